@@ -1,0 +1,21 @@
+"""Foreword: exact speculative decoding for language models."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foreword.acceptance.params import SamplingParams
+    from foreword.engine.llm import LLM
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+_HOMES = {"LLM": "foreword.engine.llm", "SamplingParams": "foreword.acceptance.params"}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    # Looked up late so that `foreword --help` does not wait for torch.
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'foreword' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Use it from the command line."""

@@ -1,0 +1,1 @@
+"""One decoder for the llama family, its files, its tokenizer."""

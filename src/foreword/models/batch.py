@@ -1,0 +1,49 @@
+"""The one explicit value that a target pass gets, and the one that it returns."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+import torch
+from torch import Tensor
+
+MAX_DRAFT_NODES = 64
+"""Draft nodes per request and step: one bit each in one int64 word of the ancestor mask."""
+
+MASK_WORDS = (MAX_DRAFT_NODES + 63) // 64
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """Rows of one target pass: prompt chunks, plain tokens, chains and trees of many requests, ragged.
+
+    The rows of a request stand together, in the order in which they attend. A row sees the first
+    `prefix_lens` KV rows of its request in full, and of the rows behind those the ones whose bit is
+    set in its ancestor mask (bit i is KV row `prefix_lens + i`, itself included). A committed token
+    has itself inside its prefix and an empty mask.
+    """
+
+    token_ids: Tensor  # int32 [rows]
+    positions: Tensor  # int32 [rows], rotary position: the one the token has once it is committed
+    slots: Tensor  # int32 [rows], physical KV row that the token writes (page * page size + offset)
+    prefix_lens: Tensor  # int32 [rows]
+    ancestor_masks: Tensor  # int64 [rows, MASK_WORDS]
+    row_starts: Tensor  # int32 [requests + 1], rows of request r are row_starts[r] : row_starts[r + 1]
+    block_tables: Tensor  # int32 [requests, most pages], physical pages in logical order; unused entries 0
+    kv_lens: Tensor  # int32 [requests], logical KV rows that any row of the request can see
+    logit_rows: Tensor  # int32 [wanted], rows whose logits are returned, in this order
+    kv_copies: Tensor  # int32 [copies, 2], (from, to) physical KV rows; done before anything else
+    hidden_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int32))  # int32 [wanted]
+    hidden_layers: tuple[int, ...] = ()  # layer i: the residual stream after i layers; 0 is the embedding
+
+    def to(self, device: torch.device | str) -> "ForwardBatch":
+        """The same batch with its arrays on `device`."""
+        moved = {f.name: getattr(self, f.name) for f in fields(self)}
+        return ForwardBatch(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in moved.items()})
+
+
+@dataclass(frozen=True)
+class ForwardOutput:
+    """What a target pass returns."""
+
+    logits: Tensor  # float32 [len(logit_rows), vocab]
+    hidden: Mapping[int, Tensor]  # layer -> [len(hidden_rows), hidden size], before the final norm

@@ -1,0 +1,1 @@
+"""The idea: a step is a transaction. Read `step.py` first."""

@@ -1,0 +1,49 @@
+"""A draft: a tree of guessed tokens for one request."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ROOT = -1
+"""Parent of a node that follows the committed prefix directly."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Guessed tokens in topological order, and the state of the request that they were guessed for.
+
+    A chain is a tree of width one; plain decoding is the empty draft.
+    """
+
+    tokens: tuple[int, ...] = ()  # [nodes]
+    parents: tuple[int, ...] = ()  # [nodes], index of an earlier node or ROOT
+    committed_len: int = 0  # tokens the request had when the draft was made
+    epoch: int = 0  # the request's epoch then; preemption advances it
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.parents):
+            raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
+        for node, parent in enumerate(self.parents):
+            if not ROOT <= parent < node:
+                raise ValueError(f"node {node} has parent {parent}: parents come before their children")
+
+    @staticmethod
+    def chain(tokens: Sequence[int], committed_len: int, epoch: int = 0) -> "Draft":
+        """A draft in which every token follows the one before it."""
+        return Draft(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), committed_len, epoch)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def depths(self) -> list[int]:
+        """Depth of every node; the first level is 1."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return depths
+
+    def ancestor_masks(self) -> list[int]:
+        """Per node, a bit for every node on the way from the root to it, itself included."""
+        masks: list[int] = []
+        for node, parent in enumerate(self.parents):
+            masks.append((0 if parent == ROOT else masks[parent]) | 1 << node)
+        return masks
