@@ -47,6 +47,7 @@ def run_to_end(stepper: Stepper, requests: Sequence[Request], rng: random.Random
     while running := [r for r in requests if r.finish_reason is None]:
         chosen = rng.sample(running, rng.randint(1, len(running)))
         stepper.step([Scheduled(r, rng.randint(1, len(r.tokens) - r.kv.computed)) for r in chosen])
+        assert all(r.kv.computed <= len(r.tokens) for r in requests), "KV of a token that was cut off"
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -102,6 +103,20 @@ def test_a_stale_or_oversized_draft_is_dropped(draft: Draft):
     verdicts = Stepper(target, cache, FixedPolicy(Stubborn(), 8)).step([Scheduled(request, 3)])
     assert verdicts[0].path == ()
     assert request.output_ids == plain_text(target, request)[:1]
+
+
+def test_drafters_are_asked_for_no_more_than_fits_the_answer():
+    target, cache = HistoryTarget(), PagedCache(8)
+    request = make_request(cache, [1, 2, 3], seed=1)
+    depths: list[int] = []
+
+    class Listening:
+        def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+            depths.extend(ask.max_depth for ask in asks)
+            return [Draft(committed_len=len(ask.request.tokens)) for ask in asks]
+
+    run_to_end(Stepper(target, cache, FixedPolicy(Listening(), 99)), [request], random.Random(0))
+    assert depths == list(range(19, -1, -1))  # 20 tokens of room, one of them always the target's own
 
 
 class PlantedError(Exception):
