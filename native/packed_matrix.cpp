@@ -2,9 +2,10 @@
 
 #include <sys/mman.h>
 
-#include <cmath>
 #include <cstring>
 #include <new>
+#include <stdexcept>
+#include <thread>
 
 #include "half.h"
 
@@ -46,58 +47,49 @@ Memory::Memory(size_t bytes) : mapped_(bytes + kLargePage), size_(bytes) {
 
 Memory::~Memory() { munmap(base_, mapped_); }
 
-PackedMatrix::PackedMatrix(Form form, int64_t rows, int64_t cols, int64_t group)
-    : view_{form, rows, cols, group, (cols + group - 1) / group, 0, nullptr},
-      block_bytes_(block_size(form, group)),
+PackedMatrix::PackedMatrix(Form form, int64_t rows, int64_t cols, Grouping grouping)
+    : view_{form, rows, cols, grouping, (cols + grouping.group - 1) / grouping.group, 0, nullptr},
+      block_bytes_(block_size(form, grouping.group)),
       memory_(static_cast<size_t>(panels() * view_.groups * block_bytes_ + kStreamSlack)) {
     view_.panel_bytes = view_.groups * block_bytes_;
     view_.data = memory_.data();
+}
+
+void PackedMatrix::set_bias(const float* values, int64_t count) {
+    if (count != view_.rows) throw std::invalid_argument("a bias must have one value per output row");
+    bias_.assign(values, values + count);
 }
 
 uint8_t* PackedMatrix::block(int64_t row, int64_t group) const {
     return memory_.data() + row / kPanelRows * view_.panel_bytes + group * block_bytes_;
 }
 
-// Both layouts keep runs of four bytes together: a row's run k goes to place (k * 8 + lane).
-void PackedMatrix::pack_block(int64_t row, int64_t group, const uint8_t* source) {
+// Every form keeps runs of four bytes together: a row's run k goes to place (k * 8 + lane).
+void PackedMatrix::interleave(int64_t row, int64_t group, const uint8_t* header, const uint8_t* weights) {
     uint8_t* target = block(row, group);
-    const int64_t lane = row % kPanelRows, header = header_bytes(view_.form);
-    for (int64_t field = 0; field < header / 16; ++field, source += kHalfBytes) {
-        std::memcpy(target + 16 * field + kHalfBytes * lane, source, kHalfBytes);
+    const int64_t lane = row % kPanelRows, fields = header_bytes(view_.form) / 16;
+    for (int64_t field = 0; field < fields; ++field) {
+        std::memcpy(target + 16 * field + kHalfBytes * lane, header + kHalfBytes * field, kHalfBytes);
     }
-    const int64_t runs = (block_bytes_ - header) / (4 * kPanelRows);
-    for (int64_t run = 0; run < runs; ++run) {
-        std::memcpy(target + header + (run * kPanelRows + lane) * 4, source + run * 4, 4);
-    }
+    target += 16 * fields + 4 * lane;
+    const int64_t runs = (block_bytes_ - 16 * fields) / (4 * kPanelRows);
+    for (int64_t run = 0; run < runs; ++run) std::memcpy(target + run * 4 * kPanelRows, weights + run * 4, 4);
 }
 
-void PackedMatrix::quantize_block(int64_t row, int64_t group, const float* values, int64_t count) {
-    float largest = 0.0f;
-    for (int64_t i = 0; i < count; ++i) largest = std::fmax(largest, std::fabs(values[i]));
-    uint8_t* target = block(row, group);
-    const int64_t lane = row % kPanelRows;
-    const uint16_t scale = float_to_half(largest / 127.0f);
-    const float step = half_to_float(scale);
-    std::memcpy(target + kHalfBytes * lane, &scale, kHalfBytes);
-    for (int64_t i = 0; i < count; ++i) {
-        const float level = step > 0.0f ? std::nearbyint(values[i] / step) : 0.0f;
-        const int8_t q = static_cast<int8_t>(std::fmax(-127.0f, std::fmin(127.0f, level)));
-        target[16 + (i / 4 * kPanelRows + lane) * 4 + i % 4] = static_cast<uint8_t>(q);
-    }
-}
-
-std::shared_ptr<PackedMatrix> PackedMatrix::from_blocks(Form form, const uint8_t* blocks, int64_t rows,
-                                                        int64_t cols) {
-    std::shared_ptr<PackedMatrix> matrix(new PackedMatrix(form, rows, cols, kGroup));
+std::shared_ptr<PackedMatrix> PackedMatrix::keep_blocks(Form form, const uint8_t* blocks, int64_t rows, int64_t cols) {
+    std::shared_ptr<PackedMatrix> matrix(new PackedMatrix(form, rows, cols, {kBlock, false}));
     const int64_t groups = matrix->view_.groups, bytes = gguf_block_bytes(form);
     for (int64_t row = 0; row < rows; ++row) {
-        for (int64_t g = 0; g < groups; ++g) matrix->pack_block(row, g, blocks + (row * groups + g) * bytes);
+        for (int64_t g = 0; g < groups; ++g) {
+            const uint8_t* source = blocks + (row * groups + g) * bytes;
+            matrix->interleave(row, g, source, source + header_bytes(form) / 16 * kHalfBytes);
+        }
     }
     return matrix;
 }
 
-std::shared_ptr<PackedMatrix> PackedMatrix::from_floats(const float* values, int64_t rows, int64_t cols) {
-    std::shared_ptr<PackedMatrix> matrix(new PackedMatrix(Form::F32, rows, cols, 1));
+std::shared_ptr<PackedMatrix> PackedMatrix::keep_floats(const float* values, int64_t rows, int64_t cols) {
+    std::shared_ptr<PackedMatrix> matrix(new PackedMatrix(Form::F32, rows, cols, {1, false}));
     for (int64_t row = 0; row < rows; ++row) {
         float* panel = reinterpret_cast<float*>(matrix->block(row, 0)) + row % kPanelRows;
         for (int64_t c = 0; c < cols; ++c) panel[c * kPanelRows] = values[row * cols + c];
@@ -105,16 +97,53 @@ std::shared_ptr<PackedMatrix> PackedMatrix::from_floats(const float* values, int
     return matrix;
 }
 
-std::shared_ptr<PackedMatrix> PackedMatrix::quantized(const float* values, int64_t rows, int64_t cols,
-                                                      int64_t group) {
-    std::shared_ptr<PackedMatrix> matrix(new PackedMatrix(Form::Q8, rows, cols, group));
-    for (int64_t row = 0; row < rows; ++row) {
-        for (int64_t g = 0; g < matrix->view_.groups; ++g) {
-            const int64_t begin = g * group, count = cols - begin < group ? cols - begin : group;
-            matrix->quantize_block(row, g, values + row * cols + begin, count);
+void PackedMatrix::round_panels(const FillRow& fill, const KernelTable& kernels, int64_t begin, int64_t end) {
+    const int64_t groups = view_.groups, group = view_.grouping.group;
+    std::vector<float> values(static_cast<size_t>(view_.cols)), scale(static_cast<size_t>(groups)), sum(scale.size());
+    std::vector<int8_t> q(static_cast<size_t>(groups * group));
+    for (int64_t row = begin * kPanelRows; row < end * kPanelRows && row < view_.rows; ++row) {
+        fill(row, values.data());
+        kernels.quantize(values.data(), view_.cols, view_.grouping, q.data(), scale.data(), sum.data());
+        for (int64_t g = 0; g < groups; ++g) {
+            const uint16_t half = float_to_half(scale[static_cast<size_t>(g)]);
+            const uint8_t* weights = reinterpret_cast<const uint8_t*>(q.data() + g * group);
+            interleave(row, g, reinterpret_cast<const uint8_t*>(&half), weights);
         }
     }
+}
+
+std::shared_ptr<PackedMatrix> PackedMatrix::round_rows(const FillRow& fill, int64_t rows, int64_t cols, Grouping grouping,
+                                                       const KernelTable& kernels, int threads) {
+    std::shared_ptr<PackedMatrix> matrix(new PackedMatrix(Form::Q8, rows, cols, grouping));
+    const int64_t panels = matrix->panels();
+    std::vector<std::thread> helpers;
+    for (int t = 1; t < threads; ++t) {
+        helpers.emplace_back([&, t] {
+            matrix->round_panels(fill, kernels, panels * t / threads, panels * (t + 1) / threads);
+        });
+    }
+    matrix->round_panels(fill, kernels, 0, panels / threads);
+    for (std::thread& helper : helpers) helper.join();
     return matrix;
+}
+
+void expand_blocks(Form form, const uint8_t* blocks, int64_t cols, float* out) {
+    const int64_t header = header_bytes(form) / 16 * kHalfBytes;
+    for (int64_t begin = 0; begin < cols; begin += kBlock, blocks += gguf_block_bytes(form), out += kBlock) {
+        uint16_t fields[2] = {0, 0};
+        std::memcpy(fields, blocks, static_cast<size_t>(header));
+        const float scale = half_to_float(fields[0]);
+        const float minimum = form == Form::Q4_0 ? -8.0f * scale : half_to_float(fields[1]);
+        const uint8_t* weights = blocks + header;
+        if (form == Form::Q8) {
+            for (int64_t c = 0; c < kBlock; ++c) out[c] = scale * static_cast<float>(static_cast<int8_t>(weights[c]));
+            continue;
+        }
+        for (int64_t c = 0; c < kBlock / 2; ++c) {
+            out[c] = scale * static_cast<float>(weights[c] & 15) + minimum;
+            out[c + kBlock / 2] = scale * static_cast<float>(weights[c] >> 4) + minimum;
+        }
+    }
 }
 
 }  // namespace foreword

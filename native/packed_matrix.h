@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <vector>
 
 #include "types.h"
 
@@ -25,31 +27,39 @@ private:
     size_t size_ = 0;
 };
 
+// Bytes of one GGUF block of 32 weights.
+int64_t gguf_block_bytes(Form form);
+
 class PackedMatrix {
 public:
-    // Blocks of GGUF's Q8_0, Q4_0 or Q4_1, `row_bytes` per row; cols is a multiple of 32.
-    static std::shared_ptr<PackedMatrix> from_blocks(Form form, const uint8_t* blocks, int64_t rows, int64_t cols);
     // Floats kept as they are.
-    static std::shared_ptr<PackedMatrix> from_floats(const float* values, int64_t rows, int64_t cols);
-    // Floats rounded to 8 bits with one scale per `group` columns.
-    static std::shared_ptr<PackedMatrix> quantized(const float* values, int64_t rows, int64_t cols, int64_t group);
+    static std::shared_ptr<PackedMatrix> keep_floats(const float* values, int64_t rows, int64_t cols);
+    // Blocks of GGUF's Q8_0, Q4_0 or Q4_1 kept as they are; cols is a multiple of 32.
+    static std::shared_ptr<PackedMatrix> keep_blocks(Form form, const uint8_t* blocks, int64_t rows, int64_t cols);
+    // Rows rounded to 8 bits. `fill` writes a row of `cols` floats; several threads call it.
+    using FillRow = std::function<void(int64_t row, float* out)>;
+    static std::shared_ptr<PackedMatrix> round_rows(const FillRow& fill, int64_t rows, int64_t cols, Grouping grouping,
+                                                    const KernelTable& kernels, int threads);
 
     const MatrixView& view() const { return view_; }
     int64_t panels() const { return (view_.rows + kPanelRows - 1) / kPanelRows; }
     size_t bytes() const { return memory_.size(); }
+    const float* bias() const { return bias_.empty() ? nullptr : bias_.data(); }
+    void set_bias(const float* values, int64_t count);
 
 private:
-    PackedMatrix(Form form, int64_t rows, int64_t cols, int64_t group);
+    PackedMatrix(Form form, int64_t rows, int64_t cols, Grouping grouping);
     uint8_t* block(int64_t row, int64_t group) const;
-    void pack_block(int64_t row, int64_t group, const uint8_t* source);
-    void quantize_block(int64_t row, int64_t group, const float* values, int64_t count);
+    void interleave(int64_t row, int64_t group, const uint8_t* header, const uint8_t* weights);
+    void round_panels(const FillRow& fill, const KernelTable& kernels, int64_t begin, int64_t end);
 
     MatrixView view_;
     int64_t block_bytes_;
     Memory memory_;
+    std::vector<float> bias_;
 };
 
-// Bytes of one GGUF block of 32 weights.
-int64_t gguf_block_bytes(Form form);
+// A row of GGUF blocks as floats.
+void expand_blocks(Form form, const uint8_t* blocks, int64_t cols, float* out);
 
 }  // namespace foreword

@@ -1,38 +1,48 @@
 // Plain values that cross between the driver of a pass and the kernels of one instruction set.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace foreword {
 
 constexpr int64_t kPanelRows = 8;   // output rows that are interleaved, so that one vector holds one column of each
-constexpr int64_t kGroup = 32;      // columns that share a scale, in weights and in activations
+constexpr int64_t kBlock = 32;      // columns of one GGUF block, and of one step of the integer loop
+constexpr int64_t kRotation = 64;   // columns that a rotation mixes
+constexpr int64_t kMaxGroup = 192;  // columns that share a scale at most: their integer sums stay below 2^22
 constexpr int64_t kPageSize = 16;   // KV rows per page
 constexpr int64_t kKeyTile = 32;    // keys per softmax tile; tiles are fixed by position
 
-// How a weight matrix is stored. The quantised forms keep the numbers of GGUF's blocks of the same name.
-enum class Form : int32_t { F32, Q8_0, Q4_0, Q4_1 };
+// How the numbers of a weight matrix are stored: w, scale * q, or scale * q + minimum.
+enum class Form : int32_t { F32, Q8, Q4_0, Q4_1 };
+
+// How columns are grouped under one scale, in a matrix and in the activations that it meets.
+struct Grouping {
+    int64_t group;    // columns per scale, a multiple of 32; the 4-bit forms have 32
+    bool rotated;     // blocks of 64 columns are turned by a Hadamard matrix, on both sides
+};
 
 // A packed weight matrix: panels of eight output rows, each one contiguous stream.
-//   F32:        per column, 8 floats
-//   Q8_0, Q4_0: per group, 8 half scales, then 8 (4) vectors of 32 bytes = 8 rows x 4 columns
-//   Q4_1:       per group, 8 half scales, 8 half minima, then 4 vectors
+//   F32:       per column, 8 floats
+//   Q8, Q4_0:  per group, 8 half scales, then vectors of 32 bytes = 8 rows x 4 columns (8 rows x 8 columns)
+//   Q4_1:      per group, 8 half scales, 8 half minima, then such vectors
 // A 4-bit vector j holds columns 4j..4j+3 in its low and 16+4j..16+4j+3 in its high nibbles.
 struct MatrixView {
     Form form;
     int64_t rows;
     int64_t cols;
-    int64_t groups;       // of 32 columns, the last one filled up with zeros
+    Grouping grouping;
+    int64_t groups;       // the last one filled up with zeros
     int64_t panel_bytes;
     const uint8_t* data;
 };
 
-// Rows of activations, quantised in groups of 32 (`q`, `scale`, `sum`) or plain (`f32`).
+// Rows of activations, quantised in groups (`q`, `scale`, `sum`) or plain (`f32`).
 struct ActivationView {
     int64_t rows;
     int64_t cols;
     int64_t groups;
-    int8_t* q;      // [rows, groups * 32]
+    int8_t* q;      // [rows, groups * group]
     float* scale;   // [rows, groups]
     float* sum;     // [rows, groups], scale * sum of q: what a minimum of the weights is multiplied with
     float* f32;     // [rows, cols]
@@ -84,8 +94,10 @@ struct KernelTable {
     void (*dequantize_row)(const MatrixView&, int64_t row, float* out);
     // x * weight / rms(x), to out [n].
     void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
-    // One row of n floats into groups; fills the last group up with zeros.
-    void (*quantize)(const float* x, int64_t n, int8_t* q, float* scale, float* sum);
+    // One row of n floats into groups; the last group is filled up with zeros.
+    void (*quantize)(const float* x, int64_t n, const Grouping&, int8_t* q, float* scale, float* sum);
+    // Turns blocks of 64 floats in place; doing it twice gives back what was there.
+    void (*turn)(float* x, int64_t blocks);
     // silu(gate) * up, in place in gate.
     void (*silu_mul)(float* gate, const float* up, int64_t n);
     // Half-split rotation of one head by cos/sin [head dim / 2].
@@ -100,7 +112,10 @@ inline int64_t attention_scratch(int64_t padded_dim, int64_t rows, int64_t heads
     return 2 * kKeyTile * padded_dim + rows * heads * (2 * padded_dim + 8) + kKeyTile;
 }
 
-// Bytes of scratch that `linear` needs for a matrix.
-inline int64_t linear_scratch(int64_t groups) { return groups * (kPanelRows * kGroup + 64); }
+// Bytes of scratch that `linear` needs for a matrix of so many columns.
+inline int64_t linear_scratch(int64_t cols) { return (cols + kBlock - 1) / kBlock * (kPanelRows * kBlock + 64); }
+
+// Bytes behind a weight stream that prefetches may name.
+constexpr int64_t kStreamSlack = 4096;
 
 }  // namespace foreword

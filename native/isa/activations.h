@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../types.h"
+#include "linear.h"
 
 namespace {
 
@@ -70,11 +71,50 @@ FOREWORD_INLINE void quantize_group(const float* x, int64_t count, int64_t group
     *sum = *scale * static_cast<float>(total);
 }
 
-void quantize(const float* x, int64_t n, int64_t group, int8_t* q, float* scale, float* sum) {
+// Sums and differences of eight vectors: a Hadamard matrix of size eight applied across them.
+FOREWORD_INLINE void mix_eight(F32x8 (&v)[8]) {
+#pragma GCC unroll 3
+    for (int span = 1; span < 8; span *= 2) {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) {
+            if (i & span) continue;
+            const F32x8 a = v[i], b = v[i + span];
+            v[i] = add(a, b);
+            v[i + span] = sub(a, b);
+        }
+    }
+}
+
+// A block X of 8 x 8 becomes H X^T H / 8: orthonormal, and its own inverse.
+void turn(float* x, int64_t blocks) {
+    for (int64_t block = 0; block < blocks; ++block, x += kRotation) {
+        float transposed[kRotation];
+        F32x8 v[8];
+        for (int i = 0; i < 8; ++i) v[i] = load(x + 8 * i);
+        mix_eight(v);
+        for (int i = 0; i < 8; ++i) store(transposed + 8 * i, v[i]);
+        for (int i = 0; i < 8; ++i) {
+            for (int j = 0; j < 8; ++j) x[8 * i + j] = transposed[8 * j + i];
+        }
+        for (int i = 0; i < 8; ++i) v[i] = load(x + 8 * i);
+        mix_eight(v);
+        for (int i = 0; i < 8; ++i) store(x + 8 * i, mul(v[i], 0.125f));
+    }
+}
+
+void quantize(const float* x, int64_t n, const Grouping& grouping, int8_t* q, float* scale, float* sum) {
+    const int64_t group = grouping.group;
     for (int64_t g = 0; g * group < n; ++g) {
         const int64_t begin = g * group;
         const int64_t count = n - begin < group ? n - begin : group;
-        quantize_group(x + begin, count, group, q + begin, scale + g, sum + g);
+        if (!grouping.rotated) {
+            quantize_group(x + begin, count, group, q + begin, scale + g, sum + g);
+            continue;
+        }
+        float turned[kMaxGroup] = {0};
+        __builtin_memcpy(turned, x + begin, static_cast<size_t>(count) * sizeof(float));
+        turn(turned, group / kRotation);
+        quantize_group(turned, group, group, q + begin, scale + g, sum + g);
     }
 }
 
@@ -98,7 +138,7 @@ void rotate(float* head, const float* cos, const float* sin, int64_t head_dim) {
     }
 }
 
-FOREWORD_INLINE float half_to_float(const uint8_t* bytes) {
+FOREWORD_INLINE float read_half(const uint8_t* bytes) {
     uint16_t lanes[8] = {0};
     __builtin_memcpy(lanes, bytes, 2);
     float out[8];
@@ -119,15 +159,19 @@ FOREWORD_INLINE int weight_at(const uint8_t* weights, int64_t r, int64_t c) {
 
 template <Form F>
 void dequantize_blocks(const MatrixView& w, int64_t row, float* out) {
-    const int64_t lane = row % kPanelRows, weight_bytes = w.group * (Block<F>::nibbles ? 4 : 8);
+    using B = Block<F>;
+    const int64_t lane = row % kPanelRows, group = w.grouping.group;
     const uint8_t* block = w.data + row / kPanelRows * w.panel_bytes;
-    for (int64_t begin = 0; begin < w.cols; begin += w.group, block += Block<F>::header + weight_bytes) {
-        const float scale = half_to_float(block + 2 * lane);
-        const float minimum = Block<F>::has_min ? half_to_float(block + 16 + 2 * lane) : 0.0f;
-        for (int64_t c = 0; c < w.group && begin + c < w.cols; ++c) {
-            const float q = static_cast<float>(weight_at<F>(block + Block<F>::header, lane, c));
-            out[begin + c] = scale * q + minimum;
+    for (int64_t begin = 0; begin < w.cols; begin += group, block += B::header + group / kBlock * B::bytes) {
+        const float scale = read_half(block + 2 * lane);
+        const float minimum = B::has_min ? read_half(block + 16 + 2 * lane) : 0.0f;
+        float values[kMaxGroup];
+        for (int64_t c = 0; c < group; ++c) {
+            values[c] = scale * static_cast<float>(weight_at<F>(block + B::header, lane, c)) + minimum;
         }
+        if (w.grouping.rotated) turn(values, group / kRotation);
+        const int64_t count = w.cols - begin < group ? w.cols - begin : group;
+        __builtin_memcpy(out + begin, values, static_cast<size_t>(count) * sizeof(float));
     }
 }
 
@@ -138,7 +182,7 @@ void dequantize_row(const MatrixView& w, int64_t row, float* out) {
             for (int64_t c = 0; c < w.cols; ++c) out[c] = panel[c * kPanelRows + row % kPanelRows];
             return;
         }
-        case Form::Q8_0: return dequantize_blocks<Form::Q8_0>(w, row, out);
+        case Form::Q8: return dequantize_blocks<Form::Q8>(w, row, out);
         case Form::Q4_0: return dequantize_blocks<Form::Q4_0>(w, row, out);
         case Form::Q4_1: return dequantize_blocks<Form::Q4_1>(w, row, out);
     }

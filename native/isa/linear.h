@@ -11,25 +11,26 @@ constexpr int64_t kTokenTile = 4;     // tokens whose sums stay in registers
 constexpr int64_t kTokenBlock = 64;   // tokens per walk over the weights: their activations stay in the cache
 constexpr int64_t kPrefetch = 1536;   // bytes ahead in the weight stream
 
+// What one group of a panel looks like: a header with scales, then `bytes` for every 32 columns.
 template <Form F>
 struct Block;
 template <>
-struct Block<Form::Q8_0> {
+struct Block<Form::Q8> {
     static constexpr bool has_min = false, nibbles = false, is_unsigned = false;
     static constexpr int bias = 0;
-    static constexpr int64_t header = 16, bytes = 272;
+    static constexpr int64_t header = 16, bytes = 256;
 };
 template <>
 struct Block<Form::Q4_0> {
     static constexpr bool has_min = false, nibbles = true, is_unsigned = false;
     static constexpr int bias = 8;
-    static constexpr int64_t header = 16, bytes = 144;
+    static constexpr int64_t header = 16, bytes = 128;
 };
 template <>
 struct Block<Form::Q4_1> {
     static constexpr bool has_min = true, nibbles = true, is_unsigned = true;
     static constexpr int bias = 0;
-    static constexpr int64_t header = 32, bytes = 160;
+    static constexpr int64_t header = 32, bytes = 128;
 };
 
 template <int T>
@@ -68,17 +69,8 @@ template <Form F>
 struct PackedPanel {
     using B = Block<F>;
     const uint8_t* data;
-    static constexpr bool has_min = B::has_min;
-    FOREWORD_INLINE void next() { data += B::bytes; }
-    FOREWORD_INLINE void prefetch() const {
-        for (int64_t line = 0; line < B::bytes; line += 64) __builtin_prefetch(data + kPrefetch + line);
-    }
     FOREWORD_INLINE F32x8 scales() const { return load_half(reinterpret_cast<const uint16_t*>(data)); }
     FOREWORD_INLINE F32x8 minima() const { return load_half(reinterpret_cast<const uint16_t*>(data + 16)); }
-    template <int T>
-    FOREWORD_INLINE void dots(I32x8 (&acc)[T], const X32 (&x)[T]) const {
-        dot_group<B, T>(acc, data + B::header, x);
-    }
 };
 
 // A panel of 4-bit weights spread to bytes once, for several token tiles: per group 8 scales, 8 minima, 256 bytes.
@@ -86,71 +78,72 @@ template <Form F>
 struct SpreadBlock {
     static constexpr bool has_min = Block<F>::has_min, nibbles = false, is_unsigned = Block<F>::is_unsigned;
     static constexpr int bias = 0;
-    static constexpr int64_t header = 64, bytes = 320;
+    static constexpr int64_t header = 64, bytes = 256;
 };
 
 template <Form F>
 struct SpreadPanel {
     using B = SpreadBlock<F>;
     const uint8_t* data;
-    static constexpr bool has_min = B::has_min;
-    FOREWORD_INLINE void next() { data += B::bytes; }
-    FOREWORD_INLINE void prefetch() const {}
     FOREWORD_INLINE F32x8 scales() const { return load(reinterpret_cast<const float*>(data)); }
     FOREWORD_INLINE F32x8 minima() const { return load(reinterpret_cast<const float*>(data + 32)); }
-    template <int T>
-    FOREWORD_INLINE void dots(I32x8 (&acc)[T], const X32 (&x)[T]) const {
-        dot_group<B, T>(acc, data + B::header, x);
-    }
 };
 
 template <Form F>
 void spread_panel(const uint8_t* panel, int64_t groups, uint8_t* out) {
     using B = Block<F>;
-    for (int64_t g = 0; g < groups; ++g, panel += B::bytes, out += SpreadBlock<F>::bytes) {
-        store(reinterpret_cast<float*>(out), load_half(reinterpret_cast<const uint16_t*>(panel)));
-        if (B::has_min) {
-            store(reinterpret_cast<float*>(out + 32), load_half(reinterpret_cast<const uint16_t*>(panel + 16)));
-        }
+    using S = SpreadBlock<F>;
+    for (int64_t g = 0; g < groups; ++g, panel += B::header + B::bytes, out += S::header + S::bytes) {
+        const PackedPanel<F> packed{panel};
+        store(reinterpret_cast<float*>(out), packed.scales());
+        if constexpr (B::has_min) store(reinterpret_cast<float*>(out + 32), packed.minima());
         for (int64_t j = 0; j < 4; ++j) {
             const WeightPair w = unpack_nibbles<B::bias>(panel + B::header + 32 * j);
-            store_weights(out + 64 + 32 * j, w.low);
-            store_weights(out + 64 + 32 * (j + 4), w.high);
+            store_weights(out + S::header + 32 * j, w.low);
+            store_weights(out + S::header + 32 * (j + 4), w.high);
         }
     }
 }
 
-// Eight outputs of T tokens, beginning with token `first`.
-template <int T, typename Panel>
-FOREWORD_INLINE Sums<T> quantized_tile(Panel panel, const ActivationView& x, int64_t first) {
-    const int64_t groups = x.groups;
-    const int8_t* q = x.q + first * groups * kGroup;
+// Integer sums of one group of `blocks` times 32 columns.
+template <typename B, int T>
+FOREWORD_INLINE void sum_group(I32x8 (&acc)[T], const uint8_t* weights, const int8_t* q, int64_t stride, int64_t blocks) {
+#pragma GCC unroll 4
+    for (int t = 0; t < T; ++t) acc[t] = zero_sums();
+    for (int64_t block = 0; block < blocks; ++block, weights += B::bytes, q += kBlock) {
+        for (int64_t line = 0; line < B::bytes; line += 64) __builtin_prefetch(weights + kPrefetch + line);
+        X32 tokens[T];
+#pragma GCC unroll 4
+        for (int t = 0; t < T; ++t) tokens[t] = load_tokens(q + t * stride);
+        dot_group<B, T>(acc, weights, tokens);
+    }
+}
+
+// Eight outputs of T tokens, beginning with token `first`. Blocks > 0 fixes the 32-column blocks of a group.
+template <int T, int Blocks, typename Panel>
+FOREWORD_INLINE Sums<T> quantized_tile(Panel panel, const ActivationView& x, int64_t first, int64_t any_blocks) {
+    using B = typename Panel::B;
+    const int64_t groups = x.groups, blocks = Blocks > 0 ? Blocks : any_blocks;
+    const int64_t width = blocks * kBlock, stride = groups * width;
+    const int8_t* q = x.q + first * stride;
     const float* scale = x.scale + first * groups;
     const float* sum = x.sum + first * groups;
     Sums<T> out;
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) out.of[t] = set1(0.0f);
-    for (int64_t g = 0; g < groups; ++g) {
-        panel.prefetch();
+    for (int64_t g = 0; g < groups; ++g, panel.data += B::header + blocks * B::bytes) {
         I32x8 acc[T];
-        X32 tokens[T];
-#pragma GCC unroll 4
-        for (int t = 0; t < T; ++t) {
-            acc[t] = zero_sums();
-            tokens[t] = load_tokens(q + (t * groups + g) * kGroup);
-        }
-        panel.template dots<T>(acc, tokens);
+        sum_group<B, T>(acc, panel.data + B::header, q + g * width, stride, blocks);
         const F32x8 scales = panel.scales();
 #pragma GCC unroll 4
         for (int t = 0; t < T; ++t) {
             out.of[t] = fma(to_float(acc[t]), mul(scales, scale[t * groups + g]), out.of[t]);
         }
-        if constexpr (Panel::has_min) {
+        if constexpr (B::has_min) {
             const F32x8 minima = panel.minima();
 #pragma GCC unroll 4
             for (int t = 0; t < T; ++t) out.of[t] = fma(minima, sum[t * groups + g], out.of[t]);
         }
-        panel.next();
     }
     return out;
 }
@@ -174,7 +167,7 @@ FOREWORD_INLINE Sums<T> float_tile(const float* panel, const ActivationView& x, 
 }
 
 // Adds bias and residual and stores the `width` columns of a panel that exist.
-FOREWORD_INLINE void finish(F32x8 sums, float* out, const float* bias, bool accumulate, int64_t width) {
+inline void finish(F32x8 sums, float* out, const float* bias, bool accumulate, int64_t width) {
     if (width == kPanelRows) {
         if (bias) sums = add(sums, load(bias));
         if (accumulate) sums = add(load(out), sums);
@@ -195,16 +188,17 @@ struct PanelTarget {
     const float* bias;
     int64_t stride;
     int64_t width;
+    int64_t blocks;   // of 32 columns in a group
     bool accumulate;
 };
 
-template <int T, typename Panel>
-FOREWORD_INLINE void run_tile(Panel panel, const ActivationView& x, int64_t first, const PanelTarget& target) {
+template <int T, int Blocks, typename Panel>
+__attribute__((noinline)) void run_tile(Panel panel, const ActivationView& x, int64_t first, const PanelTarget& target) {
     Sums<T> sums;
     if constexpr (__is_same(Panel, FloatPanel)) {
         sums = float_tile<T>(reinterpret_cast<const float*>(panel.data), x, first);
     } else {
-        sums = quantized_tile<T>(panel, x, first);
+        sums = quantized_tile<T, Blocks>(panel, x, first, target.blocks);
     }
     for (int t = 0; t < T; ++t) {
         float* out = target.out + (first + t) * target.stride;
@@ -213,16 +207,16 @@ FOREWORD_INLINE void run_tile(Panel panel, const ActivationView& x, int64_t firs
 }
 
 // All tokens [begin, end) through one panel, in tiles of nearly equal size.
-template <typename Panel>
+template <int Blocks, typename Panel>
 void run_tiles(Panel panel, const ActivationView& x, int64_t begin, int64_t end, const PanelTarget& target) {
     int64_t tiles = (end - begin + kTokenTile - 1) / kTokenTile;
     for (int64_t first = begin; first < end; --tiles) {
         const int64_t size = (end - first + tiles - 1) / tiles;
         switch (size) {
-            case 1: run_tile<1>(panel, x, first, target); break;
-            case 2: run_tile<2>(panel, x, first, target); break;
-            case 3: run_tile<3>(panel, x, first, target); break;
-            default: run_tile<4>(panel, x, first, target); break;
+            case 1: run_tile<1, Blocks>(panel, x, first, target); break;
+            case 2: run_tile<2, Blocks>(panel, x, first, target); break;
+            case 3: run_tile<3, Blocks>(panel, x, first, target); break;
+            default: run_tile<4, Blocks>(panel, x, first, target); break;
         }
         first += size;
     }
@@ -232,14 +226,15 @@ template <Form F>
 void run_panel(const MatrixView& w, const uint8_t* panel, const ActivationView& x, int64_t begin, int64_t end,
                const PanelTarget& target, uint8_t* scratch) {
     if constexpr (F == Form::F32) {
-        run_tiles(FloatPanel{panel}, x, begin, end, target);
-    } else if constexpr (F == Form::Q8_0) {
-        run_tiles(PackedPanel<F>{panel}, x, begin, end, target);
+        run_tiles<1>(FloatPanel{panel}, x, begin, end, target);
+    } else if constexpr (F == Form::Q8) {
+        if (target.blocks == 1) return run_tiles<1>(PackedPanel<F>{panel}, x, begin, end, target);
+        run_tiles<0>(PackedPanel<F>{panel}, x, begin, end, target);
     } else if (end - begin <= kTokenTile) {
-        run_tiles(PackedPanel<F>{panel}, x, begin, end, target);
+        run_tiles<1>(PackedPanel<F>{panel}, x, begin, end, target);
     } else {
         spread_panel<F>(panel, w.groups, scratch);
-        run_tiles(SpreadPanel<F>{scratch}, x, begin, end, target);
+        run_tiles<1>(SpreadPanel<F>{scratch}, x, begin, end, target);
     }
 }
 
@@ -251,7 +246,8 @@ void run_panels(const MatrixView& w, const ActivationView& x, int64_t panel_begi
         for (int64_t p = panel_begin; p < panel_end; ++p) {
             const int64_t row = p * kPanelRows, rest = w.rows - row;
             const PanelTarget target{out.out + (p - panel_begin) * kPanelRows, out.bias ? out.bias + row : nullptr,
-                                     out.stride, rest < kPanelRows ? rest : kPanelRows, out.accumulate};
+                                     out.stride, rest < kPanelRows ? rest : kPanelRows, w.grouping.group / kBlock,
+                                     out.accumulate};
             run_panel<F>(w, w.data + p * w.panel_bytes, x, begin, end, target, scratch);
         }
     }
@@ -261,7 +257,7 @@ void linear(const MatrixView& w, const ActivationView& x, int64_t panel_begin, i
             const LinearOutput& out, uint8_t* scratch) {
     switch (w.form) {
         case Form::F32: return run_panels<Form::F32>(w, x, panel_begin, panel_end, out, scratch);
-        case Form::Q8_0: return run_panels<Form::Q8_0>(w, x, panel_begin, panel_end, out, scratch);
+        case Form::Q8: return run_panels<Form::Q8>(w, x, panel_begin, panel_end, out, scratch);
         case Form::Q4_0: return run_panels<Form::Q4_0>(w, x, panel_begin, panel_end, out, scratch);
         case Form::Q4_1: return run_panels<Form::Q4_1>(w, x, panel_begin, panel_end, out, scratch);
     }
