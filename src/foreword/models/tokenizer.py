@@ -28,7 +28,7 @@ class TokenizerParts:
 
 
 class Tokenizer:
-    """A model's tokenizer. Control tokens come from it and from its chat template, never from a user's text."""
+    """A model's tokenizer. A user's text never becomes a control token, whatever it says."""
 
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
