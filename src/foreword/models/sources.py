@@ -7,7 +7,7 @@ from pathlib import Path
 from foreword.errors import ModelSourceError
 from foreword.models.builtin import BUILTIN_MODELS, Progress, find_builtin, pull
 
-_HUB_ID = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?:[:/](?P<file>[\w./-]+\.gguf))?", re.ASCII)
+_HUB_ID = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<file>[\w./-]+\.gguf))?", re.ASCII)
 _WANTED_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model"]
 _UNWANTED_FILES = ["*/*", "consolidated*"]  # other formats' copies of the same weights
 
@@ -25,7 +25,7 @@ def resolve_model(name: str, *, on_progress: Progress | None = None) -> Path:
     if path.exists():
         return path
     hub_id = None if name.startswith((".", "/", "~")) else _HUB_ID.fullmatch(name)
-    if hub_id is None:
+    if hub_id is None or hub_id["repository"].endswith(".gguf"):
         raise _unknown_model(name)
     return _from_hub(hub_id["repository"], hub_id["file"])
 
@@ -41,6 +41,7 @@ def _unknown_model(name: str) -> ModelSourceError:
 def _from_hub(repository: str, file: str | None) -> Path:
     import huggingface_hub
 
+    huggingface_hub.utils.logging.set_verbosity_error()  # its retries would bury our one line
     if file is not None:
         return _ask_hub(repository, lambda: huggingface_hub.hf_hub_download(repository, file))
     return _ask_hub(
