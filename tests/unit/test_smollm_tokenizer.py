@@ -16,6 +16,8 @@ from helpers.nasty_texts import NASTY_TEXTS
 pytestmark = pytest.mark.model
 
 MODEL = BUILTIN_MODELS[0].path
+UNKNOWN_CHARACTERS = (0x04, 0x06, 0x13, 0x14, 0x16, 0x1D)
+"""SmolLM2's vocabulary has no tokens for these, and its tokenizer drops them."""
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +58,10 @@ def test_nasty_texts(tokenizer, reference, text):
     reference.encode_special_tokens = True
     ids = tokenizer.encode(text)
     assert ids == reference.encode(text).ids
-    assert tokenizer.decode(ids) == text
+    kept = text.translate(dict.fromkeys(UNKNOWN_CHARACTERS))
+    assert tokenizer.decode(ids) == kept
     detokenizer = IncrementalDetokenizer(tokenizer)
-    assert "".join(map(detokenizer.push, ids)) + detokenizer.finish() == text
+    assert "".join(map(detokenizer.push, ids)) + detokenizer.finish() == kept
 
 
 @pytest.mark.parametrize(
