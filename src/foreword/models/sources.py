@@ -1,5 +1,6 @@
 """From the name that a user gives to files on this machine."""
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ def resolve_model(name: str, *, on_progress: Progress | None = None) -> Path:
     if builtin is not None:
         return builtin.path if builtin.is_present() else pull(name, on_progress)
     path = Path(name).expanduser()
-    if path.exists():
+    if os.path.exists(path):  # noqa: PTH110 (unlike Path.exists it takes any string)
         return path
     hub_id = None if name.startswith((".", "/", "~")) else _HUB_ID.fullmatch(name)
     if hub_id is None or hub_id["repository"].endswith(".gguf"):
@@ -68,5 +69,5 @@ def _ask_hub(repository: str, download: Callable[[], object]) -> Path:
     except Exception as error:  # the transport below the hub's library has errors of its own
         reason = f"{type(error).__name__}; connect and try again, or give a local path"
     raise ModelSourceError(
-        f"no path {repository!r} here, and from the hub it cannot be fetched: {reason}"
+        f"there is no path {repository!r} here, and the hub's copy cannot be fetched: {reason}"
     ) from None
