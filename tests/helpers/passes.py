@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from foreword.acceptance.coupled import DrawKey
 from foreword.acceptance.params import SamplingParams
 from foreword.engine.request import Request, RequestLimits

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from foreword.models.checkpoint import open_checkpoint
 from foreword.models.decoder import TorchDecoder
 from foreword.models.weights import load_weights
@@ -128,6 +129,8 @@ def test_hidden_states_of_chosen_layers_and_rows(decoder: TorchDecoder, model_pa
         states = model(torch.tensor([prompt]), output_hidden_states=True).hidden_states
     assert set(output.hidden) == {0, 1, 2}
     for layer in (0, 1):  # transformers returns the last one after the final norm only
-        torch.testing.assert_close(output.hidden[layer].cpu(), states[layer][0][rows.long()], atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            output.hidden[layer].cpu(), states[layer][0][rows.long()], atol=1e-4, rtol=0
+        )
     normed = model.model.norm(output.hidden[2].cpu())
     torch.testing.assert_close(normed, states[2][0][rows.long()], atol=1e-4, rtol=0)

@@ -26,12 +26,23 @@ DEFAULT_MODEL = "smollm2-135m"
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A transient bar on standard error; yields the function to call with (done, total)."""
+def stage_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A transient bar on standard error; yields the function to call with (stage, done, total)."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr, transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total or None)
+        task = bar.add_task("", total=None, visible=False)
+
+        def show(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total or None, visible=True)
+
+        yield show
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A transient bar for one thing; yields the function to call with (done, total)."""
+    with stage_bar() as show:
+        yield lambda done, total: show(title, done, total)
 
 
 def load_llm(model: str, dtype: str, device: str) -> "LLM":
@@ -39,8 +50,8 @@ def load_llm(model: str, dtype: str, device: str) -> "LLM":
     from foreword.engine.llm import LLM
     from foreword.models.sources import resolve_model
 
-    with progress_bar(f"fetching {model}") as on_progress:
-        path = resolve_model(model, on_progress=on_progress)
+    with stage_bar() as on_stage:
+        path = resolve_model(model, on_progress=on_stage)
     with progress_bar(f"loading {model}") as on_progress:
         return LLM(str(path), dtype=dtype, device=device, progress=on_progress)
 

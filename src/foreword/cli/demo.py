@@ -1,5 +1,6 @@
 """`foreword demo`: the main job on the embedded default model."""
 
+from resource import RUSAGE_SELF, getrusage
 from time import perf_counter
 from typing import Annotated
 
@@ -17,7 +18,10 @@ def demo(
 
     began = perf_counter()
     llm = load_llm(DEFAULT_MODEL, "auto", "auto")
-    stdout.print(f"[dim]{DEFAULT_MODEL} ready in {perf_counter() - began:.1f} s[/dim]\n")
+    resident = getrusage(RUSAGE_SELF).ru_maxrss / 1024
+    stdout.print(
+        f"[dim]{DEFAULT_MODEL} ready in {perf_counter() - began:.1f} s, {resident:.0f} MB resident[/dim]\n"
+    )
     stdout.print(f"[bold]{prompt}[/bold]\n")
 
     def show(_: int, text: str) -> None:

@@ -5,25 +5,25 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from foreword.cli.console import DEFAULT_MODEL, JsonOption, print_json, progress_bar, stdout
+from foreword.cli.console import DEFAULT_MODEL, JsonOption, print_json, stage_bar, stdout
 
 
 def pull(
     name: Annotated[str, typer.Argument(help="Built-in name.")] = DEFAULT_MODEL,
 ) -> None:
     """Fetch a built-in model into the cache, or check the copy that is there."""
-    from foreword.models import sources
+    from foreword.models import builtin
 
-    with progress_bar(f"pulling {name}") as on_progress:
-        path = sources.pull(name, on_progress)
+    with stage_bar() as on_stage:
+        path = builtin.pull(name, on_stage)
     stdout.print(f"{name} is ready: {path}", soft_wrap=True)
 
 
 def list_models(as_json: JsonOption = False) -> None:
     """List the built-in models and whether they have been fetched."""
-    from foreword.models import sources
+    from foreword.models import builtin
 
-    entries = sources.list_models()
+    entries = builtin.list_models()
     if as_json:
         rows = [
             {"name": e.name, "path": str(e.path), "bytes": e.bytes, "present": e.present} for e in entries

@@ -1,5 +1,6 @@
 """From a model's name to a decoder and its tokenizer."""
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,8 @@ def load_model(
     """Load a model by built-in name, local path or hub id."""
     place = pick_device(device)
     number_type = pick_dtype(dtype, place)
+    # Torch tells of a slower path on CPUs without bfloat16 by a page of stack frames.
+    warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
     checkpoint = open_checkpoint(resolve_model(model))
     tokenizer = checkpoint.tokenizer()
     weights = load_weights(checkpoint, number_type, place, progress)

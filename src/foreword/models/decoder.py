@@ -88,7 +88,7 @@ class TorchDecoder:
         normed = rms_norm(stream, layer.input_norm, config.rms_norm_eps)
         qkv = linear(normed, layer.qkv, layer.qkv_bias)
         heads = qkv.view(len(stream), -1, config.head_dim)  # [rows, heads + 2 * kv heads, dim]
-        q, k, v = heads.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+        q, k, v = torch.split(heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
         if layer.query_norm is not None and layer.key_norm is not None:
             q = rms_norm(q, layer.query_norm, config.rms_norm_eps)
             k = rms_norm(k, layer.key_norm, config.rms_norm_eps)

@@ -100,7 +100,7 @@ class GgufCheckpoint:
         tensor = self._file.tensors[stored_name]
         if tensor.shape[0] != heads * self.config.head_dim:
             raise CheckpointError(
-                f"{self.path}: {name} has {tensor.shape[0]} rows, which are not {heads} heads; get the file again"
+                f"{self.path}: {name} has {tensor.shape[0]} rows, not {heads} heads; get the file again"
             )
         rows = rows.reshape(tensor.shape[0], -1)  # a bias is stored as one row: [out, 4]
         ordered = rows[_rotate_half_order(heads, self.config.head_dim)]

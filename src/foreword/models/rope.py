@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from foreword.models.config import LinearRopeScaling, Llama3RopeScaling, ModelConfig
+from foreword.models.config import FrequencyFactors, LinearRopeScaling, Llama3RopeScaling, ModelConfig
 
 
 def inverse_frequencies(config: ModelConfig) -> Tensor:
@@ -17,6 +17,8 @@ def inverse_frequencies(config: ModelConfig) -> Tensor:
             return plain
         case LinearRopeScaling(factor):
             return plain / factor
+        case FrequencyFactors(factors):
+            return plain / torch.tensor(factors, dtype=torch.float32)
         case Llama3RopeScaling() as scaling:
             return _llama3(plain, scaling)
 

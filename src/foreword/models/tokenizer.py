@@ -12,7 +12,9 @@ from foreword.models.chat_template import ChatTemplate
 from foreword.models.config import ModelConfig
 from foreword.models.token_pieces import PieceDecoder
 
-_PRIVATE_USE = range(0xE000, 0xF900)
+# Two areas of private characters: what is swapped back in a rendering must not occur in the secret names.
+_SWAP_CHARACTERS = range(0xE000, 0xF900)
+_SECRET_CHARACTERS = range(0xF0000, 0xFFFFE)
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class TokenizerParts:
 
 
 class Tokenizer:
-    """A model's tokenizer. Control tokens come from it and from its chat template, never from a user's text."""
+    """A model's tokenizer. A user's text never becomes a control token, whatever it says."""
 
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
@@ -66,7 +68,10 @@ class Tokenizer:
         return self._parts.strips_leading_space
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; `add_special_tokens` puts those around it that the model was trained with."""
+        """Token ids of a text; `add_special_tokens` puts those around it that the model was trained with.
+
+        What the vocabulary has no entry for (some control characters in SmolLM2's) is dropped, as in training.
+        """
         _refuse_surrogates(text)
         return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
@@ -123,7 +128,7 @@ class Tokenizer:
 
     def _add_stand_ins(self, added: Mapping[int, tokenizers.AddedToken]) -> dict[str, tuple[str, int]]:
         """For every control token a secret name that the backend does read: name -> (secret, its id)."""
-        nonce = "".join(chr(_PRIVATE_USE[secrets.randbelow(len(_PRIVATE_USE))]) for _ in range(12))
+        nonce = "".join(chr(secrets.choice(_SECRET_CHARACTERS)) for _ in range(12))
         secret_names = {name: f"{nonce}{number:06d}{nonce}" for number, name in enumerate(self._control)}
         self._backend.add_tokens(
             [
@@ -144,7 +149,7 @@ class Tokenizer:
     def _swaps(self, messages: Sequence[Mapping[str, str]], template: str) -> dict[str, str]:
         """For every first character of a control token's name a private one that no text here contains."""
         taken = set(template).union(*(set(text) for message in messages for text in message.values()))
-        free = (chr(code) for code in _PRIVATE_USE if chr(code) not in taken)
+        free = (chr(code) for code in _SWAP_CHARACTERS if chr(code) not in taken)
         swaps: dict[str, str] = {}
         for first in sorted({name[0] for name in self._control}):
             private = next(free, None)
