@@ -1,7 +1,7 @@
 """From the name that a user gives to files on this machine."""
 
-import os
 import logging
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
