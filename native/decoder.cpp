@@ -28,10 +28,8 @@ void require_below(const int32_t* values, int64_t count, int64_t bound, const ch
 
 }  // namespace
 
-Decoder::Decoder(DecoderShape shape, const KernelTable& kernels, int threads, bool half_kv,
-                 std::vector<float> inverse_frequencies)
-    : shape_(shape), kernels_(kernels), pool_(threads), half_kv_(half_kv),
-      inverse_frequencies_(std::move(inverse_frequencies)) {
+Decoder::Decoder(DecoderShape shape, const KernelTable& kernels, int threads, std::vector<float> inverse_frequencies)
+    : shape_(shape), kernels_(kernels), pool_(threads), inverse_frequencies_(std::move(inverse_frequencies)) {
     require(shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0, "kv heads must divide the heads");
     require(shape.head_dim > 0 && shape.head_dim % 2 == 0, "the head dimension must be even");
     require(static_cast<int64_t>(inverse_frequencies_.size()) == shape.head_dim / 2,
@@ -76,7 +74,7 @@ void Decoder::set_ends(Matrix embedding, Matrix head, std::vector<float> final_n
 
 int64_t Decoder::kv_bytes_per_row() const {
     const int64_t numbers = 2 * static_cast<int64_t>(layers_.size()) * shape_.num_kv_heads * shape_.padded_dim();
-    return numbers * (half_kv_ ? 2 : 4);
+    return numbers * static_cast<int64_t>(sizeof(float));
 }
 
 int64_t Decoder::weight_bytes() const {
@@ -98,9 +96,9 @@ void Decoder::allocate_kv(int64_t pages) {
 }
 
 KvView Decoder::kv(int64_t layer) const {
-    const int64_t row = kv_bytes_per_row() / static_cast<int64_t>(layers_.size());   // keys and values of a layer
-    uint8_t* keys = kv_memory_->data() + layer * pages_ * kPageSize * row;
-    return {keys, keys + pages_ * kPageSize * row / 2, half_kv_, shape_.num_kv_heads, shape_.head_dim, shape_.padded_dim()};
+    const int64_t size = pages_ * kPageSize * shape_.num_kv_heads * shape_.padded_dim();   // of one layer's keys
+    float* keys = reinterpret_cast<float*>(kv_memory_->data()) + 2 * layer * size;
+    return {keys, keys + size, shape_.num_kv_heads, shape_.head_dim, shape_.padded_dim()};
 }
 
 void Decoder::check(const Batch& batch) const {

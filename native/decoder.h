@@ -54,8 +54,7 @@ struct Batch {
 
 class Decoder {
 public:
-    Decoder(DecoderShape shape, const KernelTable& kernels, int threads, bool half_kv,
-            std::vector<float> inverse_frequencies);
+    Decoder(DecoderShape shape, const KernelTable& kernels, int threads, std::vector<float> inverse_frequencies);
 
     void add_layer(Layer layer);
     void set_ends(Matrix embedding, Matrix head, std::vector<float> final_norm);
@@ -79,7 +78,6 @@ private:
     DecoderShape shape_;
     const KernelTable& kernels_;
     ThreadPool pool_;
-    bool half_kv_;
     std::vector<float> inverse_frequencies_;
     std::vector<Layer> layers_;
     Matrix embedding_, head_;

@@ -65,35 +65,36 @@ int checked_threads(int threads) {
     return threads;
 }
 
-Matrix keep_floats(const Array<const float, 2>& values) {
+Matrix keep_floats(Arena& arena, const Array<const float, 2>& values) {
     nb::gil_scoped_release free;
-    return PackedMatrix::keep_floats(values.data(), static_cast<int64_t>(values.shape(0)), static_cast<int64_t>(values.shape(1)));
+    return PackedMatrix::keep_floats(arena, values.data(), static_cast<int64_t>(values.shape(0)), static_cast<int64_t>(values.shape(1)));
 }
 
-Matrix keep_blocks(const std::string& kind, const Array<const uint8_t, 2>& blocks) {
+Matrix keep_blocks(Arena& arena, const std::string& kind, const Array<const uint8_t, 2>& blocks) {
     const Form form = block_form(kind);
     const int64_t cols = block_columns(form, blocks);
     nb::gil_scoped_release free;
-    return PackedMatrix::keep_blocks(form, blocks.data(), static_cast<int64_t>(blocks.shape(0)), cols);
+    return PackedMatrix::keep_blocks(arena, form, blocks.data(), static_cast<int64_t>(blocks.shape(0)), cols);
 }
 
-Matrix round_floats(const Array<const float, 2>& values, int64_t group, bool rotated, const std::string& isa, int threads) {
+Matrix round_floats(Arena& arena, const Array<const float, 2>& values, int64_t group, bool rotated,
+                    const std::string& isa, int threads) {
     const int64_t cols = static_cast<int64_t>(values.shape(1));
     const auto fill = [&](int64_t row, float* out) { std::copy_n(values.data() + row * cols, cols, out); };
     const KernelTable& kernels = kernels_named(isa);
     nb::gil_scoped_release free;
-    return PackedMatrix::round_rows(fill, static_cast<int64_t>(values.shape(0)), cols, checked(group, rotated), kernels,
+    return PackedMatrix::round_rows(arena, fill, static_cast<int64_t>(values.shape(0)), cols, checked(group, rotated), kernels,
                                     checked_threads(threads));
 }
 
-Matrix round_blocks(const std::string& kind, const Array<const uint8_t, 2>& blocks, int64_t group, bool rotated,
-                    const std::string& isa, int threads) {
+Matrix round_blocks(Arena& arena, const std::string& kind, const Array<const uint8_t, 2>& blocks, int64_t group,
+                    bool rotated, const std::string& isa, int threads) {
     const Form form = block_form(kind);
     const int64_t cols = block_columns(form, blocks), row_bytes = static_cast<int64_t>(blocks.shape(1));
     const auto fill = [&](int64_t row, float* out) { expand_blocks(form, blocks.data() + row * row_bytes, cols, out); };
     const KernelTable& kernels = kernels_named(isa);
     nb::gil_scoped_release free;
-    return PackedMatrix::round_rows(fill, static_cast<int64_t>(blocks.shape(0)), cols, checked(group, rotated), kernels,
+    return PackedMatrix::round_rows(arena, fill, static_cast<int64_t>(blocks.shape(0)), cols, checked(group, rotated), kernels,
                                     checked_threads(threads));
 }
 
@@ -175,12 +176,13 @@ void verify(Decoder& decoder, const Ints& token_ids, const Ints& positions, cons
 }
 
 void bind_matrix(nb::module_& m) {
+    nb::class_<Arena>(m, "Arena").def(nb::init<>());
     nb::class_<PackedMatrix>(m, "PackedMatrix")
-        .def_static("keep_floats", &keep_floats, nb::arg("values"))
-        .def_static("keep_blocks", &keep_blocks, nb::arg("kind"), nb::arg("blocks"))
-        .def_static("round_floats", &round_floats, nb::arg("values"), nb::arg("group"), nb::arg("rotated"), nb::arg("isa"),
+        .def_static("keep_floats", &keep_floats, nb::arg("arena"), nb::arg("values"))
+        .def_static("keep_blocks", &keep_blocks, nb::arg("arena"), nb::arg("kind"), nb::arg("blocks"))
+        .def_static("round_floats", &round_floats, nb::arg("arena"), nb::arg("values"), nb::arg("group"), nb::arg("rotated"), nb::arg("isa"),
                     nb::arg("threads"))
-        .def_static("round_blocks", &round_blocks, nb::arg("kind"), nb::arg("blocks"), nb::arg("group"), nb::arg("rotated"),
+        .def_static("round_blocks", &round_blocks, nb::arg("arena"), nb::arg("kind"), nb::arg("blocks"), nb::arg("group"), nb::arg("rotated"),
                     nb::arg("isa"), nb::arg("threads"))
         .def("set_bias", [](PackedMatrix& self, const Floats& bias) { self.set_bias(bias.data(), static_cast<int64_t>(bias.shape(0))); },
              nb::arg("bias"))
@@ -197,12 +199,12 @@ void bind_decoder(nb::module_& m) {
     nb::class_<Decoder>(m, "Decoder")
         .def("__init__", [](Decoder* self, int64_t vocab_size, int64_t hidden_size, int64_t intermediate_size,
                             int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float rms_norm_eps,
-                            const Floats& inverse_frequencies, bool half_kv, const std::string& isa, int threads) {
+                            const Floats& inverse_frequencies, const std::string& isa, int threads) {
             const DecoderShape shape{vocab_size, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, rms_norm_eps};
-            new (self) Decoder(shape, kernels_named(isa), checked_threads(threads), half_kv, copied(inverse_frequencies));
+            new (self) Decoder(shape, kernels_named(isa), checked_threads(threads), copied(inverse_frequencies));
         }, nb::arg("vocab_size"), nb::arg("hidden_size"), nb::arg("intermediate_size"), nb::arg("num_heads"),
            nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("rms_norm_eps"), nb::arg("inverse_frequencies"),
-           nb::arg("half_kv"), nb::arg("isa"), nb::arg("threads"))
+           nb::arg("isa"), nb::arg("threads"))
         .def("add_layer", [](Decoder& self, const Floats& attention_norm, const Floats& mlp_norm,
                              const std::vector<Matrix>& matrices, const std::optional<Floats>& query_norm,
                              const std::optional<Floats>& key_norm) {

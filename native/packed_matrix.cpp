@@ -14,6 +14,8 @@ namespace foreword {
 namespace {
 
 constexpr size_t kLargePage = size_t{2} << 20;
+constexpr size_t kStretch = size_t{32} << 20;
+constexpr size_t kCacheLine = 64;
 constexpr int64_t kHalfBytes = 2;
 
 int64_t header_bytes(Form form) { return form == Form::Q4_1 ? 32 : 16; }
@@ -47,12 +49,24 @@ Memory::Memory(size_t bytes) : mapped_(bytes + kLargePage), size_(bytes) {
 
 Memory::~Memory() { munmap(base_, mapped_); }
 
-PackedMatrix::PackedMatrix(Form form, int64_t rows, int64_t cols, Grouping grouping)
+Arena::Part Arena::take(size_t bytes) {
+    const size_t size = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!stretch_ || stretch_->size() - used_ < size) {
+        stretch_ = std::make_shared<Memory>(size > kStretch ? size : kStretch);
+        used_ = 0;
+    }
+    uint8_t* data = stretch_->data() + used_;
+    used_ += size;
+    return {stretch_, data, size};
+}
+
+PackedMatrix::PackedMatrix(Arena& arena, Form form, int64_t rows, int64_t cols, Grouping grouping)
     : view_{form, rows, cols, grouping, (cols + grouping.group - 1) / grouping.group, 0, nullptr},
       block_bytes_(block_size(form, grouping.group)),
-      memory_(static_cast<size_t>(panels() * view_.groups * block_bytes_ + kStreamSlack)) {
+      memory_(arena.take(static_cast<size_t>(panels() * view_.groups * block_bytes_ + kStreamSlack))) {
     view_.panel_bytes = view_.groups * block_bytes_;
-    view_.data = memory_.data();
+    view_.data = memory_.data;
 }
 
 void PackedMatrix::set_bias(const float* values, int64_t count) {
@@ -61,7 +75,7 @@ void PackedMatrix::set_bias(const float* values, int64_t count) {
 }
 
 uint8_t* PackedMatrix::block(int64_t row, int64_t group) const {
-    return memory_.data() + row / kPanelRows * view_.panel_bytes + group * block_bytes_;
+    return memory_.data + row / kPanelRows * view_.panel_bytes + group * block_bytes_;
 }
 
 // Every form keeps runs of four bytes together: a row's run k goes to place (k * 8 + lane).
@@ -76,8 +90,8 @@ void PackedMatrix::interleave(int64_t row, int64_t group, const uint8_t* header,
     for (int64_t run = 0; run < runs; ++run) std::memcpy(target + run * 4 * kPanelRows, weights + run * 4, 4);
 }
 
-std::shared_ptr<PackedMatrix> PackedMatrix::keep_blocks(Form form, const uint8_t* blocks, int64_t rows, int64_t cols) {
-    std::shared_ptr<PackedMatrix> matrix(new PackedMatrix(form, rows, cols, {kBlock, false}));
+std::shared_ptr<PackedMatrix> PackedMatrix::keep_blocks(Arena& arena, Form form, const uint8_t* blocks, int64_t rows, int64_t cols) {
+    std::shared_ptr<PackedMatrix> matrix(new PackedMatrix(arena, form, rows, cols, {kBlock, false}));
     const int64_t groups = matrix->view_.groups, bytes = gguf_block_bytes(form);
     for (int64_t row = 0; row < rows; ++row) {
         for (int64_t g = 0; g < groups; ++g) {
@@ -88,8 +102,8 @@ std::shared_ptr<PackedMatrix> PackedMatrix::keep_blocks(Form form, const uint8_t
     return matrix;
 }
 
-std::shared_ptr<PackedMatrix> PackedMatrix::keep_floats(const float* values, int64_t rows, int64_t cols) {
-    std::shared_ptr<PackedMatrix> matrix(new PackedMatrix(Form::F32, rows, cols, {1, false}));
+std::shared_ptr<PackedMatrix> PackedMatrix::keep_floats(Arena& arena, const float* values, int64_t rows, int64_t cols) {
+    std::shared_ptr<PackedMatrix> matrix(new PackedMatrix(arena, Form::F32, rows, cols, {1, false}));
     for (int64_t row = 0; row < rows; ++row) {
         float* panel = reinterpret_cast<float*>(matrix->block(row, 0)) + row % kPanelRows;
         for (int64_t c = 0; c < cols; ++c) panel[c * kPanelRows] = values[row * cols + c];
@@ -105,16 +119,16 @@ void PackedMatrix::round_panels(const FillRow& fill, const KernelTable& kernels,
         fill(row, values.data());
         kernels.quantize(values.data(), view_.cols, view_.grouping, q.data(), scale.data(), sum.data());
         for (int64_t g = 0; g < groups; ++g) {
-            const uint16_t half = float_to_half(scale[static_cast<size_t>(g)]);
+            const uint16_t header[2] = {float_to_half(scale[static_cast<size_t>(g)]), 0};
             const uint8_t* weights = reinterpret_cast<const uint8_t*>(q.data() + g * group);
-            interleave(row, g, reinterpret_cast<const uint8_t*>(&half), weights);
+            interleave(row, g, reinterpret_cast<const uint8_t*>(header), weights);
         }
     }
 }
 
-std::shared_ptr<PackedMatrix> PackedMatrix::round_rows(const FillRow& fill, int64_t rows, int64_t cols, Grouping grouping,
-                                                       const KernelTable& kernels, int threads) {
-    std::shared_ptr<PackedMatrix> matrix(new PackedMatrix(Form::Q8, rows, cols, grouping));
+std::shared_ptr<PackedMatrix> PackedMatrix::round_rows(Arena& arena, const FillRow& fill, int64_t rows, int64_t cols,
+                                                       Grouping grouping, const KernelTable& kernels, int threads) {
+    std::shared_ptr<PackedMatrix> matrix(new PackedMatrix(arena, Form::Q8, rows, cols, grouping));
     const int64_t panels = matrix->panels();
     std::vector<std::thread> helpers;
     for (int t = 1; t < threads; ++t) {

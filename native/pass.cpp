@@ -39,6 +39,17 @@ void fill_row(const KernelTable& kernels, const MatrixView& reader, const float*
                      into.scale + row * into.groups, into.sum + row * into.groups);
 }
 
+// Visits the numbers of one KV row: every key by itself, values head by head.
+template <typename Visit>
+void visit_kv_row(const KvView& kv, int64_t slot, Visit&& visit) {
+    const int64_t page = slot / kPageSize, offset = slot % kPageSize, dim = kv.padded_dim;
+    for (int64_t head = 0; head < kv.kv_heads; ++head) {
+        const int64_t base = (page * kv.kv_heads + head) * dim * kPageSize;
+        for (int64_t d = 0; d < dim; ++d) visit(kv.keys + base + d * kPageSize + offset, int64_t{1});
+        visit(kv.values + base + offset * dim, dim);
+    }
+}
+
 }  // namespace
 
 Pass::Pass(Decoder& decoder, const Batch& batch, float* logits, float* hidden)
@@ -74,7 +85,7 @@ void Pass::lay_out() {
     }
 }
 
-// The same tasks serve every layer. Small batches are split by query head too, so that all threads have work.
+// The same tasks serve every layer. Small batches are split by query head, so that all threads have work.
 void Pass::plan_attention() {
     const int64_t group = shape_.num_heads / shape_.num_kv_heads;
     const int64_t split = batch_.rows * shape_.num_kv_heads < 4 * pool_.size() ? 1 : group;
@@ -109,35 +120,21 @@ void Pass::work(int thread) {
     logits_of_wanted_rows(thread);
 }
 
-// Copies whole pages' elements row by row: all are read before any is written, as a commit's path may overlap.
+// All rows are read before any is written: a committed path may overlap itself.
 void Pass::move_kv_rows() {
     if (batch_.copies == 0) return;
-    const int64_t dim = shape_.padded_dim(), element = decoder_.half_kv_ ? 2 : 4;
-    const auto each_element = [&](const KvView& kv, int64_t slot, auto&& visit) {
-        const int64_t page = slot / kPageSize, offset = slot % kPageSize;
-        for (int64_t head = 0; head < kv.kv_heads; ++head) {
-            const int64_t base = (page * kv.kv_heads + head) * dim * kPageSize;
-            uint8_t* keys = static_cast<uint8_t*>(kv.keys) + (base + offset) * element;
-            for (int64_t d = 0; d < dim; ++d) visit(keys + d * kPageSize * element, element);
-            visit(static_cast<uint8_t*>(kv.values) + (base + offset * dim) * element, dim * element);
+    pool_.share(static_cast<int64_t>(decoder_.layers_.size()), 1, [&](int64_t layer, int64_t) {
+        const KvView kv = decoder_.kv(layer);
+        std::vector<float> kept;
+        for (int64_t i = 0; i < batch_.copies; ++i) {
+            visit_kv_row(kv, batch_.kv_copies[2 * i], [&](const float* p, int64_t n) { kept.insert(kept.end(), p, p + n); });
         }
-    };
-    pool_.share(static_cast<int64_t>(decoder_.layers_.size()), 1, [&](int64_t begin, int64_t end) {
-        std::vector<uint8_t> kept;
-        for (int64_t layer = begin; layer < end; ++layer) {
-            const KvView kv = decoder_.kv(layer);
-            kept.clear();
-            for (int64_t i = 0; i < batch_.copies; ++i) {
-                each_element(kv, batch_.kv_copies[2 * i],
-                             [&](const uint8_t* p, int64_t n) { kept.insert(kept.end(), p, p + n); });
-            }
-            const uint8_t* next = kept.data();
-            for (int64_t i = 0; i < batch_.copies; ++i) {
-                each_element(kv, batch_.kv_copies[2 * i + 1], [&](uint8_t* p, int64_t n) {
-                    std::memcpy(p, next, static_cast<size_t>(n));
-                    next += n;
-                });
-            }
+        const float* next = kept.data();
+        for (int64_t i = 0; i < batch_.copies; ++i) {
+            visit_kv_row(kv, batch_.kv_copies[2 * i + 1], [&](float* p, int64_t n) {
+                std::copy_n(next, n, p);
+                next += n;
+            });
         }
     });
 }

@@ -58,9 +58,8 @@ struct LinearOutput {
 
 // The KV memory of one layer. Keys stand transposed inside a page, so that a tile of keys is read as vectors.
 struct KvView {
-    void* keys;        // [pages, kv heads, padded head dim, 16]
-    void* values;      // [pages, kv heads, 16, padded head dim]
-    bool half;         // elements are IEEE half, else float
+    float* keys;         // [pages, kv heads, padded head dim, 16]
+    float* values;       // [pages, kv heads, 16, padded head dim]
     int64_t kv_heads;
     int64_t head_dim;
     int64_t padded_dim;  // head dim rounded up to 8
@@ -109,7 +108,7 @@ struct KernelTable {
 
 // Floats of scratch that an attention task needs.
 inline int64_t attention_scratch(int64_t padded_dim, int64_t rows, int64_t heads) {
-    return 2 * kKeyTile * padded_dim + rows * heads * (2 * padded_dim + 8) + kKeyTile;
+    return 2 * kKeyTile * padded_dim + rows * heads * (2 * padded_dim + 8) + 2 * kKeyTile;
 }
 
 // Bytes of scratch that `linear` needs for a matrix of so many columns.

@@ -55,7 +55,7 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* 
 
 // One group of up to `group` values; what is missing is zero.
 FOREWORD_INLINE void quantize_group(const float* x, int64_t count, int64_t group, int8_t* q, float* scale, float* sum) {
-    F32x8 largest = set1(0.0f), poison = set1(0.0f);
+    F32x8 largest = set1(0.0f), poison = set1(0.0f), total = set1(0.0f);
     for (int64_t i = 0; i < count; i += 8) {
         const F32x8 v = load_part(x + i, count - i);
         largest = max(largest, abs(v));
@@ -63,12 +63,13 @@ FOREWORD_INLINE void quantize_group(const float* x, int64_t count, int64_t group
     }
     const float top = max_lanes(largest);
     const float inverse = top > 0.0f ? 127.0f / top : 0.0f;
-    int32_t total = 0;
     for (int64_t i = 0; i < group; i += 8) {
-        total += store_int8(q + i, mul(load_part(x + i, count - i), inverse));
+        const F32x8 level = round(mul(load_part(x + i, count - i), inverse));
+        store_int8(q + i, level);
+        total = add(total, level);   // whole numbers: exact in any order
     }
     *scale = top / 127.0f + sum_lanes(poison);
-    *sum = *scale * static_cast<float>(total);
+    *sum = *scale * sum_lanes(total);
 }
 
 // Sums and differences of eight vectors: a Hadamard matrix of size eight applied across them.
@@ -88,16 +89,13 @@ FOREWORD_INLINE void mix_eight(F32x8 (&v)[8]) {
 // A block X of 8 x 8 becomes H X^T H / 8: orthonormal, and its own inverse.
 void turn(float* x, int64_t blocks) {
     for (int64_t block = 0; block < blocks; ++block, x += kRotation) {
-        float transposed[kRotation];
         F32x8 v[8];
+#pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) v[i] = load(x + 8 * i);
         mix_eight(v);
-        for (int i = 0; i < 8; ++i) store(transposed + 8 * i, v[i]);
-        for (int i = 0; i < 8; ++i) {
-            for (int j = 0; j < 8; ++j) x[8 * i + j] = transposed[8 * j + i];
-        }
-        for (int i = 0; i < 8; ++i) v[i] = load(x + 8 * i);
+        transpose(v);
         mix_eight(v);
+#pragma GCC unroll 8
         for (int i = 0; i < 8; ++i) store(x + 8 * i, mul(v[i], 0.125f));
     }
 }

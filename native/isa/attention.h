@@ -9,98 +9,62 @@ namespace {
 
 using namespace foreword;
 
-FOREWORD_INLINE F32x8 load_element(const float* p) { return load(p); }
-FOREWORD_INLINE F32x8 load_element(const uint16_t* p) { return load_half(p); }
-FOREWORD_INLINE void store_element(float* p, F32x8 a) { store(p, a); }
-FOREWORD_INLINE void store_element(uint16_t* p, F32x8 a) { store_half(p, a); }
-
-// Where the keys and values of one KV head begin in a page.
-template <typename E>
-FOREWORD_INLINE E* page_keys(const KvView& kv, int64_t page, int64_t head) {
-    return static_cast<E*>(kv.keys) + (page * kv.kv_heads + head) * kv.padded_dim * kPageSize;
+FOREWORD_INLINE float* page_keys(const KvView& kv, int64_t page, int64_t head) {
+    return kv.keys + (page * kv.kv_heads + head) * kv.padded_dim * kPageSize;
 }
-template <typename E>
-FOREWORD_INLINE E* page_values(const KvView& kv, int64_t page, int64_t head) {
-    return static_cast<E*>(kv.values) + (page * kv.kv_heads + head) * kv.padded_dim * kPageSize;
-}
-
-template <typename E>
-void store_kv_as(const KvView& kv, int64_t slot, int64_t head, const float* key, const float* value) {
-    const int64_t page = slot / kPageSize, offset = slot % kPageSize;
-    E* keys = page_keys<E>(kv, page, head) + offset;
-    E* values = page_values<E>(kv, page, head) + offset * kv.padded_dim;
-    for (int64_t d = 0; d < kv.padded_dim; d += 8) {
-        E lanes[8];
-        store_element(lanes, load_part(key + d, kv.head_dim - d));
-        for (int64_t i = 0; i < 8; ++i) keys[(d + i) * kPageSize] = lanes[i];
-        store_element(values + d, load_part(value + d, kv.head_dim - d));
-    }
+FOREWORD_INLINE float* page_values(const KvView& kv, int64_t page, int64_t head) {
+    return kv.values + (page * kv.kv_heads + head) * kv.padded_dim * kPageSize;
 }
 
 void store_kv(const KvView& kv, int64_t slot, int64_t head, const float* key, const float* value) {
-    if (kv.half) {
-        store_kv_as<uint16_t>(kv, slot, head, key, value);
-    } else {
-        store_kv_as<float>(kv, slot, head, key, value);
+    const int64_t page = slot / kPageSize, offset = slot % kPageSize;
+    float* keys = page_keys(kv, page, head) + offset;
+    float* values = page_values(kv, page, head) + offset * kv.padded_dim;
+    for (int64_t d = 0; d < kv.head_dim; ++d) {
+        keys[d * kPageSize] = key[d];
+        values[d] = value[d];
     }
 }
 
-// A tile of keys, transposed [padded dim, 32], and of values [32, padded dim], as floats.
+// The 32 positions of a tile: two pages, each with keys [padded dim, 16] and values [16, padded dim].
 struct Tile {
-    float* keys;
-    float* values;
+    const float* keys[2];
+    const float* values[2];
 };
 
-// The page's keys into lanes [lane, lane + 16), of which the first `count` mean something, and their values.
-template <typename E>
-FOREWORD_INLINE void load_page(const KvView& kv, int64_t page, int64_t head, int64_t lane, int64_t count, const Tile& tile) {
-    const E* keys = page_keys<E>(kv, page, head);
+// Positions [begin, begin + 32) of a prefix of `end` rows, where they lie.
+FOREWORD_INLINE Tile prefix_tile(const KvView& kv, const AttentionTask& task, int64_t begin, int64_t end) {
+    const int64_t first = begin / kPageSize, second = begin + kPageSize < end ? first + 1 : first;
+    const int64_t pages[2] = {task.block_table[first], task.block_table[second]};
+    return {{page_keys(kv, pages[0], task.kv_head), page_keys(kv, pages[1], task.kv_head)},
+            {page_values(kv, pages[0], task.kv_head), page_values(kv, pages[1], task.kv_head)}};
+}
+
+// Copies logical row `logical` of the request to place `lane` of a gathered tile.
+FOREWORD_INLINE void gather_row(const KvView& kv, const AttentionTask& task, int64_t logical, int64_t lane, float* gathered) {
+    const int64_t page = task.block_table[logical / kPageSize], offset = logical % kPageSize;
+    const float* keys = page_keys(kv, page, task.kv_head) + offset;
+    const float* values = page_values(kv, page, task.kv_head) + offset * kv.padded_dim;
+    float* half = gathered + lane / kPageSize * 2 * kPageSize * kv.padded_dim;
+    float* own_values = half + kPageSize * kv.padded_dim + lane % kPageSize * kv.padded_dim;
     for (int64_t d = 0; d < kv.padded_dim; ++d) {
-        store(tile.keys + d * kKeyTile + lane, load_element(keys + d * kPageSize));
-        store(tile.keys + d * kKeyTile + lane + 8, load_element(keys + d * kPageSize + 8));
-    }
-    const E* values = page_values<E>(kv, page, head);
-    for (int64_t i = 0; i < count * kv.padded_dim; i += 8) {
-        store(tile.values + lane * kv.padded_dim + i, load_element(values + i));
+        half[d * kPageSize + lane % kPageSize] = keys[d * kPageSize];
+        own_values[d] = values[d];
     }
 }
 
-// One key and value into lane `lane`.
-template <typename E>
-FOREWORD_INLINE void load_single(const KvView& kv, int64_t slot, int64_t head, int64_t lane, const Tile& tile) {
-    const int64_t page = slot / kPageSize, offset = slot % kPageSize;
-    const E* keys = page_keys<E>(kv, page, head) + offset;
-    const E* values = page_values<E>(kv, page, head) + offset * kv.padded_dim;
-    for (int64_t d = 0; d < kv.padded_dim; d += 8) {
-        E column[8];
-        float lanes[8];
-        for (int64_t i = 0; i < 8; ++i) column[i] = keys[(d + i) * kPageSize];
-        store(lanes, load_element(column));
-        for (int64_t i = 0; i < 8; ++i) tile.keys[(d + i) * kKeyTile + lane] = lanes[i];
-        store(tile.values + lane * kv.padded_dim + d, load_element(values + d));
-    }
-}
-
-// The tile's part of the prefix: positions [begin, end) with end - begin <= 32.
-template <typename E>
-void load_prefix(const KvView& kv, const AttentionTask& task, int64_t begin, int64_t end, const Tile& tile) {
-    for (int64_t first = begin; first < end; first += kPageSize) {
-        const int64_t count = end - first < kPageSize ? end - first : kPageSize;
-        load_page<E>(kv, task.block_table[first / kPageSize], task.kv_head, first - begin, count, tile);
-    }
-}
-
-// Ancestors of a row behind its prefix whose positions fall into [begin, begin + 32).
-template <typename E>
-void load_ancestors(const KvView& kv, const AttentionTask& task, int64_t row, int64_t begin, const Tile& tile) {
+// The same positions for a row whose ancestors stand behind its prefix, gathered in position order.
+FOREWORD_INLINE Tile gathered_tile(const KvView& kv, const AttentionTask& task, int64_t row, int64_t begin) {
     const int64_t prefix = task.prefix_lens[row];
+    for (int64_t position = begin; position < prefix; ++position) {
+        gather_row(kv, task, position, position - begin, task.scratch);
+    }
     uint64_t mask = static_cast<uint64_t>(task.masks[row]);
     for (int64_t position = prefix; mask != 0 && position < begin + kKeyTile; ++position, mask &= mask - 1) {
-        if (position < begin) continue;
-        const int64_t logical = prefix + __builtin_ctzll(mask);
-        const int64_t page = task.block_table[logical / kPageSize];
-        load_single<E>(kv, page * kPageSize + logical % kPageSize, task.kv_head, position - begin, tile);
+        if (position >= begin) gather_row(kv, task, prefix + __builtin_ctzll(mask), position - begin, task.scratch);
     }
+    const int64_t page = kPageSize * kv.padded_dim;
+    return {{task.scratch, task.scratch + 2 * page}, {task.scratch + page, task.scratch + 3 * page}};
 }
 
 // Running softmax of one row and head.
@@ -110,55 +74,84 @@ struct State {
     float* stats;   // largest score, sum of weights
 };
 
-FOREWORD_INLINE void score_tile(const float* query, const float* keys, int64_t head_dim, float* scores) {
-    F32x8 sums[4] = {set1(0.0f), set1(0.0f), set1(0.0f), set1(0.0f)};
-    for (int64_t d = 0; d < head_dim; ++d) {
-        const float* column = keys + d * kKeyTile;
+// Scores of Q queries against a tile of keys. Each is a sum over the head's dimensions in their order.
+template <int Q>
+FOREWORD_INLINE void score_tile(const State (&states)[Q], const Tile& tile, int64_t head_dim, float* scores) {
+    const float *first = tile.keys[0], *second = tile.keys[1];
+    F32x8 sums[Q][4];
+#pragma GCC unroll 2
+    for (int s = 0; s < Q; ++s) {
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) sums[i] = fma(load(column + 8 * i), query[d], sums[i]);
+        for (int i = 0; i < 4; ++i) sums[s][i] = set1(0.0f);
     }
-    for (int i = 0; i < 4; ++i) store(scores + 8 * i, sums[i]);
+    for (int64_t d = 0; d < head_dim; ++d) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            const F32x8 eight = load((i < 2 ? first : second) + d * kPageSize + 8 * (i % 2));
+#pragma GCC unroll 2
+            for (int s = 0; s < Q; ++s) sums[s][i] = fma(eight, states[s].query[d], sums[s][i]);
+        }
+    }
+#pragma GCC unroll 2
+    for (int s = 0; s < Q; ++s) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) store(scores + s * kKeyTile + 8 * i, sums[s][i]);
+    }
 }
 
-template <int Vectors>
-FOREWORD_INLINE void mix_values(const float* values, const float* weights, int64_t count, int64_t stride, float rescale, float* out) {
-    F32x8 sums[Vectors];
-#pragma GCC unroll 8
-    for (int i = 0; i < Vectors; ++i) sums[i] = mul(load(out + 8 * i), rescale);
-    for (int64_t k = 0; k < count; ++k) {
-#pragma GCC unroll 8
-        for (int i = 0; i < Vectors; ++i) sums[i] = fma(load(values + k * stride + 8 * i), weights[k], sums[i]);
-    }
-#pragma GCC unroll 8
-    for (int i = 0; i < Vectors; ++i) store(out + 8 * i, sums[i]);
-}
-
-// Takes `count` keys of a tile into a row's softmax.
-void absorb_tile(const KvView& kv, const Tile& tile, int64_t count, const State& state, float* scores) {
-    score_tile(state.query, tile.keys, kv.head_dim, scores);
+// Turns `count` scores into weights, updates the running maximum and sum, returns the factor for what came before.
+FOREWORD_INLINE float weigh_scores(float* scores, int64_t count, const State& state) {
     for (int64_t i = count; i < kKeyTile; ++i) scores[i] = -__builtin_inff();
-    F32x8 largest = max(max(load(scores), load(scores + 8)), max(load(scores + 16), load(scores + 24)));
-    const float before = state.stats[0];
-    const float highest = max_lanes(largest);
+    const F32x8 largest = max(max(load(scores), load(scores + 8)), max(load(scores + 16), load(scores + 24)));
+    const float before = state.stats[0], highest = max_lanes(largest);
     const float now = highest > before ? highest : before;
-    F32x8 total = set1(0.0f);
-    for (int64_t i = 0; i < kKeyTile; i += 8) {
-        const F32x8 weights = exponential(sub(load(scores + i), set1(now)));
-        store(scores + i, weights);
-    }
+    for (int64_t i = 0; i < kKeyTile; i += 8) store(scores + i, exponential(sub(load(scores + i), set1(now))));
     for (int64_t i = count; i < kKeyTile; ++i) scores[i] = 0.0f;
-    for (int64_t i = 0; i < kKeyTile; i += 8) total = add(total, load(scores + i));
+    const F32x8 total = add(add(load(scores), load(scores + 8)), add(load(scores + 16), load(scores + 24)));
     float factor[8];
     store(factor, exponential(set1(before - now)));
     state.stats[0] = now;
     state.stats[1] = state.stats[1] * factor[0] + sum_lanes(total);
+    return factor[0];
+}
+
+// Eight times V dimensions of Q outputs: rescaled, then the tile's values added in their order.
+template <int Q, int V>
+FOREWORD_INLINE void mix_values(const State (&states)[Q], const float (&factors)[Q], const Tile& tile, int64_t stride,
+                                const float* weights, int64_t count, int64_t d) {
+    F32x8 sums[Q][V];
+#pragma GCC unroll 2
+    for (int s = 0; s < Q; ++s) {
+#pragma GCC unroll 4
+        for (int i = 0; i < V; ++i) sums[s][i] = mul(load(states[s].out + d + 8 * i), factors[s]);
+    }
+    for (int64_t k = 0; k < count; ++k) {
+        const float* value = tile.values[k / kPageSize] + k % kPageSize * stride + d;
+#pragma GCC unroll 4
+        for (int i = 0; i < V; ++i) {
+            const F32x8 eight = load(value + 8 * i);
+#pragma GCC unroll 2
+            for (int s = 0; s < Q; ++s) sums[s][i] = fma(eight, weights[s * kKeyTile + k], sums[s][i]);
+        }
+    }
+#pragma GCC unroll 2
+    for (int s = 0; s < Q; ++s) {
+#pragma GCC unroll 4
+        for (int i = 0; i < V; ++i) store(states[s].out + d + 8 * i, sums[s][i]);
+    }
+}
+
+// Takes `count` keys of a tile into the softmax of Q heads of one row. Q only saves loads.
+template <int Q>
+void absorb_tile(const KvView& kv, const Tile& tile, int64_t count, const State (&states)[Q], float* scores) {
+    score_tile<Q>(states, tile, kv.head_dim, scores);
+    float factors[Q];
+    for (int s = 0; s < Q; ++s) factors[s] = weigh_scores(scores + s * kKeyTile, count, states[s]);
     int64_t d = 0;
     for (; d + 32 <= kv.padded_dim; d += 32) {
-        mix_values<4>(tile.values + d, scores, count, kv.padded_dim, factor[0], state.out + d);
+        mix_values<Q, 4>(states, factors, tile, kv.padded_dim, scores, count, d);
     }
-    for (; d < kv.padded_dim; d += 8) {
-        mix_values<1>(tile.values + d, scores, count, kv.padded_dim, factor[0], state.out + d);
-    }
+    for (; d < kv.padded_dim; d += 8) mix_values<Q, 1>(states, factors, tile, kv.padded_dim, scores, count, d);
 }
 
 // The states of all rows and heads of a task, laid out in its scratch.
@@ -204,44 +197,38 @@ FOREWORD_INLINE int64_t visible_keys(const AttentionTask& task, int64_t row) {
     return task.prefix_lens[row] + __builtin_popcountll(static_cast<uint64_t>(task.masks[row]));
 }
 
-template <typename E>
-void attend(const KvView& kv, const AttentionTask& task) {
-    const Tile tile{task.scratch, task.scratch + kKeyTile * kv.padded_dim};
-    float* scores = task.scratch + 2 * kKeyTile * kv.padded_dim;
-    const States states{scores + kKeyTile, kv.padded_dim, task.head_end - task.head_begin};
-    int64_t longest_prefix = 0, longest = 0;
-    for (int64_t row = task.row_begin; row < task.row_end; ++row) {
-        const int64_t prefix = task.prefix_lens[row], visible = visible_keys(task, row);
-        longest_prefix = prefix > longest_prefix ? prefix : longest_prefix;
-        longest = visible > longest ? visible : longest;
+// One tile for all heads of a row.
+FOREWORD_INLINE void absorb_row(const KvView& kv, const Tile& tile, int64_t count, const States& states, int64_t row, float* scores) {
+    int64_t head = 0;
+    for (; head + 2 <= states.heads; head += 2) {
+        const State pair[2] = {states.at(row, head), states.at(row, head + 1)};
+        absorb_tile<2>(kv, tile, count, pair, scores);
     }
-    begin_states(kv, task, states);
-    for (int64_t begin = 0; begin < longest; begin += kKeyTile) {
-        int64_t loaded = -1;   // end of the prefix part that the tile holds now; -1: another row's ancestors
-        for (int64_t row = task.row_begin; row < task.row_end; ++row) {
-            const int64_t rest = visible_keys(task, row) - begin;
-            if (rest <= 0) continue;
-            const int64_t count = rest < kKeyTile ? rest : kKeyTile;
-            const int64_t prefix = task.prefix_lens[row];
-            const bool own = prefix < begin + count;
-            const int64_t shared = own ? prefix : (longest_prefix < begin + kKeyTile ? longest_prefix : begin + kKeyTile);
-            if (own || loaded != shared) load_prefix<E>(kv, task, begin, shared, tile);
-            loaded = own ? -1 : shared;
-            if (own) load_ancestors<E>(kv, task, row, begin, tile);
-            for (int64_t head = task.head_begin; head < task.head_end; ++head) {
-                absorb_tile(kv, tile, count, states.at(row - task.row_begin, head - task.head_begin), scores);
-            }
-        }
+    if (head < states.heads) {
+        const State last[1] = {states.at(row, head)};
+        absorb_tile<1>(kv, tile, count, last, scores);
     }
-    finish_states(kv, task, states);
 }
 
 void attention(const KvView& kv, const AttentionTask& task) {
-    if (kv.half) {
-        attend<uint16_t>(kv, task);
-    } else {
-        attend<float>(kv, task);
+    float* scores = task.scratch + 2 * kKeyTile * kv.padded_dim;
+    const States states{scores + 2 * kKeyTile, kv.padded_dim, task.head_end - task.head_begin};
+    int64_t longest = 0;
+    for (int64_t row = task.row_begin; row < task.row_end; ++row) {
+        longest = visible_keys(task, row) > longest ? visible_keys(task, row) : longest;
     }
+    begin_states(kv, task, states);
+    for (int64_t begin = 0; begin < longest; begin += kKeyTile) {   // tile by tile, while its pages are in the cache
+        for (int64_t row = task.row_begin; row < task.row_end; ++row) {
+            const int64_t rest = visible_keys(task, row) - begin, prefix = task.prefix_lens[row];
+            if (rest <= 0) continue;
+            const int64_t count = rest < kKeyTile ? rest : kKeyTile;
+            const Tile tile = prefix < begin + count ? gathered_tile(kv, task, row, begin)
+                                                     : prefix_tile(kv, task, begin, begin + count);
+            absorb_row(kv, tile, count, states, row - task.row_begin, scores);
+        }
+    }
+    finish_states(kv, task, states);
 }
 
 }  // namespace

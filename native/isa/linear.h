@@ -200,6 +200,7 @@ __attribute__((noinline)) void run_tile(Panel panel, const ActivationView& x, in
     } else {
         sums = quantized_tile<T, Blocks>(panel, x, first, target.blocks);
     }
+#pragma GCC unroll 4
     for (int t = 0; t < T; ++t) {
         float* out = target.out + (first + t) * target.stride;
         finish(sums.of[t], out, target.bias, target.accumulate, target.width);

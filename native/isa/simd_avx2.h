@@ -49,20 +49,34 @@ FOREWORD_INLINE float max_lanes(F32x8 a) {
 FOREWORD_INLINE F32x8 load_half(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
-FOREWORD_INLINE void store_half(uint16_t* p, F32x8 a) {
-    const F32x8 bounded = max(min(a, set1(65504.0f)), set1(-65504.0f));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(bounded.v, _MM_FROUND_TO_NEAREST_INT));
-}
 
-// Rounds eight values in [-127, 127] to the nearest integers (ties to even), stores them, returns their sum.
-FOREWORD_INLINE int32_t store_int8(int8_t* p, F32x8 a) {
+// Stores eight whole numbers in [-127, 127].
+FOREWORD_INLINE void store_int8(int8_t* p, F32x8 a) {
     const F32x8 bounded = max(min(a, set1(127.0f)), set1(-127.0f));   // -128 would overflow the products below
     const __m256i wide = _mm256_cvtps_epi32(bounded.v);
     const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
-    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
-    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4E));
-    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xB1)));
+}
+
+FOREWORD_INLINE void transpose(F32x8 (&v)[8]) {
+    __m256 pairs[8], quads[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+        pairs[i] = _mm256_unpacklo_ps(v[i].v, v[i + 1].v);
+        pairs[i + 1] = _mm256_unpackhi_ps(v[i].v, v[i + 1].v);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+        quads[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+        quads[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xEE);
+        quads[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+        quads[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xEE);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        v[i].v = _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x20);
+        v[i + 4].v = _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x31);
+    }
 }
 
 // 8 rows x 4 columns of weights, and their magnitudes.

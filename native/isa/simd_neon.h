@@ -53,18 +53,31 @@ FOREWORD_INLINE F32x8 load_half(const uint16_t* p) {
     const float16x8_t h = vreinterpretq_f16_u16(vld1q_u16(p));
     return {vcvt_f32_f16(vget_low_f16(h)), vcvt_f32_f16(vget_high_f16(h))};
 }
-FOREWORD_INLINE void store_half(uint16_t* p, F32x8 a) {
-    const float32x4_t top = vdupq_n_f32(65504.0f), bottom = vdupq_n_f32(-65504.0f);
-    const float16x4_t lo = vcvt_f16_f32(vmaxq_f32(vminq_f32(a.lo, top), bottom));
-    const float16x4_t hi = vcvt_f16_f32(vmaxq_f32(vminq_f32(a.hi, top), bottom));
-    vst1q_u16(p, vreinterpretq_u16_f16(vcombine_f16(lo, hi)));
+
+// Stores eight whole numbers in [-127, 127].
+FOREWORD_INLINE void store_int8(int8_t* p, F32x8 a) {
+    const int32x4_t lo = vcvtq_s32_f32(a.lo), hi = vcvtq_s32_f32(a.hi);
+    vst1_s8(p, vqmovn_s16(vcombine_s16(vqmovn_s32(lo), vqmovn_s32(hi))));
 }
 
-// Rounds eight values in [-127, 127] to the nearest integers (ties to even), stores them, returns their sum.
-FOREWORD_INLINE int32_t store_int8(int8_t* p, F32x8 a) {
-    const int32x4_t lo = vcvtnq_s32_f32(a.lo), hi = vcvtnq_s32_f32(a.hi);
-    vst1_s8(p, vqmovn_s16(vcombine_s16(vqmovn_s32(lo), vqmovn_s32(hi))));
-    return vaddvq_s32(vaddq_s32(lo, hi));
+FOREWORD_INLINE void transpose_four(float32x4_t& a, float32x4_t& b, float32x4_t& c, float32x4_t& d) {
+    const float32x4x2_t ab = vtrnq_f32(a, b), cd = vtrnq_f32(c, d);
+    a = vcombine_f32(vget_low_f32(ab.val[0]), vget_low_f32(cd.val[0]));
+    b = vcombine_f32(vget_low_f32(ab.val[1]), vget_low_f32(cd.val[1]));
+    c = vcombine_f32(vget_high_f32(ab.val[0]), vget_high_f32(cd.val[0]));
+    d = vcombine_f32(vget_high_f32(ab.val[1]), vget_high_f32(cd.val[1]));
+}
+FOREWORD_INLINE void transpose(F32x8 (&v)[8]) {
+    transpose_four(v[0].lo, v[1].lo, v[2].lo, v[3].lo);
+    transpose_four(v[4].hi, v[5].hi, v[6].hi, v[7].hi);
+    transpose_four(v[0].hi, v[1].hi, v[2].hi, v[3].hi);
+    transpose_four(v[4].lo, v[5].lo, v[6].lo, v[7].lo);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        const float32x4_t corner = v[i].hi;
+        v[i].hi = v[i + 4].lo;
+        v[i + 4].lo = corner;
+    }
 }
 
 // Integer part of a quantised product: 8 output rows x 4 columns in one W32, 32 columns of a token in one X32.

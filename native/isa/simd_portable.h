@@ -90,19 +90,18 @@ FOREWORD_INLINE float max_lanes(const F32x8& a) {
 FOREWORD_INLINE F32x8 load_half(const uint16_t* p) {
     return each([&](int i) { return half_to_float(p[i]); });
 }
-FOREWORD_INLINE void store_half(uint16_t* p, const F32x8& a) {
-    const F32x8 bounded = max(min(a, set1(65504.0f)), set1(-65504.0f));
-    FOREWORD_LANES p[i] = float_to_half(bounded.v[i]);
+FOREWORD_INLINE void store_int8(int8_t* p, const F32x8& a) {
+    const F32x8 bounded = max(min(a, set1(127.0f)), set1(-127.0f));
+    FOREWORD_LANES p[i] = static_cast<int8_t>(bounded.v[i] == bounded.v[i] ? bounded.v[i] : 0.0f);
 }
-FOREWORD_INLINE int32_t store_int8(int8_t* p, const F32x8& a) {
-    const F32x8 bounded = max(min(round(a), set1(127.0f)), set1(-127.0f));
-    int32_t total = 0;
-    FOREWORD_LANES {
-        const float level = bounded.v[i] == bounded.v[i] ? bounded.v[i] : 0.0f;
-        p[i] = static_cast<int8_t>(level);
-        total += p[i];
+FOREWORD_INLINE void transpose(F32x8 (&v)[8]) {
+    for (int row = 0; row < 8; ++row) {
+        for (int i = 0; i < row; ++i) {
+            const float kept = v[row].v[i];
+            v[row].v[i] = v[i].v[row];
+            v[i].v[row] = kept;
+        }
     }
-    return total;
 }
 
 struct W32 {

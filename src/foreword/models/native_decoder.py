@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 class NativeDecoder:
     """A target on the CPU kernels; it owns its packed weights and its KV.
 
-    KV is half precision beside 8- and 4-bit weights: at a context of a few hundred tokens its traffic
-    counts, and its rounding is far below that of the activations. Float32 weights keep float32 KV.
+    KV is float32: turning half precision into floats costs more here than reading twice the bytes.
     """
 
     def __init__(self, config: ModelConfig, native: "_native.Decoder", form: WeightForm) -> None:
@@ -98,7 +97,6 @@ def load_native_decoder(
         head_dim=config.head_dim,
         rms_norm_eps=config.rms_norm_eps,
         inverse_frequencies=inverse_frequencies(config).contiguous(),
-        half_kv=not form.floats,
         isa=isa,
         threads=workers,
     )

@@ -26,7 +26,7 @@ class WeightForm:
     """How the numbers of a model's matrices are kept."""
 
     name: str  # as `--dtype` has it
-    floats: bool = False  # matrices and KV stay float32
+    floats: bool = False  # matrices stay float32
     keeps_blocks: bool = False  # GGUF blocks of 4 and 8 bits are used as they are
     rotated: bool = False  # columns are turned in blocks of 64 before they are rounded to 8 bits
 
@@ -55,6 +55,7 @@ class MatrixPacker:
         self._form = form
         self._isa = isa
         self._threads = threads
+        self._arena = native_module().Arena()
         self._loader = WeightLoader(checkpoint, torch.float32, torch.device("cpu"), progress)
         if form.keeps_blocks and not self._has_small_blocks():
             raise CheckpointError(
@@ -89,15 +90,15 @@ class MatrixPacker:
     def _matrix(self, name: str, stored: QuantizedTensor | None, keep: bool) -> "PackedMatrix":
         packed = native_module().PackedMatrix
         if self._form.floats:
-            return packed.keep_floats(self._loader.tensor(name))
+            return packed.keep_floats(self._arena, self._loader.tensor(name))
         if keep and stored is not None:
             self._loader.count()
-            return packed.keep_blocks(stored.kind, stored.data)
+            return packed.keep_blocks(self._arena, stored.kind, stored.data)
         rotated = self._form.rotated and not keep
         if stored is not None:
             self._loader.count()
             group = rotated_group(stored.shape[1]) if rotated else BLOCK_COLUMNS
-            return packed.round_blocks(stored.kind, stored.data, group, rotated, self._isa, self._threads)
+            return packed.round_blocks(self._arena, stored.kind, stored.data, group, rotated, self._isa, self._threads)
         values = self._loader.tensor(name)
         group = rotated_group(values.shape[1]) if rotated else BLOCK_COLUMNS
-        return packed.round_floats(values, group, rotated, self._isa, self._threads)
+        return packed.round_floats(self._arena, values, group, rotated, self._isa, self._threads)
