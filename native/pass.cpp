@@ -88,16 +88,16 @@ void Pass::lay_out() {
 // The same tasks serve every layer. Small batches are split by query head, so that all threads have work.
 void Pass::plan_attention() {
     const int64_t group = shape_.num_heads / shape_.num_kv_heads;
-    const int64_t split = batch_.rows * shape_.num_kv_heads < 4 * pool_.size() ? 1 : group;
+    const int64_t split = batch_.rows * shape_.num_kv_heads < 4 * pool_.size() ? std::min<int64_t>(2, group) : group;
     for (int64_t request = 0; request < batch_.requests; ++request) {
         const int64_t first = batch_.row_starts[request], last = batch_.row_starts[request + 1];
         const int64_t share = (last - first + 2 * pool_.size() - 1) / (2 * pool_.size());
         const int64_t step = std::min(kAttentionRows, std::max<int64_t>(share, 1));
         for (int64_t row = first; row < last; row += step) {
-            for (int64_t head = 0; head < shape_.num_heads; head += split) {
+            for (int64_t head = 0; head < shape_.num_heads; head = tasks_.back().head_end) {
                 tasks_.push_back({batch_.block_tables + request * batch_.table_width, batch_.prefix_lens, batch_.masks,
                                   heads_, attended_, heads_width_, shape_.query_width(), row, std::min(row + step, last),
-                                  head / group, head, head + split,
+                                  head / group, head, std::min(head + split, (head / group + 1) * group),
                                   1.0f / std::sqrt(static_cast<float>(shape_.head_dim)), nullptr});
             }
         }

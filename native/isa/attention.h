@@ -76,7 +76,8 @@ struct State {
 
 // Scores of Q queries against a tile of keys. Each is a sum over the head's dimensions in their order.
 template <int Q>
-FOREWORD_INLINE void score_tile(const State (&states)[Q], const Tile& tile, int64_t head_dim, float* scores) {
+FOREWORD_INLINE void score_tile(const State (&states)[Q], const Tile& tile, const Tile& next, int64_t head_dim,
+                                float* scores) {
     const float *first = tile.keys[0], *second = tile.keys[1];
     F32x8 sums[Q][4];
 #pragma GCC unroll 2
@@ -85,6 +86,8 @@ FOREWORD_INLINE void score_tile(const State (&states)[Q], const Tile& tile, int6
         for (int i = 0; i < 4; ++i) sums[s][i] = set1(0.0f);
     }
     for (int64_t d = 0; d < head_dim; ++d) {
+        __builtin_prefetch(next.keys[0] + d * kPageSize);
+        __builtin_prefetch(next.keys[1] + d * kPageSize);
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
             const F32x8 eight = load((i < 2 ? first : second) + d * kPageSize + 8 * (i % 2));
@@ -117,8 +120,8 @@ FOREWORD_INLINE float weigh_scores(float* scores, int64_t count, const State& st
 
 // Eight times V dimensions of Q outputs: rescaled, then the tile's values added in their order.
 template <int Q, int V>
-FOREWORD_INLINE void mix_values(const State (&states)[Q], const float (&factors)[Q], const Tile& tile, int64_t stride,
-                                const float* weights, int64_t count, int64_t d) {
+FOREWORD_INLINE void mix_values(const State (&states)[Q], const float (&factors)[Q], const Tile& tile, const Tile& next,
+                                int64_t stride, const float* weights, int64_t count, int64_t d) {
     F32x8 sums[Q][V];
 #pragma GCC unroll 2
     for (int s = 0; s < Q; ++s) {
@@ -126,7 +129,10 @@ FOREWORD_INLINE void mix_values(const State (&states)[Q], const float (&factors)
         for (int i = 0; i < V; ++i) sums[s][i] = mul(load(states[s].out + d + 8 * i), factors[s]);
     }
     for (int64_t k = 0; k < count; ++k) {
-        const float* value = tile.values[k / kPageSize] + k % kPageSize * stride + d;
+        const int64_t place = k % kPageSize * stride + d;
+        const float* value = tile.values[k / kPageSize] + place;
+        __builtin_prefetch(next.values[k / kPageSize] + place);
+        __builtin_prefetch(next.values[k / kPageSize] + place + 16);
 #pragma GCC unroll 4
         for (int i = 0; i < V; ++i) {
             const F32x8 eight = load(value + 8 * i);
@@ -141,17 +147,17 @@ FOREWORD_INLINE void mix_values(const State (&states)[Q], const float (&factors)
     }
 }
 
-// Takes `count` keys of a tile into the softmax of Q heads of one row. Q only saves loads.
+// Takes `count` keys of a tile into the softmax of Q heads of one row, and fetches the next tile meanwhile.
 template <int Q>
-void absorb_tile(const KvView& kv, const Tile& tile, int64_t count, const State (&states)[Q], float* scores) {
-    score_tile<Q>(states, tile, kv.head_dim, scores);
+void absorb_tile(const KvView& kv, const Tile& tile, const Tile& next, int64_t count, const State (&states)[Q], float* scores) {
+    score_tile<Q>(states, tile, next, kv.head_dim, scores);
     float factors[Q];
     for (int s = 0; s < Q; ++s) factors[s] = weigh_scores(scores + s * kKeyTile, count, states[s]);
     int64_t d = 0;
     for (; d + 32 <= kv.padded_dim; d += 32) {
-        mix_values<Q, 4>(states, factors, tile, kv.padded_dim, scores, count, d);
+        mix_values<Q, 4>(states, factors, tile, next, kv.padded_dim, scores, count, d);
     }
-    for (; d < kv.padded_dim; d += 8) mix_values<Q, 1>(states, factors, tile, kv.padded_dim, scores, count, d);
+    for (; d < kv.padded_dim; d += 8) mix_values<Q, 1>(states, factors, tile, next, kv.padded_dim, scores, count, d);
 }
 
 // The states of all rows and heads of a task, laid out in its scratch.
@@ -198,15 +204,16 @@ FOREWORD_INLINE int64_t visible_keys(const AttentionTask& task, int64_t row) {
 }
 
 // One tile for all heads of a row.
-FOREWORD_INLINE void absorb_row(const KvView& kv, const Tile& tile, int64_t count, const States& states, int64_t row, float* scores) {
+FOREWORD_INLINE void absorb_row(const KvView& kv, const Tile& tile, const Tile& next, int64_t count, const States& states,
+                                int64_t row, float* scores) {
     int64_t head = 0;
     for (; head + 2 <= states.heads; head += 2) {
         const State pair[2] = {states.at(row, head), states.at(row, head + 1)};
-        absorb_tile<2>(kv, tile, count, pair, scores);
+        absorb_tile<2>(kv, tile, next, count, pair, scores);
     }
     if (head < states.heads) {
         const State last[1] = {states.at(row, head)};
-        absorb_tile<1>(kv, tile, count, last, scores);
+        absorb_tile<1>(kv, tile, next, count, last, scores);
     }
 }
 
@@ -225,7 +232,9 @@ void attention(const KvView& kv, const AttentionTask& task) {
             const int64_t count = rest < kKeyTile ? rest : kKeyTile;
             const Tile tile = prefix < begin + count ? gathered_tile(kv, task, row, begin)
                                                      : prefix_tile(kv, task, begin, begin + count);
-            absorb_row(kv, tile, count, states, row - task.row_begin, scores);
+            const bool more = prefix > begin + kKeyTile;
+            const Tile next = more ? prefix_tile(kv, task, begin + kKeyTile, prefix) : tile;
+            absorb_row(kv, tile, next, count, states, row - task.row_begin, scores);
         }
     }
     finish_states(kv, task, states);
