@@ -232,7 +232,7 @@ NB_MODULE(_native, m) {
     m.attr("PAGE_SIZE") = kPageSize;
     m.def("instruction_sets", &instruction_sets, "Instruction sets that this build and CPU have, the fastest first.");
     m.def("quantize", &quantize, nb::arg("x"), nb::arg("group"), nb::arg("rotated"), nb::arg("q"), nb::arg("scale"),
-          nb::arg("sum"), nb::arg("isa"));
+          nb::arg("total"), nb::arg("isa"));
     m.def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out"), nb::arg("isa"));
     m.def("silu_mul", &silu_mul, nb::arg("gate"), nb::arg("up"), nb::arg("isa"));
     bind_matrix(m);

@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.native import INSTRUCTION_SETS, native_decoder, needs_native
-from helpers.passes import all_logits, compute, fragmented_cache, make_request, with_all_logits
-from helpers.tiny_models import TINY_VOCAB, make_hf_model
 
 from foreword.engine.request import Request
 from foreword.kv.paged_cache import PagedCache
@@ -18,6 +15,9 @@ from foreword.models.native_decoder import NativeDecoder
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.protocols import Scheduled
 from foreword.speculation.transaction import Transaction, Verdict
+from helpers.native import INSTRUCTION_SETS, native_decoder, needs_native
+from helpers.passes import all_logits, compute, fragmented_cache, make_request, with_all_logits
+from helpers.tiny_models import TINY_VOCAB, make_hf_model
 
 pytestmark = needs_native
 
@@ -97,7 +97,9 @@ def test_chunks_of_any_size_on_any_pages(decoder: NativeDecoder, seed: int):
     request = make_request(cache, ids)
     parts = []
     while (done := request.kv.computed) < len(ids):
-        parts.append(run(decoder, cache, request, min(rng.choice([1, 2, 3, 5, 7, 16, 31, 63]), len(ids) - done)))
+        parts.append(
+            run(decoder, cache, request, min(rng.choice([1, 2, 3, 5, 7, 16, 31, 63]), len(ids) - done))
+        )
     assert torch.equal(torch.cat(parts), expected)
 
 

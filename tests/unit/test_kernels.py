@@ -1,19 +1,31 @@
 """Every kernel equals its reference in plain torch, on every instruction set that this CPU has."""
 
+import importlib
+
 import gguf
 import numpy as np
 import pytest
 import torch
-from helpers.native import INSTRUCTION_SETS, STATUS, needs_native
 
 from foreword.kernels import reference
-from foreword.kernels.native import native_module
+from helpers.native import INSTRUCTION_SETS, STATUS, needs_native
 
 pytestmark = needs_native
-native = native_module() if STATUS.available else None
+native = importlib.import_module("foreword.kernels._native") if STATUS.available else None
 arena = native.Arena() if STATUS.available else None
 
-UGLY_SHAPES = [(1, 1), (3, 31), (8, 32), (9, 33), (15, 65), (16, 64), (63, 192), (65, 200), (24, 577), (40, 1000)]
+UGLY_SHAPES = [
+    (1, 1),
+    (3, 31),
+    (8, 32),
+    (9, 33),
+    (15, 65),
+    (16, 64),
+    (63, 192),
+    (65, 200),
+    (24, 577),
+    (40, 1000),
+]
 ROW_COUNTS = [1, 2, 3, 4, 5, 7, 8, 13, 63, 64, 65, 130]
 GROUPINGS = [(32, False), (64, False), (64, True), (128, True), (192, True)]
 
@@ -61,7 +73,9 @@ def test_8_bit_products_equal_the_reference(rows: int, columns: int, group: int,
     levels, scales = reference.quantize(weights, group, rotated)
     for count in (1, 3, 5, 63):
         x = random(count, columns, seed=count)
-        expected = reference.multiply(levels, scales.half().float(), reference.quantize(x, group, rotated)) + bias
+        expected = (
+            reference.multiply(levels, scales.half().float(), reference.quantize(x, group, rotated)) + bias
+        )
         close(product(matrix, x, isa), expected)
 
 
@@ -96,7 +110,11 @@ def split_blocks(kind: str, blocks: np.ndarray, columns: int):
     levels = torch.from_numpy(np.concatenate([nibbles & 15, nibbles >> 4], -1).astype(np.float32))
     if kind == "Q4_0":
         return levels - 8, scales, None
-    return levels, scales, torch.from_numpy(parts[..., 2:4].copy().view(np.float16)[..., 0].astype(np.float32))
+    return (
+        levels,
+        scales,
+        torch.from_numpy(parts[..., 2:4].copy().view(np.float16)[..., 0].astype(np.float32)),
+    )
 
 
 def expanded(matrix, isa: str) -> torch.Tensor:
@@ -154,7 +172,10 @@ def test_extreme_values_neither_saturate_nor_vanish(isa: str):
     ones = torch.ones(9, 192)
     for sign in (1.0, -1.0):
         matrix = native.PackedMatrix.round_floats(arena, ones * sign, 192, False, isa, 1)
-        close(product(matrix, ones[:2] * 5, isa), 127 * 192 * 5 * sign * torch.full((2, 9), float(np.float16(1 / 127))))
+        close(
+            product(matrix, ones[:2] * 5, isa),
+            127 * 192 * 5 * sign * torch.full((2, 9), float(np.float16(1 / 127))),
+        )
     blocks = gguf.quants.quantize(ones.numpy(), gguf.GGMLQuantizationType.Q8_0)
     blocks.reshape(9, 6, 34)[..., 2:] = 0x80  # -128: no quantiser writes it, a file may hold it
     matrix = native.PackedMatrix.keep_blocks(arena, "Q8_0", blocks)

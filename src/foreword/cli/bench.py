@@ -8,6 +8,7 @@ from rich.table import Table
 
 from foreword.cli.console import (
     DEFAULT_MODEL,
+    BackendOption,
     DeviceOption,
     DtypeOption,
     JsonOption,
@@ -35,6 +36,7 @@ def step(
     repeats: Annotated[int, typer.Option(help="Timed passes for each number; the median counts.")] = 15,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
+    backend: BackendOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Milliseconds of one target pass over n new tokens, and the ratio to the first n.
@@ -44,7 +46,7 @@ def step(
     from foreword.bench.step_cost import measure_step_cost
 
     sizes = _parse_sizes(tokens)
-    llm = load_llm(model, dtype, device)
+    llm = load_llm(model, dtype, device, backend)
     with progress_bar("measuring") as on_progress:
         costs = measure_step_cost(
             llm.engine.target, sizes, context=context, repeats=repeats, progress=on_progress

@@ -6,6 +6,7 @@ import typer
 
 from foreword.cli.console import (
     DEFAULT_MODEL,
+    BackendOption,
     DeviceOption,
     DtypeOption,
     JsonOption,
@@ -28,6 +29,7 @@ def generate(
     ] = False,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
+    backend: BackendOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Answer a prompt, streaming text to the terminal.
@@ -37,7 +39,7 @@ def generate(
     from foreword.acceptance.params import SamplingParams
 
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
-    llm = load_llm(model, dtype, device)
+    llm = load_llm(model, dtype, device, backend)
 
     def show(_: int, text: str) -> None:
         stdout.print(text, end="", markup=False, soft_wrap=True)

@@ -36,11 +36,14 @@ class LLM:
         *,
         dtype: str = "auto",
         device: str = "auto",
+        backend: str = "auto",
         config: EngineConfig | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Load `model`: a built-in name, a local path or a hub id; `progress` is told of loaded tensors."""
-        self._loaded: LoadedModel = load_model(model, dtype=dtype, device=device, progress=progress)
+        self._loaded: LoadedModel = load_model(
+            model, dtype=dtype, device=device, backend=backend, progress=progress
+        )
         self.tokenizer = self._loaded.tokenizer
         self.engine = Engine(self._loaded.decoder, self.tokenizer.eos_ids, config)
 

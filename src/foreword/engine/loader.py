@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 import torch
 
+from foreword.engine.backend import choose_backend
 from foreword.errors import RequestError
 from foreword.models.checkpoint import open_checkpoint
 from foreword.models.decoder import TorchDecoder
 from foreword.models.interface import Decoder
+from foreword.models.native_decoder import load_native_decoder
 from foreword.models.sources import resolve_model
 from foreword.models.tokenizer import Tokenizer
 from foreword.models.weights import Progress, load_weights
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,23 @@ class LoadedModel:
 
 
 def load_model(
-    model: str, *, dtype: str = "auto", device: str = "auto", progress: Progress | None = None
+    model: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    backend: str = "auto",
+    progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model by built-in name, local path or hub id."""
     place = pick_device(device)
-    number_type = pick_dtype(dtype, place)
+    choice = choose_backend(backend, dtype, place)
     # Torch tells of a slower path on CPUs without bfloat16 by a page of stack frames.
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
     checkpoint = open_checkpoint(resolve_model(model))
     tokenizer = checkpoint.tokenizer()
-    weights = load_weights(checkpoint, number_type, place, progress)
+    if choice.form is not None:
+        return LoadedModel(load_native_decoder(checkpoint, choice.form, progress=progress), tokenizer)
+    weights = load_weights(checkpoint, choice.torch_dtype, place, progress)
     return LoadedModel(TorchDecoder(checkpoint.config, weights), tokenizer)
 
 
@@ -51,12 +58,3 @@ def pick_device(device: str) -> torch.device:
     if place.type == "cuda" and not torch.cuda.is_available():
         raise RequestError(f"device {device!r} was asked for, but torch sees no CUDA GPU; use cpu")
     return place
-
-
-def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """`auto` is float32 on the CPU and bfloat16 on a GPU."""
-    if dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if dtype not in DTYPES:
-        raise RequestError(f"unknown dtype {dtype!r}; use auto, {', '.join(DTYPES)}")
-    return DTYPES[dtype]

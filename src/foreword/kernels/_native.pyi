@@ -4,13 +4,13 @@ from torch import Tensor
 
 PAGE_SIZE: int
 
-type Floats = NDArray[float32] | Tensor
-type Ints = NDArray[int32] | Tensor
-type Longs = NDArray[int64] | Tensor
+Floats = NDArray[float32] | Tensor
+Ints = NDArray[int32] | Tensor
+Longs = NDArray[int64] | Tensor
 
 def instruction_sets() -> list[str]: ...
 def quantize(
-    x: Floats, group: int, rotated: bool, q: NDArray[int8] | Tensor, scale: Floats, sum: Floats, isa: str
+    x: Floats, group: int, rotated: bool, q: NDArray[int8] | Tensor, scale: Floats, total: Floats, isa: str
 ) -> None: ...
 def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats, isa: str) -> None: ...
 def silu_mul(gate: Floats, up: Floats, isa: str) -> None: ...
@@ -24,7 +24,9 @@ class PackedMatrix:
     @staticmethod
     def keep_blocks(arena: Arena, kind: str, blocks: NDArray[uint8]) -> PackedMatrix: ...
     @staticmethod
-    def round_floats(arena: Arena, values: Floats, group: int, rotated: bool, isa: str, threads: int) -> PackedMatrix: ...
+    def round_floats(
+        arena: Arena, values: Floats, group: int, rotated: bool, isa: str, threads: int
+    ) -> PackedMatrix: ...
     @staticmethod
     def round_blocks(
         arena: Arena, kind: str, blocks: NDArray[uint8], group: int, rotated: bool, isa: str, threads: int

@@ -2,13 +2,8 @@
 
 import os
 from dataclasses import dataclass
-from types import ModuleType
-from typing import TYPE_CHECKING
 
 from foreword.errors import RequestError
-
-if TYPE_CHECKING:
-    from foreword.kernels import _native
 
 ISA_VARIABLE = "FOREWORD_ISA"
 """Names the instruction set to use instead of the fastest one."""
@@ -29,20 +24,13 @@ class NativeStatus:
 def native_status() -> NativeStatus:
     """Look for the compiled kernels without using them."""
     try:
-        module = native_module()
+        from foreword.kernels import _native
     except ImportError as error:
         reason = "the package was installed without them (no C++ compiler, or the build failed)"
         if not isinstance(error, ModuleNotFoundError):
             reason = f"they do not load here: {' '.join(str(error).split())}"
         return NativeStatus(False, reason, ())
-    return NativeStatus(True, "", tuple(module.instruction_sets()))
-
-
-def native_module() -> "type[_native] | ModuleType":
-    """The extension module; `ImportError` if it is not there."""
-    import importlib
-
-    return importlib.import_module("foreword.kernels._native")
+    return NativeStatus(True, "", tuple(_native.instruction_sets()))
 
 
 def choose_isa(names: tuple[str, ...]) -> str:

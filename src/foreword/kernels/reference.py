@@ -46,7 +46,9 @@ def fused_multiply_add(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return (a.double() * b.double() + c.double()).float()
 
 
-def multiply(levels: Tensor, scales: Tensor, x: tuple[Tensor, Tensor], minima: Tensor | None = None) -> Tensor:
+def multiply(
+    levels: Tensor, scales: Tensor, x: tuple[Tensor, Tensor], minima: Tensor | None = None
+) -> Tensor:
     """x W^T for quantised weights [out, groups, group] and inputs as `quantize` gives them: [rows, out].
 
     One output is a sum over groups in column order; inside a group the sum is one of integers.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from foreword.errors import RequestError
-from foreword.kernels.native import choose_isa, choose_threads, native_module, native_status
+from foreword.kernels.native import choose_isa, choose_threads, native_status
 from foreword.models.batch import ForwardBatch, ForwardOutput
 from foreword.models.checkpoint import Checkpoint
 from foreword.models.config import ModelConfig
@@ -54,15 +54,19 @@ class NativeDecoder:
 
     def allocate_kv(self, num_pages: int, page_size: int) -> None:
         """Make room for `num_pages` pages of KV; what was there is gone."""
-        if page_size != native_module().PAGE_SIZE:
-            raise RequestError(f"the CPU kernels need pages of {native_module().PAGE_SIZE} rows, not {page_size}")
+        from foreword.kernels._native import PAGE_SIZE
+
+        if page_size != PAGE_SIZE:
+            raise RequestError(f"the CPU kernels need pages of {PAGE_SIZE} rows, not {page_size}")
         self._native.allocate_kv(num_pages)
 
     def verify(self, batch: ForwardBatch) -> ForwardOutput:
         """One pass over all rows of `batch`; KV rows are moved and written as it says."""
         logits = torch.empty((len(batch.logit_rows), self.config.vocab_size), dtype=torch.float32)
         layers = list(dict.fromkeys(batch.hidden_layers))
-        hidden = torch.empty((len(layers), len(batch.hidden_rows), self.config.hidden_size), dtype=torch.float32)
+        hidden = torch.empty(
+            (len(layers), len(batch.hidden_rows), self.config.hidden_size), dtype=torch.float32
+        )
         self._native.verify(
             batch.token_ids,
             batch.positions,
@@ -86,9 +90,11 @@ def load_native_decoder(
     checkpoint: Checkpoint, form: WeightForm, *, threads: int | None = None, progress: Progress | None = None
 ) -> NativeDecoder:
     """Pack a checkpoint's weights and build its decoder."""
+    from foreword.kernels import _native
+
     config = checkpoint.config
     isa, workers = choose_isa(native_status().instruction_sets), choose_threads(threads)
-    native = native_module().Decoder(
+    native = _native.Decoder(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from foreword.errors import CheckpointError
-from foreword.kernels.native import native_module
 from foreword.models.checkpoint import Checkpoint, QuantizedTensor
 from foreword.models.weights import Progress, WeightLoader
 
@@ -51,11 +50,13 @@ class MatrixPacker:
     def __init__(
         self, checkpoint: Checkpoint, form: WeightForm, isa: str, threads: int, progress: Progress | None
     ) -> None:
+        from foreword.kernels import _native
+
         self._checkpoint = checkpoint
         self._form = form
         self._isa = isa
         self._threads = threads
-        self._arena = native_module().Arena()
+        self._arena = _native.Arena()
         self._loader = WeightLoader(checkpoint, torch.float32, torch.device("cpu"), progress)
         if form.keeps_blocks and not self._has_small_blocks():
             raise CheckpointError(
@@ -88,17 +89,20 @@ class MatrixPacker:
         return stored
 
     def _matrix(self, name: str, stored: QuantizedTensor | None, keep: bool) -> "PackedMatrix":
-        packed = native_module().PackedMatrix
+        from foreword.kernels._native import PackedMatrix
+
         if self._form.floats:
-            return packed.keep_floats(self._arena, self._loader.tensor(name))
+            return PackedMatrix.keep_floats(self._arena, self._loader.tensor(name))
         if keep and stored is not None:
             self._loader.count()
-            return packed.keep_blocks(self._arena, stored.kind, stored.data)
+            return PackedMatrix.keep_blocks(self._arena, stored.kind, stored.data)
         rotated = self._form.rotated and not keep
         if stored is not None:
             self._loader.count()
             group = rotated_group(stored.shape[1]) if rotated else BLOCK_COLUMNS
-            return packed.round_blocks(self._arena, stored.kind, stored.data, group, rotated, self._isa, self._threads)
+            return PackedMatrix.round_blocks(
+                self._arena, stored.kind, stored.data, group, rotated, self._isa, self._threads
+            )
         values = self._loader.tensor(name)
         group = rotated_group(values.shape[1]) if rotated else BLOCK_COLUMNS
-        return packed.round_floats(self._arena, values, group, rotated, self._isa, self._threads)
+        return PackedMatrix.round_floats(self._arena, values, group, rotated, self._isa, self._threads)
