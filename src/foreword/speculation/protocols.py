@@ -13,6 +13,9 @@ from foreword.speculation.draft import Draft
 class StepRequest(Protocol):
     """A request as the step sees it."""
 
+    request_id: int  # no other request ever has the same
+    tenant: str  # whose request it is; nothing is learned from one tenant for another
+    prompt_len: int  # how many of the tokens are the prompt
     tokens: list[int]  # committed: the prompt, then what was generated
     kv: KvSequence  # its computed rows chase its tokens; the newest token has none yet
     epoch: int  # advances when the request's state is rebuilt, so that older drafts show as stale
@@ -54,6 +57,10 @@ class Drafter(Protocol):
 
     def propose(self, asks: Sequence["Ask"]) -> Sequence[Draft]:
         """One draft for every ask, an empty one where there is nothing to say."""
+        ...
+
+    def forget(self, request: "StepRequest") -> None:
+        """The request has ended: drop what is kept for it."""
         ...
 
 
