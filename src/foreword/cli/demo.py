@@ -1,6 +1,5 @@
 """`foreword demo`: the main job on the embedded default model."""
 
-from resource import RUSAGE_SELF, getrusage
 from time import perf_counter
 from typing import Annotated
 
@@ -15,10 +14,11 @@ def demo(
 ) -> None:
     """Answer a prompt with the embedded default model and say how fast it went."""
     from foreword.acceptance.params import SamplingParams
+    from foreword.bench.memory import peak_resident_bytes
 
     began = perf_counter()
     llm = load_llm(DEFAULT_MODEL, "auto", "auto")
-    resident = getrusage(RUSAGE_SELF).ru_maxrss / 1024
+    resident = peak_resident_bytes() / 1e6
     stdout.print(
         f"[dim]{DEFAULT_MODEL} ready in {perf_counter() - began:.1f} s, {resident:.0f} MB resident[/dim]\n"
     )

@@ -1,5 +1,6 @@
 """From the name that a user gives to files on this machine."""
 
+import logging
 import os
 import re
 from collections.abc import Callable
@@ -42,7 +43,7 @@ def _unknown_model(name: str) -> ModelSourceError:
 def _from_hub(repository: str, file: str | None) -> Path:
     import huggingface_hub
 
-    huggingface_hub.utils.logging.set_verbosity_error()  # its retries would bury our one line
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries would bury our one line
     if file is not None:
         return _ask_hub(repository, lambda: huggingface_hub.hf_hub_download(repository, file))
     return _ask_hub(
