@@ -3,6 +3,7 @@
 import random
 
 import pytest
+
 from foreword.drafters.suffix_automaton import ROOT, SuffixAutomaton
 
 

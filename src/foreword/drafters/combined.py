@@ -38,7 +38,9 @@ class Merged:
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """For every ask one tree within its node budget."""
         answers = [drafter.propose(asks) for drafter in self._drafters]
-        return [merge(drafts, ask.max_nodes) for drafts, ask in zip(zip(*answers, strict=True), asks, strict=True)]
+        return [
+            merge(drafts, ask.max_nodes) for drafts, ask in zip(zip(*answers, strict=True), asks, strict=True)
+        ]
 
     def forget(self, request: StepRequest) -> None:
         """Pass it on."""
@@ -53,7 +55,9 @@ def merge(drafts: Sequence[Draft], max_nodes: int) -> Draft:
     numbers: dict[tuple[int, int], int] = {}  # (parent, token) -> node of the merged tree
     merged_as: list[dict[int, int]] = [{ROOT: ROOT} for _ in drafts]
     turns = sorted(
-        (depth, which, node) for which, draft in enumerate(drafts) for node, depth in enumerate(draft.depths())
+        (depth, which, node)
+        for which, draft in enumerate(drafts)
+        for node, depth in enumerate(draft.depths())
     )
     for _, which, node in turns:
         draft = drafts[which]

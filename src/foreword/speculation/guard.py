@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from numbers import Integral
 from typing import TypeVar
 
 from foreword.speculation.draft import Draft
@@ -76,7 +77,7 @@ class GuardedDrafter:
             return f"{len(draft)} nodes where {ask.max_nodes} were asked for"
         if max(draft.depths(), default=0) > ask.max_depth:
             return f"a depth of {max(draft.depths())} where {ask.max_depth} was asked for"
-        outside = [token for token in draft.tokens if not 0 <= token < self._vocab_size]
+        outside = [t for t in draft.tokens if not (isinstance(t, Integral) and 0 <= t < self._vocab_size)]
         return f"token {outside[0]} outside the vocabulary of {self._vocab_size}" if outside else None
 
     def _fault(self, kind: str, message: str) -> None:
