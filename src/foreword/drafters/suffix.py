@@ -4,8 +4,10 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from foreword.drafters.suffix_automaton import ROOT, SuffixAutomaton
+from foreword.drafters.workshop import Workshop
 from foreword.errors import RequestError
 from foreword.speculation import draft as drafts
 from foreword.speculation.draft import Draft
@@ -26,6 +28,7 @@ class SuffixConfig:
     depth_per_match: float = 2.0  # guesses go this many times as deep as the match is long
     min_probability: float = 0.2  # estimated probability below which a node is left out
     max_stored_tokens: int = 65_536  # past answers kept for each tenant; the oldest go first
+    warm_file: str = ""  # a text file that every tenant's store begins with; empty: none
 
     def __post_init__(self) -> None:
         if self.min_match < 1:
@@ -110,11 +113,23 @@ class _Reader:
         ]
 
 
+def build_suffix_drafter(config: SuffixConfig, workshop: Workshop) -> "SuffixDrafter":
+    """A suffix drafter, warmed from a text file if the config names one."""
+    if not config.warm_file:
+        return SuffixDrafter(config)
+    try:
+        text = Path(config.warm_file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"warm_file {config.warm_file} cannot be read as text: {error}") from None
+    return SuffixDrafter(config, workshop.encode(text))
+
+
 class SuffixDrafter:
     """Guesses trees of likely continuations, as deep as the match is long and as wide as it is undecided."""
 
-    def __init__(self, config: SuffixConfig) -> None:
+    def __init__(self, config: SuffixConfig, warm_text: Sequence[int] = ()) -> None:
         self._config = config
+        self._warm_text = warm_text
         self._stores: dict[str, SuffixStore] = {}
         self._readers: dict[int, _Reader] = {}
 
@@ -129,7 +144,11 @@ class SuffixDrafter:
 
     def store(self, tenant: str) -> SuffixStore:
         """The past answers of one tenant; nobody else's drafts are made from them."""
-        return self._stores.setdefault(tenant, SuffixStore(self._config.max_stored_tokens))
+        store = self._stores.get(tenant)
+        if store is None:
+            store = self._stores[tenant] = SuffixStore(self._config.max_stored_tokens)
+            store.add(self._warm_text)
+        return store
 
     def _tree(self, ask: Ask) -> Draft:
         request = ask.request
