@@ -1,0 +1,101 @@
+"""The one call that judges every draft of a step: logits to distributions to verdicts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from foreword.acceptance import block, coupled, token
+from foreword.acceptance.batch import Judgement, RowStatus, Verdicts
+from foreword.acceptance.chains import ChainRows, Leftover, draw_leftover
+from foreword.acceptance.distribution import Distributions, distributions
+from foreword.acceptance.draw import draw
+from foreword.acceptance.noise import Keys, Stream, row_keys, uniforms
+from foreword.acceptance.request import RequestSampler
+from foreword.acceptance.rules import Rule, check_exact
+from foreword.acceptance.trees import NO_ROW, NO_TOKEN, Bools, DraftTrees, Ints
+
+
+@dataclass
+class _Outcome:
+    """Verdicts as the rules fill them in, each for its own requests."""
+
+    stop_rows: Ints  # [requests]
+    own_tokens: Ints  # [requests]
+
+
+def accept(
+    logits: Tensor, trees: DraftTrees, samplers: Sequence[RequestSampler], vocab_size: int
+) -> Verdicts:
+    """Judge the drafts of a batch; row r of `logits` is about the token after row r of `trees`."""
+    return judge(Judgement.of(logits, trees, samplers, vocab_size))
+
+
+def judge(judged: Judgement) -> Verdicts:
+    """Run the pipeline for all rows, then every request's own rule."""
+    trees, rules = judged.trees, judged.records["rule"]
+    for rule in np.unique(rules):
+        check_exact(Rule(rule), bool(trees.is_chain[rules == rule].all()))
+    shaped = distributions(judged)
+    outcome = _Outcome(trees.roots.copy(), np.full(len(trees.roots), NO_TOKEN, np.int64))
+    is_coupled = rules == Rule.COUPLED
+    if is_coupled.any():
+        _run_coupled(judged, shaped, is_coupled, outcome)
+    if not is_coupled.all():
+        _run_chain_rules(judged, shaped, outcome)
+    return _verdicts(judged, shaped, outcome)
+
+
+def _run_coupled(judged: Judgement, shaped: Distributions, mine: Bools, outcome: _Outcome) -> None:
+    draws: Ints = draw(shaped, _keys(judged, Stream.TARGET, 0)).cpu().numpy()
+    stops = coupled.stop_rows(judged.trees, draws)
+    outcome.stop_rows[mine] = stops[mine]
+    outcome.own_tokens[mine] = draws[stops[mine]]
+
+
+def _run_chain_rules(judged: Judgement, shaped: Distributions, outcome: _Outcome) -> None:
+    """*token* and *block* side by side: they share the probabilities and the noise, and no request."""
+    trees, rules = judged.trees, judged.records["rule"]
+    rows = np.flatnonzero(rules[trees.request_of_row] != Rule.COUPLED)
+    chains = ChainRows.of(shaped, trees, rows)
+    nonce = judged.records["nonce"][trees.request_of_row]
+    # A node is accepted with the number of its own position, which its parent's logits are about.
+    judged_by = np.maximum(trees.parents, 0)
+    chance = uniforms(_keys(judged, Stream.ACCEPT, nonce))[judged_by]
+    for rule in (Rule.TOKEN, Rule.BLOCK):
+        mine = rules == rule
+        nodes = rows[mine[trees.request_of_row[rows]] & (trees.depths[rows] > 0)]
+        if not mine.any():
+            continue
+        if rule is Rule.TOKEN:
+            stops = token.stop_rows(trees, token.acceptance(chains, nodes), chance)[mine]
+            left = token.leftover(trees, stops)
+        else:
+            block_plan = block.plan(chains, nodes)
+            stops = block.stop_rows(trees, block_plan.accept, chance)[mine]
+            left = block.leftover(trees, block_plan, stops)
+        _fill_chain(judged, chains, mine, left, outcome)
+
+
+def _fill_chain(
+    judged: Judgement, chains: ChainRows, mine: Bools, left: Leftover, outcome: _Outcome
+) -> None:
+    nonce = judged.records["nonce"][judged.trees.request_of_row]
+    outcome.stop_rows[mine] = left.stop_rows
+    outcome.own_tokens[mine] = draw_leftover(chains, left, _keys(judged, Stream.RESIDUAL, nonce))
+
+
+def _keys(judged: Judgement, stream: Stream, nonce: Ints | int) -> Keys:
+    """[rows], the keys of one stream at every row's position."""
+    request = judged.records[judged.trees.request_of_row]
+    return row_keys(request["seed"], request["sample"], int(stream), nonce, judged.positions)
+
+
+def _verdicts(judged: Judgement, shaped: Distributions, outcome: _Outcome) -> Verdicts:
+    trees = judged.trees
+    status: Ints = shaped.status.cpu().numpy()[outcome.stop_rows]
+    paths = trees.paths_to(outcome.stop_rows)
+    nodes = np.where(paths == NO_ROW, NO_TOKEN, paths - trees.roots[:, None] - 1)
+    own = np.where(status == RowStatus.OK, outcome.own_tokens, NO_TOKEN)
+    return Verdicts(outcome.stop_rows, nodes, own, status)
