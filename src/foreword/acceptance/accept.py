@@ -8,7 +8,7 @@ from torch import Tensor
 
 from foreword.acceptance import block, coupled, token
 from foreword.acceptance.batch import Judgement, RowStatus, Verdicts
-from foreword.acceptance.chains import ChainRows, Leftover, draw_leftover
+from foreword.acceptance.chains import ChainRows, draw_leftover, leftover
 from foreword.acceptance.distribution import Distributions, distributions
 from foreword.acceptance.draw import draw
 from foreword.acceptance.noise import Keys, Stream, row_keys, uniforms
@@ -63,27 +63,15 @@ def _run_chain_rules(judged: Judgement, shaped: Distributions, outcome: _Outcome
     # A node is accepted with the number of its own position, which its parent's logits are about.
     judged_by = np.maximum(trees.parents, 0)
     chance = uniforms(_keys(judged, Stream.ACCEPT, nonce))[judged_by]
-    for rule in (Rule.TOKEN, Rule.BLOCK):
+    own_keys = _keys(judged, Stream.RESIDUAL, nonce)
+    for rule, its in ((Rule.TOKEN, token), (Rule.BLOCK, block)):
         mine = rules == rule
-        nodes = rows[mine[trees.request_of_row[rows]] & (trees.depths[rows] > 0)]
-        if not mine.any():
-            continue
-        if rule is Rule.TOKEN:
-            stops = token.stop_rows(trees, token.acceptance(chains, nodes), chance)[mine]
-            left = token.leftover(trees, stops)
-        else:
-            block_plan = block.plan(chains, nodes)
-            stops = block.stop_rows(trees, block_plan.accept, chance)[mine]
-            left = block.leftover(trees, block_plan, stops)
-        _fill_chain(judged, chains, mine, left, outcome)
-
-
-def _fill_chain(
-    judged: Judgement, chains: ChainRows, mine: Bools, left: Leftover, outcome: _Outcome
-) -> None:
-    nonce = judged.records["nonce"][judged.trees.request_of_row]
-    outcome.stop_rows[mine] = left.stop_rows
-    outcome.own_tokens[mine] = draw_leftover(chains, left, _keys(judged, Stream.RESIDUAL, nonce))
+        if mine.any():
+            nodes = np.flatnonzero(mine[trees.request_of_row] & (trees.depths > 0))
+            plan = its.plan(chains, nodes)
+            outcome.stop_rows[mine] = its.stop_rows(trees, plan.accept, chance)[mine]
+            left = leftover(trees, plan, outcome.stop_rows[mine])
+            outcome.own_tokens[mine] = draw_leftover(chains, left, own_keys)
 
 
 def _keys(judged: Judgement, stream: Stream, nonce: Ints | int) -> Keys:

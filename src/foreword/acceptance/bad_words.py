@@ -35,4 +35,6 @@ def recent_tokens(judged: Judgement, width: int) -> Ints:
 
 
 def _widen(sequences: Ints, width: int) -> Ints:
-    return np.pad(sequences, ((0, 0), (width - sequences.shape[1], 0)), constant_values=NO_TOKEN)
+    wide = np.full((len(sequences), width), NO_TOKEN, np.int64)
+    wide[:, width - sequences.shape[1] :] = sequences
+    return wide

@@ -50,12 +50,41 @@ def exact_sums(rows: Tensor, weights: Tensor, count: int) -> Tensor:
 
 
 @dataclass(frozen=True)
+class ChainPlan:
+    """What a rule knows about the nodes before it sees their uniforms; entries of other rows mean nothing."""
+
+    accept: Floats  # [all rows], the probability with which the node's uniform accepts it
+    carried: Floats  # [all rows], the share of the target's probability that an own token behind it is left
+
+
+@dataclass(frozen=True)
 class Leftover:
     """What own tokens are drawn from where requests stop: max(scale * p - q, 0), normalised."""
 
     stop_rows: Ints  # [requests]
     scale: Floats  # [requests]
     next_rows: Ints  # [requests], the row whose q is taken off; NO_ROW: the draft ends here, take p
+
+
+def ratios(chains: ChainRows, nodes: Ints) -> Floats:
+    """[all rows], p(x) / q(x) of every node's token x; 0 in other rows, and for a token that q cannot draw."""
+    tokens = chains.trees.tokens
+    p, q = chains.target(nodes - 1, tokens[nodes]), chains.trees.q.at(nodes, tokens[nodes])
+    ratio = np.zeros(len(tokens))
+    ratio[nodes] = np.divide(p, q, out=np.zeros_like(p), where=q > 0)
+    return ratio
+
+
+def next_in_chain(trees: DraftTrees, rows: Ints) -> Ints:
+    """[rows], the node behind each row, NO_ROW behind the last of a request."""
+    ends = trees.row_starts[1:][trees.request_of_row[rows]]
+    return np.where(rows + 1 < ends, rows + 1, NO_ROW)
+
+
+def leftover(trees: DraftTrees, plan: ChainPlan, stops: Ints) -> Leftover:
+    """What the own tokens come from: the residual where a node was refused, else the target itself."""
+    next_rows = next_in_chain(trees, stops)
+    return Leftover(stops, np.where(next_rows == NO_ROW, 1.0, plan.carried[stops]), next_rows)
 
 
 def leftover_weights(chains: ChainRows, left: Leftover) -> Kept:
