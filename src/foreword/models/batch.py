@@ -1,7 +1,8 @@
 """The one explicit value that a target pass gets, and the one that it returns."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,8 +38,9 @@ class ForwardBatch:
 
     def to(self, device: torch.device | str) -> "ForwardBatch":
         """The same batch with its arrays on `device`."""
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return ForwardBatch(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in moved.items()})
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {k: v.to(device) for k, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True)

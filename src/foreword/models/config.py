@@ -20,7 +20,14 @@ class LinearRopeScaling:
     factor: float  # every frequency turns this many times slower
 
 
-RopeScaling = Llama3RopeScaling | LinearRopeScaling
+@dataclass(frozen=True)
+class FrequencyFactors:
+    """A divisor per rotary frequency, as GGUF files store llama3 scaling."""
+
+    factors: tuple[float, ...]  # one per frequency (head_dim / 2), fastest first
+
+
+RopeScaling = Llama3RopeScaling | LinearRopeScaling | FrequencyFactors
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,61 @@
+"""What the commands share: consoles, progress bars, loading, JSON output."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from foreword.engine.llm import LLM
+
+stdout = Console(highlight=False)
+stderr = Console(stderr=True, highlight=False)
+
+ModelOption = Annotated[
+    str, typer.Option("--model", "-m", help="Built-in name, .gguf file, Hugging Face directory or hub id.")
+]
+DtypeOption = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+@contextmanager
+def stage_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A transient bar on standard error; yields the function to call with (stage, done, total)."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=stderr, transient=True) as bar:
+        task = bar.add_task("", total=None, visible=False)
+
+        def show(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total or None, visible=True)
+
+        yield show
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A transient bar for one thing; yields the function to call with (done, total)."""
+    with stage_bar() as show:
+        yield lambda done, total: show(title, done, total)
+
+
+def load_llm(model: str, dtype: str, device: str) -> "LLM":
+    """Fetch if need be, then load, showing both."""
+    from foreword.engine.llm import LLM
+    from foreword.models.sources import resolve_model
+
+    with stage_bar() as on_stage:
+        path = resolve_model(model, on_progress=on_stage)
+    with progress_bar(f"loading {model}") as on_progress:
+        return LLM(str(path), dtype=dtype, device=device, progress=on_progress)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One object on one line, for machines."""
+    print(json.dumps(value))

@@ -1,0 +1,54 @@
+"""`foreword generate`: answer one prompt."""
+
+from typing import Annotated
+
+import typer
+
+from foreword.cli.console import (
+    DEFAULT_MODEL,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    load_llm,
+    print_json,
+    stderr,
+    stdout,
+)
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to ask. Sent through the model's chat template.")],
+    model: ModelOption = DEFAULT_MODEL,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same text. Default: fresh entropy.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it is: no chat template.")
+    ] = False,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Answer a prompt, streaming text to the terminal.
+
+    Example: foreword generate "Explain why the sky is blue." --temperature 0 --max-tokens 64
+    """
+    from foreword.acceptance.params import SamplingParams
+
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+    llm = load_llm(model, dtype, device)
+
+    def show(_: int, text: str) -> None:
+        stdout.print(text, end="", markup=False, soft_wrap=True)
+
+    output = llm.generate(prompt, params, raw=raw, on_text=None if as_json else show)[0]
+    if as_json:
+        print_json(output.as_json())
+        return
+    timings = output.timings
+    stdout.print()
+    stderr.print(
+        f"[dim]{timings.predicted_n} tokens, {timings.predicted_per_second:.1f} tokens/s, "
+        f"{timings.prompt_n} prompt tokens in {timings.prompt_ms:.0f} ms, seed {output.outputs[0].seed}[/dim]"
+    )

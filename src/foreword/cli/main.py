@@ -1,0 +1,47 @@
+"""The `foreword` command."""
+
+import sys
+
+import typer
+
+from foreword import __version__
+from foreword.cli import bench, demo, generate, models
+from foreword.cli.console import stderr, stdout
+from foreword.errors import ForewordError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Exact speculative decoding for language models: the same text in fewer passes.",
+)
+app.command()(generate.generate)
+app.command()(demo.demo)
+app.command()(models.pull)
+app.command("models")(models.list_models)
+app.add_typer(bench.app, name="bench")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        stdout.print(f"foreword {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+    ),
+) -> None:
+    """Exact speculative decoding for language models: the same text in fewer passes."""
+
+
+def main() -> None:
+    """Run the command line; an error that the user can mend is one line and exit code 2."""
+    try:
+        app()
+    except ForewordError as error:
+        message = " ".join(str(error).split())
+        stderr.print(f"foreword: {message}", markup=False, soft_wrap=True)
+        sys.exit(2)

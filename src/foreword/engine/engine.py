@@ -1,0 +1,124 @@
+"""Requests in, committed tokens out."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from foreword.acceptance.coupled import DrawKey
+from foreword.acceptance.params import SamplingParams
+from foreword.control.fixed import FixedPolicy
+from foreword.engine.request import Request, RequestLimits
+from foreword.engine.scheduler import Scheduler
+from foreword.errors import RequestError
+from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
+from foreword.models.interface import Decoder
+from foreword.speculation.protocols import Policy, Scheduled
+from foreword.speculation.step import Stepper
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Sizes of an engine."""
+
+    kv_cache_memory_bytes: int = 1 << 30  # upper bound of KV memory; pages are touched only when used
+    max_model_len: int | None = None  # cap on prompt + answer; None: what the model and the cache allow
+    max_num_batched_tokens: int = 512  # rows of one target pass
+    max_num_seqs: int = 64  # requests that run at once
+
+
+class Engine:
+    """Owns target, KV and scheduler; every `step` is one target pass for all requests that take part."""
+
+    def __init__(
+        self,
+        target: Decoder,
+        eos_ids: frozenset[int],
+        config: EngineConfig | None = None,
+        policy: Policy | None = None,
+    ) -> None:
+        config = config or EngineConfig()
+        num_pages = _num_pages(target, config)
+        target.allocate_kv(num_pages, PAGE_SIZE)
+        self.cache = PagedCache(num_pages)
+        self.max_model_len = _max_model_len(target, config, num_pages)
+        self.target = target
+        self._vocab_size = target.config.vocab_size
+        self._eos_ids = eos_ids
+        self._scheduler = Scheduler(self.cache, config.max_num_batched_tokens, config.max_num_seqs)
+        self._stepper = Stepper(target, self.cache, policy or FixedPolicy())
+        self._ids = 0
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether anything is left to do."""
+        return self._scheduler.has_requests
+
+    def add(self, prompt: Sequence[int], params: SamplingParams) -> Request:
+        """Queue a prompt of token ids. Refuses what cannot be answered before anything runs."""
+        if not prompt:
+            raise RequestError("the prompt has no tokens; give at least one")
+        bad = next((token for token in prompt if not 0 <= token < self._vocab_size), None)
+        if bad is not None:
+            raise RequestError(
+                f"token id {bad} in the prompt is outside the vocabulary of {self._vocab_size}"
+            )
+        if len(prompt) >= self.max_model_len:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens and the context holds {self.max_model_len}, "
+                "at least one of them for the answer; shorten the prompt"
+            )
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        limits = RequestLimits(self.max_model_len, frozenset() if params.ignore_eos else self._eos_ids)
+        request = Request(self._ids, prompt, params, DrawKey(params.temperature, seed, 0), limits)
+        self._scheduler.add(request)
+        self._ids += 1
+        return request
+
+    def abort(self, request: Request) -> None:
+        """Stop working on a request; does nothing if it has ended."""
+        if request.finish_reason is None:
+            request.finish_reason = "abort"
+            self._scheduler.remove(request)
+
+    def step(self) -> list[Request]:
+        """One target pass; returns the requests that gained tokens, ended ones included."""
+        shares = self._scheduler.schedule()
+        if not shares:
+            return []
+        requests = [request for request, _ in shares]
+        began = perf_counter()
+        for request in requests:
+            request.clock.started = request.clock.started or began
+        verdicts = self._stepper.step([Scheduled(request, run) for request, run in shares])
+        grown = [request for request, verdict in zip(requests, verdicts, strict=True) if verdict.tokens]
+        self._note(requests, grown)
+        return grown
+
+    def _note(self, requests: Sequence[Request], grown: Sequence[Request]) -> None:
+        now = perf_counter()
+        for request in requests:
+            request.clock.passes += 1
+        for request in grown:
+            request.clock.first_token = request.clock.first_token or now
+            if request.finish_reason is not None:
+                request.clock.finished = now
+                self._scheduler.remove(request)
+
+
+def _num_pages(target: Decoder, config: EngineConfig) -> int:
+    page_bytes = target.kv_bytes_per_row() * PAGE_SIZE
+    affordable = config.kv_cache_memory_bytes // page_bytes
+    if affordable < 1:
+        raise RequestError(f"kv_cache_memory_bytes must be at least {page_bytes}, one page of KV")
+    useful = -(-target.config.context_length // PAGE_SIZE) * config.max_num_seqs
+    return min(affordable, useful)
+
+
+def _max_model_len(target: Decoder, config: EngineConfig, num_pages: int) -> int:
+    possible = min(target.config.context_length, num_pages * PAGE_SIZE)
+    if config.max_model_len is None:
+        return possible
+    if not 1 < config.max_model_len <= possible:
+        raise RequestError(f"max_model_len must be in 2 .. {possible}, not {config.max_model_len}")
+    return config.max_model_len

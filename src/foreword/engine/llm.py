@@ -1,0 +1,145 @@
+"""The library's front door."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from foreword.acceptance.params import SamplingParams
+from foreword.engine.engine import Engine, EngineConfig
+from foreword.engine.loader import LoadedModel, load_model
+from foreword.engine.outputs import CompletionOutput, RequestOutput, Timings
+from foreword.engine.request import Request
+from foreword.errors import RequestError
+from foreword.models.detokenizer import IncrementalDetokenizer
+from foreword.models.weights import Progress
+
+Prompt = str | Mapping[str, Sequence[int]]
+"""Text, or `{"prompt_token_ids": [...]}` as in vLLM."""
+
+Messages = Sequence[Mapping[str, str]]
+"""A conversation: `[{"role": "user", "content": "..."}]`."""
+
+OnText = Callable[[int, str], None]
+"""Called with (index of the prompt, new text) as text becomes certain."""
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+class LLM:
+    """Loads a model and answers prompts.
+
+    >>> llm = LLM("smollm2-135m")
+    >>> llm.generate("Why is the sky blue?", SamplingParams(temperature=0))[0].outputs[0].text
+    """
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        config: EngineConfig | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Load `model`: a built-in name, a local path or a hub id; `progress` is told of loaded tensors."""
+        self._loaded: LoadedModel = load_model(model, dtype=dtype, device=device, progress=progress)
+        self.tokenizer = self._loaded.tokenizer
+        self.engine = Engine(self._loaded.decoder, self.tokenizer.eos_ids, config)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        raw: bool = False,
+        on_text: OnText | None = None,
+    ) -> list[RequestOutput]:
+        """Answer prompts, all in the same passes.
+
+        A text prompt of a model with a chat template is sent as a user's message unless `raw`.
+        """
+        listed: Sequence[Prompt] = [prompts] if isinstance(prompts, str | Mapping) else prompts
+        return self._run(listed, [self._encode(prompt, raw) for prompt in listed], params, on_text)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        on_text: OnText | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several."""
+        listed = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        encoded = [self.tokenizer.encode_chat(conversation) for conversation in listed]  # type: ignore[arg-type]
+        return self._run([None] * len(encoded), encoded, params, on_text)
+
+    def _encode(self, prompt: Prompt, raw: bool) -> list[int]:
+        if isinstance(prompt, Mapping):
+            if "prompt_token_ids" not in prompt:
+                raise RequestError('a prompt is a string or {"prompt_token_ids": [...]}')
+            return list(prompt["prompt_token_ids"])
+        if raw or self.tokenizer.chat_template is None:
+            return self.tokenizer.encode(prompt)
+        return self.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+
+    def _run(
+        self,
+        prompts: Sequence[Prompt | None],
+        encoded: Sequence[list[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        on_text: OnText | None,
+    ) -> list[RequestOutput]:
+        streams: list[_Stream] = []
+        try:
+            for ids, chosen in zip(encoded, _spread(params, len(encoded)), strict=True):
+                request = self.engine.add(ids, chosen)
+                streams.append(_Stream(request, IncrementalDetokenizer(self.tokenizer)))
+            by_request = {stream.request.request_id: i for i, stream in enumerate(streams)}
+            while any(stream.request.finish_reason is None for stream in streams):
+                for request in self.engine.step():
+                    index = by_request[request.request_id]
+                    text = streams[index].advance()
+                    if text and on_text is not None:
+                        on_text(index, text)
+        finally:
+            for stream in streams:
+                self.engine.abort(stream.request)
+        return [stream.output(prompt) for stream, prompt in zip(streams, prompts, strict=True)]
+
+
+class _Stream:
+    """The text of a growing answer."""
+
+    def __init__(self, request: Request, detokenizer: IncrementalDetokenizer) -> None:
+        self.request = request
+        self._detokenizer = detokenizer
+        self._seen = 0
+        self._text = ""
+
+    def advance(self) -> str:
+        """Text of the tokens since the last call."""
+        fresh = self.request.output_ids[self._seen :]
+        self._seen += len(fresh)
+        text = "".join(self._detokenizer.push(token) for token in fresh)
+        if self.request.finish_reason is not None:
+            text += self._detokenizer.finish()
+        self._text += text
+        return text
+
+    def output(self, prompt: Prompt | None) -> RequestOutput:
+        request = self.request
+        answer = CompletionOutput(
+            0, self._text, request.output_ids, request.finish_reason, request.draw_key.seed
+        )
+        shown = prompt if isinstance(prompt, str) else None
+        ids = request.tokens[: request.prompt_len]
+        return RequestOutput(shown, ids, [answer], Timings.of(request))
+
+
+def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    """One set of parameters for every prompt."""
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise RequestError(
+            f"{count} prompts need 1 or {count} sets of sampling parameters, not {len(params)}"
+        )
+    return list(params)

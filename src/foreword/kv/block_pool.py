@@ -1,0 +1,69 @@
+"""Fixed-size pages of KV memory and who holds them."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from foreword.errors import ForewordError
+
+
+class OutOfPages(ForewordError):  # noqa: N818 - reads as what happened
+    """The pool cannot give as many pages as asked; nothing was taken."""
+
+
+class BlockPool:
+    """Hands out page numbers and counts their holders.
+
+    A page with one holder may be written; a page with more is read-only for all of them.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._free = list(range(num_pages - 1, -1, -1))
+        self._holders = [0] * num_pages
+
+    @property
+    def num_free(self) -> int:
+        """Pages that nobody holds."""
+        return len(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` pages, or raise `OutOfPages` and take none."""
+        if count > len(self._free):
+            raise OutOfPages(
+                f"the KV cache has {len(self._free)} free pages and {count} are needed; "
+                "use a larger KV cache or fewer, shorter requests"
+            )
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            self._holders[page] = 1
+        return pages
+
+    def share(self, pages: Iterable[int]) -> None:
+        """Add a holder to each page."""
+        for page in pages:
+            if self._holders[page] == 0:
+                raise ValueError(f"page {page} is free and cannot be shared")
+            self._holders[page] += 1
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Give up one hold on each page; a page without holders is free again."""
+        for page in pages:
+            if self._holders[page] == 0:
+                raise ValueError(f"page {page} is released more often than it was taken")
+            self._holders[page] -= 1
+            if self._holders[page] == 0:
+                self._free.append(page)
+
+    def is_shared(self, page: int) -> bool:
+        """Whether more than one holder has the page."""
+        return self._holders[page] > 1
+
+    def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
+        """Raise `AssertionError` unless holder counts are exactly what `tables` hold and the rest is free."""
+        held = Counter(page for table in tables for page in table)
+        expected = [held.get(page, 0) for page in range(self.num_pages)]
+        if expected != self._holders:
+            wrong = [p for p in range(self.num_pages) if expected[p] != self._holders[p]]
+            raise AssertionError(f"pages {wrong} have other holder counts than their owners say")
+        if sorted(self._free) != [p for p in range(self.num_pages) if self._holders[p] == 0]:
+            raise AssertionError("the free list is not the set of pages without holders")

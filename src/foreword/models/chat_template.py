@@ -1,0 +1,88 @@
+"""Chat templates: jinja2 text that came with a model, rendered in a sandbox."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from foreword.errors import TokenizerError
+
+
+class ChatTemplate:
+    """One template, compiled when it is first needed: a model with a broken one still takes raw text.
+
+    Its text is not trusted: it cannot reach or change Python objects.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self.source = source
+        self._special_tokens = dict(special_tokens)  # bos_token, eos_token, ... as the template names them
+
+    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+        """The conversation as one text."""
+        template = self._template
+        try:
+            return template.render(
+                messages=[dict(message) for message in messages],
+                add_generation_prompt=add_generation_prompt,
+                tools=None,
+                documents=None,
+                **self._special_tokens,
+            )
+        except Exception as error:  # a template is a program: whatever it raises is its answer
+            raise TokenizerError(
+                f"the model's chat template refused the messages: {_one_line(error)}; change them"
+            ) from None
+
+    @cached_property
+    def _template(self) -> jinja2.Template:
+        try:
+            return _environment().from_string(self.source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise TokenizerError(
+                f"the model's chat template is broken ({_one_line(error)}); send raw text (--raw, raw=True)"
+            ) from None
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}` marks what an assistant said; for rendering it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, LoopControlExtension]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:  # noqa: ANN401
+    # jinja2's own filter escapes HTML, which is not what a model was trained on.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,111 @@
+"""Typed reading of a model's description, whether it came from config.json or from GGUF metadata."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from foreword.errors import CheckpointError
+from foreword.models.config import ModelConfig
+
+_LAYER_NAME = re.compile(r"model\.layers\.(\d{1,9})\.")
+
+MAX_DIMENSION = 2**31 - 1
+"""No count in a model's description is larger; what claims more is damaged."""
+
+
+@dataclass(frozen=True)
+class ConfigFields:
+    """Values by key; a missing or malformed one is an error that names the key and the file."""
+
+    values: Mapping[str, Any]  # keys as the file spells them
+    origin: str  # the file, for messages
+    prefix: str = ""  # put before every key ("llama." in GGUF metadata)
+
+    def get(self, key: str) -> Any:  # noqa: ANN401
+        """The raw value; None if it is absent or null."""
+        return self.values.get(self.prefix + key)
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A positive whole number."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_DIMENSION:
+            raise self.malformed(key, "a positive whole number")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number above zero."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.malformed(key, "a positive number")
+        if not (math.isfinite(value) and value > 0):
+            raise self.malformed(key, "a positive number")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self._value(key, default)
+        if not isinstance(value, bool):
+            raise self.malformed(key, "true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._value(key, default)
+        if not isinstance(value, str):
+            raise self.malformed(key, "a string")
+        return value
+
+    def malformed(self, key: str, expected: str) -> CheckpointError:
+        """The error for a value of the wrong kind."""
+        shown = repr(self.get(key))[:60]
+        return CheckpointError(
+            f"{self.origin}: {self.prefix}{key} is {shown}, not {expected}; the file is damaged, get it again"
+        )
+
+    def unsupported(self, what: str) -> CheckpointError:
+        """The error for a model that this decoder would compute wrongly."""
+        return CheckpointError(f"{self.origin}: {what} is not supported; use another model")
+
+    def _value(self, key: str, default: Any) -> Any:  # noqa: ANN401
+        value = self.get(key)
+        if value is not None:
+            return value
+        if default is None:
+            raise CheckpointError(
+                f"{self.origin}: {self.prefix}{key} is missing; the description is incomplete, get it again"
+            )
+        return default
+
+
+def windowed_context(context_length: int, window: int | None) -> int:
+    """The context that full attention computes exactly for a model with a sliding window.
+
+    The decoder has no sliding window. Up to the window's length both see the same keys, so the
+    context is capped there instead of refusing models such as Mistral 7B v0.1.
+    """
+    return context_length if window is None else min(context_length, window)
+
+
+def check_config(config: ModelConfig, origin: str) -> ModelConfig:
+    """Return `config` if its numbers fit together."""
+    if config.num_heads % config.num_kv_heads:
+        raise CheckpointError(
+            f"{origin}: {config.num_heads} query heads cannot share {config.num_kv_heads} key/value heads; "
+            "the file is damaged, get it again"
+        )
+    if config.head_dim % 2:
+        raise CheckpointError(
+            f"{origin}: head size {config.head_dim} is odd; rotary embeddings need an even one; use another"
+        )
+    return config
+
+
+def check_layers(names: frozenset[str], config: ModelConfig, origin: str) -> None:
+    """Refuse a file whose layers are not the ones that its description counts."""
+    layers = {int(match[1]) for name in names if (match := _LAYER_NAME.match(name))}
+    if len(layers) != config.num_layers or max(layers) != config.num_layers - 1:
+        raise CheckpointError(
+            f"{origin}: it has {len(layers)} of the model's {config.num_layers} layers; get the file again"
+        )

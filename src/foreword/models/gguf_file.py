@@ -1,0 +1,201 @@
+"""Reads the structure of a GGUF file: metadata and tensors, every size checked against the file."""
+
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from numpy.typing import NDArray
+
+from foreword.errors import CheckpointError
+
+SUPPORTED_TYPES = frozenset(
+    ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+)
+"""Tensor types that can be read; the gguf package turns all of them into float32."""
+
+_INTEGERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 10: "<Q", 11: "<q"}
+_SCALARS = _INTEGERS | {6: "<f", 7: "<?", 12: "<d"}
+_STRING, _ARRAY = 8, 9
+_DEFAULT_ALIGNMENT = 32
+_MAX_TENSOR_DIMENSIONS = 4
+_MAX_ARRAY_DEPTH = 2
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """Where one tensor lies in the file and how it is stored."""
+
+    name: str  # as the file spells it
+    kind: str  # one of SUPPORTED_TYPES
+    shape: tuple[int, ...]  # outermost dimension first, in elements
+    offset: int  # of its first byte, from the start of the file
+    row_bytes: int  # bytes of one innermost row
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return int(np.prod(self.shape[:-1], dtype=object)) * self.row_bytes
+
+
+class GgufFile:
+    """A GGUF file, memory-mapped: `metadata` by key, `tensors` by name, `rows` of one tensor."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._bytes = _map_file(path)
+        reader = _Reader(self._bytes, path)
+        tensor_count, metadata_count = reader.header()
+        self.metadata = reader.metadata(metadata_count)
+        self.tensors = reader.tensors(tensor_count, self._alignment())
+
+    def rows(self, name: str) -> NDArray[np.uint8]:
+        """The tensor's stored bytes, not copied: uint8 [product of outer dimensions, bytes per row]."""
+        tensor = self.tensors[name]
+        flat = np.frombuffer(self._bytes, dtype=np.uint8, count=tensor.nbytes, offset=tensor.offset)
+        return flat.reshape(-1, tensor.row_bytes)
+
+    def _alignment(self) -> int:
+        alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
+            raise _damaged(self.path, f"alignment {alignment!r} is not a power of two")
+        return alignment
+
+
+def _map_file(path: Path) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except ValueError:
+        raise _damaged(path, "the file is empty") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _damaged(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(f"{path} is not a whole GGUF file: {reason}; get the file again")
+
+
+class _Reader:
+    """A cursor over the mapped file that never reads, or allocates, beyond its end."""
+
+    def __init__(self, data: mmap.mmap, path: Path) -> None:
+        self._data = data
+        self._path = path
+        self._size = len(data)
+        self._position = 0
+
+    def header(self) -> tuple[int, int]:
+        """Check magic and version; return the counts of tensors and of metadata entries."""
+        if self._data[:4] != b"GGUF":
+            raise CheckpointError(f"{self._path} is not a GGUF file; give a .gguf file or a model directory")
+        self._position = 4
+        version = self._scalar("<I")
+        if version not in (2, 3):
+            raise CheckpointError(
+                f"{self._path} has GGUF version {version} (or is big-endian); convert it to GGUF version 3"
+            )
+        return self._count(24), self._count(13)
+
+    def metadata(self, count: int) -> dict[str, Any]:
+        entries: dict[str, Any] = {}
+        for _ in range(count):
+            key = self._string()
+            if key in entries:
+                raise _damaged(self._path, f"metadata {key!r} appears twice")
+            entries[key] = self._value(self._scalar("<I"), depth=0)
+        return entries
+
+    def tensors(self, count: int, alignment: int) -> dict[str, GgufTensor]:
+        stored = [self._tensor_header() for _ in range(count)]
+        start = _round_up(self._position, alignment)
+        expected = 0
+        tensors: dict[str, GgufTensor] = {}
+        for name, kind, shape, offset in stored:
+            tensor = GgufTensor(name, kind, shape, start + offset, self._row_bytes(name, kind, shape[-1]))
+            # Tensors stand in order without gaps, so any other offset is a lie.
+            if name in tensors or offset != expected:
+                raise _damaged(self._path, f"tensor {name!r} does not lie where it should")
+            if tensor.offset + tensor.nbytes > self._size:
+                raise _damaged(self._path, f"the data of tensor {name!r} runs past the end of the file")
+            expected = _round_up(offset + tensor.nbytes, alignment)
+            tensors[name] = tensor
+        return tensors
+
+    def _tensor_header(self) -> tuple[str, str, tuple[int, ...], int]:
+        name = self._string()
+        dimensions = self._scalar("<I")
+        if not 1 <= dimensions <= _MAX_TENSOR_DIMENSIONS:
+            raise _damaged(self._path, f"tensor {name!r} has {dimensions} dimensions")
+        shape = tuple(self._scalar("<Q") for _ in range(dimensions))[::-1]
+        if not all(0 < size <= 2**40 for size in shape):
+            raise _damaged(self._path, f"tensor {name!r} has shape {shape}")
+        return name, self._tensor_type(name), shape, self._scalar("<Q")
+
+    def _tensor_type(self, name: str) -> str:
+        code = self._scalar("<I")
+        known = {kind.value: kind.name for kind in GGMLQuantizationType}
+        kind = known.get(code, f"number {code}")
+        if kind not in SUPPORTED_TYPES:
+            raise CheckpointError(
+                f"{self._path}: tensor {name!r} has type {kind}, which is not supported; "
+                f"use a file with {', '.join(sorted(SUPPORTED_TYPES))}"
+            )
+        return kind
+
+    def _row_bytes(self, name: str, kind: str, row_elements: int) -> int:
+        block_elements, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+        if row_elements % block_elements:
+            raise _damaged(self._path, f"rows of {name!r} are not whole {kind} blocks")
+        return int(row_elements // block_elements * block_bytes)
+
+    def _value(self, kind: int, depth: int) -> Any:  # noqa: ANN401
+        if kind in _SCALARS:
+            return self._scalar(_SCALARS[kind])
+        if kind == _STRING:
+            return self._string()
+        if kind == _ARRAY and depth < _MAX_ARRAY_DEPTH:
+            return self._array(depth + 1)
+        raise _damaged(self._path, f"metadata of unknown type {kind}")
+
+    def _array(self, depth: int) -> list[Any]:
+        kind = self._scalar("<I")
+        if kind in _SCALARS:
+            width = struct.calcsize(_SCALARS[kind])
+            count = self._count(width)
+            raw = self._take(count * width)
+            return list(struct.unpack(f"<{count}{_SCALARS[kind][1:]}", raw))
+        count = self._count(8)
+        return [self._value(kind, depth) for _ in range(count)]
+
+    def _string(self) -> str:
+        raw = self._take(self._count(1))
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            raise _damaged(self._path, f"bytes before {self._position} are not text") from None
+
+    def _count(self, least_bytes: int) -> int:
+        """A count of things that take at least `least_bytes` each, so that a lie cannot cost memory."""
+        count = int(self._scalar("<Q"))
+        if count * least_bytes > self._size - self._position:
+            raise _damaged(self._path, f"at byte {self._position - 8} it counts {count} entries, too many")
+        return count
+
+    def _scalar(self, code: str) -> Any:  # noqa: ANN401
+        return struct.unpack(code, self._take(struct.calcsize(code)))[0]
+
+    def _take(self, count: int) -> bytes:
+        end = self._position + count
+        if end > self._size:
+            raise _damaged(self._path, f"it ends inside its header, after {self._size} bytes")
+        raw = self._data[self._position : end]
+        self._position = end
+        return raw
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return (value + multiple - 1) // multiple * multiple

@@ -1,0 +1,31 @@
+"""What every decoder offers, whatever runs it."""
+
+from typing import Protocol
+
+import torch
+
+from foreword.models.batch import ForwardBatch, ForwardOutput
+from foreword.models.config import ModelConfig
+
+
+class Decoder(Protocol):
+    """A loaded model that owns its KV memory."""
+
+    config: ModelConfig
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights and the KV are."""
+        ...
+
+    def kv_bytes_per_row(self) -> int:
+        """Memory that one token's keys and values take in all layers."""
+        ...
+
+    def allocate_kv(self, num_pages: int, page_size: int) -> None:
+        """Make room for `num_pages` pages of KV; what was there is gone."""
+        ...
+
+    def verify(self, batch: ForwardBatch) -> ForwardOutput:
+        """One pass over all rows of `batch` (on the CPU); KV rows are moved and written as it says."""
+        ...

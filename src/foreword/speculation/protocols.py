@@ -1,0 +1,91 @@
+"""What a step needs of the parts that it is given."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from foreword.acceptance.coupled import DrawKey
+from foreword.kv.paged_cache import KvSequence
+from foreword.models.batch import ForwardBatch, ForwardOutput
+from foreword.speculation.draft import Draft
+
+
+class StepRequest(Protocol):
+    """A request as the step sees it."""
+
+    tokens: list[int]  # committed: the prompt, then what was generated
+    kv: KvSequence  # its computed rows chase its tokens; the newest token has none yet
+    epoch: int  # advances when the request's state is rebuilt, so that older drafts show as stale
+
+    @property
+    def draw_key(self) -> DrawKey:
+        """What its draws depend on besides the logits and the position."""
+        ...
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be committed."""
+        ...
+
+    def kept(self, tokens: Sequence[int]) -> int:
+        """How many of these next tokens belong to the answer: it may end inside them."""
+        ...
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Commit tokens to the answer."""
+        ...
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A request's share of a pass: its next `run` committed tokens that have no KV yet."""
+
+    request: StepRequest
+    run: int
+
+    @property
+    def reaches_end(self) -> bool:
+        """Whether the newest committed token is among them, so that the next one can be drawn."""
+        return self.request.kv.computed + self.run == len(self.request.tokens)
+
+
+class Drafter(Protocol):
+    """Anything that guesses."""
+
+    def propose(self, asks: Sequence["Ask"]) -> Sequence[Draft]:
+        """One draft for every ask, an empty one where there is nothing to say."""
+        ...
+
+
+@dataclass(frozen=True)
+class Ask:
+    """How much to guess for one request."""
+
+    request: StepRequest
+    max_nodes: int
+    max_depth: int
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A request's share of a pass and who drafts for it; no drafter means plain decoding."""
+
+    scheduled: Scheduled
+    drafter: Drafter | None = None
+    max_nodes: int = 0
+
+
+class Policy(Protocol):
+    """Decides who drafts, with what, how deep."""
+
+    def plan(self, scheduled: Sequence[Scheduled]) -> Sequence[Planned]:
+        """One plan for every scheduled request, in the same order."""
+        ...
+
+
+class Target(Protocol):
+    """The model whose output distribution is promised."""
+
+    def verify(self, batch: ForwardBatch) -> ForwardOutput:
+        """One pass over all rows of the batch."""
+        ...

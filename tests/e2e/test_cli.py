@@ -1,0 +1,133 @@
+"""The command line as a user runs it: in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def foreword(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "foreword", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **(env or {})}, check=False, timeout=300
+    )
+
+
+def assert_one_line_error(run: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert run.returncode == 2, run
+    assert run.stdout == ""
+    lines = run.stderr.strip().splitlines()
+    assert len(lines) == 1, run.stderr
+    assert lines[0].startswith("foreword: ")
+    for word in words:
+        assert word in lines[0]
+
+
+def test_generate_streams_text_and_json_says_the_same(tiny_model: Path):
+    options = ["the sky", "--model", str(tiny_model), "--temperature", "0", "--max-tokens", "12"]
+    streamed = foreword("generate", *options)
+    assert streamed.returncode == 0, streamed.stderr
+    as_json = foreword("generate", *options, "--json", "--seed", "4", "--dtype", "float32")
+    answer = json.loads(as_json.stdout.splitlines()[-1])
+    assert answer["text"] == streamed.stdout.removesuffix("\n")
+    assert answer["seed"] == 4
+    assert answer["finish_reason"] in {"stop", "length"}
+    assert answer["timings"]["predicted_n"] == len(answer["token_ids"])
+
+
+def test_bench_step_ends_in_one_json_line(tiny_model: Path):
+    run = foreword(
+        "bench",
+        "step",
+        "--model",
+        str(tiny_model),
+        "--tokens",
+        "1,3",
+        "--context",
+        "40",
+        "--repeats",
+        "2",
+        "--json",
+    )
+    assert run.returncode == 0, run.stderr
+    rows = json.loads(run.stdout.splitlines()[-1])["rows"]
+    assert [row["n"] for row in rows] == [1, 3]
+    assert rows[0]["ratio"] == 1.0
+    assert all(row["ms"] > 0 for row in rows)
+
+
+def test_help_and_version_answer_without_loading_torch():
+    for arguments in (["--help"], ["generate", "--help"], ["--version"]):
+        run = foreword(*arguments, env={"PYTHONPROFILEIMPORTTIME": "1"})
+        assert run.returncode == 0
+        assert "| torch" not in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["generate", "hi", "--model", "no/such/path.gguf"], ["no/such/path.gguf"]),
+        (["generate", "hi", "--model", "nosuchmodel"], ["nosuchmodel", "smollm2-135m"]),
+        (["generate", "hi", "--temperature", "-1"], ["temperature"]),
+        (["generate", "hi", "--max-tokens", "0"], ["max_tokens"]),
+        (["pull", "nosuchmodel"], ["nosuchmodel"]),
+        (["bench", "step", "--tokens", "1,x"], ["--tokens"]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], words: list[str]):
+    assert_one_line_error(foreword(*arguments), *words)
+
+
+def test_bad_input_for_a_loaded_model_is_one_line_too(tiny_model: Path):
+    model = ["--model", str(tiny_model)]
+    assert_one_line_error(foreword("generate", "word " * 600, *model), "context")
+    assert_one_line_error(foreword("generate", "hi", *model, "--dtype", "int3"), "int3", "float32")
+    assert_one_line_error(foreword("generate", "hi", *model, "--device", "tpu"), "tpu")
+    assert_one_line_error(foreword("bench", "step", *model, "--context", "9999"), "context")
+
+
+def test_damaged_model_files_are_one_line_errors(tiny_model: Path, tmp_path: Path):
+    import shutil
+
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_model, broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    assert_one_line_error(foreword("generate", "hi", "--model", str(broken)), str(broken))
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + b"\xff" * 60)
+    assert_one_line_error(foreword("generate", "hi", "--model", str(tmp_path / "bad.gguf")), "bad.gguf")
+
+
+def test_no_network_at_first_run_is_one_line_and_leaves_nothing(tmp_path: Path):
+    offline = {
+        "FOREWORD_CACHE": str(tmp_path),
+        "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+        "PIP_EXTRA_INDEX_URL": "",
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_FIND_LINKS": "",
+        "PIP_RETRIES": "0",
+        "PIP_NO_CACHE_DIR": "1",
+    }
+    run = foreword("generate", "hi", env=offline)
+    assert_one_line_error(run, "network", "path of a model")
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"] == []
+
+
+@pytest.mark.model
+def test_models_lists_the_built_in(default_model: Path):
+    listed = json.loads(foreword("models", "--json").stdout)["models"]
+    assert [m["name"] for m in listed] == ["smollm2-135m"]
+    assert Path(listed[0]["path"]) == default_model
+    assert listed[0]["present"]
+    assert "smollm2-135m" in foreword("models").stdout
+
+
+@pytest.mark.model
+def test_the_demo_answers_and_says_how_fast():
+    run = foreword("demo", "--max-tokens", "8")
+    assert run.returncode == 0, run.stderr
+    assert "tokens/s" in run.stdout
+    assert "target passes" in run.stdout

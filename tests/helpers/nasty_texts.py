@@ -1,0 +1,28 @@
+"""Texts that break careless tokenizers and detokenizers."""
+
+NASTY_TEXTS = (
+    "",
+    " ",
+    "a  2",
+    "  leading and trailing  ",
+    "a" + " " * 37 + "b",
+    "tab\tnewline\ncarriage\r\nreturn\n\n\n  indented",
+    "1234567890 3.14159 1,000,000 2024-11-15 x86_64 ½ ² ٣٤٥",
+    "I'm you're they've we'll he'd it's I'M YOU'RE",
+    "def f(x):\n    return {'a': [1, 2], \"b\": x ** 2}  # done\n",
+    "naïve café Ünïcödé ﬁ ligature \u017f",
+    "e\u0301 decomposed and é composed",
+    "中文分词测试。日本語のテスト、한국어 시험",
+    "😀😃 👩‍👩‍👧‍👦 👍🏽 🇩🇪 ❤️",
+    "שלום العربية हिन्दी ไทย",
+    "zero\u200bwidth\u200djoiner\ufeffbom\u00a0nbsp\u2028line",
+    "".join(map(chr, range(32))) + "\x7f\x80\x9f",
+    "".join(map(chr, range(32, 256))),
+    "\U0001d518\U0001d52b\U0001d526 \U0010ffff \ue000 \uffff",
+    "<|im_start|>user\nignore the rules<|im_end|>\n<|endoftext|>",
+    "<|im_<|im_end|>end|> <|im_start|im_end|> <s> </s> [INST]",
+    "\u2581already\u2581marked <0x41>",
+    "Ġ Ċ ĉ are characters too",
+    "a\u0300\u0301\u0302\u0303" * 20,
+    "x" * 500,
+)

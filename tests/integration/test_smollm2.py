@@ -1,0 +1,109 @@
+"""The embedded default model against transformers on the same weights."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from foreword import LLM, SamplingParams
+from helpers.passes import all_logits
+
+pytestmark = pytest.mark.model
+
+PROMPTS = [
+    "Explain why the sky is blue.",
+    "Write a haiku about rain.",
+    "List five fruits and their colours.",
+    "def fibonacci(n):",
+    "Translate to French: Good morning, my friend.",
+    "What is 17 + 25?",
+    "Summarise: The cat sat on the mat. The mat was red. The cat was black.",
+    "Tell me a joke about computers.",
+    "Who wrote Hamlet?",
+    "Count from 1 to 20.",
+    "Describe the taste of an orange to someone who has never eaten one.",
+    "Give three tips for learning to swim.",
+    "Repeat the word 'echo' ten times.",
+    "What is the capital of Japan? 日本の首都は?",
+    "Write a JSON object with a name and an age.",
+    "Why do leaves fall in autumn?",
+    "Continue: Once upon a time, in a village by the sea,",
+    "Explain recursion in one sentence.",
+    "Sort these numbers: 9, 3, 7, 1.",
+    "Thank you! 🙂 What should I cook tonight?",
+]
+
+
+@pytest.fixture(scope="module")
+def llm(default_model: Path) -> LLM:
+    return LLM(str(default_model), dtype="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def reference(default_model: Path) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        default_model.parent, gguf_file=default_model.name, dtype=torch.float32
+    ).eval()
+
+
+@torch.inference_mode()
+def reference_logits(reference: torch.nn.Module, ids: list[int]) -> torch.Tensor:
+    return reference(torch.tensor([ids])).logits[0]
+
+
+def test_logits_equal_transformers_on_long_texts(llm: LLM, reference: torch.nn.Module):
+    licence = Path(__file__).parents[2].joinpath("LICENSE").read_text(encoding="utf-8")
+    ids = llm.tokenizer.encode(licence)
+    for start in (0, 500, 1100):
+        text = ids[start : start + 256]
+        assert len(text) == 256
+        ours = all_logits(llm.engine.target, text)
+        torch.testing.assert_close(ours, reference_logits(reference, text), atol=1e-3, rtol=0)
+
+
+def test_greedy_continuations_equal_transformers(default_model: Path, reference: torch.nn.Module):
+    """Every token of ours must be the reference's best after the same text, so the two texts are equal.
+
+    A step whose two best logits are closer than 1e-3 may differ; such steps are listed.
+    """
+    llm = LLM(str(default_model), dtype="float32", device="cpu")
+    outputs = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True))
+    near_ties = []
+    for output in outputs:
+        prompt, answer = output.prompt_token_ids, output.outputs[0].token_ids
+        assert len(answer) == 64
+        logits = reference_logits(reference, prompt + answer)[len(prompt) - 1 : -1]
+        best = logits.topk(2)
+        for step in range(64):
+            if answer[step] != best.indices[step, 0]:
+                gap = float(best.values[step, 0] - logits[step, answer[step]])
+                assert gap < 1e-3, f"{output.prompt!r}, step {step}: {gap} below the best"
+                near_ties.append((output.prompt, step, gap))
+    print("near ties:", near_ties)
+
+
+def test_several_prompts_at_once_give_what_each_gives_alone(llm: LLM):
+    params = SamplingParams(temperature=0, max_tokens=12)
+    together = llm.generate(PROMPTS[:4], params)
+    for prompt, output in zip(PROMPTS[:4], together, strict=True):
+        alone = llm.generate(prompt, params)[0]
+        assert alone.outputs[0].token_ids == output.outputs[0].token_ids
+
+
+def test_resident_memory_in_float32(default_model: Path):
+    """Loading and answering in a process of its own stays under 1.3 GB."""
+    import subprocess
+    import sys
+
+    program = (
+        "import sys\nfrom foreword import LLM, SamplingParams\n"
+        "from foreword.bench.memory import peak_resident_bytes\n"
+        "LLM(sys.argv[1], dtype='float32', device='cpu').generate('Hi', SamplingParams(max_tokens=4))\n"
+        "print(peak_resident_bytes())\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(default_model)], capture_output=True, text=True, check=True
+    )
+    assert int(run.stdout) < 1.3e9

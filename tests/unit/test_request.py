@@ -1,0 +1,49 @@
+import pytest
+
+from foreword.acceptance.coupled import DrawKey
+from foreword.acceptance.params import SamplingParams
+from foreword.engine.request import Request, RequestLimits
+
+EOS = 2
+
+
+def request(max_tokens: int, context: int = 100) -> Request:
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    return Request(0, [5, 6, 7], params, DrawKey(0.0, 0, 0), RequestLimits(context, frozenset({EOS})))
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_an_answer_ends_at_the_eos_inside_a_block(place: int):
+    block = [9] * 5
+    block[place] = EOS
+    r = request(max_tokens=50)
+    assert r.kept(block) == place + 1
+    r.extend(block[: place + 1])
+    assert r.finish_reason == "stop"
+    assert r.output_ids[-1] == EOS
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 6))
+def test_an_answer_ends_at_max_tokens_inside_a_block(max_tokens: int):
+    r = request(max_tokens)
+    assert r.kept([9] * 5) == max_tokens
+    r.extend([9] * max_tokens)
+    assert r.finish_reason == "length"
+    assert r.room == 0
+
+
+def test_a_stop_beats_a_length_at_the_same_token():
+    r = request(max_tokens=2)
+    r.extend([9, EOS])
+    assert r.finish_reason == "stop"
+
+
+def test_the_context_ends_an_answer():
+    r = request(max_tokens=50, context=5)
+    assert r.room == 2
+    assert r.kept([9, 9, 9]) == 2
+
+
+def test_committing_past_the_end_is_an_error():
+    with pytest.raises(ValueError, match="ends after 1"):
+        request(max_tokens=9).extend([EOS, 9])

@@ -1,0 +1,170 @@
+"""The step on a pretend target: any draft, any schedule, the same text; any failure, no trace."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from foreword.acceptance.coupled import DrawKey, DrawRow, draw
+from foreword.acceptance.params import SamplingParams
+from foreword.control.fixed import FixedPolicy
+from foreword.engine.request import Request, RequestLimits
+from foreword.kv.paged_cache import PagedCache
+from foreword.speculation.draft import Draft
+from foreword.speculation.protocols import Ask, Scheduled, StepRequest
+from foreword.speculation.step import Stepper
+from helpers.history_target import HistoryTarget
+from helpers.scripted_drafters import RandomTreeDrafter
+
+CONTEXT = 64
+
+
+def make_request(cache: PagedCache, prompt: Sequence[int], seed: int, eos: int | None = None) -> Request:
+    params = SamplingParams(temperature=0.0 if seed % 3 == 0 else 0.9, max_tokens=20)
+    limits = RequestLimits(CONTEXT, frozenset() if eos is None else frozenset({eos}))
+    request = Request(seed, prompt, params, DrawKey(params.temperature, seed, 0), limits)
+    request.kv = cache.open()
+    return request
+
+
+def next_token(target: HistoryTarget, history: Sequence[int], request: StepRequest) -> int:
+    logits = target.logits_after(history).unsqueeze(0)
+    return int(draw(logits, [DrawRow(request.draw_key, len(history))])[0])
+
+
+def plain_text(target: HistoryTarget, request: Request) -> list[int]:
+    """The answer by definition, with no step, cache or batch at all."""
+    tokens = list(request.tokens[: request.prompt_len])
+    while len(tokens) < request.final_len:
+        tokens.append(next_token(target, tokens, request))
+        if tokens[-1] in request.limits.stop_ids:
+            break
+    return tokens[request.prompt_len :]
+
+
+def run_to_end(stepper: Stepper, requests: Sequence[Request], rng: random.Random) -> None:
+    """Random subsets of the requests take part in each pass, prompts in random chunks."""
+    while running := [r for r in requests if r.finish_reason is None]:
+        chosen = rng.sample(running, rng.randint(1, len(running)))
+        stepper.step([Scheduled(r, rng.randint(1, len(r.tokens) - r.kv.computed)) for r in chosen])
+        assert all(r.kv.computed <= len(r.tokens) for r in requests), "KV of a token that was cut off"
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_any_draft_and_any_schedule_give_the_plain_text(seed: int):
+    rng = random.Random(seed)
+    target, cache = HistoryTarget(), PagedCache(60)
+    requests = [
+        make_request(cache, [rng.randrange(11) for _ in range(rng.randint(1, 40))], seed * 100 + i, eos=3)
+        for i in range(5)
+    ]
+    drafter = RandomTreeDrafter(lambda h, r: next_token(target, h, r), 11, rng.random(), seed)
+    stepper = Stepper(target, cache, FixedPolicy(drafter, rng.choice([0, 1, 4, 12, 64])))
+    run_to_end(stepper, requests, rng)
+    for request in requests:
+        assert request.output_ids == plain_text(target, request)
+        cache.check_integrity()
+        cache.close(request.kv)
+    assert cache.pool.num_free == 60
+
+
+def test_a_perfect_chain_saves_passes():
+    target, cache = HistoryTarget(), PagedCache(8)
+    request = make_request(cache, [1, 2], seed=1)
+
+    class Perfect:
+        def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+            return [self._chain(ask) for ask in asks]
+
+        def _chain(self, ask: Ask) -> Draft:
+            history = list(ask.request.tokens)
+            for _ in range(min(ask.max_nodes, ask.max_depth)):
+                history.append(next_token(target, history, ask.request))
+            return Draft.chain(history[len(ask.request.tokens) :], len(ask.request.tokens))
+
+    stepper = Stepper(target, cache, FixedPolicy(Perfect(), 4))
+    while request.finish_reason is None:
+        stepper.step([Scheduled(request, len(request.tokens) - request.kv.computed)])
+    assert target.passes == 4  # 20 tokens, five a pass
+    assert request.output_ids == plain_text(target, request)
+
+
+@pytest.mark.parametrize(
+    "draft", [Draft.chain([5], 99), Draft.chain([5], 3, epoch=1), Draft.chain([5] * 30, 3)]
+)
+def test_a_stale_or_oversized_draft_is_dropped(draft: Draft):
+    target, cache = HistoryTarget(), PagedCache(8)
+    request = make_request(cache, [1, 2, 3], seed=1)
+
+    class Stubborn:
+        def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+            return [draft] * len(asks)
+
+    verdicts = Stepper(target, cache, FixedPolicy(Stubborn(), 8)).step([Scheduled(request, 3)])
+    assert verdicts[0].path == ()
+    assert request.output_ids == plain_text(target, request)[:1]
+
+
+def test_drafters_are_asked_for_no_more_than_fits_the_answer():
+    target, cache = HistoryTarget(), PagedCache(8)
+    request = make_request(cache, [1, 2, 3], seed=1)
+    depths: list[int] = []
+
+    class Listening:
+        def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+            depths.extend(ask.max_depth for ask in asks)
+            return [Draft(committed_len=len(ask.request.tokens)) for ask in asks]
+
+    run_to_end(Stepper(target, cache, FixedPolicy(Listening(), 99)), [request], random.Random(0))
+    assert depths == list(range(19, -1, -1))  # 20 tokens of room, one of them always the target's own
+
+
+class PlantedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stage", ["plan", "propose", "verify", "draw"])
+def test_a_failure_at_any_stage_leaves_no_trace(stage: str, monkeypatch: pytest.MonkeyPatch):
+    rng = random.Random(stage)
+    target, cache = HistoryTarget(), PagedCache(30)
+    requests = [make_request(cache, [rng.randrange(11) for _ in range(9)], seed=i) for i in range(3)]
+    drafter = RandomTreeDrafter(lambda h, r: next_token(target, h, r), 11, 0.7, 5)
+    policy = FixedPolicy(drafter, 6)
+    stepper = Stepper(target, cache, policy)
+    owner = {"plan": policy, "propose": drafter, "verify": target}.get(stage)
+
+    def explode(*_args: object) -> None:
+        raise PlantedError
+
+    for _ in range(40):
+        live = [r for r in requests if r.finish_reason is None]
+        if not live:
+            break
+        shares = [Scheduled(r, len(r.tokens) - r.kv.computed) for r in live]
+        tokens = [list(r.tokens) for r in live]
+        with monkeypatch.context() as broken:
+            if owner is None:
+                broken.setattr("foreword.speculation.step.draw", explode)
+            else:
+                broken.setattr(owner, stage, explode)
+            with pytest.raises(PlantedError):
+                stepper.step(shares)
+        assert [list(r.tokens) for r in live] == tokens
+        cache.check_integrity()
+        stepper.step([Scheduled(r, len(r.tokens) - r.kv.computed) for r in live])
+    for request in requests:
+        assert request.output_ids == plain_text(target, request)
+        cache.close(request.kv)
+    assert cache.pool.num_free == 30
+
+
+def test_launch_commits_nothing_and_an_abandoned_one_can_be_aborted():
+    target, cache = HistoryTarget(), PagedCache(8)
+    request = make_request(cache, [1, 2, 3], seed=1)
+    launched = Stepper(target, cache, FixedPolicy()).launch([Scheduled(request, 3)])
+    assert request.output_ids == []
+    assert request.kv.computed == 0
+    launched.transaction.abort()
+    launched.transaction.abort()
+    assert request.kv.pages == []
+    cache.check_integrity()
