@@ -1,20 +1,17 @@
 """The one call that judges every draft of a step: logits to distributions to verdicts."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
 from foreword.acceptance import block, coupled, token
 from foreword.acceptance.batch import Judgement, RowStatus, Verdicts
 from foreword.acceptance.chains import ChainRows, draw_leftover, leftover
 from foreword.acceptance.distribution import Distributions, distributions
 from foreword.acceptance.draw import draw
-from foreword.acceptance.noise import Keys, Stream, row_keys, uniforms
-from foreword.acceptance.request import RequestSampler
+from foreword.acceptance.noise import Keys, Stream, absorbed, stems, uniforms
 from foreword.acceptance.rules import Rule, check_exact
-from foreword.acceptance.trees import NO_ROW, NO_TOKEN, Bools, DraftTrees, Ints
+from foreword.acceptance.trees import NO_ROW, NO_TOKEN, Bools, Ints
 
 
 @dataclass
@@ -25,15 +22,8 @@ class _Outcome:
     own_tokens: Ints  # [requests]
 
 
-def accept(
-    logits: Tensor, trees: DraftTrees, samplers: Sequence[RequestSampler], vocab_size: int
-) -> Verdicts:
-    """Judge the drafts of a batch; row r of `logits` is about the token after row r of `trees`."""
-    return judge(Judgement.of(logits, trees, samplers, vocab_size))
-
-
 def judge(judged: Judgement) -> Verdicts:
-    """Run the pipeline for all rows, then every request's own rule."""
+    """Judge the drafts of a batch: the pipeline for all rows, then every request's own rule."""
     trees, rules = judged.trees, judged.records["rule"]
     for rule in np.unique(rules):
         check_exact(Rule(rule), bool(trees.is_chain[rules == rule].all()))
@@ -48,7 +38,7 @@ def judge(judged: Judgement) -> Verdicts:
 
 
 def _run_coupled(judged: Judgement, shaped: Distributions, mine: Bools, outcome: _Outcome) -> None:
-    draws: Ints = draw(shaped, _keys(judged, Stream.TARGET, 0)).cpu().numpy()
+    draws: Ints = draw(shaped, _keys(judged, Stream.TARGET)).cpu().numpy()
     stops = coupled.stop_rows(judged.trees, draws)
     outcome.stop_rows[mine] = stops[mine]
     outcome.own_tokens[mine] = draws[stops[mine]]
@@ -59,11 +49,10 @@ def _run_chain_rules(judged: Judgement, shaped: Distributions, outcome: _Outcome
     trees, rules = judged.trees, judged.records["rule"]
     rows = np.flatnonzero(rules[trees.request_of_row] != Rule.COUPLED)
     chains = ChainRows.of(shaped, trees, rows)
-    nonce = judged.records["nonce"][trees.request_of_row]
     # A node is accepted with the number of its own position, which its parent's logits are about.
     judged_by = np.maximum(trees.parents, 0)
-    chance = uniforms(_keys(judged, Stream.ACCEPT, nonce))[judged_by]
-    own_keys = _keys(judged, Stream.RESIDUAL, nonce)
+    chance = uniforms(_keys(judged, Stream.ACCEPT))[judged_by]
+    own_keys = _keys(judged, Stream.RESIDUAL)
     for rule, its in ((Rule.TOKEN, token), (Rule.BLOCK, block)):
         mine = rules == rule
         if mine.any():
@@ -74,10 +63,14 @@ def _run_chain_rules(judged: Judgement, shaped: Distributions, outcome: _Outcome
             outcome.own_tokens[mine] = draw_leftover(chains, left, own_keys)
 
 
-def _keys(judged: Judgement, stream: Stream, nonce: Ints | int) -> Keys:
+def _keys(judged: Judgement, stream: Stream) -> Keys:
     """[rows], the keys of one stream at every row's position."""
-    request = judged.records[judged.trees.request_of_row]
-    return row_keys(request["seed"], request["sample"], int(stream), nonce, judged.positions)
+    records = judged.records
+    if stream is Stream.TARGET:
+        stem = records["stem"]
+    else:
+        stem = stems(records["seed"], records["sample"], stream, records["nonce"])
+    return absorbed(stem[judged.trees.request_of_row], judged.positions)
 
 
 def _verdicts(judged: Judgement, shaped: Distributions, outcome: _Outcome) -> Verdicts:

@@ -39,10 +39,9 @@ class Judgement:
     row_mask: Tensor | None = None  # bool [rows, vocab], what a grammar allows after each row
 
     @staticmethod
-    def of(
-        logits: Tensor, trees: DraftTrees, samplers: Sequence[RequestSampler], vocab_size: int
-    ) -> "Judgement":
+    def of(logits: Tensor, trees: DraftTrees, samplers: Sequence[RequestSampler]) -> "Judgement":
         """The one place where a padded vocabulary is cut, and where rows and requests must agree."""
+        vocab_size = max(sampler.vocab_size for sampler in samplers)
         rows = int(trees.row_starts[-1])
         if logits.ndim != 2 or logits.shape[0] != rows or logits.shape[1] < vocab_size:
             raise ValueError(f"logits {list(logits.shape)} for {rows} rows of at least {vocab_size} tokens")
@@ -75,6 +74,12 @@ class Verdicts:
     def path(self, request: int) -> list[int]:
         """The accepted nodes of one request, from the first level down."""
         return [int(node) for node in self.paths[request] if node >= 0]
+
+    def tokens(self, trees: DraftTrees, request: int) -> list[int]:
+        """What one request commits: its accepted tokens, then the target's own."""
+        first = int(trees.roots[request]) + 1
+        accepted = [int(trees.tokens[first + node]) for node in self.path(request)]
+        return [*accepted, int(self.own_tokens[request])]
 
     def error(self, request: int) -> str | None:
         """Why a request cannot go on, or None."""

@@ -35,7 +35,9 @@ class RowShape:
     def of(judged: Judgement) -> "RowShape":
         """The parameters of each row's request, on the logits' device."""
         columns = [judged.per_row(name) for name in ("temperature", "top_k", "top_p", "min_p")]
-        return RowShape(*(torch.from_numpy(np.ascontiguousarray(c)).to(judged.logits.device) for c in columns))
+        return RowShape(
+            *(torch.from_numpy(np.ascontiguousarray(c)).to(judged.logits.device) for c in columns)
+        )
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,11 @@ class Drawn:
     probs: Floats  # [support], non-negative, sum 1
 
     def __post_init__(self) -> None:
-        if self.ids.shape != self.probs.shape or self.ids.ndim != 1 or len(np.unique(self.ids)) != len(self.ids):
+        if (
+            self.ids.shape != self.probs.shape
+            or self.ids.ndim != 1
+            or len(np.unique(self.ids)) != len(self.ids)
+        ):
             raise ValueError("q needs distinct ids and one probability for each")
         if np.any(self.ids < 0):
             raise ValueError("q has a negative id")

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,21 +16,20 @@ class TokenLogprobs:
 
     token: int
     logprob: float
+    rank: int  # 1: the most likely token
     top_ids: Ints  # [wanted], most likely first
     top_logprobs: Floats  # [wanted]
 
 
 def request_logprobs(judged: Judgement, verdicts: Verdicts, request: int) -> list[TokenLogprobs]:
-    """For each committed token of a request (accepted nodes, then its own), in order; `judged.logits` are raw."""
+    """For each committed token of a request (accepted nodes, then its own), in order; none if it wants none."""
+    wanted = int(judged.records["logprobs"][request])
+    if wanted < 0:
+        return []
     trees = judged.trees
     root = int(trees.roots[request])
     nodes = [root + 1 + node for node in verdicts.path(request)]
-    tokens = [int(trees.tokens[node]) for node in nodes]
-    rows = [root, *nodes]
-    if verdicts.own_tokens[request] >= 0:
-        tokens.append(int(verdicts.own_tokens[request]))
-    wanted = int(judged.records["logprobs"][request])
-    return rows_logprobs(judged.logits, rows[: len(tokens)], tokens, wanted)
+    return rows_logprobs(judged.logits, [root, *nodes], verdicts.tokens(trees, request), wanted)
 
 
 def rows_logprobs(logits: Tensor, rows: list[int], tokens: list[int], wanted: int) -> list[TokenLogprobs]:
@@ -44,8 +42,13 @@ def rows_logprobs(logits: Tensor, rows: list[int], tokens: list[int], wanted: in
     logprobs = values - normaliser[:, None]
     top = logprobs.topk(wanted, dim=-1)
     own = logprobs[torch.arange(len(rows)), tokens]
-    columns = (own.cpu().numpy(), top.indices.cpu().numpy(), top.values.cpu().numpy())
-    return [
-        TokenLogprobs(tokens[i], float(columns[0][i]), np.array(columns[1][i]), np.array(columns[2][i]))
-        for i in range(len(tokens))
-    ]
+    ranks = (logprobs > own[:, None]).sum(dim=-1) + 1
+    found = zip(
+        tokens,
+        own.tolist(),
+        ranks.tolist(),
+        top.indices.cpu().numpy(),
+        top.values.cpu().numpy(),
+        strict=True,
+    )
+    return [TokenLogprobs(*columns) for columns in found]

@@ -6,14 +6,11 @@ holds the same functions for single Python numbers.
 """
 
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-
-from foreword.acceptance.rules import Rule
 
 GAMMA = 0x9E3779B97F4A7C15
 MIX_A = 0xBF58476D1CE4E5B9
@@ -23,6 +20,7 @@ HALF = 1 << 53
 UNIT = 2.0**-54
 
 Keys = npt.NDArray[np.uint64]
+Numbers = int | npt.NDArray[np.integer]
 
 
 class Stream(IntEnum):
@@ -46,19 +44,17 @@ def mix(z: Keys) -> Keys:
     return z ^ (z >> np.uint64(31))
 
 
-def row_keys(seed: Any, sample: Any, stream: Any, nonce: Any, position: Any) -> Keys:
-    """One key per row; the arguments are integers or integer arrays that broadcast to [rows]."""
-    fields = np.broadcast_arrays(*(as_words(field) for field in (seed, sample, stream, nonce, position)))
-    key = np.zeros(fields[0].shape, np.uint64)
-    for words in fields:
-        key = mix((key + np.uint64(GAMMA)) ^ words)
+def stems(seed: Numbers, sample: Numbers, stream: Stream, nonce: Numbers) -> Keys:
+    """[requests], what the keys of all positions of one stream start from."""
+    key = np.zeros(1, np.uint64)
+    for words in (seed, sample, int(stream), nonce):
+        key = absorbed(key, words)
     return key
 
 
-def as_words(values: Any) -> Keys:
-    """Integers of any width as the 64 bits that the hash absorbs."""
-    array = np.atleast_1d(np.asarray(values))
-    return array.astype(np.uint64) if array.dtype != np.uint64 else array
+def absorbed(keys: Keys, words: Numbers) -> Keys:
+    """Keys that also depend on these integers; given positions, the stems become keys of rows."""
+    return mix((keys + np.uint64(GAMMA)) ^ np.asarray(words).astype(np.uint64))
 
 
 def bits(keys: Tensor, tokens: Tensor) -> Tensor:
@@ -93,14 +89,3 @@ def uniforms(keys: Keys) -> npt.NDArray[np.float64]:
 def key_tensor(keys: Keys, device: torch.device | str = "cpu") -> Tensor:
     """Keys as the int64 tensor that the token-level functions take."""
     return torch.from_numpy(keys.view(np.int64)).to(device)
-
-
-def drafting_keys(rule: Rule, seed: Any, sample: Any, nonce: Any, positions: Any) -> Keys:
-    """The keys a drafter draws with under a rule: a token is argmax(log q + gumbel(key, id)).
-
-    Only *coupled* shares the target's noise. The other rules would be biased by it, as they would by
-    using one position's noise twice: theirs is a stream of its own, and the nonce changes every step.
-    """
-    if rule is Rule.COUPLED:
-        return row_keys(seed, sample, Stream.TARGET, 0, positions)
-    return row_keys(seed, sample, Stream.DRAFT, nonce, positions)

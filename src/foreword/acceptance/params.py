@@ -33,7 +33,9 @@ class SamplingParams:
     min_tokens: int = 0  # no end-of-sequence or stop token before so many tokens
     seed: int | None = None  # None: fresh 64-bit entropy, returned with the answer
     ignore_eos: bool = False  # go on after an end-of-sequence token
-    logprobs: int | None = None  # log probabilities of the chosen token and of so many most likely; None: none
+    logprobs: int | None = (
+        None  # log probabilities of the chosen token and of so many most likely; None: none
+    )
 
     def __post_init__(self) -> None:
         self._check_shape()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from foreword.acceptance.noise import Keys, Numbers, Stream, absorbed, stems
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.rules import Rule
 from foreword.acceptance.seen import SeenTokens
@@ -26,6 +27,7 @@ RECORD = np.dtype(
         ("min_tokens", "i8"),
         ("logprobs", "i8"),  # -1: none wanted
         ("seed", "u8"),
+        ("stem", "u8"),  # what the coupled rule's noise starts from
         ("sample", "i8"),
         ("rule", "i8"),
         ("nonce", "i8"),  # steps committed so far
@@ -59,6 +61,7 @@ class RequestSampler:
         rule: Rule = Rule.COUPLED,
     ) -> None:
         check_against_vocabulary(params, limits)
+        self.vocab_size = limits.vocab_size
         self.record = np.zeros((), RECORD)
         self._fill_record(params, limits, seed, sample, rule)
         self.bias_ids: Ints = np.fromiter(params.logit_bias.keys(), np.int64)
@@ -83,7 +86,29 @@ class RequestSampler:
             record[name] = getattr(params, f"{name}_penalty")
         record["top_k"] = params.top_k if params.top_k > 0 else limits.vocab_size
         record["logprobs"] = -1 if params.logprobs is None else params.logprobs
-        record["seed"], record["sample"], record["rule"] = np.uint64(seed), sample, int(rule)
+        record["seed"], record["sample"], record["rule"] = seed, sample, int(rule)
+        record["stem"] = stems(seed, sample, Stream.TARGET, 0)[0]
+
+    @property
+    def seed(self) -> int:
+        """The seed in use, given or fresh."""
+        return int(self.record["seed"])
+
+    @property
+    def rule(self) -> Rule:
+        """How its drafts are judged."""
+        return Rule(int(self.record["rule"]))
+
+    def drafting_keys(self, positions: Numbers) -> Keys:
+        """[positions], the keys a drafter draws with: its token is argmax(log q + gumbel(key, id)).
+
+        Only *coupled* shares the target's noise. The other rules would be biased by it, and by using one
+        position's noise twice: theirs is a stream of its own, and the nonce changes with every step.
+        """
+        if self.rule is Rule.COUPLED:
+            return absorbed(np.array([self.record["stem"]]), positions)
+        stem = stems(self.seed, int(self.record["sample"]), Stream.DRAFT, int(self.record["nonce"]))
+        return absorbed(stem, positions)
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Learn the tokens that a step has committed, and leave that step's random numbers behind."""
@@ -131,4 +156,6 @@ def check_against_vocabulary(params: SamplingParams, limits: TokenLimits) -> Non
     if params.min_tokens:
         banned |= {*limits.end_ids, *params.stop_token_ids}
     if not set(params.allowed_token_ids) - banned:
-        raise RequestError("allowed_token_ids: bad_words and min_tokens forbid every one of them; allow more tokens")
+        raise RequestError(
+            "allowed_token_ids: bad_words and min_tokens forbid every one of them; allow more tokens"
+        )

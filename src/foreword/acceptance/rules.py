@@ -26,4 +26,6 @@ def check_exact(rule: Rule, is_chain: bool) -> None:
     """Refuse a rule for a draft shape on which it would not keep the target's distribution."""
     if rule is not Rule.COUPLED and not is_chain:
         name = rule.name.lower()
-        raise RequestError(f"acceptance rule {name!r} is exact for chains only; use 'coupled' for draft trees")
+        raise RequestError(
+            f"acceptance rule {name!r} is exact for chains only; use 'coupled' for draft trees"
+        )

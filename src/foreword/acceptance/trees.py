@@ -91,7 +91,7 @@ class DraftTrees:
 
     def reached(self, hit: Bools) -> Bools:
         """[rows], the rows that are hit together with every node above them; roots always are."""
-        ok = hit | (self.parents == NO_ROW)
+        ok: Bools = hit | (self.parents == NO_ROW)
         for depth in range(1, int(self.depths.max(initial=0)) + 1):
             level = np.flatnonzero(self.depths == depth)
             ok[level] &= ok[self.parents[level]]

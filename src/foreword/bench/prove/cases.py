@@ -44,7 +44,9 @@ def target_logits(cases: Sequence[Case], histories: Sequence[Sequence[Sequence[i
     row = torch.repeat_interleave(torch.tensor([len(mine) for mine in histories]))
     ids = torch.arange(int(vocabs.max())).expand(len(keys), -1)
     noise = gumbel(key_tensor(np.array(keys, np.uint64))[:, None].expand_as(ids), ids)
-    spread, grid = (torch.tensor(column)[row, None] for column in zip(*((c.spread, c.grid) for c in cases), strict=True))
+    spread, grid = (
+        torch.tensor(column)[row, None] for column in zip(*((c.spread, c.grid) for c in cases), strict=True)
+    )
     values = noise * spread
     values = torch.where(grid > 0, (values / grid).round() * grid, values)
     return values.float().masked_fill(ids >= vocabs[row, None], -torch.inf)
@@ -88,7 +90,9 @@ def random_case(rng: np.random.Generator, rule: Rule = Rule.COUPLED) -> Case:
     params = random_params(rng, vocab)
     free = set(params.allowed_token_ids or range(vocab))
     end = int(rng.integers(vocab))
-    words = [tuple(int(t) for t in rng.integers(0, vocab, rng.integers(2, 4))) for _ in range(rng.integers(0, 4))]
+    words = [
+        tuple(int(t) for t in rng.integers(0, vocab, rng.integers(2, 4))) for _ in range(rng.integers(0, 4))
+    ]
     if rng.random() < 0.3:
         words.append((int(rng.integers(vocab)),))
     banned = {end, *(word[-1] for word in words)}

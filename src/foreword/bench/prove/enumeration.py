@@ -62,7 +62,7 @@ def step_law(case: Case, draft: DraftModel, history: Tokens, length: int) -> Law
         [range(-1, length - 1)] * len(chains),
         [chain.drawn for chain in chains],
     )
-    judged = Judgement.of(logits, trees, [sampler] * len(chains), case.limits.vocab_size)
+    judged = Judgement.of(logits, trees, [sampler] * len(chains))
     rows = ChainRows.of(distributions(judged), trees, np.arange(len(trees.tokens)))
     rule = token if case.rule is Rule.TOKEN else block
     plan = rule.plan(rows, np.flatnonzero(trees.depths > 0))

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foreword.acceptance.accept import accept
+from foreword.acceptance.accept import judge
+from foreword.acceptance.batch import Judgement
 from foreword.acceptance.trees import DraftTrees
 from foreword.bench.prove.cases import Case, random_case, target_logits
 
@@ -47,12 +48,12 @@ def step_batch(
     ]
     logits = target_logits(cases, histories)
     trees = DraftTrees.stack([tree.tokens for tree in drafts], [tree.parents for tree in drafts])
-    verdicts = accept(logits, trees, samplers, logits.shape[1])
+    verdicts = judge(Judgement.of(logits, trees, samplers))
     committed = []
-    for i, tree in enumerate(drafts):
+    for i in range(len(cases)):
         if (error := verdicts.error(i)) is not None:
             raise AssertionError(f"case {i} failed: {error}")
-        committed.append([*(tree.tokens[node] for node in verdicts.path(i)), int(verdicts.own_tokens[i])])
+        committed.append(verdicts.tokens(trees, i))
     return committed
 
 
