@@ -35,7 +35,7 @@ class _Context:
         self.epoch = 0
         self.room = MAX_DRAFT_NODES + 1
 
-    def extend(self, tokens: Sequence[int]) -> None:
+    def extend(self, tokens: Sequence[int], _logprobs: Sequence[object] = ()) -> None:
         self.tokens += tokens
 
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from foreword.acceptance.coupled import DrawKey
 from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.acceptance.rules import Rule
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.request import Request, RequestLimits
 from foreword.engine.scheduler import Scheduler
@@ -25,6 +26,7 @@ class EngineConfig:
     max_model_len: int | None = None  # cap on prompt + answer; None: what the model and the cache allow
     max_num_batched_tokens: int = 512  # rows of one target pass
     max_num_seqs: int = 64  # requests that run at once
+    acceptance_rule: str = "coupled"  # how drafts are judged: coupled, token or block
 
 
 class Engine:
@@ -45,6 +47,7 @@ class Engine:
         self.target = target
         self._vocab_size = target.config.vocab_size
         self._eos_ids = eos_ids
+        self._rule = Rule.parse(config.acceptance_rule)
         self._scheduler = Scheduler(self.cache, config.max_num_batched_tokens, config.max_num_seqs)
         self._stepper = Stepper(target, self.cache, policy or FixedPolicy())
         self._ids = 0
@@ -54,8 +57,13 @@ class Engine:
         """Whether anything is left to do."""
         return self._scheduler.has_requests
 
-    def add(self, prompt: Sequence[int], params: SamplingParams) -> Request:
-        """Queue a prompt of token ids. Refuses what cannot be answered before anything runs."""
+    def add(
+        self, prompt: Sequence[int], params: SamplingParams, bad_words: Sequence[Sequence[int]] = ()
+    ) -> Request:
+        """Queue a prompt of token ids; `bad_words` are those of the parameters, as token ids.
+
+        Refuses what cannot be answered before anything runs.
+        """
         if not prompt:
             raise RequestError("the prompt has no tokens; give at least one")
         bad = next((token for token in prompt if not 0 <= token < self._vocab_size), None)
@@ -69,8 +77,12 @@ class Engine:
                 "at least one of them for the answer; shorten the prompt"
             )
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        limits = RequestLimits(self.max_model_len, frozenset() if params.ignore_eos else self._eos_ids)
-        request = Request(self._ids, prompt, params, DrawKey(params.temperature, seed, 0), limits)
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
+        limits = RequestLimits(self.max_model_len, stop_ids)
+        words = tuple(tuple(word) for word in bad_words)
+        known = TokenLimits(self._vocab_size, tuple(self._eos_ids), words)
+        sampler = RequestSampler(params, known, prompt, seed, rule=self._rule)
+        request = Request(self._ids, prompt, params, sampler, limits)
         self._scheduler.add(request)
         self._ids += 1
         return request
@@ -91,7 +103,8 @@ class Engine:
         for request in requests:
             request.clock.started = request.clock.started or began
         verdicts = self._stepper.step([Scheduled(request, run) for request, run in shares])
-        grown = [request for request, verdict in zip(requests, verdicts, strict=True) if verdict.tokens]
+        told = zip(requests, verdicts, strict=True)
+        grown = [request for request, verdict in told if verdict.tokens or verdict.error is not None]
         self._note(requests, grown)
         return grown
 

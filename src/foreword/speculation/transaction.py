@@ -6,6 +6,7 @@ from types import TracebackType
 
 import torch
 
+from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.kv.paged_cache import PagedCache, RowMove
 from foreword.models.batch import MASK_WORDS, ForwardBatch
 from foreword.speculation.draft import Draft
@@ -18,6 +19,8 @@ class Verdict:
 
     path: tuple[int, ...]  # accepted nodes, root first
     tokens: tuple[int, ...]  # their tokens, then one of the target's own unless the answer ended before it
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token if the request wants them
+    error: str | None = None  # why the request cannot go on
 
 
 NOTHING_DRAWN = Verdict((), ())
@@ -53,7 +56,9 @@ class Transaction:
         self._open = False
         for share, verdict in zip(self._scheduled, verdicts, strict=True):
             self._cache.commit(share.request.kv, share.run, verdict.path)
-            share.request.extend(verdict.tokens)
+            share.request.extend(verdict.tokens, verdict.logprobs)
+            if verdict.error is not None:
+                share.request.fail(verdict.error)
 
     def abort(self) -> None:
         """Nothing happened. Does nothing after a commit; safe to repeat."""

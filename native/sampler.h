@@ -1,0 +1,54 @@
+// Sampling kernels: the floor of a row's kept logits, and a draw from what it keeps.
+// The torch code in src/foreword/acceptance (distribution.py, nucleus.py, draw.py) is the reference.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace nanobind {
+class module_;
+}
+
+namespace foreword {
+
+struct RowShape {
+    double temperature;  // 0 is greedy
+    int64_t top_k;       // the vocabulary size where there is no limit
+    double top_p;
+    double min_p;
+};
+
+struct RowFloor {
+    float peak;     // largest logit, NaN if any logit is NaN
+    float floor;    // smallest kept logit
+    int64_t first;  // first id of the largest logit
+};
+
+struct RowDraw {
+    float peak;
+    float floor;
+    double temperature;
+    int64_t only;  // the one token of a greedy row, or -1
+    uint64_t key;
+};
+
+struct Candidate {
+    float logit;
+    int64_t weight;
+};
+
+// Memory that one thread uses again and again.
+struct SamplerScratch {
+    std::vector<float> values;
+    std::vector<float> chunk_max;
+    std::vector<Candidate> candidates;
+};
+
+RowFloor row_floor(const float* logits, int64_t vocab, const RowShape& shape, SamplerScratch& scratch);
+
+// The kept token with the largest (logit - peak) / temperature + Gumbel noise; -1 if none is kept.
+int64_t row_draw(const float* logits, int64_t vocab, const RowDraw& draw);
+
+void register_sampler(nanobind::module_& module);
+
+}  // namespace foreword
