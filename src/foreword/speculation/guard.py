@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from numbers import Integral
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from foreword.speculation.draft import Draft
 from foreword.speculation.protocols import Ask, Drafter, StepRequest
@@ -28,7 +28,7 @@ class GuardedDrafter:
         self._vocab_size = vocab_size
         self._time_limit = time_limit
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"drafter-{name}")
-        self._hanging: Future[object] | None = None
+        self._hanging: Future[Any] | None = None
         self.faults: Counter[str] = Counter()
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
@@ -52,9 +52,10 @@ class GuardedDrafter:
     def _call(self, call: Callable[[], _Answer]) -> _Answer | None:
         if self._hanging is not None and not self._hanging.done():
             return None
-        future = self._thread.submit(call)
+        future: Future[Any] = self._thread.submit(call)
         try:
-            return future.result(self._time_limit)
+            answer: _Answer = future.result(self._time_limit)
+            return answer
         except FutureTimeoutError:
             self._hanging = future
             self._fault("timeout", f"no answer within {self._time_limit:g} s")

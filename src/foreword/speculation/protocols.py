@@ -81,13 +81,20 @@ class Planned:
     scheduled: Scheduled
     drafter: Drafter | None = None
     max_nodes: int = 0
+    max_depth: int = 0
 
 
 class Policy(Protocol):
     """Decides who drafts, with what, how deep."""
 
+    max_nodes: int  # most nodes that any of its plans asks for
+
     def plan(self, scheduled: Sequence[Scheduled]) -> Sequence[Planned]:
         """One plan for every scheduled request, in the same order."""
+        ...
+
+    def forget(self, request: StepRequest) -> None:
+        """The request has ended: let the drafters drop what they keep for it."""
         ...
 
 
