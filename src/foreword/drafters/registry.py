@@ -36,6 +36,8 @@ _NAMES: dict[Any, str] = {int: "a whole number", (int, float): "a number", str: 
 
 
 def _builtin_kinds() -> dict[str, DrafterKind]:
+    from foreword.drafters.draft_model import DraftModelConfig, build_draft_model
+    from foreword.drafters.layer_skip import LayerSkipConfig, build_layer_skip
     from foreword.drafters.ngram import NgramConfig, NgramDrafter
     from foreword.drafters.suffix import SuffixConfig, build_suffix_drafter
 
@@ -46,6 +48,10 @@ def _builtin_kinds() -> dict[str, DrafterKind]:
         "suffix": DrafterKind(
             "continues suffixes seen in this text and in past answers", SuffixConfig, build_suffix_drafter
         ),
+        "draft_model": DrafterKind(
+            "a smaller model with the same tokenizer", DraftModelConfig, build_draft_model
+        ),
+        "layer_skip": DrafterKind("the target without some of its layers", LayerSkipConfig, build_layer_skip),
     }
 
 
