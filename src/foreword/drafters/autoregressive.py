@@ -49,7 +49,8 @@ class AutoregressiveDrafter:
         growing = {index: GrowingTree(ask) for index, ask in enumerate(asks) if self._reserve(ask)}
         trees = list(growing.values())
         try:
-            self._write(trees)
+            if trees:
+                self._write(trees)
         finally:
             for tree in trees:
                 self._cache.rollback(self._kv(tree.request))

@@ -22,6 +22,7 @@ def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
 
     logits [trees, vocab]. *token* and *block* need to know what it was drawn from; *coupled* does not.
     """
+    logits = with_fixed_corrections(trees, logits)
     shaped = shape_rows(logits, row_shape(trees, logits))
     keys = np.concatenate([tree.keys() for tree in trees])
     tokens = draw(shaped, keys).tolist()
@@ -45,7 +46,8 @@ def grow_trees(trees: Sequence[GrowingTree], logits: Tensor, width: int) -> None
     logits [all frontier nodes, vocab]. A token's score is how far log q + G stays behind the best of its
     siblings, G being the noise that the target itself will draw with; at temperature 0, log q itself.
     """
-    ranked = logits.float().topk(min(_RANKED, logits.shape[1]), dim=-1)
+    logits = with_fixed_corrections(trees, logits)
+    ranked = logits.topk(min(_RANKED, logits.shape[1]), dim=-1)
     row = 0
     for tree in trees:
         rows = slice(row, row + len(tree.frontier))
@@ -71,6 +73,27 @@ def _scores(tree: GrowingTree, logits: Tensor, ids: Tensor) -> Tensor:
     keys = key_tensor(tree.keys(), logits.device)
     scores = logits.double() / temperature + gumbel(keys.unsqueeze(1), ids)
     return scores - scores.max(dim=-1, keepdim=True).values
+
+
+def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:
+    """Logits with each request's bias and allowed tokens, which hold at every position.
+
+    Penalties and bad words depend on the text and are left to the target: they cost a draft some
+    acceptance and never its exactness.
+    """
+    samplers = [tree.request.sampler for tree in trees for _ in tree.frontier]
+    corrected = logits
+    for row, sampler in enumerate(samplers):
+        if not len(sampler.bias_ids) and sampler.allowed_ids is None:
+            continue
+        if corrected is logits:
+            corrected = logits.clone()
+        corrected[row, sampler.bias_ids] += torch.from_numpy(sampler.bias_values).to(logits)
+        if sampler.allowed_ids is not None:
+            allowed = corrected[row, sampler.allowed_ids]
+            corrected[row] = -torch.inf
+            corrected[row, sampler.allowed_ids] = allowed
+    return corrected
 
 
 def row_shape(trees: Sequence[GrowingTree], logits: Tensor) -> RowShape:
