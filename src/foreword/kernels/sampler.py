@@ -1,24 +1,31 @@
 """The native sampler: floors of rows, and draws. The torch code in `acceptance` is what it must equal."""
 
 import importlib
-from types import ModuleType
+import os
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def extension() -> ModuleType | None:
-    """The compiled extension, or None where it was not built."""
+@cache
+def sampler() -> Any:
+    return importlib.import_module("foreword.kernels._native").Sampler(len(os.sched_getaffinity(0)))
+
+@cache
+def extension() -> bool:
     try:
-        return importlib.import_module("foreword.kernels._native")
+        sampler()
     except ImportError:
-        return None
+        return False
+    return True
 
 
 def available(logits: Tensor) -> bool:
     """Whether these rows can be taken natively: float32 on the CPU, each row in one piece."""
     fits = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(-1) == 1
-    return fits and extension() is not None
+    return fits and extension()
 
 
 def floors(
@@ -27,10 +34,8 @@ def floors(
     """Per row the largest logit (NaN if any is), the smallest kept one, and a greedy row's first largest id."""
     rows = len(logits)
     peak, floor, first = torch.empty(rows), torch.empty(rows), torch.empty(rows, dtype=torch.int64)
-    native = importlib.import_module("foreword.kernels._native")
-    native.sampler_floors(
-        *(t.numpy() for t in (logits, temperature, top_k, top_p, min_p, peak, floor, first))
-    )
+    columns = (logits, temperature, top_k, top_p, min_p, peak, floor, first)
+    sampler().floors(*(column.numpy() for column in columns))
     return peak, floor, first
 
 
@@ -39,6 +44,6 @@ def draw(
 ) -> Tensor:
     """int64 [rows], the token that each row draws with its key; -1 where it keeps none."""
     tokens = torch.empty(len(logits), dtype=torch.int64)
-    native = importlib.import_module("foreword.kernels._native")
-    native.sampler_draw(*(t.numpy() for t in (logits, peak, floor, temperature, only, keys, tokens)))
+    columns = (logits, peak, floor, temperature, only, keys, tokens)
+    sampler().draw(*(column.numpy() for column in columns))
     return tokens
