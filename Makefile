@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint format clean
+.PHONY: demo test test-slow mutants lint format clean
 
 demo: $(READY)
 	$(BIN)/foreword demo
@@ -17,6 +17,9 @@ test-slow: $(READY)
 	$(BIN)/foreword pull smollm2-135m
 	$(BIN)/pytest -m slow --durations=10
 
+mutants: $(READY)
+	$(BIN)/python tests/mutants/run.py --json
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -26,6 +29,22 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The kernel tests on an extension built with the address and undefined-behaviour sanitisers. Python starts without
+# its site hooks, so that this build is found and not the installed one.
+SANITIZED := build/sanitize
+SANITIZER_TESTS := tests/unit/test_kernels.py tests/integration/test_native_decoder.py tests/integration/test_shape_invariance.py
+sanitize: $(READY)
+	cmake -S . -B $(SANITIZED) -DFOREWORD_SANITIZE=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+		-Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir)
+	cmake --build $(SANITIZED)
+	rm -rf $(SANITIZED)/package && mkdir -p $(SANITIZED)/package
+	cp -r src/foreword $(SANITIZED)/package/ && rm -f $(SANITIZED)/package/foreword/kernels/_native*.so
+	cp $(SANITIZED)/_native*.so $(SANITIZED)/package/foreword/kernels/
+	LD_PRELOAD=$$($(CXX) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
+		UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 OMP_NUM_THREADS=1 \
+		PYTHONPATH=$(SANITIZED)/package:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+		$(BIN)/python -S -m pytest -p no:cacheprovider -m "not model" $(SANITIZER_TESTS)
 
 # The environment is made anew when what it is made of changes.
 $(READY): pyproject.toml constraints.txt CMakeLists.txt

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foreword.acceptance.coupled import DrawKey
 from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.engine.request import Request, RequestLimits
 from foreword.kv.paged_cache import PagedCache
 from foreword.models.batch import ForwardBatch
@@ -25,7 +25,9 @@ DEVICES = [
 
 def make_request(cache: PagedCache, tokens: Sequence[int]) -> Request:
     limits = RequestLimits(100_000, frozenset())
-    request = Request(0, tokens, SamplingParams(temperature=0), DrawKey(0.0, 0, 0), limits)
+    params = SamplingParams(temperature=0)
+    sampler = RequestSampler(params, TokenLimits(1 << 20), tokens, seed=0)
+    request = Request(0, tokens, params, sampler, limits)
     request.kv = cache.open()
     return request
 

@@ -1,7 +1,7 @@
 import pytest
 
-from foreword.acceptance.coupled import DrawKey
 from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.engine.request import Request, RequestLimits
 
 EOS = 2
@@ -9,7 +9,8 @@ EOS = 2
 
 def request(max_tokens: int, context: int = 100) -> Request:
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
-    return Request(0, [5, 6, 7], params, DrawKey(0.0, 0, 0), RequestLimits(context, frozenset({EOS})))
+    sampler = RequestSampler(params, TokenLimits(50), [5, 6, 7], seed=0)
+    return Request(0, [5, 6, 7], params, sampler, RequestLimits(context, frozenset({EOS})))
 
 
 @pytest.mark.parametrize("place", range(5))

@@ -5,13 +5,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from foreword.acceptance.coupled import DrawKey, DrawRow, draw
+from foreword.acceptance.accept import judge
+from foreword.acceptance.batch import Judgement
 from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.request import Request, RequestLimits
 from foreword.kv.paged_cache import PagedCache
-from foreword.speculation.draft import Draft
-from foreword.speculation.protocols import Ask, Scheduled, StepRequest
+from foreword.speculation.draft import Draft, stack
+from foreword.speculation.protocols import Ask, Scheduled
 from foreword.speculation.step import Stepper
 from helpers.history_target import HistoryTarget
 from helpers.scripted_drafters import RandomTreeDrafter
@@ -22,14 +24,16 @@ CONTEXT = 64
 def make_request(cache: PagedCache, prompt: Sequence[int], seed: int, eos: int | None = None) -> Request:
     params = SamplingParams(temperature=0.0 if seed % 3 == 0 else 0.9, max_tokens=20)
     limits = RequestLimits(CONTEXT, frozenset() if eos is None else frozenset({eos}))
-    request = Request(seed, prompt, params, DrawKey(params.temperature, seed, 0), limits)
+    sampler = RequestSampler(params, TokenLimits(11), prompt, seed)
+    request = Request(seed, prompt, params, sampler, limits)
     request.kv = cache.open()
     return request
 
 
-def next_token(target: HistoryTarget, history: Sequence[int], request: StepRequest) -> int:
+def next_token(target: HistoryTarget, history: Sequence[int], request: Request) -> int:
+    sampler = RequestSampler(request.params, TokenLimits(11), history, request.sampler.seed)
     logits = target.logits_after(history).unsqueeze(0)
-    return int(draw(logits, [DrawRow(request.draw_key, len(history))])[0])
+    return int(judge(Judgement.of(logits, stack([Draft()]), [sampler])).own_tokens[0])
 
 
 def plain_text(target: HistoryTarget, request: Request) -> list[int]:
@@ -100,7 +104,7 @@ def test_a_stale_or_oversized_draft_is_dropped(draft: Draft):
         def propose(self, asks: Sequence[Ask]) -> list[Draft]:
             return [draft] * len(asks)
 
-    verdicts = Stepper(target, cache, FixedPolicy(Stubborn(), 8)).step([Scheduled(request, 3)])
+    verdicts = Stepper(target, cache, FixedPolicy(Stubborn(), 8)).step([Scheduled(request, 3)]).verdicts
     assert verdicts[0].path == ()
     assert request.output_ids == plain_text(target, request)[:1]
 
@@ -144,7 +148,7 @@ def test_a_failure_at_any_stage_leaves_no_trace(stage: str, monkeypatch: pytest.
         tokens = [list(r.tokens) for r in live]
         with monkeypatch.context() as broken:
             if owner is None:
-                broken.setattr("foreword.speculation.step.draw", explode)
+                broken.setattr("foreword.speculation.step.judge", explode)
             else:
                 broken.setattr(owner, stage, explode)
             with pytest.raises(PlantedError):

@@ -1,9 +1,17 @@
 """What a user may ask of sampling."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 from foreword.errors import RequestError
+
+MIN_TEMPERATURE = 1e-6
+"""Below this a scaled logit leaves the range of float32; 0 itself means greedy."""
+
+MAX_LOGPROBS = 64
+"""Most alternatives per token that a request may ask for."""
 
 
 @dataclass(frozen=True)
@@ -11,14 +19,83 @@ class SamplingParams:
     """How tokens are drawn and when to stop; names and meanings follow OpenAI's and vLLM's."""
 
     temperature: float = 1.0  # 0 means greedy
+    top_p: float = 1.0  # keep the most likely tokens that together reach this probability; 1: all
+    top_k: int = 0  # keep the k most likely tokens; 0 or -1: all
+    min_p: float = 0.0  # keep tokens at least this likely relative to the most likely one; 0: all
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens that were generated before
+    frequency_penalty: float = 0.0  # subtracted once for every time that the token was generated before
+    repetition_penalty: float = 1.0  # divides positive, multiplies negative logits of tokens seen before
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> number added to its logit
+    bad_words: tuple[str, ...] = ()  # texts that must not be completed
+    allowed_token_ids: tuple[int, ...] | None = None  # only these may be generated; None: all
+    stop_token_ids: tuple[int, ...] = ()  # generation ends after one of these
     max_tokens: int = 256  # most tokens to generate
+    min_tokens: int = 0  # no end-of-sequence or stop token before so many tokens
     seed: int | None = None  # None: fresh 64-bit entropy, returned with the answer
     ignore_eos: bool = False  # go on after an end-of-sequence token
+    logprobs: int | None = (
+        None  # log probabilities of the chosen token and of so many most likely; None: none
+    )
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise RequestError(f"temperature must be a finite number >= 0, not {self.temperature}")
-        if self.max_tokens < 1:
-            raise RequestError(f"max_tokens must be at least 1, not {self.max_tokens}")
-        if self.seed is not None and not 0 <= self.seed < 2**64:
-            raise RequestError(f"seed must be in 0 .. 2**64 - 1, not {self.seed}")
+        self._check_shape()
+        self._check_penalties()
+        self._check_ids()
+        self._check_lengths()
+
+    def _check_shape(self) -> None:
+        _finite("temperature", self.temperature)
+        if self.temperature != 0 and self.temperature < MIN_TEMPERATURE:
+            _refuse("temperature", self.temperature, f"0 (greedy) or a number >= {MIN_TEMPERATURE}")
+        if not 0 < _finite("top_p", self.top_p) <= 1:
+            _refuse("top_p", self.top_p, "above 0 and at most 1")
+        if _integer("top_k", self.top_k) < -1:
+            _refuse("top_k", self.top_k, "a positive integer, or 0 or -1 for no limit")
+        if not 0 <= _finite("min_p", self.min_p) <= 1:
+            _refuse("min_p", self.min_p, "in 0 .. 1")
+
+    def _check_penalties(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= _finite(name, getattr(self, name)) <= 2:
+                _refuse(name, getattr(self, name), "in -2 .. 2")
+        if _finite("repetition_penalty", self.repetition_penalty) <= 0:
+            _refuse("repetition_penalty", self.repetition_penalty, "above 0")
+
+    def _check_ids(self) -> None:
+        for token, bias in self.logit_bias.items():
+            _integer("logit_bias", token)
+            if not -100 <= _finite("logit_bias", bias) <= 100:
+                _refuse("logit_bias", bias, "in -100 .. 100 for every token")
+        if isinstance(self.bad_words, str) or not all(isinstance(w, str) and w for w in self.bad_words):
+            _refuse("bad_words", self.bad_words, "a list of non-empty strings")
+        if self.allowed_token_ids is not None and len(self.allowed_token_ids) == 0:
+            _refuse("allowed_token_ids", [], "None or at least one token id")
+        for name in ("allowed_token_ids", "stop_token_ids"):
+            for token in getattr(self, name) or ():
+                _integer(name, token)
+
+    def _check_lengths(self) -> None:
+        if _integer("max_tokens", self.max_tokens) < 1:
+            _refuse("max_tokens", self.max_tokens, "at least 1")
+        if not 0 <= _integer("min_tokens", self.min_tokens) <= self.max_tokens:
+            _refuse("min_tokens", self.min_tokens, f"in 0 .. max_tokens ({self.max_tokens})")
+        if self.seed is not None and not 0 <= _integer("seed", self.seed) < 2**64:
+            _refuse("seed", self.seed, "in 0 .. 2**64 - 1")
+        if self.logprobs is not None and not 0 <= _integer("logprobs", self.logprobs) <= MAX_LOGPROBS:
+            _refuse("logprobs", self.logprobs, f"None or in 0 .. {MAX_LOGPROBS}")
+
+
+def _finite(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        _refuse(name, value, "a finite number")
+    return value
+
+
+def _integer(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        _refuse(name, value, "an integer")
+    return value
+
+
+def _refuse(name: str, value: object, wanted: str) -> None:
+    raise RequestError(f"{name} must be {wanted}, not {value!r}")

@@ -58,7 +58,7 @@ class ContextRequest:
         self.epoch = 0
         self.room = MAX_DRAFT_NODES + 1
 
-    def extend(self, tokens: Sequence[int]) -> None:
+    def extend(self, tokens: Sequence[int], _logprobs: Sequence[object] = ()) -> None:
         """Append committed tokens."""
         self.tokens += tokens
 

@@ -49,7 +49,9 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: show(title, done, total)
 
 
-def load_llm(model: str, dtype: str, device: str, backend: str = "auto") -> "LLM":
+def load_llm(
+    model: str, dtype: str, device: str, backend: str = "auto", speculation: str | None = None
+) -> "LLM":
     """Fetch if need be, then load, showing both."""
     from foreword.engine.llm import LLM
     from foreword.models.sources import resolve_model
@@ -57,7 +59,14 @@ def load_llm(model: str, dtype: str, device: str, backend: str = "auto") -> "LLM
     with stage_bar() as on_stage:
         path = resolve_model(model, on_progress=on_stage)
     with progress_bar(f"loading {model}") as on_progress:
-        return LLM(str(path), dtype=dtype, device=device, backend=backend, progress=on_progress)
+        return LLM(
+            str(path),
+            dtype=dtype,
+            device=device,
+            backend=backend,
+            speculation=speculation,
+            progress=on_progress,
+        )
 
 
 def print_json(value: dict[str, Any]) -> None:

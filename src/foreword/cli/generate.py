@@ -24,6 +24,10 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
     seed: Annotated[int | None, typer.Option(help="Same seed, same text. Default: fresh entropy.")] = None,
+    speculative_config: Annotated[
+        str | None,
+        typer.Option(help='Who guesses ahead, as JSON: {"method": "ngram", "num_speculative_tokens": 5}.'),
+    ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is: no chat template.")
     ] = False,
@@ -39,7 +43,7 @@ def generate(
     from foreword.acceptance.params import SamplingParams
 
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
-    llm = load_llm(model, dtype, device, backend)
+    llm = load_llm(model, dtype, device, backend, speculative_config)
 
     def show(_: int, text: str) -> None:
         stdout.print(text, end="", markup=False, soft_wrap=True)

@@ -1,14 +1,18 @@
 """The library's front door."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from foreword.acceptance.params import SamplingParams
+from foreword.control.fixed import FixedPolicy
+from foreword.drafters.config import SpeculationConfig
 from foreword.engine.engine import Engine, EngineConfig
 from foreword.engine.loader import LoadedModel, load_model
-from foreword.engine.outputs import CompletionOutput, RequestOutput, Timings
+from foreword.engine.outputs import CompletionOutput, Logprob, RequestOutput, Timings
 from foreword.engine.request import Request
 from foreword.errors import RequestError
 from foreword.models.detokenizer import IncrementalDetokenizer
+from foreword.models.tokenizer import Tokenizer
 from foreword.models.weights import Progress
 
 Prompt = str | Mapping[str, Sequence[int]]
@@ -37,15 +41,33 @@ class LLM:
         dtype: str = "auto",
         device: str = "auto",
         backend: str = "auto",
+        speculation: str | Mapping[str, Any] | None = None,
         config: EngineConfig | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Load `model`: a built-in name, a local path or a hub id; `progress` is told of loaded tensors."""
+        """Load `model`: a built-in name, a local path or a hub id; `progress` is told of loaded tensors.
+
+        `speculation` says who guesses ahead, as vLLM's `speculative_config`:
+        `{"method": "ngram", "num_speculative_tokens": 5}`. It never changes the text.
+        """
+        wanted = None if speculation is None else SpeculationConfig.parse(speculation)
         self._loaded: LoadedModel = load_model(
             model, dtype=dtype, device=device, backend=backend, progress=progress
         )
         self.tokenizer = self._loaded.tokenizer
-        self.engine = Engine(self._loaded.decoder, self.tokenizer.eos_ids, config)
+        self._config = config
+        self.engine = self._engine(wanted)
+
+    def speculate(self, speculation: str | Mapping[str, Any] | None) -> None:
+        """Change who guesses ahead, or turn it off with None, without loading the model again."""
+        self.engine = self._engine(None if speculation is None else SpeculationConfig.parse(speculation))
+
+    def _engine(self, wanted: SpeculationConfig | None) -> Engine:
+        policy = FixedPolicy()
+        if wanted is not None:
+            drafter = wanted.build(self._loaded.workshop())
+            policy = FixedPolicy(drafter, wanted.num_speculative_tokens, wanted.max_depth)
+        return Engine(self._loaded.decoder, self.tokenizer.eos_ids, self._config, policy)
 
     def generate(
         self,
@@ -93,8 +115,9 @@ class LLM:
         streams: list[_Stream] = []
         try:
             for ids, chosen in zip(encoded, _spread(params, len(encoded)), strict=True):
-                request = self.engine.add(ids, chosen)
-                streams.append(_Stream(request, IncrementalDetokenizer(self.tokenizer)))
+                words = bad_word_ids(self.tokenizer, chosen.bad_words)
+                request = self.engine.add(ids, chosen, words)
+                streams.append(_Stream(request, self.tokenizer))
             by_request = {stream.request.request_id: i for i, stream in enumerate(streams)}
             while any(stream.request.finish_reason is None for stream in streams):
                 for request in self.engine.step():
@@ -111,9 +134,10 @@ class LLM:
 class _Stream:
     """The text of a growing answer."""
 
-    def __init__(self, request: Request, detokenizer: IncrementalDetokenizer) -> None:
+    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
         self.request = request
-        self._detokenizer = detokenizer
+        self._tokenizer = tokenizer
+        self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._seen = 0
         self._text = ""
 
@@ -127,14 +151,40 @@ class _Stream:
         self._text += text
         return text
 
+    def _logprobs(self) -> list[dict[int, Logprob]]:
+        def shown(token: int, logprob: float, rank: int) -> Logprob:
+            return Logprob(logprob, rank, self._tokenizer.decode([token], skip_special_tokens=False))
+
+        positions = []
+        for found in self.request.logprobs:
+            top = zip(found.top_ids.tolist(), found.top_logprobs.tolist(), strict=True)
+            entries = {token: shown(token, value, place + 1) for place, (token, value) in enumerate(top)}
+            entries.setdefault(found.token, shown(found.token, found.logprob, found.rank))
+            positions.append(entries)
+        return positions
+
     def output(self, prompt: Prompt | None) -> RequestOutput:
         request = self.request
         answer = CompletionOutput(
-            0, self._text, request.output_ids, request.finish_reason, request.draw_key.seed
+            index=0,
+            text=self._text,
+            token_ids=request.output_ids,
+            finish_reason=request.finish_reason,
+            seed=request.sampler.seed,
+            logprobs=None if request.params.logprobs is None else self._logprobs(),
+            error=request.error,
         )
         shown = prompt if isinstance(prompt, str) else None
         ids = request.tokens[: request.prompt_len]
         return RequestOutput(shown, ids, [answer], Timings.of(request))
+
+
+def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
+    """Every bad word as token ids, at the start of a text and behind a space."""
+    spelled = (
+        tokenizer.encode(text, add_special_tokens=False) for word in words for text in (word, f" {word}")
+    )
+    return [list(ids) for ids in {tuple(ids): None for ids in spelled if ids}]
 
 
 def _spread(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

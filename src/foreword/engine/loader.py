@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from foreword.engine.backend import choose_backend
+from foreword.drafters.workshop import Workshop
+from foreword.engine.backend import BackendChoice, choose_backend
 from foreword.errors import RequestError
-from foreword.models.checkpoint import open_checkpoint
+from foreword.models.checkpoint import Checkpoint, open_checkpoint
 from foreword.models.decoder import TorchDecoder
 from foreword.models.interface import Decoder
 from foreword.models.native_decoder import load_native_decoder
@@ -17,11 +18,36 @@ from foreword.models.weights import Progress, load_weights
 
 
 @dataclass(frozen=True)
+class Backend:
+    """Where and in which numbers decoders run; a target and its drafters share one."""
+
+    device: torch.device
+    choice: BackendChoice
+
+    def load(self, checkpoint: Checkpoint, progress: Progress | None = None) -> Decoder:
+        """A decoder with the checkpoint's weights."""
+        if self.choice.form is not None:
+            return load_native_decoder(checkpoint, self.choice.form, progress=progress)
+        weights = load_weights(checkpoint, self.choice.torch_dtype, self.device, progress)
+        return TorchDecoder(checkpoint.config, weights)
+
+
+@dataclass(frozen=True)
 class LoadedModel:
-    """A decoder and the tokenizer that belongs to it."""
+    """A decoder, the tokenizer that belongs to it, and what they were made from."""
 
     decoder: Decoder
     tokenizer: Tokenizer
+    checkpoint: Checkpoint
+    backend: Backend
+
+    def workshop(self) -> Workshop:
+        """What drafters for this model may be made from."""
+
+        def encode(text: str) -> list[int]:
+            return self.tokenizer.encode(text, add_special_tokens=False)
+
+        return Workshop(self.decoder, self.checkpoint, encode, self.backend.load)
 
 
 def load_model(
@@ -34,15 +60,12 @@ def load_model(
 ) -> LoadedModel:
     """Load a model by built-in name, local path or hub id."""
     place = pick_device(device)
-    choice = choose_backend(backend, dtype, place)
     # Torch tells of a slower path on CPUs without bfloat16 by a page of stack frames.
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
     checkpoint = open_checkpoint(resolve_model(model))
     tokenizer = checkpoint.tokenizer()
-    if choice.form is not None:
-        return LoadedModel(load_native_decoder(checkpoint, choice.form, progress=progress), tokenizer)
-    weights = load_weights(checkpoint, choice.torch_dtype, place, progress)
-    return LoadedModel(TorchDecoder(checkpoint.config, weights), tokenizer)
+    chosen = Backend(place, choose_backend(backend, dtype, place))
+    return LoadedModel(chosen.load(checkpoint, progress), tokenizer, checkpoint, chosen)
 
 
 def pick_device(device: str) -> torch.device:

@@ -18,6 +18,8 @@ class Timings:
     predicted_per_second: float  # tokens after the first, per second of predicted_ms
     queue_ms: float  # arrival to first pass
     passes: int  # target passes, prefill included
+    draft_n: int  # guessed tokens that were judged
+    draft_n_accepted: int  # guessed tokens that were committed
 
     @staticmethod
     def of(request: Request) -> "Timings":
@@ -36,11 +38,22 @@ class Timings:
             predicted_per_second=_rate(generated - 1, finished - first),
             queue_ms=1e3 * (started - clock.arrived),
             passes=clock.passes,
+            draft_n=clock.drafted,
+            draft_n_accepted=clock.accepted,
         )
 
 
 def _rate(count: int, seconds: float) -> float:
     return count / seconds if count > 0 and seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """How likely the raw model finds a token, before temperature and every other sampling parameter."""
+
+    logprob: float
+    rank: int  # 1: the most likely token
+    decoded_token: str
 
 
 @dataclass(frozen=True)
@@ -50,8 +63,12 @@ class CompletionOutput:
     index: int
     text: str
     token_ids: list[int]  # an end-of-sequence token included, its text not
-    finish_reason: str | None  # "stop" or "length"
+    finish_reason: str | None  # "stop", "length" or "error"
     seed: int  # the seed that was used, given or fresh
+    logprobs: list[dict[int, Logprob]] | None = (
+        None  # per token, for it and the most likely ones, if asked for
+    )
+    error: str | None = None  # what went wrong, where finish_reason is "error"
 
 
 @dataclass(frozen=True)
@@ -66,7 +83,7 @@ class RequestOutput:
     def as_json(self) -> dict[str, Any]:
         """The single answer as one flat object for machines."""
         answer = self.outputs[0]
-        return {
+        flat: dict[str, Any] = {
             "text": answer.text,
             "token_ids": answer.token_ids,
             "finish_reason": answer.finish_reason,
@@ -74,3 +91,9 @@ class RequestOutput:
             "prompt_token_ids": self.prompt_token_ids,
             "timings": asdict(self.timings),
         }
+        if answer.logprobs is not None:
+            flat["logprobs"] = [
+                {str(token): asdict(entry) for token, entry in position.items()}
+                for position in answer.logprobs
+            ]
+        return flat if answer.error is None else flat | {"error": answer.error}

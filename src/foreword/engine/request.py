@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from foreword.acceptance.coupled import DrawKey
+from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.request import RequestSampler
 from foreword.kv.paged_cache import KvSequence
 
 
@@ -18,6 +19,8 @@ class RequestClock:
     first_token: float | None = None  # its first token was committed
     finished: float | None = None
     passes: int = 0  # target passes that it took part in
+    drafted: int = 0  # guessed tokens that were judged
+    accepted: int = 0  # guessed tokens that were committed
 
 
 class Request:
@@ -28,18 +31,21 @@ class Request:
         request_id: int,
         prompt: Sequence[int],
         params: SamplingParams,
-        draw_key: DrawKey,
+        sampler: RequestSampler,
         limits: "RequestLimits",
     ) -> None:
         self.request_id = request_id
+        self.tenant = ""
         self.tokens = list(prompt)
         self.prompt_len = len(prompt)
         self.params = params
-        self.draw_key = draw_key
+        self.sampler = sampler
         self.limits = limits
         self.kv = KvSequence()
         self.epoch = 0
         self.finish_reason: str | None = None
+        self.error: str | None = None
+        self.logprobs: list[TokenLogprobs] = []
         self.clock = RequestClock()
 
     @property
@@ -61,12 +67,18 @@ class Request:
         """How many of these next tokens belong to the answer."""
         return self._end(tokens)[0]
 
-    def extend(self, tokens: Sequence[int]) -> None:
+    def extend(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> None:
         """Commit tokens to the answer and note whether it has ended."""
         kept, self.finish_reason = self._end(tokens)
         if kept != len(tokens):
             raise ValueError(f"{len(tokens)} tokens to commit, but the answer ends after {kept}")
         self.tokens += tokens
+        self.logprobs += logprobs
+        self.sampler.commit(tokens)
+
+    def fail(self, error: str) -> None:
+        """End the answer with an error."""
+        self.finish_reason, self.error = "error", error
 
     def _end(self, tokens: Sequence[int]) -> tuple[int, str | None]:
         """Where in these next tokens the answer ends, and why; a stop beats a length at the same token."""

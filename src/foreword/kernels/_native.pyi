@@ -1,4 +1,4 @@
-from numpy import float32, int8, int32, int64, uint8
+from numpy import float32, float64, int8, int32, int64, uint8
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -68,6 +68,7 @@ class Decoder:
         key_norm: Floats | None,
     ) -> None: ...
     def set_ends(self, embedding: PackedMatrix, head: PackedMatrix, final_norm: Floats) -> None: ...
+    def with_layers(self, layers: list[int]) -> Decoder: ...
     def allocate_kv(self, pages: int) -> None: ...
     def verify(
         self,
@@ -94,3 +95,27 @@ class Decoder:
     def kv_bytes_per_row(self) -> int: ...
     @property
     def weight_bytes(self) -> int: ...
+
+class Sampler:
+    def __init__(self, threads: int) -> None: ...
+    def floors(
+        self,
+        logits: NDArray[float32],
+        temperature: NDArray[float64],
+        top_k: NDArray[int64],
+        top_p: NDArray[float64],
+        min_p: NDArray[float64],
+        peak: NDArray[float32],
+        floor: NDArray[float32],
+        first: NDArray[int64],
+    ) -> None: ...
+    def draw(
+        self,
+        logits: NDArray[float32],
+        peak: NDArray[float32],
+        floor: NDArray[float32],
+        temperature: NDArray[float64],
+        only: NDArray[int64],
+        keys: NDArray[int64],
+        tokens: NDArray[int64],
+    ) -> None: ...

@@ -1,5 +1,7 @@
 """The llama-family decoder on the compiled CPU kernels: one native call per pass."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,6 +49,11 @@ class NativeDecoder:
     def weight_bytes(self) -> int:
         """Memory of the packed matrices."""
         return self._native.weight_bytes
+
+    def with_layers(self, layers: Sequence[int]) -> "NativeDecoder":
+        """A decoder that runs only these layers of this one: the same weights, KV memory of its own."""
+        config = replace(self.config, num_layers=len(layers))
+        return NativeDecoder(config, self._native.with_layers(list(layers)), self.form)
 
     def kv_bytes_per_row(self) -> int:
         """Memory that one token's keys and values take in all layers."""

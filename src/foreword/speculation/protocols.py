@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from foreword.acceptance.coupled import DrawKey
+from foreword.acceptance.logprobs import TokenLogprobs
+from foreword.acceptance.request import RequestSampler
 from foreword.kv.paged_cache import KvSequence
 from foreword.models.batch import ForwardBatch, ForwardOutput
 from foreword.speculation.draft import Draft
@@ -13,14 +14,13 @@ from foreword.speculation.draft import Draft
 class StepRequest(Protocol):
     """A request as the step sees it."""
 
+    request_id: int  # no other request ever has the same
+    tenant: str  # whose request it is; nothing is learned from one tenant for another
+    prompt_len: int  # how many of the tokens are the prompt
     tokens: list[int]  # committed: the prompt, then what was generated
     kv: KvSequence  # its computed rows chase its tokens; the newest token has none yet
+    sampler: RequestSampler  # its parameters, and what its committed tokens mean to them
     epoch: int  # advances when the request's state is rebuilt, so that older drafts show as stale
-
-    @property
-    def draw_key(self) -> DrawKey:
-        """What its draws depend on besides the logits and the position."""
-        ...
 
     @property
     def room(self) -> int:
@@ -31,8 +31,12 @@ class StepRequest(Protocol):
         """How many of these next tokens belong to the answer: it may end inside them."""
         ...
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Commit tokens to the answer."""
+    def extend(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> None:
+        """Commit tokens to the answer, with their log probabilities if it wants them."""
+        ...
+
+    def fail(self, error: str) -> None:
+        """End the answer with an error; other requests go on."""
         ...
 
 
@@ -56,6 +60,10 @@ class Drafter(Protocol):
         """One draft for every ask, an empty one where there is nothing to say."""
         ...
 
+    def forget(self, request: "StepRequest") -> None:
+        """The request has ended: drop what is kept for it."""
+        ...
+
 
 @dataclass(frozen=True)
 class Ask:
@@ -73,13 +81,20 @@ class Planned:
     scheduled: Scheduled
     drafter: Drafter | None = None
     max_nodes: int = 0
+    max_depth: int = 0
 
 
 class Policy(Protocol):
     """Decides who drafts, with what, how deep."""
 
+    max_nodes: int  # most nodes that any of its plans asks for
+
     def plan(self, scheduled: Sequence[Scheduled]) -> Sequence[Planned]:
         """One plan for every scheduled request, in the same order."""
+        ...
+
+    def forget(self, request: StepRequest) -> None:
+        """The request has ended: let the drafters drop what they keep for it."""
         ...
 
 

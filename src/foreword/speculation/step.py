@@ -6,13 +6,17 @@ chain is a tree of width one. None of them has a code path of its own.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
+import numpy as np
 from torch import Tensor
 
-from foreword.acceptance.coupled import DrawRow, draw, follow
+from foreword.acceptance.accept import judge
+from foreword.acceptance.batch import Judgement, Verdicts
+from foreword.acceptance.logprobs import request_logprobs
 from foreword.kv.paged_cache import PagedCache
 from foreword.models.batch import MAX_DRAFT_NODES
-from foreword.speculation.draft import Draft
+from foreword.speculation.draft import Draft, stack
 from foreword.speculation.protocols import Ask, Planned, Policy, Scheduled, Target
 from foreword.speculation.transaction import NOTHING_DRAWN, Transaction, Verdict
 
@@ -23,6 +27,18 @@ class Launched:
 
     transaction: Transaction
     verdicts: Callable[[], list[Verdict]]  # waits for the device
+    draft_seconds: float
+    verify_seconds: float  # until the pass was handed over; on a CPU, until it was done
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step committed, one verdict for every scheduled request, and where its time went."""
+
+    verdicts: list[Verdict]
+    draft_seconds: float
+    verify_seconds: float
+    accept_seconds: float
 
 
 class Stepper:
@@ -33,7 +49,7 @@ class Stepper:
         self._cache = cache
         self._policy = policy
 
-    def step(self, scheduled: Sequence[Scheduled]) -> list[Verdict]:
+    def step(self, scheduled: Sequence[Scheduled]) -> StepResult:
         """One pass over the scheduled requests; leaving it by an exception leaves no trace."""
         return self.resolve(self.launch(scheduled))
 
@@ -41,21 +57,28 @@ class Stepper:
         """Plan, propose, verify; returns as soon as the work is handed over."""
         plan = self._policy.plan(scheduled)
         transaction = Transaction(self._cache, scheduled)
+        began = perf_counter()
         try:
             drafts = propose(plan)
+            drafted = perf_counter()
             output = self._target.verify(transaction.batch(drafts))
-            drawn = draw(output.logits, rows_to_draw(scheduled, drafts))
         except BaseException:
             transaction.abort()
             raise
-        return Launched(transaction, lambda: accept(drawn, scheduled, drafts))
+        return Launched(
+            transaction,
+            lambda: accept(output.logits, scheduled, drafts),
+            drafted - began,
+            perf_counter() - drafted,
+        )
 
-    def resolve(self, launched: Launched) -> list[Verdict]:
+    def resolve(self, launched: Launched) -> StepResult:
         """Wait for the verdicts and commit them."""
+        began = perf_counter()
         with launched.transaction as transaction:
             verdicts = launched.verdicts()
             transaction.commit(verdicts)
-        return verdicts
+        return StepResult(verdicts, launched.draft_seconds, launched.verify_seconds, perf_counter() - began)
 
 
 def propose(plan: Sequence[Planned]) -> list[Draft]:
@@ -77,7 +100,7 @@ def propose(plan: Sequence[Planned]) -> list[Draft]:
 def _ask(planned: Planned) -> Ask:
     request = planned.scheduled.request
     # The target adds a token of its own behind the deepest accepted node.
-    return Ask(request, min(planned.max_nodes, MAX_DRAFT_NODES), request.room - 1)
+    return Ask(request, min(planned.max_nodes, MAX_DRAFT_NODES), min(planned.max_depth, request.room - 1))
 
 
 def fits(draft: Draft, ask: Ask) -> bool:
@@ -87,27 +110,25 @@ def fits(draft: Draft, ask: Ask) -> bool:
     return fresh and len(draft) <= ask.max_nodes and max(draft.depths(), default=0) <= ask.max_depth
 
 
-def rows_to_draw(scheduled: Sequence[Scheduled], drafts: Sequence[Draft]) -> list[DrawRow]:
-    """For every row with logits, whose draw it is and at which position the drawn token would stand."""
-    rows = []
-    for share, draft in zip(scheduled, drafts, strict=True):
-        if share.reaches_end:
-            end = len(share.request.tokens)
-            rows += [DrawRow(share.request.draw_key, end + depth) for depth in (0, *draft.depths())]
-    return rows
-
-
-def accept(drawn: Tensor, scheduled: Sequence[Scheduled], drafts: Sequence[Draft]) -> list[Verdict]:
-    """Follow the target's own draws through each draft as far as they agree."""
-    tokens = drawn.tolist()
-    verdicts, row = [], 0
-    for share, draft in zip(scheduled, drafts, strict=True):
-        if not share.reaches_end:
-            verdicts.append(NOTHING_DRAWN)
-            continue
-        path, own = follow(tokens[row : row + 1 + len(draft)], draft.tokens, draft.parents)
-        row += 1 + len(draft)
-        block = [*(draft.tokens[node] for node in path), own]
-        kept = share.request.kept(block)
-        verdicts.append(Verdict(tuple(path[:kept]), tuple(block[:kept])))
+def accept(logits: Tensor, scheduled: Sequence[Scheduled], drafts: Sequence[Draft]) -> list[Verdict]:
+    """Judge the draft of every request whose next token can be drawn; `logits` has their rows, in order."""
+    verdicts = [NOTHING_DRAWN] * len(scheduled)
+    drawing = [index for index, share in enumerate(scheduled) if share.reaches_end]
+    if drawing:
+        trees = stack([drafts[index] for index in drawing])
+        judged = Judgement.of(logits, trees, [scheduled[index].request.sampler for index in drawing])
+        found = judge(judged)
+        for place, index in enumerate(drawing):
+            verdicts[index] = verdict_for(place, scheduled[index], judged, found)
     return verdicts
+
+
+def verdict_for(place: int, share: Scheduled, judged: Judgement, found: Verdicts) -> Verdict:
+    """What the request at this place of the judged batch commits: it may end inside the accepted path."""
+    if (error := found.error(place)) is not None:
+        return Verdict((), (), error=error)
+    block = found.tokens(judged.trees, place)
+    kept = share.request.kept(block)
+    logprobs = request_logprobs(judged, found, place)[:kept]
+    path, drafted = found.path(place)[:kept], int(np.diff(judged.trees.row_starts)[place]) - 1
+    return Verdict(tuple(path), tuple(block[:kept]), tuple(logprobs), drafted=drafted)

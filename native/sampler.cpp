@@ -1,0 +1,328 @@
+#include "sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+
+namespace foreword {
+namespace {
+
+constexpr float kLowest = -std::numeric_limits<float>::max();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr double kOne = 0x1p40;  // the weight of the most likely token
+constexpr float kHalfway = 0x1p20f;
+constexpr float kTiny = -28.5f;  // below this a weight rounds to 0
+constexpr double kSlack = 1.0 - 1e-6;
+constexpr int64_t kHeapLimit = 512;
+
+// Rows are taken in blocks of vectors; the last block of a row is filled up with -inf. So an element meets the
+// same instructions wherever it stands, and the result of a row cannot depend on where the row lies.
+// Vectors of 16 bytes: what every target has, and what the compiler does not take apart.
+typedef float Floats __attribute__((vector_size(16)));
+typedef int32_t Ints __attribute__((vector_size(16)));
+constexpr int64_t kLanes = 4;
+constexpr int64_t kVectors = 16;
+constexpr int64_t kChunk = kLanes * kVectors;
+
+template <typename To, typename From>
+inline To bits_as(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+
+typedef float LooseFloats __attribute__((vector_size(16), aligned(4), may_alias));
+
+struct Chunk {
+    Floats part[kVectors];
+};
+
+// A chunk of a row, in place where the row fills it, else a copy in `spare`.
+inline const LooseFloats* view_chunk(const float* row, int64_t start, int64_t vocab, Chunk& spare) {
+    if (start + kChunk <= vocab) return reinterpret_cast<const LooseFloats*>(row + start);
+    for (Floats& part : spare.part) part = Floats{} - kInfinity;
+    std::memcpy(&spare, row + start, static_cast<size_t>(vocab - start) * sizeof(float));
+    return reinterpret_cast<const LooseFloats*>(&spare);
+}
+
+inline float largest_lane(Floats v) {
+    float most = v[0];
+    for (int64_t lane = 1; lane < kLanes; ++lane) most = v[lane] > most ? v[lane] : most;
+    return most;
+}
+
+inline bool any_lane(Ints v) {
+    int32_t any = 0;
+    for (int64_t lane = 0; lane < kLanes; ++lane) any |= v[lane];
+    return any != 0;
+}
+
+// exp(x) for x <= 0, to about one unit in the last place of float32. Four vectors go through it side by side,
+// as one alone would wait for each of its own results.
+constexpr int64_t kAbreast = 4;
+
+inline void exp_nonpositive(Floats* x) {
+    constexpr float kRound = 12582912.0f + 127.0f;  // rounds to an integer, with the exponent's bias in the low bits
+    const Floats lowest = Floats{} - 87.0f;
+    Floats n[kAbreast], r[kAbreast], p[kAbreast], scale[kAbreast];
+#define EACH for (int64_t k = 0; k < kAbreast; ++k)
+    EACH x[k] = x[k] > lowest ? x[k] : lowest;
+    EACH scale[k] = x[k] * 1.44269504f + kRound;
+    EACH n[k] = scale[k] - kRound;
+    EACH r[k] = x[k] - n[k] * 0.693359375f;
+    EACH r[k] = r[k] + n[k] * 2.12194440e-4f;
+    EACH p[k] = r[k] * 1.9875691500e-4f + 1.3981999507e-3f;
+    EACH p[k] = p[k] * r[k] + 8.3334519073e-3f;
+    EACH p[k] = p[k] * r[k] + 4.1665795894e-2f;
+    EACH p[k] = p[k] * r[k] + 1.6666665459e-1f;
+    EACH p[k] = p[k] * r[k] + 5.0000001201e-1f;
+    EACH p[k] = p[k] * (r[k] * r[k]) + (r[k] + 1.0f);
+    EACH x[k] = p[k] * bits_as<Floats>(bits_as<Ints>(scale[k]) << 23);
+#undef EACH
+}
+
+// Weights as integers: exp * 2^40, rounded, in two parts that fit a lane each. Adding a float whose last bit is worth
+// one leaves an integer in the low bits of the sum; what it adds to the bits is taken off at the end.
+struct WeightSum {
+    static constexpr float kShift = 12582912.0f;  // 1.5 * 2^23
+    Ints high{};
+    Ints low{};
+
+    void add(Floats exponentials) {
+        const Floats scaled = exponentials * kHalfway;
+        const Floats whole = scaled + kShift;
+        const Floats rest = (scaled - (whole - kShift)) * kHalfway + kShift;
+        high += bits_as<Ints>(whole);
+        low += bits_as<Ints>(rest);
+    }
+
+    int64_t total(int64_t added) const {
+        const uint32_t offset = static_cast<uint32_t>(added) * bits_as<uint32_t>(kShift);
+        int64_t sum = 0;
+        for (int64_t lane = 0; lane < kLanes; ++lane) {
+            const auto large = static_cast<int32_t>(static_cast<uint32_t>(high[lane]) - offset);
+            const auto small = static_cast<int32_t>(static_cast<uint32_t>(low[lane]) - offset);
+            sum += (int64_t{large} << 20) + small;
+        }
+        return sum;
+    }
+};
+
+inline int64_t weight_of(float exponential) {
+    return std::llrint(static_cast<double>(exponential) * kOne);
+}
+
+// The largest logit of the row, NaN if there is one, and the largest of each chunk.
+float largest(const float* logits, int64_t vocab, std::vector<float>& chunk_max) {
+    chunk_max.clear();
+    Chunk spare;
+    Ints unordered{};
+    float peak = -kInfinity;
+    for (int64_t start = 0; start < vocab; start += kChunk) {
+        const LooseFloats* part = view_chunk(logits, start, vocab, spare);
+        Floats most[2] = {part[0], part[1]};
+        for (int64_t i = 0; i < kVectors; i += 2) {
+            const Floats even = part[i], odd = part[i + 1];
+            most[0] = even > most[0] ? even : most[0];
+            most[1] = odd > most[1] ? odd : most[1];
+            unordered |= (even != even) | (odd != odd);
+        }
+        chunk_max.push_back(largest_lane(most[0] > most[1] ? most[0] : most[1]));
+        peak = chunk_max.back() > peak ? chunk_max.back() : peak;
+    }
+    return any_lane(unordered) ? std::numeric_limits<float>::quiet_NaN() : peak;
+}
+
+// The k-th largest logit: a heap of the k best so far while k is small, else a selection on a copy.
+float kth_largest(const float* logits, int64_t vocab, int64_t k, SamplerScratch& scratch) {
+    std::vector<float>& best = scratch.values;
+    best.assign(logits, logits + (k > kHeapLimit ? vocab : k));
+    if (k > kHeapLimit) {
+        std::nth_element(best.begin(), best.begin() + (k - 1), best.end(), std::greater<>());
+        return best[k - 1];
+    }
+    std::make_heap(best.begin(), best.end(), std::greater<>());
+    for (int64_t start = k / kChunk * kChunk; start < vocab; start += kChunk) {
+        if (scratch.chunk_max[start / kChunk] <= best.front()) continue;
+        for (int64_t i = std::max(start, k); i < std::min(start + kChunk, vocab); ++i) {
+            if (logits[i] <= best.front()) continue;
+            std::pop_heap(best.begin(), best.end(), std::greater<>());
+            best.back() = logits[i];
+            std::push_heap(best.begin(), best.end(), std::greater<>());
+        }
+    }
+    return best.front();
+}
+
+// exp((logit - peak) / temperature) of every kept token into scratch; returns the sum of their weights.
+int64_t weigh(const float* logits, int64_t vocab, float peak, float floor, float rate, SamplerScratch& scratch) {
+    scratch.values.resize((vocab + kChunk - 1) / kChunk * kChunk);
+    const Floats least = Floats{} + floor;
+    int64_t total = 0;
+    Chunk spare;
+    for (int64_t start = 0; start < vocab; start += kChunk) {
+        if ((scratch.chunk_max[start / kChunk] - peak) * rate < kTiny) {
+            std::fill_n(scratch.values.data() + start, kChunk, 0.0f);
+            continue;
+        }
+        const LooseFloats* part = view_chunk(logits, start, vocab, spare);
+        LooseFloats* out = reinterpret_cast<LooseFloats*>(scratch.values.data() + start);
+        WeightSum sum;
+        for (int64_t first = 0; first < kVectors; first += kAbreast) {
+            Floats e[kAbreast];
+            for (int64_t k = 0; k < kAbreast; ++k) e[k] = (part[first + k] - peak) * rate;
+            exp_nonpositive(e);
+            for (int64_t k = 0; k < kAbreast; ++k) {
+                e[k] = part[first + k] >= least ? e[k] : Floats{};
+                out[first + k] = e[k];
+                sum.add(e[k]);
+            }
+        }
+        total += sum.total(kVectors);
+    }
+    return total;
+}
+
+// Tokens that can be in the nucleus: those that weigh at least `least`. A chunk whose largest logit is more than
+// rounding below that is passed over.
+void collect(const float* logits, int64_t vocab, int64_t least, double lowest_logit, SamplerScratch& scratch) {
+    scratch.candidates.clear();
+    const float bound = static_cast<float>(static_cast<double>(least) / kOne * kSlack);
+    for (int64_t start = 0; start < vocab; start += kChunk) {
+        if (scratch.chunk_max[start / kChunk] < lowest_logit) continue;
+        for (int64_t i = start; i < std::min(start + kChunk, vocab); ++i) {
+            if (scratch.values[i] < bound) continue;
+            const int64_t weight = weight_of(scratch.values[i]);
+            if (weight >= least) scratch.candidates.push_back({logits[i], weight});
+        }
+    }
+}
+
+// Take candidates from the most likely down, equals together, until those taken reach the limit.
+float take_until(std::vector<Candidate>& heap, double limit) {
+    const auto below = [](const Candidate& a, const Candidate& b) { return a.logit < b.logit; };
+    std::make_heap(heap.begin(), heap.end(), below);
+    int64_t above = 0;
+    float floor = kInfinity;
+    auto end = heap.end();
+    while (end != heap.begin() && static_cast<double>(above) < limit) {
+        floor = heap.front().logit;
+        while (end != heap.begin() && heap.front().logit == floor) {
+            above += heap.front().weight;
+            std::pop_heap(heap.begin(), end, below);
+            --end;
+        }
+    }
+    return floor;
+}
+
+float nucleus_floor(
+    const float* logits, int64_t vocab, float peak, float floor, const RowShape& shape, SamplerScratch& scratch
+) {
+    const float rate = static_cast<float>(1.0 / shape.temperature);
+    const double mass = static_cast<double>(weigh(logits, vocab, peak, floor, rate, scratch));
+    const double bound = (1.0 - shape.top_p) * mass * (kSlack / static_cast<double>(vocab));
+    const int64_t least = std::max<int64_t>(1, static_cast<int64_t>(std::floor(bound)));
+    // A weight that rounds up to `least` can be half a unit less, and a logit's distance can be rounded too.
+    const double reach = std::log((static_cast<double>(least) - 0.5) / kOne) * (1.0 + 1e-6) - 1e-4;
+    collect(logits, vocab, least, peak + reach / rate, scratch);
+    return take_until(scratch.candidates, shape.top_p * mass);
+}
+
+inline uint64_t mix(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+
+inline uint64_t noise_bits(uint64_t key, int64_t token) {
+    return mix(key + (static_cast<uint64_t>(token) + 1) * 0x9E3779B97F4A7C15ull);
+}
+
+double gumbel(uint64_t bits) {
+    constexpr double kUnit = 0x1p-54;
+    const uint64_t units = (bits >> 10) | 1;
+    if (units < (1ull << 53)) return -std::log(-std::log(static_cast<double>(units) * kUnit));
+    return -std::log(-std::log1p(-static_cast<double>((1ull << 54) - units) * kUnit));
+}
+
+// Gumbel noise is at most -log(1 - u), and 1 - u has as many leading zero bits as u has leading ones.
+inline float gumbel_bound(uint64_t bits) {
+    return 0.6931472f * static_cast<float>((~bits ? __builtin_clzll(~bits) : 64) + 1);
+}
+
+}  // namespace
+
+RowFloor row_floor(const float* logits, int64_t vocab, const RowShape& shape, SamplerScratch& scratch) {
+    const float peak = largest(logits, vocab, scratch.chunk_max);
+    if (!std::isfinite(peak)) return {peak, kInfinity, -1};
+    if (shape.temperature == 0) return {peak, peak, std::find(logits, logits + vocab, peak) - logits};
+    float floor = kLowest;
+    if (shape.top_k < vocab) floor = std::max(floor, kth_largest(logits, vocab, shape.top_k, scratch));
+    if (shape.top_p < 1) floor = nucleus_floor(logits, vocab, peak, floor, shape, scratch);
+    if (shape.min_p > 0) {
+        const double relative = static_cast<double>(peak) + shape.temperature * std::log(shape.min_p);
+        floor = std::max(floor, static_cast<float>(relative));
+    }
+    return {peak, floor, -1};
+}
+
+int64_t row_draw(const float* logits, int64_t vocab, const RowDraw& draw) {
+    if (draw.only >= 0) return draw.only;
+    constexpr float kSafety = 1e-2f;  // far more than the bound below can be rounded
+    const float rate = static_cast<float>(1.0 / draw.temperature);
+    double best = -std::numeric_limits<double>::infinity();
+    float hopeless = -kInfinity;
+    int64_t token = -1;
+    const Floats least = Floats{} + draw.floor;
+    Chunk spare;
+    for (int64_t start = 0; start < vocab; start += kChunk) {
+        const LooseFloats* part = view_chunk(logits, start, vocab, spare);
+        Ints kept{};
+        for (int64_t i = 0; i < kVectors; ++i) kept |= part[i] >= least;
+        if (!any_lane(kept)) continue;
+        for (int64_t i = start; i < std::min(start + kChunk, vocab); ++i) {
+            if (!(logits[i] >= draw.floor)) continue;
+            const uint64_t bits = noise_bits(draw.key, i);
+            if ((logits[i] - draw.peak) * rate + gumbel_bound(bits) < hopeless) continue;
+            const double distance = static_cast<double>(logits[i]) - static_cast<double>(draw.peak);
+            const double score = distance / draw.temperature + gumbel(bits);
+            if (score <= best) continue;
+            best = score;
+            token = i;
+            hopeless = static_cast<float>(score) - kSafety - 1e-6f * std::fabs(static_cast<float>(score));
+        }
+    }
+    return token;
+}
+
+void Sampler::floors(
+    const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowShape* shapes, RowFloor* found
+) {
+    std::lock_guard<std::mutex> lock(busy_);
+    pool_.run([&](int thread) {
+        pool_.share(rows, 1, [&](int64_t begin, int64_t end) {
+            for (int64_t row = begin; row < end; ++row) {
+                found[row] = row_floor(logits + row * stride, vocab, shapes[row], scratch_[thread]);
+            }
+        });
+    });
+}
+
+void Sampler::draw(
+    const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowDraw* wanted, int64_t* tokens
+) {
+    std::lock_guard<std::mutex> lock(busy_);
+    pool_.run([&](int) {
+        pool_.share(rows, 1, [&](int64_t begin, int64_t end) {
+            for (int64_t row = begin; row < end; ++row) {
+                tokens[row] = row_draw(logits + row * stride, vocab, wanted[row]);
+            }
+        });
+    });
+}
+
+}  // namespace foreword

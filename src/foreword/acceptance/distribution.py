@@ -1,0 +1,96 @@
+"""The second half of the pipeline: temperature, top-k, top-p and min-p, as one threshold per row.
+
+Each of the three filters keeps the largest logits of a row, so together they are a floor: a row's distribution
+is softmax(logit / temperature) over the tokens whose logit reaches it. Tokens of equal logit are kept or cut
+together, so nothing depends on the order of the vocabulary. At temperature 0 the floor is the largest logit.
+No sum of floats takes part: a row's floor is the same whatever stands beside it in the batch.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foreword.acceptance.batch import Judgement, RowStatus
+from foreword.acceptance.corrections import corrected_logits
+from foreword.acceptance.nucleus import nucleus_floor
+from foreword.acceptance.trees import NO_TOKEN
+from foreword.kernels import sampler as native
+
+LOWEST = torch.finfo(torch.float32).min
+"""A masked logit is -inf, which is below this: no floor keeps it."""
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """The shaping parameters of every row."""
+
+    temperature: Tensor  # float64 [rows]
+    top_k: Tensor  # int64 [rows], the vocabulary size where there is no limit
+    top_p: Tensor  # float64 [rows]
+    min_p: Tensor  # float64 [rows]
+
+    @staticmethod
+    def of(judged: Judgement) -> "RowShape":
+        """The parameters of each row's request, on the logits' device."""
+        columns = [judged.per_row(name) for name in ("temperature", "top_k", "top_p", "min_p")]
+        return RowShape(
+            *(torch.from_numpy(np.ascontiguousarray(c)).to(judged.logits.device) for c in columns)
+        )
+
+
+@dataclass(frozen=True)
+class Distributions:
+    """What each row draws from: softmax((logit - peak) / temperature) where logit >= floor."""
+
+    logits: Tensor  # float32 [rows, vocab], corrected
+    peak: Tensor  # float32 [rows], largest logit; 0 where the row has none
+    floor: Tensor  # float32 [rows], smallest kept logit; inf where the row has none
+    temperature: Tensor  # float64 [rows], 1 where the row is greedy
+    only: Tensor  # int64 [rows], the one token that a greedy row keeps; NO_TOKEN elsewhere
+    status: Tensor  # int64 [rows], RowStatus
+
+
+def distributions(judged: Judgement) -> Distributions:
+    """The whole pipeline, for plain and speculative rows alike."""
+    return shape_rows(corrected_logits(judged), RowShape.of(judged))
+
+
+def shape_rows(logits: Tensor, shape: RowShape) -> Distributions:
+    """Find every row's floor; natively where the rows are on the CPU and the extension is built."""
+    sampler = native.sampler_for(logits)
+    columns = (logits, shape.temperature, shape.top_k, shape.top_p, shape.min_p)
+    peak, floor, first = floors(*columns) if sampler is None else native.floors(sampler, *columns)
+    status = torch.where(peak == -torch.inf, int(RowStatus.ALL_MASKED), int(RowStatus.OK))
+    status = torch.where(peak.isnan() | (peak == torch.inf), int(RowStatus.NOT_FINITE), status)
+    good, greedy = status == int(RowStatus.OK), shape.temperature == 0
+    return Distributions(
+        logits=logits,
+        peak=torch.where(good, peak, 0.0),
+        floor=torch.where(good, floor, torch.inf),
+        temperature=torch.where(greedy, 1.0, shape.temperature),
+        only=torch.where(greedy, first, NO_TOKEN),
+        status=status,
+    )
+
+
+def floors(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Per row the largest logit, the smallest kept one, and the first id of the largest; torch, for any device.
+
+    NaN anywhere in a row makes its largest logit NaN.
+    """
+    peak, first = logits.max(dim=-1)
+    greedy = temperature == 0
+    floor = torch.where(greedy, peak, LOWEST)
+    rows = torch.nonzero(~greedy & (top_k < logits.shape[1])).flatten()
+    if len(rows):
+        largest = logits[rows].topk(int(top_k[rows].max()), dim=-1).values
+        floor[rows] = largest.gather(1, top_k[rows, None] - 1).flatten().clamp(min=LOWEST)
+    rows = torch.nonzero(~greedy & (top_p < 1) & peak.isfinite()).flatten()
+    if len(rows):
+        floor[rows] = nucleus_floor(logits[rows], peak[rows], floor[rows], temperature[rows], top_p[rows])
+    relative = (peak.double() + temperature * min_p.log()).float()
+    return peak, torch.where(min_p > 0, torch.maximum(floor, relative), floor), first

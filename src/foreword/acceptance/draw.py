@@ -1,0 +1,63 @@
+"""Draw one token per row: the largest of logit / temperature + Gumbel noise among the kept tokens.
+
+This needs no normaliser, so a row's token depends on nothing but the row's own numbers and its key.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foreword.acceptance.distribution import Distributions
+from foreword.acceptance.noise import Keys, gumbel, key_tensor
+from foreword.acceptance.trees import NO_TOKEN
+from foreword.kernels import sampler as native
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The kept tokens of some rows, ragged, in order of row and id."""
+
+    rows: Tensor  # int64 [tokens]
+    ids: Tensor  # int64 [tokens]
+    log_weights: Tensor  # float64 [tokens], (logit - peak) / temperature
+
+
+def kept_tokens(shaped: Distributions, rows: Tensor) -> Kept:
+    """The kept tokens of the chosen rows (int64, ascending)."""
+    slot, ids = torch.nonzero(shaped.logits[rows] >= shaped.floor[rows, None], as_tuple=True)
+    kept = Kept(rows[slot], ids, log_weights(shaped, rows[slot], ids))
+    alive = kept.log_weights > -torch.inf
+    return Kept(kept.rows[alive], kept.ids[alive], kept.log_weights[alive])
+
+
+def log_weights(shaped: Distributions, rows: Tensor, ids: Tensor) -> Tensor:
+    """Unnormalised log probabilities of (row, id) pairs; -inf for tokens that are not kept."""
+    logits, only = shaped.logits[rows, ids], shaped.only[rows]
+    scaled = (logits.double() - shaped.peak[rows].double()) / shaped.temperature[rows]
+    keep = (logits >= shaped.floor[rows]) & ((only == NO_TOKEN) | (only == ids))
+    return torch.where(keep, scaled, -torch.inf)
+
+
+def draw(shaped: Distributions, keys: Keys) -> Tensor:
+    """int64 [rows], the token that each row draws with its key; NO_TOKEN where the row has none."""
+    noise_keys = key_tensor(keys, shaped.logits.device)
+    sampler = native.sampler_for(shaped.logits)
+    if sampler is not None:
+        return native.draw(
+            sampler, shaped.logits, shaped.peak, shaped.floor, shaped.temperature, shaped.only, noise_keys
+        )
+    kept = kept_tokens(shaped, torch.arange(len(shaped.logits), device=shaped.logits.device))
+    return best_per_row(kept, noise_keys)
+
+
+def best_per_row(kept: Kept, noise_keys: Tensor) -> Tensor:
+    """int64 [rows], per row the id of largest log weight + noise, the lowest of equals; keys are per row."""
+    scores = kept.log_weights + gumbel(noise_keys[kept.rows], kept.ids)
+    best = torch.full(noise_keys.shape, -torch.inf, dtype=torch.float64, device=scores.device)
+    best = best.scatter_reduce(0, kept.rows, scores, "amax")
+    winner = (scores == best[kept.rows]) & (scores > -torch.inf)
+    last = torch.iinfo(torch.int64).max
+    token = torch.full(noise_keys.shape, last, device=scores.device)
+    token = token.scatter_reduce(0, kept.rows[winner], kept.ids[winner], "amin")
+    return torch.where(token == last, NO_TOKEN, token)

@@ -1,0 +1,86 @@
+"""The pipeline of docs/sampling.md for one row: a list of logits to a list of probabilities."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.request import TokenLimits
+
+NEVER = -math.inf
+
+
+def corrected(
+    logits: Sequence[float],
+    params: SamplingParams,
+    limits: TokenLimits,
+    prompt: Sequence[int],
+    generated: Sequence[int],
+) -> list[float]:
+    """Bias, penalties, bad words, minimum length and the allowed tokens, with the row's own history."""
+    values = [float(value) for value in logits[: limits.vocab_size]]
+    for token, bias in params.logit_bias.items():
+        values[token] += bias
+    for token in {*prompt, *generated}:
+        if 0 <= token < len(values):
+            values[token] = penalised(values[token], params, list(generated).count(token))
+    for token in forbidden(params, limits, [*prompt, *generated], len(generated)):
+        values[token] = NEVER
+    return [float(np.float32(value)) for value in values]
+
+
+def penalised(value: float, params: SamplingParams, times: int) -> float:
+    """One seen token's logit after the three penalties."""
+    value = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
+    value -= params.frequency_penalty * times
+    return value - (params.presence_penalty if times else 0.0)
+
+
+def forbidden(params: SamplingParams, limits: TokenLimits, history: list[int], generated: int) -> set[int]:
+    """Tokens that must not come next."""
+    banned = set()
+    for word in limits.bad_words:
+        start = list(word[:-1])
+        if not start or history[-len(start) :] == start:
+            banned.add(word[-1])
+    if generated < params.min_tokens:
+        banned |= {*limits.end_ids, *params.stop_token_ids}
+    if params.allowed_token_ids is not None:
+        banned |= set(range(limits.vocab_size)) - set(params.allowed_token_ids)
+    return banned
+
+
+def shaped(values: Sequence[float], params: SamplingParams) -> list[float]:
+    """Temperature, top-k, top-p and min-p: probabilities that sum to 1."""
+    peak = max(values)
+    if params.temperature == 0:
+        first = list(values).index(peak)
+        return [float(token == first) for token in range(len(values))]
+    weights = [math.exp((value - peak) / params.temperature) for value in values]
+    kept = set(range(len(values)))
+    if 0 < params.top_k < len(values):
+        least = sorted(values, reverse=True)[params.top_k - 1]
+        kept = {token for token in kept if values[token] >= least}
+    if params.top_p < 1:
+        total = math.fsum(weights[token] for token in kept)
+        kept = {t for t in kept if mass_above(t, kept, values, weights) < params.top_p * total}
+    kept = {token for token in kept if weights[token] >= params.min_p}
+    total = math.fsum(weights[token] for token in kept)
+    return [weights[token] / total if token in kept else 0.0 for token in range(len(values))]
+
+
+def mass_above(token: int, kept: set[int], values: Sequence[float], weights: Sequence[float]) -> float:
+    """The weight of the kept tokens that are strictly more likely than this one."""
+    return math.fsum(weights[other] for other in kept if values[other] > values[token])
+
+
+def probabilities(
+    logits: Sequence[float],
+    params: SamplingParams,
+    limits: TokenLimits,
+    prompt: Sequence[int],
+    generated: Sequence[int],
+) -> list[float]:
+    """The distribution of the next token."""
+    return shaped(corrected(logits, params, limits, prompt, generated), params)

@@ -1,0 +1,66 @@
+"""The three rules for one request, token by token, with probabilities as plain lists."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from foreword.acceptance.reference.noise import gumbel
+
+Row = Sequence[float]
+
+
+def draw(weights: Row, key: int) -> int:
+    """The token with the largest log weight + noise."""
+    scores = [math.log(w) + gumbel(key, token) if w > 0 else -math.inf for token, w in enumerate(weights)]
+    return scores.index(max(scores))
+
+
+def coupled(
+    next_token: Callable[[list[int]], int], tokens: Sequence[int], parents: Sequence[int]
+) -> tuple[list[int], int]:
+    """Accepted nodes and own token; `next_token` draws after a list of draft tokens as plain decoding would."""
+    path: list[int] = []
+    while True:
+        drawn = next_token([tokens[node] for node in path])
+        parent = path[-1] if path else -1
+        children = [n for n, p in enumerate(parents) if p == parent and tokens[n] == drawn]
+        if not children:
+            return path, drawn
+        path.append(children[0])
+
+
+def token_acceptance(p: Sequence[Row], q: Sequence[Row], tokens: Sequence[int]) -> list[float]:
+    """Per node, the probability of acceptance once the nodes before it are accepted."""
+    return [min(1.0, p[i][x] / q[i][x]) for i, x in enumerate(tokens)]
+
+
+def token_stop(accept: Sequence[float], uniforms: Sequence[float]) -> int:
+    """How many nodes are accepted."""
+    for count, (chance, u) in enumerate(zip(accept, uniforms, strict=True)):
+        if u >= chance:
+            return count
+    return len(accept)
+
+
+def block_acceptance(
+    p: Sequence[Row], q: Sequence[Row], tokens: Sequence[int]
+) -> tuple[list[float], list[float]]:
+    """Per prefix, the probability of acceptance; per length (0 included), the carried weight."""
+    carried = [1.0]
+    for i, x in enumerate(tokens):
+        carried.append(min(1.0, carried[-1] * p[i][x] / q[i][x]))
+    accept = []
+    for length in range(1, len(tokens)):
+        spare = sum(residual(p[length], q[length], carried[length]))
+        bottom = spare + 1 - carried[length]
+        accept.append(spare / bottom if bottom > 0 else 0.0)
+    return accept + carried[-1:] * bool(tokens), carried
+
+
+def block_stop(accept: Sequence[float], uniforms: Sequence[float]) -> int:
+    """The longest accepted prefix."""
+    return max([0, *(i + 1 for i, a in enumerate(accept) if uniforms[i] < a)])
+
+
+def residual(p: Row, q: Row, scale: float = 1.0) -> list[float]:
+    """What is left of the target's probabilities once the draft's are taken off, not normalised."""
+    return [max(scale * a - b, 0.0) for a, b in zip(p, q, strict=True)]

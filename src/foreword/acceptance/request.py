@@ -1,0 +1,169 @@
+"""What acceptance keeps per request: its parameters as arrays, and what its committed tokens mean to them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.acceptance.noise import Keys, Numbers, Stream, absorbed, stems
+from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.rules import Rule
+from foreword.acceptance.seen import SeenTokens
+from foreword.errors import RequestError
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+RECORD = np.dtype(
+    [
+        ("temperature", "f8"),
+        ("top_p", "f8"),
+        ("min_p", "f8"),
+        ("top_k", "i8"),
+        ("presence", "f8"),
+        ("frequency", "f8"),
+        ("repetition", "f8"),
+        ("min_tokens", "i8"),
+        ("corrects", "?"),  # whether anything but temperature, top-k, top-p and min-p shapes the logits
+        ("logprobs", "i8"),  # -1: none wanted
+        ("seed", "u8"),
+        ("stem", "u8"),  # what the coupled rule's noise starts from
+        ("sample", "i8"),
+        ("rule", "i8"),
+        ("nonce", "i8"),  # steps committed so far
+        ("length", "i8"),  # tokens committed so far, prompt included
+        ("generated", "i8"),  # tokens generated so far
+    ]
+)
+"""One request's numbers; a batch is an array of these."""
+
+
+@dataclass(frozen=True)
+class TokenLimits:
+    """What the model and its tokenizer add to a request's parameters."""
+
+    vocab_size: int  # ids that may come out are 0 .. vocab_size - 1
+    end_ids: tuple[int, ...] = ()  # the model's end-of-sequence tokens
+    bad_words: tuple[tuple[int, ...], ...] = ()  # the request's bad_words as token ids
+
+
+class RequestSampler:
+    """One request's side of acceptance. It only ever learns committed tokens: a rejected guess leaves no trace."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        limits: TokenLimits,
+        prompt: Sequence[int],
+        seed: int,
+        *,
+        sample: int = 0,
+        rule: Rule = Rule.COUPLED,
+    ) -> None:
+        check_against_vocabulary(params, limits)
+        self.vocab_size = limits.vocab_size
+        self.record = np.zeros((), RECORD)
+        self._fill_record(params, limits, seed, sample, rule)
+        self.bias_ids: Ints = np.fromiter(params.logit_bias.keys(), np.int64)
+        self.bias_values: Floats = np.fromiter(params.logit_bias.values(), np.float64)
+        self.end_ids: Ints = np.array(sorted({*limits.end_ids, *params.stop_token_ids}), np.int64)
+        self.allowed_ids: Ints | None = None
+        if params.allowed_token_ids is not None:
+            self.allowed_ids = np.unique(np.array(params.allowed_token_ids, np.int64))
+        self.bad_words = pad_left(limits.bad_words)  # [words, longest], -1 before a word's first token
+        self._counts_tokens = has_penalties(params)
+        self.record["corrects"] = (
+            self._counts_tokens
+            or len(self.bias_ids) > 0
+            or len(self.bad_words) > 0
+            or params.min_tokens > 0
+            or self.allowed_ids is not None
+        )
+        self.seen = SeenTokens()
+        self.tail: Ints = np.full(max(self.bad_words.shape[1] - 1, 0), -1, np.int64)  # newest token last
+        self._learn(prompt, generated=False)
+
+    def _fill_record(
+        self, params: SamplingParams, limits: TokenLimits, seed: int, sample: int, rule: Rule
+    ) -> None:
+        record = self.record
+        for name in ("temperature", "top_p", "min_p", "min_tokens"):
+            record[name] = getattr(params, name)
+        for name in ("presence", "frequency", "repetition"):
+            record[name] = getattr(params, f"{name}_penalty")
+        record["top_k"] = params.top_k if params.top_k > 0 else limits.vocab_size
+        record["logprobs"] = -1 if params.logprobs is None else params.logprobs
+        record["seed"], record["sample"], record["rule"] = seed, sample, int(rule)
+        record["stem"] = stems(seed, sample, Stream.TARGET, 0)[0]
+
+    @property
+    def seed(self) -> int:
+        """The seed in use, given or fresh."""
+        return int(self.record["seed"])
+
+    @property
+    def rule(self) -> Rule:
+        """How its drafts are judged."""
+        return Rule(int(self.record["rule"]))
+
+    def drafting_keys(self, positions: Numbers) -> Keys:
+        """[positions], the keys a drafter draws with: its token is argmax(log q + gumbel(key, id)).
+
+        Only *coupled* shares the target's noise. The other rules would be biased by it, and by using one
+        position's noise twice: theirs is a stream of its own, and the nonce changes with every step.
+        """
+        if self.rule is Rule.COUPLED:
+            return absorbed(np.array([self.record["stem"]]), positions)
+        stem = stems(self.seed, int(self.record["sample"]), Stream.DRAFT, int(self.record["nonce"]))
+        return absorbed(stem, positions)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Learn the tokens that a step has committed, and leave that step's random numbers behind."""
+        self._learn(tokens, generated=True)
+        self.record["nonce"] += 1
+
+    def _learn(self, tokens: Sequence[int], generated: bool) -> None:
+        self.record["length"] += len(tokens)
+        if generated:
+            self.record["generated"] += len(tokens)
+        if self._counts_tokens:
+            self.seen.add(tokens, generated)
+        if len(self.tail):
+            newest = np.array(tokens[-len(self.tail) :], np.int64)
+            self.tail = np.concatenate([self.tail, newest])[-len(self.tail) :]
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    """Whether the tokens so far matter to the logits."""
+    return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
+
+
+def pad_left(sequences: Sequence[Sequence[int]]) -> Ints:
+    """Sequences as one array [sequences, longest], -1 in front of the shorter ones."""
+    longest = max((len(s) for s in sequences), default=0)
+    padded = np.full((len(sequences), longest), -1, np.int64)
+    for row, sequence in zip(padded, sequences, strict=True):
+        row[longest - len(sequence) :] = sequence
+    return padded
+
+
+def check_against_vocabulary(params: SamplingParams, limits: TokenLimits) -> None:
+    """Refuse parameters that make no sense for this vocabulary, before anything runs."""
+    vocab = limits.vocab_size
+    if params.top_k > vocab:
+        raise RequestError(f"top_k must be at most the vocabulary size {vocab}, not {params.top_k}")
+    named = {"logit_bias": params.logit_bias, "stop_token_ids": params.stop_token_ids}
+    for name, ids in {**named, "allowed_token_ids": params.allowed_token_ids or ()}.items():
+        unknown = [token for token in ids if not 0 <= token < vocab]
+        if unknown:
+            raise RequestError(f"{name}: token id {unknown[0]} is not in the vocabulary (0 .. {vocab - 1})")
+    if params.allowed_token_ids is None:
+        return
+    banned = {word[0] for word in limits.bad_words if len(word) == 1}
+    if params.min_tokens:
+        banned |= {*limits.end_ids, *params.stop_token_ids}
+    if not set(params.allowed_token_ids) - banned:
+        raise RequestError(
+            "allowed_token_ids: bad_words and min_tokens forbid every one of them; allow more tokens"
+        )
