@@ -26,10 +26,13 @@ class Backend:
 
     def load(self, checkpoint: Checkpoint, progress: Progress | None = None) -> Decoder:
         """A decoder with the checkpoint's weights."""
-        if self.choice.form is not None:
-            return load_native_decoder(checkpoint, self.choice.form, progress=progress)
-        weights = load_weights(checkpoint, self.choice.torch_dtype, self.device, progress)
-        return TorchDecoder(checkpoint.config, weights)
+        try:
+            if self.choice.form is not None:
+                return load_native_decoder(checkpoint, self.choice.form, progress=progress)
+            weights = load_weights(checkpoint, self.choice.torch_dtype, self.device, progress)
+            return TorchDecoder(checkpoint.config, weights)
+        finally:
+            checkpoint.release()
 
 
 @dataclass(frozen=True)
