@@ -6,6 +6,7 @@ import typer
 
 from foreword.cli.console import (
     DEFAULT_MODEL,
+    BackendOption,
     DeviceOption,
     DtypeOption,
     JsonOption,
@@ -32,6 +33,7 @@ def generate(
     ] = False,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
+    backend: BackendOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Answer a prompt, streaming text to the terminal.
@@ -41,7 +43,7 @@ def generate(
     from foreword.acceptance.params import SamplingParams
 
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
-    llm = load_llm(model, dtype, device, speculative_config)
+    llm = load_llm(model, dtype, device, backend, speculative_config)
 
     def show(_: int, text: str) -> None:
         stdout.print(text, end="", markup=False, soft_wrap=True)
