@@ -72,16 +72,6 @@ void Decoder::set_ends(Matrix embedding, Matrix head, std::vector<float> final_n
     final_norm_ = std::move(final_norm);
 }
 
-std::unique_ptr<Decoder> Decoder::with_layers(const std::vector<int64_t>& layers) const {
-    auto other = std::make_unique<Decoder>(shape_, kernels_, pool_.size(), inverse_frequencies_);
-    for (int64_t layer : layers) {
-        require(layer >= 0 && layer < static_cast<int64_t>(layers_.size()), "the decoder has no such layer");
-        other->layers_.push_back(layers_[static_cast<size_t>(layer)]);
-    }
-    other->set_ends(embedding_, head_, final_norm_);
-    return other;
-}
-
 int64_t Decoder::kv_bytes_per_row() const {
     const int64_t numbers = 2 * static_cast<int64_t>(layers_.size()) * shape_.num_kv_heads * shape_.padded_dim();
     return numbers * static_cast<int64_t>(sizeof(float));

@@ -58,8 +58,6 @@ public:
 
     void add_layer(Layer layer);
     void set_ends(Matrix embedding, Matrix head, std::vector<float> final_norm);
-    // Another decoder that runs only these layers: the same matrices, KV and threads of its own.
-    std::unique_ptr<Decoder> with_layers(const std::vector<int64_t>& layers) const;
     void allocate_kv(int64_t pages);
 
     // logits [wanted, vocab]; hidden [hidden layers, hidden wanted, hidden size].

@@ -4,7 +4,6 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -217,7 +216,6 @@ void bind_decoder(nb::module_& m) {
         .def("set_ends", [](Decoder& self, Matrix embedding, Matrix head, const Floats& final_norm) {
             self.set_ends(std::move(embedding), std::move(head), copied(final_norm));
         }, nb::arg("embedding"), nb::arg("head"), nb::arg("final_norm"))
-        .def("with_layers", &Decoder::with_layers, nb::arg("layers"))
         .def("allocate_kv", &Decoder::allocate_kv, nb::arg("pages"))
         .def("verify", &verify, nb::arg("token_ids"), nb::arg("positions"), nb::arg("slots"), nb::arg("prefix_lens"),
              nb::arg("masks"), nb::arg("row_starts"), nb::arg("block_tables"), nb::arg("kv_lens"), nb::arg("logit_rows"),

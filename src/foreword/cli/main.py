@@ -19,8 +19,8 @@ app.command()(generate.generate)
 app.command()(demo.demo)
 app.command()(models.pull)
 app.command("models")(models.list_models)
-app.command()(doctor.doctor)
 app.command()(prove.prove)
+app.command()(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 
 

@@ -12,23 +12,31 @@ from foreword.models.checkpoint import Checkpoint, open_checkpoint
 from foreword.models.decoder import TorchDecoder
 from foreword.models.interface import Decoder
 from foreword.models.native_decoder import load_native_decoder
+from foreword.models.native_weights import FORMS, WeightForm
 from foreword.models.sources import resolve_model
 from foreword.models.tokenizer import Tokenizer
 from foreword.models.weights import Progress, load_weights
 
 
 @dataclass(frozen=True)
-class Backend:
-    """Where and in which numbers decoders run; a target and its drafters share one."""
+class DecoderLoader:
+    """Loads decoders on one backend; a target and its drafters share it."""
 
-    device: torch.device
     choice: BackendChoice
+    device: torch.device
 
     def load(self, checkpoint: Checkpoint, progress: Progress | None = None) -> Decoder:
-        """A decoder with the checkpoint's weights."""
+        """A decoder with the checkpoint's weights, in the target's numbers."""
+        return self._load(checkpoint, self.choice.form, progress)
+
+    def load_small(self, checkpoint: Checkpoint) -> Decoder:
+        """The same, but 4-bit blocks stay as they are where the backend has kernels for them."""
+        return self._load(checkpoint, None if self.choice.form is None else FORMS["q4"], None)
+
+    def _load(self, checkpoint: Checkpoint, form: WeightForm | None, progress: Progress | None) -> Decoder:
         try:
-            if self.choice.form is not None:
-                return load_native_decoder(checkpoint, self.choice.form, progress=progress)
+            if form is not None:
+                return load_native_decoder(checkpoint, form, progress=progress)
             weights = load_weights(checkpoint, self.choice.torch_dtype, self.device, progress)
             return TorchDecoder(checkpoint.config, weights)
         finally:
@@ -42,7 +50,7 @@ class LoadedModel:
     decoder: Decoder
     tokenizer: Tokenizer
     checkpoint: Checkpoint
-    backend: Backend
+    loader: DecoderLoader
 
     def workshop(self) -> Workshop:
         """What drafters for this model may be made from."""
@@ -50,7 +58,7 @@ class LoadedModel:
         def encode(text: str) -> list[int]:
             return self.tokenizer.encode(text, add_special_tokens=False)
 
-        return Workshop(self.decoder, self.checkpoint, encode, self.backend.load)
+        return Workshop(self.decoder, self.checkpoint, encode, self.loader.load, self.loader.load_small)
 
 
 def load_model(
@@ -63,12 +71,13 @@ def load_model(
 ) -> LoadedModel:
     """Load a model by built-in name, local path or hub id."""
     place = pick_device(device)
+    choice = choose_backend(backend, dtype, place)
     # Torch tells of a slower path on CPUs without bfloat16 by a page of stack frames.
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
     checkpoint = open_checkpoint(resolve_model(model))
     tokenizer = checkpoint.tokenizer()
-    chosen = Backend(place, choose_backend(backend, dtype, place))
-    return LoadedModel(chosen.load(checkpoint, progress), tokenizer, checkpoint, chosen)
+    loader = DecoderLoader(choice, place)
+    return LoadedModel(loader.load(checkpoint, progress), tokenizer, checkpoint, loader)
 
 
 def pick_device(device: str) -> torch.device:
