@@ -51,7 +51,7 @@ def step(
     """
     from foreword.bench.step_cost import measure_step_cost
 
-    sizes = _parse_sizes(tokens)
+    sizes = _parse_sizes("--tokens", tokens)
     llm = load_llm(model, dtype, device)
     with progress_bar("measuring") as on_progress:
         costs = measure_step_cost(
@@ -84,7 +84,7 @@ def accept(
     from foreword.bench.accept_cost import measure_accept_cost
 
     params, judged_by = SamplingParams(temperature=temperature, top_p=top_p), Rule.parse(rule)
-    sizes = _parse_sizes(requests)
+    sizes = _parse_sizes("--requests", requests)
     llm = load_llm(model, dtype, device)
     with progress_bar("measuring") as on_progress:
         costs = measure_accept_cost(
@@ -107,8 +107,8 @@ def accept(
         print_json({"model": model, "rule": rule, "verify_ms": costs.verify_ms, "rows": rows})
 
 
-def _parse_sizes(tokens: str) -> list[int]:
+def _parse_sizes(option: str, text: str) -> list[int]:
     try:
-        return [int(part) for part in tokens.split(",")]
+        return [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise RequestError(f"expected numbers separated by commas, not {tokens!r}") from error
+        raise RequestError(f"{option} takes numbers separated by commas, not {text!r}") from error
