@@ -111,7 +111,7 @@ def test_a_stale_oversized_or_nonsensical_draft_is_dropped(draft: Draft):
         def propose(self, asks: Sequence[Ask]) -> list[Draft]:
             return [draft] * len(asks)
 
-    verdicts = Stepper(target, cache, FixedPolicy(Stubborn(), 8)).step([Scheduled(request, 3)])
+    verdicts = Stepper(target, cache, FixedPolicy(Stubborn(), 8)).step([Scheduled(request, 3)]).verdicts
     assert verdicts[0].path == ()
     assert request.output_ids == plain_text(target, request)[:1]
 

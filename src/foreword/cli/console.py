@@ -45,7 +45,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: show(title, done, total)
 
 
-def load_llm(model: str, dtype: str, device: str) -> "LLM":
+def load_llm(model: str, dtype: str, device: str, speculation: str | None = None) -> "LLM":
     """Fetch if need be, then load, showing both."""
     from foreword.engine.llm import LLM
     from foreword.models.sources import resolve_model
@@ -53,7 +53,7 @@ def load_llm(model: str, dtype: str, device: str) -> "LLM":
     with stage_bar() as on_stage:
         path = resolve_model(model, on_progress=on_stage)
     with progress_bar(f"loading {model}") as on_progress:
-        return LLM(str(path), dtype=dtype, device=device, progress=on_progress)
+        return LLM(str(path), dtype=dtype, device=device, speculation=speculation, progress=on_progress)
 
 
 def print_json(value: dict[str, Any]) -> None:

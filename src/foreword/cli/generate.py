@@ -27,6 +27,10 @@ def generate(
     min_p: Annotated[float, typer.Option(help="Least likelihood relative to the most likely token.")] = 0.0,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
     seed: Annotated[int | None, typer.Option(help="Same seed, same text. Default: fresh entropy.")] = None,
+    speculative_config: Annotated[
+        str | None,
+        typer.Option(help='Who guesses ahead, as JSON: {"method": "ngram", "num_speculative_tokens": 5}.'),
+    ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is: no chat template.")
     ] = False,
@@ -43,7 +47,7 @@ def generate(
     params = SamplingParams(
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, max_tokens=max_tokens, seed=seed
     )
-    llm = load_llm(model, dtype, device)
+    llm = load_llm(model, dtype, device, speculative_config)
 
     def show(_: int, text: str) -> None:
         stdout.print(text, end="", markup=False, soft_wrap=True)

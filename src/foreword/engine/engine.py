@@ -10,12 +10,12 @@ from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules import Rule
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.request import Request, RequestLimits
-from foreword.engine.scheduler import Scheduler
+from foreword.engine.scheduler import Scheduler, SchedulerSizes
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.models.interface import Decoder
 from foreword.speculation.protocols import Policy, Scheduled
-from foreword.speculation.step import Stepper
+from foreword.speculation.step import Stepper, StepResult
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,25 @@ class EngineConfig:
     acceptance_rule: str = "coupled"  # how drafts are judged: coupled, token or block
 
 
+@dataclass
+class StepSeconds:
+    """Where the time of an engine's steps went, added up."""
+
+    steps: int = 0
+    draft: float = 0.0
+    verify: float = 0.0
+    accept: float = 0.0
+    total: float = 0.0  # all of the step; what the other three leave is scheduling and bookkeeping
+
+    def add(self, result: StepResult, total: float) -> None:
+        """Count one step."""
+        self.steps += 1
+        self.draft += result.draft_seconds
+        self.verify += result.verify_seconds
+        self.accept += result.accept_seconds
+        self.total += total
+
+
 class Engine:
     """Owns target, KV and scheduler; every `step` is one target pass for all requests that take part."""
 
@@ -40,6 +59,7 @@ class Engine:
         policy: Policy | None = None,
     ) -> None:
         config = config or EngineConfig()
+        self._policy = policy or FixedPolicy()
         num_pages = _num_pages(target, config)
         target.allocate_kv(num_pages, PAGE_SIZE)
         self.cache = PagedCache(num_pages)
@@ -48,8 +68,10 @@ class Engine:
         self._vocab_size = target.config.vocab_size
         self._eos_ids = eos_ids
         self._rule = Rule.parse(config.acceptance_rule)
-        self._scheduler = Scheduler(self.cache, config.max_num_batched_tokens, config.max_num_seqs)
-        self._stepper = Stepper(target, self.cache, policy or FixedPolicy())
+        sizes = SchedulerSizes(config.max_num_batched_tokens, config.max_num_seqs, self._policy.max_nodes)
+        self._scheduler = Scheduler(self.cache, sizes)
+        self._stepper = Stepper(target, self.cache, self._policy)
+        self.seconds = StepSeconds()
         self._ids = 0
 
     @property
@@ -91,7 +113,7 @@ class Engine:
         """Stop working on a request; does nothing if it has ended."""
         if request.finish_reason is None:
             request.finish_reason = "abort"
-            self._scheduler.remove(request)
+            self._remove(request)
 
     def step(self) -> list[Request]:
         """One target pass; returns the requests that gained tokens, ended ones included."""
@@ -102,21 +124,28 @@ class Engine:
         began = perf_counter()
         for request in requests:
             request.clock.started = request.clock.started or began
-        verdicts = self._stepper.step([Scheduled(request, run) for request, run in shares])
-        told = zip(requests, verdicts, strict=True)
-        grown = [request for request, verdict in told if verdict.tokens or verdict.error is not None]
-        self._note(requests, grown)
+        result = self._stepper.step([Scheduled(request, run) for request, run in shares])
+        grown = []
+        for request, verdict in zip(requests, result.verdicts, strict=True):
+            request.clock.passes += 1
+            request.clock.drafted += verdict.drafted
+            request.clock.accepted += len(verdict.path)
+            if verdict.tokens or verdict.error is not None:
+                grown.append(request)
+                self._note_growth(request)
+        self.seconds.add(result, perf_counter() - began)
         return grown
 
-    def _note(self, requests: Sequence[Request], grown: Sequence[Request]) -> None:
+    def _note_growth(self, request: Request) -> None:
         now = perf_counter()
-        for request in requests:
-            request.clock.passes += 1
-        for request in grown:
-            request.clock.first_token = request.clock.first_token or now
-            if request.finish_reason is not None:
-                request.clock.finished = now
-                self._scheduler.remove(request)
+        request.clock.first_token = request.clock.first_token or now
+        if request.finish_reason is not None:
+            request.clock.finished = now
+            self._remove(request)
+
+    def _remove(self, request: Request) -> None:
+        self._scheduler.remove(request)
+        self._policy.forget(request)
 
 
 def _num_pages(target: Decoder, config: EngineConfig) -> int:

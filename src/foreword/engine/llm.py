@@ -1,8 +1,11 @@
 """The library's front door."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from foreword.acceptance.params import SamplingParams
+from foreword.control.fixed import FixedPolicy
+from foreword.drafters.config import SpeculationConfig
 from foreword.engine.engine import Engine, EngineConfig
 from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.outputs import CompletionOutput, Logprob, RequestOutput, Timings
@@ -37,13 +40,31 @@ class LLM:
         *,
         dtype: str = "auto",
         device: str = "auto",
+        speculation: str | Mapping[str, Any] | None = None,
         config: EngineConfig | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Load `model`: a built-in name, a local path or a hub id; `progress` is told of loaded tensors."""
+        """Load `model`: a built-in name, a local path or a hub id; `progress` is told of loaded tensors.
+
+        `speculation` says who guesses ahead, as vLLM's `speculative_config`:
+        `{"method": "ngram", "num_speculative_tokens": 5}`. It never changes the text.
+        """
+        wanted = None if speculation is None else SpeculationConfig.parse(speculation)
         self._loaded: LoadedModel = load_model(model, dtype=dtype, device=device, progress=progress)
         self.tokenizer = self._loaded.tokenizer
-        self.engine = Engine(self._loaded.decoder, self.tokenizer.eos_ids, config)
+        self._config = config
+        self.engine = self._engine(wanted)
+
+    def speculate(self, speculation: str | Mapping[str, Any] | None) -> None:
+        """Change who guesses ahead, or turn it off with None, without loading the model again."""
+        self.engine = self._engine(None if speculation is None else SpeculationConfig.parse(speculation))
+
+    def _engine(self, wanted: SpeculationConfig | None) -> Engine:
+        policy = FixedPolicy()
+        if wanted is not None:
+            drafter = wanted.build(self._loaded.workshop())
+            policy = FixedPolicy(drafter, wanted.num_speculative_tokens, wanted.max_depth)
+        return Engine(self._loaded.decoder, self.tokenizer.eos_ids, self._config, policy)
 
     def generate(
         self,

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
+from foreword.drafters.workshop import Workshop
 from foreword.errors import RequestError
-from foreword.models.checkpoint import open_checkpoint
+from foreword.models.checkpoint import Checkpoint, open_checkpoint
 from foreword.models.decoder import TorchDecoder
 from foreword.models.interface import Decoder
 from foreword.models.sources import resolve_model
@@ -17,11 +18,33 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 @dataclass(frozen=True)
+class Backend:
+    """Where and in which numbers decoders run; a target and its drafters share one."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    def load(self, checkpoint: Checkpoint, progress: Progress | None = None) -> Decoder:
+        """A decoder with the checkpoint's weights."""
+        return TorchDecoder(checkpoint.config, load_weights(checkpoint, self.dtype, self.device, progress))
+
+
+@dataclass(frozen=True)
 class LoadedModel:
-    """A decoder and the tokenizer that belongs to it."""
+    """A decoder, the tokenizer that belongs to it, and what they were made from."""
 
     decoder: Decoder
     tokenizer: Tokenizer
+    checkpoint: Checkpoint
+    backend: Backend
+
+    def workshop(self) -> Workshop:
+        """What drafters for this model may be made from."""
+
+        def encode(text: str) -> list[int]:
+            return self.tokenizer.encode(text, add_special_tokens=False)
+
+        return Workshop(self.decoder, self.checkpoint, encode, self.backend.load)
 
 
 def load_model(
@@ -34,8 +57,8 @@ def load_model(
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
     checkpoint = open_checkpoint(resolve_model(model))
     tokenizer = checkpoint.tokenizer()
-    weights = load_weights(checkpoint, number_type, place, progress)
-    return LoadedModel(TorchDecoder(checkpoint.config, weights), tokenizer)
+    backend = Backend(place, number_type)
+    return LoadedModel(backend.load(checkpoint, progress), tokenizer, checkpoint, backend)
 
 
 def pick_device(device: str) -> torch.device:

@@ -18,6 +18,8 @@ class Timings:
     predicted_per_second: float  # tokens after the first, per second of predicted_ms
     queue_ms: float  # arrival to first pass
     passes: int  # target passes, prefill included
+    draft_n: int  # guessed tokens that were judged
+    draft_n_accepted: int  # guessed tokens that were committed
 
     @staticmethod
     def of(request: Request) -> "Timings":
@@ -36,6 +38,8 @@ class Timings:
             predicted_per_second=_rate(generated - 1, finished - first),
             queue_ms=1e3 * (started - clock.arrived),
             passes=clock.passes,
+            draft_n=clock.drafted,
+            draft_n_accepted=clock.accepted,
         )
 
 

@@ -19,6 +19,8 @@ class RequestClock:
     first_token: float | None = None  # its first token was committed
     finished: float | None = None
     passes: int = 0  # target passes that it took part in
+    drafted: int = 0  # guessed tokens that were judged
+    accepted: int = 0  # guessed tokens that were committed
 
 
 class Request:
@@ -33,6 +35,7 @@ class Request:
         limits: "RequestLimits",
     ) -> None:
         self.request_id = request_id
+        self.tenant = ""
         self.tokens = list(prompt)
         self.prompt_len = len(prompt)
         self.params = params

@@ -1,10 +1,20 @@
 """Who takes part in the next pass, and with how many rows."""
 
 from collections import deque
+from dataclasses import dataclass
 
 from foreword.engine.request import Request
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PagedCache
+
+
+@dataclass(frozen=True)
+class SchedulerSizes:
+    """Bounds of one pass."""
+
+    max_rows: int  # committed tokens in a pass
+    max_running: int  # requests that run at once
+    draft_rows: int  # provisional rows that a request may need behind its tokens
 
 
 class Scheduler:
@@ -14,10 +24,9 @@ class Scheduler:
     be thrown out again.
     """
 
-    def __init__(self, cache: PagedCache, max_rows: int, max_running: int) -> None:
+    def __init__(self, cache: PagedCache, sizes: SchedulerSizes) -> None:
         self._cache = cache
-        self._max_rows = max_rows
-        self._max_running = max_running
+        self._sizes = sizes
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._promised = 0  # pages that running requests may come to hold
@@ -48,7 +57,7 @@ class Scheduler:
     def schedule(self) -> list[tuple[Request, int]]:
         """The requests of the next pass, each with the number of committed tokens that it computes."""
         self._admit()
-        budget = self._max_rows
+        budget = self._sizes.max_rows
         shares = []
         for request in sorted(self._running, key=_lag):
             run = min(_lag(request), budget)
@@ -58,7 +67,7 @@ class Scheduler:
         return shares
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._max_running:
+        while self._waiting and len(self._running) < self._sizes.max_running:
             pages = self._pages(self._waiting[0])
             if self._promised + pages > self._cache.pool.num_pages:
                 return
@@ -68,7 +77,7 @@ class Scheduler:
             self._promised += pages
 
     def _pages(self, request: Request) -> int:
-        return self._cache.pages_for(request.final_len)
+        return self._cache.pages_for(request.final_len + self._sizes.draft_rows)
 
 
 def _lag(request: Request) -> int:

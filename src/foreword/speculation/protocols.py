@@ -14,6 +14,9 @@ from foreword.speculation.draft import Draft
 class StepRequest(Protocol):
     """A request as the step sees it."""
 
+    request_id: int  # no other request ever has the same
+    tenant: str  # whose request it is; nothing is learned from one tenant for another
+    prompt_len: int  # how many of the tokens are the prompt
     tokens: list[int]  # committed: the prompt, then what was generated
     kv: KvSequence  # its computed rows chase its tokens; the newest token has none yet
     sampler: RequestSampler  # its parameters, and what its committed tokens mean to them
@@ -57,6 +60,10 @@ class Drafter(Protocol):
         """One draft for every ask, an empty one where there is nothing to say."""
         ...
 
+    def forget(self, request: "StepRequest") -> None:
+        """The request has ended: drop what is kept for it."""
+        ...
+
 
 @dataclass(frozen=True)
 class Ask:
@@ -74,13 +81,20 @@ class Planned:
     scheduled: Scheduled
     drafter: Drafter | None = None
     max_nodes: int = 0
+    max_depth: int = 0
 
 
 class Policy(Protocol):
     """Decides who drafts, with what, how deep."""
 
+    max_nodes: int  # most nodes that any of its plans asks for
+
     def plan(self, scheduled: Sequence[Scheduled]) -> Sequence[Planned]:
         """One plan for every scheduled request, in the same order."""
+        ...
+
+    def forget(self, request: StepRequest) -> None:
+        """The request has ended: let the drafters drop what they keep for it."""
         ...
 
 

@@ -6,7 +6,9 @@ chain is a tree of width one. None of them has a code path of its own.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
+import numpy as np
 from torch import Tensor
 
 from foreword.acceptance.accept import judge
@@ -25,6 +27,18 @@ class Launched:
 
     transaction: Transaction
     verdicts: Callable[[], list[Verdict]]  # waits for the device
+    draft_seconds: float
+    verify_seconds: float  # until the pass was handed over; on a CPU, until it was done
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step committed, one verdict for every scheduled request, and where its time went."""
+
+    verdicts: list[Verdict]
+    draft_seconds: float
+    verify_seconds: float
+    accept_seconds: float
 
 
 class Stepper:
@@ -35,7 +49,7 @@ class Stepper:
         self._cache = cache
         self._policy = policy
 
-    def step(self, scheduled: Sequence[Scheduled]) -> list[Verdict]:
+    def step(self, scheduled: Sequence[Scheduled]) -> StepResult:
         """One pass over the scheduled requests; leaving it by an exception leaves no trace."""
         return self.resolve(self.launch(scheduled))
 
@@ -43,20 +57,28 @@ class Stepper:
         """Plan, propose, verify; returns as soon as the work is handed over."""
         plan = self._policy.plan(scheduled)
         transaction = Transaction(self._cache, scheduled)
+        began = perf_counter()
         try:
             drafts = propose(plan)
+            drafted = perf_counter()
             output = self._target.verify(transaction.batch(drafts))
         except BaseException:
             transaction.abort()
             raise
-        return Launched(transaction, lambda: accept(output.logits, scheduled, drafts))
+        return Launched(
+            transaction,
+            lambda: accept(output.logits, scheduled, drafts),
+            drafted - began,
+            perf_counter() - drafted,
+        )
 
-    def resolve(self, launched: Launched) -> list[Verdict]:
+    def resolve(self, launched: Launched) -> StepResult:
         """Wait for the verdicts and commit them."""
+        began = perf_counter()
         with launched.transaction as transaction:
             verdicts = launched.verdicts()
             transaction.commit(verdicts)
-        return verdicts
+        return StepResult(verdicts, launched.draft_seconds, launched.verify_seconds, perf_counter() - began)
 
 
 def propose(plan: Sequence[Planned]) -> list[Draft]:
@@ -78,7 +100,7 @@ def propose(plan: Sequence[Planned]) -> list[Draft]:
 def _ask(planned: Planned) -> Ask:
     request = planned.scheduled.request
     # The target adds a token of its own behind the deepest accepted node.
-    return Ask(request, min(planned.max_nodes, MAX_DRAFT_NODES), request.room - 1)
+    return Ask(request, min(planned.max_nodes, MAX_DRAFT_NODES), min(planned.max_depth, request.room - 1))
 
 
 def fits(draft: Draft, ask: Ask) -> bool:
@@ -109,4 +131,5 @@ def verdict_for(place: int, share: Scheduled, judged: Judgement, found: Verdicts
     block = found.tokens(judged.trees, place)
     kept = share.request.kept(block)
     logprobs = request_logprobs(judged, found, place)[:kept]
-    return Verdict(tuple(found.path(place)[:kept]), tuple(block[:kept]), tuple(logprobs))
+    path, drafted = found.path(place)[:kept], int(np.diff(judged.trees.row_starts)[place]) - 1
+    return Verdict(tuple(path), tuple(block[:kept]), tuple(logprobs), drafted=drafted)

@@ -1,0 +1,1 @@
+"""Ways to guess, one file each; none imports another."""

@@ -1,0 +1,75 @@
+"""Several drafters as one."""
+
+from collections.abc import Sequence
+
+from foreword.speculation.draft import ROOT, Draft
+from foreword.speculation.protocols import Ask, Drafter, StepRequest
+
+
+class FirstOf:
+    """Asks one drafter after the other until one has something to say."""
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self._drafters = drafters
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """For every ask the first draft that is not empty."""
+        drafts = [Draft()] * len(asks)
+        open_asks = list(range(len(asks)))
+        for drafter in self._drafters:
+            answers = drafter.propose([asks[index] for index in open_asks]) if open_asks else ()
+            for index, answer in zip(open_asks, answers, strict=True):
+                drafts[index] = answer
+            open_asks = [index for index in open_asks if not len(drafts[index])]
+        return drafts
+
+    def forget(self, request: StepRequest) -> None:
+        """Pass it on."""
+        for drafter in self._drafters:
+            drafter.forget(request)
+
+
+class Merged:
+    """Lays all drafters' guesses over each other as one tree. Its nodes are chosen, whoever drew them."""
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self._drafters = drafters
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """For every ask one tree within its node budget."""
+        answers = [drafter.propose(asks) for drafter in self._drafters]
+        return [
+            merge(drafts, ask.max_nodes) for drafts, ask in zip(zip(*answers, strict=True), asks, strict=True)
+        ]
+
+    def forget(self, request: StepRequest) -> None:
+        """Pass it on."""
+        for drafter in self._drafters:
+            drafter.forget(request)
+
+
+def merge(drafts: Sequence[Draft], max_nodes: int) -> Draft:
+    """One tree of all paths; the drafts take turns, level by level, until the budget is used up."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    numbers: dict[tuple[int, int], int] = {}  # (parent, token) -> node of the merged tree
+    merged_as: list[dict[int, int]] = [{ROOT: ROOT} for _ in drafts]
+    turns = sorted(
+        (depth, which, node)
+        for which, draft in enumerate(drafts)
+        for node, depth in enumerate(draft.depths())
+    )
+    for _, which, node in turns:
+        draft = drafts[which]
+        parent = merged_as[which].get(draft.parents[node])
+        if parent is None:
+            continue
+        key = (parent, draft.tokens[node])
+        if key not in numbers and len(tokens) < max_nodes:
+            numbers[key] = len(tokens)
+            tokens.append(draft.tokens[node])
+            parents.append(parent)
+        if key in numbers:
+            merged_as[which][node] = numbers[key]
+    spoken = next((draft for draft in drafts if len(draft)), Draft())
+    return Draft(tuple(tokens), tuple(parents), spoken.committed_len, spoken.epoch)

@@ -1,0 +1,92 @@
+"""The one JSON object that says how to speculate."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from foreword.drafters.combined import FirstOf, Merged
+from foreword.drafters.registry import drafter_kinds
+from foreword.drafters.workshop import Workshop
+from foreword.errors import RequestError
+from foreword.models.batch import MAX_DRAFT_NODES
+from foreword.speculation.guard import GuardedDrafter
+from foreword.speculation.protocols import Drafter
+
+_OWN_KEYS = ("method", "num_speculative_tokens", "max_depth", "combine", "draft_timeout")
+
+
+@dataclass(frozen=True)
+class SpeculationConfig:
+    """Who drafts, and how much. `{"method": "ngram", "num_speculative_tokens": 5, ...}`, as vLLM has it."""
+
+    method: tuple[str, ...]  # one drafter, or several that are combined
+    num_speculative_tokens: int = (
+        5  # most guesses for a request in one pass: a chain's length, a tree's nodes
+    )
+    max_depth: int | None = None  # deepest level of a tree; None: as deep as there are nodes
+    combine: str = "first"  # several methods: "first" that has something to say, or "merge" into one tree
+    draft_timeout: float = 1.0  # seconds after which a drafter's guesses are not waited for
+    options: tuple[tuple[str, Any], ...] = ()  # settings of the drafters themselves
+
+    @staticmethod
+    def parse(value: "str | Mapping[str, Any]") -> "SpeculationConfig":
+        """Read a JSON text or an object; every key and value is checked and refused by name."""
+        given = _as_mapping(value)
+        if "method" not in given:
+            raise RequestError(f"speculation needs a method: one of {', '.join(drafter_kinds())}")
+        method = given["method"]
+        methods = (method,) if isinstance(method, str) else tuple(method) if isinstance(method, list) else ()
+        own = {key: given[key] for key in _OWN_KEYS if key in given and key != "method"}
+        options = tuple((key, value) for key, value in given.items() if key not in _OWN_KEYS)
+        return SpeculationConfig(methods, **own, options=options)
+
+    def __post_init__(self) -> None:
+        kinds = drafter_kinds()
+        if not self.method or len(set(self.method)) != len(self.method):
+            raise RequestError("speculation: method must be a drafter's name or a list of different ones")
+        for name in self.method:
+            if name not in kinds:
+                raise RequestError(f"speculation: there is no method {name!r}; there are {', '.join(kinds)}")
+        _whole_number("num_speculative_tokens", self.num_speculative_tokens)
+        if self.max_depth is not None:
+            _whole_number("max_depth", self.max_depth)
+        if self.combine not in ("first", "merge"):
+            raise RequestError(f"speculation: combine must be 'first' or 'merge', not {self.combine!r}")
+        if not isinstance(self.draft_timeout, int | float) or not self.draft_timeout > 0:
+            raise RequestError(f"speculation: draft_timeout must be positive, not {self.draft_timeout!r}")
+        known = {field.name for name in self.method for field in fields(kinds[name].settings)}
+        for key, _ in self.options:
+            if key not in known:
+                allowed = ", ".join(sorted(known | set(_OWN_KEYS)))
+                raise RequestError(f"speculation: unknown key {key!r}; known are {allowed}")
+
+    def build(self, workshop: Workshop) -> Drafter:
+        """The drafter, guarded against its own faults."""
+        drafters = [self._build_one(name, workshop) for name in self.method]
+        if len(drafters) == 1:
+            return drafters[0]
+        return FirstOf(drafters) if self.combine == "first" else Merged(drafters)
+
+    def _build_one(self, name: str, workshop: Workshop) -> Drafter:
+        kind = drafter_kinds()[name]
+        own = {field.name for field in fields(kind.settings)}
+        settings = kind.configure({key: value for key, value in self.options if key in own})
+        drafter = kind.build(settings, workshop)
+        return GuardedDrafter(drafter, name, workshop.target.config.vocab_size, self.draft_timeout)
+
+
+def _as_mapping(value: str | Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise RequestError(f"speculation is not JSON: {error}") from None
+    if not isinstance(value, Mapping):
+        raise RequestError('speculation must be an object such as {"method": "ngram"}')
+    return value
+
+
+def _whole_number(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_DRAFT_NODES:
+        raise RequestError(f"speculation: {name} must be in 1 .. {MAX_DRAFT_NODES}, not {value!r}")

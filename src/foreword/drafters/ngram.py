@@ -1,0 +1,108 @@
+"""Prompt lookup: find the last few tokens earlier in the text and guess that what followed follows again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from foreword.errors import RequestError
+from foreword.speculation.draft import Draft
+from foreword.speculation.protocols import Ask, StepRequest
+
+
+@dataclass(frozen=True)
+class NgramConfig:
+    """How prompt lookup matches; names follow vLLM."""
+
+    prompt_lookup_max: int = 4  # longest run of tokens that is looked up
+    prompt_lookup_min: int = 2  # shortest run that counts as a match
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+            raise RequestError(
+                "prompt_lookup_min and prompt_lookup_max must satisfy 1 <= min <= max, "
+                f"not {self.prompt_lookup_min} and {self.prompt_lookup_max}"
+            )
+
+
+@dataclass
+class _Followers:
+    """What came after one run of tokens."""
+
+    counts: dict[int, int] = field(default_factory=dict)  # next token -> how often
+    last_seen: dict[int, int] = field(default_factory=dict)  # next token -> its newest position
+
+    def add(self, token: int, position: int) -> None:
+        self.counts[token] = self.counts.get(token, 0) + 1
+        self.last_seen[token] = position
+
+    def best(self) -> int:
+        """Newest position of the most frequent follower; of equals the newer one."""
+        token = max(self.counts, key=lambda t: (self.counts[t], self.last_seen[t]))
+        return self.last_seen[token]
+
+
+class NgramIndex:
+    """Every run of `shortest` to `longest` tokens of a growing text, with what followed it.
+
+    Learning a token and looking one up cost the same at any length of text.
+    """
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        self._sizes = range(longest, shortest - 1, -1)
+        self._followers: dict[tuple[int, ...], _Followers] = {}
+        self._tokens: list[int] = []
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Learn the tokens that come next in the text."""
+        for token in tokens:
+            position = len(self._tokens)
+            for size in self._sizes:
+                if size <= position:
+                    run = tuple(self._tokens[position - size :])
+                    self._followers.setdefault(run, _Followers()).add(token, position)
+            self._tokens.append(token)
+
+    def guess(self, count: int) -> list[int]:
+        """What followed the longest known run that ends the text; a repeating text is repeated on."""
+        for size in self._sizes:
+            found = self._followers.get(tuple(self._tokens[-size:]))
+            if found is not None and size <= len(self._tokens):
+                return self._copy_from(found.best(), count)
+        return []
+
+    def _copy_from(self, start: int, count: int) -> list[int]:
+        period = len(self._tokens) - start  # beyond the end of the text the copy reads itself
+        return [self._tokens[start + offset % period] for offset in range(count)]
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+
+class NgramDrafter:
+    """Guesses chains from each request's own text."""
+
+    def __init__(self, config: NgramConfig) -> None:
+        self._config = config
+        self._indexes: dict[int, tuple[int, NgramIndex]] = {}  # request -> (epoch, index)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """A chain for every ask, empty where nothing matches."""
+        return [self._chain(ask) for ask in asks]
+
+    def forget(self, request: StepRequest) -> None:
+        """Drop the index of a request that has ended."""
+        self._indexes.pop(request.request_id, None)
+
+    def _chain(self, ask: Ask) -> Draft:
+        request = ask.request
+        index = self._index(request)
+        index.extend(request.tokens[len(index) :])
+        guessed = index.guess(min(ask.max_nodes, ask.max_depth))
+        return Draft.chain(guessed, len(request.tokens), request.epoch)
+
+    def _index(self, request: StepRequest) -> NgramIndex:
+        """The request's index; a new one if its text is not the indexed text grown on."""
+        epoch, index = self._indexes.get(request.request_id, (request.epoch, None))
+        if index is None or epoch != request.epoch or len(index) > len(request.tokens):
+            index = NgramIndex(self._config.prompt_lookup_min, self._config.prompt_lookup_max)
+            self._indexes[request.request_id] = (request.epoch, index)
+        return index

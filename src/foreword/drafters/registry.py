@@ -1,0 +1,78 @@
+"""The drafters that there are by name, ours and those that other packages add."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from importlib.metadata import entry_points
+from typing import Any
+
+from foreword.drafters.workshop import Workshop
+from foreword.errors import RequestError
+from foreword.speculation.protocols import Drafter
+
+ENTRY_POINTS = "foreword.drafters"
+"""Group of entry points under which another package offers a `DrafterKind`; the entry's name is the method."""
+
+
+@dataclass(frozen=True)
+class DrafterKind:
+    """One way to draft: its settings and how it is made."""
+
+    summary: str  # one line for listings
+    settings: type  # a frozen dataclass; its fields are the keys that a user may set
+    build: Callable[[Any, Workshop], Drafter]  # (settings, workshop) -> drafter
+
+    def configure(self, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of the type `settings`
+        """The settings with these values; a value of the wrong kind is refused by name."""
+        kinds = {field.name: field.type for field in fields(self.settings)}
+        for name, value in values.items():
+            expected = _TYPES.get(str(getattr(kinds[name], "__name__", kinds[name])))
+            if expected is not None and (not isinstance(value, expected) or isinstance(value, bool)):
+                raise RequestError(f"speculation: {name} must be {_NAMES[expected]}, not {value!r}")
+        return self.settings(**values)
+
+
+_TYPES: dict[str, Any] = {"int": int, "float": (int, float), "str": str}
+_NAMES: dict[Any, str] = {int: "a whole number", (int, float): "a number", str: "a string"}
+
+
+def _builtin_kinds() -> dict[str, DrafterKind]:
+    from foreword.drafters.draft_model import DraftModelConfig, build_draft_model
+    from foreword.drafters.layer_skip import LayerSkipConfig, build_layer_skip
+    from foreword.drafters.ngram import NgramConfig, NgramDrafter
+    from foreword.drafters.self_quantized import SelfQuantizedConfig, build_self_quantized
+    from foreword.drafters.suffix import SuffixConfig, build_suffix_drafter
+
+    return {
+        "ngram": DrafterKind(
+            "looks the last tokens up earlier in the text", NgramConfig, lambda s, _: NgramDrafter(s)
+        ),
+        "suffix": DrafterKind(
+            "continues suffixes seen in this text and in past answers", SuffixConfig, build_suffix_drafter
+        ),
+        "draft_model": DrafterKind(
+            "a smaller model with the same tokenizer", DraftModelConfig, build_draft_model
+        ),
+        "self_quantized": DrafterKind(
+            "the target's own weights in fewer bits", SelfQuantizedConfig, build_self_quantized
+        ),
+        "layer_skip": DrafterKind("the target without some of its layers", LayerSkipConfig, build_layer_skip),
+    }
+
+
+def drafter_kinds() -> dict[str, DrafterKind]:
+    """All kinds by method name. Another package cannot take the name of one of ours."""
+    kinds = _builtin_kinds()
+    for entry in entry_points(group=ENTRY_POINTS):
+        if entry.name not in kinds:
+            kinds[entry.name] = _load(entry)
+    return kinds
+
+
+def _load(entry: Any) -> DrafterKind:  # noqa: ANN401 - importlib's EntryPoint
+    try:
+        kind = entry.load()
+    except Exception as error:
+        raise RequestError(f"drafter {entry.name!r} of {entry.value} cannot be loaded: {error}") from error
+    if not isinstance(kind, DrafterKind):
+        raise RequestError(f"drafter {entry.name!r}: {entry.value} is not a DrafterKind")
+    return kind

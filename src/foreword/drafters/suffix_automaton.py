@@ -1,0 +1,88 @@
+"""A suffix automaton over token texts that counts occurrences."""
+
+from collections.abc import Sequence
+
+ROOT = 0
+_COUNTED_SUFFIXES = 32
+"""Longest suffixes whose occurrence is counted at each token: bounds the work on repetitive text."""
+
+
+class SuffixAutomaton:
+    """All substrings of the texts that it was given, in at most two states a token.
+
+    A state is a set of substrings that occur at the same places. `lengths` is its longest one,
+    `links` the state of the longest suffix that occurs elsewhere too, `counts` how often it occurred.
+    """
+
+    def __init__(self) -> None:
+        self.edges: list[dict[int, int]] = [{}]  # state -> token -> state
+        self.links: list[int] = [-1]
+        self.lengths: list[int] = [0]
+        self.counts: list[int] = [0]
+        self.num_tokens = 0
+        self._last = ROOT
+
+    def start_text(self) -> None:
+        """What comes next does not continue what came before."""
+        self._last = ROOT
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the current text."""
+        for token in tokens:
+            self._append(token)
+            self._count(self._last)
+        self.num_tokens += len(tokens)
+
+    def earlier_suffix(self) -> int:
+        """The state of the longest suffix of the current text that occurred before its end."""
+        return max(self.links[self._last], ROOT)
+
+    def follow(self, state: int, length: int, token: int) -> tuple[int, int]:
+        """Longest known suffix after one more token, from a match of `length` in `state`."""
+        while token not in self.edges[state]:
+            if state == ROOT:
+                return ROOT, 0
+            state = self.links[state]
+            length = self.lengths[state]
+        return self.edges[state][token], length + 1
+
+    def _append(self, token: int) -> None:
+        known = self.edges[self._last].get(token)
+        if known is not None:  # only when a new text repeats an old one from its start
+            self._last = self._split(self._last, token, known)
+            return
+        new = self._state({}, self.lengths[self._last] + 1, ROOT)
+        state = self._last
+        while state != -1 and token not in self.edges[state]:
+            self.edges[state][token] = new
+            state = self.links[state]
+        if state != -1:
+            self.links[new] = self._split(state, token, self.edges[state][token])
+        self._last = new
+
+    def _split(self, state: int, token: int, known: int) -> int:
+        """The state of exactly the substring that `token` makes of `state`, split off `known` if need be."""
+        length = self.lengths[state] + 1
+        if self.lengths[known] == length:
+            return known
+        clone = self._state(dict(self.edges[known]), length, self.links[known])
+        self.counts[clone] = self.counts[known]
+        self.links[known] = clone
+        while state != -1 and self.edges[state].get(token) == known:
+            self.edges[state][token] = clone
+            state = self.links[state]
+        return clone
+
+    def _state(self, edges: dict[int, int], length: int, link: int) -> int:
+        self.edges.append(edges)
+        self.lengths.append(length)
+        self.links.append(link)
+        self.counts.append(0)
+        return len(self.edges) - 1
+
+    def _count(self, state: int) -> None:
+        for _ in range(_COUNTED_SUFFIXES):
+            if state == -1:
+                return
+            self.counts[state] += 1
+            state = self.links[state]

@@ -1,0 +1,17 @@
+"""What a drafter may be made from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from foreword.models.checkpoint import Checkpoint
+from foreword.models.interface import Decoder
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """The target and its files, for drafters that need them."""
+
+    target: Decoder  # the loaded target
+    checkpoint: Checkpoint  # its files
+    encode: Callable[[str], list[int]]  # text to token ids, without special tokens
+    load_decoder: Callable[[Checkpoint], Decoder]  # another model, on the target's device and backend
