@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foreword.engine.loader import DTYPES
+from foreword.engine.backend import DTYPES
 from foreword.models.checkpoint import open_checkpoint
 from foreword.models.decoder import TorchDecoder
 from foreword.models.weights import load_weights

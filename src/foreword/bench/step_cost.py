@@ -1,9 +1,10 @@
 """What one target pass over n new tokens costs. Everything about speculation depends on this curve."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
+from typing import Protocol
 
 import torch
 
@@ -15,6 +16,9 @@ from foreword.speculation.draft import Draft
 from foreword.speculation.protocols import Scheduled
 from foreword.speculation.transaction import NOTHING_DRAWN, Transaction
 
+PAUSE_SECONDS = 0.05
+"""Between engines: threads of the last one may still spin for a while."""
+
 
 @dataclass(frozen=True)
 class StepCost:
@@ -25,18 +29,82 @@ class StepCost:
     ratio: float  # to the first n measured
 
 
-class _Context:
+@dataclass(frozen=True)
+class EngineCosts:
+    """The whole curve of one engine."""
+
+    steps: list[StepCost]
+    prefill_ms: float | None  # median of a whole prompt in one pass; None if not measured
+
+
+class StepTimer(Protocol):
+    """An engine with a context in its KV that can be asked for the same pass again and again."""
+
+    def step(self, n: int) -> float:
+        """Seconds of a pass over n new tokens behind the context, with the logits of all."""
+        ...
+
+    def prefill(self, count: int) -> float:
+        """Seconds of computing a prompt of `count` tokens from nothing, with the last one's logits."""
+        ...
+
+
+class ContextRequest:
     """A request whose committed tokens all have KV but the newest."""
 
     def __init__(self, cache: PagedCache, length: int, vocab_size: int) -> None:
-        generator = torch.Generator().manual_seed(0)
-        self.tokens: list[int] = torch.randint(0, vocab_size, (length,), generator=generator).tolist()
+        self.tokens = random_tokens(length, vocab_size)
         self.kv = cache.open()
         self.epoch = 0
         self.room = MAX_DRAFT_NODES + 1
 
     def extend(self, tokens: Sequence[int], _logprobs: Sequence[object] = ()) -> None:
+        """Append committed tokens."""
         self.tokens += tokens
+
+
+def random_tokens(count: int, vocab_size: int) -> list[int]:
+    """The same tokens every time, for every engine."""
+    generator = torch.Generator().manual_seed(0)
+    tokens: list[int] = torch.randint(0, vocab_size, (count,), generator=generator).tolist()
+    return tokens
+
+
+class DecoderTimer:
+    """Times passes of a decoder of ours: the newest committed token and a chain behind it."""
+
+    def __init__(self, target: Decoder, context: int, most_tokens: int) -> None:
+        self._target = target
+        self._cache = PagedCache(-(-context // PAGE_SIZE) + -(-most_tokens // PAGE_SIZE) + 1)
+        target.allocate_kv(self._cache.pool.num_pages, PAGE_SIZE)
+        self._request = ContextRequest(self._cache, context, target.config.vocab_size)
+        if context > 1:
+            self._pass(self._request, context - 1, commit=True)
+
+    def step(self, n: int) -> float:
+        """Seconds of a pass over n new tokens behind the context, with the logits of all."""
+        draft = Draft.chain(self._request.tokens[: n - 1], len(self._request.tokens))
+        return self._pass(self._request, 1, draft)
+
+    def prefill(self, count: int) -> float:
+        """Seconds of computing a prompt of `count` tokens from nothing, with the last one's logits."""
+        request = ContextRequest(self._cache, count, self._target.config.vocab_size)
+        seconds = self._pass(request, count)
+        self._cache.close(request.kv)
+        return seconds
+
+    def _pass(
+        self, request: ContextRequest, rows: int, draft: Draft | None = None, commit: bool = False
+    ) -> float:
+        share = Scheduled(request, rows)  # type: ignore[arg-type]
+        with Transaction(self._cache, [share]) as transaction:  # left without commit: every pass starts alike
+            batch = transaction.batch([draft or Draft()])
+            began = perf_counter()
+            self._target.verify(batch).logits.cpu()  # waits for the device
+            seconds = perf_counter() - began
+            if commit:
+                transaction.commit([NOTHING_DRAWN])
+        return seconds
 
 
 def measure_step_cost(
@@ -47,29 +115,44 @@ def measure_step_cost(
     repeats: int = 15,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[StepCost]:
-    """Median milliseconds of a pass over each number of new tokens (the newest committed one and a chain).
+    """Median milliseconds of a pass over each number of new tokens."""
+    check_sizes(new_tokens, context, repeats, target.config.context_length)
+    timer = DecoderTimer(target, context, max(new_tokens))
+    return compare_step_cost({"": timer}, new_tokens, repeats=repeats, progress=progress)[""].steps
 
-    The sizes are measured in turn within every repeat, so that a slow spell hits all of them alike.
-    """
-    _check(new_tokens, context, repeats, target.config.context_length)
-    most_rows = context + max(new_tokens)
-    cache = PagedCache(-(-most_rows // PAGE_SIZE))
-    target.allocate_kv(cache.pool.num_pages, PAGE_SIZE)
-    request = _Context(cache, context, target.config.vocab_size)
-    _prefill(target, cache, request)
-    times: dict[int, list[float]] = {n: [] for n in new_tokens}
+
+def compare_step_cost(
+    timers: Mapping[str, StepTimer],
+    new_tokens: Sequence[int],
+    *,
+    prefill: int = 0,
+    repeats: int = 15,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, EngineCosts]:
+    """Costs of several engines, measured in turn within every repeat: a slow spell hits all of them alike."""
+    times: dict[tuple[str, int], list[float]] = {(name, n): [] for name in timers for n in (0, *new_tokens)}
     for repeat in range(repeats + 1):
-        for n in new_tokens:
-            seconds = _timed_pass(target, cache, request, n)
-            if repeat > 0:  # the first round warms up
-                times[n].append(seconds)
+        for name, timer in timers.items():
+            if len(timers) > 1:
+                sleep(PAUSE_SECONDS)
+            for n in new_tokens:
+                times[name, n].append(timer.step(n))
+            if prefill and repeat < 4:
+                times[name, 0].append(timer.prefill(prefill))
         if progress is not None:
             progress(repeat + 1, repeats + 1)
-    medians = {n: 1e3 * median(times[n]) for n in new_tokens}
-    return [StepCost(n, medians[n], medians[n] / medians[new_tokens[0]]) for n in new_tokens]
+    return {name: _costs(name, new_tokens, times) for name in timers}
 
 
-def _check(new_tokens: Sequence[int], context: int, repeats: int, context_length: int) -> None:
+def _costs(name: str, sizes: Sequence[int], times: Mapping[tuple[str, int], list[float]]) -> EngineCosts:
+    medians = {n: 1e3 * median(times[name, n][1:]) for n in sizes}  # the first round warms up
+    steps = [StepCost(n, medians[n], medians[n] / medians[sizes[0]]) for n in sizes]
+    whole_prompt = times[name, 0][1:]
+    return EngineCosts(steps, 1e3 * median(whole_prompt) if whole_prompt else None)
+
+
+def check_sizes(new_tokens: Sequence[int], context: int, repeats: int, context_length: int) -> None:
+    """Refuse sizes that no pass can have."""
     if not new_tokens or any(not 1 <= n <= MAX_DRAFT_NODES + 1 for n in new_tokens):
         raise RequestError(f"the numbers of new tokens must be in 1 .. {MAX_DRAFT_NODES + 1}")
     if repeats < 1:
@@ -78,21 +161,3 @@ def _check(new_tokens: Sequence[int], context: int, repeats: int, context_length
         raise RequestError(
             f"context + new tokens must be in 2 .. {context_length}, the model's context length"
         )
-
-
-def _prefill(target: Decoder, cache: PagedCache, request: _Context) -> None:
-    if len(request.tokens) > 1:
-        share = Scheduled(request, len(request.tokens) - 1)  # type: ignore[arg-type]
-        with Transaction(cache, [share]) as transaction:
-            target.verify(transaction.batch([Draft()]))
-            transaction.commit([NOTHING_DRAWN])
-
-
-def _timed_pass(target: Decoder, cache: PagedCache, request: _Context, n: int) -> float:
-    draft = Draft.chain(request.tokens[: n - 1], len(request.tokens))
-    share = Scheduled(request, 1)  # type: ignore[arg-type]
-    with Transaction(cache, [share]) as transaction:  # left without commit: every pass starts alike
-        batch = transaction.batch([draft])
-        began = perf_counter()
-        target.verify(batch).logits.cpu()  # waits for the device
-        return perf_counter() - began

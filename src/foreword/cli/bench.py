@@ -1,33 +1,38 @@
 """`foreword bench`: measure it."""
 
 from dataclasses import asdict
-from typing import Annotated
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
+from foreword.cli.bench_accept import accept
 from foreword.cli.console import (
     DEFAULT_MODEL,
+    BackendOption,
     DeviceOption,
     DtypeOption,
     JsonOption,
     ModelOption,
     load_llm,
+    parse_sizes,
     print_json,
     progress_bar,
+    stage_bar,
     stdout,
 )
 from foreword.errors import RequestError
 
-SAMPLE_TEXT = (
-    "The light of the sun looks white, but it is made of all the colours of the rainbow. When it meets the air, "
-    "the short blue waves are scattered in all directions far more than the long red ones. So wherever we look up "
-    "during the day, some of that scattered blue light reaches our eyes, and the sky seems blue. In the evening "
-    "the light has a much longer way through the air, most of the blue is lost on it, and what is left is red."
-)
-"""A text for measurements on real logits."""
+if TYPE_CHECKING:
+    from foreword.bench.step_cost import EngineCosts, StepTimer
+    from foreword.models.interface import Decoder
 
 app = typer.Typer(no_args_is_help=True, help="Measure costs and speed, always as ratios within one run.")
+app.command("accept")(accept)
+
+OURS = "foreword"
 
 
 @app.callback()
@@ -41,74 +46,112 @@ def step(
     tokens: Annotated[str, typer.Option(help="Numbers of new tokens, separated by commas.")] = "1,2,4,8,16",
     context: Annotated[int, typer.Option(help="Committed tokens before the new ones.")] = 256,
     repeats: Annotated[int, typer.Option(help="Timed passes for each number; the median counts.")] = 15,
+    prefill: Annotated[int, typer.Option(help="Also time a prompt of so many tokens; 0 is none.")] = 0,
+    compare: Annotated[str, typer.Option(help="Measure llama.cpp in the same run: `llama.cpp`.")] = "",
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
+    backend: BackendOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Milliseconds of one target pass over n new tokens, and the ratio to the first n.
 
     Verifying a guess of n-1 tokens costs a pass over n: the flatter this curve, the more speculation pays.
     """
-    from foreword.bench.step_cost import measure_step_cost
+    from foreword.bench.step_cost import DecoderTimer, check_sizes, compare_step_cost
 
-    sizes = _parse_sizes("--tokens", tokens)
-    llm = load_llm(model, dtype, device)
+    if compare not in ("", "llama.cpp"):
+        raise RequestError(f"--compare knows llama.cpp only, not {compare!r}")
+    sizes = parse_sizes("--tokens", tokens)
+    llm = load_llm(model, dtype, device, backend)
+    target = llm.engine.target
+    check_sizes([*sizes], context, repeats, target.config.context_length)
+    most = max(*sizes, prefill, 1)
+    timers: dict[str, StepTimer] = {OURS: DecoderTimer(target, context, most)}
+    if compare:
+        timers |= _llama_cpp_timers(model, context, most)
     with progress_bar("measuring") as on_progress:
-        costs = measure_step_cost(
-            llm.engine.target, sizes, context=context, repeats=repeats, progress=on_progress
-        )
-    table = Table("n", "ms", "ratio", title=f"one pass over n new tokens, context {context}")
-    for cost in costs:
-        table.add_row(str(cost.n), f"{cost.ms:.2f}", f"{cost.ratio:.2f}")
-    stdout.print(table)
+        costs = compare_step_cost(timers, sizes, prefill=prefill, repeats=repeats, progress=on_progress)
+    _show(costs, context, prefill)
     if as_json:
-        print_json({"model": model, "context": context, "rows": [asdict(cost) for cost in costs]})
+        rows = [asdict(cost) for cost in costs[OURS].steps]
+        others = {name: asdict(cost) for name, cost in costs.items() if name != OURS}
+        prompt = {"tokens": prefill, "ms": costs[OURS].prefill_ms}
+        print_json({"model": model, "context": context, "prefill": prompt, "compare": others, "rows": rows})
 
 
-@app.command("accept")
-def accept(
+def _llama_cpp_timers(model: str, context: int, most_tokens: int) -> "dict[str, StepTimer]":
+    from foreword.bench.llama_cpp import FILE_TYPES, LlamaCppTimer, quantized_copy
+    from foreword.kernels.native import choose_threads
+    from foreword.models.builtin import cache_directory
+    from foreword.models.sources import resolve_model
+
+    source, kept = resolve_model(model), cache_directory() / "llama.cpp"
+    copies = {kind: quantized_copy(source, kept, kind) for kind in FILE_TYPES}
+    return {
+        f"llama.cpp {kind}": LlamaCppTimer(path, context, most_tokens, choose_threads())
+        for kind, path in copies.items()
+    }
+
+
+def _show(costs: "dict[str, EngineCosts]", context: int, prefill: int) -> None:
+    others = [name for name in costs if name != OURS]
+    headings = [
+        "n",
+        "ms",
+        "ratio",
+        *(f"{name} ms" for name in others),
+        *(["best of those"] if others else []),
+    ]
+    table = Table(*headings, title=f"one pass over n new tokens, context {context}")
+    for index, own in enumerate(costs[OURS].steps):
+        theirs = [costs[name].steps[index].ms for name in others]
+        table.add_row(str(own.n), f"{own.ms:.2f}", f"{own.ratio:.2f}", *_beside(own.ms, theirs))
+    own_prefill = costs[OURS].prefill_ms
+    if prefill and own_prefill is not None:
+        theirs = [costs[name].prefill_ms or 0.0 for name in others]
+        table.add_row(f"prompt of {prefill}", f"{own_prefill:.1f}", "", *_beside(own_prefill, theirs))
+    stdout.print(table)
+
+
+def _beside(own: float, theirs: list[float]) -> list[str]:
+    """The others' milliseconds, and ours as a multiple of the best of them."""
+    return [*(f"{ms:.2f}" for ms in theirs), *([f"{own / min(theirs):.2f}x"] if theirs else [])]
+
+
+@app.command("quality")
+def quality(
+    text: Annotated[Path, typer.Option(help="Natural text, or .jsonl with texts in it.")],
     model: ModelOption = DEFAULT_MODEL,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
-    top_p: Annotated[float, typer.Option(help="Nucleus.")] = 0.9,
-    rule: Annotated[str, typer.Option(help="coupled, token or block.")] = "coupled",
-    chain: Annotated[int, typer.Option(help="Guessed tokens of each request.")] = 5,
-    requests: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,4,16",
-    repeats: Annotated[int, typer.Option(help="Timed rounds; the median counts.")] = 15,
-    dtype: DtypeOption = "auto",
-    device: DeviceOption = "auto",
+    tokens: Annotated[int, typer.Option(help="Tokens of the text to read.")] = 10_240,
+    forms: Annotated[
+        str, typer.Option(help="Forms of the CPU kernels; q8_0 is the yardstick.")
+    ] = "int8,q4,q8_0",
     as_json: JsonOption = False,
 ) -> None:
-    """Milliseconds of judging drafts, and the ratio to the target pass that verified them."""
-    from foreword.acceptance.params import SamplingParams
-    from foreword.acceptance.rules import Rule
-    from foreword.bench.accept_cost import measure_accept_cost
+    """How far the numbers of the CPU kernels are from float32: mean KL and agreement on the likeliest token."""
+    from foreword.bench.quality import measure_quality, read_text
+    from foreword.engine.loader import load_model
 
-    params, judged_by = SamplingParams(temperature=temperature, top_p=top_p), Rule.parse(rule)
-    sizes = _parse_sizes("--requests", requests)
-    llm = load_llm(model, dtype, device)
-    with progress_bar("measuring") as on_progress:
-        costs = measure_accept_cost(
-            llm.engine.target,
-            llm.tokenizer.encode(SAMPLE_TEXT),
-            params,
-            chain=chain,
-            rule=judged_by,
-            batches=sizes,
-            repeats=repeats,
-            progress=on_progress,
+    names = forms.split(",")
+    with stage_bar() as on_stage:
+        on_stage("loading float32", 0, 0)
+        reference = load_model(model, dtype="float32", device="cpu", backend="torch")
+        ids = reference.tokenizer.encode(read_text(text))[:tokens]
+        if not ids:
+            raise RequestError(f"{text} has no text in it")
+        loaders = {name: partial(_native_decoder, model, name) for name in names}
+        results = measure_quality(
+            reference.decoder, loaders, ids, lambda done, total: on_stage("comparing", done, total)
         )
-    title = f"judging chains of {chain}; one pass over {chain + 1} rows takes {costs.verify_ms:.2f} ms"
-    table = Table("requests", "ms", "ms per request", "ratio to the pass", title=title)
-    for cost in costs.rows:
-        table.add_row(str(cost.requests), f"{cost.ms:.2f}", f"{cost.ms_per_request:.2f}", f"{cost.ratio:.3f}")
+    table = Table("form", "mean KL (nats)", "top-1 agreement", title=f"against float32, {len(ids)} tokens")
+    for result in results:
+        table.add_row(result.form, f"{result.mean_kl:.5f}", f"{100 * result.top1_agreement:.2f}%")
     stdout.print(table)
     if as_json:
-        rows = [asdict(cost) for cost in costs.rows]
-        print_json({"model": model, "rule": rule, "verify_ms": costs.verify_ms, "rows": rows})
+        print_json({"model": model, "rows": [asdict(result) for result in results]})
 
 
-def _parse_sizes(option: str, text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise RequestError(f"{option} takes numbers separated by commas, not {text!r}") from error
+def _native_decoder(model: str, form: str) -> "Decoder":
+    from foreword.engine.loader import load_model
+
+    return load_model(model, dtype=form, device="cpu", backend="native").decoder

@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from foreword.errors import RequestError
+
 if TYPE_CHECKING:
     from foreword.engine.llm import LLM
 
@@ -18,7 +20,11 @@ stderr = Console(stderr=True, highlight=False)
 ModelOption = Annotated[
     str, typer.Option("--model", "-m", help="Built-in name, .gguf file, Hugging Face directory or hub id.")
 ]
-DtypeOption = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+DtypeOption = Annotated[
+    str,
+    typer.Option(help="auto, float32, bfloat16, float16; on the CPU kernels int8 (auto), q4, q8_0, float32."),
+]
+BackendOption = Annotated[str, typer.Option(help="auto, native (CPU kernels) or torch.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
 
@@ -45,7 +51,9 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: show(title, done, total)
 
 
-def load_llm(model: str, dtype: str, device: str, speculation: str | None = None) -> "LLM":
+def load_llm(
+    model: str, dtype: str, device: str, backend: str = "auto", speculation: str | None = None
+) -> "LLM":
     """Fetch if need be, then load, showing both."""
     from foreword.engine.llm import LLM
     from foreword.models.sources import resolve_model
@@ -53,9 +61,24 @@ def load_llm(model: str, dtype: str, device: str, speculation: str | None = None
     with stage_bar() as on_stage:
         path = resolve_model(model, on_progress=on_stage)
     with progress_bar(f"loading {model}") as on_progress:
-        return LLM(str(path), dtype=dtype, device=device, speculation=speculation, progress=on_progress)
+        return LLM(
+            str(path),
+            dtype=dtype,
+            device=device,
+            backend=backend,
+            speculation=speculation,
+            progress=on_progress,
+        )
 
 
 def print_json(value: dict[str, Any]) -> None:
     """One object on one line, for machines."""
     print(json.dumps(value))
+
+
+def parse_sizes(option: str, text: str) -> list[int]:
+    """The numbers of an option that takes several, separated by commas."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise RequestError(f"{option} takes numbers separated by commas, not {text!r}") from error

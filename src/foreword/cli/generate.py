@@ -6,6 +6,7 @@ import typer
 
 from foreword.cli.console import (
     DEFAULT_MODEL,
+    BackendOption,
     DeviceOption,
     DtypeOption,
     JsonOption,
@@ -36,6 +37,7 @@ def generate(
     ] = False,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
+    backend: BackendOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Answer a prompt, streaming text to the terminal.
@@ -47,7 +49,7 @@ def generate(
     params = SamplingParams(
         temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, max_tokens=max_tokens, seed=seed
     )
-    llm = load_llm(model, dtype, device, speculative_config)
+    llm = load_llm(model, dtype, device, backend, speculative_config)
 
     def show(_: int, text: str) -> None:
         stdout.print(text, end="", markup=False, soft_wrap=True)

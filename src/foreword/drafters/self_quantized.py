@@ -22,5 +22,5 @@ class SelfQuantizedConfig:
 
 def build_self_quantized(config: SelfQuantizedConfig, workshop: Workshop) -> AutoregressiveDrafter:
     """A coarse copy of the target beside it."""
-    decoder = workshop.load_decoder(LowBitCheckpoint(workshop.checkpoint, config.bits))
+    decoder = workshop.load_small(LowBitCheckpoint(workshop.checkpoint, config.bits))
     return AutoregressiveDrafter(decoder, DraftingSize(config.tree_width))

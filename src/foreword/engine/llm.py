@@ -40,6 +40,7 @@ class LLM:
         *,
         dtype: str = "auto",
         device: str = "auto",
+        backend: str = "auto",
         speculation: str | Mapping[str, Any] | None = None,
         config: EngineConfig | None = None,
         progress: Progress | None = None,
@@ -50,7 +51,9 @@ class LLM:
         `{"method": "ngram", "num_speculative_tokens": 5}`. It never changes the text.
         """
         wanted = None if speculation is None else SpeculationConfig.parse(speculation)
-        self._loaded: LoadedModel = load_model(model, dtype=dtype, device=device, progress=progress)
+        self._loaded: LoadedModel = load_model(
+            model, dtype=dtype, device=device, backend=backend, progress=progress
+        )
         self.tokenizer = self._loaded.tokenizer
         self._config = config
         self.engine = self._engine(wanted)

@@ -6,27 +6,38 @@ from dataclasses import dataclass
 import torch
 
 from foreword.drafters.workshop import Workshop
+from foreword.engine.backend import BackendChoice, choose_backend
 from foreword.errors import RequestError
 from foreword.models.checkpoint import Checkpoint, open_checkpoint
 from foreword.models.decoder import TorchDecoder
 from foreword.models.interface import Decoder
+from foreword.models.native_decoder import load_native_decoder
+from foreword.models.native_weights import FORMS, WeightForm
 from foreword.models.sources import resolve_model
 from foreword.models.tokenizer import Tokenizer
 from foreword.models.weights import Progress, load_weights
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
 
 @dataclass(frozen=True)
-class Backend:
-    """Where and in which numbers decoders run; a target and its drafters share one."""
+class DecoderLoader:
+    """Loads decoders on one backend; a target and its drafters share it."""
 
+    choice: BackendChoice
     device: torch.device
-    dtype: torch.dtype
 
     def load(self, checkpoint: Checkpoint, progress: Progress | None = None) -> Decoder:
-        """A decoder with the checkpoint's weights."""
-        return TorchDecoder(checkpoint.config, load_weights(checkpoint, self.dtype, self.device, progress))
+        """A decoder with the checkpoint's weights, in the target's numbers."""
+        return self._load(checkpoint, self.choice.form, progress)
+
+    def load_small(self, checkpoint: Checkpoint) -> Decoder:
+        """The same, but 4-bit blocks stay as they are where the backend has kernels for them."""
+        return self._load(checkpoint, None if self.choice.form is None else FORMS["q4"], None)
+
+    def _load(self, checkpoint: Checkpoint, form: WeightForm | None, progress: Progress | None) -> Decoder:
+        if form is not None:
+            return load_native_decoder(checkpoint, form, progress=progress)
+        weights = load_weights(checkpoint, self.choice.torch_dtype, self.device, progress)
+        return TorchDecoder(checkpoint.config, weights)
 
 
 @dataclass(frozen=True)
@@ -36,7 +47,7 @@ class LoadedModel:
     decoder: Decoder
     tokenizer: Tokenizer
     checkpoint: Checkpoint
-    backend: Backend
+    loader: DecoderLoader
 
     def workshop(self) -> Workshop:
         """What drafters for this model may be made from."""
@@ -44,21 +55,26 @@ class LoadedModel:
         def encode(text: str) -> list[int]:
             return self.tokenizer.encode(text, add_special_tokens=False)
 
-        return Workshop(self.decoder, self.checkpoint, encode, self.backend.load)
+        return Workshop(self.decoder, self.checkpoint, encode, self.loader.load, self.loader.load_small)
 
 
 def load_model(
-    model: str, *, dtype: str = "auto", device: str = "auto", progress: Progress | None = None
+    model: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    backend: str = "auto",
+    progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model by built-in name, local path or hub id."""
     place = pick_device(device)
-    number_type = pick_dtype(dtype, place)
+    choice = choose_backend(backend, dtype, place)
     # Torch tells of a slower path on CPUs without bfloat16 by a page of stack frames.
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
     checkpoint = open_checkpoint(resolve_model(model))
     tokenizer = checkpoint.tokenizer()
-    backend = Backend(place, number_type)
-    return LoadedModel(backend.load(checkpoint, progress), tokenizer, checkpoint, backend)
+    loader = DecoderLoader(choice, place)
+    return LoadedModel(loader.load(checkpoint, progress), tokenizer, checkpoint, loader)
 
 
 def pick_device(device: str) -> torch.device:
@@ -74,12 +90,3 @@ def pick_device(device: str) -> torch.device:
     if place.type == "cuda" and not torch.cuda.is_available():
         raise RequestError(f"device {device!r} was asked for, but torch sees no CUDA GPU; use cpu")
     return place
-
-
-def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """`auto` is float32 on the CPU and bfloat16 on a GPU."""
-    if dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    if dtype not in DTYPES:
-        raise RequestError(f"unknown dtype {dtype!r}; use auto, {', '.join(DTYPES)}")
-    return DTYPES[dtype]

@@ -1,5 +1,99 @@
-from numpy import float32, float64, int64
+from numpy import float32, float64, int8, int32, int64, uint8
 from numpy.typing import NDArray
+from torch import Tensor
+
+PAGE_SIZE: int
+
+Floats = NDArray[float32] | Tensor
+Ints = NDArray[int32] | Tensor
+Longs = NDArray[int64] | Tensor
+
+def instruction_sets() -> list[str]: ...
+def quantize(
+    x: Floats, group: int, rotated: bool, q: NDArray[int8] | Tensor, scale: Floats, total: Floats, isa: str
+) -> None: ...
+def rms_norm(x: Floats, weight: Floats, eps: float, out: Floats, isa: str) -> None: ...
+def silu_mul(gate: Floats, up: Floats, isa: str) -> None: ...
+
+class Arena:
+    def __init__(self) -> None: ...
+
+class PackedMatrix:
+    @staticmethod
+    def keep_floats(arena: Arena, values: Floats) -> PackedMatrix: ...
+    @staticmethod
+    def keep_blocks(arena: Arena, kind: str, blocks: NDArray[uint8]) -> PackedMatrix: ...
+    @staticmethod
+    def round_floats(
+        arena: Arena, values: Floats, group: int, rotated: bool, isa: str, threads: int
+    ) -> PackedMatrix: ...
+    @staticmethod
+    def round_blocks(
+        arena: Arena, kind: str, blocks: NDArray[uint8], group: int, rotated: bool, isa: str, threads: int
+    ) -> PackedMatrix: ...
+    def set_bias(self, bias: Floats) -> None: ...
+    def multiply(self, x: Floats, out: Floats, isa: str) -> None: ...
+    def expand_row(self, row: int, out: Floats, isa: str) -> None: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def cols(self) -> int: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def form(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class Decoder:
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        intermediate_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        rms_norm_eps: float,
+        inverse_frequencies: Floats,
+        isa: str,
+        threads: int,
+    ) -> None: ...
+    def add_layer(
+        self,
+        attention_norm: Floats,
+        mlp_norm: Floats,
+        matrices: list[PackedMatrix],
+        query_norm: Floats | None,
+        key_norm: Floats | None,
+    ) -> None: ...
+    def set_ends(self, embedding: PackedMatrix, head: PackedMatrix, final_norm: Floats) -> None: ...
+    def allocate_kv(self, pages: int) -> None: ...
+    def verify(
+        self,
+        token_ids: Ints,
+        positions: Ints,
+        slots: Ints,
+        prefix_lens: Ints,
+        masks: Longs,
+        row_starts: Ints,
+        block_tables: Ints,
+        kv_lens: Ints,
+        logit_rows: Ints,
+        kv_copies: Ints,
+        hidden_rows: Ints,
+        hidden_layers: list[int],
+        logits: Floats,
+        hidden: Floats,
+    ) -> None: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def kv_bytes_per_row(self) -> int: ...
+    @property
+    def weight_bytes(self) -> int: ...
 
 class Sampler:
     def __init__(self, threads: int) -> None: ...

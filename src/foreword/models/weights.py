@@ -112,15 +112,23 @@ class WeightLoader:
     def tensor(self, name: str) -> Tensor:
         """One tensor."""
         loaded = self._checkpoint.load(name, self._dtype)
-        if tuple(loaded.shape) != self._shapes[name]:
+        self.check_shape(name, tuple(loaded.shape))
+        self.count()
+        return loaded.to(self._device)
+
+    def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        """Refuse a tensor that the config does not describe."""
+        if shape != self._shapes[name]:
             raise CheckpointError(
-                f"{self._checkpoint.path}: tensor {name} has shape {tuple(loaded.shape)}, "
+                f"{self._checkpoint.path}: tensor {name} has shape {shape}, "
                 f"its config says {self._shapes[name]}; get the files again"
             )
+
+    def count(self) -> None:
+        """One more tensor is done."""
         self._done += 1
         if self._progress is not None:
             self._progress(self._done, len(self._shapes))
-        return loaded.to(self._device)
 
     def stacked(self, prefix: str, names: tuple[str, ...], kind: str) -> Tensor:
         """Several projections as one matrix."""

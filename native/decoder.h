@@ -1,0 +1,91 @@
+// A decoder of the llama family: packed weights, KV memory, and what a pass needs between calls.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "packed_matrix.h"
+#include "thread_pool.h"
+#include "types.h"
+
+namespace foreword {
+
+struct DecoderShape {
+    int64_t vocab_size;
+    int64_t hidden_size;
+    int64_t intermediate_size;
+    int64_t num_heads;
+    int64_t num_kv_heads;
+    int64_t head_dim;
+    float rms_norm_eps;
+
+    int64_t query_width() const { return num_heads * head_dim; }
+    int64_t kv_width() const { return num_kv_heads * head_dim; }
+    int64_t padded_dim() const { return (head_dim + 7) / 8 * 8; }
+};
+
+using Matrix = std::shared_ptr<PackedMatrix>;
+
+struct Layer {
+    std::vector<float> attention_norm;
+    Matrix query, key, value, output;
+    std::vector<float> query_norm, key_norm;   // empty: heads are not normalised
+    std::vector<float> mlp_norm;
+    Matrix gate, up, down;
+};
+
+// The arrays of a forward batch; see models/batch.py.
+struct Batch {
+    int64_t rows, requests, table_width, wanted, copies, hidden_wanted;
+    const int32_t* token_ids;
+    const int32_t* positions;
+    const int32_t* slots;
+    const int32_t* prefix_lens;
+    const int64_t* masks;
+    const int32_t* row_starts;
+    const int32_t* block_tables;
+    const int32_t* kv_lens;
+    const int32_t* logit_rows;
+    const int32_t* kv_copies;
+    const int32_t* hidden_rows;
+    std::vector<int64_t> hidden_layers;
+};
+
+class Decoder {
+public:
+    Decoder(DecoderShape shape, const KernelTable& kernels, int threads, std::vector<float> inverse_frequencies);
+
+    void add_layer(Layer layer);
+    void set_ends(Matrix embedding, Matrix head, std::vector<float> final_norm);
+    void allocate_kv(int64_t pages);
+
+    // logits [wanted, vocab]; hidden [hidden layers, hidden wanted, hidden size].
+    void verify(const Batch& batch, float* logits, float* hidden);
+
+    const DecoderShape& shape() const { return shape_; }
+    int threads() const { return pool_.size(); }
+    const char* isa() const { return kernels_.name; }
+    int64_t kv_bytes_per_row() const;
+    int64_t weight_bytes() const;
+
+private:
+    friend class Pass;
+    void check(const Batch& batch) const;
+    void check_layer(const Layer& layer) const;
+    KvView kv(int64_t layer) const;
+
+    DecoderShape shape_;
+    const KernelTable& kernels_;
+    ThreadPool pool_;
+    std::vector<float> inverse_frequencies_;
+    std::vector<Layer> layers_;
+    Matrix embedding_, head_;
+    std::vector<float> final_norm_;
+    int64_t pages_ = 0;
+    std::unique_ptr<Memory> kv_memory_;
+    std::vector<float> workspace_;   // kept between passes; grows to the largest batch
+    std::mutex one_pass_;
+};
+
+}  // namespace foreword

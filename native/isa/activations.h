@@ -1,0 +1,189 @@
+// Element-wise parts of a layer. Tails are computed with the vectors' own arithmetic: a value does not depend on
+// the lane that it falls into.
+#pragma once
+
+#include "../types.h"
+#include "linear.h"
+
+namespace {
+
+using namespace foreword;
+
+// Eight floats of which `count` exist; the others read as zero.
+FOREWORD_INLINE F32x8 load_part(const float* p, int64_t count) {
+    if (count >= 8) return load(p);
+    float lanes[8] = {0};
+    for (int64_t i = 0; i < count; ++i) lanes[i] = p[i];
+    return load(lanes);
+}
+
+FOREWORD_INLINE void store_part(float* p, F32x8 a, int64_t count) {
+    if (count >= 8) return store(p, a);
+    float lanes[8];
+    store(lanes, a);
+    for (int64_t i = 0; i < count; ++i) p[i] = lanes[i];
+}
+
+// e^x to about one unit in the last place, for x clamped to [-87, 88].
+FOREWORD_INLINE F32x8 exponential(F32x8 x) {
+    x = min(max(x, set1(-87.0f)), set1(88.0f));
+    const F32x8 n = round(mul(x, 1.44269504f));
+    F32x8 r = fma(n, -0.693145752f, x);   // ln 2 in two parts
+    r = fma(n, -1.42860677e-6f, r);
+    F32x8 p = set1(1.38888889e-3f);
+    p = fma(p, r, set1(8.33333377e-3f));
+    p = fma(p, r, set1(4.16666679e-2f));
+    p = fma(p, r, set1(1.66666672e-1f));
+    p = fma(p, r, set1(0.5f));
+    p = fma(p, r, set1(1.0f));
+    p = fma(p, r, set1(1.0f));
+    return scale_by_power(p, n);
+}
+
+void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out) {
+    F32x8 squares = set1(0.0f);
+    for (int64_t i = 0; i < n; i += 8) {
+        const F32x8 v = load_part(x + i, n - i);
+        squares = fma(v, v, squares);
+    }
+    const float factor = 1.0f / __builtin_sqrtf(sum_lanes(squares) / static_cast<float>(n) + eps);
+    for (int64_t i = 0; i < n; i += 8) {
+        const F32x8 v = mul(load_part(x + i, n - i), factor);
+        store_part(out + i, mul(v, load_part(weight + i, n - i)), n - i);
+    }
+}
+
+// One group of up to `group` values; what is missing is zero.
+FOREWORD_INLINE void quantize_group(const float* x, int64_t count, int64_t group, int8_t* q, float* scale, float* sum) {
+    F32x8 largest = set1(0.0f), poison = set1(0.0f), total = set1(0.0f);
+    for (int64_t i = 0; i < count; i += 8) {
+        const F32x8 v = load_part(x + i, count - i);
+        largest = max(largest, abs(v));
+        poison = fma(v, 0.0f, poison);   // not a number where v is none or infinite
+    }
+    const float top = max_lanes(largest);
+    const float inverse = top > 0.0f ? 127.0f / top : 0.0f;
+    for (int64_t i = 0; i < group; i += 8) {
+        const F32x8 level = round(mul(load_part(x + i, count - i), inverse));
+        store_int8(q + i, level);
+        total = add(total, level);   // whole numbers: exact in any order
+    }
+    *scale = top / 127.0f + sum_lanes(poison);
+    *sum = *scale * sum_lanes(total);
+}
+
+// Sums and differences of eight vectors: a Hadamard matrix of size eight applied across them.
+FOREWORD_INLINE void mix_eight(F32x8 (&v)[8]) {
+#pragma GCC unroll 3
+    for (int span = 1; span < 8; span *= 2) {
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) {
+            if (i & span) continue;
+            const F32x8 a = v[i], b = v[i + span];
+            v[i] = add(a, b);
+            v[i + span] = sub(a, b);
+        }
+    }
+}
+
+// A block X of 8 x 8 becomes H X^T H / 8: orthonormal, and its own inverse.
+void turn(float* x, int64_t blocks) {
+    for (int64_t block = 0; block < blocks; ++block, x += kRotation) {
+        F32x8 v[8];
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) v[i] = load(x + 8 * i);
+        mix_eight(v);
+        transpose(v);
+        mix_eight(v);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) store(x + 8 * i, mul(v[i], 0.125f));
+    }
+}
+
+void quantize(const float* x, int64_t n, const Grouping& grouping, int8_t* q, float* scale, float* sum) {
+    const int64_t group = grouping.group;
+    for (int64_t g = 0; g * group < n; ++g) {
+        const int64_t begin = g * group;
+        const int64_t count = n - begin < group ? n - begin : group;
+        if (!grouping.rotated) {
+            quantize_group(x + begin, count, group, q + begin, scale + g, sum + g);
+            continue;
+        }
+        float turned[kMaxGroup] = {0};
+        __builtin_memcpy(turned, x + begin, static_cast<size_t>(count) * sizeof(float));
+        turn(turned, group / kRotation);
+        quantize_group(turned, group, group, q + begin, scale + g, sum + g);
+    }
+}
+
+void silu_mul(float* gate, const float* up, int64_t n) {
+    for (int64_t i = 0; i < n; i += 8) {
+        const F32x8 g = load_part(gate + i, n - i);
+        const F32x8 e = exponential(sub(set1(0.0f), g));
+        const F32x8 silu = div(g, add(set1(1.0f), e));
+        store_part(gate + i, mul(silu, load_part(up + i, n - i)), n - i);
+    }
+}
+
+void rotate(float* head, const float* cos, const float* sin, int64_t head_dim) {
+    const int64_t half = head_dim / 2;
+    for (int64_t i = 0; i < half; i += 8) {
+        const int64_t count = half - i;
+        const F32x8 a = load_part(head + i, count), b = load_part(head + half + i, count);
+        const F32x8 c = load_part(cos + i, count), s = load_part(sin + i, count);
+        store_part(head + i, sub(mul(a, c), mul(b, s)), count);
+        store_part(head + half + i, add(mul(b, c), mul(a, s)), count);
+    }
+}
+
+FOREWORD_INLINE float read_half(const uint8_t* bytes) {
+    uint16_t lanes[8] = {0};
+    __builtin_memcpy(lanes, bytes, 2);
+    float out[8];
+    store(out, load_half(lanes));
+    return out[0];
+}
+
+// Column `c` of lane `r` of a panel's group, as an integer.
+template <Form F>
+FOREWORD_INLINE int weight_at(const uint8_t* weights, int64_t r, int64_t c) {
+    if constexpr (Block<F>::nibbles) {
+        const uint8_t byte = weights[(c % 16) / 4 * 32 + r * 4 + c % 4];
+        return (c < 16 ? byte & 15 : byte >> 4) - Block<F>::bias;
+    } else {
+        return static_cast<int8_t>(weights[c / 4 * 32 + r * 4 + c % 4]);
+    }
+}
+
+template <Form F>
+void dequantize_blocks(const MatrixView& w, int64_t row, float* out) {
+    using B = Block<F>;
+    const int64_t lane = row % kPanelRows, group = w.grouping.group;
+    const uint8_t* block = w.data + row / kPanelRows * w.panel_bytes;
+    for (int64_t begin = 0; begin < w.cols; begin += group, block += B::header + group / kBlock * B::bytes) {
+        const float scale = read_half(block + 2 * lane);
+        const float minimum = B::has_min ? read_half(block + 16 + 2 * lane) : 0.0f;
+        float values[kMaxGroup];
+        for (int64_t c = 0; c < group; ++c) {
+            values[c] = scale * static_cast<float>(weight_at<F>(block + B::header, lane, c)) + minimum;
+        }
+        if (w.grouping.rotated) turn(values, group / kRotation);
+        const int64_t count = w.cols - begin < group ? w.cols - begin : group;
+        __builtin_memcpy(out + begin, values, static_cast<size_t>(count) * sizeof(float));
+    }
+}
+
+void dequantize_row(const MatrixView& w, int64_t row, float* out) {
+    switch (w.form) {
+        case Form::F32: {
+            const float* panel = reinterpret_cast<const float*>(w.data + row / kPanelRows * w.panel_bytes);
+            for (int64_t c = 0; c < w.cols; ++c) out[c] = panel[c * kPanelRows + row % kPanelRows];
+            return;
+        }
+        case Form::Q8: return dequantize_blocks<Form::Q8>(w, row, out);
+        case Form::Q4_0: return dequantize_blocks<Form::Q4_0>(w, row, out);
+        case Form::Q4_1: return dequantize_blocks<Form::Q4_1>(w, row, out);
+    }
+}
+
+}  // namespace

@@ -1,0 +1,133 @@
+// Eight-lane vectors on x86 with AVX2, FMA and F16C; with AVX-512 VNNI the integer products are one instruction.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+#define FOREWORD_INLINE inline __attribute__((always_inline))
+
+struct F32x8 {
+    __m256 v;
+};
+
+FOREWORD_INLINE F32x8 load(const float* p) { return {_mm256_loadu_ps(p)}; }
+FOREWORD_INLINE void store(float* p, F32x8 a) { _mm256_storeu_ps(p, a.v); }
+FOREWORD_INLINE F32x8 set1(float x) { return {_mm256_set1_ps(x)}; }
+FOREWORD_INLINE F32x8 add(F32x8 a, F32x8 b) { return {_mm256_add_ps(a.v, b.v)}; }
+FOREWORD_INLINE F32x8 sub(F32x8 a, F32x8 b) { return {_mm256_sub_ps(a.v, b.v)}; }
+FOREWORD_INLINE F32x8 mul(F32x8 a, F32x8 b) { return {_mm256_mul_ps(a.v, b.v)}; }
+FOREWORD_INLINE F32x8 mul(F32x8 a, float b) { return mul(a, set1(b)); }
+FOREWORD_INLINE F32x8 div(F32x8 a, F32x8 b) { return {_mm256_div_ps(a.v, b.v)}; }
+FOREWORD_INLINE F32x8 max(F32x8 a, F32x8 b) { return {_mm256_max_ps(a.v, b.v)}; }
+FOREWORD_INLINE F32x8 min(F32x8 a, F32x8 b) { return {_mm256_min_ps(a.v, b.v)}; }
+FOREWORD_INLINE F32x8 abs(F32x8 a) { return {_mm256_andnot_ps(_mm256_set1_ps(-0.0f), a.v)}; }
+// a * b + c with one rounding.
+FOREWORD_INLINE F32x8 fma(F32x8 a, F32x8 b, F32x8 c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+FOREWORD_INLINE F32x8 fma(F32x8 a, float b, F32x8 c) { return fma(a, set1(b), c); }
+FOREWORD_INLINE F32x8 round(F32x8 a) {
+    return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+// x * 2^n for integral n in [-126, 127].
+FOREWORD_INLINE F32x8 scale_by_power(F32x8 x, F32x8 n) {
+    const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
+    return mul(x, F32x8{_mm256_castsi256_ps(_mm256_slli_epi32(biased, 23))});
+}
+FOREWORD_INLINE float sum_lanes(F32x8 a) {
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+FOREWORD_INLINE float max_lanes(F32x8 a) {
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+FOREWORD_INLINE F32x8 load_half(const uint16_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+
+// Stores eight whole numbers in [-127, 127].
+FOREWORD_INLINE void store_int8(int8_t* p, F32x8 a) {
+    const F32x8 bounded = max(min(a, set1(127.0f)), set1(-127.0f));   // -128 would overflow the products below
+    const __m256i wide = _mm256_cvtps_epi32(bounded.v);
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words, words));
+}
+
+FOREWORD_INLINE void transpose(F32x8 (&v)[8]) {
+    __m256 pairs[8], quads[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+        pairs[i] = _mm256_unpacklo_ps(v[i].v, v[i + 1].v);
+        pairs[i + 1] = _mm256_unpackhi_ps(v[i].v, v[i + 1].v);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+        quads[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+        quads[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xEE);
+        quads[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+        quads[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xEE);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        v[i].v = _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x20);
+        v[i + 4].v = _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x31);
+    }
+}
+
+// 8 rows x 4 columns of weights, and their magnitudes.
+struct W32 {
+    __m256i v, magnitude;
+};
+struct WeightPair {
+    W32 low, high;
+};
+struct X32 {
+    const int8_t* v;
+};
+struct I32x8 {
+    __m256i v;
+};
+
+FOREWORD_INLINE W32 with_magnitude(__m256i v) { return {v, _mm256_abs_epi8(v)}; }
+FOREWORD_INLINE W32 load_weights(const uint8_t* p) {
+    return with_magnitude(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+FOREWORD_INLINE void store_weights(uint8_t* p, W32 w) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), w.v); }
+template <int Bias>
+FOREWORD_INLINE WeightPair unpack_nibbles(const uint8_t* p) {
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), mask = _mm256_set1_epi8(15);
+    const __m256i low = _mm256_and_si256(both, mask), high = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+    if constexpr (Bias == 0) return {{low, low}, {high, high}};
+    const __m256i bias = _mm256_set1_epi8(Bias);
+    return {with_magnitude(_mm256_sub_epi8(low, bias)), with_magnitude(_mm256_sub_epi8(high, bias))};
+}
+FOREWORD_INLINE X32 load_tokens(const int8_t* p) { return {p}; }
+FOREWORD_INLINE I32x8 zero_sums() { return {_mm256_setzero_si256()}; }
+FOREWORD_INLINE F32x8 to_float(I32x8 a) { return {_mm256_cvtepi32_ps(a.v)}; }
+
+// Unsigned times signed bytes, four neighbours added up. Without VNNI pairs are added in 16 bits, which saturate:
+// with |token| <= 127 and magnitude <= 128 a pair is at most 2 * 128 * 127 = 32512, so they never do.
+FOREWORD_INLINE __m256i dot_bytes(__m256i acc, __m256i magnitude, __m256i tokens) {
+#ifdef __AVX512VNNI__
+    return _mm256_dpbusd_epi32(acc, magnitude, tokens);
+#else
+    const __m256i pairs = _mm256_maddubs_epi16(magnitude, tokens);
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#endif
+}
+
+template <int Quad, bool Unsigned>
+FOREWORD_INLINE I32x8 dot(I32x8 acc, W32 w, X32 x) {
+    int32_t quad;
+    std::memcpy(&quad, x.v + 4 * Quad, 4);
+    const __m256i tokens = _mm256_set1_epi32(quad);
+    if constexpr (Unsigned) return {dot_bytes(acc.v, w.v, tokens)};
+    return {dot_bytes(acc.v, w.magnitude, _mm256_sign_epi8(tokens, w.v))};   // the weight's sign moves to the token
+}
+
+}  // namespace

@@ -1,0 +1,148 @@
+// Eight-lane vectors in plain C++, for CPUs that no other file knows. The order of operations is the others'.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "../half.h"
+
+namespace {
+
+#define FOREWORD_INLINE inline __attribute__((always_inline))
+#define FOREWORD_LANES for (int i = 0; i < 8; ++i)
+
+struct F32x8 {
+    float v[8];
+};
+
+// One rounding where the hardware has it; calling libm for it would be a hundred times slower.
+FOREWORD_INLINE float fused(float a, float b, float c) {
+#if defined(__FP_FAST_FMAF) || defined(__aarch64__)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+template <typename Operation>
+FOREWORD_INLINE F32x8 each(Operation operation) {
+    F32x8 r;
+    FOREWORD_LANES r.v[i] = operation(i);
+    return r;
+}
+
+FOREWORD_INLINE F32x8 load(const float* p) {
+    return each([&](int i) { return p[i]; });
+}
+FOREWORD_INLINE void store(float* p, const F32x8& a) { FOREWORD_LANES p[i] = a.v[i]; }
+FOREWORD_INLINE F32x8 set1(float x) {
+    return each([&](int) { return x; });
+}
+FOREWORD_INLINE F32x8 add(const F32x8& a, const F32x8& b) {
+    return each([&](int i) { return a.v[i] + b.v[i]; });
+}
+FOREWORD_INLINE F32x8 sub(const F32x8& a, const F32x8& b) {
+    return each([&](int i) { return a.v[i] - b.v[i]; });
+}
+FOREWORD_INLINE F32x8 mul(const F32x8& a, const F32x8& b) {
+    return each([&](int i) { return a.v[i] * b.v[i]; });
+}
+FOREWORD_INLINE F32x8 mul(const F32x8& a, float b) { return mul(a, set1(b)); }
+FOREWORD_INLINE F32x8 div(const F32x8& a, const F32x8& b) {
+    return each([&](int i) { return a.v[i] / b.v[i]; });
+}
+FOREWORD_INLINE F32x8 max(const F32x8& a, const F32x8& b) {
+    return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
+FOREWORD_INLINE F32x8 min(const F32x8& a, const F32x8& b) {
+    return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+}
+FOREWORD_INLINE F32x8 abs(const F32x8& a) {
+    return each([&](int i) { return __builtin_fabsf(a.v[i]); });
+}
+FOREWORD_INLINE F32x8 fma(const F32x8& a, const F32x8& b, const F32x8& c) {
+    return each([&](int i) { return fused(a.v[i], b.v[i], c.v[i]); });
+}
+FOREWORD_INLINE F32x8 fma(const F32x8& a, float b, const F32x8& c) { return fma(a, set1(b), c); }
+// Adding and taking away 1.5 * 2^23 rounds to the nearest integer, ties to even, for |x| < 2^22.
+FOREWORD_INLINE F32x8 round(const F32x8& a) {
+    return each([&](int i) { return (a.v[i] + 12582912.0f) - 12582912.0f; });
+}
+FOREWORD_INLINE F32x8 scale_by_power(const F32x8& x, const F32x8& n) {
+    return each([&](int i) {
+        const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23;
+        float power;
+        std::memcpy(&power, &bits, 4);
+        return x.v[i] * power;
+    });
+}
+FOREWORD_INLINE float sum_lanes(const F32x8& a) {
+    float four[4];
+    for (int i = 0; i < 4; ++i) four[i] = a.v[i] + a.v[i + 4];
+    return (four[0] + four[2]) + (four[1] + four[3]);
+}
+FOREWORD_INLINE float max_lanes(const F32x8& a) {
+    float top = a.v[0];
+    for (int i = 1; i < 8; ++i) top = a.v[i] > top ? a.v[i] : top;
+    return top;
+}
+FOREWORD_INLINE F32x8 load_half(const uint16_t* p) {
+    return each([&](int i) { return half_to_float(p[i]); });
+}
+FOREWORD_INLINE void store_int8(int8_t* p, const F32x8& a) {
+    const F32x8 bounded = max(min(a, set1(127.0f)), set1(-127.0f));
+    FOREWORD_LANES p[i] = static_cast<int8_t>(bounded.v[i] == bounded.v[i] ? bounded.v[i] : 0.0f);
+}
+FOREWORD_INLINE void transpose(F32x8 (&v)[8]) {
+    for (int row = 0; row < 8; ++row) {
+        for (int i = 0; i < row; ++i) {
+            const float kept = v[row].v[i];
+            v[row].v[i] = v[i].v[row];
+            v[i].v[row] = kept;
+        }
+    }
+}
+
+struct W32 {
+    int8_t v[32];   // 8 rows x 4 columns
+};
+struct WeightPair {
+    W32 low, high;
+};
+struct X32 {
+    const int8_t* v;
+};
+struct I32x8 {
+    int32_t v[8];
+};
+
+FOREWORD_INLINE W32 load_weights(const uint8_t* p) {
+    W32 w;
+    std::memcpy(w.v, p, sizeof w.v);
+    return w;
+}
+FOREWORD_INLINE void store_weights(uint8_t* p, const W32& w) { std::memcpy(p, w.v, sizeof w.v); }
+template <int Bias>
+FOREWORD_INLINE WeightPair unpack_nibbles(const uint8_t* p) {
+    WeightPair pair;
+    for (int i = 0; i < 32; ++i) {
+        pair.low.v[i] = static_cast<int8_t>((p[i] & 15) - Bias);
+        pair.high.v[i] = static_cast<int8_t>((p[i] >> 4) - Bias);
+    }
+    return pair;
+}
+FOREWORD_INLINE X32 load_tokens(const int8_t* p) { return {p}; }
+FOREWORD_INLINE I32x8 zero_sums() { return {}; }
+FOREWORD_INLINE F32x8 to_float(const I32x8& a) {
+    return each([&](int i) { return static_cast<float>(a.v[i]); });
+}
+template <int Quad, bool Unsigned>
+FOREWORD_INLINE I32x8 dot(I32x8 acc, const W32& w, X32 x) {
+    FOREWORD_LANES {
+        for (int c = 0; c < 4; ++c) acc.v[i] += w.v[4 * i + c] * x.v[4 * Quad + c];
+    }
+    return acc;
+}
+
+}  // namespace

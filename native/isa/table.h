@@ -1,0 +1,14 @@
+// The kernels of this translation unit's instruction set as one table.
+#pragma once
+
+#include "activations.h"
+#include "attention.h"
+#include "linear.h"
+
+namespace {
+
+constexpr KernelTable make_table(const char* name) {
+    return {name, linear, dequantize_row, rms_norm, quantize, turn, silu_mul, rotate, store_kv, attention};
+}
+
+}  // namespace

@@ -1,0 +1,84 @@
+// A weight matrix, packed once at load into the panels that the kernels stream.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "types.h"
+
+namespace foreword {
+
+// Zeroed memory in large pages where the system has them.
+class Memory {
+public:
+    explicit Memory(size_t bytes);
+    ~Memory();
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+    uint8_t* data() const { return data_; }
+    size_t size() const { return size_; }
+
+private:
+    void* base_ = nullptr;
+    size_t mapped_ = 0;
+    uint8_t* data_ = nullptr;
+    size_t size_ = 0;
+};
+
+// Hands out parts of large stretches of memory: a matrix by itself may be too small for large pages, and walking
+// through many small pages costs as much as the weights. A stretch lives as long as anything in it.
+class Arena {
+public:
+    struct Part {
+        std::shared_ptr<Memory> owner;
+        uint8_t* data;
+        size_t size;
+    };
+    Part take(size_t bytes);
+
+private:
+    std::mutex mutex_;
+    std::shared_ptr<Memory> stretch_;
+    size_t used_ = 0;
+};
+
+// Bytes of one GGUF block of 32 weights.
+int64_t gguf_block_bytes(Form form);
+
+class PackedMatrix {
+public:
+    // Floats kept as they are.
+    static std::shared_ptr<PackedMatrix> keep_floats(Arena& arena, const float* values, int64_t rows, int64_t cols);
+    // Blocks of GGUF's Q8_0, Q4_0 or Q4_1 kept as they are; cols is a multiple of 32.
+    static std::shared_ptr<PackedMatrix> keep_blocks(Arena& arena, Form form, const uint8_t* blocks, int64_t rows,
+                                                     int64_t cols);
+    // Rows rounded to 8 bits. `fill` writes a row of `cols` floats; several threads call it.
+    using FillRow = std::function<void(int64_t row, float* out)>;
+    static std::shared_ptr<PackedMatrix> round_rows(Arena& arena, const FillRow& fill, int64_t rows, int64_t cols,
+                                                    Grouping grouping, const KernelTable& kernels, int threads);
+
+    const MatrixView& view() const { return view_; }
+    int64_t panels() const { return (view_.rows + kPanelRows - 1) / kPanelRows; }
+    size_t bytes() const { return memory_.size; }
+    const float* bias() const { return bias_.empty() ? nullptr : bias_.data(); }
+    void set_bias(const float* values, int64_t count);
+
+private:
+    PackedMatrix(Arena& arena, Form form, int64_t rows, int64_t cols, Grouping grouping);
+    uint8_t* block(int64_t row, int64_t group) const;
+    void interleave(int64_t row, int64_t group, const uint8_t* header, const uint8_t* weights);
+    void round_panels(const FillRow& fill, const KernelTable& kernels, int64_t begin, int64_t end);
+
+    MatrixView view_;
+    int64_t block_bytes_;
+    Arena::Part memory_;
+    std::vector<float> bias_;
+};
+
+// A row of GGUF blocks as floats.
+void expand_blocks(Form form, const uint8_t* blocks, int64_t cols, float* out);
+
+}  // namespace foreword

@@ -1,0 +1,93 @@
+#include "thread_pool.h"
+
+namespace foreword {
+
+namespace {
+
+constexpr int kSpins = 200;     // a few microseconds: what it takes a phase to even out
+constexpr int kYields = 400;    // then let others run: on a busy machine the late thread may wait for this very core
+
+inline void relax() {
+#if defined(__aarch64__)
+    asm volatile("isb" ::: "memory");
+#elif defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int threads) {
+    for (int thread = 1; thread < threads; ++thread) {
+        workers_.emplace_back([this, thread] { work(thread); });
+    }
+}
+
+ThreadPool::~ThreadPool() {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        stopping_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+}
+
+void ThreadPool::run(const std::function<void(int)>& body) {
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        body_ = &body;
+        ++job_;
+    }
+    wake_.notify_all();
+    body(0);
+    barrier();
+}
+
+void ThreadPool::work(int thread) {
+    uint64_t done = 0;
+    for (;;) {
+        const std::function<void(int)>* body;
+        {
+            std::unique_lock<std::mutex> lock(mutex_);
+            wake_.wait(lock, [&] { return stopping_ || job_ != done; });
+            if (stopping_) return;
+            done = job_;
+            body = body_;
+        }
+        (*body)(thread);
+        barrier();
+    }
+}
+
+void ThreadPool::barrier() {
+    if (workers_.empty()) {
+        next_.store(0, std::memory_order_relaxed);
+        return;
+    }
+    const uint64_t generation = generation_.load(std::memory_order_acquire);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < size()) return await_generation(generation);
+    next_.store(0, std::memory_order_relaxed);
+    arrived_.store(0, std::memory_order_relaxed);
+    generation_.store(generation + 1, std::memory_order_seq_cst);
+    if (sleepers_.load(std::memory_order_seq_cst) > 0) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        released_.notify_all();
+    }
+}
+
+void ThreadPool::await_generation(uint64_t arrived_in) {
+    for (int spin = 0; spin < kSpins; ++spin) {
+        if (generation_.load(std::memory_order_acquire) != arrived_in) return;
+        relax();
+    }
+    for (int yield = 0; yield < kYields; ++yield) {
+        if (generation_.load(std::memory_order_acquire) != arrived_in) return;
+        std::this_thread::yield();
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    released_.wait(lock, [&] { return generation_.load(std::memory_order_seq_cst) != arrived_in; });
+    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+}  // namespace foreword

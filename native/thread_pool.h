@@ -1,0 +1,59 @@
+// A few threads that run one function together and meet at barriers. They sleep whenever no pass is running.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace foreword {
+
+class ThreadPool {
+public:
+    explicit ThreadPool(int threads);
+    ~ThreadPool();
+    ThreadPool(const ThreadPool&) = delete;
+    ThreadPool& operator=(const ThreadPool&) = delete;
+
+    int size() const { return static_cast<int>(workers_.size()) + 1; }
+
+    // Runs `body(thread)` on every thread, the caller being thread 0; returns when all are done.
+    void run(const std::function<void(int)>& body);
+
+    // Waits until every thread of the running body is here. A thread that waits long goes to sleep.
+    void barrier();
+
+    // Hands out the pieces [begin, end) of `count` units, at most `grain` at a time, until none is left, then
+    // meets the others. Called by every thread of the running body in the same order.
+    template <typename Piece>
+    void share(int64_t count, int64_t grain, Piece&& piece) {
+        if (grain < 1) grain = 1;
+        for (;;) {
+            const int64_t begin = next_.fetch_add(grain, std::memory_order_relaxed);
+            if (begin >= count) break;
+            piece(begin, begin + grain < count ? begin + grain : count);
+        }
+        barrier();
+    }
+
+private:
+    void work(int thread);
+    void await_generation(uint64_t arrived_in);
+
+    std::vector<std::thread> workers_;
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::condition_variable released_;
+    const std::function<void(int)>* body_ = nullptr;
+    uint64_t job_ = 0;
+    bool stopping_ = false;
+    std::atomic<int> arrived_{0};
+    std::atomic<int> sleepers_{0};
+    std::atomic<uint64_t> generation_{0};
+    std::atomic<int64_t> next_{0};
+};
+
+}  // namespace foreword

@@ -1,0 +1,120 @@
+// Plain values that cross between the driver of a pass and the kernels of one instruction set.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace foreword {
+
+constexpr int64_t kPanelRows = 8;   // output rows that are interleaved, so that one vector holds one column of each
+constexpr int64_t kBlock = 32;      // columns of one GGUF block, and of one step of the integer loop
+constexpr int64_t kRotation = 64;   // columns that a rotation mixes
+constexpr int64_t kMaxGroup = 192;  // columns that share a scale at most: their integer sums stay below 2^22
+constexpr int64_t kPageSize = 16;   // KV rows per page
+constexpr int64_t kKeyTile = 32;    // keys per softmax tile; tiles are fixed by position
+
+// How the numbers of a weight matrix are stored: w, scale * q, or scale * q + minimum.
+enum class Form : int32_t { F32, Q8, Q4_0, Q4_1 };
+
+// How columns are grouped under one scale, in a matrix and in the activations that it meets.
+struct Grouping {
+    int64_t group;    // columns per scale, a multiple of 32; the 4-bit forms have 32
+    bool rotated;     // blocks of 64 columns are turned by a Hadamard matrix, on both sides
+};
+
+// A packed weight matrix: panels of eight output rows, each one contiguous stream.
+//   F32:       per column, 8 floats
+//   Q8, Q4_0:  per group, 8 half scales, then vectors of 32 bytes = 8 rows x 4 columns (8 rows x 8 columns)
+//   Q4_1:      per group, 8 half scales, 8 half minima, then such vectors
+// A 4-bit vector j holds columns 4j..4j+3 in its low and 16+4j..16+4j+3 in its high nibbles.
+struct MatrixView {
+    Form form;
+    int64_t rows;
+    int64_t cols;
+    Grouping grouping;
+    int64_t groups;       // the last one filled up with zeros
+    int64_t panel_bytes;
+    const uint8_t* data;
+};
+
+// Rows of activations, quantised in groups (`q`, `scale`, `sum`) or plain (`f32`).
+struct ActivationView {
+    int64_t rows;
+    int64_t cols;
+    int64_t groups;
+    int8_t* q;      // [rows, groups * group]
+    float* scale;   // [rows, groups]
+    float* sum;     // [rows, groups], scale * sum of q: what a minimum of the weights is multiplied with
+    float* f32;     // [rows, cols]
+};
+
+// Where a linear map leaves its results: out[row * stride + column].
+struct LinearOutput {
+    float* out;
+    int64_t stride;
+    const float* bias;  // [matrix rows] or null
+    bool accumulate;    // add to what is there (residual stream)
+};
+
+// The KV memory of one layer. Keys stand transposed inside a page, so that a tile of keys is read as vectors.
+struct KvView {
+    float* keys;         // [pages, kv heads, padded head dim, 16]
+    float* values;       // [pages, kv heads, 16, padded head dim]
+    int64_t kv_heads;
+    int64_t head_dim;
+    int64_t padded_dim;  // head dim rounded up to 8
+};
+
+// Attention of some rows of one request in one KV head.
+struct AttentionTask {
+    const int32_t* block_table;   // physical pages of the request in logical order
+    const int32_t* prefix_lens;   // [rows]
+    const int64_t* masks;         // [rows]
+    const float* queries;         // [rows, query stride], rotated; head h at h * head dim
+    float* out;                   // [rows, out stride]
+    int64_t query_stride;
+    int64_t out_stride;
+    int64_t row_begin;
+    int64_t row_end;
+    int64_t kv_head;
+    int64_t head_begin;           // query heads, all of this KV head's group
+    int64_t head_end;
+    float scale;                  // 1 / sqrt(head dim)
+    float* scratch;               // attention_scratch() floats
+};
+
+// The kernels of one instruction set.
+struct KernelTable {
+    const char* name;
+    // y = x W^T for the panels [panel_begin, panel_end); output column 0 is the first row of `panel_begin`.
+    void (*linear)(const MatrixView&, const ActivationView&, int64_t panel_begin, int64_t panel_end,
+                   const LinearOutput&, uint8_t* scratch);
+    // Row `row` of a packed matrix as floats.
+    void (*dequantize_row)(const MatrixView&, int64_t row, float* out);
+    // x * weight / rms(x), to out [n].
+    void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
+    // One row of n floats into groups; the last group is filled up with zeros.
+    void (*quantize)(const float* x, int64_t n, const Grouping&, int8_t* q, float* scale, float* sum);
+    // Turns blocks of 64 floats in place; doing it twice gives back what was there.
+    void (*turn)(float* x, int64_t blocks);
+    // silu(gate) * up, in place in gate.
+    void (*silu_mul)(float* gate, const float* up, int64_t n);
+    // Half-split rotation of one head by cos/sin [head dim / 2].
+    void (*rotate)(float* head, const float* cos, const float* sin, int64_t head_dim);
+    // One KV row of one head into its slot.
+    void (*store_kv)(const KvView&, int64_t slot, int64_t kv_head, const float* key, const float* value);
+    void (*attention)(const KvView&, const AttentionTask&);
+};
+
+// Floats of scratch that an attention task needs.
+inline int64_t attention_scratch(int64_t padded_dim, int64_t rows, int64_t heads) {
+    return 2 * kKeyTile * padded_dim + rows * heads * (2 * padded_dim + 8) + 2 * kKeyTile;
+}
+
+// Bytes of scratch that `linear` needs for a matrix of so many columns.
+inline int64_t linear_scratch(int64_t cols) { return (cols + kBlock - 1) / kBlock * (kPanelRows * kBlock + 64); }
+
+// Bytes behind a weight stream that prefetches may name.
+constexpr int64_t kStreamSlack = 4096;
+
+}  // namespace foreword

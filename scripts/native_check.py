@@ -1,0 +1,67 @@
+"""Checks and times the CPU kernels on a random model of SmolLM2's shape; needs nothing but torch."""
+
+import os
+from dataclasses import replace
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from foreword.bench.step_cost import measure_step_cost
+from foreword.kernels.native import ISA_VARIABLE, native_status
+from foreword.models.decoder import TorchDecoder
+from foreword.models.interface import Decoder
+from foreword.models.native_decoder import load_native_decoder
+from foreword.models.native_weights import FORMS
+from foreword.models.weights import load_weights
+from helpers.passes import all_logits
+from helpers.random_checkpoint import SMOLLM2_SHAPE, RandomCheckpoint
+
+SIZES = (1, 2, 4, 8, 16)
+THREADS = min(8, len(os.sched_getaffinity(0)))
+
+
+def check_exactness(isa: str) -> None:
+    """Float32 equals torch, and rows do not depend on their company."""
+    checkpoint = RandomCheckpoint(replace(SMOLLM2_SHAPE, num_layers=4, vocab_size=1000))
+    ids = torch.randint(0, 1000, (150,), generator=torch.Generator().manual_seed(1)).tolist()
+    weights = load_weights(checkpoint, torch.float32, torch.device("cpu"))
+    expected = all_logits(TorchDecoder(checkpoint.config, weights), ids)
+    for form in ("float32", "int8", "q8_0"):
+        one = all_logits(load_native_decoder(checkpoint, FORMS[form], threads=1), ids)
+        many = load_native_decoder(checkpoint, FORMS[form], threads=THREADS)
+        same = torch.equal(all_logits(many, ids), one) and torch.equal(all_logits(many, ids[:37]), one[:37])
+        error = float((one - expected).norm() / expected.norm())
+        print(f"{isa:12} {form:8} relative error {error:.2e}  invariant {same}")
+        assert same
+        assert error < (1e-5 if form == "float32" else 0.1)
+
+
+def show_cost(name: str, decoder: Decoder) -> None:
+    """One line: a step of every size, and a prompt."""
+    costs = measure_step_cost(decoder, SIZES, context=256, repeats=15)
+    cells = "  ".join(f"n={cost.n}: {cost.ms:6.2f} ms ({cost.ratio:.2f})" for cost in costs)
+    times = []
+    for _ in range(3):
+        began = perf_counter()
+        all_logits(decoder, list(range(100, 228)))
+        times.append(perf_counter() - began)
+    print(f"{name:24} {cells}  128 rows with logits: {1e3 * median(times):.0f} ms", flush=True)
+
+
+def main() -> None:
+    """Every instruction set in turn, then torch for comparison."""
+    checkpoint = RandomCheckpoint(SMOLLM2_SHAPE)
+    for isa in native_status().instruction_sets:
+        os.environ[ISA_VARIABLE] = isa
+        check_exactness(isa)
+        for form in ("int8", "q8_0", "float32"):
+            show_cost(f"{isa} {form}", load_native_decoder(checkpoint, FORMS[form], threads=THREADS))
+    torch.set_num_threads(THREADS)
+    weights = load_weights(checkpoint, torch.float32, torch.device("cpu"))
+    show_cost("torch float32", TorchDecoder(checkpoint.config, weights))
+    print(f"threads: {THREADS}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""`foreword doctor`: what this installation runs on."""
+
+import os
+import sys
+
+from rich.table import Table
+
+from foreword.cli.console import JsonOption, print_json, stdout
+
+
+def doctor(as_json: JsonOption = False) -> None:
+    """Tell which backend, instruction set and number of threads are in use here, and where models are kept."""
+    findings = _findings()
+    table = Table(show_header=False, title="foreword doctor")
+    for name, value in findings.items():
+        table.add_row(name.replace("_", " "), str(value))
+    stdout.print(table)
+    if as_json:
+        print_json(findings)
+
+
+def _findings() -> dict[str, object]:
+    import torch
+
+    from foreword import __version__
+    from foreword.engine.backend import choose_backend
+    from foreword.engine.loader import pick_device
+    from foreword.kernels.native import choose_isa, choose_threads, native_status
+    from foreword.models.builtin import cache_directory
+
+    device = pick_device("auto")
+    choice, status = choose_backend("auto", "auto", device), native_status()
+    numbers = choice.form.name if choice.form is not None else str(choice.torch_dtype).removeprefix("torch.")
+    return {
+        "version": __version__,
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "device": str(device),
+        "backend": "native" if choice.form is not None else "torch",
+        "backend_because": choice.reason,
+        "dtype": numbers,
+        "instruction_set": choose_isa(status.instruction_sets) if status.available else "none",
+        "instruction_sets_here": ", ".join(status.instruction_sets) or "none",
+        "kernel_threads": choose_threads() if status.available else 0,
+        "torch_threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "models_in": str(cache_directory()),
+    }

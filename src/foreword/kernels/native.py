@@ -1,0 +1,57 @@
+"""The compiled CPU kernels: are they here, which instruction set and how many threads do they use."""
+
+import os
+from dataclasses import dataclass
+
+from foreword.errors import RequestError
+
+ISA_VARIABLE = "FOREWORD_ISA"
+"""Names the instruction set to use instead of the fastest one."""
+
+THREADS_VARIABLE = "FOREWORD_THREADS"
+"""Number of threads of the CPU kernels."""
+
+
+@dataclass(frozen=True)
+class NativeStatus:
+    """Whether the compiled kernels can be used here."""
+
+    available: bool
+    reason: str  # why not; empty if they can
+    instruction_sets: tuple[str, ...]  # that build and CPU have, the fastest first
+
+
+def native_status() -> NativeStatus:
+    """Look for the compiled kernels without using them."""
+    try:
+        from foreword.kernels import _native
+    except ImportError as error:
+        reason = "the package was installed without them (no C++ compiler, or the build failed)"
+        if not isinstance(error, ModuleNotFoundError):
+            reason = f"they do not load here: {' '.join(str(error).split())}"
+        return NativeStatus(False, reason, ())
+    return NativeStatus(True, "", tuple(_native.instruction_sets()))
+
+
+def choose_isa(names: tuple[str, ...]) -> str:
+    """The fastest of the instruction sets, or the one that the environment names."""
+    wanted = os.environ.get(ISA_VARIABLE, "")
+    if not wanted:
+        return names[0]
+    if wanted not in names:
+        raise RequestError(f"{ISA_VARIABLE}={wanted} is not available here; use one of {', '.join(names)}")
+    return wanted
+
+
+def choose_threads(threads: int | None = None) -> int:
+    """The number asked for, else the environment's, else one per core that this process may use."""
+    if threads is None:
+        text = os.environ.get(THREADS_VARIABLE, "")
+        if not text:
+            return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if not text.isdecimal():
+            raise RequestError(f"{THREADS_VARIABLE} must be a number of threads, not {text!r}")
+        threads = int(text)
+    if threads < 1:
+        raise RequestError(f"the number of threads must be at least 1, not {threads}")
+    return threads

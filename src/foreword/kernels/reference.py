@@ -1,0 +1,75 @@
+"""What the CPU kernels compute, in plain torch: slow, obvious, and with the same rounding."""
+
+import torch
+from torch import Tensor
+
+PANEL_ROWS = 8
+ROTATION = 64
+
+
+def turn(x: Tensor) -> Tensor:
+    """Turn blocks of 64 columns by a Hadamard matrix, orthonormal and its own inverse: [..., 64 k]."""
+    blocks = x.reshape(*x.shape[:-1], -1, PANEL_ROWS, PANEL_ROWS)
+    mixed = _mix_eight(_mix_eight(blocks).transpose(-1, -2)) * 0.125
+    return mixed.reshape(x.shape)
+
+
+def _mix_eight(blocks: Tensor) -> Tensor:
+    """Sums and differences along the second last dimension of eight, in butterfly order."""
+    rows = list(blocks.unbind(-2))
+    for span in (1, 2, 4):
+        for low in range(8):
+            if not low & span:
+                first, second = rows[low], rows[low + span]
+                rows[low], rows[low + span] = first + second, first - second
+    return torch.stack(rows, -2)
+
+
+def grouped(x: Tensor, group: int, rotated: bool) -> Tensor:
+    """Columns in groups, filled up with zeros, turned if wanted: [rows, groups, group]."""
+    padded = torch.nn.functional.pad(x, (0, -x.shape[-1] % group))
+    if rotated:
+        padded = turn(padded)
+    return padded.reshape(len(x), -1, group)
+
+
+def quantize(x: Tensor, group: int, rotated: bool) -> tuple[Tensor, Tensor]:
+    """Eight-bit levels [rows, groups, group] and scales [rows, groups] of float32 rows."""
+    values = grouped(x, group, rotated)
+    largest = values.abs().amax(-1)
+    inverse = torch.where(largest > 0, 127.0 / largest, 0.0)
+    return (values * inverse.unsqueeze(-1)).round(), largest / 127.0
+
+
+def fused_multiply_add(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """a * b + c of float32 numbers, rounded once."""
+    return (a.double() * b.double() + c.double()).float()
+
+
+def multiply(
+    levels: Tensor, scales: Tensor, x: tuple[Tensor, Tensor], minima: Tensor | None = None
+) -> Tensor:
+    """x W^T for quantised weights [out, groups, group] and inputs as `quantize` gives them: [rows, out].
+
+    One output is a sum over groups in column order; inside a group the sum is one of integers.
+    """
+    tokens, token_scales = x
+    total = torch.zeros(len(tokens), len(levels))
+    for g in range(levels.shape[1]):
+        dots = (tokens[:, g].double() @ levels[:, g].double().T).float()  # whole numbers below 2^22
+        token_scale = token_scales[:, g : g + 1]
+        total = fused_multiply_add(dots, scales[:, g] * token_scale, total)
+        if minima is not None:
+            token_sum = token_scale * tokens[:, g].sum(-1, keepdim=True)
+            total = fused_multiply_add(minima[:, g].expand_as(total), token_sum, total)
+    return total
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Rows scaled to unit root-mean-square, then by `weight`."""
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """The gated activation of the MLP."""
+    return torch.nn.functional.silu(gate) * up

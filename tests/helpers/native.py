@@ -1,0 +1,18 @@
+"""Native decoders for tests, and what must be there to run them."""
+
+from pathlib import Path
+
+import pytest
+
+from foreword.kernels.native import native_status
+from foreword.models.checkpoint import open_checkpoint
+from foreword.models.native_decoder import NativeDecoder, load_native_decoder
+from foreword.models.native_weights import FORMS
+
+STATUS = native_status()
+needs_native = pytest.mark.skipif(not STATUS.available, reason=f"no CPU kernels: {STATUS.reason}")
+INSTRUCTION_SETS = STATUS.instruction_sets
+
+
+def native_decoder(path: Path, form: str, threads: int = 2) -> NativeDecoder:
+    return load_native_decoder(open_checkpoint(path), FORMS[form], threads=threads)

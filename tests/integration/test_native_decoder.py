@@ -1,0 +1,131 @@
+"""The native decoder equals the torch decoder on every architecture, and its forms stay near it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+
+from foreword.errors import CheckpointError, RequestError
+from foreword.models.checkpoint import open_checkpoint
+from foreword.models.decoder import TorchDecoder
+from foreword.models.weights import load_weights
+from foreword.speculation.draft import Draft
+from foreword.speculation.protocols import Scheduled
+from foreword.speculation.transaction import Transaction
+from helpers.native import INSTRUCTION_SETS, native_decoder, needs_native
+from helpers.passes import all_logits, fragmented_cache, make_request
+from helpers.tiny_models import TINY_VOCAB, make_hf_model, write_gguf
+
+pytestmark = needs_native
+
+CASES = [
+    ("llama", True, {}),
+    ("llama", False, {"hidden_size": 60, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 24}),
+    ("llama", False, {"attention_bias": True, "mlp_bias": True, "intermediate_size": 99}),
+    ("llama", True, {"hidden_size": 60, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 20}),
+    (
+        "llama3",
+        False,
+        {"hidden_size": 70, "num_attention_heads": 7, "num_key_value_heads": 7, "head_dim": 10},
+    ),
+    ("llama3", True, {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
+    ("mistral", False, {}),
+    ("qwen2", True, {}),
+    ("qwen3", False, {"num_attention_heads": 3, "num_key_value_heads": 3}),
+]
+
+
+def tokens(count: int) -> list[int]:
+    return torch.randint(0, TINY_VOCAB, (count,), generator=torch.Generator().manual_seed(7)).tolist()
+
+
+def torch_decoder(path: Path) -> TorchDecoder:
+    checkpoint = open_checkpoint(path)
+    return TorchDecoder(checkpoint.config, load_weights(checkpoint, torch.float32, torch.device("cpu")))
+
+
+@pytest.mark.parametrize(("architecture", "tied", "overrides"), CASES)
+def test_every_architecture_equals_torch(tmp_path: Path, architecture: str, tied: bool, overrides: dict):
+    path = make_hf_model(tmp_path, architecture, tied=tied, **overrides)
+    ids = tokens(150)
+    expected = all_logits(torch_decoder(path), ids)
+    torch.testing.assert_close(all_logits(native_decoder(path, "float32"), ids), expected, atol=1e-4, rtol=0)
+    for form in ("int8", "q8_0"):
+        rounded = all_logits(native_decoder(path, form), ids)
+        error = float((rounded - expected).norm() / expected.norm())
+        assert error < 0.06, (form, error)
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+def test_every_instruction_set_runs_the_whole_pass(
+    tiny_model: Path, isa: str, monkeypatch: pytest.MonkeyPatch
+):
+    ids = tokens(70)
+    fastest = all_logits(native_decoder(tiny_model, "int8"), ids)
+    monkeypatch.setenv("FOREWORD_ISA", isa)
+    decoder = native_decoder(tiny_model, "int8")
+    assert decoder.isa == isa
+    torch.testing.assert_close(all_logits(decoder, ids), fastest, atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("quant", ["Q4_0", "Q4_1"])
+def test_4_bit_blocks_are_kept_as_the_file_has_them(tmp_path: Path, quant: str):
+    path = make_hf_model(tmp_path / "hf", "qwen2", intermediate_size=96, tied=True)
+    write_gguf(path, tmp_path / "model.gguf", quant)
+    decoder, ids = native_decoder(tmp_path / "model.gguf", "q4"), tokens(60)
+    expected = all_logits(torch_decoder(tmp_path / "model.gguf"), ids)
+    ours = all_logits(decoder, ids)
+    assert (ours - expected).norm() / expected.norm() < 0.03
+    bits = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[quant]]
+    assert decoder.weight_bytes < 1.5 * bits[1] / bits[0] * 64 * (TINY_VOCAB + 2 * (64 * 3 + 96 * 3)) + 80_000
+
+
+def test_q4_without_4_bit_blocks_is_refused(tiny_model: Path):
+    with pytest.raises(CheckpointError, match="no 4-bit blocks"):
+        native_decoder(tiny_model, "q4")
+
+
+def test_hidden_states_of_chosen_layers_and_rows(tiny_model: Path):
+    outputs = []
+    for decoder in (native_decoder(tiny_model, "float32"), torch_decoder(tiny_model)):
+        cache = fragmented_cache(decoder, 4, seed=1)
+        with Transaction(cache, [Scheduled(make_request(cache, tokens(20)), 20)]) as transaction:
+            rows = torch.tensor([19, 3, 7, 3], dtype=torch.int32)
+            batch = replace(transaction.batch([Draft()]), hidden_rows=rows, hidden_layers=(2, 0, 1))
+            outputs.append(decoder.verify(batch).hidden)
+    ours, theirs = outputs
+    assert set(ours) == {0, 1, 2}
+    for layer in ours:
+        torch.testing.assert_close(ours[layer], theirs[layer], atol=1e-4, rtol=0)
+
+
+def test_a_batch_that_points_outside_is_refused_not_followed(tiny_model: Path):
+    decoder = native_decoder(tiny_model, "int8")
+    cache = fragmented_cache(decoder, 4, seed=1)
+    with Transaction(cache, [Scheduled(make_request(cache, tokens(20)), 20)]) as transaction:
+        batch = transaction.batch([Draft()])
+    for name, value in (
+        ("token_ids", TINY_VOCAB),
+        ("slots", 64),
+        ("block_tables", 4),
+        ("prefix_lens", 33),
+        ("slots", -1),
+    ):
+        broken = getattr(batch, name).clone()
+        broken.view(-1)[0] = value
+        with pytest.raises(ValueError):
+            decoder.verify(replace(batch, **{name: broken}))
+    with pytest.raises(RequestError, match="16 rows"):
+        decoder.allocate_kv(4, 32)
+
+
+def test_logits_of_chosen_rows_only_and_of_none(tiny_model: Path):
+    decoder = native_decoder(tiny_model, "int8")
+    everything = all_logits(decoder, tokens(30))
+    for wanted in ([29], [3, 3, 0, 29], []):
+        cache = fragmented_cache(decoder, 4, seed=1)
+        with Transaction(cache, [Scheduled(make_request(cache, tokens(30)), 30)]) as transaction:
+            batch = replace(transaction.batch([Draft()]), logit_rows=torch.tensor(wanted, dtype=torch.int32))
+            assert torch.equal(decoder.verify(batch).logits, everything[wanted])

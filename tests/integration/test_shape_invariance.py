@@ -1,0 +1,199 @@
+"""A row's result is bit-identical however it is computed: neighbours, chunks, pages, trees and threads.
+
+This is what lets speculation promise identical text, so nothing here has a tolerance.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from foreword.engine.request import Request
+from foreword.kv.paged_cache import PagedCache
+from foreword.models.native_decoder import NativeDecoder
+from foreword.speculation.draft import ROOT, Draft
+from foreword.speculation.protocols import Scheduled
+from foreword.speculation.transaction import Transaction, Verdict
+from helpers.native import INSTRUCTION_SETS, native_decoder, needs_native
+from helpers.passes import all_logits, compute, fragmented_cache, make_request, with_all_logits
+from helpers.tiny_models import TINY_VOCAB, make_hf_model
+
+pytestmark = needs_native
+
+SHAPES = {
+    "even": ("llama", {}),
+    "odd": (
+        "qwen3",
+        {
+            "hidden_size": 72,
+            "num_attention_heads": 7,
+            "num_key_value_heads": 1,
+            "head_dim": 20,
+            "intermediate_size": 100,
+        },
+    ),
+    "biased": ("qwen2", {"hidden_size": 192, "num_attention_heads": 3, "num_key_value_heads": 3}),
+}
+FORMS = ["int8", "q8_0", "float32"]
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    architecture, overrides = SHAPES[request.param]
+    return make_hf_model(tmp_path_factory.mktemp("model"), architecture, tied=True, **overrides)
+
+
+@pytest.fixture(params=FORMS)
+def decoder(request: pytest.FixtureRequest, path: Path) -> NativeDecoder:
+    return native_decoder(path, request.param)
+
+
+def random_tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(TINY_VOCAB) for _ in range(count)]
+
+
+def random_tree(rng: random.Random, nodes: int, committed_len: int) -> Draft:
+    parents = tuple(rng.randint(max(ROOT, node - 6), node - 1) for node in range(nodes))
+    return Draft(tuple(random_tokens(rng, nodes)), parents, committed_len)
+
+
+def root_path(draft: Draft, node: int) -> list[int]:
+    path = []
+    while node != ROOT:
+        path.append(node)
+        node = draft.parents[node]
+    return path[::-1]
+
+
+def one_by_one(decoder: NativeDecoder, ids: list[int], seed: int = 0) -> torch.Tensor:
+    """Logits after every token when each comes alone."""
+    cache = fragmented_cache(decoder, -(-len(ids) // 16) + 3, seed)
+    request = make_request(cache, ids)
+    return torch.cat([run(decoder, cache, request, 1) for _ in ids])
+
+
+def run(decoder: NativeDecoder, cache: PagedCache, request: Request, rows: int) -> torch.Tensor:
+    """Compute the next committed tokens of a request and give all their logits."""
+    from foreword.speculation.transaction import NOTHING_DRAWN
+
+    with Transaction(cache, [Scheduled(request, rows)]) as transaction:
+        logits = decoder.verify(with_all_logits(transaction.batch([Draft()]))).logits
+        transaction.commit([NOTHING_DRAWN])
+    return logits
+
+
+def test_one_pass_equals_one_token_at_a_time(decoder: NativeDecoder):
+    ids = random_tokens(random.Random(1), 150)
+    assert torch.equal(all_logits(decoder, ids), one_by_one(decoder, ids))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_chunks_of_any_size_on_any_pages(decoder: NativeDecoder, seed: int):
+    rng = random.Random(seed)
+    ids = random_tokens(rng, rng.choice([33, 64, 97, 140]))
+    expected = all_logits(decoder, ids)
+    cache = fragmented_cache(decoder, 12, seed)
+    request = make_request(cache, ids)
+    parts = []
+    while (done := request.kv.computed) < len(ids):
+        parts.append(
+            run(decoder, cache, request, min(rng.choice([1, 2, 3, 5, 7, 16, 31, 63]), len(ids) - done))
+        )
+    assert torch.equal(torch.cat(parts), expected)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_tree_node_equals_its_path_typed_alone(decoder: NativeDecoder, seed: int):
+    rng = random.Random(100 + seed)
+    prompt = random_tokens(rng, rng.choice([1, 15, 16, 31, 37, 60]))
+    nodes = rng.choice([1, 5, 20, 64])
+    cache = fragmented_cache(decoder, 12, seed)
+    request = make_request(cache, prompt)
+    if len(prompt) > 1:
+        compute(decoder, cache, request, len(prompt) - 1)
+    draft = random_tree(rng, nodes, len(prompt))
+    with Transaction(cache, [Scheduled(request, 1)]) as transaction:
+        tree = decoder.verify(with_all_logits(transaction.batch([draft]))).logits
+    for node in range(nodes):
+        alone = prompt + [draft.tokens[n] for n in root_path(draft, node)]
+        assert torch.equal(tree[1 + node], all_logits(decoder, alone)[-1])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_moved_path_continues_as_if_it_had_been_typed(decoder: NativeDecoder, seed: int):
+    rng = random.Random(200 + seed)
+    prompt = random_tokens(rng, 30)
+    cache = fragmented_cache(decoder, 12, seed)
+    request = make_request(cache, prompt)
+    compute(decoder, cache, request, len(prompt) - 1)
+    draft = random_tree(rng, 40, len(prompt))
+    path = root_path(draft, max(range(40), key=lambda node: len(root_path(draft, node))))
+    assert path != list(range(len(path))), "the path must need moves"
+    with Transaction(cache, [Scheduled(request, 1)]) as transaction:
+        decoder.verify(transaction.batch([draft]))
+        transaction.commit([Verdict(tuple(path), (*(draft.tokens[node] for node in path), 11))])
+    with Transaction(cache, [Scheduled(request, 1)]) as transaction:
+        continued = decoder.verify(with_all_logits(transaction.batch([Draft()]))).logits
+    assert torch.equal(continued[-1], all_logits(decoder, request.tokens)[-1])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_mixed_batch_in_any_order_equals_every_request_alone(decoder: NativeDecoder, seed: int):
+    rng = random.Random(300 + seed)
+    lengths = [50, 21, 1, 33, 65][: rng.randint(2, 5)]
+    rng.shuffle(lengths)
+    prompts = [random_tokens(rng, length) for length in lengths]
+    runs = [rng.choice([1, min(20, len(prompt)), len(prompt)]) for prompt in prompts]
+    drafts = [
+        random_tree(rng, rng.randint(0, 20), len(prompt)) if count == 1 else Draft()
+        for prompt, count in zip(prompts, runs, strict=True)
+    ]
+    cache = fragmented_cache(decoder, 40, seed)
+    requests = [make_request(cache, prompt) for prompt in prompts]
+    for request, prompt, count in zip(requests, prompts, runs, strict=True):
+        if len(prompt) > count:
+            compute(decoder, cache, request, len(prompt) - count)
+    shares = [Scheduled(request, count) for request, count in zip(requests, runs, strict=True)]
+    with Transaction(cache, shares) as transaction:
+        batch = with_all_logits(transaction.batch(drafts))
+        logits = decoder.verify(batch).logits
+    starts = batch.row_starts.tolist()
+    for index, (prompt, draft) in enumerate(zip(prompts, drafts, strict=True)):
+        rows = logits[starts[index] : starts[index + 1]]
+        expected = [all_logits(decoder, prompt)[-runs[index] :]]
+        for node in range(len(draft)):
+            alone = prompt + [draft.tokens[n] for n in root_path(draft, node)]
+            expected.append(all_logits(decoder, alone)[-1:])
+        assert torch.equal(rows, torch.cat(expected))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+def test_any_number_of_threads(path: Path, form: str, isa: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FOREWORD_ISA", isa)
+    ids = random_tokens(random.Random(7), 90)
+    expected = all_logits(native_decoder(path, form, threads=1), ids)
+    for threads in (2, 3, 5):
+        decoder = native_decoder(path, form, threads=threads)
+        assert decoder.threads == threads
+        assert torch.equal(all_logits(decoder, ids), expected)
+        assert torch.equal(one_by_one(decoder, ids[:40]), expected[:40])
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("form", ["int8", "q4"])
+def test_smollm2_is_invariant_too(default_model: Path, form: str):
+    decoder = native_decoder(default_model, form)
+    rng = random.Random(4)
+    ids = [rng.randrange(decoder.config.vocab_size) for _ in range(90)]
+    expected = all_logits(decoder, ids)
+    assert torch.equal(one_by_one(decoder, ids[:40]), expected[:40])
+    single = native_decoder(default_model, form, threads=1)
+    assert torch.equal(all_logits(single, ids), expected)
+    cache = fragmented_cache(decoder, 12, seed=1)
+    request = make_request(cache, ids[:70])
+    compute(decoder, cache, request, 69)
+    with Transaction(cache, [Scheduled(request, 1)]) as transaction:
+        chain = decoder.verify(with_all_logits(transaction.batch([Draft.chain(ids[70:86], 70)]))).logits
+    assert torch.equal(chain, expected[69:86])

@@ -1,0 +1,220 @@
+"""Every kernel equals its reference in plain torch, on every instruction set that this CPU has."""
+
+import importlib
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from foreword.kernels import reference
+from helpers.native import INSTRUCTION_SETS, STATUS, needs_native
+
+pytestmark = needs_native
+native = importlib.import_module("foreword.kernels._native") if STATUS.available else None
+arena = native.Arena() if STATUS.available else None
+
+UGLY_SHAPES = [
+    (1, 1),
+    (3, 31),
+    (8, 32),
+    (9, 33),
+    (15, 65),
+    (16, 64),
+    (63, 192),
+    (65, 200),
+    (24, 577),
+    (40, 1000),
+]
+ROW_COUNTS = [1, 2, 3, 4, 5, 7, 8, 13, 63, 64, 65, 130]
+GROUPINGS = [(32, False), (64, False), (64, True), (128, True), (192, True)]
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Normal numbers with a few large ones, as activations have."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(shape, generator=generator)
+    return torch.where(torch.rand(shape, generator=generator) < 0.02, values * 30, values)
+
+
+def product(matrix, x: torch.Tensor, isa: str) -> torch.Tensor:
+    out = torch.empty(len(x), matrix.rows)
+    matrix.multiply(x, out, isa)
+    return out
+
+
+def close(ours: torch.Tensor, expected: torch.Tensor):
+    # Without hardware fma the portable path rounds products by themselves.
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max() + 1e-30))
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize(("group", "rotated"), GROUPINGS)
+@pytest.mark.parametrize("count", [1, 7, 32, 64, 100, 192, 193, 576])
+def test_quantised_rows_equal_the_reference(count: int, group: int, rotated: bool, isa: str):
+    x = random(1, count, seed=count)
+    groups = -(-count // group)
+    q, scale, total = torch.empty(groups * group, dtype=torch.int8), torch.empty(groups), torch.empty(groups)
+    native.quantize(x[0], group, rotated, q, scale, total, isa)
+    levels, scales = reference.quantize(x, group, rotated)
+    assert torch.equal(q.float(), levels.flatten())
+    assert torch.equal(scale, scales[0])
+    assert torch.equal(total, scale * levels[0].sum(-1))
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize(("group", "rotated"), GROUPINGS)
+@pytest.mark.parametrize(("rows", "columns"), UGLY_SHAPES)
+def test_8_bit_products_equal_the_reference(rows: int, columns: int, group: int, rotated: bool, isa: str):
+    weights = random(rows, columns, seed=rows) / 10
+    bias = random(rows, seed=1)
+    matrix = native.PackedMatrix.round_floats(arena, weights, group, rotated, isa, 2)
+    matrix.set_bias(bias)
+    levels, scales = reference.quantize(weights, group, rotated)
+    for count in (1, 3, 5, 63):
+        x = random(count, columns, seed=count)
+        expected = (
+            reference.multiply(levels, scales.half().float(), reference.quantize(x, group, rotated)) + bias
+        )
+        close(product(matrix, x, isa), expected)
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 32), (9, 96), (64, 576), (23, 1536)])
+def test_products_with_gguf_blocks_equal_the_reference(rows: int, columns: int, kind: str, isa: str):
+    weights = random(rows, columns, seed=columns) / 10
+    quant = gguf.GGMLQuantizationType[kind]
+    blocks = gguf.quants.quantize(weights.numpy(), quant)
+    levels, scales, minima = split_blocks(kind, blocks, columns)
+    matrix = native.PackedMatrix.keep_blocks(arena, kind, blocks)
+    for count in ROW_COUNTS[:9]:
+        x = random(count, columns, seed=count)
+        expected = reference.multiply(levels, scales, reference.quantize(x, 32, False), minima)
+        close(product(matrix, x, isa), expected)
+    exact = torch.from_numpy(gguf.quants.dequantize(blocks, quant))
+    assert torch.equal(expanded(matrix, isa), exact)
+    again = native.PackedMatrix.round_blocks(arena, kind, blocks, 32, False, isa, 2)
+    from_floats = native.PackedMatrix.round_floats(arena, exact, 32, False, isa, 1)
+    assert torch.equal(expanded(again, isa), expanded(from_floats, isa))
+
+
+def split_blocks(kind: str, blocks: np.ndarray, columns: int):
+    """Levels [rows, groups, 32], scales and minima [rows, groups] of GGUF blocks."""
+    size = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[kind]
+    parts = blocks.reshape(len(blocks), columns // 32, size)
+    scales = torch.from_numpy(parts[..., :2].copy().view(np.float16)[..., 0].astype(np.float32))
+    if kind == "Q8_0":
+        return torch.from_numpy(parts[..., 2:].copy().view(np.int8).astype(np.float32)), scales, None
+    nibbles = parts[..., size - 16 :]
+    levels = torch.from_numpy(np.concatenate([nibbles & 15, nibbles >> 4], -1).astype(np.float32))
+    if kind == "Q4_0":
+        return levels - 8, scales, None
+    return (
+        levels,
+        scales,
+        torch.from_numpy(parts[..., 2:4].copy().view(np.float16)[..., 0].astype(np.float32)),
+    )
+
+
+def expanded(matrix, isa: str) -> torch.Tensor:
+    out = torch.empty(matrix.rows, matrix.cols)
+    for row in range(matrix.rows):
+        matrix.expand_row(row, out[row], isa)
+    return out
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize(("rows", "columns"), UGLY_SHAPES)
+def test_float_products_and_rows(rows: int, columns: int, isa: str):
+    weights = random(rows, columns, seed=rows)
+    matrix = native.PackedMatrix.keep_floats(arena, weights)
+    assert torch.equal(expanded(matrix, isa), weights)
+    x = random(7, columns, seed=2)
+    torch.testing.assert_close(product(matrix, x, isa), x @ weights.T, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize(("group", "rotated"), GROUPINGS)
+def test_rows_of_rounded_matrices_come_back_within_half_a_step(group: int, rotated: bool, isa: str):
+    weights = random(19, 200, seed=4)
+    matrix = native.PackedMatrix.round_floats(arena, weights, group, rotated, isa, 1)
+    back = reference.grouped(expanded(matrix, isa), group, rotated)
+    exact = reference.grouped(weights, group, rotated)
+    if rotated and group != 64:  # the zeros behind the row were turned too, and cut off again
+        back, exact = back[:, :-1], exact[:, :-1]
+    step = exact.abs().amax(-1, keepdim=True) / 127
+    kept = slice(None) if not rotated else slice(0, -1)
+    assert ((back - exact).abs() <= 0.6 * step)[:, kept].all()
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("form", ["int8", "rotated", "Q4_0", "Q4_1", "float"])
+def test_a_row_does_not_depend_on_its_neighbours(form: str, isa: str):
+    weights = random(61, 192, seed=1)
+    x = random(130, 192, seed=3)
+    if form == "float":
+        matrix = native.PackedMatrix.keep_floats(arena, weights)
+    elif form.startswith("Q"):
+        blocks = gguf.quants.quantize(weights.numpy(), gguf.GGMLQuantizationType[form])
+        matrix = native.PackedMatrix.keep_blocks(arena, form, blocks)
+    else:
+        matrix = native.PackedMatrix.round_floats(arena, weights, 64, form == "rotated", isa, 1)
+    alone = torch.cat([product(matrix, row.unsqueeze(0), isa) for row in x])
+    for count in ROW_COUNTS:
+        for start in (0, 130 - count):
+            rows = slice(start, start + count)
+            assert torch.equal(product(matrix, x[rows].contiguous(), isa), alone[rows])
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+def test_extreme_values_neither_saturate_nor_vanish(isa: str):
+    ones = torch.ones(9, 192)
+    for sign in (1.0, -1.0):
+        matrix = native.PackedMatrix.round_floats(arena, ones * sign, 192, False, isa, 1)
+        close(
+            product(matrix, ones[:2] * 5, isa),
+            127 * 192 * 5 * sign * torch.full((2, 9), float(np.float16(1 / 127))),
+        )
+    blocks = gguf.quants.quantize(ones.numpy(), gguf.GGMLQuantizationType.Q8_0)
+    blocks.reshape(9, 6, 34)[..., 2:] = 0x80  # -128: no quantiser writes it, a file may hold it
+    matrix = native.PackedMatrix.keep_blocks(arena, "Q8_0", blocks)
+    close(product(matrix, -ones[:2] * 5, isa), 128 * 192 * 5 * torch.full((2, 9), float(np.float16(1 / 127))))
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_number_that_is_none_spoils_its_own_row_only(bad: float, isa: str):
+    x = random(5, 96)
+    x[2, 40] = bad
+    out = product(native.PackedMatrix.round_floats(arena, random(10, 96), 32, False, isa, 1), x, isa)
+    assert not out[2].isfinite().any()
+    assert out[[0, 1, 3, 4]].isfinite().all()
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@pytest.mark.parametrize("count", [1, 3, 7, 8, 9, 20, 63, 576])
+def test_norm_and_activation_equal_the_reference(count: int, isa: str):
+    x, weight = random(count, seed=count), random(count, seed=1)
+    out = torch.empty(count)
+    native.rms_norm(x, weight, 1e-5, out, isa)
+    torch.testing.assert_close(out, reference.rms_norm(x, weight, 1e-5), rtol=1e-5, atol=1e-6)
+    gate = x.clone()
+    native.silu_mul(gate, weight, isa)
+    torch.testing.assert_close(gate, reference.silu_mul(x, weight), rtol=1e-5, atol=1e-6)
+
+
+def test_shapes_and_kinds_that_cannot_be_packed_are_refused():
+    matrix = native.PackedMatrix.keep_floats(arena, torch.zeros(3, 4))
+    with pytest.raises(ValueError, match="shapes"):
+        matrix.multiply(torch.zeros(2, 5), torch.zeros(2, 3), INSTRUCTION_SETS[0])
+    with pytest.raises(ValueError, match="bias"):
+        matrix.set_bias(torch.zeros(4))
+    with pytest.raises(ValueError, match="Q2_K"):
+        native.PackedMatrix.keep_blocks(arena, "Q2_K", np.zeros((1, 84), np.uint8))
+    with pytest.raises(ValueError, match="whole number"):
+        native.PackedMatrix.keep_blocks(arena, "Q4_0", np.zeros((1, 17), np.uint8))
+    with pytest.raises(ValueError, match="group size"):
+        native.PackedMatrix.round_floats(arena, torch.zeros(1, 64), 96, True, INSTRUCTION_SETS[0], 1)
+    with pytest.raises(ValueError, match="instruction set"):
+        native.PackedMatrix.round_floats(arena, torch.zeros(1, 64), 64, True, "mmx", 1)
