@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from foreword.kernels.native import choose_threads, native_module, native_status
+from foreword.kernels.native import choose_threads, native_status
 
 if TYPE_CHECKING:
     from foreword.kernels._native import Sampler
@@ -17,8 +17,9 @@ def native_sampler() -> "Sampler | None":
     """The compiled sampler with a thread per core, or None where the extension was not built."""
     if not native_status().available:
         return None
-    sampler: Sampler = native_module().Sampler(choose_threads())
-    return sampler
+    from foreword.kernels._native import Sampler
+
+    return Sampler(choose_threads())
 
 
 def sampler_for(logits: Tensor) -> "Sampler | None":
