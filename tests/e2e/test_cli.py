@@ -59,6 +59,25 @@ def test_bench_step_ends_in_one_json_line(tiny_model: Path):
     assert all(row["ms"] > 0 for row in rows)
 
 
+def test_bench_accept_ends_in_one_json_line(tiny_model: Path):
+    options = ["--model", str(tiny_model), "--requests", "1,3", "--repeats", "2", "--rule", "block", "--json"]
+    run = foreword("bench", "accept", *options)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert [row["requests"] for row in found["rows"]] == [1, 3]
+    assert all(row["ratio"] > 0 for row in found["rows"])
+    assert found["verify_ms"] > 0
+
+
+@pytest.mark.slow
+def test_prove_holds_and_ends_in_one_json_line():
+    run = foreword("prove", "--json")
+    assert run.returncode == 0, run.stdout
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert found["passed"]
+    assert {"coupled", "token", "block", "noise"} == {row["rule"] for row in found["rows"]}
+
+
 def test_help_and_version_answer_without_loading_torch():
     for arguments in (["--help"], ["generate", "--help"], ["--version"]):
         run = foreword(*arguments, env={"PYTHONPROFILEIMPORTTIME": "1"})
@@ -73,6 +92,8 @@ def test_help_and_version_answer_without_loading_torch():
         (["generate", "hi", "--model", "nosuchmodel"], ["nosuchmodel", "smollm2-135m"]),
         (["generate", "hi", "--temperature", "-1"], ["temperature"]),
         (["generate", "hi", "--max-tokens", "0"], ["max_tokens"]),
+        (["generate", "hi", "--top-p", "0"], ["top_p"]),
+        (["bench", "accept", "--rule", "typical"], ["typical", "coupled"]),
         (["pull", "nosuchmodel"], ["nosuchmodel"]),
         (["bench", "step", "--tokens", "1,x"], ["--tokens"]),
     ],
