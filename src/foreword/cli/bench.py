@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from foreword.cli import bench_drafters, bench_overhead
 from foreword.cli.console import (
     DEFAULT_MODEL,
     DeviceOption,
@@ -13,11 +14,11 @@ from foreword.cli.console import (
     JsonOption,
     ModelOption,
     load_llm,
+    parse_numbers,
     print_json,
     progress_bar,
     stdout,
 )
-from foreword.errors import RequestError
 
 app = typer.Typer(no_args_is_help=True, help="Measure costs and speed, always as ratios within one run.")
 
@@ -25,6 +26,10 @@ app = typer.Typer(no_args_is_help=True, help="Measure costs and speed, always as
 @app.callback()
 def _group() -> None:
     """Measure costs and speed, always as ratios within one run."""
+
+
+app.command("drafters")(bench_drafters.drafters)
+app.command("overhead")(bench_overhead.overhead)
 
 
 @app.command("step")
@@ -43,7 +48,7 @@ def step(
     """
     from foreword.bench.step_cost import measure_step_cost
 
-    sizes = _parse_sizes(tokens)
+    sizes = parse_numbers("--tokens", tokens)
     llm = load_llm(model, dtype, device)
     with progress_bar("measuring") as on_progress:
         costs = measure_step_cost(
@@ -55,10 +60,3 @@ def step(
     stdout.print(table)
     if as_json:
         print_json({"model": model, "context": context, "rows": [asdict(cost) for cost in costs]})
-
-
-def _parse_sizes(tokens: str) -> list[int]:
-    try:
-        return [int(part) for part in tokens.split(",")]
-    except ValueError as error:
-        raise RequestError(f"--tokens takes numbers separated by commas, not {tokens!r}") from error

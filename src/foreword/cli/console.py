@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from foreword.errors import RequestError
+
 if TYPE_CHECKING:
     from foreword.engine.llm import LLM
 
@@ -54,6 +56,14 @@ def load_llm(model: str, dtype: str, device: str, speculation: str | None = None
         path = resolve_model(model, on_progress=on_stage)
     with progress_bar(f"loading {model}") as on_progress:
         return LLM(str(path), dtype=dtype, device=device, speculation=speculation, progress=on_progress)
+
+
+def parse_numbers(option: str, text: str) -> list[int]:
+    """The value of an option that takes several whole numbers."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise RequestError(f"{option} takes numbers separated by commas, not {text!r}") from error
 
 
 def print_json(value: dict[str, Any]) -> None:
