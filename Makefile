@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint format clean
+.PHONY: demo test test-slow mutants lint format clean
 
 demo: $(READY)
 	$(BIN)/foreword demo
@@ -16,6 +16,9 @@ test: lint
 test-slow: $(READY)
 	$(BIN)/foreword pull smollm2-135m
 	$(BIN)/pytest -m slow --durations=10
+
+mutants: $(READY)
+	$(BIN)/python tests/mutants/run.py --json
 
 lint: $(READY)
 	$(BIN)/ruff check .

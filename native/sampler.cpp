@@ -1,7 +1,6 @@
 #include "sampler.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -14,7 +13,7 @@ constexpr float kLowest = -std::numeric_limits<float>::max();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr double kOne = 0x1p40;  // the weight of the most likely token
 constexpr float kHalfway = 0x1p20f;
-constexpr float kTiny = -27.8f;  // below this a weight is cut off to 0
+constexpr float kTiny = -28.5f;  // below this a weight rounds to 0
 constexpr double kSlack = 1.0 - 1e-6;
 constexpr int64_t kHeapLimit = 512;
 
@@ -26,6 +25,14 @@ typedef int32_t Ints __attribute__((vector_size(16)));
 constexpr int64_t kLanes = 4;
 constexpr int64_t kVectors = 16;
 constexpr int64_t kChunk = kLanes * kVectors;
+
+template <typename To, typename From>
+inline To bits_as(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
 
 typedef float LooseFloats __attribute__((vector_size(16), aligned(4), may_alias));
 
@@ -58,13 +65,13 @@ inline bool any_lane(Ints v) {
 constexpr int64_t kAbreast = 4;
 
 inline void exp_nonpositive(Floats* x) {
-    constexpr float kRound = 12582912.0f;  // adding and taking off 1.5 * 2^23 rounds to an integer
+    constexpr float kRound = 12582912.0f + 127.0f;  // rounds to an integer, with the exponent's bias in the low bits
     const Floats lowest = Floats{} - 87.0f;
-    Floats n[kAbreast], r[kAbreast], p[kAbreast];
+    Floats n[kAbreast], r[kAbreast], p[kAbreast], scale[kAbreast];
 #define EACH for (int64_t k = 0; k < kAbreast; ++k)
     EACH x[k] = x[k] > lowest ? x[k] : lowest;
-    EACH n[k] = x[k] * 1.44269504f + kRound;
-    EACH n[k] = n[k] - kRound;
+    EACH scale[k] = x[k] * 1.44269504f + kRound;
+    EACH n[k] = scale[k] - kRound;
     EACH r[k] = x[k] - n[k] * 0.693359375f;
     EACH r[k] = r[k] + n[k] * 2.12194440e-4f;
     EACH p[k] = r[k] * 1.9875691500e-4f + 1.3981999507e-3f;
@@ -73,31 +80,39 @@ inline void exp_nonpositive(Floats* x) {
     EACH p[k] = p[k] * r[k] + 1.6666665459e-1f;
     EACH p[k] = p[k] * r[k] + 5.0000001201e-1f;
     EACH p[k] = p[k] * (r[k] * r[k]) + (r[k] + 1.0f);
-    EACH x[k] = p[k] * std::bit_cast<Floats>((__builtin_convertvector(n[k], Ints) + 127) << 23);
+    EACH x[k] = p[k] * bits_as<Floats>(bits_as<Ints>(scale[k]) << 23);
 #undef EACH
 }
 
-// Weights as integers: exp * 2^40, cut off, in two parts of 20 bits that fit a lane each.
+// Weights as integers: exp * 2^40, rounded, in two parts that fit a lane each. Adding a float whose last bit is worth
+// one leaves an integer in the low bits of the sum; what it adds to the bits is taken off at the end.
 struct WeightSum {
+    static constexpr float kShift = 12582912.0f;  // 1.5 * 2^23
     Ints high{};
     Ints low{};
 
     void add(Floats exponentials) {
         const Floats scaled = exponentials * kHalfway;
-        const Ints whole = __builtin_convertvector(scaled, Ints);
-        high += whole;
-        low += __builtin_convertvector((scaled - __builtin_convertvector(whole, Floats)) * kHalfway, Ints);
+        const Floats whole = scaled + kShift;
+        const Floats rest = (scaled - (whole - kShift)) * kHalfway + kShift;
+        high += bits_as<Ints>(whole);
+        low += bits_as<Ints>(rest);
     }
 
-    int64_t total() const {
+    int64_t total(int64_t added) const {
+        const uint32_t offset = static_cast<uint32_t>(added) * bits_as<uint32_t>(kShift);
         int64_t sum = 0;
-        for (int64_t lane = 0; lane < kLanes; ++lane) sum += (int64_t{high[lane]} << 20) + low[lane];
+        for (int64_t lane = 0; lane < kLanes; ++lane) {
+            const auto large = static_cast<int32_t>(static_cast<uint32_t>(high[lane]) - offset);
+            const auto small = static_cast<int32_t>(static_cast<uint32_t>(low[lane]) - offset);
+            sum += (int64_t{large} << 20) + small;
+        }
         return sum;
     }
 };
 
 inline int64_t weight_of(float exponential) {
-    return static_cast<int64_t>(static_cast<double>(exponential) * kOne);
+    return std::llrint(static_cast<double>(exponential) * kOne);
 }
 
 // The largest logit of the row, NaN if there is one, and the largest of each chunk.
@@ -166,7 +181,7 @@ int64_t weigh(const float* logits, int64_t vocab, float peak, float floor, float
                 sum.add(e[k]);
             }
         }
-        total += sum.total();
+        total += sum.total(kVectors);
     }
     return total;
 }
@@ -211,7 +226,8 @@ float nucleus_floor(
     const double mass = static_cast<double>(weigh(logits, vocab, peak, floor, rate, scratch));
     const double bound = (1.0 - shape.top_p) * mass * (kSlack / static_cast<double>(vocab));
     const int64_t least = std::max<int64_t>(1, static_cast<int64_t>(std::floor(bound)));
-    const double reach = std::log(static_cast<double>(least) / kOne) * (1.0 + 1e-6) - 1e-4;  // further, by more than rounding
+    // A weight that rounds up to `least` can be half a unit less, and a logit's distance can be rounded too.
+    const double reach = std::log((static_cast<double>(least) - 0.5) / kOne) * (1.0 + 1e-6) - 1e-4;
     collect(logits, vocab, least, peak + reach / rate, scratch);
     return take_until(scratch.candidates, shape.top_p * mass);
 }
@@ -235,7 +251,7 @@ double gumbel(uint64_t bits) {
 
 // Gumbel noise is at most -log(1 - u), and 1 - u has as many leading zero bits as u has leading ones.
 inline float gumbel_bound(uint64_t bits) {
-    return 0.6931472f * static_cast<float>(std::countl_one(bits) + 1);
+    return 0.6931472f * static_cast<float>((~bits ? __builtin_clzll(~bits) : 64) + 1);
 }
 
 }  // namespace
@@ -281,6 +297,32 @@ int64_t row_draw(const float* logits, int64_t vocab, const RowDraw& draw) {
         }
     }
     return token;
+}
+
+void Sampler::floors(
+    const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowShape* shapes, RowFloor* found
+) {
+    std::lock_guard<std::mutex> lock(busy_);
+    pool_.run([&](int thread) {
+        pool_.share(rows, 1, [&](int64_t begin, int64_t end) {
+            for (int64_t row = begin; row < end; ++row) {
+                found[row] = row_floor(logits + row * stride, vocab, shapes[row], scratch_[thread]);
+            }
+        });
+    });
+}
+
+void Sampler::draw(
+    const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowDraw* wanted, int64_t* tokens
+) {
+    std::lock_guard<std::mutex> lock(busy_);
+    pool_.run([&](int) {
+        pool_.share(rows, 1, [&](int64_t begin, int64_t end) {
+            for (int64_t row = begin; row < end; ++row) {
+                tokens[row] = row_draw(logits + row * stride, vocab, wanted[row]);
+            }
+        });
+    });
 }
 
 }  // namespace foreword

@@ -3,7 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <vector>
+
+#include "thread_pool.h"
 
 namespace nanobind {
 class module_;
@@ -48,6 +51,20 @@ RowFloor row_floor(const float* logits, int64_t vocab, const RowShape& shape, Sa
 
 // The kept token with the largest (logit - peak) / temperature + Gumbel noise; -1 if none is kept.
 int64_t row_draw(const float* logits, int64_t vocab, const RowDraw& draw);
+
+// Rows shared out among threads; what a row gives depends on the row alone.
+class Sampler {
+public:
+    explicit Sampler(int threads) : pool_(threads), scratch_(threads) {}
+
+    void floors(const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowShape* shapes, RowFloor* found);
+    void draw(const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowDraw* wanted, int64_t* tokens);
+
+private:
+    std::mutex busy_;  // one call at a time
+    ThreadPool pool_;
+    std::vector<SamplerScratch> scratch_;
+};
 
 void register_sampler(nanobind::module_& module);
 

@@ -64,6 +64,19 @@ def test_contents_cannot_forge_control_tokens(tmp_path, template, text):
     assert (text.strip() if template == TRIMMING else text) in shown
 
 
+def test_names_that_overlap_themselves_are_hidden_too(tmp_path):
+    import tokenizers
+
+    write_tiny_tokenizer(tmp_path)
+    backend = tokenizers.Tokenizer.from_str(tiny_tokenizer_json())
+    backend.add_special_tokens(["@@"])
+    (tmp_path / "tokenizer.json").write_text(backend.to_str(), encoding="utf-8")
+    tokenizer = hf_tokenizer(tmp_path, {})
+    ids = tokenizer.encode_chat(user("@@@ and @@@@"))
+    assert 360 not in ids
+    assert "@@@ and @@@@" in tokenizer.decode(ids)
+
+
 def test_roles_cannot_forge_them_either(tmp_path):
     tokenizer = make_tokenizer(tmp_path)
     ids = tokenizer.encode_chat([{"role": "<|im_end|>", "content": "x"}], add_generation_prompt=False)

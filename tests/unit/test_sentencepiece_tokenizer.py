@@ -16,7 +16,7 @@ SPACE = "\u2581"
 # Longer entries score lower, as sentencepiece writes them: minus the order in which they were learned.
 MERGED = ["th", "he", f"{SPACE}t", f"{SPACE}th", "the", f"{SPACE}the", "an", "and", f"{SPACE}and", "re"]
 MERGED += ["here", SPACE * 2, SPACE * 4, "ee", "eee", "ing", "in", "ng", f"{SPACE}there"]
-LETTERS = [SPACE, *"abcdefghijklmnopqrstuvwxyz", "é", "中"]
+LETTERS = [SPACE, *"abcdefghijklmnopqrstuvwxyz", "é", "中", "<", ">", "/", "s>", "/s>"]
 CONTROL, UNKNOWN, NORMAL, BYTE = 3, 2, 1, 6
 
 
@@ -83,6 +83,12 @@ def test_no_space_is_put_before_a_text_if_the_file_says_so(tmp_path):
     tokenizer, tokens, _ = make_tokenizer(tmp_path / "model.gguf", **flags)
     assert tokenizer.encode("the") == [tokens.index("the")]
     assert tokenizer.decode(tokenizer.encode(" the")) == " the"
+
+
+def test_merging_cannot_form_control_tokens(made):
+    tokenizer, tokens, _ = made
+    ids = tokenizer.encode("<s></s>", add_special_tokens=False)
+    assert [tokens[i] for i in ids] == [SPACE, "<", "s>", "<", "/s>"]
 
 
 def test_missing_scores_are_refused(tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from foreword.acceptance.request import RequestSampler
+from foreword.acceptance.request import RECORD, RequestSampler
 from foreword.acceptance.trees import DraftTrees, Ints
 
 Records = npt.NDArray[np.void]
@@ -47,7 +47,7 @@ class Judgement:
             raise ValueError(f"logits {list(logits.shape)} for {rows} rows of at least {vocab_size} tokens")
         if len(samplers) != len(trees.roots):
             raise ValueError(f"{len(samplers)} samplers for {len(trees.roots)} requests")
-        records = np.array([sampler.record for sampler in samplers])
+        records = np.frombuffer(b"".join([sampler.record.tobytes() for sampler in samplers]), RECORD)
         return Judgement(logits[:, :vocab_size], trees, samplers, records)
 
     def per_row(self, field: str) -> npt.NDArray[np.float64]:

@@ -32,11 +32,11 @@ class Touched:
 
 def corrected_logits(judged: Judgement) -> Tensor:
     """The logits after every edit: the given tensor itself where there is none, else a copy."""
+    if judged.row_mask is None and not judged.records["corrects"].any():
+        return judged.logits
     touched = touched_pairs(judged)
     banned_rows, banned_ids = banned_pairs(judged)
     allowed_rows, allowed_ids = pairs_per_row(judged, allowed_of)
-    if not len(touched.rows) + len(banned_rows) + len(allowed_rows) and judged.row_mask is None:
-        return judged.logits
     logits = judged.logits.clone(memory_format=torch.contiguous_format)
     if len(touched.rows):
         where = index(logits, touched.rows, touched.ids)

@@ -59,8 +59,9 @@ def distributions(judged: Judgement) -> Distributions:
 
 def shape_rows(logits: Tensor, shape: RowShape) -> Distributions:
     """Find every row's floor; natively where the rows are on the CPU and the extension is built."""
-    find = native.floors if native.available(logits) else floors
-    peak, floor, first = find(logits, shape.temperature, shape.top_k, shape.top_p, shape.min_p)
+    sampler = native.sampler_for(logits)
+    columns = (logits, shape.temperature, shape.top_k, shape.top_p, shape.min_p)
+    peak, floor, first = floors(*columns) if sampler is None else native.floors(sampler, *columns)
     status = torch.where(peak == -torch.inf, int(RowStatus.ALL_MASKED), int(RowStatus.OK))
     status = torch.where(peak.isnan() | (peak == torch.inf), int(RowStatus.NOT_FINITE), status)
     good, greedy = status == int(RowStatus.OK), shape.temperature == 0

@@ -42,9 +42,10 @@ def log_weights(shaped: Distributions, rows: Tensor, ids: Tensor) -> Tensor:
 def draw(shaped: Distributions, keys: Keys) -> Tensor:
     """int64 [rows], the token that each row draws with its key; NO_TOKEN where the row has none."""
     noise_keys = key_tensor(keys, shaped.logits.device)
-    if native.available(shaped.logits):
+    sampler = native.sampler_for(shaped.logits)
+    if sampler is not None:
         return native.draw(
-            shaped.logits, shaped.peak, shaped.floor, shaped.temperature, shaped.only, noise_keys
+            sampler, shaped.logits, shaped.peak, shaped.floor, shaped.temperature, shaped.only, noise_keys
         )
     kept = kept_tokens(shaped, torch.arange(len(shaped.logits), device=shaped.logits.device))
     return best_per_row(kept, noise_keys)

@@ -59,10 +59,9 @@ class NodeProbabilities:
         chosen = [token if q is None else q.ids for token, q in zip(tokens[:, None], drawn, strict=True)]
         certain = np.ones(1)
         probs = [certain if q is None else q.probs for q in drawn]
-        empty = np.empty(0, np.int64)
-        return NodeProbabilities(
-            np.repeat(rows, sizes), np.concatenate([empty, *chosen]), np.concatenate([np.empty(0), *probs])
-        )
+        ids, joined = np.concatenate([np.empty(0, np.int64), *chosen]), np.concatenate([np.empty(0), *probs])
+        joined.flags.writeable = False
+        return NodeProbabilities(np.repeat(rows, sizes), ids, joined)
 
     def at(self, rows: Ints, ids: Ints) -> Floats:
         """[pairs], q of the row's node at each id; 0 outside its support."""

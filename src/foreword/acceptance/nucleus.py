@@ -20,7 +20,7 @@ SLACK = 1 - 1e-6
 def nucleus_floor(logits: Tensor, peak: Tensor, floor: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
     """[rows], the smallest logit in each row's nucleus among the tokens that reach `floor`."""
     scaled = (logits - peak[:, None]) * (1 / temperature).float()[:, None]
-    weights = (scaled.exp_() * ONE).long()  # [rows, vocab]
+    weights = (scaled.exp_() * ONE).round_().long()  # [rows, vocab]
     weights = torch.where(logits >= floor[:, None], weights, 0)
     total = weights.sum(dim=-1)
     least = ((1 - top_p) * total.double() * (SLACK / logits.shape[1])).floor().long().clamp(min=1)

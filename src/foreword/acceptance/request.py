@@ -25,6 +25,7 @@ RECORD = np.dtype(
         ("frequency", "f8"),
         ("repetition", "f8"),
         ("min_tokens", "i8"),
+        ("corrects", "?"),  # whether anything but temperature, top-k, top-p and min-p shapes the logits
         ("logprobs", "i8"),  # -1: none wanted
         ("seed", "u8"),
         ("stem", "u8"),  # what the coupled rule's noise starts from
@@ -72,6 +73,13 @@ class RequestSampler:
             self.allowed_ids = np.unique(np.array(params.allowed_token_ids, np.int64))
         self.bad_words = pad_left(limits.bad_words)  # [words, longest], -1 before a word's first token
         self._counts_tokens = has_penalties(params)
+        self.record["corrects"] = (
+            self._counts_tokens
+            or len(self.bias_ids) > 0
+            or len(self.bad_words) > 0
+            or params.min_tokens > 0
+            or self.allowed_ids is not None
+        )
         self.seen = SeenTokens()
         self.tail: Ints = np.full(max(self.bad_words.shape[1] - 1, 0), -1, np.int64)  # newest token last
         self._learn(prompt, generated=False)

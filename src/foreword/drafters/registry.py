@@ -36,7 +36,10 @@ _NAMES: dict[Any, str] = {int: "a whole number", (int, float): "a number", str: 
 
 
 def _builtin_kinds() -> dict[str, DrafterKind]:
+    from foreword.drafters.draft_model import DraftModelConfig, build_draft_model
+    from foreword.drafters.layer_skip import LayerSkipConfig, build_layer_skip
     from foreword.drafters.ngram import NgramConfig, NgramDrafter
+    from foreword.drafters.self_quantized import SelfQuantizedConfig, build_self_quantized
     from foreword.drafters.suffix import SuffixConfig, build_suffix_drafter
 
     return {
@@ -46,6 +49,13 @@ def _builtin_kinds() -> dict[str, DrafterKind]:
         "suffix": DrafterKind(
             "continues suffixes seen in this text and in past answers", SuffixConfig, build_suffix_drafter
         ),
+        "draft_model": DrafterKind(
+            "a smaller model with the same tokenizer", DraftModelConfig, build_draft_model
+        ),
+        "self_quantized": DrafterKind(
+            "the target's own weights in fewer bits", SelfQuantizedConfig, build_self_quantized
+        ),
+        "layer_skip": DrafterKind("the target without some of its layers", LayerSkipConfig, build_layer_skip),
     }
 
 

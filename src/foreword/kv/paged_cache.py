@@ -104,6 +104,18 @@ class PagedCache:
         sequence.computed = base + len(path)
         self.rollback(sequence)
 
+    def advance(self, sequence: KvSequence, rows: int) -> None:
+        """Make the first `rows` reserved rows final and keep the others reserved."""
+        if sequence.computed + rows > sequence.reserved:
+            raise ValueError("more rows are committed than were reserved")
+        sequence.computed += rows
+
+    def rewind(self, sequence: KvSequence, rows: int) -> None:
+        """Keep at most the first `rows` computed rows; the others have to be computed again."""
+        self._pending = [m for m in self._pending if m.owner is not sequence or m.row < rows]
+        sequence.computed = min(sequence.computed, rows)
+        self.rollback(sequence)
+
     def rollback(self, sequence: KvSequence) -> None:
         """Drop all provisional rows and the pages that only they needed. Safe to repeat."""
         sequence.reserved = sequence.computed
@@ -124,9 +136,8 @@ class PagedCache:
     def lose_moves(self, moves: Sequence[RowMove]) -> None:
         """A pass failed with these moves: which were done is unknown, so their rows count as not computed."""
         for move in moves:
-            if move.owner in self._sequences and move.row < move.owner.computed:
-                move.owner.computed = move.row
-                self.rollback(move.owner)
+            if move.owner in self._sequences:
+                self.rewind(move.owner, move.row)
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` if pages, tables, lengths or pending moves contradict each other."""

@@ -1,5 +1,8 @@
 """The llama-family decoder in plain torch, on CPU and CUDA."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
@@ -32,6 +35,11 @@ class TorchDecoder:
     def device(self) -> torch.device:
         """Where the weights and the KV are."""
         return self._weights.embedding.device
+
+    def with_layers(self, layers: Sequence[int]) -> "TorchDecoder":
+        """A decoder that runs only these layers of this one: the same weights, KV memory of its own."""
+        weights = replace(self._weights, layers=tuple(self._weights.layers[layer] for layer in layers))
+        return TorchDecoder(replace(self.config, num_layers=len(layers)), weights)
 
     def kv_bytes_per_row(self) -> int:
         """Memory that one token's keys and values take in all layers."""

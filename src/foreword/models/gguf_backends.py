@@ -64,7 +64,7 @@ def byte_level_backend(kind: str, tokens: Sequence[str], merges: Sequence[str]) 
 
 
 def sentencepiece_backend(
-    tokens: Sequence[str], scores: Sequence[float], unknown: str | None, add_space_prefix: bool
+    tokens: Sequence[str], scores: Sequence[float | None], unknown: str | None, add_space_prefix: bool
 ) -> tokenizers.Tokenizer:
     """Sentencepiece BPE with single-byte entries. Raises ValueError if the vocabulary is inconsistent."""
     merges = _merges_by_score(tokens, scores)
@@ -93,11 +93,16 @@ def _divide(merge: str) -> tuple[str, str]:
     return merge[:middle], merge[middle + 1 :]
 
 
-def _merges_by_score(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """The merges that sentencepiece finds while it looks for the best-scored entry: every way to form one."""
+def _merges_by_score(tokens: Sequence[str], scores: Sequence[float | None]) -> list[tuple[str, str]]:
+    """The merges that sentencepiece finds while it looks for the best-scored entry: every way to form one.
+
+    An entry without a score (a control token, a single byte) is never formed from characters.
+    """
     numbers = {token: number for number, token in enumerate(tokens)}
     found: list[tuple[float, int, int, tuple[str, str]]] = []
     for token, score in zip(tokens, scores, strict=True):
+        if score is None:
+            continue
         for middle in range(1, len(token)):
             left, right = token[:middle], token[middle:]
             if left in numbers and right in numbers:

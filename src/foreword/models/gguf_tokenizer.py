@@ -14,7 +14,7 @@ from foreword.models.gguf_file import GgufFile
 from foreword.models.token_pieces import PieceDecoder, byte_level_decoder, sentencepiece_decoder
 from foreword.models.tokenizer import Tokenizer, TokenizerParts
 
-_CONTROL_TYPE, _USER_DEFINED_TYPE = 3, 4
+_NORMAL_TYPE, _UNKNOWN_TYPE, _CONTROL_TYPE, _USER_DEFINED_TYPE = 1, 2, 3, 4
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
@@ -63,7 +63,7 @@ def _build(fields: ConfigFields, tokens: list[str]) -> _Parts:
             return _Parts(backend, byte_level_decoder(), False, starts_with_bos(kind))
         if model == "llama":
             prefixed = fields.flag("add_space_prefix", True)
-            scores = _scores(fields, len(tokens))
+            scores = _scores(fields, _types(fields, len(tokens)))
             backend = sentencepiece_backend(tokens, scores, _unknown(fields, tokens), prefixed)
             return _Parts(backend, sentencepiece_decoder, prefixed, True)
     except (ValueError, OverflowError) as error:
@@ -73,11 +73,9 @@ def _build(fields: ConfigFields, tokens: list[str]) -> _Parts:
 
 def _add_tokens(backend: tokenizers.Tokenizer, fields: ConfigFields, tokens: list[str]) -> list[str]:
     """Make control and user-defined tokens known to the backend; return the control tokens."""
-    types = fields.get("token_type")
-    if not isinstance(types, list) or len(types) != len(tokens):
-        raise _bad_vocabulary(fields, "token_type does not have an entry for every token")
+    types = _types(fields, len(tokens))
     typed = [(token, kind) for token, kind in zip(tokens, types, strict=True) if token]
-    control = [token for token, kind in typed if kind == _CONTROL_TYPE]
+    control = [token for token, kind in typed if kind in (_CONTROL_TYPE, _UNKNOWN_TYPE)]
     plain = [token for token, kind in typed if kind == _USER_DEFINED_TYPE]
     backend.add_special_tokens([_added(token, special=True) for token in control])
     backend.add_tokens([_added(token, special=False) for token in plain])
@@ -121,11 +119,21 @@ def _unknown(fields: ConfigFields, tokens: list[str]) -> str | None:
     return None if unknown is None else tokens[unknown]
 
 
-def _scores(fields: ConfigFields, count: int) -> list[float]:
+def _types(fields: ConfigFields, count: int) -> list[int]:
+    types = fields.get("token_type")
+    if not isinstance(types, list) or len(types) != count:
+        raise _bad_vocabulary(fields, "token_type does not have an entry for every token")
+    return types
+
+
+def _scores(fields: ConfigFields, types: list[int]) -> list[float | None]:
+    """Scores of the entries that text can form; None for all others."""
     scores = fields.get("scores")
-    if not isinstance(scores, list) or len(scores) != count or not all(isinstance(s, float) for s in scores):
+    if not isinstance(scores, list) or len(scores) != len(types):
         raise _bad_vocabulary(fields, "scores does not have a number for every token")
-    return scores
+    if not all(isinstance(score, float) for score in scores):
+        raise fields.malformed("scores", "a list of numbers")
+    return [score if kind == _NORMAL_TYPE else None for score, kind in zip(scores, types, strict=True)]
 
 
 def _string_list(fields: ConfigFields, key: str) -> list[str]:

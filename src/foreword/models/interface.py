@@ -1,5 +1,6 @@
 """What every decoder offers, whatever runs it."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -16,6 +17,10 @@ class Decoder(Protocol):
     @property
     def device(self) -> torch.device:
         """Where the weights and the KV are."""
+        ...
+
+    def with_layers(self, layers: Sequence[int]) -> "Decoder":
+        """A decoder that runs only these layers of this one: the same weights, KV memory of its own."""
         ...
 
     def kv_bytes_per_row(self) -> int:

@@ -24,7 +24,7 @@ def resolve_model(name: str, *, on_progress: Progress | None = None) -> Path:
     if builtin is not None:
         return builtin.path if builtin.is_present() else pull(name, on_progress)
     path = Path(name).expanduser()
-    if os.path.exists(path):  # noqa: PTH110 (unlike Path.exists it takes any string)
+    if name and os.path.exists(path):  # noqa: PTH110 (unlike Path.exists it takes any string)
         return path
     hub_id = None if name.startswith((".", "/", "~")) else _HUB_ID.fullmatch(name)
     if hub_id is None or hub_id["repository"].endswith(".gguf"):

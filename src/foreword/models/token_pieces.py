@@ -49,7 +49,7 @@ def sentencepiece_decoder(piece: str) -> bytes:
 
 def piece_decoder_of(backend: tokenizers.Tokenizer) -> tuple[PieceDecoder, bool]:
     """The decoder that a tokenizer.json asks for, and whether it drops one leading space of a text."""
-    steps = _decoder_steps(json.loads(backend.to_str()).get("decoder"))
+    steps = _decoder_steps(backend)
     kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"]:
         return byte_level_decoder(), False
@@ -63,9 +63,10 @@ def piece_decoder_of(backend: tokenizers.Tokenizer) -> tuple[PieceDecoder, bool]
     )
 
 
-def _decoder_steps(decoder: Any) -> list[dict[str, Any]]:  # noqa: ANN401
-    if decoder is None:
+def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
+    if backend.decoder is None:
         return []
+    decoder = json.loads(backend.decoder.__getstate__())  # its part of tokenizer.json
     if decoder.get("type") == "Sequence":
         return list(decoder["decoders"])
     return [decoder]

@@ -70,7 +70,7 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; `add_special_tokens` puts those around it that the model was trained with.
 
-        What the vocabulary has no entry for (some control characters in SmolLM2's) is dropped, as in training.
+        What the vocabulary has no entry for (some control characters in SmolLM2's) is dropped.
         """
         _refuse_surrogates(text)
         return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)

@@ -1,0 +1,130 @@
+"""Drafting with a decoder of its own: what all model-based drafters share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from foreword.drafters.guessed_tree import GrowingTree
+from foreword.drafters.next_level import grow_chains, grow_trees
+from foreword.errors import RequestError
+from foreword.kv.block_pool import OutOfPages
+from foreword.kv.paged_cache import PAGE_SIZE, KvSequence, PagedCache
+from foreword.models.batch import MAX_DRAFT_NODES
+from foreword.models.interface import Decoder
+from foreword.speculation.draft import Draft
+from foreword.speculation.layout import Share, lay_out
+from foreword.speculation.protocols import Ask, StepRequest
+
+
+@dataclass(frozen=True)
+class DraftingSize:
+    """How much a decoder drafts and remembers."""
+
+    tree_width: int = 1  # nodes on every level; 1 is a chain
+    kv_tokens: int = 32_768  # tokens of all requests that its own KV cache holds
+    rows_per_pass: int = 512  # tokens of a pass while it catches up
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.tree_width <= MAX_DRAFT_NODES:
+            raise RequestError(f"tree_width must be in 1 .. {MAX_DRAFT_NODES}, not {self.tree_width}")
+
+
+class AutoregressiveDrafter:
+    """Lets a decoder write ahead, in a KV cache of its own that may lag behind the requests.
+
+    `propose` first feeds it what was committed since it was last asked, so that it can be left out for a
+    while, or see a request late, and still be right. What it guessed is rolled back when it is told.
+    """
+
+    def __init__(self, decoder: Decoder, size: DraftingSize) -> None:
+        self._decoder = decoder
+        self._size = size
+        self._cache = PagedCache(-(-size.kv_tokens // PAGE_SIZE))
+        self._known: dict[int, tuple[int, KvSequence]] = {}  # request -> (epoch, its KV here)
+        decoder.allocate_kv(self._cache.pool.num_pages, PAGE_SIZE)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """A chain, or a tree of `tree_width`, for every ask; none where its own KV cache is full."""
+        growing = {index: GrowingTree(ask) for index, ask in enumerate(asks) if self._reserve(ask)}
+        trees = list(growing.values())
+        try:
+            if trees:
+                self._write(trees)
+        finally:
+            for tree in trees:
+                self._cache.rollback(self._kv(tree.request))
+        return [growing[index].draft() if index in growing else Draft() for index in range(len(asks))]
+
+    def forget(self, request: StepRequest) -> None:
+        """Give back the KV of a request that has ended."""
+        known = self._known.pop(request.request_id, None)
+        if known is not None:
+            self._cache.close(known[1])
+
+    def memory_bytes(self) -> int:
+        """What drafting adds: the KV cache when it is full."""
+        return self._cache.pool.num_pages * PAGE_SIZE * self._decoder.kv_bytes_per_row()
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` if its KV bookkeeping contradicts itself."""
+        self._cache.check_integrity()
+
+    def _reserve(self, ask: Ask) -> bool:
+        """Room for what the request has and for the guesses; what no longer belongs to it is dropped."""
+        request = ask.request
+        epoch, kv = self._known.get(request.request_id, (request.epoch, None))
+        if kv is not None and epoch != request.epoch:
+            self.forget(request)
+            kv = None
+        if kv is None:
+            kv = self._cache.open()
+            self._known[request.request_id] = (request.epoch, kv)
+        self._cache.rewind(kv, len(request.tokens) - 1)  # the newest token's logits are always needed
+        if ask.max_nodes < 1 or ask.max_depth < 1:
+            return False
+        try:
+            self._cache.reserve(kv, len(request.tokens) - kv.computed + ask.max_nodes)
+        except OutOfPages:
+            return False
+        return True
+
+    def _kv(self, request: StepRequest) -> KvSequence:
+        return self._known[request.request_id][1]
+
+    def _write(self, trees: Sequence[GrowingTree]) -> None:
+        self._catch_up(trees)
+        logits = self._run([Share(self._kv(t.request), t.request.tokens, 1, Draft()) for t in trees])
+        for tree in trees:
+            self._cache.advance(self._kv(tree.request), 1)
+        while trees:
+            if self._size.tree_width == 1:
+                grow_chains(trees, logits)
+            else:
+                grow_trees(trees, logits, self._size.tree_width)
+            trees = [tree for tree in trees if not tree.is_done]
+            if trees:
+                logits = self._run([self._newest_level(tree) for tree in trees])
+
+    def _catch_up(self, trees: Sequence[GrowingTree]) -> None:
+        """Compute every committed token but the newest, many requests to a pass."""
+        while shares := self._missed(trees):
+            self._run(shares)
+            for share in shares:
+                self._cache.advance(share.kv, share.run)
+
+    def _missed(self, trees: Sequence[GrowingTree]) -> list[Share]:
+        budget, shares = self._size.rows_per_pass, []
+        for tree in trees:
+            kv, tokens = self._kv(tree.request), tree.request.tokens
+            run = min(len(tokens) - 1 - kv.computed, budget)
+            if run > 0:
+                shares.append(Share(kv, tokens, run, Draft(), wants_logits=False))
+                budget -= run
+        return shares
+
+    def _newest_level(self, tree: GrowingTree) -> Share:
+        return Share(self._kv(tree.request), tree.request.tokens, 0, tree.draft(), tree.frontier[0])
+
+    def _run(self, shares: Sequence[Share]) -> Tensor:
+        return self._decoder.verify(lay_out(self._cache, shares, self._cache.take_moves())).logits

@@ -1,0 +1,47 @@
+"""A smaller model with the same tokenizer writes ahead."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from foreword.drafters.autoregressive import AutoregressiveDrafter, DraftingSize
+from foreword.drafters.workshop import Workshop
+from foreword.errors import RequestError
+from foreword.models.checkpoint import Checkpoint, open_checkpoint
+from foreword.models.sources import resolve_model
+
+
+@dataclass(frozen=True)
+class DraftModelConfig:
+    """Which model drafts."""
+
+    model: str = ""  # a built-in name, a local path or a hub id
+    tree_width: int = 1  # nodes on every level of the draft; 1 is a chain
+
+
+def build_draft_model(config: DraftModelConfig, workshop: Workshop) -> AutoregressiveDrafter:
+    """Load the draft model beside the target; its tokens must mean the same."""
+    if not config.model:
+        raise RequestError(
+            'speculation: draft_model needs a model, as in {"method": "draft_model", "model": "..."}'
+        )
+    checkpoint = open_checkpoint(Path(resolve_model(config.model)))
+    check_same_vocabulary(workshop.checkpoint, checkpoint)
+    return AutoregressiveDrafter(workshop.load_decoder(checkpoint), DraftingSize(config.tree_width))
+
+
+def check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
+    """Refuse a draft model whose token ids are not the target's."""
+    ours, theirs = target.tokenizer(), draft.tokenizer()
+    if ours.vocab_size != theirs.vocab_size:
+        raise RequestError(
+            f"draft model {draft.path} has {theirs.vocab_size} tokens and the target {ours.vocab_size}; "
+            "use a draft model with the target's tokenizer"
+        )
+    for token in range(ours.vocab_size):
+        if ours.token_bytes(token, skip_special_tokens=False) != theirs.token_bytes(
+            token, skip_special_tokens=False
+        ):
+            raise RequestError(
+                f"token {token} of draft model {draft.path} is not the target's token {token}; "
+                "use a draft model with the target's tokenizer"
+            )

@@ -1,0 +1,56 @@
+"""A draft while it grows, level by level."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from foreword.acceptance.drawn import Drawn
+from foreword.speculation.draft import ROOT, Draft
+from foreword.speculation.protocols import Ask
+
+
+class GrowingTree:
+    """Nodes so far and the newest level, whose followers are looked for next."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.request = ask.request
+        self._ask = ask
+        self.tokens: list[int] = []
+        self._parents: list[int] = []
+        self._drawn: list[Drawn | None] = []
+        self._scores = {ROOT: 0.0}
+        self.frontier: list[int] = [ROOT]
+        self.depth = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no further level fits or nothing is left to follow."""
+        full = len(self.tokens) >= self._ask.max_nodes or self.depth >= self._ask.max_depth
+        return full or not self.frontier
+
+    def score(self, node: int) -> float:
+        """How promising a node is; higher is better, the root is 0."""
+        return self._scores[node]
+
+    def grow(self, level: Sequence[tuple[float, int, int, Drawn | None]]) -> None:
+        """Add a level of (score, parent, token, what it was drawn from), as many as fit, best first."""
+        room = self._ask.max_nodes - len(self.tokens)
+        chosen = sorted(level, key=lambda node: -node[0])[:room]
+        self.frontier = list(range(len(self.tokens), len(self.tokens) + len(chosen)))
+        for score, parent, token, drawn in chosen:
+            self._scores[len(self.tokens)] = score
+            self.tokens.append(token)
+            self._parents.append(parent)
+            self._drawn.append(drawn)
+        self.depth += 1
+
+    def draft(self) -> Draft:
+        """The draft as it stands."""
+        drawn = tuple(self._drawn) if any(q is not None for q in self._drawn) else ()
+        request = self.request
+        return Draft(tuple(self.tokens), tuple(self._parents), len(request.tokens), request.epoch, drawn)
+
+    def keys(self) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+        """The rule's noise for the tokens that follow the frontier, one key for each of its nodes."""
+        positions = np.full(len(self.frontier), len(self.request.tokens) + self.depth)
+        return self.request.sampler.drafting_keys(positions)

@@ -1,0 +1,231 @@
+"""What every drafter must hold, ours and anybody's: run over all registered methods and their forms."""
+
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from foreword import LLM, SamplingParams
+from foreword.control.fixed import FixedPolicy
+from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.registry import drafter_kinds
+from foreword.engine.engine import Engine, EngineConfig
+from foreword.engine.llm import bad_word_ids
+from foreword.engine.request import Request
+from foreword.speculation.protocols import Planned, Scheduled
+
+FORMS: list[dict[str, Any]] = [
+    {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1},
+    {"method": "suffix", "num_speculative_tokens": 12, "min_match": 1, "min_probability": 0.05},
+    {"method": "draft_model", "num_speculative_tokens": 4},
+    {"method": "draft_model", "num_speculative_tokens": 12, "tree_width": 3},
+    {"method": "layer_skip", "num_speculative_tokens": 3, "exit_layer": 1},
+    {"method": "layer_skip", "num_speculative_tokens": 9, "layers": [1], "tree_width": 4, "max_depth": 3},
+    {"method": "self_quantized", "num_speculative_tokens": 4, "bits": 4},
+    {"method": "self_quantized", "num_speculative_tokens": 10, "bits": 2, "tree_width": 2},
+    {"method": ["suffix", "layer_skip"], "num_speculative_tokens": 5},
+    {"method": ["ngram", "draft_model"], "num_speculative_tokens": 10, "combine": "merge"},
+]
+
+
+def form_id(form: dict[str, Any]) -> str:
+    return "-".join(str(value) for value in form.values())
+
+
+def test_every_registered_drafter_is_under_contract():
+    methods = [form["method"] for form in FORMS]
+    covered = {name for method in methods for name in ([method] if isinstance(method, str) else method)}
+    assert covered == set(drafter_kinds())
+
+
+@pytest.fixture(scope="module")
+def draft_path(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with noise on its weights: like it, but not it."""
+    path = tmp_path_factory.mktemp("draft") / "model"
+    shutil.copytree(tiny_model, path)
+    weights = load_file(path / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    for tensor in weights.values():
+        tensor.add_(0.1 * tensor.std() * torch.randn(tensor.shape, generator=generator))
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_model: Path) -> LLM:
+    return LLM(str(tiny_model), dtype="float32", device="cpu")
+
+
+@pytest.fixture(params=FORMS, ids=form_id)
+def form(request: pytest.FixtureRequest, draft_path: Path) -> dict[str, Any]:
+    config = dict(request.param)
+    if "draft_model" in config["method"]:
+        config["model"] = str(draft_path)
+    return config
+
+
+def mixed_params(count: int, max_tokens: int = 24) -> list[SamplingParams]:
+    rng = random.Random(5)
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"temperature": 1.2, "top_k": 20, "presence_penalty": 0.5},
+        {"temperature": 0.3, "repetition_penalty": 1.3},
+    ]
+    return [
+        SamplingParams(
+            **kinds[i % len(kinds)], max_tokens=max_tokens, seed=rng.getrandbits(32), ignore_eos=i % 2 == 0
+        )
+        for i in range(count)
+    ]
+
+
+PROMPTS = [
+    {"prompt_token_ids": [7]},
+    {"prompt_token_ids": [20, 21, 22, 23] * 12},
+    {"prompt_token_ids": [50] * 30},
+    {"prompt_token_ids": list(range(30, 90))},
+    {"prompt_token_ids": [5, 9] * 3 + list(range(100, 130)) + [5, 9]},
+    {"prompt_token_ids": list(range(3, 3 + 340)) + list(range(3, 3 + 165))},
+]
+
+
+def answers(llm: LLM, prompts: Sequence[Any], params: Sequence[SamplingParams]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(list(prompts), list(params))]
+
+
+@pytest.fixture(scope="module")
+def plain(llm: LLM) -> list[list[int]]:
+    llm.speculate(None)
+    return answers(llm, PROMPTS * 2, mixed_params(len(PROMPTS) * 2))
+
+
+def test_the_text_is_that_of_plain_decoding(llm: LLM, form: dict[str, Any], plain: list[list[int]]):
+    """Together in one batch and alone; prompts of one token, repetitive ones, one at the context's end."""
+    llm.speculate(form)
+    params = mixed_params(len(PROMPTS) * 2)
+    assert answers(llm, PROMPTS * 2, params) == plain
+    for prompt, chosen, expected in list(zip(PROMPTS * 2, params, plain, strict=True))[:4]:
+        assert answers(llm, [prompt], [chosen]) == [expected]
+
+
+def test_guesses_are_made_and_accepted(llm: LLM, form: dict[str, Any]):
+    """Otherwise the equality above would say nothing."""
+    llm.speculate(form)
+    outputs = llm.generate(PROMPTS[1:3], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
+    assert sum(output.timings.draft_n for output in outputs) > 0
+    assert sum(output.timings.draft_n_accepted for output in outputs) > 0
+    assert sum(output.timings.passes for output in outputs) < 120
+    assert all(not guard.faults for guard in _guards(llm.engine._policy._drafter))
+
+
+class Flickering(FixedPolicy):
+    """Switches drafting off and on at random, request by request."""
+
+    def __init__(self, *args: Any, seed: int) -> None:
+        super().__init__(*args)
+        self._rng = random.Random(seed)
+
+    def plan(self, scheduled: Sequence[Scheduled]) -> list[Planned]:
+        planned = super().plan(scheduled)
+        return [p if self._rng.random() < 0.3 else Planned(p.scheduled) for p in planned]
+
+
+def engine_with(llm: LLM, form: dict[str, Any], policy_type: type[FixedPolicy], **options: Any) -> Engine:
+    config = SpeculationConfig.parse(form)
+    drafter = config.build(llm._loaded.workshop())
+    policy = policy_type(drafter, config.num_speculative_tokens, config.max_depth, **options)
+    return Engine(llm._loaded.decoder, llm.tokenizer.eos_ids, EngineConfig(), policy)
+
+
+def start(llm: LLM, engine: Engine) -> list[Request]:
+    params = mixed_params(len(PROMPTS) * 2)
+    return [
+        engine.add(prompt["prompt_token_ids"], chosen, bad_word_ids(llm.tokenizer, chosen.bad_words))
+        for prompt, chosen in zip(PROMPTS * 2, params, strict=True)
+    ]
+
+
+def test_a_drafter_that_was_off_catches_up(llm: LLM, form: dict[str, Any], plain: list[list[int]]):
+    engine = engine_with(llm, form, Flickering, seed=3)
+    requests = start(llm, engine)
+    while engine.has_requests:
+        engine.step()
+    assert [request.output_ids for request in requests] == plain
+
+
+def test_failures_and_cancellations_leave_no_trace(
+    llm: LLM, form: dict[str, Any], plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
+):
+    """The target's pass and acceptance fail now and then; some requests are cancelled halfway."""
+    engine = engine_with(llm, form, FixedPolicy)
+    requests = start(llm, engine)
+    rng = random.Random(1)
+    verify, judge = engine.target.verify, __import__("foreword.speculation.step", fromlist=["judge"]).judge
+
+    def failing(real: Any) -> Any:
+        def call(*args: Any) -> Any:
+            if rng.random() < 0.15:
+                raise ConnectionError("planted")
+            return real(*args)
+
+        return call
+
+    monkeypatch.setattr(engine.target, "verify", failing(verify))
+    monkeypatch.setattr("foreword.speculation.step.judge", failing(judge))
+    cancelled = {3, 8}
+    for step in range(2000):
+        if not engine.has_requests:
+            break
+        if step == 6:
+            for index in cancelled:
+                engine.abort(requests[index])
+        try:
+            engine.step()
+        except ConnectionError:
+            engine.cache.check_integrity()
+    for index, (request, expected) in enumerate(zip(requests, plain, strict=True)):
+        assert request.output_ids == expected[: len(request.output_ids)]
+        assert index in cancelled or len(request.output_ids) == len(expected)
+    assert engine.cache.pool.num_free == engine.cache.pool.num_pages
+
+
+def test_ended_requests_leave_nothing_in_the_drafter(llm: LLM, form: dict[str, Any]):
+    engine = engine_with(llm, form, FixedPolicy)
+    start(llm, engine)
+    while engine.has_requests:
+        engine.step()
+    for guard in _guards(engine._policy._drafter):
+        drafter = guard._drafter
+        held = [getattr(drafter, name, {}) for name in ("_indexes", "_readers", "_known")]
+        assert not any(held)
+        if hasattr(drafter, "_cache"):
+            drafter.check_integrity()
+            assert drafter._cache.pool.num_free == drafter._cache.pool.num_pages
+
+
+def _guards(drafter: Any) -> list[Any]:
+    return list(getattr(drafter, "_drafters", [drafter]))
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "layer_skip", "self_quantized"])
+def test_chains_run_under_every_rule(tiny_model: Path, draft_path: Path, method: str, rule: str):
+    """Greedy text is the plain one under each rule; sampled text has the right length and repeats by seed."""
+    form = {"method": method, "num_speculative_tokens": 4}
+    if method == "draft_model":
+        form["model"] = str(draft_path)
+    config = EngineConfig(acceptance_rule=rule)
+    llm = LLM(str(tiny_model), dtype="float32", device="cpu", config=config, speculation=form)
+    greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    sampled = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=20, seed=4, ignore_eos=True)
+    with_draft = answers(llm, PROMPTS[:4], [greedy] * 4)
+    first, second = (answers(llm, PROMPTS[:4], [sampled] * 4) for _ in range(2))
+    assert first == second
+    llm.speculate(None)
+    assert answers(llm, PROMPTS[:4], [greedy] * 4) == with_draft

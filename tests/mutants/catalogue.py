@@ -1,0 +1,178 @@
+"""Bugs that this field has already had, put in by hand: each must make one of the named tests fail.
+
+The numbers are those of the project's list of known defects. A mutant is a change of source text; the old text must
+occur exactly once. Later work adds its own entries here.
+"""
+
+from dataclasses import dataclass
+
+UNIT = "tests/unit"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One bug."""
+
+    bug: int  # number in the list of known defects
+    what: str  # what goes wrong
+    file: str  # under src/foreword
+    old: str
+    new: str
+    tests: tuple[str, ...]  # pytest node ids; at least one must fail
+
+
+PIPELINE = f"{UNIT}/test_pipeline.py"
+RULES = f"{UNIT}/test_rules.py"
+NOISE = f"{UNIT}/test_noise.py"
+LOGPROBS = f"{UNIT}/test_logprobs.py"
+ENGINE = "tests/integration/test_sampling_engine.py"
+
+MUTANTS = (
+    Mutant(
+        3,
+        "sampling parameters not applied to the rows before the last",
+        "acceptance/distribution.py",
+        'columns = [judged.per_row(name) for name in ("temperature", "top_k", "top_p", "min_p")]',
+        'columns = [judged.per_row(name) for name in ("temperature", "top_k", "top_p", "min_p")]\n'
+        "        columns[0] = np.where(judged.trees.depths > 0, columns[0], 1.0)",
+        (f"{PIPELINE}::test_every_row_has_the_distribution_of_the_reference",),
+    ),
+    Mutant(
+        4,
+        "an in-place division corrupts q before rejection",
+        "acceptance/chains.py",
+        "    ratio = np.zeros(len(tokens))\n",
+        "    ratio = np.zeros(len(tokens))\n"
+        "    chains.trees.q.probs.flags.writeable = True\n"
+        "    chains.trees.q.probs[:] /= 2\n",
+        (f"{RULES}::test_chain_rules_are_their_references",),
+    ),
+    Mutant(
+        6,
+        "a uniform can be exactly 0",
+        "acceptance/noise.py",
+        "units = (mix(keys + np.uint64(GAMMA)) >> np.uint64(10)) | np.uint64(1)",
+        "units = mix(keys + np.uint64(GAMMA)) >> np.uint64(10)",
+        (f"{NOISE}::test_no_word_makes_a_uniform_of_0_or_1_or_an_infinite_gumbel",),
+    ),
+    Mutant(
+        6,
+        "a Gumbel can be infinite",
+        "acceptance/noise.py",
+        "units = shift_right(bits(keys, tokens), 10) | 1",
+        "units = shift_right(bits(keys, tokens), 10)",
+        (f"{NOISE}::test_no_word_makes_a_uniform_of_0_or_1_or_an_infinite_gumbel",),
+    ),
+    Mutant(
+        7,
+        "an id of the padding behind the vocabulary comes out",
+        "acceptance/batch.py",
+        "Judgement(logits[:, :vocab_size], trees, samplers, records)",
+        "Judgement(logits, trees, samplers, records)",
+        (f"{PIPELINE}::test_padding_behind_the_vocabulary_never_comes_out",),
+    ),
+    Mutant(
+        7,
+        "a guess outside the vocabulary is looked up as if it were in it",
+        "acceptance/chains.py",
+        "return np.where(known, probabilities.cpu().numpy(), 0.0)",
+        "return probabilities.cpu().numpy()",
+        (f"{RULES}::test_a_guess_outside_the_vocabulary_is_never_accepted",),
+    ),
+    Mutant(
+        8,
+        "NaN logits are drawn from",
+        "acceptance/distribution.py",
+        "peak.isnan() | (peak == torch.inf)",
+        "peak == torch.inf",
+        (f"{PIPELINE}::test_a_poisoned_row_fails_its_own_request_alone",),
+    ),
+    Mutant(
+        9,
+        "the padded vocabulary is cut on the wrong axis",
+        "acceptance/batch.py",
+        "logits[:, :vocab_size]",
+        "logits[:vocab_size]",
+        (f"{PIPELINE}::test_padding_behind_the_vocabulary_never_comes_out",),
+    ),
+    Mutant(
+        12,
+        "bad words off by one with drafts",
+        "acceptance/bad_words.py",
+        "draft = judged.trees.path_tokens[:, ::-1]",
+        "draft = np.roll(judged.trees.path_tokens, 1, axis=0)[:, ::-1]",
+        (f"{PIPELINE}::test_bad_words_count_the_draft_path",),
+    ),
+    Mutant(
+        13,
+        "log probabilities read after the corrections, in place",
+        "acceptance/corrections.py",
+        "logits = judged.logits.clone(memory_format=torch.contiguous_format)",
+        "logits = judged.logits",
+        (f"{LOGPROBS}::test_logprobs_are_those_of_the_raw_logits",),
+    ),
+    Mutant(
+        23,
+        "the seed is ignored",
+        "acceptance/request.py",
+        "stems(seed, sample, Stream.TARGET, 0)",
+        "stems(0, sample, Stream.TARGET, 0)",
+        (f"{RULES}::test_seed_and_sample_decide_and_nothing_else_does",),
+    ),
+    Mutant(
+        23,
+        "requests without a seed share one",
+        "engine/engine.py",
+        "seed = secrets.randbits(64) if params.seed is None else params.seed",
+        "seed = params.seed or 0",
+        (f"{ENGINE}::test_seeds_are_obeyed_beside_requests_that_have_none",),
+    ),
+    Mutant(
+        24,
+        "the draft probabilities of chosen tokens are never filled in",
+        "acceptance/drawn.py",
+        "certain = np.ones(1)",
+        "certain = np.full(1, 1e-3)",
+        (f"{RULES}::test_chain_rules_are_their_references",),
+    ),
+    Mutant(
+        28,
+        "a draft node's position is counted on too late",
+        "acceptance/batch.py",
+        "return lengths + self.trees.depths",
+        "return lengths + np.maximum(self.trees.depths - 1, 0)",
+        (f"{RULES}::test_coupled_is_its_reference",),
+    ),
+    Mutant(
+        35,
+        "matches are counted behind a mismatch",
+        "acceptance/coupled.py",
+        "return trees.deepest(trees.reached(hit))",
+        "return trees.deepest(hit | (trees.depths == 0))",
+        (f"{RULES}::test_coupled_is_its_reference",),
+    ),
+    Mutant(
+        35,
+        "token acceptance goes on behind a refusal",
+        "acceptance/token.py",
+        "return trees.deepest(trees.reached(uniforms < accept))",
+        "return trees.deepest((uniforms < accept) | (trees.depths == 0))",
+        (f"{RULES}::test_chain_rules_are_their_references",),
+    ),
+    Mutant(
+        40,
+        "a tree node is judged by the row before it instead of by its parent's",
+        "acceptance/coupled.py",
+        "hit = trees.tokens == draws[trees.parents]",
+        "hit = trees.tokens[1:] == draws[:-1]\n    hit = __import__('numpy').concatenate([[False], hit])",
+        (f"{RULES}::test_coupled_is_its_reference",),
+    ),
+    Mutant(
+        42,
+        "temperature is ignored",
+        "acceptance/distribution.py",
+        "temperature=torch.where(greedy, 1.0, shape.temperature)",
+        "temperature=torch.ones_like(shape.temperature)",
+        (f"{PIPELINE}::test_every_row_has_the_distribution_of_the_reference",),
+    ),
+)

@@ -1,0 +1,101 @@
+"""`make mutants`: put each catalogued bug into a copy of the source and see that the tests notice."""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from catalogue import MUTANTS, Mutant
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[2]
+NO_TESTS_RAN = {2, 3, 4, 5}
+"""Pytest's exit codes for anything but "all passed" (0) and "some failed" (1)."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one mutant."""
+
+    bug: int
+    what: str
+    caught: bool
+    detail: str  # why not, or which test caught it
+
+
+def run_tests(source: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Pytest on the named tests, importing the package from `source`; stops at the first failure."""
+    environment = os.environ | {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def imported_from(source: Path) -> bool:
+    """Whether the package under test really is the copy, not an installed one."""
+    environment = os.environ | {"PYTHONPATH": str(source)}
+    command = [sys.executable, "-c", "import foreword.acceptance; print(foreword.acceptance.__file__)"]
+    found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    return Path(found.stdout.strip()).is_relative_to(source)
+
+
+def try_mutant(mutant: Mutant, source: Path) -> Outcome:
+    """Apply, test, undo."""
+    file = source / "foreword" / mutant.file
+    text = file.read_text(encoding="utf-8")
+    if text.count(mutant.old) != 1:
+        return Outcome(mutant.bug, mutant.what, False, f"the text to change is not once in {mutant.file}")
+    file.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    try:
+        result = run_tests(source, mutant.tests)
+    finally:
+        file.write_text(text, encoding="utf-8")
+    failed = [line for line in result.stdout.splitlines() if line.startswith("FAILED")]
+    if result.returncode == 1 and failed:
+        return Outcome(mutant.bug, mutant.what, True, failed[0].split("::")[-1].split(" - ")[0])
+    if result.returncode in NO_TESTS_RAN:
+        return Outcome(mutant.bug, mutant.what, False, "the named tests did not run")
+    return Outcome(mutant.bug, mutant.what, False, "all tests passed")
+
+
+def main() -> int:
+    """Run the catalogue; exit code 1 if any bug goes unnoticed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    parser.add_argument("--bug", type=int, help="only the mutants of this number")
+    arguments = parser.parse_args()
+    chosen = [mutant for mutant in MUTANTS if arguments.bug in (None, mutant.bug)]
+    console = Console(highlight=False)
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "src"
+        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+        if not imported_from(source):
+            console.print("the tests would not import the copy of the source; is the package installed?")
+            return 1
+        named = sorted({test for mutant in chosen for test in mutant.tests})
+        if run_tests(source, named).returncode != 0:
+            console.print("the named tests fail without any mutant")
+            return 1
+        outcomes = []
+        for mutant in chosen:
+            outcomes.append(try_mutant(mutant, source))
+            console.print(f"[dim]bug {mutant.bug}: {outcomes[-1].detail}[/dim]")
+    table = Table("bug", "what goes wrong", "", "by")
+    for outcome in outcomes:
+        mark = "[green]caught[/green]" if outcome.caught else "[red]MISSED[/red]"
+        table.add_row(str(outcome.bug), outcome.what, mark, outcome.detail)
+    console.print(table)
+    missed = [outcome for outcome in outcomes if not outcome.caught]
+    if arguments.json:
+        print(json.dumps({"passed": not missed, "mutants": [asdict(outcome) for outcome in outcomes]}))
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

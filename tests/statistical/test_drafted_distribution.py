@@ -1,0 +1,74 @@
+"""Drafters that draw keep the target's distribution under every rule, through engine and step."""
+
+from collections import Counter
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foreword import LLM, SamplingParams
+from foreword.engine.engine import EngineConfig
+from foreword.engine.loader import load_model
+from helpers.passes import all_logits
+
+PROMPT = [20, 31, 40, 31, 20, 31]
+ALLOWED = (5, 60, 200)
+POSITIONS = 3
+TEMPERATURE = 0.8
+SAMPLES = 2000
+WORST_STATISTIC = 64.0
+"""A chi-square with 26 degrees of freedom exceeds this once in twenty thousand runs; the seeds are fixed."""
+
+
+def exact_joint(model: Path) -> dict[tuple[int, ...], float]:
+    """The target's own joint distribution over the next tokens, by enumeration."""
+    decoder = load_model(str(model), dtype="float32", device="cpu").decoder
+    joint: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(POSITIONS):
+        longer = {}
+        for tokens, probability in joint.items():
+            logits = all_logits(decoder, [*PROMPT, *tokens])[-1, list(ALLOWED)].double()
+            shares = torch.softmax(logits / TEMPERATURE, dim=0).tolist()
+            longer |= {(*tokens, t): probability * s for t, s in zip(ALLOWED, shares, strict=True)}
+        joint = longer
+    return joint
+
+
+LAYER_SKIP = {"method": "layer_skip", "num_speculative_tokens": 2, "exit_layer": 1}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1}
+
+
+@pytest.mark.parametrize(
+    ("form", "rule"),
+    [
+        (LAYER_SKIP, "token"),
+        (LAYER_SKIP, "block"),
+        pytest.param(LAYER_SKIP, "coupled", marks=pytest.mark.slow),
+        pytest.param(NGRAM, "coupled", marks=pytest.mark.slow),
+        pytest.param(NGRAM, "token", marks=pytest.mark.slow),
+        pytest.param(NGRAM, "block", marks=pytest.mark.slow),
+    ],
+)
+def test_the_joint_distribution_is_the_targets(tiny_model: Path, form: dict[str, Any], rule: str):
+    config = EngineConfig(acceptance_rule=rule, max_num_seqs=256)
+    llm = LLM(str(tiny_model), dtype="float32", device="cpu", speculation=form, config=config)
+    params = [
+        SamplingParams(
+            temperature=TEMPERATURE,
+            max_tokens=POSITIONS,
+            seed=seed,
+            allowed_token_ids=ALLOWED,
+            ignore_eos=True,
+        )
+        for seed in range(SAMPLES)
+    ]
+    outputs = llm.generate([{"prompt_token_ids": PROMPT}] * SAMPLES, params)
+    accepted = sum(output.timings.draft_n_accepted for output in outputs)
+    assert 0 < accepted < sum(output.timings.draft_n for output in outputs)
+    seen = Counter(tuple(output.outputs[0].token_ids) for output in outputs)
+    exact = exact_joint(tiny_model)
+    assert set(seen) <= set(product(ALLOWED, repeat=POSITIONS))
+    statistic = sum((seen[cell] - SAMPLES * p) ** 2 / (SAMPLES * p) for cell, p in exact.items())
+    assert statistic < WORST_STATISTIC

@@ -1,0 +1,120 @@
+"""The proofs of `foreword prove`, as tests: the same functions, sizes that suit a test run."""
+
+import numpy as np
+import pytest
+
+from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.rules import Rule
+from foreword.bench.prove.bounds import coupled_agreement, expected_accepted
+from foreword.bench.prove.draft_models import DraftModel, Guessing
+from foreword.bench.prove.enumeration import target_law, text_law, worst_deviation
+from foreword.bench.prove.pathwise import pathwise_mismatches
+from foreword.bench.prove.statistics import (
+    biased_law,
+    chi_square,
+    default_decoder,
+    measure_power,
+    sampled_counts,
+    true_law,
+)
+from foreword.bench.prove.suite import CHAIN_RULES, EXACT, PARAMETERS, QUICK, run_suites, small_case
+
+
+@pytest.mark.parametrize("parameters", PARAMETERS)
+@pytest.mark.parametrize("guessing", list(Guessing))
+@pytest.mark.parametrize("rule", CHAIN_RULES)
+def test_chain_rules_keep_the_joint_law(rule: Rule, guessing: Guessing, parameters: str):
+    case = small_case(rule, PARAMETERS[parameters], target=3)
+    for length in (1, 2):
+        law = text_law(case, DraftModel(case, guessing), length)
+        assert sum(law.values()) == pytest.approx(1, abs=EXACT)
+        assert worst_deviation(law, target_law(case)) <= EXACT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parameters", PARAMETERS)
+@pytest.mark.parametrize("guessing", list(Guessing))
+@pytest.mark.parametrize("rule", CHAIN_RULES)
+def test_long_chains_keep_the_joint_law(rule: Rule, guessing: Guessing, parameters: str):
+    case = small_case(rule, PARAMETERS[parameters], target=4)
+    for length in (3, 4):
+        law = text_law(case, DraftModel(case, guessing), length)
+        assert worst_deviation(law, target_law(case)) <= EXACT
+
+
+def test_the_enumeration_sees_a_small_bias():
+    """A proof that cannot fail proves nothing: a draft law that is told a little wrong must show."""
+    case = small_case(Rule.TOKEN, SamplingParams(), target=3)
+    honest, liar = (DraftModel(case, Guessing.DRAWN, likeness) for likeness in (0.5, 0.5001))
+
+    class Lying(DraftModel):
+        def guesses(self, history):
+            told = [q for _, q, _ in liar.guesses(history)]
+            for (token, _, chance), q in zip(honest.guesses(history), told, strict=True):
+                yield token, q, chance
+
+    law = text_law(case, Lying(case, Guessing.DRAWN), 2)
+    assert worst_deviation(law, target_law(case)) > 100 * EXACT
+
+
+def test_coupled_text_is_plain_text():
+    tried, accepted, wrong = pathwise_mismatches(10_000, seed=99)
+    assert wrong == 0
+    assert accepted > tried
+
+
+@pytest.mark.parametrize("target", range(8))
+def test_block_accepts_no_less_than_token(target: int):
+    found = {}
+    for rule in CHAIN_RULES:
+        case = small_case(rule, SamplingParams(), target)
+        found[rule] = expected_accepted(case, DraftModel(case, Guessing.DRAWN, 0.3), 3)
+    assert found[Rule.BLOCK] >= found[Rule.TOKEN] - EXACT
+
+
+def test_token_accepts_what_the_distributions_share():
+    case = small_case(Rule.TOKEN, SamplingParams(), target=2)
+    model = DraftModel(case, Guessing.DRAWN, 0.3)
+    p = np.array([target_law(case, 1)[(token,)] for token in range(3)])
+    shared = np.minimum(p, model.probabilities(case.prompt)).sum()
+    assert expected_accepted(case, model, 1) == pytest.approx(shared, abs=EXACT)
+
+
+def test_coupled_keeps_its_bound():
+    rng = np.random.default_rng(1)
+    for seed in range(20):
+        p, q = rng.dirichlet(np.ones(6), 2)
+        found = coupled_agreement(p, q, 20_000, seed)
+        assert found.agreed >= found.bound - 4.5 * found.error
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+def test_the_step_samples_the_targets_law(rule: Rule):
+    decoder = default_decoder()
+    law = true_law(decoder)
+    power = measure_power(law, 4_000, bias=0.025, runs=200, seed=3)
+    assert power.caught >= 0.95
+    assert chi_square(sampled_counts(decoder, rule, 4_000, seed=50_000), law) <= power.threshold
+
+
+def test_a_bias_of_half_a_percent_is_caught():
+    law = true_law(default_decoder())
+    power = measure_power(law, 60_000, bias=0.005, runs=400, seed=4)
+    assert np.abs(biased_law(law, 0.005) - law).sum() / 2 == pytest.approx(0.005)
+    assert power.caught >= 0.95
+    assert power.false_alarms <= 0.002
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", list(Rule))
+def test_the_step_samples_the_targets_law_within_half_a_percent(rule: Rule):
+    decoder = default_decoder()
+    law = true_law(decoder)
+    power = measure_power(law, 60_000, bias=0.005, runs=400, seed=4)
+    assert power.caught >= 0.95
+    assert chi_square(sampled_counts(decoder, rule, 60_000, seed=10**6), law) <= power.threshold
+
+
+@pytest.mark.slow
+def test_the_quick_suite_holds():
+    assert all(row.passed for row in run_suites(QUICK, lambda *_: None))
