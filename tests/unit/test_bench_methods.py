@@ -7,12 +7,8 @@ from foreword.errors import RequestError
 
 
 def test_names_objects_and_combinations():
-    given = (
-        'ngram, {"method": "suffix", "num_speculative_tokens": 8} ',
-        "ngram+suffix",
-        '{"method":"ngram","max_depth":3}',
-    )
-    methods = parse_methods(",".join(given))
+    settings = '{"method": "suffix", "num_speculative_tokens": 8} ', '{"method":"ngram","max_depth":3}'
+    methods = parse_methods(f"ngram, {settings[0]},ngram+suffix,{settings[1]}")
     assert [method.label for method in methods] == [
         "ngram",
         "suffix num_speculative_tokens=8",

@@ -25,7 +25,9 @@ def overhead(
     methods: Annotated[
         str, typer.Option(help="Drafters that need only the text: names or JSON objects, comma-separated.")
     ] = "ngram,suffix",
-    contexts: Annotated[str, typer.Option(help="Lengths of context, separated by commas.")] = "100,1000,4000",
+    contexts: Annotated[
+        str, typer.Option(help="Lengths of context, separated by commas.")
+    ] = "100,1000,4000,8000",
     repeats: Annotated[int, typer.Option(help="Timed drafts at each length; the median counts.")] = 15,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",

@@ -4,6 +4,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from foreword.cli.console import DEFAULT_MODEL, load_llm, progress_bar, stdout
@@ -80,27 +81,20 @@ def _answer_twice(llm: "LLM", kind: str, prompt: str, params: "SamplingParams") 
 
 
 def _comparison(records: "Sequence[Record]") -> Table:
-    table = Table(title="decoding, without the pass over the prompt", title_justify="left")
-    table.add_column("")
-    for name in ("decoding", "tokens", "passes", "tokens per pass", "accepted", "seconds", "speed-up"):
-        table.add_column(name, justify="left" if name == "decoding" else "right")
+    table = Table(title="decoding, without the pass over the prompt", title_justify="left", box=SIMPLE_HEAD)
+    for name in ("prompt", "decoding"):
+        table.add_column(name, no_wrap=True)
+    for name in ("passes", "tokens/pass", "accepted", "seconds", "speed-up"):
+        table.add_column(name, justify="right", no_wrap=True)
     for record in records:
         plain, guessing = record.plain, record.speculative
-        table.add_row(record.category, "plain", *_cells(plain), "-", f"{plain.seconds:.2f}", "")
-        accepted = f"{guessing.accepted} of {guessing.drafted}"
+        table.add_row(record.category, "plain", *_cells(plain))
         speedup = f"[bold]{plain.seconds / guessing.seconds:.2f}×[/bold]" if guessing.seconds else ""
-        table.add_row(
-            "",
-            record.drafter,
-            *_cells(guessing),
-            accepted,
-            f"{guessing.seconds:.2f}",
-            speedup,
-            end_section=True,
-        )
+        table.add_row("", record.drafter, *_cells(guessing), speedup, end_section=True)
     return table
 
 
 def _cells(run: "Run") -> list[str]:
     per_pass = f"{run.tokens / run.passes:.2f}" if run.passes else "-"
-    return [str(run.tokens), str(run.passes), per_pass]
+    accepted = f"{run.accepted} of {run.drafted}" if run.drafted else "-"
+    return [str(run.passes), per_pass, accepted, f"{run.seconds:.2f}"]
