@@ -249,8 +249,9 @@ def test_hub_ids(tmp_path, monkeypatch):
     assert asked[0][0] == "org/some-model_1.5"
     assert not any("bin" in pattern or pattern.endswith("py") for pattern in asked[0][1]["allow_patterns"])
     assert resolve_model("org/model:small.Q4_0.gguf") == tmp_path / "small.Q4_0.gguf"
-    assert resolve_model("org/model/small.gguf") == tmp_path / "small.gguf"
-    assert asked[1:] == [("org/model", "small.Q4_0.gguf"), ("org/model", "small.gguf")]
+    assert asked[1:] == [("org/model", "small.Q4_0.gguf")]
+    with pytest.raises(ModelSourceError, match="no model"):  # a path that is not there, not a hub id
+        resolve_model("org/model/small.gguf")
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,6 @@ def row_shape(trees: Sequence[GrowingTree], logits: Tensor) -> RowShape:
     records = np.array([tree.request.sampler.record for tree in trees])
 
     def column(name: str) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(records[name])).to(logits.device)
+        return torch.from_numpy(records[name].copy()).to(logits.device)
 
     return RowShape(column("temperature"), column("top_k"), column("top_p"), column("min_p"))

@@ -8,7 +8,7 @@ import torch
 from foreword.acceptance.drawn import Drawn
 from foreword.acceptance.noise import gumbel, key_tensor
 from foreword.speculation.draft import Draft
-from foreword.speculation.protocols import Ask
+from foreword.speculation.protocols import Ask, StepRequest
 
 
 class DrawingDrafter:
@@ -20,6 +20,9 @@ class DrawingDrafter:
         self._drawn = [Drawn(np.arange(vocab_size), row) for row in weights]
         self._ids = torch.arange(vocab_size)
         self._length = length
+
+    def forget(self, request: StepRequest) -> None:
+        """It keeps nothing."""
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """One drawn chain for every request."""
