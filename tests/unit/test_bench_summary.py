@@ -39,7 +39,7 @@ def test_the_figures_of_a_row():
 
 
 def test_texts_that_differ_are_counted_and_shown():
-    rows = summarise([record("a", "1"), record("a", "2", token_ids=(1, 2, 4))])
+    rows = summarise([record("a", "1"), record("a", "2", token_ids=(1, 2, 4)), record("a", "3")])
     assert [row.different_texts for row in rows] == [1, 1]
     console = Console(width=160, record=True)
     console.print(drafter_table(rows, "title"))
