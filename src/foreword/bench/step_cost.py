@@ -1,14 +1,14 @@
 """What one target pass over n new tokens costs. Everything about speculation depends on this curve."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
 import torch
 
 from foreword.errors import RequestError
-from foreword.kv.paged_cache import PAGE_SIZE, KvSequence, PagedCache
+from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.models.batch import MAX_DRAFT_NODES
 from foreword.models.interface import Decoder
 from foreword.speculation.draft import Draft
@@ -25,56 +25,18 @@ class StepCost:
     ratio: float  # to the first n measured
 
 
-_PREFILL_ROWS = 512
-"""Rows of one pass over a prompt, as an engine has them."""
+class _Context:
+    """A request whose committed tokens all have KV but the newest."""
 
-
-@dataclass
-class ContextRequest:
-    """A request whose committed tokens all have KV but the newest; what a pass and a lookup need of one."""
-
-    kv: KvSequence
-    tokens: list[int] = field(default_factory=list)
-    request_id: int = 0
-    tenant: str = ""
-    prompt_len: int = 0
-    epoch: int = 0
-    room: int = MAX_DRAFT_NODES + 1
+    def __init__(self, cache: PagedCache, length: int, vocab_size: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.tokens: list[int] = torch.randint(0, vocab_size, (length,), generator=generator).tolist()
+        self.kv = cache.open()
+        self.epoch = 0
+        self.room = MAX_DRAFT_NODES + 1
 
     def extend(self, tokens: Sequence[int], _logprobs: Sequence[object] = ()) -> None:
-        """Commit tokens."""
         self.tokens += tokens
-
-
-class ContextPasses:
-    """Timed target passes behind a context that can grow. Takes over the target's KV memory."""
-
-    def __init__(self, target: Decoder, most_rows: int) -> None:
-        self._target = target
-        self._cache = PagedCache(-(-most_rows // PAGE_SIZE))
-        target.allocate_kv(self._cache.pool.num_pages, PAGE_SIZE)
-        self.request = ContextRequest(self._cache.open())
-
-    def grow(self, tokens: Sequence[int]) -> None:
-        """Add tokens to the context and compute what they lack of KV."""
-        request = self.request
-        request.tokens += tokens
-        while (lag := len(request.tokens) - 1 - request.kv.computed) > 0:
-            share = Scheduled(request, min(lag, _PREFILL_ROWS))  # type: ignore[arg-type]
-            with Transaction(self._cache, [share]) as transaction:
-                self._target.verify(transaction.batch([Draft()]))
-                transaction.commit([NOTHING_DRAWN])
-
-    def timed(self, n: int) -> float:
-        """Seconds of a pass over `n` new tokens: the newest committed one and a chain."""
-        request = self.request
-        draft = Draft.chain(request.tokens[: n - 1], len(request.tokens))
-        share = Scheduled(request, 1)  # type: ignore[arg-type]
-        with Transaction(self._cache, [share]) as transaction:  # left without commit: every pass starts alike
-            batch = transaction.batch([draft])
-            began = perf_counter()
-            self._target.verify(batch).logits.cpu()  # waits for the device
-            return perf_counter() - began
 
 
 def measure_step_cost(
@@ -90,13 +52,15 @@ def measure_step_cost(
     The sizes are measured in turn within every repeat, so that a slow spell hits all of them alike.
     """
     _check(new_tokens, context, repeats, target.config.context_length)
-    passes = ContextPasses(target, context + max(new_tokens))
-    generator = torch.Generator().manual_seed(0)
-    passes.grow(torch.randint(0, target.config.vocab_size, (context,), generator=generator).tolist())
+    most_rows = context + max(new_tokens)
+    cache = PagedCache(-(-most_rows // PAGE_SIZE))
+    target.allocate_kv(cache.pool.num_pages, PAGE_SIZE)
+    request = _Context(cache, context, target.config.vocab_size)
+    _prefill(target, cache, request)
     times: dict[int, list[float]] = {n: [] for n in new_tokens}
     for repeat in range(repeats + 1):
         for n in new_tokens:
-            seconds = passes.timed(n)
+            seconds = _timed_pass(target, cache, request, n)
             if repeat > 0:  # the first round warms up
                 times[n].append(seconds)
         if progress is not None:
@@ -114,3 +78,21 @@ def _check(new_tokens: Sequence[int], context: int, repeats: int, context_length
         raise RequestError(
             f"context + new tokens must be in 2 .. {context_length}, the model's context length"
         )
+
+
+def _prefill(target: Decoder, cache: PagedCache, request: _Context) -> None:
+    if len(request.tokens) > 1:
+        share = Scheduled(request, len(request.tokens) - 1)  # type: ignore[arg-type]
+        with Transaction(cache, [share]) as transaction:
+            target.verify(transaction.batch([Draft()]))
+            transaction.commit([NOTHING_DRAWN])
+
+
+def _timed_pass(target: Decoder, cache: PagedCache, request: _Context, n: int) -> float:
+    draft = Draft.chain(request.tokens[: n - 1], len(request.tokens))
+    share = Scheduled(request, 1)  # type: ignore[arg-type]
+    with Transaction(cache, [share]) as transaction:  # left without commit: every pass starts alike
+        batch = transaction.batch([draft])
+        began = perf_counter()
+        target.verify(batch).logits.cpu()  # waits for the device
+        return perf_counter() - began

@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from foreword.cli.console import (
@@ -23,11 +24,11 @@ from foreword.cli.console import (
 def overhead(
     model: ModelOption = DEFAULT_MODEL,
     methods: Annotated[
-        str, typer.Option(help="Drafters that need only the text: names or JSON objects, comma-separated.")
+        str, typer.Option(help="Names or JSON objects separated by commas; a+b combines.")
     ] = "ngram,suffix",
     contexts: Annotated[
         str, typer.Option(help="Lengths of context, separated by commas.")
-    ] = "100,1000,4000,8000",
+    ] = "100,1000,4000,7500",
     repeats: Annotated[int, typer.Option(help="Timed drafts at each length; the median counts.")] = 15,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
@@ -42,11 +43,9 @@ def overhead(
     llm = load_llm(model, dtype, device)
     with stage_bar() as on_progress:
         found = measure_overhead(llm, wanted, lengths, repeats, on_progress)
-    table = Table(
-        "drafter", "context", "draft ms", "first draft ms", title="one draft, next to a target pass"
-    )
-    for rows in VERIFY_ROWS:
-        table.add_column(f"of a pass over {rows}", justify="right")
+    table = Table("drafter", "context", box=SIMPLE_HEAD)
+    for name in ("draft ms", "first ms", *(f"of a pass over {rows}" for rows in VERIFY_ROWS)):
+        table.add_column(name, justify="right")
     for one in found:
         shares = [f"{one.share(rows):.2%} of {one.verify_ms[rows]:.1f} ms" for rows in VERIFY_ROWS]
         table.add_row(one.drafter, str(one.context), f"{one.draft_ms:.3f}", f"{one.first_ms:.1f}", *shares)
