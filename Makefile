@@ -47,7 +47,7 @@ sanitize: $(READY)
 		$(BIN)/python -S -m pytest -p no:cacheprovider -m "not model" $(SANITIZER_TESTS)
 
 # The environment is made anew when what it is made of changes.
-$(READY): pyproject.toml constraints.txt CMakeLists.txt
+$(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*.* native/isa/*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "foreword needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch

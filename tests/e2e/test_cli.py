@@ -2,28 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-
-def foreword(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "foreword", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **(env or {})}, check=False, timeout=300
-    )
-
-
-def assert_one_line_error(run: subprocess.CompletedProcess[str], *words: str) -> None:
-    assert run.returncode == 2, run
-    assert run.stdout == ""
-    lines = run.stderr.strip().splitlines()
-    assert len(lines) == 1, run.stderr
-    assert lines[0].startswith("foreword: ")
-    for word in words:
-        assert word in lines[0]
+from helpers.command_line import assert_one_line_error, foreword
 
 
 def test_generate_streams_text_and_json_says_the_same(tiny_model: Path):
@@ -59,6 +42,25 @@ def test_bench_step_ends_in_one_json_line(tiny_model: Path):
     assert all(row["ms"] > 0 for row in rows)
 
 
+def test_bench_accept_ends_in_one_json_line(tiny_model: Path):
+    options = ["--model", str(tiny_model), "--requests", "1,3", "--repeats", "2", "--rule", "block", "--json"]
+    run = foreword("bench", "accept", *options)
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert [row["requests"] for row in found["rows"]] == [1, 3]
+    assert all(row["ratio"] > 0 for row in found["rows"])
+    assert found["verify_ms"] > 0
+
+
+@pytest.mark.slow
+def test_prove_holds_and_ends_in_one_json_line():
+    run = foreword("prove", "--json")
+    assert run.returncode == 0, run.stdout
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert found["passed"]
+    assert {"coupled", "token", "block", "noise"} == {row["rule"] for row in found["rows"]}
+
+
 def test_help_and_version_answer_without_loading_torch():
     for arguments in (["--help"], ["generate", "--help"], ["--version"]):
         run = foreword(*arguments, env={"PYTHONPROFILEIMPORTTIME": "1"})
@@ -73,6 +75,8 @@ def test_help_and_version_answer_without_loading_torch():
         (["generate", "hi", "--model", "nosuchmodel"], ["nosuchmodel", "smollm2-135m"]),
         (["generate", "hi", "--temperature", "-1"], ["temperature"]),
         (["generate", "hi", "--max-tokens", "0"], ["max_tokens"]),
+        (["generate", "hi", "--top-p", "0"], ["top_p"]),
+        (["bench", "accept", "--rule", "typical"], ["typical", "coupled"]),
         (["pull", "nosuchmodel"], ["nosuchmodel"]),
         (["bench", "step", "--tokens", "1,x"], ["--tokens"]),
     ],
@@ -123,11 +127,3 @@ def test_models_lists_the_built_in(default_model: Path):
     assert Path(listed[0]["path"]) == default_model
     assert listed[0]["present"]
     assert "smollm2-135m" in foreword("models").stdout
-
-
-@pytest.mark.model
-def test_the_demo_answers_and_says_how_fast():
-    run = foreword("demo", "--max-tokens", "8")
-    assert run.returncode == 0, run.stderr
-    assert "tokens/s" in run.stdout
-    assert "target passes" in run.stdout

@@ -45,6 +45,12 @@ def imported_from(source: Path) -> bool:
     return Path(found.stdout.strip()).is_relative_to(source)
 
 
+def silence_editable_install(source: Path) -> None:
+    """An editable install leads imports to the original source, whatever the path says; let it find nothing."""
+    for name in [name for name in sys.modules if name.startswith("_editable_")]:
+        (source / f"{name}.py").write_text("", encoding="utf-8")
+
+
 def try_mutant(mutant: Mutant, source: Path) -> Outcome:
     """Apply, test, undo."""
     file = source / "foreword" / mutant.file
@@ -75,6 +81,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "src"
         shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+        silence_editable_install(source)
         if not imported_from(source):
             console.print("the tests would not import the copy of the source; is the package installed?")
             return 1

@@ -94,9 +94,16 @@ def test_a_perfect_chain_saves_passes():
 
 
 @pytest.mark.parametrize(
-    "draft", [Draft.chain([5], 99), Draft.chain([5], 3, epoch=1), Draft.chain([5] * 30, 3)]
+    "draft",
+    [
+        Draft.chain([5], 99),
+        Draft.chain([5], 3, epoch=1),
+        Draft.chain([5] * 30, 3),
+        Draft.chain([5, 11], 3),
+        Draft.chain([-2], 3),
+    ],
 )
-def test_a_stale_or_oversized_draft_is_dropped(draft: Draft):
+def test_a_stale_oversized_or_nonsensical_draft_is_dropped(draft: Draft):
     target, cache = HistoryTarget(), PagedCache(8)
     request = make_request(cache, [1, 2, 3], seed=1)
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from foreword.cli import bench_drafters, bench_overhead
+from foreword.cli.bench_accept import accept
 from foreword.cli.console import (
     DEFAULT_MODEL,
     BackendOption,
@@ -16,6 +18,7 @@ from foreword.cli.console import (
     JsonOption,
     ModelOption,
     load_llm,
+    parse_sizes,
     print_json,
     progress_bar,
     stage_bar,
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from foreword.models.interface import Decoder
 
 app = typer.Typer(no_args_is_help=True, help="Measure costs and speed, always as ratios within one run.")
+app.command("accept")(accept)
 
 OURS = "foreword"
 
@@ -35,6 +39,10 @@ OURS = "foreword"
 @app.callback()
 def _group() -> None:
     """Measure costs and speed, always as ratios within one run."""
+
+
+app.command("drafters")(bench_drafters.drafters)
+app.command("overhead")(bench_overhead.overhead)
 
 
 @app.command("step")
@@ -58,7 +66,7 @@ def step(
 
     if compare not in ("", "llama.cpp"):
         raise RequestError(f"--compare knows llama.cpp only, not {compare!r}")
-    sizes = _parse_sizes(tokens)
+    sizes = parse_sizes("--tokens", tokens)
     llm = load_llm(model, dtype, device, backend)
     target = llm.engine.target
     check_sizes([*sizes], context, repeats, target.config.context_length)
@@ -152,10 +160,3 @@ def _native_decoder(model: str, form: str) -> "Decoder":
     from foreword.engine.loader import load_model
 
     return load_model(model, dtype=form, device="cpu", backend="native").decoder
-
-
-def _parse_sizes(tokens: str) -> list[int]:
-    try:
-        return [int(part) for part in tokens.split(",")]
-    except ValueError as error:
-        raise RequestError(f"--tokens takes numbers separated by commas, not {tokens!r}") from error

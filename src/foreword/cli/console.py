@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from foreword.errors import RequestError
+
 if TYPE_CHECKING:
     from foreword.engine.llm import LLM
 
@@ -72,3 +74,11 @@ def load_llm(
 def print_json(value: dict[str, Any]) -> None:
     """One object on one line, for machines."""
     print(json.dumps(value))
+
+
+def parse_sizes(option: str, text: str) -> list[int]:
+    """The numbers of an option that takes several, separated by commas."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise RequestError(f"{option} takes numbers separated by commas, not {text!r}") from error

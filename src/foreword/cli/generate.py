@@ -16,12 +16,16 @@ from foreword.cli.console import (
     stderr,
     stdout,
 )
+from foreword.errors import RequestError
 
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to ask. Sent through the model's chat template.")],
     model: ModelOption = DEFAULT_MODEL,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    top_p: Annotated[float, typer.Option(help="Most likely tokens that reach this probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="The k most likely tokens; 0: all.")] = 0,
+    min_p: Annotated[float, typer.Option(help="Least likelihood relative to the most likely token.")] = 0.0,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
     seed: Annotated[int | None, typer.Option(help="Same seed, same text. Default: fresh entropy.")] = None,
     speculative_config: Annotated[
@@ -42,13 +46,17 @@ def generate(
     """
     from foreword.acceptance.params import SamplingParams
 
-    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+    params = SamplingParams(
+        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, max_tokens=max_tokens, seed=seed
+    )
     llm = load_llm(model, dtype, device, backend, speculative_config)
 
     def show(_: int, text: str) -> None:
         stdout.print(text, end="", markup=False, soft_wrap=True)
 
     output = llm.generate(prompt, params, raw=raw, on_text=None if as_json else show)[0]
+    if (error := output.outputs[0].error) is not None:
+        raise RequestError(error)
     if as_json:
         print_json(output.as_json())
         return

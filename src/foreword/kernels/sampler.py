@@ -1,12 +1,12 @@
 """The native sampler: floors of rows, and draws. The torch code in `acceptance` is what it must equal."""
 
-import importlib
-import os
 from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+from foreword.kernels.native import choose_threads, native_status
 
 if TYPE_CHECKING:
     from foreword.kernels._native import Sampler
@@ -15,12 +15,11 @@ if TYPE_CHECKING:
 @cache
 def native_sampler() -> "Sampler | None":
     """The compiled sampler with a thread per core, or None where the extension was not built."""
-    try:
-        native = importlib.import_module("foreword.kernels._native")
-    except ImportError:
+    if not native_status().available:
         return None
-    sampler: Sampler = native.Sampler(len(os.sched_getaffinity(0)))
-    return sampler
+    from foreword.kernels._native import Sampler
+
+    return Sampler(choose_threads())
 
 
 def sampler_for(logits: Tensor) -> "Sampler | None":

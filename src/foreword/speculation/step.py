@@ -104,10 +104,11 @@ def _ask(planned: Planned) -> Ask:
 
 
 def fits(draft: Draft, ask: Ask) -> bool:
-    """Whether a draft was made for the request as it is now and stays within what was asked."""
+    """Whether a draft was made for the request as it is now, of known tokens, within what was asked."""
     request = ask.request
     fresh = draft.committed_len == len(request.tokens) and draft.epoch == request.epoch
-    return fresh and len(draft) <= ask.max_nodes and max(draft.depths(), default=0) <= ask.max_depth
+    known = all(0 <= token < request.sampler.vocab_size for token in draft.tokens)
+    return fresh and known and len(draft) <= ask.max_nodes and max(draft.depths(), default=0) <= ask.max_depth
 
 
 def accept(logits: Tensor, scheduled: Sequence[Scheduled], drafts: Sequence[Draft]) -> list[Verdict]:

@@ -1,0 +1,108 @@
+"""What judging drafts costs, as a share of the target pass that they were verified by."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from foreword.acceptance.accept import judge
+from foreword.acceptance.batch import Judgement
+from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.acceptance.rules import Rule
+from foreword.engine.request import Request, RequestLimits
+from foreword.errors import RequestError
+from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
+from foreword.models.interface import Decoder
+from foreword.speculation.draft import Draft, stack
+from foreword.speculation.protocols import Scheduled
+from foreword.speculation.transaction import NOTHING_DRAWN, Transaction
+
+
+@dataclass(frozen=True)
+class AcceptCost:
+    """Cost of judging one batch."""
+
+    requests: int  # each with one chain
+    ms: float  # median
+    ms_per_request: float
+    ratio: float  # ms per request, to the target pass over one request's rows
+
+
+@dataclass(frozen=True)
+class AcceptCosts:
+    """All batches, and the pass that they are compared with."""
+
+    verify_ms: float  # median target pass over one request's newest token and chain
+    rows: list[AcceptCost]
+
+
+class _Verified:
+    """A request with a chain behind its committed text, ready to be verified again and again."""
+
+    def __init__(self, target: Decoder, tokens: Sequence[int], chain: int, params: SamplingParams) -> None:
+        context = len(tokens) - chain
+        self.cache = PagedCache(-(-len(tokens) // PAGE_SIZE))
+        target.allocate_kv(self.cache.pool.num_pages, PAGE_SIZE)
+        limits = RequestLimits(len(tokens) + 1, frozenset())
+        sampler = RequestSampler(params, TokenLimits(target.config.vocab_size), tokens[:context], seed=1)
+        self.target, self.request = target, Request(0, tokens[:context], params, sampler, limits)
+        self.request.kv = self.cache.open()
+        self.draft = Draft.chain(tokens[context:], context)
+        with Transaction(self.cache, [Scheduled(self.request, context - 1)]) as transaction:
+            target.verify(transaction.batch([Draft()]))
+            transaction.commit([NOTHING_DRAWN])
+
+    def verify(self) -> tuple[float, Tensor]:
+        """Seconds of one pass, and its logits [chain + 1, vocab]."""
+        with Transaction(self.cache, [Scheduled(self.request, 1)]) as transaction:  # left without commit
+            batch = transaction.batch([self.draft])
+            began = perf_counter()
+            logits = self.target.verify(batch).logits
+            logits[0, 0].item()  # waits for the device
+            return perf_counter() - began, logits
+
+
+def measure_accept_cost(
+    target: Decoder,
+    tokens: Sequence[int],
+    params: SamplingParams,
+    *,
+    chain: int = 5,
+    rule: Rule = Rule.COUPLED,
+    batches: Sequence[int] = (1, 4, 16),
+    repeats: int = 15,
+    progress: Callable[[int, int], None] | None = None,
+) -> AcceptCosts:
+    """Median milliseconds of judging batches of chains on a real text, every repeat beside a target pass."""
+    if len(tokens) < chain + 2 or repeats < 1 or not batches or min(batches) < 1:
+        raise RequestError("the text must be longer than the chain; repeats and batch sizes at least 1")
+    verified = _Verified(target, tokens, chain, params)
+    passes: list[float] = []
+    times: dict[int, list[float]] = {size: [] for size in batches}
+    for repeat in range(repeats + 1):
+        seconds, logits = verified.verify()
+        taken = {size: _timed_judge(logits, verified, params, size, rule) for size in batches}
+        if repeat > 0:  # the first round warms up
+            passes.append(seconds)
+            for size in batches:
+                times[size].append(taken[size])
+        if progress is not None:
+            progress(repeat + 1, repeats + 1)
+    verify_ms = 1e3 * median(passes)
+    medians = {size: 1e3 * median(times[size]) for size in batches}
+    rows = [AcceptCost(n, medians[n], medians[n] / n, medians[n] / n / verify_ms) for n in batches]
+    return AcceptCosts(verify_ms, rows)
+
+
+def _timed_judge(logits: Tensor, verified: _Verified, params: SamplingParams, size: int, rule: Rule) -> float:
+    prompt = verified.request.tokens
+    limits = TokenLimits(logits.shape[1])
+    samplers = [RequestSampler(params, limits, prompt, seed, rule=rule) for seed in range(size)]
+    together = torch.cat([logits] * size)
+    began = perf_counter()
+    judge(Judgement.of(together, stack([verified.draft] * size), samplers))
+    return perf_counter() - began
