@@ -41,7 +41,7 @@ sanitize: $(READY)
 	rm -rf $(SANITIZED)/package && mkdir -p $(SANITIZED)/package
 	cp -r src/foreword $(SANITIZED)/package/ && rm -f $(SANITIZED)/package/foreword/kernels/_native*.so
 	cp $(SANITIZED)/_native*.so $(SANITIZED)/package/foreword/kernels/
-	LD_PRELOAD=$$($(CXX) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" ASAN_OPTIONS=detect_leaks=0 \
 		UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 OMP_NUM_THREADS=1 \
 		PYTHONPATH=$(SANITIZED)/package:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
 		$(BIN)/python -S -m pytest -p no:cacheprovider -m "not model" $(SANITIZER_TESTS)

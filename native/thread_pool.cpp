@@ -14,9 +14,11 @@ inline void relax() {
 #endif
 }
 
+thread_local int this_thread = 0;   // a worker's place in its pool; whoever calls `run` is thread 0
+
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) {
+ThreadPool::ThreadPool(int threads) : taken_(static_cast<size_t>(threads)) {
     for (int thread = 1; thread < threads; ++thread) {
         workers_.emplace_back([this, thread] { work(thread); });
     }
@@ -42,7 +44,14 @@ void ThreadPool::run(const std::function<void(int)>& body) {
     barrier();
 }
 
+int ThreadPool::current_thread() { return this_thread; }
+
+void ThreadPool::forget_taken() {
+    for (Taken& taken : taken_) taken.units.store(0, std::memory_order_relaxed);
+}
+
 void ThreadPool::work(int thread) {
+    this_thread = thread;
     uint64_t done = 0;
     for (;;) {
         const std::function<void(int)>* body;
@@ -60,12 +69,12 @@ void ThreadPool::work(int thread) {
 
 void ThreadPool::barrier() {
     if (workers_.empty()) {
-        next_.store(0, std::memory_order_relaxed);
+        forget_taken();
         return;
     }
     const uint64_t generation = generation_.load(std::memory_order_acquire);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < size()) return await_generation(generation);
-    next_.store(0, std::memory_order_relaxed);
+    forget_taken();
     arrived_.store(0, std::memory_order_relaxed);
     generation_.store(generation + 1, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) > 0) {

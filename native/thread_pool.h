@@ -26,21 +26,33 @@ public:
     // Waits until every thread of the running body is here. A thread that waits long goes to sleep.
     void barrier();
 
-    // Hands out the pieces [begin, end) of `count` units, at most `grain` at a time, until none is left, then
-    // meets the others. Called by every thread of the running body in the same order.
+    // Hands out `count` units in pieces of at most `grain`, then meets the others. Every thread first walks through
+    // a stretch of its own (neighbouring pieces, so that memory streams), then helps with what others have left.
+    // Called by every thread of the running body in the same order.
     template <typename Piece>
     void share(int64_t count, int64_t grain, Piece&& piece) {
         if (grain < 1) grain = 1;
-        for (;;) {
-            const int64_t begin = next_.fetch_add(grain, std::memory_order_relaxed);
-            if (begin >= count) break;
-            piece(begin, begin + grain < count ? begin + grain : count);
+        const int threads = size();
+        for (int turn = 0; turn < threads; ++turn) {
+            const int owner = (current_thread() + turn) % threads;
+            const int64_t first = count * owner / threads, last = count * (owner + 1) / threads;
+            for (;;) {
+                const int64_t begin = first + taken_[static_cast<size_t>(owner)].units.fetch_add(grain, std::memory_order_relaxed);
+                if (begin >= last) break;
+                piece(begin, begin + grain < last ? begin + grain : last);
+            }
         }
         barrier();
     }
 
 private:
+    struct alignas(64) Taken {   // a cache line each
+        std::atomic<int64_t> units{0};
+    };
+
+    static int current_thread();
     void work(int thread);
+    void forget_taken();
     void await_generation(uint64_t arrived_in);
 
     std::vector<std::thread> workers_;
@@ -53,7 +65,7 @@ private:
     std::atomic<int> arrived_{0};
     std::atomic<int> sleepers_{0};
     std::atomic<uint64_t> generation_{0};
-    std::atomic<int64_t> next_{0};
+    std::vector<Taken> taken_;   // of every thread's stretch
 };
 
 }  // namespace foreword

@@ -53,15 +53,29 @@ FOREWORD_INLINE void gather_row(const KvView& kv, const AttentionTask& task, int
     }
 }
 
-// The same positions for a row whose ancestors stand behind its prefix, gathered in position order.
-FOREWORD_INLINE Tile gathered_tile(const KvView& kv, const AttentionTask& task, int64_t row, int64_t begin) {
-    const int64_t prefix = task.prefix_lens[row];
-    for (int64_t position = begin; position < prefix; ++position) {
+// What a row sees: its first `prefix` logical rows, then those with a bit in `rest` (bit i is row `base + i`).
+// Ancestors that follow the prefix without a gap (a chain) count as part of it.
+struct RowView {
+    int64_t prefix, base, visible;
+    uint64_t rest;
+};
+
+FOREWORD_INLINE RowView row_view(const AttentionTask& task, int64_t row) {
+    const int64_t base = task.prefix_lens[row];
+    const uint64_t mask = static_cast<uint64_t>(task.masks[row]);
+    const int64_t gapless = ~mask == 0 ? 64 : __builtin_ctzll(~mask);
+    const uint64_t rest = gapless == 64 ? 0 : mask >> gapless << gapless;
+    return {base + gapless, base, base + __builtin_popcountll(mask), rest};
+}
+
+// The same positions for a row with ancestors behind a gap, gathered in position order.
+FOREWORD_INLINE Tile gathered_tile(const KvView& kv, const AttentionTask& task, const RowView& view, int64_t begin) {
+    for (int64_t position = begin; position < view.prefix; ++position) {
         gather_row(kv, task, position, position - begin, task.scratch);
     }
-    uint64_t mask = static_cast<uint64_t>(task.masks[row]);
-    for (int64_t position = prefix; mask != 0 && position < begin + kKeyTile; ++position, mask &= mask - 1) {
-        if (position >= begin) gather_row(kv, task, prefix + __builtin_ctzll(mask), position - begin, task.scratch);
+    uint64_t rest = view.rest;
+    for (int64_t position = view.prefix; rest != 0 && position < begin + kKeyTile; ++position, rest &= rest - 1) {
+        if (position >= begin) gather_row(kv, task, view.base + __builtin_ctzll(rest), position - begin, task.scratch);
     }
     const int64_t page = kPageSize * kv.padded_dim;
     return {{task.scratch, task.scratch + 2 * page}, {task.scratch + page, task.scratch + 3 * page}};
@@ -75,7 +89,7 @@ struct State {
 };
 
 // Scores of Q queries against a tile of keys. Each is a sum over the head's dimensions in their order.
-template <int Q>
+template <int Q, bool Fetch>
 FOREWORD_INLINE void score_tile(const State (&states)[Q], const Tile& tile, const Tile& next, int64_t head_dim,
                                 float* scores) {
     const float *first = tile.keys[0], *second = tile.keys[1];
@@ -86,8 +100,10 @@ FOREWORD_INLINE void score_tile(const State (&states)[Q], const Tile& tile, cons
         for (int i = 0; i < 4; ++i) sums[s][i] = set1(0.0f);
     }
     for (int64_t d = 0; d < head_dim; ++d) {
-        __builtin_prefetch(next.keys[0] + d * kPageSize);
-        __builtin_prefetch(next.keys[1] + d * kPageSize);
+        if constexpr (Fetch) {
+            __builtin_prefetch(next.keys[0] + d * kPageSize);
+            __builtin_prefetch(next.keys[1] + d * kPageSize);
+        }
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
             const F32x8 eight = load((i < 2 ? first : second) + d * kPageSize + 8 * (i % 2));
@@ -119,7 +135,7 @@ FOREWORD_INLINE float weigh_scores(float* scores, int64_t count, const State& st
 }
 
 // Eight times V dimensions of Q outputs: rescaled, then the tile's values added in their order.
-template <int Q, int V>
+template <int Q, int V, bool Fetch>
 FOREWORD_INLINE void mix_values(const State (&states)[Q], const float (&factors)[Q], const Tile& tile, const Tile& next,
                                 int64_t stride, const float* weights, int64_t count, int64_t d) {
     F32x8 sums[Q][V];
@@ -131,8 +147,10 @@ FOREWORD_INLINE void mix_values(const State (&states)[Q], const float (&factors)
     for (int64_t k = 0; k < count; ++k) {
         const int64_t place = k % kPageSize * stride + d;
         const float* value = tile.values[k / kPageSize] + place;
-        __builtin_prefetch(next.values[k / kPageSize] + place);
-        __builtin_prefetch(next.values[k / kPageSize] + place + 16);
+        if constexpr (Fetch) {
+            __builtin_prefetch(next.values[k / kPageSize] + place);
+            __builtin_prefetch(next.values[k / kPageSize] + place + 16);
+        }
 #pragma GCC unroll 4
         for (int i = 0; i < V; ++i) {
             const F32x8 eight = load(value + 8 * i);
@@ -147,17 +165,17 @@ FOREWORD_INLINE void mix_values(const State (&states)[Q], const float (&factors)
     }
 }
 
-// Takes `count` keys of a tile into the softmax of Q heads of one row, and fetches the next tile meanwhile.
-template <int Q>
+// Takes `count` keys of a tile into the softmax of Q heads of one row; with Fetch the next tile is fetched meanwhile.
+template <int Q, bool Fetch>
 void absorb_tile(const KvView& kv, const Tile& tile, const Tile& next, int64_t count, const State (&states)[Q], float* scores) {
-    score_tile<Q>(states, tile, next, kv.head_dim, scores);
+    score_tile<Q, Fetch>(states, tile, next, kv.head_dim, scores);
     float factors[Q];
     for (int s = 0; s < Q; ++s) factors[s] = weigh_scores(scores + s * kKeyTile, count, states[s]);
     int64_t d = 0;
     for (; d + 32 <= kv.padded_dim; d += 32) {
-        mix_values<Q, 4>(states, factors, tile, next, kv.padded_dim, scores, count, d);
+        mix_values<Q, 4, Fetch>(states, factors, tile, next, kv.padded_dim, scores, count, d);
     }
-    for (; d < kv.padded_dim; d += 8) mix_values<Q, 1>(states, factors, tile, next, kv.padded_dim, scores, count, d);
+    for (; d < kv.padded_dim; d += 8) mix_values<Q, 1, Fetch>(states, factors, tile, next, kv.padded_dim, scores, count, d);
 }
 
 // The states of all rows and heads of a task, laid out in its scratch.
@@ -199,42 +217,54 @@ void finish_states(const KvView& kv, const AttentionTask& task, const States& st
     }
 }
 
-FOREWORD_INLINE int64_t visible_keys(const AttentionTask& task, int64_t row) {
-    return task.prefix_lens[row] + __builtin_popcountll(static_cast<uint64_t>(task.masks[row]));
-}
-
 // One tile for all heads of a row.
+template <bool Fetch>
 FOREWORD_INLINE void absorb_row(const KvView& kv, const Tile& tile, const Tile& next, int64_t count, const States& states,
                                 int64_t row, float* scores) {
     int64_t head = 0;
     for (; head + 2 <= states.heads; head += 2) {
         const State pair[2] = {states.at(row, head), states.at(row, head + 1)};
-        absorb_tile<2>(kv, tile, next, count, pair, scores);
+        if (head == 0) {
+            absorb_tile<2, Fetch>(kv, tile, next, count, pair, scores);
+        } else {
+            absorb_tile<2, false>(kv, tile, next, count, pair, scores);
+        }
     }
     if (head < states.heads) {
         const State last[1] = {states.at(row, head)};
-        absorb_tile<1>(kv, tile, next, count, last, scores);
+        if (head == 0) {
+            absorb_tile<1, Fetch>(kv, tile, next, count, last, scores);
+        } else {
+            absorb_tile<1, false>(kv, tile, next, count, last, scores);
+        }
     }
 }
 
+// Tile by tile, while its pages are in the cache; the first row to see a tile fetches the next.
 void attention(const KvView& kv, const AttentionTask& task) {
     float* scores = task.scratch + 2 * kKeyTile * kv.padded_dim;
     const States states{scores + 2 * kKeyTile, kv.padded_dim, task.head_end - task.head_begin};
     int64_t longest = 0;
     for (int64_t row = task.row_begin; row < task.row_end; ++row) {
-        longest = visible_keys(task, row) > longest ? visible_keys(task, row) : longest;
+        const int64_t visible = row_view(task, row).visible;
+        longest = visible > longest ? visible : longest;
     }
     begin_states(kv, task, states);
-    for (int64_t begin = 0; begin < longest; begin += kKeyTile) {   // tile by tile, while its pages are in the cache
+    for (int64_t begin = 0; begin < longest; begin += kKeyTile) {
+        bool fetched = false;
         for (int64_t row = task.row_begin; row < task.row_end; ++row) {
-            const int64_t rest = visible_keys(task, row) - begin, prefix = task.prefix_lens[row];
-            if (rest <= 0) continue;
-            const int64_t count = rest < kKeyTile ? rest : kKeyTile;
-            const Tile tile = prefix < begin + count ? gathered_tile(kv, task, row, begin)
-                                                     : prefix_tile(kv, task, begin, begin + count);
-            const bool more = prefix > begin + kKeyTile;
-            const Tile next = more ? prefix_tile(kv, task, begin + kKeyTile, prefix) : tile;
-            absorb_row(kv, tile, next, count, states, row - task.row_begin, scores);
+            const RowView view = row_view(task, row);
+            if (view.visible <= begin) continue;
+            const int64_t count = view.visible - begin < kKeyTile ? view.visible - begin : kKeyTile;
+            const Tile tile = view.prefix < begin + count ? gathered_tile(kv, task, view, begin)
+                                                          : prefix_tile(kv, task, begin, begin + count);
+            if (!fetched && view.prefix > begin + kKeyTile) {
+                const Tile next = prefix_tile(kv, task, begin + kKeyTile, view.prefix);
+                absorb_row<true>(kv, tile, next, count, states, row - task.row_begin, scores);
+                fetched = true;
+            } else {
+                absorb_row<false>(kv, tile, tile, count, states, row - task.row_begin, scores);
+            }
         }
     }
     finish_states(kv, task, states);
