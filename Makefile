@@ -30,8 +30,24 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The kernel tests on an extension built with the address and undefined-behaviour sanitisers. Python starts without
+# its site hooks, so that this build is found and not the installed one.
+SANITIZED := build/sanitize
+SANITIZER_TESTS := tests/unit/test_kernels.py tests/integration/test_native_decoder.py tests/integration/test_shape_invariance.py
+sanitize: $(READY)
+	cmake -S . -B $(SANITIZED) -DFOREWORD_SANITIZE=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+		-Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir)
+	cmake --build $(SANITIZED)
+	rm -rf $(SANITIZED)/package && mkdir -p $(SANITIZED)/package
+	cp -r src/foreword $(SANITIZED)/package/ && rm -f $(SANITIZED)/package/foreword/kernels/_native*.so
+	cp $(SANITIZED)/_native*.so $(SANITIZED)/package/foreword/kernels/
+	LD_PRELOAD=$$($(CXX) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \
+		UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 OMP_NUM_THREADS=1 \
+		PYTHONPATH=$(SANITIZED)/package:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+		$(BIN)/python -S -m pytest -p no:cacheprovider -m "not model" $(SANITIZER_TESTS)
+
 # The environment is made anew when what it is made of changes.
-$(READY): pyproject.toml constraints.txt CMakeLists.txt
+$(READY): pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*.* native/isa/*)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "foreword needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch

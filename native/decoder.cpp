@@ -91,7 +91,8 @@ void Decoder::allocate_kv(int64_t pages) {
     require(pages >= 0, "the number of pages cannot be negative");
     std::lock_guard<std::mutex> lock(one_pass_);
     kv_memory_.reset();
-    kv_memory_ = std::make_unique<Memory>(static_cast<size_t>(pages * kPageSize * kv_bytes_per_row()));
+    // Small pages: a large one would be filled by the first row of every layer.
+    kv_memory_ = std::make_unique<Memory>(static_cast<size_t>(pages * kPageSize * kv_bytes_per_row()), false);
     pages_ = pages;
 }
 

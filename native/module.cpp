@@ -10,9 +10,9 @@
 #include <optional>
 #include <stdexcept>
 
-#include "sampler.h"
 #include "decoder.h"
 #include "dispatch.h"
+#include "sampler.h"
 
 namespace nb = nanobind;
 using namespace foreword;

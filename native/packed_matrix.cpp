@@ -37,13 +37,13 @@ int64_t gguf_block_bytes(Form form) {
     return 0;
 }
 
-Memory::Memory(size_t bytes) : mapped_(bytes + kLargePage), size_(bytes) {
+Memory::Memory(size_t bytes, bool large_pages) : mapped_(bytes + kLargePage), size_(bytes) {
     base_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base_ == MAP_FAILED) throw std::bad_alloc();
     const uintptr_t aligned = (reinterpret_cast<uintptr_t>(base_) + kLargePage - 1) / kLargePage * kLargePage;
     data_ = reinterpret_cast<uint8_t*>(aligned);
 #ifdef MADV_HUGEPAGE
-    if (bytes >= kLargePage) madvise(data_, bytes / kLargePage * kLargePage, MADV_HUGEPAGE);
+    if (large_pages && bytes >= kLargePage) madvise(data_, bytes / kLargePage * kLargePage, MADV_HUGEPAGE);
 #endif
 }
 
@@ -53,7 +53,7 @@ Arena::Part Arena::take(size_t bytes) {
     const size_t size = (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
     std::lock_guard<std::mutex> lock(mutex_);
     if (!stretch_ || stretch_->size() - used_ < size) {
-        stretch_ = std::make_shared<Memory>(size > kStretch ? size : kStretch);
+        stretch_ = std::make_shared<Memory>(size > kStretch ? size : kStretch, true);
         used_ = 0;
     }
     uint8_t* data = stretch_->data() + used_;

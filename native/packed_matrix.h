@@ -11,10 +11,10 @@
 
 namespace foreword {
 
-// Zeroed memory in large pages where the system has them.
+// Zeroed memory that takes no room before it is touched; in large pages, where the system has them, if wanted.
 class Memory {
 public:
-    explicit Memory(size_t bytes);
+    Memory(size_t bytes, bool large_pages);
     ~Memory();
     Memory(const Memory&) = delete;
     Memory& operator=(const Memory&) = delete;

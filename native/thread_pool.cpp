@@ -4,8 +4,7 @@ namespace foreword {
 
 namespace {
 
-constexpr int kSpins = 200;     // a few microseconds: what it takes a phase to even out
-constexpr int kYields = 400;    // then let others run: on a busy machine the late thread may wait for this very core
+constexpr int kSpins = 1000;   // some twenty microseconds: what it takes the threads of a phase to even out
 
 inline void relax() {
 #if defined(__aarch64__)
@@ -79,10 +78,6 @@ void ThreadPool::await_generation(uint64_t arrived_in) {
     for (int spin = 0; spin < kSpins; ++spin) {
         if (generation_.load(std::memory_order_acquire) != arrived_in) return;
         relax();
-    }
-    for (int yield = 0; yield < kYields; ++yield) {
-        if (generation_.load(std::memory_order_acquire) != arrived_in) return;
-        std::this_thread::yield();
     }
     std::unique_lock<std::mutex> lock(mutex_);
     sleepers_.fetch_add(1, std::memory_order_seq_cst);

@@ -9,7 +9,8 @@ using namespace foreword;
 
 constexpr int64_t kTokenTile = 4;     // tokens whose sums stay in registers
 constexpr int64_t kTokenBlock = 64;   // tokens per walk over the weights: their activations stay in the cache
-constexpr int64_t kPrefetch = 1536;   // bytes ahead in the weight stream
+constexpr int64_t kPrefetch = 1536;   // bytes ahead in the weight stream, when every byte is used once
+constexpr int64_t kLine = 64;         // bytes of a cache line
 
 // What one group of a panel looks like: a header with scales, then `bytes` for every 32 columns.
 template <Form F>
@@ -105,13 +106,23 @@ void spread_panel(const uint8_t* panel, int64_t groups, uint8_t* out) {
     }
 }
 
+// The memory to fetch while a tile is computed, so many lines for every 32 columns.
+struct Ahead {
+    const uint8_t* next;
+    int64_t lines;
+    FOREWORD_INLINE void fetch() {
+        for (int64_t i = 0; i < lines; ++i, next += kLine) __builtin_prefetch(next);
+    }
+};
+
 // Integer sums of one group of `blocks` times 32 columns.
 template <typename B, int T>
-FOREWORD_INLINE void sum_group(I32x8 (&acc)[T], const uint8_t* weights, const int8_t* q, int64_t stride, int64_t blocks) {
+FOREWORD_INLINE void sum_group(I32x8 (&acc)[T], const uint8_t* weights, const int8_t* q, int64_t stride, int64_t blocks,
+                               Ahead& ahead) {
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) acc[t] = zero_sums();
     for (int64_t block = 0; block < blocks; ++block, weights += B::bytes, q += kBlock) {
-        for (int64_t line = 0; line < B::bytes; line += 64) __builtin_prefetch(weights + kPrefetch + line);
+        ahead.fetch();
         X32 tokens[T];
 #pragma GCC unroll 4
         for (int t = 0; t < T; ++t) tokens[t] = load_tokens(q + t * stride);
@@ -121,7 +132,7 @@ FOREWORD_INLINE void sum_group(I32x8 (&acc)[T], const uint8_t* weights, const in
 
 // Eight outputs of T tokens, beginning with token `first`. Blocks > 0 fixes the 32-column blocks of a group.
 template <int T, int Blocks, typename Panel>
-FOREWORD_INLINE Sums<T> quantized_tile(Panel panel, const ActivationView& x, int64_t first, int64_t any_blocks) {
+FOREWORD_INLINE Sums<T> quantized_tile(Panel panel, const ActivationView& x, int64_t first, int64_t any_blocks, Ahead ahead) {
     using B = typename Panel::B;
     const int64_t groups = x.groups, blocks = Blocks > 0 ? Blocks : any_blocks;
     const int64_t width = blocks * kBlock, stride = groups * width;
@@ -133,7 +144,7 @@ FOREWORD_INLINE Sums<T> quantized_tile(Panel panel, const ActivationView& x, int
     for (int t = 0; t < T; ++t) out.of[t] = set1(0.0f);
     for (int64_t g = 0; g < groups; ++g, panel.data += B::header + blocks * B::bytes) {
         I32x8 acc[T];
-        sum_group<B, T>(acc, panel.data + B::header, q + g * width, stride, blocks);
+        sum_group<B, T>(acc, panel.data + B::header, q + g * width, stride, blocks, ahead);
         const F32x8 scales = panel.scales();
 #pragma GCC unroll 4
         for (int t = 0; t < T; ++t) {
@@ -188,17 +199,21 @@ struct PanelTarget {
     const float* bias;
     int64_t stride;
     int64_t width;
-    int64_t blocks;   // of 32 columns in a group
+    int64_t blocks;           // of 32 columns in a group
+    int64_t all_blocks;       // in a row
+    const uint8_t* packed;    // the panel as it is stored
+    int64_t packed_bytes;
     bool accumulate;
 };
 
 template <int T, int Blocks, typename Panel>
-__attribute__((noinline)) void run_tile(Panel panel, const ActivationView& x, int64_t first, const PanelTarget& target) {
+__attribute__((noinline)) void run_tile(Panel panel, const ActivationView& x, int64_t first, const PanelTarget& target,
+                                        Ahead ahead) {
     Sums<T> sums;
     if constexpr (__is_same(Panel, FloatPanel)) {
         sums = float_tile<T>(reinterpret_cast<const float*>(panel.data), x, first);
     } else {
-        sums = quantized_tile<T, Blocks>(panel, x, first, target.blocks);
+        sums = quantized_tile<T, Blocks>(panel, x, first, target.blocks, ahead);
     }
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) {
@@ -207,25 +222,37 @@ __attribute__((noinline)) void run_tile(Panel panel, const ActivationView& x, in
     }
 }
 
+// What tile `index` of `tiles` fetches. A single tile uses every byte once and fetches its own a little ahead;
+// several share the work of fetching the next panel, so that no one of them waits for memory.
+FOREWORD_INLINE Ahead ahead_of(const PanelTarget& target, int64_t index, int64_t tiles) {
+    if (tiles == 1) return {target.packed + kPrefetch, (target.packed_bytes / target.all_blocks + kLine - 1) / kLine};
+    const int64_t all = (target.packed_bytes + kLine - 1) / kLine;
+    const int64_t lines = (all + target.all_blocks * tiles - 1) / (target.all_blocks * tiles);
+    return {target.packed + target.packed_bytes + index * target.all_blocks * lines * kLine, lines};
+}
+
 // All tokens [begin, end) through one panel, in tiles of nearly equal size.
 template <int Blocks, typename Panel>
 void run_tiles(Panel panel, const ActivationView& x, int64_t begin, int64_t end, const PanelTarget& target) {
-    int64_t tiles = (end - begin + kTokenTile - 1) / kTokenTile;
-    for (int64_t first = begin; first < end; --tiles) {
-        const int64_t size = (end - first + tiles - 1) / tiles;
+    const int64_t tiles = (end - begin + kTokenTile - 1) / kTokenTile;
+    int64_t first = begin;
+    for (int64_t index = 0; index < tiles; ++index) {
+        const int64_t size = (end - first + tiles - index - 1) / (tiles - index);
+        const Ahead ahead = ahead_of(target, index, tiles);
         switch (size) {
-            case 1: run_tile<1, Blocks>(panel, x, first, target); break;
-            case 2: run_tile<2, Blocks>(panel, x, first, target); break;
-            case 3: run_tile<3, Blocks>(panel, x, first, target); break;
-            default: run_tile<4, Blocks>(panel, x, first, target); break;
+            case 1: run_tile<1, Blocks>(panel, x, first, target, ahead); break;
+            case 2: run_tile<2, Blocks>(panel, x, first, target, ahead); break;
+            case 3: run_tile<3, Blocks>(panel, x, first, target, ahead); break;
+            default: run_tile<4, Blocks>(panel, x, first, target, ahead); break;
         }
         first += size;
     }
 }
 
 template <Form F>
-void run_panel(const MatrixView& w, const uint8_t* panel, const ActivationView& x, int64_t begin, int64_t end,
-               const PanelTarget& target, uint8_t* scratch) {
+void run_panel(const MatrixView& w, const ActivationView& x, int64_t begin, int64_t end, const PanelTarget& target,
+               uint8_t* scratch) {
+    const uint8_t* panel = target.packed;
     if constexpr (F == Form::F32) {
         run_tiles<1>(FloatPanel{panel}, x, begin, end, target);
     } else if constexpr (F == Form::Q8) {
@@ -248,8 +275,9 @@ void run_panels(const MatrixView& w, const ActivationView& x, int64_t panel_begi
             const int64_t row = p * kPanelRows, rest = w.rows - row;
             const PanelTarget target{out.out + (p - panel_begin) * kPanelRows, out.bias ? out.bias + row : nullptr,
                                      out.stride, rest < kPanelRows ? rest : kPanelRows, w.grouping.group / kBlock,
+                                     (w.cols + kBlock - 1) / kBlock, w.data + p * w.panel_bytes, w.panel_bytes,
                                      out.accumulate};
-            run_panel<F>(w, w.data + p * w.panel_bytes, x, begin, end, target, scratch);
+            run_panel<F>(w, x, begin, end, target, scratch);
         }
     }
 }

@@ -2,28 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-
-def foreword(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "foreword", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **(env or {})}, check=False, timeout=300
-    )
-
-
-def assert_one_line_error(run: subprocess.CompletedProcess[str], *words: str) -> None:
-    assert run.returncode == 2, run
-    assert run.stdout == ""
-    lines = run.stderr.strip().splitlines()
-    assert len(lines) == 1, run.stderr
-    assert lines[0].startswith("foreword: ")
-    for word in words:
-        assert word in lines[0]
+from helpers.command_line import assert_one_line_error, foreword
 
 
 def test_generate_streams_text_and_json_says_the_same(tiny_model: Path):
@@ -144,11 +127,3 @@ def test_models_lists_the_built_in(default_model: Path):
     assert Path(listed[0]["path"]) == default_model
     assert listed[0]["present"]
     assert "smollm2-135m" in foreword("models").stdout
-
-
-@pytest.mark.model
-def test_the_demo_answers_and_says_how_fast():
-    run = foreword("demo", "--max-tokens", "8")
-    assert run.returncode == 0, run.stderr
-    assert "tokens/s" in run.stdout
-    assert "target passes" in run.stdout

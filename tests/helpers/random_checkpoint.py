@@ -55,5 +55,8 @@ class RandomCheckpoint:
     def quantized(self, name: str) -> QuantizedTensor | None:
         return self._blocks.get(name)
 
+    def release(self) -> None:
+        pass
+
     def tokenizer(self) -> Tokenizer:
         raise NotImplementedError

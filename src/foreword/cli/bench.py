@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from foreword.cli import bench_drafters, bench_overhead
 from foreword.cli.bench_accept import accept
 from foreword.cli.console import (
     DEFAULT_MODEL,
@@ -38,6 +39,10 @@ OURS = "foreword"
 @app.callback()
 def _group() -> None:
     """Measure costs and speed, always as ratios within one run."""
+
+
+app.command("drafters")(bench_drafters.drafters)
+app.command("overhead")(bench_overhead.overhead)
 
 
 @app.command("step")

@@ -1,35 +1,100 @@
-"""`foreword demo`: the main job on the embedded default model."""
+"""`foreword demo`: plain and speculative decoding side by side on the embedded default model."""
 
 from time import perf_counter
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
-from foreword.cli.console import DEFAULT_MODEL, load_llm, stdout
+from foreword.cli.console import DEFAULT_MODEL, load_llm, progress_bar, stdout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from foreword.acceptance.params import SamplingParams
+    from foreword.bench.drafters.decode import Run
+    from foreword.bench.drafters.records import Record
+    from foreword.engine.llm import LLM
+
+SPECULATION = {"method": "ngram", "num_speculative_tokens": 10, "prompt_lookup_min": 3}
+PROMPTS = {
+    "repetition": "Repeat the word hello 50 times.",
+    "counting": "Count from 1 to 30, one number per line.",
+    "a question": "Explain why the sky is blue.",
+}
 
 
-def demo(
-    prompt: Annotated[str, typer.Option(help="What to ask.")] = "Explain why the sky is blue.",
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 96,
-) -> None:
-    """Answer a prompt with the embedded default model and say how fast it went."""
+def demo(max_tokens: Annotated[int, typer.Option(help="Most tokens of every answer.")] = 96) -> None:
+    """Answer three prompts with the embedded default model, plainly and with guesses, and compare.
+
+    Ends with exit code 1 if guessing changed a text.
+    """
     from foreword.acceptance.params import SamplingParams
     from foreword.bench.memory import peak_resident_bytes
 
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
     began = perf_counter()
     llm = load_llm(DEFAULT_MODEL, "auto", "auto")
     resident = peak_resident_bytes() / 1e6
     stdout.print(
-        f"[dim]{DEFAULT_MODEL} ready in {perf_counter() - began:.1f} s, {resident:.0f} MB resident[/dim]\n"
+        f"[dim]{DEFAULT_MODEL} ready in {perf_counter() - began:.1f} s, {resident:.0f} MB resident[/dim]"
     )
-    stdout.print(f"[bold]{prompt}[/bold]\n")
+    records = [_answer_twice(llm, kind, prompt, params) for kind, prompt in PROMPTS.items()]
+    stdout.print()
+    stdout.print(_comparison(records))
+    different = [record.category for record in records if not record.identical]
+    if different:
+        stdout.print(f"[red]The texts differ: {', '.join(different)}.[/red]")
+        raise typer.Exit(1)
+    stdout.print("[green]The texts are identical: guessing saved passes and changed no token.[/green]")
 
-    def show(_: int, text: str) -> None:
+
+def _answer_twice(llm: "LLM", kind: str, prompt: str, params: "SamplingParams") -> "Record":
+    """Stream the speculative answer, then compute the plain one without a word."""
+    from foreword.bench.drafters.decode import decode
+    from foreword.bench.drafters.records import Record
+    from foreword.models.detokenizer import IncrementalDetokenizer
+
+    stdout.print(f"\n[bold]{prompt}[/bold]")
+    detokenizer = IncrementalDetokenizer(llm.tokenizer)
+    ids = llm.encode(prompt)
+
+    def show(tokens: "Sequence[int]") -> None:
+        text = "".join(detokenizer.push(token) for token in tokens)
         stdout.print(text, end="", markup=False, soft_wrap=True)
 
-    output = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=max_tokens), on_text=show)[0]
-    timings = output.timings
-    stdout.print(
-        f"\n\n[green]{timings.predicted_n} tokens at {timings.predicted_per_second:.1f} tokens/s[/green], "
-        f"{timings.passes} target passes, first token after {timings.prompt_ms:.0f} ms"
-    )
+    llm.speculate(SPECULATION)
+    guessing = decode(llm.engine, ids, params, on_tokens=show)
+    stdout.print(detokenizer.finish(), markup=False)
+    llm.speculate(None)
+    with progress_bar("the same with plain decoding") as on_progress:
+        done = 0
+
+        def count(tokens: "Sequence[int]") -> None:
+            nonlocal done
+            done += len(tokens)
+            on_progress(done, params.max_tokens)
+
+        plain = decode(llm.engine, ids, params, on_tokens=count)
+    return Record(str(SPECULATION["method"]), prompt, kind, guessing, plain)
+
+
+def _comparison(records: "Sequence[Record]") -> Table:
+    table = Table(title="decoding, without the pass over the prompt", title_justify="left", box=SIMPLE_HEAD)
+    for name in ("prompt", "decoding"):
+        table.add_column(name, no_wrap=True)
+    for name in ("passes", "tokens/pass", "accepted", "seconds", "speed-up"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for record in records:
+        plain, guessing = record.plain, record.speculative
+        table.add_row(record.category, "plain", *_cells(plain))
+        speedup = f"[bold]{plain.seconds / guessing.seconds:.2f}×[/bold]" if guessing.seconds else ""
+        table.add_row("", record.drafter, *_cells(guessing), speedup, end_section=True)
+    return table
+
+
+def _cells(run: "Run") -> list[str]:
+    per_pass = f"{run.tokens / run.passes:.2f}" if run.passes else "-"
+    accepted = f"{run.accepted} of {run.drafted}" if run.drafted else "-"
+    return [str(run.passes), per_pass, accepted, f"{run.seconds:.2f}"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from foreword.speculation.protocols import Drafter, Planned, Scheduled, StepRequest
+from foreword.speculation.protocols import Drafter, Planned, Scheduled, StepRequest, added_memory
 
 
 class FixedPolicy:
@@ -23,3 +23,7 @@ class FixedPolicy:
         """Tell the drafter."""
         if self._drafter is not None:
             self._drafter.forget(request)
+
+    def memory_bytes(self) -> int | None:
+        """What the drafter says of its memory."""
+        return added_memory([self._drafter])

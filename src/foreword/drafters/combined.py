@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.protocols import Ask, Drafter, StepRequest
+from foreword.speculation.protocols import Ask, Drafter, StepRequest, added_memory
 
 
 class FirstOf:
@@ -28,6 +28,10 @@ class FirstOf:
         for drafter in self._drafters:
             drafter.forget(request)
 
+    def memory_bytes(self) -> int | None:
+        """Of all of them."""
+        return added_memory(self._drafters)
+
 
 class Merged:
     """Lays all drafters' guesses over each other as one tree. Its nodes are chosen, whoever drew them."""
@@ -46,6 +50,10 @@ class Merged:
         """Pass it on."""
         for drafter in self._drafters:
             drafter.forget(request)
+
+    def memory_bytes(self) -> int | None:
+        """Of all of them."""
+        return added_memory(self._drafters)
 
 
 def merge(drafts: Sequence[Draft], max_nodes: int) -> Draft:

@@ -41,6 +41,10 @@ class LowBitCheckpoint:
         """Of the original."""
         return self.original.tensor_names()
 
+    def release(self) -> None:
+        """Of the original."""
+        self.original.release()
+
     def tokenizer(self) -> Tokenizer:
         """Of the original."""
         return self.original.tokenizer()

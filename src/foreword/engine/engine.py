@@ -14,7 +14,7 @@ from foreword.engine.scheduler import Scheduler, SchedulerSizes
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.models.interface import Decoder
-from foreword.speculation.protocols import Policy, Scheduled
+from foreword.speculation.protocols import Policy, Scheduled, added_memory
 from foreword.speculation.step import Stepper, StepResult
 
 
@@ -78,6 +78,10 @@ class Engine:
     def has_requests(self) -> bool:
         """Whether anything is left to do."""
         return self._scheduler.has_requests
+
+    def drafter_memory_bytes(self) -> int | None:
+        """Memory that guessing adds to the target's, as far as the drafters say."""
+        return added_memory([self._policy])
 
     def add(
         self, prompt: Sequence[int], params: SamplingParams, bad_words: Sequence[Sequence[int]] = ()

@@ -14,6 +14,7 @@ from foreword.errors import RequestError
 from foreword.models.detokenizer import IncrementalDetokenizer
 from foreword.models.tokenizer import Tokenizer
 from foreword.models.weights import Progress
+from foreword.speculation.protocols import Drafter
 
 Prompt = str | Mapping[str, Sequence[int]]
 """Text, or `{"prompt_token_ids": [...]}` as in vLLM."""
@@ -62,10 +63,14 @@ class LLM:
         """Change who guesses ahead, or turn it off with None, without loading the model again."""
         self.engine = self._engine(None if speculation is None else SpeculationConfig.parse(speculation))
 
+    def build_drafter(self, wanted: SpeculationConfig) -> Drafter:
+        """A drafter for this model that no engine uses yet."""
+        return wanted.build(self._loaded.workshop())
+
     def _engine(self, wanted: SpeculationConfig | None) -> Engine:
         policy = FixedPolicy()
         if wanted is not None:
-            drafter = wanted.build(self._loaded.workshop())
+            drafter = self.build_drafter(wanted)
             policy = FixedPolicy(drafter, wanted.num_speculative_tokens, wanted.max_depth)
         return Engine(self._loaded.decoder, self.tokenizer.eos_ids, self._config, policy)
 
@@ -82,7 +87,7 @@ class LLM:
         A text prompt of a model with a chat template is sent as a user's message unless `raw`.
         """
         listed: Sequence[Prompt] = [prompts] if isinstance(prompts, str | Mapping) else prompts
-        return self._run(listed, [self._encode(prompt, raw) for prompt in listed], params, on_text)
+        return self._run(listed, [self.encode(prompt, raw) for prompt in listed], params, on_text)
 
     def chat(
         self,
@@ -96,7 +101,8 @@ class LLM:
         encoded = [self.tokenizer.encode_chat(conversation) for conversation in listed]  # type: ignore[arg-type]
         return self._run([None] * len(encoded), encoded, params, on_text)
 
-    def _encode(self, prompt: Prompt, raw: bool) -> list[int]:
+    def encode(self, prompt: Prompt, raw: bool = False) -> list[int]:
+        """The token ids that `generate` makes of a prompt."""
         if isinstance(prompt, Mapping):
             if "prompt_token_ids" not in prompt:
                 raise RequestError('a prompt is a string or {"prompt_token_ids": [...]}')

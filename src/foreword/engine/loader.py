@@ -34,10 +34,13 @@ class DecoderLoader:
         return self._load(checkpoint, None if self.choice.form is None else FORMS["q4"], None)
 
     def _load(self, checkpoint: Checkpoint, form: WeightForm | None, progress: Progress | None) -> Decoder:
-        if form is not None:
-            return load_native_decoder(checkpoint, form, progress=progress)
-        weights = load_weights(checkpoint, self.choice.torch_dtype, self.device, progress)
-        return TorchDecoder(checkpoint.config, weights)
+        try:
+            if form is not None:
+                return load_native_decoder(checkpoint, form, progress=progress)
+            weights = load_weights(checkpoint, self.choice.torch_dtype, self.device, progress)
+            return TorchDecoder(checkpoint.config, weights)
+        finally:
+            checkpoint.release()
 
 
 @dataclass(frozen=True)

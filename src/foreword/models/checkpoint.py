@@ -50,6 +50,10 @@ class Checkpoint(Protocol):
         """The tensor's blocks as stored; None if it is not stored quantised."""
         ...
 
+    def release(self) -> None:
+        """Give back the memory of what was read so far; it can be read again."""
+        ...
+
     def tokenizer(self) -> "Tokenizer":
         """The tokenizer that came with the model, checked against its vocabulary."""
         ...

@@ -75,6 +75,10 @@ class GgufCheckpoint:
             return None
         return QuantizedTensor(tensor.kind, self._rows(name), (tensor.shape[0], tensor.shape[1]))
 
+    def release(self) -> None:
+        """Let the system take back the mapped pages."""
+        self._file.release()
+
     def tokenizer(self) -> Tokenizer:
         """The tokenizer in the file's metadata."""
         return self._tokenizer

@@ -58,6 +58,11 @@ class GgufFile:
         flat = np.frombuffer(self._bytes, dtype=np.uint8, count=tensor.nbytes, offset=tensor.offset)
         return flat.reshape(-1, tensor.row_bytes)
 
+    def release(self) -> None:
+        """Unload the pages that were read, where the system can; reading them again works as before."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._bytes.madvise(mmap.MADV_DONTNEED)
+
     def _alignment(self) -> int:
         alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):

@@ -60,6 +60,9 @@ class HfCheckpoint:
             raise missing_tensor(name, self.path)
         return None
 
+    def release(self) -> None:
+        """Nothing to do: every tensor is read into memory of its own."""
+
     def tokenizer(self) -> Tokenizer:
         """The tokenizer in tokenizer.json."""
         return self._tokenizer

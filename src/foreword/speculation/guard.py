@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 from foreword.speculation.draft import Draft
-from foreword.speculation.protocols import Ask, Drafter, StepRequest
+from foreword.speculation.protocols import Ask, Drafter, StepRequest, added_memory
 
 _log = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
@@ -44,6 +44,10 @@ class GuardedDrafter:
     def forget(self, request: StepRequest) -> None:
         """Let the drafter drop what it keeps for a request."""
         self._call(lambda: self._drafter.forget(request))
+
+    def memory_bytes(self) -> int | None:
+        """What the drafter says of its memory."""
+        return self._call(lambda: added_memory([self._drafter]))
 
     def close(self) -> None:
         """Stop the thread; a call that hangs is left behind."""

@@ -1,8 +1,8 @@
 """What a step needs of the parts that it is given."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.request import RequestSampler
@@ -63,6 +63,22 @@ class Drafter(Protocol):
     def forget(self, request: "StepRequest") -> None:
         """The request has ended: drop what is kept for it."""
         ...
+
+
+@runtime_checkable
+class ReportsMemory(Protocol):
+    """A drafter, or what is made of drafters, that can say how much memory it adds."""
+
+    def memory_bytes(self) -> int | None:
+        """Bytes beside the target's own; None where nobody knows."""
+        ...
+
+
+def added_memory(parts: Iterable[object]) -> int | None:
+    """Sum over the parts that can say; None if none can."""
+    sizes = [part.memory_bytes() for part in parts if isinstance(part, ReportsMemory)]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known else None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,83 @@
+"""Answer one prompt and note where passes and time went."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from foreword.acceptance.params import SamplingParams
+from foreword.engine.engine import Engine
+from foreword.engine.request import Request
+from foreword.errors import RequestError
+
+OnTokens = Callable[[Sequence[int]], None]
+"""Called with the newly committed tokens after every pass that committed any."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One answer. All but the last two count decoding alone, from behind the pass that ended the prompt."""
+
+    tokens: int  # committed while decoding
+    passes: int  # target passes
+    drafted: int  # guesses that were judged
+    accepted: int  # guesses that were committed
+    seconds: float  # wall-clock
+    draft_seconds: float
+    verify_seconds: float
+    accept_seconds: float
+    memory_bytes: int | None  # what the drafter adds, if it says
+    token_ids: tuple[int, ...]  # the whole answer
+
+    @property
+    def rest_seconds(self) -> float:
+        """Scheduling and bookkeeping."""
+        return self.seconds - self.draft_seconds - self.verify_seconds - self.accept_seconds
+
+
+def decode(
+    engine: Engine,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    tenant: str = "",
+    on_tokens: OnTokens | None = None,
+) -> Run:
+    """Answer a prompt on an engine that has nothing else to do."""
+    request = engine.add(prompt, params)
+    request.tenant = tenant
+    try:
+        while not request.output_ids and request.finish_reason is None:
+            _step(engine, request, on_tokens)
+        return _decode_rest(engine, request, on_tokens)
+    finally:
+        engine.abort(request)
+
+
+def _decode_rest(engine: Engine, request: Request, on_tokens: OnTokens | None) -> Run:
+    before, clock = replace(engine.seconds), replace(request.clock)
+    tokens_before = len(request.tokens)
+    began = perf_counter()
+    while request.finish_reason is None:
+        _step(engine, request, on_tokens)
+    seconds = perf_counter() - began
+    return Run(
+        tokens=len(request.tokens) - tokens_before,
+        passes=request.clock.passes - clock.passes,
+        drafted=request.clock.drafted - clock.drafted,
+        accepted=request.clock.accepted - clock.accepted,
+        seconds=seconds,
+        draft_seconds=engine.seconds.draft - before.draft,
+        verify_seconds=engine.seconds.verify - before.verify,
+        accept_seconds=engine.seconds.accept - before.accept,
+        memory_bytes=engine.drafter_memory_bytes(),
+        token_ids=tuple(request.output_ids),
+    )
+
+
+def _step(engine: Engine, request: Request, on_tokens: OnTokens | None) -> None:
+    had = len(request.tokens)
+    engine.step()
+    if request.error is not None:
+        raise RequestError(f"the prompt could not be answered: {request.error}")
+    if on_tokens is not None and len(request.tokens) > had:
+        on_tokens(request.tokens[had:])

@@ -1,0 +1,108 @@
+"""Decode every prompt plainly and with every drafter, in turn."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median_low
+
+from foreword.acceptance.params import SamplingParams
+from foreword.bench.drafters.decode import Run, decode
+from foreword.bench.drafters.methods import Method
+from foreword.bench.drafters.prompts import BenchPrompt
+from foreword.bench.drafters.records import Record
+from foreword.engine.engine import Engine
+from foreword.engine.llm import LLM
+from foreword.errors import RequestError
+
+PLAIN = "plain"
+"""Label of decoding without a drafter."""
+
+OnProgress = Callable[[str, int, int, str], None]
+"""Called with (category, prompts done, prompts, drafter) before every answer."""
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """The same for every drafter and prompt."""
+
+    max_tokens: int = 64  # length of every answer; an end-of-sequence token does not end it
+    temperature: float = 0.0  # 0 is greedy
+    seed: int = 0  # of every answer
+    repeats: int = 1  # answers for each drafter and prompt; the one with the median time counts
+    history: bool = False  # whether drafters may learn from earlier answers of the run
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 2:
+            raise RequestError(f"--max-tokens must be at least 2, not {self.max_tokens}")
+        if self.repeats < 1:
+            raise RequestError(f"--repeats must be at least 1, not {self.repeats}")
+
+    def sampling(self) -> SamplingParams:
+        """Parameters of every answer."""
+        return SamplingParams(
+            temperature=self.temperature, max_tokens=self.max_tokens, seed=self.seed, ignore_eos=True
+        )
+
+    def tenant(self, prompt: BenchPrompt, repeat: int) -> str:
+        """Whose request it is: drafters learn nothing from one tenant for another, nor from repeats."""
+        return f"repeat {repeat}" if self.history else f"repeat {repeat} of {prompt.key}"
+
+
+class DrafterBench:
+    """A model with one engine for every method; they share its KV memory, one answers at a time."""
+
+    def __init__(self, llm: LLM, methods: Sequence[Method], settings: BenchSettings) -> None:
+        self._llm = llm
+        self._settings = settings
+        self._engines = {PLAIN: _engine(llm, None)} | {m.label: _engine(llm, m) for m in methods}
+
+    def measure(
+        self, prompts: Sequence[BenchPrompt], known: Sequence[Record], on_progress: OnProgress
+    ) -> Iterator[Record]:
+        """One record for every drafter and prompt that is not known yet, as each prompt is finished."""
+        have = {(record.drafter, record.prompt) for record in known}
+        drafters = [label for label in self._engines if label != PLAIN]
+        warm = False
+        for done, prompt in enumerate(prompts):
+            missing = [label for label in drafters if (label, prompt.key) not in have]
+            if missing and not warm:
+                self._warm_up(prompt)
+                warm = True
+            if missing:
+                show = partial(on_progress, prompt.category, done, len(prompts))
+                runs = self._runs(prompt, [PLAIN, *missing], show)
+                for label in missing:
+                    yield Record(label, prompt.key, prompt.category, runs[label], runs[PLAIN])
+
+    def _runs(
+        self, prompt: BenchPrompt, labels: Sequence[str], on_label: Callable[[str], None]
+    ) -> Mapping[str, Run]:
+        """The median run of every label; all labels take turns within every repeat."""
+        runs: dict[str, list[Run]] = {label: [] for label in labels}
+        for repeat in range(self._settings.repeats):
+            for label in labels:
+                on_label(label)
+                runs[label].append(self._run(label, prompt, repeat))
+        return {label: median_run(found) for label, found in runs.items()}
+
+    def _run(self, label: str, prompt: BenchPrompt, repeat: int) -> Run:
+        ids = self._llm.encode(prompt.text)
+        tenant = self._settings.tenant(prompt, repeat)
+        return decode(self._engines[label], ids, self._settings.sampling(), tenant=tenant)
+
+    def _warm_up(self, prompt: BenchPrompt) -> None:
+        """A few tokens on every engine, so that none pays for what happens only once."""
+        params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+        for engine in self._engines.values():
+            decode(engine, self._llm.encode(prompt.text), params, tenant="warm-up")
+
+
+def median_run(runs: Sequence[Run]) -> Run:
+    """The run whose time is the median, the lower one of two."""
+    middle = median_low(run.seconds for run in runs)
+    return next(run for run in runs if run.seconds == middle)
+
+
+def _engine(llm: LLM, method: Method | None) -> Engine:
+    llm.speculate(None if method is None else method.config)
+    return llm.engine

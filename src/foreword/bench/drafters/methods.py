@@ -1,0 +1,66 @@
+"""Which drafters to measure."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.registry import drafter_kinds
+from foreword.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Method:
+    """A drafter with its settings."""
+
+    label: str  # short and readable; different settings have different labels
+    config: Mapping[str, Any]  # as `SpeculationConfig` reads it
+
+
+def default_methods() -> list[Method]:
+    """Every drafter that there is and that needs no settings."""
+    return [
+        _method({"method": name}) for name, kind in drafter_kinds().items() if _is_complete(kind.settings)
+    ]
+
+
+def parse_methods(text: str) -> list[Method]:
+    """Names and JSON objects separated by commas; `a+b` is both combined: `ngram,{"method": "suffix"},a+b`."""
+    methods = []
+    rest = text.strip()
+    while rest:
+        config, rest = _first(rest)
+        methods.append(_method(config))
+        if rest and not rest.startswith(","):
+            raise RequestError(f"--methods: a comma is missing before {rest[:20]!r}")
+        rest = rest[1:].strip()
+    labels = [method.label for method in methods]
+    if not methods or len(set(labels)) != len(labels):
+        raise RequestError("--methods needs at least one drafter, and each of them once")
+    return methods
+
+
+def _first(text: str) -> tuple[Mapping[str, Any], str]:
+    """The first method of a list, and what comes behind it."""
+    if text.startswith("{"):
+        try:
+            config, end = json.JSONDecoder().raw_decode(text)
+        except json.JSONDecodeError as error:
+            raise RequestError(f"--methods is neither names nor JSON: {error}") from None
+        return config, text[end:].strip()
+    name, comma, rest = text.partition(",")
+    names = [part.strip() for part in name.split("+")]
+    return {"method": names if len(names) > 1 else names[0]}, comma + rest.strip()
+
+
+def _method(config: Mapping[str, Any]) -> Method:
+    methods = SpeculationConfig.parse(config).method  # refuses what cannot be measured before anything loads
+    settings = [f"{key}={value}" for key, value in config.items() if key != "method"]
+    return Method(" ".join(["+".join(methods), *settings]), config)
+
+
+def _is_complete(settings: type) -> bool:
+    return all(
+        field.default is not MISSING or field.default_factory is not MISSING for field in fields(settings)
+    )

@@ -1,0 +1,41 @@
+"""What is kept of a measurement."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from foreword.bench.drafters.decode import Run
+
+
+@dataclass(frozen=True)
+class Record:
+    """One drafter on one prompt, and plain decoding of the same prompt beside it in the same run."""
+
+    drafter: str  # label of the method
+    prompt: str  # key of the prompt
+    category: str
+    speculative: Run
+    plain: Run
+
+    @property
+    def identical(self) -> bool:
+        """Whether guessing left the text as it was."""
+        return self.speculative.token_ids == self.plain.token_ids
+
+    def as_json(self) -> dict[str, Any]:
+        """For a line of a file."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> "Record":
+        """Read `as_json` back; ValueError if it is not one."""
+        try:
+            runs = {name: _run(value[name]) for name in ("speculative", "plain")}
+            return Record(str(value["drafter"]), str(value["prompt"]), str(value["category"]), **runs)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a measurement: {error}") from None
+
+
+def _run(value: Mapping[str, Any]) -> Run:
+    known = {field.name: value[field.name] for field in fields(Run)}
+    return Run(**known | {"token_ids": tuple(known["token_ids"])})

@@ -1,0 +1,51 @@
+"""The rows as a table for people."""
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from foreword.bench.drafters.summary import ALL, Row
+
+_FIGURES = ("n", "α", "τ", "speed-up", "draft", "verify", "accept", "rest", "memory", "differ")
+
+
+def drafter_table(rows: Sequence[Row], title: str) -> Table:
+    """Drafter by drafter, a line for every category and one for all of them. Fits 80 columns."""
+    table = Table(title=title, caption=_CAPTION, box=SIMPLE_HEAD, padding=0)
+    table.title_justify = table.caption_justify = "left"
+    table.add_column("drafter")
+    for name in _FIGURES:
+        table.add_column(name, justify="right", no_wrap=True)
+    shown = ""
+    for row in rows:
+        if row.drafter != shown:
+            table.add_row(f"[bold]{row.drafter}[/bold]")
+            shown = row.drafter
+        table.add_row(f"  {row.category}", *_cells(row), end_section=row.category == ALL)
+    return table
+
+
+_CAPTION = (
+    "n: prompts. α: guesses accepted, of those judged. τ: tokens per target pass. Speed-up: tokens per second "
+    "over all prompts of the line, relative to plain decoding of the same prompts in this run. Draft, verify, "
+    "accept, rest: milliseconds per step. All without the prompt's own passes. Memory: what the drafter adds. "
+    "Differ: texts that are not those of plain decoding."
+)
+
+
+def _cells(row: Row) -> list[str]:
+    colour = "green" if row.speedup >= 1 else "yellow"
+    different = f"[red]{row.different_texts}[/red]" if row.different_texts else "0"
+    return [
+        str(row.prompts),
+        "-" if row.alpha is None else f"{row.alpha:.2f}",
+        f"{row.tau:.2f}",
+        f"[{colour}]{row.speedup:.2f}×[/{colour}]",
+        f"{row.draft_ms:.2f}",
+        f"{row.verify_ms:.1f}",
+        f"{row.accept_ms:.2f}",
+        f"{row.rest_ms:.2f}",
+        "-" if row.memory_bytes is None else f"{row.memory_bytes / 1e6:.0f} MB",
+        different,
+    ]

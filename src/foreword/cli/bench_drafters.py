@@ -1,0 +1,126 @@
+"""`foreword bench drafters`: what each drafter is worth, by kind of work."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foreword import __version__
+from foreword.cli.console import (
+    DEFAULT_MODEL,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    load_llm,
+    print_json,
+    stage_bar,
+    stdout,
+)
+from foreword.errors import RequestError
+
+if TYPE_CHECKING:
+    from foreword.bench.drafters.measure import BenchSettings, DrafterBench
+    from foreword.bench.drafters.prompts import BenchPrompt
+    from foreword.bench.drafters.records import Record
+    from foreword.bench.drafters.resume import Ledger
+    from foreword.engine.llm import LLM
+
+
+def drafters(
+    model: ModelOption = DEFAULT_MODEL,
+    dataset: Annotated[
+        Path | None, typer.Option(help="JSON lines: Spec-Bench, HumanEval or GSM8K. Default: our own set.")
+    ] = None,
+    limit_per_category: Annotated[
+        int | None, typer.Option(help="First so many prompts of every category. Default: all.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Length of every answer.")] = 64,
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Names or JSON objects separated by commas; a+b combines. Default: all."),
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Answers for each drafter and prompt; the median counts.")] = 1,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of every answer.")] = 0,
+    history: Annotated[
+        bool, typer.Option("--history", help="Let drafters learn from earlier answers of the run.")
+    ] = False,
+    resume: Annotated[
+        Path | None, typer.Option(help="Keep finished measurements in this file and skip those in it.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw τ and speed-up into this picture (PNG).")] = None,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Acceptance, tokens per pass and speed of every drafter, by kind of work, relative to plain decoding.
+
+    Every prompt is decoded plainly and with every drafter, in turn, to the same length.
+    """
+    from foreword.bench.drafters.measure import BenchSettings, DrafterBench
+    from foreword.bench.drafters.methods import default_methods, parse_methods
+    from foreword.bench.drafters.plot import plot_rows, require_matplotlib
+    from foreword.bench.drafters.prompts import own_prompts, read_prompts, take_per_category
+    from foreword.bench.drafters.summary import summarise
+    from foreword.bench.drafters.table import drafter_table
+
+    settings = BenchSettings(max_tokens, temperature, seed, repeats, history)
+    settings.sampling()  # refuses bad parameters before anything is loaded
+    if history and resume is not None:
+        raise RequestError(
+            "--history and --resume exclude each other: what drafters learned is not in the file"
+        )
+    if plot is not None:
+        require_matplotlib()
+    wanted = default_methods() if methods is None else parse_methods(methods)
+    prompts = take_per_category(
+        own_prompts() if dataset is None else read_prompts(dataset), limit_per_category
+    )
+    llm = load_llm(model, dtype, device)
+    ledger = _ledger(resume, llm, model, settings)
+    bench = DrafterBench(llm, wanted, settings)
+    records = _measure(bench, prompts, [method.label for method in wanted], ledger)
+    rows = summarise(records)
+    title = f"{model}, {len(prompts)} prompts × {max_tokens} tokens, plain decoding = 1"
+    stdout.print(drafter_table(rows, title))
+    if plot is not None:
+        plot_rows(rows, plot, title)
+        stdout.print(f"plot: {plot}", soft_wrap=True)
+    if as_json:
+        print_json({"model": model, **asdict(settings), "rows": [row.as_json() for row in rows]})
+
+
+def _ledger(path: Path | None, llm: "LLM", model: str, settings: "BenchSettings") -> "Ledger | None":
+    from foreword.bench.drafters.resume import Ledger
+
+    if path is None:
+        return None
+    made_with: dict[str, Any] = {
+        "version": __version__,
+        "model": model,
+        "decoder": type(llm.engine.target).__name__,
+        **asdict(settings),
+    }
+    return Ledger(path, made_with)
+
+
+def _measure(
+    bench: "DrafterBench", prompts: "list[BenchPrompt]", labels: list[str], ledger: "Ledger | None"
+) -> "list[Record]":
+    """The records of these prompts and drafters, those from the file included."""
+    keys = {prompt.key for prompt in prompts}
+    known = [] if ledger is None else ledger.records
+    records = [record for record in known if record.prompt in keys and record.drafter in labels]
+    with stage_bar() as show:
+
+        def on_progress(category: str, done: int, total: int, drafter: str) -> None:
+            show(f"{drafter}, {category}, prompt {done + 1} of {total}", done, total)
+
+        for record in bench.measure(prompts, records, on_progress):
+            records.append(record)
+            if ledger is not None:
+                ledger.add(record)
+    order = {label: place for place, label in enumerate(labels)}
+    return sorted(records, key=lambda record: order[record.drafter])

@@ -1,0 +1,50 @@
+"""The demo on the real model: what it claims, it has checked."""
+
+import re
+
+import pytest
+
+from helpers.command_line import foreword
+
+
+@pytest.mark.model
+def test_the_demo_compares_and_checks():
+    run = foreword("demo", "--max-tokens", "64")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "MB resident" in run.stdout
+    assert "texts are identical" in run.stdout
+    found = re.findall(
+        r"^ +(repetition|counting|a question|) +(plain|ngram) +(\d+) ", run.stdout, re.MULTILINE
+    )
+    assert [line[:2] for line in found] == [
+        ("repetition", "plain"),
+        ("", "ngram"),
+        ("counting", "plain"),
+        ("", "ngram"),
+        ("a question", "plain"),
+        ("", "ngram"),
+    ]
+    plain, guessing = int(found[0][2]), int(found[1][2])
+    assert plain >= 4 * guessing
+
+
+def test_the_demo_fails_if_a_text_changes(monkeypatch: pytest.MonkeyPatch, tiny_model):
+    """With a target that answers differently every time."""
+    from dataclasses import replace
+    from itertools import count
+
+    import typer
+
+    from foreword.bench.drafters import decode as decoding
+    from foreword.cli import demo
+
+    real, number = decoding.decode, count()
+
+    def shifty(*arguments, **options):
+        return replace(real(*arguments, **options), token_ids=(next(number),))
+
+    monkeypatch.setattr(decoding, "decode", shifty)
+    monkeypatch.setattr(demo, "DEFAULT_MODEL", str(tiny_model))
+    with pytest.raises(typer.Exit) as caught:
+        demo.demo(max_tokens=4)
+    assert caught.value.exit_code == 1

@@ -1,0 +1,22 @@
+"""Run the command as a user does: in a process of its own."""
+
+import os
+import subprocess
+import sys
+
+
+def foreword(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "foreword", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **(env or {})}, check=False, timeout=300
+    )
+
+
+def assert_one_line_error(run: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert run.returncode == 2, run
+    assert run.stdout == ""
+    lines = run.stderr.strip().splitlines()
+    assert len(lines) == 1, run.stderr
+    assert lines[0].startswith("foreword: ")
+    for word in words:
+        assert word in lines[0]

@@ -1,0 +1,65 @@
+"""Measuring on a tiny model."""
+
+from pathlib import Path
+
+import pytest
+
+from foreword.acceptance.params import SamplingParams
+from foreword.bench.drafters.decode import decode
+from foreword.bench.drafters.measure import PLAIN, BenchSettings, DrafterBench
+from foreword.bench.drafters.methods import parse_methods
+from foreword.bench.drafters.prompts import BenchPrompt
+from foreword.engine.llm import LLM
+
+PROMPTS = [BenchPrompt("1", "chat", "the sky is blue"), BenchPrompt("2", "code", "def add(first, second):")]
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_model: Path) -> LLM:
+    return LLM(str(tiny_model))
+
+
+def test_decoding_is_counted_from_behind_the_prompt(llm: LLM):
+    llm.speculate(None)
+    seen: list[int] = []
+    prompt = llm.encode("the sky " * 20)
+    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    run = decode(llm.engine, prompt, params, on_tokens=seen.extend)
+    assert (run.tokens, run.passes, run.drafted) == (8, 8, 0)
+    assert seen == list(run.token_ids)
+    assert len(run.token_ids) == 9
+    assert run.draft_seconds + run.verify_seconds + run.accept_seconds <= run.seconds
+    assert run.memory_bytes is None
+    assert not llm.engine.has_requests
+
+
+def test_plain_and_guessing_take_turns_and_what_is_known_is_skipped(llm: LLM):
+    bench = DrafterBench(llm, parse_methods("ngram,suffix"), BenchSettings(max_tokens=8, repeats=2))
+    turns: list[tuple[int, str]] = []
+    records = list(bench.measure(PROMPTS, [], lambda _, done, total, drafter: turns.append((done, drafter))))
+    assert turns == [(done, drafter) for done in (0, 1) for drafter in [PLAIN, "ngram", "suffix"] * 2]
+    assert [(r.drafter, r.prompt) for r in records] == [
+        (drafter, prompt.key) for prompt in PROMPTS for drafter in ("ngram", "suffix")
+    ]
+    assert all(record.identical for record in records)
+
+    turns.clear()
+    known = [record for record in records if (record.drafter, record.category) != ("suffix", "code")]
+    again = list(bench.measure(PROMPTS, known, lambda _, done, total, drafter: turns.append((done, drafter))))
+    assert [(r.drafter, r.category) for r in again] == [("suffix", "code")]
+    assert turns == [(1, PLAIN), (1, "suffix")] * 2  # its own baseline is measured beside it
+
+
+def test_drafters_learn_from_the_run_only_when_told_to(llm: LLM):
+    twice = [BenchPrompt(name, "chat", "the sky is blue") for name in "12"]
+
+    def accepted(history: bool) -> list[int]:
+        bench = DrafterBench(llm, parse_methods("suffix"), BenchSettings(max_tokens=24, history=history))
+        records = list(bench.measure(twice, [], lambda *_: None))
+        assert all(record.identical for record in records)
+        return [record.speculative.passes for record in records]
+
+    first, second = accepted(history=False)
+    assert first == second
+    first, second = accepted(history=True)
+    assert second < first

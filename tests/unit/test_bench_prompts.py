@@ -1,0 +1,74 @@
+"""Datasets are told apart by what is in them, and a bad line is named."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from foreword.bench.drafters.prompts import own_prompts, parse_prompts, read_prompts, take_per_category
+from foreword.errors import RequestError
+
+
+def test_every_known_format_is_read_by_its_content():
+    lines = [
+        {"question_id": 81, "category": "writing", "turns": ["Write.", "Again."], "reference": []},
+        {"task_id": "HumanEval/0", "prompt": "def f():\n", "entry_point": "f"},
+        {"question": "How many?", "answer": "3"},
+    ]
+    prompts = parse_prompts("\n\n".join(json.dumps(line) for line in lines) + "\n", "file")
+    assert [(p.name, p.category, p.text) for p in prompts] == [
+        ("81", "writing", "Write."),
+        ("HumanEval/0", "code", "def f():\n"),
+        ("5", "math", "How many?"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("{", "JSON"),
+        ("[1]", "object"),
+        ('{"text": "hi"}', "no prompt"),
+        ('{"question_id": 1, "category": "x", "turns": []}', "turns"),
+        ('{"question_id": 1, "category": "x", "turns": [3]}', "turns"),
+        ('{"question_id": 1, "turns": ["hi"]}', "category"),
+        ('{"prompt": "  "}', "prompt"),
+        ('{"question": null}', "question"),
+    ],
+)
+def test_a_bad_line_is_named_by_its_number(line: str, word: str):
+    with pytest.raises(RequestError, match=rf"^data, line 3: .*{word}") as caught:
+        parse_prompts('{"question": "a"}\n\n' + line, "data")
+    assert "\n" not in str(caught.value)
+
+
+def test_empty_doubled_and_unreadable_datasets_are_refused(tmp_path: Path):
+    with pytest.raises(RequestError, match="no prompts"):
+        parse_prompts("\n \n", "data")
+    twice = '{"question_id": 7, "category": "x", "turns": ["hi"]}\n'
+    with pytest.raises(RequestError, match="prompt 7 is there twice"):
+        parse_prompts(twice * 2, "data")
+    with pytest.raises(RequestError, match="nowhere"):
+        read_prompts(tmp_path / "nowhere")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RequestError, match="binary"):
+        read_prompts(tmp_path / "binary")
+
+
+def test_our_own_prompts_cover_the_kinds_of_work():
+    prompts = own_prompts()
+    kinds = {"chat", "code", "summarising", "translation", "extraction", "repetition"}
+    assert kinds <= {prompt.category for prompt in prompts}
+    for kind in kinds:
+        assert sum(prompt.category == kind for prompt in prompts) >= 4
+    assert len({prompt.key for prompt in prompts}) == len(prompts)
+
+
+def test_the_limit_counts_every_category_by_itself():
+    prompts = own_prompts()
+    taken = take_per_category(prompts, 2)
+    assert len(taken) == 2 * len({prompt.category for prompt in prompts})
+    assert taken == [prompt for prompt in prompts if prompt in taken]  # the order stays
+    assert take_per_category(prompts, None) == prompts
+    with pytest.raises(RequestError, match="at least 1"):
+        take_per_category(prompts, 0)

@@ -1,0 +1,67 @@
+"""Rows are ratios of sums over the prompts."""
+
+import pytest
+from rich.console import Console
+
+from foreword.bench.drafters.measure import median_run
+from foreword.bench.drafters.summary import ALL, summarise
+from foreword.bench.drafters.table import drafter_table
+from helpers.bench_runs import GUESSING_RUN, record
+
+
+def test_one_row_for_every_drafter_and_category_and_one_for_all():
+    records = [record("a", "1"), record("b", "1"), record("a", "2", "code"), record("b", "2", "code")]
+    rows = summarise(records)
+    assert [(row.drafter, row.category, row.prompts) for row in rows] == [
+        ("a", "chat", 1),
+        ("a", "code", 1),
+        ("a", ALL, 2),
+        ("b", "chat", 1),
+        ("b", "code", 1),
+        ("b", ALL, 2),
+    ]
+
+
+def test_the_figures_of_a_row():
+    row = summarise(
+        [record("a", "1"), record("a", "2", tokens=40, passes=30, drafted=20, accepted=10, seconds=5.0)]
+    )[-1]
+    assert row.alpha == pytest.approx(50 / 100)
+    assert row.tau == pytest.approx(100 / 50)
+    assert row.plain_tokens_per_second == pytest.approx(120 / 12)
+    assert row.tokens_per_second == pytest.approx(100 / 8)
+    assert row.speedup == pytest.approx(1.25)
+    assert row.draft_ms == pytest.approx(1e3 * 0.2 / 50)
+    assert row.verify_ms == pytest.approx(1e3 * 4.8 / 50)
+    assert row.accept_ms == pytest.approx(1e3 * 0.6 / 50)
+    assert row.draft_ms + row.verify_ms + row.accept_ms + row.rest_ms == pytest.approx(1e3 * 8 / 50)
+    assert row.plain_step_ms == pytest.approx(100)
+
+
+def test_texts_that_differ_are_counted_and_shown():
+    rows = summarise([record("a", "1"), record("a", "2", token_ids=(1, 2, 4)), record("a", "3")])
+    assert [row.different_texts for row in rows] == [1, 1]
+    console = Console(width=160, record=True)
+    console.print(drafter_table(rows, "title"))
+    line = next(line for line in console.export_text().splitlines() if ALL in line)
+    assert line.rstrip(" │").endswith("1")
+
+
+def test_what_nobody_knows_is_not_zero():
+    row = summarise([record("a", "1", drafted=0, accepted=0)])[0]
+    assert row.alpha is None
+    assert row.memory_bytes is None
+    assert summarise([record("a", "1", memory_bytes=5), record("a", "2")])[0].memory_bytes == 5
+
+
+def test_an_answer_that_ended_with_its_prompt_divides_by_nothing():
+    row = summarise([record("a", "1", tokens=0, passes=0, seconds=0.0)])[0]
+    assert (row.tau, row.speedup, row.draft_ms) == (0.0, 0.0, 0.0)
+
+
+def test_of_several_repeats_the_median_counts():
+    from dataclasses import replace
+
+    runs = [replace(GUESSING_RUN, seconds=seconds) for seconds in (9.0, 2.0, 3.0)]
+    assert median_run(runs) is runs[2]
+    assert median_run(runs[:2]) is runs[1]

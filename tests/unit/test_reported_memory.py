@@ -1,0 +1,39 @@
+"""Drafters may say what memory they add; whoever wraps them passes it on."""
+
+import pytest
+
+from foreword.control.fixed import FixedPolicy
+from foreword.drafters.combined import FirstOf, Merged
+from foreword.speculation.guard import GuardedDrafter
+from foreword.speculation.protocols import ReportsMemory
+
+
+class Silent:
+    def propose(self, asks):
+        return []
+
+    def forget(self, request):
+        pass
+
+
+class Heavy(Silent):
+    def memory_bytes(self) -> int:
+        return 1000
+
+
+def guarded(drafter) -> GuardedDrafter:
+    return GuardedDrafter(drafter, "test", vocab_size=4, time_limit=5.0)
+
+
+def test_only_those_that_can_say_count():
+    assert isinstance(Heavy(), ReportsMemory)
+    assert not isinstance(Silent(), ReportsMemory)
+    assert FixedPolicy(guarded(Heavy()), 4).memory_bytes() == 1000
+    assert FixedPolicy(guarded(Silent()), 4).memory_bytes() is None
+    assert FixedPolicy().memory_bytes() is None
+
+
+@pytest.mark.parametrize("combined", [FirstOf, Merged])
+def test_combined_drafters_add_up(combined):
+    assert combined([guarded(Heavy()), guarded(Silent()), Heavy()]).memory_bytes() == 2000
+    assert combined([Silent(), guarded(Silent())]).memory_bytes() is None
