@@ -173,8 +173,8 @@ MUTANTS = (
         42,
         "temperature is ignored",
         "acceptance/distribution.py",
-        "temperature=torch.where(greedy, 1.0, shape.temperature)",
-        "temperature=torch.ones_like(shape.temperature)",
+        "torch.where(greedy, 1.0, temperature)",
+        "torch.ones_like(temperature)",
         (f"{PIPELINE}::test_every_row_has_the_distribution_of_the_reference",),
     ),
     Mutant(
