@@ -22,7 +22,11 @@ def build_draft_model(config: DraftModelConfig, workshop: Workshop) -> Autoregre
     """Load the draft model beside the target; its tokens must mean the same."""
     checkpoint = open_checkpoint(Path(resolve_model(config.model)))
     check_same_vocabulary(workshop.checkpoint, checkpoint)
-    return AutoregressiveDrafter(workshop.load_decoder(checkpoint), DraftingSize(config.tree_width))
+    decoder = workshop.load_decoder(checkpoint)
+    embedding = (
+        decoder.config.vocab_size * decoder.config.hidden_size * (1 if decoder.config.tied_embeddings else 2)
+    )
+    return AutoregressiveDrafter(decoder, DraftingSize(config.tree_width), decoder.layer_bytes + embedding)
 
 
 def check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
