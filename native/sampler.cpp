@@ -23,7 +23,7 @@ constexpr int64_t kHeapLimit = 512;
 typedef float Floats __attribute__((vector_size(16)));
 typedef int32_t Ints __attribute__((vector_size(16)));
 constexpr int64_t kLanes = 4;
-constexpr int64_t kVectors = 16;
+constexpr int64_t kVectors = 8;
 constexpr int64_t kChunk = kLanes * kVectors;
 
 template <typename To, typename From>
@@ -157,15 +157,27 @@ float kth_largest(const float* logits, int64_t vocab, int64_t k, SamplerScratch&
     return best.front();
 }
 
-// exp((logit - peak) / temperature) of every kept token into scratch; returns the sum of their weights.
-int64_t weigh(const float* logits, int64_t vocab, float peak, float floor, float rate, SamplerScratch& scratch) {
+// The sum of a row's weights, or what is known of it.
+struct Mass {
+    int64_t least = 0;
+    int64_t most = 0;
+};
+
+// exp((logit - peak) / temperature) of every kept token into scratch, and the sum of their weights. A chunk that stays
+// below `cutoff` is not worked out: it adds between nothing and what it would if all of it were as large as its largest.
+Mass weigh(
+    const float* logits, int64_t vocab, float peak, float floor, float rate, float cutoff, SamplerScratch& scratch
+) {
     scratch.values.resize((vocab + kChunk - 1) / kChunk * kChunk);
     const Floats least = Floats{} + floor;
-    int64_t total = 0;
+    Mass mass;
+    double skipped = 0.0;
     Chunk spare;
     for (int64_t start = 0; start < vocab; start += kChunk) {
-        if ((scratch.chunk_max[start / kChunk] - peak) * rate < kTiny) {
+        const float largest_here = (scratch.chunk_max[start / kChunk] - peak) * rate;
+        if (largest_here < cutoff) {
             std::fill_n(scratch.values.data() + start, kChunk, 0.0f);
+            if (largest_here >= kTiny) skipped += std::exp(static_cast<double>(largest_here));
             continue;
         }
         const LooseFloats* part = view_chunk(logits, start, vocab, spare);
@@ -181,9 +193,10 @@ int64_t weigh(const float* logits, int64_t vocab, float peak, float floor, float
                 sum.add(e[k]);
             }
         }
-        total += sum.total(kVectors);
+        mass.least += sum.total(kVectors);
     }
-    return total;
+    mass.most = mass.least + static_cast<int64_t>(std::ceil(skipped * kChunk * kOne * (1.0 + 1e-5)));
+    return mass;
 }
 
 // Tokens that can be in the nucleus: those that weigh at least `least`. A chunk whose largest logit is more than
@@ -201,35 +214,60 @@ void collect(const float* logits, int64_t vocab, int64_t least, double lowest_lo
     }
 }
 
-// Take candidates from the most likely down, equals together, until those taken reach the limit.
-float take_until(std::vector<Candidate>& heap, double limit) {
-    const auto below = [](const Candidate& a, const Candidate& b) { return a.logit < b.logit; };
-    std::make_heap(heap.begin(), heap.end(), below);
+// Take candidates from the most likely down, equals together, until those taken reach the limit. What is left of the
+// heap stays one, so that a larger limit can go on from there.
+struct Taking {
     int64_t above = 0;
     float floor = kInfinity;
-    auto end = heap.end();
-    while (end != heap.begin() && static_cast<double>(above) < limit) {
-        floor = heap.front().logit;
-        while (end != heap.begin() && heap.front().logit == floor) {
-            above += heap.front().weight;
-            std::pop_heap(heap.begin(), end, below);
-            --end;
+
+    void until(std::vector<Candidate>& heap, double limit) {
+        while (!heap.empty() && static_cast<double>(above) < limit) {
+            floor = heap.front().logit;
+            while (!heap.empty() && heap.front().logit == floor) {
+                above += heap.front().weight;
+                std::pop_heap(heap.begin(), heap.end(), below);
+                heap.pop_back();
+            }
         }
     }
-    return floor;
+
+    static bool below(const Candidate& a, const Candidate& b) { return a.logit < b.logit; }
+};
+
+// The floor if the mass were at its least and at its most; they differ only if chunks were left out that matter.
+void nucleus_bounds(
+    const float* logits, int64_t vocab, float peak, const RowShape& shape, const Mass& mass, SamplerScratch& scratch,
+    float (&bounds)[2]
+) {
+    const double bound = (1.0 - shape.top_p) * static_cast<double>(mass.least) * (kSlack / static_cast<double>(vocab));
+    const int64_t least = std::max<int64_t>(1, static_cast<int64_t>(std::floor(bound)));
+    // A weight that rounds up to `least` can be half a unit less, and a logit's distance can be rounded too.
+    const double reach = std::log((static_cast<double>(least) - 0.5) / kOne) * (1.0 + 1e-6) - 1e-4;
+    collect(logits, vocab, least, peak + reach * shape.temperature, scratch);
+    std::make_heap(scratch.candidates.begin(), scratch.candidates.end(), Taking::below);
+    Taking taking;
+    taking.until(scratch.candidates, shape.top_p * static_cast<double>(mass.least));
+    bounds[0] = taking.floor;
+    taking.until(scratch.candidates, shape.top_p * static_cast<double>(mass.most));
+    bounds[1] = taking.floor;
 }
 
+// Most of a vocabulary is too unlikely to move the nucleus. So first leave out the chunks that hold none of its
+// candidates; only if that leaves the floor open, work them all out.
 float nucleus_floor(
     const float* logits, int64_t vocab, float peak, float floor, const RowShape& shape, SamplerScratch& scratch
 ) {
     const float rate = static_cast<float>(1.0 / shape.temperature);
-    const double mass = static_cast<double>(weigh(logits, vocab, peak, floor, rate, scratch));
-    const double bound = (1.0 - shape.top_p) * mass * (kSlack / static_cast<double>(vocab));
-    const int64_t least = std::max<int64_t>(1, static_cast<int64_t>(std::floor(bound)));
-    // A weight that rounds up to `least` can be half a unit less, and a logit's distance can be rounded too.
-    const double reach = std::log((static_cast<double>(least) - 0.5) / kOne) * (1.0 + 1e-6) - 1e-4;
-    collect(logits, vocab, least, peak + reach / rate, scratch);
-    return take_until(scratch.candidates, shape.top_p * mass);
+    const double lightest = std::log(std::max((1.0 - shape.top_p) / static_cast<double>(vocab), 1e-30));
+    const float cutoff = std::max(kTiny, static_cast<float>(lightest) - 1.0f);
+    float bounds[2];
+    Mass mass = weigh(logits, vocab, peak, floor, rate, cutoff, scratch);
+    nucleus_bounds(logits, vocab, peak, shape, mass, scratch, bounds);
+    if (bounds[0] != bounds[1]) {
+        mass = weigh(logits, vocab, peak, floor, rate, kTiny, scratch);
+        nucleus_bounds(logits, vocab, peak, shape, mass, scratch, bounds);
+    }
+    return bounds[0];
 }
 
 inline uint64_t mix(uint64_t z) {

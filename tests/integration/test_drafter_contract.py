@@ -17,7 +17,7 @@ from foreword.drafters.registry import drafter_kinds
 from foreword.engine.engine import Engine, EngineConfig
 from foreword.engine.llm import bad_word_ids
 from foreword.engine.request import Request
-from foreword.speculation.protocols import Planned, Scheduled
+from foreword.speculation.protocols import Ask, Planned, Scheduled
 
 FORMS: list[dict[str, Any]] = [
     {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1},
@@ -157,6 +157,26 @@ def test_a_drafter_that_was_off_catches_up(llm: LLM, form: dict[str, Any], plain
     while engine.has_requests:
         engine.step()
     assert [request.output_ids for request in requests] == plain
+
+
+def test_a_drafter_guesses_as_a_fresh_one_would(llm: LLM, form: dict[str, Any]):
+    """Whatever was accepted, rejected or skipped before, its guesses are those of the committed text."""
+    if "suffix" in form["method"]:
+        form |= {"max_stored_tokens": 0}  # what it remembers of ended requests is not in question here
+    engine = engine_with(llm, form, Flickering, seed=8)
+    requests = start(llm, engine)
+    drafter = engine._policy._drafter
+    compared = 0
+    for _ in range(5):
+        for _ in range(4):
+            engine.step()
+        live = [r for r in requests if r.finish_reason is None and r.output_ids and r.room > 4]
+        asks = [Ask(request, 6, 3) for request in live]
+        fresh = SpeculationConfig.parse(form).build(llm._loaded.workshop())
+        expected = [draft.tokens for draft in fresh.propose(asks)]
+        assert [draft.tokens for draft in drafter.propose(asks)] == expected
+        compared += sum(len(tokens) for tokens in expected)
+    assert compared > 0
 
 
 def test_failures_and_cancellations_leave_no_trace(

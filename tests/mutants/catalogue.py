@@ -26,6 +26,8 @@ RULES = f"{UNIT}/test_rules.py"
 NOISE = f"{UNIT}/test_noise.py"
 LOGPROBS = f"{UNIT}/test_logprobs.py"
 ENGINE = "tests/integration/test_sampling_engine.py"
+STEP = f"{UNIT}/test_step.py"
+CONTRACT = "tests/integration/test_drafter_contract.py"
 
 MUTANTS = (
     Mutant(
@@ -171,8 +173,64 @@ MUTANTS = (
         42,
         "temperature is ignored",
         "acceptance/distribution.py",
-        "temperature=torch.where(greedy, 1.0, shape.temperature)",
-        "temperature=torch.ones_like(shape.temperature)",
+        "torch.where(greedy, 1.0, temperature)",
+        "torch.ones_like(temperature)",
         (f"{PIPELINE}::test_every_row_has_the_distribution_of_the_reference",),
+    ),
+    Mutant(
+        1,
+        "the draft model keeps the KV of guesses that were not committed",
+        "drafters/autoregressive.py",
+        "                self._cache.rollback(self._kv(tree.request))",
+        "                self._cache.advance(self._kv(tree.request), len(tree.tokens))",
+        (f"{CONTRACT}::test_a_drafter_guesses_as_a_fresh_one_would",),
+    ),
+    Mutant(
+        10,
+        "drafted rows count as computed",
+        "kv/paged_cache.py",
+        "        sequence.computed = base + len(path)\n",
+        "        sequence.computed = sequence.reserved\n",
+        (f"{UNIT}/test_paged_cache.py", STEP),
+    ),
+    Mutant(
+        11,
+        "another page size in the draft model's slots",
+        "drafters/autoregressive.py",
+        "        decoder.allocate_kv(self._cache.pool.num_pages, PAGE_SIZE)",
+        "        decoder.allocate_kv(2 * self._cache.pool.num_pages, PAGE_SIZE // 2)",
+        (f"{CONTRACT}::test_guesses_are_made_and_accepted",),
+    ),
+    Mutant(
+        29,
+        "room for four guesses only",
+        "speculation/transaction.py",
+        "share.run + len(draft))",
+        "share.run + min(len(draft), 4))",
+        (STEP,),
+    ),
+    Mutant(
+        37,
+        "guesses beyond the end of the answer",
+        "speculation/step.py",
+        "request.room - 1))",
+        "request.room))",
+        (STEP,),
+    ),
+    Mutant(
+        38,
+        "an n-gram index that outlives its text",
+        "drafters/ngram.py",
+        " or len(index) > len(request.tokens)",
+        "",
+        (f"{UNIT}/test_ngram_drafter.py",),
+    ),
+    Mutant(
+        41,
+        "a drafter that was off does not catch up",
+        "drafters/autoregressive.py",
+        "        while shares := self._missed(trees):",
+        "        while shares := self._missed(trees)[:0]:",
+        (f"{CONTRACT}::test_a_drafter_guesses_as_a_fresh_one_would",),
     ),
 )

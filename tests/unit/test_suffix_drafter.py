@@ -32,6 +32,11 @@ def test_an_undecided_past_gives_a_tree_by_frequency():
     assert paths(sure) == {(5,)}
 
 
+def test_a_repeating_text_is_repeated_on():
+    draft = SuffixDrafter(SuffixConfig()).propose([ask([7, 8, 9] * 5, 8)])[0]
+    assert draft.tokens == (7, 8, 9, 7, 8, 9, 7, 8)
+
+
 def test_node_and_depth_limits_hold():
     drafter = SuffixDrafter(SuffixConfig(min_probability=0.01))
     rng = random.Random(0)

@@ -62,17 +62,14 @@ def shape_rows(logits: Tensor, shape: RowShape) -> Distributions:
     sampler = native.sampler_for(logits)
     columns = (logits, shape.temperature, shape.top_k, shape.top_p, shape.min_p)
     peak, floor, first = floors(*columns) if sampler is None else native.floors(sampler, *columns)
-    status = torch.where(peak == -torch.inf, int(RowStatus.ALL_MASKED), int(RowStatus.OK))
-    status = torch.where(peak.isnan() | (peak == torch.inf), int(RowStatus.NOT_FINITE), status)
-    good, greedy = status == int(RowStatus.OK), shape.temperature == 0
-    return Distributions(
-        logits=logits,
-        peak=torch.where(good, peak, 0.0),
-        floor=torch.where(good, floor, torch.inf),
-        temperature=torch.where(greedy, 1.0, shape.temperature),
-        only=torch.where(greedy, first, NO_TOKEN),
-        status=status,
-    )
+    greedy, finite = shape.temperature == 0, peak.isfinite()
+    status = torch.full(peak.shape, int(RowStatus.OK), device=peak.device)
+    if not finite.all():
+        status[peak == -torch.inf] = int(RowStatus.ALL_MASKED)
+        status[peak.isnan() | (peak == torch.inf)] = int(RowStatus.NOT_FINITE)
+        peak, floor = torch.where(finite, peak, 0.0), torch.where(finite, floor, torch.inf)
+    temperature, only = shape.temperature, torch.where(greedy, first, NO_TOKEN)
+    return Distributions(logits, peak, floor, torch.where(greedy, 1.0, temperature), only, status)
 
 
 def floors(

@@ -25,7 +25,7 @@ class DraftTrees:
     tokens: Ints  # [rows], NO_TOKEN at roots
     parents: Ints  # [rows], row of the parent; NO_ROW at roots
     depths: Ints  # [rows], 0 at roots
-    q: NodeProbabilities
+    drawn: tuple[Drawn | None, ...]  # [nodes], what each node's token was drawn from; None: it was chosen
 
     @staticmethod
     def stack(
@@ -46,10 +46,14 @@ class DraftTrees:
             flat_tokens[is_node] = np.concatenate([np.asarray(t, np.int64) for t in tokens])
             local = np.concatenate([np.asarray(p, np.int64) for p in parents])
             flat_parents[is_node] = local + 1 + np.repeat(roots, sizes - 1)
-        nodes = np.flatnonzero(is_node)
-        flat_drawn = [None] * len(nodes) if drawn is None else [q for request in drawn for q in request]
-        q = NodeProbabilities.stack(nodes, flat_tokens[nodes], flat_drawn)
-        return DraftTrees(starts, flat_tokens, flat_parents, depths_of(flat_parents), q)
+        known = (None,) * (rows - len(roots)) if drawn is None else tuple(q for of in drawn for q in of)
+        return DraftTrees(starts, flat_tokens, flat_parents, depths_of(flat_parents), known)
+
+    @cached_property
+    def q(self) -> NodeProbabilities:
+        """What the nodes' tokens were drawn from, for the rules that ask."""
+        nodes = np.flatnonzero(self.depths > 0)
+        return NodeProbabilities.stack(nodes, self.tokens[nodes], self.drawn)
 
     @cached_property
     def roots(self) -> Ints:
@@ -91,10 +95,12 @@ class DraftTrees:
 
     def reached(self, hit: Bools) -> Bools:
         """[rows], the rows that are hit together with every node above them; roots always are."""
-        ok: Bools = hit | (self.parents == NO_ROW)
-        for depth in range(1, int(self.depths.max(initial=0)) + 1):
-            level = np.flatnonzero(self.depths == depth)
-            ok[level] &= ok[self.parents[level]]
+        is_root = self.parents == NO_ROW
+        ok: Bools = hit | is_root
+        above = np.where(is_root, np.arange(len(ok)), self.parents)
+        levels = 1  # that `ok` speaks for, and that `above` looks up
+        while levels <= self.depths.max(initial=0):
+            ok, above, levels = ok & ok[above], above[above], 2 * levels
         return ok
 
     def deepest(self, ok: Bools) -> Ints:
@@ -117,6 +123,10 @@ class DraftTrees:
 
 def depths_of(parents: Ints) -> Ints:
     """Depth of every row, by walking all rows up at once."""
+    place = np.arange(len(parents))
+    is_root = parents == NO_ROW
+    if np.all(is_root | (parents == place - 1)):  # chains alone: count from the latest root
+        return place - np.maximum.accumulate(np.where(is_root, place, 0))
     depths = np.zeros(len(parents), np.int64)
     row = parents.copy()
     while np.any(alive := row != NO_ROW):

@@ -37,8 +37,10 @@ class AutoregressiveDrafter:
     while, or see a request late, and still be right. What it guessed is rolled back when it is told.
     """
 
-    def __init__(self, decoder: Decoder, size: DraftingSize) -> None:
+    def __init__(self, decoder: Decoder, size: DraftingSize, weight_bytes: int = 0) -> None:
+        """`weight_bytes` is the memory of weights that the decoder does not share with the target."""
         self._decoder = decoder
+        self._weight_bytes = weight_bytes
         self._size = size
         self._cache = PagedCache(-(-size.kv_tokens // PAGE_SIZE))
         self._known: dict[int, tuple[int, KvSequence]] = {}  # request -> (epoch, its KV here)
@@ -63,8 +65,9 @@ class AutoregressiveDrafter:
             self._cache.close(known[1])
 
     def memory_bytes(self) -> int:
-        """What drafting adds: the KV cache when it is full."""
-        return self._cache.pool.num_pages * PAGE_SIZE * self._decoder.kv_bytes_per_row()
+        """What drafting adds: weights of its own, and the KV cache when it is full."""
+        kv = self._cache.pool.num_pages * PAGE_SIZE * self._decoder.kv_bytes_per_row()
+        return self._weight_bytes + kv
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` if its KV bookkeeping contradicts itself."""

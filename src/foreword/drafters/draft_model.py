@@ -14,19 +14,19 @@ from foreword.models.sources import resolve_model
 class DraftModelConfig:
     """Which model drafts."""
 
-    model: str = ""  # a built-in name, a local path or a hub id
+    model: str  # a built-in name, a local path or a hub id
     tree_width: int = 1  # nodes on every level of the draft; 1 is a chain
 
 
 def build_draft_model(config: DraftModelConfig, workshop: Workshop) -> AutoregressiveDrafter:
     """Load the draft model beside the target; its tokens must mean the same."""
-    if not config.model:
-        raise RequestError(
-            'speculation: draft_model needs a model, as in {"method": "draft_model", "model": "..."}'
-        )
     checkpoint = open_checkpoint(Path(resolve_model(config.model)))
     check_same_vocabulary(workshop.checkpoint, checkpoint)
-    return AutoregressiveDrafter(workshop.load_decoder(checkpoint), DraftingSize(config.tree_width))
+    decoder = workshop.load_decoder(checkpoint)
+    embedding = (
+        decoder.config.vocab_size * decoder.config.hidden_size * (1 if decoder.config.tied_embeddings else 2)
+    )
+    return AutoregressiveDrafter(decoder, DraftingSize(config.tree_width), decoder.layer_bytes + embedding)
 
 
 def check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:

@@ -1,7 +1,7 @@
 """The drafters that there are by name, ours and those that other packages add."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -24,6 +24,9 @@ class DrafterKind:
     def configure(self, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of the type `settings`
         """The settings with these values; a value of the wrong kind is refused by name."""
         kinds = {field.name: field.type for field in fields(self.settings)}
+        for field in fields(self.settings):
+            if field.default is MISSING and field.name not in values:
+                raise RequestError(f"speculation: this method needs {field.name!r} ({self.summary})")
         for name, value in values.items():
             expected = _TYPES.get(str(getattr(kinds[name], "__name__", kinds[name])))
             if expected is not None and (not isinstance(value, expected) or isinstance(value, bool)):

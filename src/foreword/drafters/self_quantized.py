@@ -21,6 +21,7 @@ class SelfQuantizedConfig:
 
 
 def build_self_quantized(config: SelfQuantizedConfig, workshop: Workshop) -> AutoregressiveDrafter:
-    """A coarse copy of the target beside it."""
-    decoder = workshop.load_small(LowBitCheckpoint(workshop.checkpoint, config.bits))
-    return AutoregressiveDrafter(decoder, DraftingSize(config.tree_width))
+    """A coarse copy of the target's layers; embedding, head and last norm are the target's own."""
+    coarse = LowBitCheckpoint(workshop.checkpoint, config.bits)
+    decoder = workshop.load_beside(coarse, workshop.target)
+    return AutoregressiveDrafter(decoder, DraftingSize(config.tree_width), decoder.layer_bytes)

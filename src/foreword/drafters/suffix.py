@@ -210,8 +210,14 @@ def expand(match: Match, config: SuffixConfig, ask: Ask) -> GuessedTree:
 
 
 def _followers(automaton: SuffixAutomaton, state: int) -> list[tuple[int, int, float]]:
-    """Tokens that followed, the state behind each, and its share of all of them."""
-    edges = automaton.edges[state]
+    """Tokens that followed, the state behind each, and its share of all of them.
+
+    At the end of a text nothing has followed yet; its longest suffix that occurred before tells how a
+    repeating text goes on.
+    """
+    while not automaton.edges[state] and state != ROOT:
+        state = automaton.links[state]
+    edges = {} if state == ROOT else automaton.edges[state]
     counts = automaton.counts
     if len(edges) > _WIDEST:
         edges = dict(heapq.nlargest(_WIDEST, edges.items(), key=lambda edge: counts[edge[1]]))

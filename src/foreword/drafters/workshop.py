@@ -15,6 +15,4 @@ class Workshop:
     checkpoint: Checkpoint  # its files
     encode: Callable[[str], list[int]]  # text to token ids, without special tokens
     load_decoder: Callable[[Checkpoint], Decoder]  # another model, on the target's device and backend
-    load_small: Callable[
-        [Checkpoint], Decoder
-    ]  # the same, keeping 4-bit blocks where the backend can run them
+    load_beside: Callable[[Checkpoint, Decoder], Decoder]  # layers of its own, the rest shared with a decoder

@@ -11,8 +11,8 @@ from foreword.errors import RequestError
 from foreword.models.checkpoint import Checkpoint, open_checkpoint
 from foreword.models.decoder import TorchDecoder
 from foreword.models.interface import Decoder
-from foreword.models.native_decoder import load_native_decoder
-from foreword.models.native_weights import FORMS, WeightForm
+from foreword.models.native_decoder import NativeDecoder, load_native_decoder
+from foreword.models.native_weights import FORMS
 from foreword.models.sources import resolve_model
 from foreword.models.tokenizer import Tokenizer
 from foreword.models.weights import Progress, load_weights
@@ -27,20 +27,21 @@ class DecoderLoader:
 
     def load(self, checkpoint: Checkpoint, progress: Progress | None = None) -> Decoder:
         """A decoder with the checkpoint's weights, in the target's numbers."""
-        return self._load(checkpoint, self.choice.form, progress)
+        if self.choice.form is not None:
+            return load_native_decoder(checkpoint, self.choice.form, progress=progress)
+        weights = load_weights(checkpoint, self.choice.torch_dtype, self.device, progress)
+        return TorchDecoder(checkpoint.config, weights)
 
-    def load_small(self, checkpoint: Checkpoint) -> Decoder:
-        """The same, but 4-bit blocks stay as they are where the backend has kernels for them."""
-        return self._load(checkpoint, None if self.choice.form is None else FORMS["q4"], None)
+    def load_beside(self, checkpoint: Checkpoint, target: Decoder) -> Decoder:
+        """A decoder with layers of its own and the target's embedding, head and last norm.
 
-    def _load(self, checkpoint: Checkpoint, form: WeightForm | None, progress: Progress | None) -> Decoder:
-        try:
-            if form is not None:
-                return load_native_decoder(checkpoint, form, progress=progress)
-            weights = load_weights(checkpoint, self.choice.torch_dtype, self.device, progress)
-            return TorchDecoder(checkpoint.config, weights)
-        finally:
-            checkpoint.release()
+        4-bit blocks stay as they are where the backend has kernels for them.
+        """
+        if isinstance(target, NativeDecoder):
+            return load_native_decoder(checkpoint, FORMS["q4"], ends=target.weights)
+        ends = target.weights if isinstance(target, TorchDecoder) else None
+        weights = load_weights(checkpoint, self.choice.torch_dtype, self.device, ends=ends)
+        return TorchDecoder(checkpoint.config, weights)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class LoadedModel:
         def encode(text: str) -> list[int]:
             return self.tokenizer.encode(text, add_special_tokens=False)
 
-        return Workshop(self.decoder, self.checkpoint, encode, self.loader.load, self.loader.load_small)
+        return Workshop(self.decoder, self.checkpoint, encode, self.loader.load, self.loader.load_beside)
 
 
 def load_model(

@@ -36,6 +36,17 @@ class TorchDecoder:
         """Where the weights and the KV are."""
         return self._weights.embedding.device
 
+    @property
+    def weights(self) -> DecoderWeights:
+        """The tensors, for a decoder that shares some of them."""
+        return self._weights
+
+    @property
+    def layer_bytes(self) -> int:
+        """Memory of the layers' weights."""
+        tensors = [tensor for layer in self._weights.layers for tensor in vars(layer).values()]
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
     def with_layers(self, layers: Sequence[int]) -> "TorchDecoder":
         """A decoder that runs only these layers of this one: the same weights, KV memory of its own."""
         weights = replace(self._weights, layers=tuple(self._weights.layers[layer] for layer in layers))

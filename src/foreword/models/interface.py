@@ -19,6 +19,11 @@ class Decoder(Protocol):
         """Where the weights and the KV are."""
         ...
 
+    @property
+    def layer_bytes(self) -> int:
+        """Memory of the layers' weights: all but the embedding, the output head and the last norm."""
+        ...
+
     def with_layers(self, layers: Sequence[int]) -> "Decoder":
         """A decoder that runs only these layers of this one: the same weights, KV memory of its own."""
         ...

@@ -71,6 +71,16 @@ class NativeDecoder:
             )
         self._native.set_ends(weights.embedding, weights.head, weights.final_norm)
 
+    @property
+    def weights(self) -> NativeWeights:
+        """The packed matrices, for a decoder that shares some of them."""
+        return self._weights
+
+    @property
+    def layer_bytes(self) -> int:
+        """Memory of the layers' matrices."""
+        return sum(matrix.nbytes for layer in self._weights.layers for matrix in layer.matrices)
+
     def with_layers(self, layers: Sequence[int]) -> "NativeDecoder":
         """A decoder that runs only these layers of this one: the same weights, KV memory of its own."""
         weights = replace(self._weights, layers=tuple(self._weights.layers[layer] for layer in layers))
@@ -135,19 +145,28 @@ class NativeDecoder:
 
 
 def load_native_decoder(
-    checkpoint: Checkpoint, form: WeightForm, *, threads: int | None = None, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    form: WeightForm,
+    *,
+    threads: int | None = None,
+    ends: NativeWeights | None = None,
+    progress: Progress | None = None,
 ) -> NativeDecoder:
-    """Pack a checkpoint's weights and build its decoder."""
+    """Pack a checkpoint's weights and build its decoder; `ends` lends its embedding, head and last norm."""
     config = checkpoint.config
     isa, workers = choose_isa(native_status().instruction_sets), choose_threads(threads)
     packer = MatrixPacker(checkpoint, form, isa, workers, progress)
-    embedding = packer.matrices(["model.embed_tokens.weight"], biased=False)[0]
     layers = tuple(
         _load_layer(packer, config, f"model.layers.{index}.") for index in range(config.num_layers)
     )
-    final_norm = packer.vector("model.norm.weight")
+    weights = _load_ends(packer, config) if ends is None else ends
+    return NativeDecoder(config, replace(weights, layers=layers), form, workers)
+
+
+def _load_ends(packer: MatrixPacker, config: ModelConfig) -> NativeWeights:
+    embedding = packer.matrices(["model.embed_tokens.weight"], biased=False)[0]
     head = embedding if config.tied_embeddings else packer.matrices(["lm_head.weight"], biased=False)[0]
-    return NativeDecoder(config, NativeWeights(layers, embedding, head, final_norm), form, workers)
+    return NativeWeights((), embedding, head, packer.vector("model.norm.weight"))
 
 
 def _load_layer(packer: MatrixPacker, config: ModelConfig, prefix: str) -> NativeLayer:

@@ -1,7 +1,7 @@
 """The decoder's tensors, checked one by one while they are loaded."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -137,16 +137,24 @@ class WeightLoader:
 
 
 def load_weights(
-    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress | None = None,
+    ends: DecoderWeights | None = None,
 ) -> DecoderWeights:
-    """Read a whole decoder."""
+    """Read a whole decoder; `ends` lends its embedding, head and last norm."""
     config = checkpoint.config
     loader = WeightLoader(checkpoint, dtype, device, progress)
-    embedding = loader.tensor("model.embed_tokens.weight")
+    weights = _load_ends(loader, config) if ends is None else ends
     layers = tuple(_load_layer(loader, config, f"model.layers.{i}.") for i in range(config.num_layers))
-    final_norm = loader.tensor("model.norm.weight")
+    return replace(weights, layers=layers)
+
+
+def _load_ends(loader: WeightLoader, config: ModelConfig) -> DecoderWeights:
+    embedding = loader.tensor("model.embed_tokens.weight")
     head = embedding if config.tied_embeddings else loader.tensor("lm_head.weight")
-    return DecoderWeights(embedding, layers, final_norm, head)
+    return DecoderWeights(embedding, (), loader.tensor("model.norm.weight"), head)
 
 
 def _load_layer(loader: WeightLoader, config: ModelConfig, prefix: str) -> LayerWeights:

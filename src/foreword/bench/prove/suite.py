@@ -59,7 +59,7 @@ class ProofSize:
         return "full" if self == FULL else "quick"
 
 
-QUICK = ProofSize(chains=(1, 2), targets=1, pathwise=2_000, samples=5_000, bias=0.02)
+QUICK = ProofSize(chains=(1, 2), targets=1, pathwise=2_000, samples=3_000, bias=0.03)
 FULL = ProofSize(chains=(1, 2, 3, 4), targets=3, pathwise=20_000, samples=60_000, bias=0.005)
 
 Progress = Callable[[str, int, int], None]

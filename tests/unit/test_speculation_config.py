@@ -1,0 +1,80 @@
+import pytest
+
+from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.registry import DrafterKind, drafter_kinds
+from foreword.errors import RequestError
+
+
+def test_one_json_object_as_users_of_vllm_know_it():
+    config = SpeculationConfig.parse(
+        '{"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 3}'
+    )
+    assert config.method == ("ngram",)
+    assert config.num_speculative_tokens == 7
+    assert config.options == (("prompt_lookup_max", 3),)
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ("{", "JSON"),
+        ("[1]", "object"),
+        ({}, "method"),
+        ({"method": "magic"}, "magic"),
+        ({"method": []}, "method"),
+        ({"method": ["ngram", "ngram"]}, "method"),
+        ({"method": 3}, "method"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens"),
+        ({"method": "ngram", "num_speculative_tokens": 65}, "num_speculative_tokens"),
+        ({"method": "ngram", "num_speculative_tokens": "5"}, "num_speculative_tokens"),
+        ({"method": "ngram", "max_depth": 0}, "max_depth"),
+        ({"method": "ngram", "combine": "average"}, "combine"),
+        ({"method": "ngram", "draft_timeout": 0}, "draft_timeout"),
+        ({"method": "ngram", "tree_width": 2}, "tree_width"),
+        ({"method": "ngram", "promt_lookup_max": 2}, "prompt_lookup_max"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(given, word: str):
+    with pytest.raises(RequestError, match=word):
+        SpeculationConfig.parse(given)
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "word"),
+    [
+        ("ngram", {"prompt_lookup_max": "3"}, "prompt_lookup_max"),
+        ("ngram", {"prompt_lookup_max": True}, "prompt_lookup_max"),
+        ("draft_model", {}, "model"),
+        ("draft_model", {"model": 5}, "model"),
+        ("self_quantized", {"bits": 5}, "bits"),
+    ],
+)
+def test_a_drafters_own_settings_are_checked(method: str, values: dict, word: str):
+    with pytest.raises(RequestError, match=word):
+        drafter_kinds()[method].configure(values)
+
+
+class _Entry:
+    value = "somewhere:thing"
+
+    def __init__(self, name: str, thing: object) -> None:
+        self.name, self._thing = name, thing
+
+    def load(self) -> object:
+        return self._thing
+
+
+def test_another_package_may_add_a_drafter_but_not_replace_ours(monkeypatch: pytest.MonkeyPatch):
+    from foreword.drafters import registry
+    from foreword.drafters.ngram import NgramConfig, NgramDrafter
+
+    theirs = DrafterKind("theirs", NgramConfig, lambda settings, _: NgramDrafter(settings))
+    entries = [_Entry("theirs", theirs), _Entry("ngram", theirs)]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    kinds = drafter_kinds()
+    assert kinds["theirs"] is theirs
+    assert kinds["ngram"] is not theirs
+    assert SpeculationConfig.parse({"method": "theirs", "prompt_lookup_max": 3}).method == ("theirs",)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [_Entry("bad", object())])
+    with pytest.raises(RequestError, match="bad"):
+        drafter_kinds()
