@@ -43,7 +43,7 @@ def _builtin_kinds() -> dict[str, DrafterKind]:
     from foreword.drafters.draft_model import DraftModelConfig, build_draft_model
     from foreword.drafters.layer_skip import LayerSkipConfig, build_layer_skip
     from foreword.drafters.ngram import NgramConfig, NgramDrafter
-    from foreword.drafters.self_quantized import SelfQuantizedConfig, _is_wide, build_self_quantized
+    from foreword.drafters.self_quantized import SelfQuantizedConfig, build_self_quantized
     from foreword.drafters.suffix import SuffixConfig, build_suffix_drafter
 
     return {
