@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from foreword.errors import RequestError
 
@@ -23,13 +24,12 @@ class NativeStatus:
 
 def native_status() -> NativeStatus:
     """Look for the compiled kernels without using them."""
+    if find_spec("foreword.kernels._native") is None:
+        return NativeStatus(False, "the package was installed without them (no C++ compiler)", ())
     try:
         from foreword.kernels import _native
     except ImportError as error:
-        reason = "the package was installed without them (no C++ compiler, or the build failed)"
-        if not isinstance(error, ModuleNotFoundError):
-            reason = f"they do not load here: {' '.join(str(error).split())}"
-        return NativeStatus(False, reason, ())
+        return NativeStatus(False, f"they do not load here: {' '.join(str(error).split())}", ())
     return NativeStatus(True, "", tuple(_native.instruction_sets()))
 
 
