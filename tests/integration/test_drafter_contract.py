@@ -17,6 +17,7 @@ from foreword.drafters.registry import drafter_kinds
 from foreword.engine.engine import Engine, EngineConfig
 from foreword.engine.llm import bad_word_ids
 from foreword.engine.request import Request
+from foreword.errors import RequestError
 from foreword.speculation.protocols import Ask, Planned, Scheduled
 
 FORMS: list[dict[str, Any]] = [
@@ -249,3 +250,17 @@ def test_chains_run_under_every_rule(tiny_model: Path, draft_path: Path, method:
     assert first == second
     llm.speculate(None)
     assert answers(llm, PROMPTS[:4], [greedy] * 4) == with_draft
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"method": "suffix"},
+        {"method": "layer_skip", "tree_width": 2},
+        {"method": ["ngram", "layer_skip"], "combine": "merge"},
+    ],
+)
+def test_trees_are_refused_by_rules_that_need_chains(tiny_model: Path, form: dict[str, Any]):
+    config = EngineConfig(acceptance_rule="token")
+    with pytest.raises(RequestError, match="chains only"):
+        LLM(str(tiny_model), dtype="float32", device="cpu", config=config, speculation=form)

@@ -61,6 +61,12 @@ class SpeculationConfig:
                 allowed = ", ".join(sorted(known | set(_OWN_KEYS)))
                 raise RequestError(f"speculation: unknown key {key!r}; known are {allowed}")
 
+    @property
+    def makes_trees(self) -> bool:
+        """Whether a draft may have more than one guess at the same place."""
+        merged = len(self.method) > 1 and self.combine == "merge"
+        return merged or any(drafter_kinds()[name].makes_trees(self._settings(name)) for name in self.method)
+
     def build(self, workshop: Workshop) -> Drafter:
         """The drafter, guarded against its own faults."""
         drafters = [self._build_one(name, workshop) for name in self.method]
@@ -69,11 +75,13 @@ class SpeculationConfig:
         return FirstOf(drafters) if self.combine == "first" else Merged(drafters)
 
     def _build_one(self, name: str, workshop: Workshop) -> Drafter:
+        drafter = drafter_kinds()[name].build(self._settings(name), workshop)
+        return GuardedDrafter(drafter, name, workshop.target.config.vocab_size, self.draft_timeout)
+
+    def _settings(self, name: str) -> Any:  # noqa: ANN401 - of the drafter's own type
         kind = drafter_kinds()[name]
         own = {field.name for field in fields(kind.settings)}
-        settings = kind.configure({key: value for key, value in self.options if key in own})
-        drafter = kind.build(settings, workshop)
-        return GuardedDrafter(drafter, name, workshop.target.config.vocab_size, self.draft_timeout)
+        return kind.configure({key: value for key, value in self.options if key in own})
 
 
 def _as_mapping(value: str | Mapping[str, Any]) -> Mapping[str, Any]:

@@ -23,10 +23,7 @@ def build_draft_model(config: DraftModelConfig, workshop: Workshop) -> Autoregre
     checkpoint = open_checkpoint(Path(resolve_model(config.model)))
     check_same_vocabulary(workshop.checkpoint, checkpoint)
     decoder = workshop.load_decoder(checkpoint)
-    embedding = (
-        decoder.config.vocab_size * decoder.config.hidden_size * (1 if decoder.config.tied_embeddings else 2)
-    )
-    return AutoregressiveDrafter(decoder, DraftingSize(config.tree_width), decoder.layer_bytes + embedding)
+    return AutoregressiveDrafter(decoder, DraftingSize(config.tree_width), decoder.weight_bytes)
 
 
 def check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:

@@ -20,6 +20,7 @@ class DrafterKind:
     summary: str  # one line for listings
     settings: type  # a frozen dataclass; its fields are the keys that a user may set
     build: Callable[[Any, Workshop], Drafter]  # (settings, workshop) -> drafter
+    makes_trees: Callable[[Any], bool] = lambda settings: False  # whether its drafts may branch
 
     def configure(self, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of the type `settings`
         """The settings with these values; a value of the wrong kind is refused by name."""
@@ -50,16 +51,25 @@ def _builtin_kinds() -> dict[str, DrafterKind]:
             "looks the last tokens up earlier in the text", NgramConfig, lambda s, _: NgramDrafter(s)
         ),
         "suffix": DrafterKind(
-            "continues suffixes seen in this text and in past answers", SuffixConfig, build_suffix_drafter
+            "continues suffixes seen in this text and in past answers",
+            SuffixConfig,
+            build_suffix_drafter,
+            lambda settings: True,
         ),
         "draft_model": DrafterKind(
-            "a smaller model with the same tokenizer", DraftModelConfig, build_draft_model
+            "a smaller model with the same tokenizer", DraftModelConfig, build_draft_model, _is_wide
         ),
         "self_quantized": DrafterKind(
-            "the target's own weights in fewer bits", SelfQuantizedConfig, build_self_quantized
+            "the target's own weights in fewer bits", SelfQuantizedConfig, build_self_quantized, _is_wide
         ),
-        "layer_skip": DrafterKind("the target without some of its layers", LayerSkipConfig, build_layer_skip),
+        "layer_skip": DrafterKind(
+            "the target without some of its layers", LayerSkipConfig, build_layer_skip, _is_wide
+        ),
     }
+
+
+def _is_wide(settings: Any) -> bool:  # noqa: ANN401 - settings of a model-based drafter
+    return bool(settings.tree_width > 1)
 
 
 def drafter_kinds() -> dict[str, DrafterKind]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.rules import Rule, check_exact
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.engine import Engine, EngineConfig
@@ -70,6 +71,8 @@ class LLM:
     def _engine(self, wanted: SpeculationConfig | None) -> Engine:
         policy = FixedPolicy()
         if wanted is not None:
+            rule = Rule.parse((self._config or EngineConfig()).acceptance_rule)
+            check_exact(rule, is_chain=not wanted.makes_trees)
             drafter = self.build_drafter(wanted)
             policy = FixedPolicy(drafter, wanted.num_speculative_tokens, wanted.max_depth)
         return Engine(self._loaded.decoder, self.tokenizer.eos_ids, self._config, policy)

@@ -42,6 +42,13 @@ class TorchDecoder:
         return self._weights
 
     @property
+    def weight_bytes(self) -> int:
+        """Memory of all weights."""
+        weights = self._weights
+        head = 0 if weights.head is weights.embedding else weights.head.nbytes
+        return self.layer_bytes + weights.embedding.nbytes + head + weights.final_norm.nbytes
+
+    @property
     def layer_bytes(self) -> int:
         """Memory of the layers' weights."""
         tensors = [tensor for layer in self._weights.layers for tensor in vars(layer).values()]

@@ -20,6 +20,11 @@ class Decoder(Protocol):
         ...
 
     @property
+    def weight_bytes(self) -> int:
+        """Memory of all weights."""
+        ...
+
+    @property
     def layer_bytes(self) -> int:
         """Memory of the layers' weights: all but the embedding, the output head and the last norm."""
         ...
