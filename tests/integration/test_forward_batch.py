@@ -10,7 +10,7 @@ import torch
 from foreword.models.checkpoint import open_checkpoint
 from foreword.models.decoder import TorchDecoder
 from foreword.models.weights import load_weights
-from foreword.speculation.draft import ROOT, Draft
+from foreword.speculation.draft import Draft
 from foreword.speculation.protocols import Scheduled
 from foreword.speculation.transaction import Transaction, Verdict
 from helpers.passes import (
@@ -21,7 +21,8 @@ from helpers.passes import (
     make_request,
     with_all_logits,
 )
-from helpers.tiny_models import TINY_VOCAB, make_hf_model
+from helpers.tiny_models import make_hf_model
+from helpers.trees import random_tokens, random_tree, root_path
 
 
 @pytest.fixture(scope="module")
@@ -35,23 +36,6 @@ def decoder(request: pytest.FixtureRequest, model_path: Path) -> TorchDecoder:
     return TorchDecoder(
         checkpoint.config, load_weights(checkpoint, torch.float32, torch.device(request.param))
     )
-
-
-def random_tokens(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(TINY_VOCAB) for _ in range(count)]
-
-
-def random_tree(rng: random.Random, nodes: int, committed_len: int) -> Draft:
-    parents = tuple(rng.randint(max(ROOT, node - 6), node - 1) for node in range(nodes))
-    return Draft(tuple(random_tokens(rng, nodes)), parents, committed_len)
-
-
-def root_path(draft: Draft, node: int) -> list[int]:
-    path = []
-    while node != ROOT:
-        path.append(node)
-        node = draft.parents[node]
-    return path[::-1]
 
 
 @pytest.mark.parametrize("nodes", [20, 33, 64])

@@ -12,12 +12,13 @@ import torch
 from foreword.engine.request import Request
 from foreword.kv.paged_cache import PagedCache
 from foreword.models.native_decoder import NativeDecoder
-from foreword.speculation.draft import ROOT, Draft
+from foreword.speculation.draft import Draft
 from foreword.speculation.protocols import Scheduled
 from foreword.speculation.transaction import Transaction, Verdict
 from helpers.native import INSTRUCTION_SETS, native_decoder, needs_native
 from helpers.passes import all_logits, compute, fragmented_cache, make_request, with_all_logits
-from helpers.tiny_models import TINY_VOCAB, make_hf_model
+from helpers.tiny_models import make_hf_model
+from helpers.trees import random_tokens, random_tree, root_path
 
 pytestmark = needs_native
 
@@ -47,23 +48,6 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(params=FORMS)
 def decoder(request: pytest.FixtureRequest, path: Path) -> NativeDecoder:
     return native_decoder(path, request.param)
-
-
-def random_tokens(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(TINY_VOCAB) for _ in range(count)]
-
-
-def random_tree(rng: random.Random, nodes: int, committed_len: int) -> Draft:
-    parents = tuple(rng.randint(max(ROOT, node - 6), node - 1) for node in range(nodes))
-    return Draft(tuple(random_tokens(rng, nodes)), parents, committed_len)
-
-
-def root_path(draft: Draft, node: int) -> list[int]:
-    path = []
-    while node != ROOT:
-        path.append(node)
-        node = draft.parents[node]
-    return path[::-1]
 
 
 def one_by_one(decoder: NativeDecoder, ids: list[int], seed: int = 0) -> torch.Tensor:
