@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SPECULATION = {"method": "ngram", "num_speculative_tokens": 10, "prompt_lookup_min": 3}
 PROMPTS = {
     "repetition": "Repeat the word hello 50 times.",
-    "counting": "Count from 1 to 30, one number per line.",
+    "counting": "Count sheep: write '1 sheep', '2 sheep' and so on up to 20 sheep.",
     "a question": "Explain why the sky is blue.",
 }
 
