@@ -43,9 +43,9 @@ def overhead(
     llm = load_llm(model, dtype, device)
     with stage_bar() as on_progress:
         found = measure_overhead(llm, wanted, lengths, repeats, on_progress)
-    table = Table("drafter", "context", box=SIMPLE_HEAD)
+    table = Table("drafter", "context", box=SIMPLE_HEAD, padding=0)
     for name in ("draft ms", "first ms", *(f"of a pass over {rows}" for rows in VERIFY_ROWS)):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for one in found:
         shares = [f"{one.share(rows):.2%} of {one.verify_ms[rows]:.1f} ms" for rows in VERIFY_ROWS]
         table.add_row(one.drafter, str(one.context), f"{one.draft_ms:.3f}", f"{one.first_ms:.1f}", *shares)

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from foreword.bench.drafters.records import Record
     from foreword.engine.llm import LLM
 
-SPECULATION = {"method": "ngram", "num_speculative_tokens": 10, "prompt_lookup_min": 3}
+SPECULATION = {"method": "ngram", "num_speculative_tokens": 8}
 PROMPTS = {
     "repetition": "Repeat the word hello 50 times.",
-    "counting": "Count sheep: write '1 sheep', '2 sheep' and so on up to 20 sheep.",
+    "counting": "Write the floors of a tower with 25 floors: This is floor 1. This is floor 2. Continue.",
     "a question": "Explain why the sky is blue.",
 }
 
@@ -81,7 +81,12 @@ def _answer_twice(llm: "LLM", kind: str, prompt: str, params: "SamplingParams") 
 
 
 def _comparison(records: "Sequence[Record]") -> Table:
-    table = Table(title="decoding, without the pass over the prompt", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(
+        title="decoding, without the pass over the prompt",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
     for name in ("prompt", "decoding"):
         table.add_column(name, no_wrap=True)
     for name in ("passes", "tokens/pass", "accepted", "seconds", "speed-up"):
