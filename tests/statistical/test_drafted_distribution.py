@@ -13,7 +13,7 @@ from foreword.engine.engine import EngineConfig
 from foreword.engine.loader import load_model
 from helpers.passes import all_logits
 
-PROMPT = [20, 31, 40, 31, 20, 31]
+PROMPT = [5, 60, 200, 5, 60, 5]
 ALLOWED = (5, 60, 200)
 POSITIONS = 3
 TEMPERATURE = 0.8
