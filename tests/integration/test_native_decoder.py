@@ -129,3 +129,26 @@ def test_logits_of_chosen_rows_only_and_of_none(tiny_model: Path):
         with Transaction(cache, [Scheduled(make_request(cache, tokens(30)), 30)]) as transaction:
             batch = replace(transaction.batch([Draft()]), logit_rows=torch.tensor(wanted, dtype=torch.int32))
             assert torch.equal(decoder.verify(batch).logits, everything[wanted])
+
+
+@pytest.mark.model
+def test_resident_memory_of_the_default_form(default_model: Path):
+    """At most 250 MB above what importing torch takes, after loading and answering."""
+    import subprocess
+    import sys
+
+    program = (
+        "import sys, torch\n"
+        "def resident():\n"
+        "    lines = open('/proc/self/status').read().splitlines()\n"
+        "    return 1024 * int(next(l for l in lines if l.startswith('VmRSS:')).split()[1])\n"
+        "before = resident()\n"
+        "from foreword import LLM, SamplingParams\n"
+        "llm = LLM(sys.argv[1], device='cpu', backend='native')\n"
+        "llm.generate('Hi', SamplingParams(max_tokens=8))\n"
+        "print(resident() - before)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(default_model)], capture_output=True, text=True, check=True
+    )
+    assert int(run.stdout) < 250e6

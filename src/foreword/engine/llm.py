@@ -12,6 +12,7 @@ from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.outputs import CompletionOutput, Logprob, RequestOutput, Timings
 from foreword.engine.request import Request
 from foreword.errors import RequestError
+from foreword.models.builtin import DEFAULT_MODEL
 from foreword.models.detokenizer import IncrementalDetokenizer
 from foreword.models.tokenizer import Tokenizer
 from foreword.models.weights import Progress
@@ -25,8 +26,6 @@ Messages = Sequence[Mapping[str, str]]
 
 OnText = Callable[[int, str], None]
 """Called with (index of the prompt, new text) as text becomes certain."""
-
-DEFAULT_MODEL = "smollm2-135m"
 
 
 class LLM:

@@ -78,7 +78,9 @@ def load_model(
     checkpoint = open_checkpoint(resolve_model(model))
     tokenizer = checkpoint.tokenizer()
     loader = DecoderLoader(choice, place)
-    return LoadedModel(loader.load(checkpoint, progress), tokenizer, checkpoint, loader)
+    decoder = loader.load(checkpoint, progress)
+    checkpoint.release()  # the weights are copied; the file's pages need not stay
+    return LoadedModel(decoder, tokenizer, checkpoint, loader)
 
 
 def pick_device(device: str) -> torch.device:
