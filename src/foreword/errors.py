@@ -19,3 +19,7 @@ class TokenizerError(ForewordError):
 
 class RequestError(ForewordError):
     """A request that cannot be served as asked: its parameters or its length are out of bounds."""
+
+
+class EngineStopped(ForewordError):  # noqa: N818 - reads as what happened
+    """The engine takes no more requests: it is draining, closed, or its thread has died."""

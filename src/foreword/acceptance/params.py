@@ -13,6 +13,9 @@ MIN_TEMPERATURE = 1e-6
 MAX_LOGPROBS = 64
 """Most alternatives per token that a request may ask for."""
 
+MAX_SAMPLES = 128
+"""Most answers to one prompt."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -28,20 +31,29 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> number added to its logit
     bad_words: tuple[str, ...] = ()  # texts that must not be completed
     allowed_token_ids: tuple[int, ...] | None = None  # only these may be generated; None: all
+    stop: str | tuple[str, ...] = ()  # text or texts before which the answer ends
+    include_stop_str_in_output: bool = False  # leave the stop text at the answer's end
     stop_token_ids: tuple[int, ...] = ()  # generation ends after one of these
     max_tokens: int = 256  # most tokens to generate
-    min_tokens: int = 0  # no end-of-sequence or stop token before so many tokens
+    min_tokens: int = 0  # no end-of-sequence, stop token or stop text before so many tokens
+    n: int = 1  # answers to the same prompt
     seed: int | None = None  # None: fresh 64-bit entropy, returned with the answer
     ignore_eos: bool = False  # go on after an end-of-sequence token
     logprobs: int | None = (
         None  # log probabilities of the chosen token and of so many most likely; None: none
     )
+    prompt_logprobs: int | None = None  # the same for the tokens of the prompt
 
     def __post_init__(self) -> None:
         self._check_shape()
         self._check_penalties()
         self._check_ids()
         self._check_lengths()
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """`stop` as a tuple, however it was given."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     def _check_shape(self) -> None:
         _finite("temperature", self.temperature)
@@ -66,8 +78,9 @@ class SamplingParams:
             _integer("logit_bias", token)
             if not -100 <= _finite("logit_bias", bias) <= 100:
                 _refuse("logit_bias", bias, "in -100 .. 100 for every token")
-        if isinstance(self.bad_words, str) or not all(isinstance(w, str) and w for w in self.bad_words):
-            _refuse("bad_words", self.bad_words, "a list of non-empty strings")
+        for name, texts in (("bad_words", self.bad_words), ("stop", self.stop_texts)):
+            if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
+                _refuse(name, texts, "a list of non-empty strings")
         if self.allowed_token_ids is not None and len(self.allowed_token_ids) == 0:
             _refuse("allowed_token_ids", [], "None or at least one token id")
         for name in ("allowed_token_ids", "stop_token_ids"):
@@ -81,8 +94,12 @@ class SamplingParams:
             _refuse("min_tokens", self.min_tokens, f"in 0 .. max_tokens ({self.max_tokens})")
         if self.seed is not None and not 0 <= _integer("seed", self.seed) < 2**64:
             _refuse("seed", self.seed, "in 0 .. 2**64 - 1")
-        if self.logprobs is not None and not 0 <= _integer("logprobs", self.logprobs) <= MAX_LOGPROBS:
-            _refuse("logprobs", self.logprobs, f"None or in 0 .. {MAX_LOGPROBS}")
+        if not 1 <= _integer("n", self.n) <= MAX_SAMPLES:
+            _refuse("n", self.n, f"in 1 .. {MAX_SAMPLES}")
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(self, name)
+            if wanted is not None and not 0 <= _integer(name, wanted) <= MAX_LOGPROBS:
+                _refuse(name, wanted, f"None or in 0 .. {MAX_LOGPROBS}")
 
 
 def _finite(name: str, value: float) -> float:

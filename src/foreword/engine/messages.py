@@ -1,0 +1,71 @@
+"""What crosses the border of the engine, whether that is a call, a thread or a process."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from foreword.acceptance.logprobs import TokenLogprobs
+from foreword.acceptance.params import SamplingParams
+
+SpeculationSetting = Mapping[str, Any] | bool | None
+"""A request's own wish: None or True for the engine's default, False for none, or the keys of a configuration."""
+
+
+@dataclass(frozen=True)
+class NewRequest:
+    """A prompt to answer."""
+
+    request_id: str  # no other request that runs or waits has the same
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    tenant: str = ""  # whose request it is: nothing is cached or learned across tenants
+    speculation: SpeculationSetting = None
+
+
+@dataclass(frozen=True)
+class RequestStats:
+    """What answering cost. Times are in seconds; those of shared passes are divided by rows."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
+    output_tokens: int = 0
+    queue_seconds: float = 0.0  # arrival to first pass
+    prefill_seconds: float = 0.0  # first pass to first token
+    decode_seconds: float = 0.0  # first token to last
+    draft_seconds: float = 0.0  # its part of the time that drafters took
+    verify_seconds: float = 0.0  # its part of the target's passes
+    accept_seconds: float = 0.0  # its part of judging and committing
+    passes: int = 0  # target passes that it took part in
+    drafts: int = 0  # passes that judged guesses of it
+    drafted: int = 0  # guesses that were judged
+    accepted: int = 0  # guesses that were committed
+    drafted_per_position: tuple[
+        int, ...
+    ] = ()  # drafts that reached the position; the first is 1 behind the text
+    accepted_per_position: tuple[int, ...] = ()  # drafts whose guess there was committed
+    rollback_tokens: int = 0  # guesses that were computed and thrown away
+    rejected_kv_bytes: int = 0  # KV memory that was written for them
+    preemptions: int = 0  # times that its KV was given up and computed again
+    method: str = ""  # who drafted; empty: nobody
+
+
+@dataclass(frozen=True)
+class AnswerDelta:
+    """What an answer has gained."""
+
+    request_id: str
+    index: int  # which of the request's n answers
+    text: str  # certain by now; text that may turn out to be a stop string is held back
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
+    from_draft: int = 0  # how many of the tokens, from the first on, were accepted guesses
+    finish_reason: str | None = None  # "stop", "length", "abort" or "error"
+    stop_reason: int | str | None = (
+        None  # the stop token or stop string that was met; None for the model's own end
+    )
+    error: str | None = None  # what went wrong, where finish_reason is "error"
+    seed: int = 0  # the seed in use, given or fresh
+    stats: RequestStats | None = None  # with the last delta of an answer
+    prompt_logprobs: tuple[
+        TokenLogprobs, ...
+    ] = ()  # with the first delta, if asked for; entry i is of prompt token i + 1
