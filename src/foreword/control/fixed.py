@@ -1,29 +1,49 @@
-"""The simplest policy: the same drafter and size for everyone."""
+"""The simplest policy: what was asked for, at every step."""
 
 from collections.abc import Sequence
 
-from foreword.speculation.protocols import Drafter, Planned, Scheduled, StepRequest, added_memory
+from foreword.speculation.protocols import (
+    Drafter,
+    Planned,
+    Scheduled,
+    Speculation,
+    StepRequest,
+    added_memory,
+)
+from foreword.speculation.situation import Situation
 
 
 class FixedPolicy:
-    """Asks one drafter for up to `max_nodes` guesses at every step; without a drafter, plain decoding."""
+    """Asks every request's own drafter for as many guesses as the request wants.
+
+    With a drafter given here, that one is asked for everyone, whatever they want: for tests and measurements.
+    """
 
     def __init__(
         self, drafter: Drafter | None = None, max_nodes: int = 0, max_depth: int | None = None
     ) -> None:
-        self._drafter = drafter
-        self.max_nodes = max_nodes
-        self._max_depth = max_nodes if max_depth is None else max_depth
+        depth = max_nodes if max_depth is None else max_depth
+        self._everyone = None if drafter is None else Speculation("given", drafter, max_nodes, depth)
 
-    def plan(self, scheduled: Sequence[Scheduled]) -> list[Planned]:
-        """The same for every request."""
-        return [Planned(share, self._drafter, self.max_nodes, self._max_depth) for share in scheduled]
+    def plan(self, scheduled: Sequence[Scheduled], situation: Situation) -> list[Planned]:
+        """The same at every step, however it goes."""
+        return [self._planned(share) for share in scheduled]
+
+    def _planned(self, share: Scheduled) -> Planned:
+        chosen = self._chosen(share.request)
+        if chosen is None:
+            return Planned(share)
+        return Planned(share, chosen.drafter, chosen.max_nodes, chosen.max_depth, chosen.method)
 
     def forget(self, request: StepRequest) -> None:
-        """Tell the drafter."""
-        if self._drafter is not None:
-            self._drafter.forget(request)
+        """Tell its drafter."""
+        chosen = self._chosen(request)
+        if chosen is not None:
+            chosen.drafter.forget(request)
 
     def memory_bytes(self) -> int | None:
-        """What the drafter says of its memory."""
-        return added_memory([self._drafter])
+        """What the given drafter says of its memory."""
+        return added_memory([] if self._everyone is None else [self._everyone.drafter])
+
+    def _chosen(self, request: StepRequest) -> Speculation | None:
+        return self._everyone or request.speculation

@@ -1,16 +1,34 @@
 """Several drafters as one."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.protocols import Ask, Drafter, StepRequest, added_memory
+from foreword.speculation.protocols import Ask, Drafter, StepRequest, added_memory, all_faults
 
 
-class FirstOf:
-    """Asks one drafter after the other until one has something to say."""
+class _Several:
+    """What all combinations do in the same way."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
+
+    def forget(self, request: StepRequest) -> None:
+        """Pass it on."""
+        for drafter in self._drafters:
+            drafter.forget(request)
+
+    def memory_bytes(self) -> int | None:
+        """Of all of them."""
+        return added_memory(self._drafters)
+
+    def fault_counts(self) -> Counter[str]:
+        """Of all of them."""
+        return all_faults(self._drafters)
+
+
+class FirstOf(_Several):
+    """Asks one drafter after the other until one has something to say."""
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """For every ask the first draft that is not empty."""
@@ -23,21 +41,9 @@ class FirstOf:
             open_asks = [index for index in open_asks if not len(drafts[index])]
         return drafts
 
-    def forget(self, request: StepRequest) -> None:
-        """Pass it on."""
-        for drafter in self._drafters:
-            drafter.forget(request)
 
-    def memory_bytes(self) -> int | None:
-        """Of all of them."""
-        return added_memory(self._drafters)
-
-
-class Merged:
+class Merged(_Several):
     """Lays all drafters' guesses over each other as one tree. Its nodes are chosen, whoever drew them."""
-
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
-        self._drafters = drafters
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """For every ask one tree within its node budget."""
@@ -45,15 +51,6 @@ class Merged:
         return [
             merge(drafts, ask.max_nodes) for drafts, ask in zip(zip(*answers, strict=True), asks, strict=True)
         ]
-
-    def forget(self, request: StepRequest) -> None:
-        """Pass it on."""
-        for drafter in self._drafters:
-            drafter.forget(request)
-
-    def memory_bytes(self) -> int | None:
-        """Of all of them."""
-        return added_memory(self._drafters)
 
 
 def merge(drafts: Sequence[Draft], max_nodes: int) -> Draft:

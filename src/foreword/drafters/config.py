@@ -67,6 +67,11 @@ class SpeculationConfig:
         merged = len(self.method) > 1 and self.combine == "merge"
         return merged or any(drafter_kinds()[name].makes_trees(self._settings(name)) for name in self.method)
 
+    def as_mapping(self) -> dict[str, Any]:
+        """The object that `parse` reads back as this."""
+        own: dict[str, Any] = {key: getattr(self, key) for key in _OWN_KEYS}
+        return own | {"method": list(self.method)} | dict(self.options)
+
     def build(self, workshop: Workshop) -> Drafter:
         """The drafter, guarded against its own faults."""
         drafters = [self._build_one(name, workshop) for name in self.method]

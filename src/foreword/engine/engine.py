@@ -1,170 +1,245 @@
-"""Requests in, committed tokens out."""
+"""The engine for servers and other asynchronous programs: one thread that steps, streams that listen."""
 
+import asyncio
+import logging
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
-from time import perf_counter
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Any
 
 from foreword.acceptance.params import SamplingParams
-from foreword.acceptance.request import RequestSampler, TokenLimits
-from foreword.acceptance.rules import Rule
-from foreword.control.fixed import FixedPolicy
-from foreword.engine.request import Request, RequestLimits
-from foreword.engine.scheduler import Scheduler, SchedulerSizes
-from foreword.errors import RequestError
-from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
-from foreword.models.interface import Decoder
-from foreword.speculation.protocols import Policy, Scheduled, added_memory
-from foreword.speculation.step import Stepper, StepResult
+from foreword.drafters.config import SpeculationConfig
+from foreword.engine.collector import OutputCollector
+from foreword.engine.config import EngineConfig
+from foreword.engine.core import EngineCore
+from foreword.engine.llm import Prompt, encode_prompt, make_core
+from foreword.engine.loader import load_model
+from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest, SpeculationSetting
+from foreword.engine.outputs import RequestOutput
+from foreword.engine.stream import AnswerStream
+from foreword.errors import EngineStopped, RequestError
+from foreword.models.builtin import DEFAULT_MODEL
+from foreword.models.tokenizer import Tokenizer
+from foreword.models.weights import Progress
 
+_log = logging.getLogger(__name__)
 
-@dataclass(frozen=True)
-class EngineConfig:
-    """Sizes of an engine."""
-
-    kv_cache_memory_bytes: int = 1 << 30  # upper bound of KV memory; pages are touched only when used
-    max_model_len: int | None = None  # cap on prompt + answer; None: what the model and the cache allow
-    max_num_batched_tokens: int = 512  # rows of one target pass
-    max_num_seqs: int = 64  # requests that run at once
-    acceptance_rule: str = "coupled"  # how drafts are judged: coupled, token or block
+STATS_INTERVAL = 0.05
+"""Seconds between two snapshots of a busy engine's statistics."""
 
 
 @dataclass
-class StepSeconds:
-    """Where the time of an engine's steps went, added up."""
+class _Listener:
+    """A request's stream and how many of its answers are still to end."""
 
-    steps: int = 0
-    draft: float = 0.0
-    verify: float = 0.0
-    accept: float = 0.0
-    total: float = 0.0  # all of the step; what the other three leave is scheduling and bookkeeping
+    stream: AnswerStream
+    answers: int
 
-    def add(self, result: StepResult, total: float) -> None:
-        """Count one step."""
-        self.steps += 1
-        self.draft += result.draft_seconds
-        self.verify += result.verify_seconds
-        self.accept += result.accept_seconds
-        self.total += total
+
+@dataclass
+class _Listeners:
+    """Who listens to what, shared between the engine's thread and its callers."""
+
+    by_request: dict[str, _Listener] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    idle: threading.Event = field(default_factory=threading.Event)
+
+    def add(self, stream: AnswerStream, answers: int) -> None:
+        with self.lock:
+            if stream.request_id in self.by_request:
+                raise RequestError(f"a request with the id {stream.request_id!r} is being answered; choose another id")
+            self.by_request[stream.request_id] = _Listener(stream, answers)
+            self.idle.clear()
+
+    def note(self, delta: AnswerDelta) -> AnswerStream | None:
+        """Who listens to this delta; forgotten with the end of the last answer."""
+        with self.lock:
+            listener = self.by_request.get(delta.request_id)
+            if listener is None:
+                return None
+            listener.answers -= delta.finish_reason is not None
+            if not listener.answers:
+                self._forget(delta.request_id)
+            return listener.stream
+
+    def take_all(self) -> list[AnswerStream]:
+        with self.lock:
+            streams = [listener.stream for listener in self.by_request.values()]
+            self.by_request.clear()
+            self.idle.set()
+            return streams
+
+    def _forget(self, request_id: str) -> None:
+        del self.by_request[request_id]
+        if not self.by_request:
+            self.idle.set()
 
 
 class Engine:
-    """Owns target, KV and scheduler; every `step` is one target pass for all requests that take part."""
+    """Answers requests concurrently.
 
-    def __init__(
-        self,
-        target: Decoder,
-        eos_ids: frozenset[int],
+    >>> engine = Engine.load("smollm2-135m", speculation={"method": "ngram"})
+    >>> async for output in engine.generate("Why is the sky blue?"):
+    ...     print(output.outputs[0].text)
+    """
+
+    def __init__(self, core: EngineCore, tokenizer: Tokenizer | None = None) -> None:
+        """Take over `core`: from now on only the engine's thread touches it."""
+        self._core = core
+        self._tokenizer = tokenizer
+        self._mail: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._listeners = _Listeners()
+        self._listeners.idle.set()
+        self._refusal: str | None = None  # why no request is taken
+        self._snapshot, self._snapshot_at = core.stats(), monotonic()
+        self._thread = threading.Thread(target=self._run, name="foreword-engine", daemon=True)
+        self._thread.start()
+
+    @staticmethod
+    def load(
+        model: str = DEFAULT_MODEL,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        backend: str = "auto",
+        speculation: str | Mapping[str, Any] | None = None,
         config: EngineConfig | None = None,
-        policy: Policy | None = None,
-    ) -> None:
-        config = config or EngineConfig()
-        self._policy = policy or FixedPolicy()
-        num_pages = _num_pages(target, config)
-        target.allocate_kv(num_pages, PAGE_SIZE)
-        self.cache = PagedCache(num_pages)
-        self.max_model_len = _max_model_len(target, config, num_pages)
-        self.target = target
-        self._vocab_size = target.config.vocab_size
-        self._eos_ids = eos_ids
-        self._rule = Rule.parse(config.acceptance_rule)
-        sizes = SchedulerSizes(config.max_num_batched_tokens, config.max_num_seqs, self._policy.max_nodes)
-        self._scheduler = Scheduler(self.cache, sizes)
-        self._stepper = Stepper(target, self.cache, self._policy)
-        self.seconds = StepSeconds()
-        self._ids = 0
+        progress: Progress | None = None,
+    ) -> "Engine":
+        """Load a model and start an engine for it; the arguments are those of `LLM`."""
+        wanted = None if speculation is None else SpeculationConfig.parse(speculation)
+        loaded = load_model(model, dtype=dtype, device=device, backend=backend, progress=progress)
+        return Engine(make_core(loaded, config, wanted), loaded.tokenizer)
+
+    def submit(self, request: NewRequest) -> AnswerStream:
+        """Queue a request and listen to it, on the running event loop.
+
+        Raises `RequestError` for what cannot be answered and `EngineStopped` when nothing is taken any more.
+        """
+        self._check_accepting()
+        prepared = self._core.prepare(request)
+        stream = AnswerStream(request.request_id, request.params.n, self.abort)
+        self._listeners.add(stream, request.params.n)
+        self._mail.put(lambda: self._core.enqueue(prepared))
+        if not self._thread.is_alive():  # it died in between and cannot have told this stream
+            self._listeners.take_all()
+            self._check_accepting()
+        return stream
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        tenant: str = "",
+        speculation: SpeculationSetting = None,
+        raw: bool = False,
+    ) -> AsyncIterator[RequestOutput]:
+        """Answer a prompt; every output holds all that is known so far, the last one is finished.
+
+        A consumer that is slow gets fewer, longer outputs. Leaving the loop early aborts the request.
+        """
+        if self._tokenizer is None:
+            raise RequestError("this engine has no tokenizer; submit token ids")
+        chosen = params or SamplingParams()
+        ids = encode_prompt(self._tokenizer, prompt, raw)
+        name = request_id or f"request-{secrets.token_hex(8)}"
+        shown = prompt if isinstance(prompt, str) else None
+        collector = OutputCollector(name, shown, ids, chosen, self._tokenizer)
+        stream = self.submit(NewRequest(name, tuple(ids), chosen, tenant, speculation))
+        try:
+            async for delta in stream:
+                collector.take(delta)
+                if not stream.has_more:
+                    yield collector.output()
+        finally:
+            await stream.aclose()
+
+    def abort(self, request_id: str) -> None:
+        """Stop working on a request; its stream ends with finish_reason "abort". Unknown ids are ignored."""
+        self._mail.put(lambda: self._deliver(self._core.abort(request_id)))
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Take no more requests and wait until the running ones have ended; False if that took too long."""
+        self._refusal = self._refusal or "the engine is draining and takes no more requests"
+        return await asyncio.to_thread(self._listeners.idle.wait, timeout)
+
+    def speculate(self, on: bool) -> None:
+        """Switch speculation off or on again for everyone, from the next step; nothing is reloaded."""
+        self._core.speculating = on
+
+    def stats(self) -> EngineStats:
+        """How things stood a moment ago."""
+        return self._snapshot
 
     @property
-    def has_requests(self) -> bool:
-        """Whether anything is left to do."""
-        return self._scheduler.has_requests
+    def is_alive(self) -> bool:
+        """Whether the engine's thread works."""
+        return self._thread.is_alive()
 
-    def drafter_memory_bytes(self) -> int | None:
-        """Memory that guessing adds to the target's, as far as the drafters say."""
-        return added_memory([self._policy])
+    def close(self) -> None:
+        """Abort everything and stop the thread."""
+        self._refusal = self._refusal or "the engine is closed"
+        self._mail.put(None)
+        self._thread.join()
 
-    def add(
-        self, prompt: Sequence[int], params: SamplingParams, bad_words: Sequence[Sequence[int]] = ()
-    ) -> Request:
-        """Queue a prompt of token ids; `bad_words` are those of the parameters, as token ids.
+    def _check_accepting(self) -> None:
+        if self._refusal is not None:
+            raise EngineStopped(self._refusal)
 
-        Refuses what cannot be answered before anything runs.
-        """
-        if not prompt:
-            raise RequestError("the prompt has no tokens; give at least one")
-        bad = next((token for token in prompt if not 0 <= token < self._vocab_size), None)
-        if bad is not None:
-            raise RequestError(
-                f"token id {bad} in the prompt is outside the vocabulary of {self._vocab_size}"
-            )
-        if len(prompt) >= self.max_model_len:
-            raise RequestError(
-                f"the prompt has {len(prompt)} tokens and the context holds {self.max_model_len}, "
-                "at least one of them for the answer; shorten the prompt"
-            )
-        seed = secrets.randbits(64) if params.seed is None else params.seed
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
-        limits = RequestLimits(self.max_model_len, stop_ids)
-        words = tuple(tuple(word) for word in bad_words)
-        known = TokenLimits(self._vocab_size, tuple(self._eos_ids), words)
-        sampler = RequestSampler(params, known, prompt, seed, rule=self._rule)
-        request = Request(self._ids, prompt, params, sampler, limits)
-        self._scheduler.add(request)
-        self._ids += 1
-        return request
+    def _run(self) -> None:
+        try:
+            while self._take_mail():
+                self._deliver(self._core.step())
+                if monotonic() - self._snapshot_at > STATS_INTERVAL or not self._core.has_requests:
+                    self._snapshot, self._snapshot_at = self._core.stats(), monotonic()
+            stopped = EngineStopped("the engine was closed")
+        except BaseException as error:
+            _log.critical("the engine's thread has died", exc_info=error)
+            self._refusal = f"the engine has failed: {type(error).__name__}: {error}"
+            stopped = EngineStopped(self._refusal)
+        for stream in self._listeners.take_all():
+            _post(stream.loop, [(stream, stopped)])
 
-    def abort(self, request: Request) -> None:
-        """Stop working on a request; does nothing if it has ended."""
-        if request.finish_reason is None:
-            request.finish_reason = "abort"
-            self._remove(request)
+    def _take_mail(self) -> bool:
+        """Do what callers have asked for, waiting if there is nothing else to do; False when it is time to stop."""
+        may_wait = not self._core.has_requests
+        while True:
+            try:
+                letter = self._mail.get(block=may_wait)
+            except Empty:
+                return True
+            if letter is None:
+                return False
+            letter()
+            may_wait = False
 
-    def step(self) -> list[Request]:
-        """One target pass; returns the requests that gained tokens, ended ones included."""
-        shares = self._scheduler.schedule()
-        if not shares:
-            return []
-        requests = [request for request, _ in shares]
-        began = perf_counter()
-        for request in requests:
-            request.clock.started = request.clock.started or began
-        result = self._stepper.step([Scheduled(request, run) for request, run in shares])
-        grown = []
-        for request, verdict in zip(requests, result.verdicts, strict=True):
-            request.clock.passes += 1
-            request.clock.drafted += verdict.drafted
-            request.clock.accepted += len(verdict.path)
-            if verdict.tokens or verdict.error is not None:
-                grown.append(request)
-                self._note_growth(request)
-        self.seconds.add(result, perf_counter() - began)
-        return grown
-
-    def _note_growth(self, request: Request) -> None:
-        now = perf_counter()
-        request.clock.first_token = request.clock.first_token or now
-        if request.finish_reason is not None:
-            request.clock.finished = now
-            self._remove(request)
-
-    def _remove(self, request: Request) -> None:
-        self._scheduler.remove(request)
-        self._policy.forget(request)
+    def _deliver(self, deltas: list[AnswerDelta]) -> None:
+        """Hand each event loop all that is new for its streams, in one go."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[AnswerStream, AnswerDelta | Exception]]] = {}
+        for delta in deltas:
+            stream = self._listeners.note(delta)
+            if stream is not None:
+                by_loop.setdefault(stream.loop, []).append((stream, delta))
+        for loop, items in by_loop.items():
+            if not _post(loop, items):
+                for stream, _ in items:
+                    self.abort(stream.request_id)
 
 
-def _num_pages(target: Decoder, config: EngineConfig) -> int:
-    page_bytes = target.kv_bytes_per_row() * PAGE_SIZE
-    affordable = config.kv_cache_memory_bytes // page_bytes
-    if affordable < 1:
-        raise RequestError(f"kv_cache_memory_bytes must be at least {page_bytes}, one page of KV")
-    useful = -(-target.config.context_length // PAGE_SIZE) * config.max_num_seqs
-    return min(affordable, useful)
+def _post(loop: asyncio.AbstractEventLoop, items: list[tuple[AnswerStream, AnswerDelta | Exception]]) -> bool:
+    """Run the deliveries on the loop; False if it is closed and nobody listens any more."""
 
+    def deliver() -> None:
+        for stream, item in items:
+            stream.deliver(item)
 
-def _max_model_len(target: Decoder, config: EngineConfig, num_pages: int) -> int:
-    possible = min(target.config.context_length, num_pages * PAGE_SIZE)
-    if config.max_model_len is None:
-        return possible
-    if not 1 < config.max_model_len <= possible:
-        raise RequestError(f"max_model_len must be in 2 .. {possible}, not {config.max_model_len}")
-    return config.max_model_len
+    try:
+        loop.call_soon_threadsafe(deliver)
+    except RuntimeError:
+        return False
+    return True

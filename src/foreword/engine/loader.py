@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
+from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.workshop import Workshop
 from foreword.engine.backend import BackendChoice, choose_backend
+from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import RequestError
 from foreword.models.checkpoint import Checkpoint, open_checkpoint
 from foreword.models.decoder import TorchDecoder
@@ -16,6 +18,7 @@ from foreword.models.native_weights import FORMS
 from foreword.models.sources import resolve_model
 from foreword.models.tokenizer import Tokenizer
 from foreword.models.weights import Progress, load_weights
+from foreword.speculation.protocols import Drafter
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,14 @@ class LoadedModel:
     tokenizer: Tokenizer
     checkpoint: Checkpoint
     loader: DecoderLoader
+
+    def vocabulary(self) -> Vocabulary:
+        """What an engine has to know about its tokens."""
+        return Vocabulary(self.decoder.config.vocab_size, frozenset(self.tokenizer.eos_ids), self.tokenizer)
+
+    def build_drafter(self, wanted: SpeculationConfig) -> Drafter:
+        """A drafter for this model."""
+        return wanted.build(self.workshop())
 
     def workshop(self) -> Workshop:
         """What drafters for this model may be made from."""

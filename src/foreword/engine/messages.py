@@ -69,3 +69,27 @@ class AnswerDelta:
     prompt_logprobs: tuple[
         TokenLogprobs, ...
     ] = ()  # with the first delta, if asked for; entry i is of prompt token i + 1
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """How an engine stands; counters run since it began."""
+
+    running: int = 0  # answers that are worked on
+    waiting: int = 0  # answers that wait for pages or their turn
+    kv_pages: int = 0
+    kv_pages_used: int = 0  # held by requests; pages that only the prefix cache holds count as free
+    prefix_queries: int = 0  # prompt tokens that were looked up in the prefix cache
+    prefix_hits: int = 0  # prompt tokens that were found there
+    preemptions: int = 0
+    steps: int = 0
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    accept_seconds: float = 0.0
+    step_seconds: float = 0.0  # all of the steps; what the other three leave is scheduling and bookkeeping
+    speculating: bool = True  # the switch for the whole engine
+    drafter_faults: Mapping[str, int] = field(default_factory=dict)  # by drafter and kind; they cost only guesses
+    step_faults: Mapping[str, int] = field(default_factory=dict)  # by stage; recovered from
+    acceptance: Mapping[str, tuple[int, int, int]] = field(
+        default_factory=dict
+    )  # by cohort: drafts, guesses that were judged, guesses that were committed

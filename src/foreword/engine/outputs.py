@@ -1,9 +1,10 @@
 """What a user gets back, in vLLM's shape with llama.cpp's timings."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from foreword.engine.request import Request
+from foreword.engine.messages import RequestStats
 
 
 @dataclass(frozen=True)
@@ -13,33 +14,33 @@ class Timings:
     prompt_n: int  # prompt tokens
     prompt_ms: float  # first pass to first token
     prompt_per_second: float
-    predicted_n: int  # generated tokens
+    predicted_n: int  # generated tokens, of all answers
     predicted_ms: float  # first token to last
     predicted_per_second: float  # tokens after the first, per second of predicted_ms
     queue_ms: float  # arrival to first pass
+    cache_n: int  # prompt tokens whose KV was found in the prefix cache
     passes: int  # target passes, prefill included
     draft_n: int  # guessed tokens that were judged
     draft_n_accepted: int  # guessed tokens that were committed
 
     @staticmethod
-    def of(request: Request) -> "Timings":
-        """Read a finished request's clock."""
-        clock = request.clock
-        started = clock.started or clock.arrived
-        first = clock.first_token or started
-        finished = clock.finished or first
-        generated = len(request.output_ids)
+    def of(answers: Sequence[RequestStats]) -> "Timings":
+        """From the statistics of a request's answers, the first of which computed the prompt."""
+        first = answers[0]
+        generated = sum(stats.output_tokens for stats in answers)
+        seconds = max(stats.decode_seconds for stats in answers)
         return Timings(
-            prompt_n=request.prompt_len,
-            prompt_ms=1e3 * (first - started),
-            prompt_per_second=_rate(request.prompt_len, first - started),
+            prompt_n=first.prompt_tokens,
+            prompt_ms=1e3 * first.prefill_seconds,
+            prompt_per_second=_rate(first.prompt_tokens, first.prefill_seconds),
             predicted_n=generated,
-            predicted_ms=1e3 * (finished - first),
-            predicted_per_second=_rate(generated - 1, finished - first),
-            queue_ms=1e3 * (started - clock.arrived),
-            passes=clock.passes,
-            draft_n=clock.drafted,
-            draft_n_accepted=clock.accepted,
+            predicted_ms=1e3 * seconds,
+            predicted_per_second=_rate(generated - len(answers), seconds),
+            queue_ms=1e3 * first.queue_seconds,
+            cache_n=first.cached_tokens,
+            passes=sum(stats.passes for stats in answers),
+            draft_n=sum(stats.drafted for stats in answers),
+            draft_n_accepted=sum(stats.accepted for stats in answers),
         )
 
 
@@ -56,44 +57,72 @@ class Logprob:
     decoded_token: str
 
 
+TokenAlternatives = dict[int, Logprob]
+"""A token and the most likely ones at its place, by id."""
+
+
 @dataclass(frozen=True)
 class CompletionOutput:
     """One answer."""
 
     index: int
-    text: str
-    token_ids: list[int]  # an end-of-sequence token included, its text not
-    finish_reason: str | None  # "stop", "length" or "error"
+    text: str  # without the stop text, unless that was asked for
+    token_ids: list[int]  # the token that ended it included
+    finish_reason: str | None  # "stop", "length", "abort" or "error"; None while it grows
     seed: int  # the seed that was used, given or fresh
-    logprobs: list[dict[int, Logprob]] | None = (
-        None  # per token, for it and the most likely ones, if asked for
-    )
+    logprobs: list[TokenAlternatives] | None = None  # per token, if asked for
     error: str | None = None  # what went wrong, where finish_reason is "error"
+    stop_reason: int | str | None = None  # the stop token or stop text that was met; None for the model's own end
+    stats: RequestStats | None = None  # what it cost, once it has ended
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A prompt and its answers."""
+    """A prompt and its answers so far."""
 
     prompt: str | None  # None when token ids were given
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-    timings: Timings
+    request_id: str = ""
+    prompt_logprobs: list[TokenAlternatives | None] | None = None  # per prompt token, the first None, if asked for
+
+    @property
+    def finished(self) -> bool:
+        """Whether all answers have ended."""
+        return all(answer.finish_reason is not None for answer in self.outputs)
+
+    @property
+    def timings(self) -> Timings:
+        """Where the time went; of answers that have ended."""
+        return Timings.of([answer.stats or RequestStats() for answer in self.outputs])
 
     def as_json(self) -> dict[str, Any]:
-        """The single answer as one flat object for machines."""
-        answer = self.outputs[0]
+        """One object for machines: the first answer's fields, and all of them under `outputs` if there are more."""
         flat: dict[str, Any] = {
-            "text": answer.text,
-            "token_ids": answer.token_ids,
-            "finish_reason": answer.finish_reason,
-            "seed": answer.seed,
+            **_answer_json(self.outputs[0]),
             "prompt_token_ids": self.prompt_token_ids,
             "timings": asdict(self.timings),
         }
-        if answer.logprobs is not None:
-            flat["logprobs"] = [
-                {str(token): asdict(entry) for token, entry in position.items()}
-                for position in answer.logprobs
-            ]
-        return flat if answer.error is None else flat | {"error": answer.error}
+        if len(self.outputs) > 1:
+            flat["outputs"] = [{"index": answer.index, **_answer_json(answer)} for answer in self.outputs]
+        if self.prompt_logprobs is not None:
+            flat["prompt_logprobs"] = [entry and _alternatives_json(entry) for entry in self.prompt_logprobs]
+        return flat
+
+
+def _answer_json(answer: CompletionOutput) -> dict[str, Any]:
+    flat: dict[str, Any] = {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+        "seed": answer.seed,
+    }
+    if answer.stop_reason is not None:
+        flat["stop_reason"] = answer.stop_reason
+    if answer.logprobs is not None:
+        flat["logprobs"] = [_alternatives_json(entry) for entry in answer.logprobs]
+    return flat if answer.error is None else flat | {"error": answer.error}
+
+
+def _alternatives_json(entry: TokenAlternatives) -> dict[str, Any]:
+    return {str(token): asdict(found) for token, found in entry.items()}

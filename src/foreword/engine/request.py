@@ -2,25 +2,45 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
+from typing import NamedTuple
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler
+from foreword.engine.answer_text import AnswerText
+from foreword.engine.ledger import RequestLedger
+from foreword.engine.messages import AnswerDelta
 from foreword.kv.paged_cache import KvSequence
+from foreword.speculation.protocols import Speculation
+from foreword.speculation.situation import AcceptanceStats
+from foreword.speculation.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """What ends an answer besides its own parameters."""
+
+    context_length: int  # most positions
+    stop_ids: frozenset[int]  # tokens after which it ends
+    own_end_ids: frozenset[int] = frozenset()  # of these, the model's own, which need no reason
 
 
 @dataclass
-class RequestClock:
-    """When things happened to a request, in seconds of one monotonic clock."""
+class _Fresh:
+    """What the answer has gained since that was last asked."""
 
-    arrived: float = field(default_factory=perf_counter)
-    started: float | None = None  # its first pass began
-    first_token: float | None = None  # its first token was committed
-    finished: float | None = None
-    passes: int = 0  # target passes that it took part in
-    drafted: int = 0  # guessed tokens that were judged
-    accepted: int = 0  # guessed tokens that were committed
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    from_draft: int = 0
+
+
+class _End(NamedTuple):
+    """Where in some next tokens the answer ends, and why."""
+
+    kept: int  # tokens that belong to it
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
 
 
 class Request:
@@ -32,21 +52,53 @@ class Request:
         prompt: Sequence[int],
         params: SamplingParams,
         sampler: RequestSampler,
-        limits: "RequestLimits",
+        limits: RequestLimits,
+        *,
+        name: str = "",
+        index: int = 0,
+        tenant: str = "",
+        speculation: Speculation | None = None,
+        text: AnswerText | None = None,
     ) -> None:
         self.request_id = request_id
-        self.tenant = ""
+        self.name = name  # the user's
+        self.index = index  # which of the n answers to the same prompt
+        self.leader: Request | None = None  # the first of these answers, whose prompt rows can be copied
+        self.tenant = tenant
         self.tokens = list(prompt)
         self.prompt_len = len(prompt)
         self.params = params
         self.sampler = sampler
         self.limits = limits
+        self.speculation = speculation
         self.kv = KvSequence()
         self.epoch = 0
         self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
         self.error: str | None = None
         self.logprobs: list[TokenLogprobs] = []
-        self.clock = RequestClock()
+        self.prompt_scores: list[TokenLogprobs] = []
+        self.ledger = RequestLedger()
+        self.acceptance = AcceptanceStats()
+        self._text = text
+        self._fresh = _Fresh()
+        self._final_len = min(self.prompt_len + params.max_tokens, limits.context_length)
+
+    @property
+    def cohort(self) -> str:
+        """Requests with the same drafter that draw in the same way are counted together."""
+        method = "plain" if self.speculation is None else self.speculation.method
+        return f"{method}/{'greedy' if self.params.temperature == 0 else 'sampled'}"
+
+    @property
+    def prompt_logprobs(self) -> int | None:
+        """Alternatives per prompt token that are wanted; only the first of n answers tells them."""
+        return self.params.prompt_logprobs if self.index == 0 else None
+
+    @property
+    def scored(self) -> int:
+        """Leading prompt tokens whose successors' log probabilities are known."""
+        return len(self.prompt_scores)
 
     @property
     def output_ids(self) -> list[int]:
@@ -54,45 +106,94 @@ class Request:
         return self.tokens[self.prompt_len :]
 
     @property
+    def lag(self) -> int:
+        """Committed tokens without KV: one for a decoding request, more for a prompt."""
+        return len(self.tokens) - self.kv.computed
+
+    @property
     def final_len(self) -> int:
         """Most tokens that the request can ever have, prompt included."""
-        return min(self.prompt_len + self.params.max_tokens, self.limits.context_length)
+        return self._final_len
 
     @property
     def room(self) -> int:
         """Tokens that may still be committed."""
-        return self.final_len - len(self.tokens)
+        return self._final_len - len(self.tokens)
 
     def kept(self, tokens: Sequence[int]) -> int:
         """How many of these next tokens belong to the answer."""
-        return self._end(tokens)[0]
+        return self._end(tokens).kept
 
-    def extend(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> None:
-        """Commit tokens to the answer and note whether it has ended."""
-        kept, self.finish_reason = self._end(tokens)
-        if kept != len(tokens):
-            raise ValueError(f"{len(tokens)} tokens to commit, but the answer ends after {kept}")
-        self.tokens += tokens
-        self.logprobs += logprobs
-        self.sampler.commit(tokens)
+    def commit(self, verdict: Verdict) -> None:
+        """Take the tokens of a verdict with all that belongs to them, and note whether the answer has ended."""
+        end = self._end(verdict.tokens)
+        if end.kept != len(verdict.tokens):
+            raise ValueError(f"{len(verdict.tokens)} tokens to commit, but the answer ends after {end.kept}")
+        if verdict.tokens:
+            self.sampler.commit(verdict.tokens)
+        self._write(verdict, end)
+        self.tokens += verdict.tokens
+        self.logprobs += verdict.logprobs
+        self.prompt_scores += verdict.prompt_logprobs
+        self.finish_reason, self.stop_reason = end.finish_reason, end.stop_reason
+        if verdict.error is not None and self.finish_reason is None:
+            self.fail(verdict.error)
 
     def fail(self, error: str) -> None:
         """End the answer with an error."""
         self.finish_reason, self.error = "error", error
 
-    def _end(self, tokens: Sequence[int]) -> tuple[int, str | None]:
-        """Where in these next tokens the answer ends, and why; a stop beats a length at the same token."""
+    def preempt(self) -> None:
+        """Its KV is gone: whatever was guessed for the old state is stale."""
+        self.epoch += 1
+        self.kv = KvSequence()
+        self.ledger.preemptions += 1
+
+    def take_delta(self) -> AnswerDelta:
+        """What the answer has gained since the last call; call it again only when there is more."""
+        fresh, self._fresh = self._fresh, _Fresh()
+        is_first = len(self.tokens) - len(fresh.tokens) == self.prompt_len
+        text = fresh.text
+        if self.finish_reason is not None and self._text is not None and not isinstance(self.stop_reason, str):
+            text += self._text.finish()
+        return AnswerDelta(
+            request_id=self.name,
+            index=self.index,
+            text=text,
+            token_ids=tuple(fresh.tokens),
+            logprobs=tuple(fresh.logprobs),
+            from_draft=fresh.from_draft,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            error=self.error,
+            seed=self.sampler.seed,
+            stats=None if self.finish_reason is None else self.ledger.stats(self),
+            prompt_logprobs=tuple(self.prompt_scores) if is_first else (),
+        )
+
+    def _write(self, verdict: Verdict, end: _End) -> None:
+        fresh = self._fresh
+        fresh.tokens += verdict.tokens
+        fresh.logprobs += verdict.logprobs
+        fresh.from_draft += len(verdict.path)
+        if self._text is None:
+            return
+        spoken = list(verdict.tokens)
+        if end.finish_reason == "stop" and not isinstance(end.stop_reason, str) and not self._keeps_stop_token(end):
+            spoken.pop()  # a token that only ends the answer is not part of its text
+        fresh.text += "".join(self._text.push(token)[0] for token in spoken)
+
+    def _keeps_stop_token(self, end: _End) -> bool:
+        return end.stop_reason is not None and self.params.include_stop_str_in_output
+
+    def _end(self, tokens: Sequence[int]) -> _End:
+        """Where in these next tokens the answer ends; at the same token a stop beats a length."""
+        watching = self._text.copy() if self._text is not None and self._text.watches else None
         for count, token in enumerate(tokens, start=1):
             if token in self.limits.stop_ids:
-                return count, "stop"
+                return _End(count, "stop", None if token in self.limits.own_end_ids else token)
+            if watching is not None and (stop := watching.push(token)[1]) is not None:
+                return _End(count, "stop", stop)
             if count == self.room:
-                return count, "length"
-        return len(tokens), None
-
-
-@dataclass(frozen=True)
-class RequestLimits:
-    """What ends an answer besides its own parameters."""
-
-    context_length: int  # most positions
-    stop_ids: frozenset[int]  # tokens after which it ends
+                return _End(count, "length")
+        return _End(len(tokens))

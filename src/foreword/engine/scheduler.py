@@ -1,85 +1,149 @@
 """Who takes part in the next pass, and with how many rows."""
 
-from collections import deque
+from bisect import insort
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from foreword.engine.request import Request
 from foreword.errors import RequestError
-from foreword.kv.paged_cache import PagedCache
+from foreword.kv.paged_cache import KvSequence, PagedCache
+from foreword.speculation.protocols import Scheduled
 
 
 @dataclass(frozen=True)
 class SchedulerSizes:
     """Bounds of one pass."""
 
-    max_rows: int  # committed tokens in a pass
+    max_rows: int  # rows of a pass, guesses included
     max_running: int  # requests that run at once
-    draft_rows: int  # provisional rows that a request may need behind its tokens
 
 
 class Scheduler:
-    """First come, first served: decoding requests take their row, then prompts share the rest of the budget.
+    """First come, first served, and everyone who runs takes part in every pass.
 
-    A request is admitted once the pages of its longest possible answer are free, so none ever has to
-    be thrown out again.
+    Each running request gets one row, so nobody starves; what is left of the row budget goes to prompts in the
+    order of arrival, after a part of it was set aside for guesses. When pages run out, the request that came last
+    gives its pages back and waits at its old place in the queue to be computed again. The oldest is never put off,
+    and a single request always fits, so that every request is answered.
     """
 
     def __init__(self, cache: PagedCache, sizes: SchedulerSizes) -> None:
         self._cache = cache
         self._sizes = sizes
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
-        self._promised = 0  # pages that running requests may come to hold
+        self.waiting: list[Request] = []  # by arrival
+        self.running: list[Request] = []  # by arrival
+        self.preemptions = 0
 
     @property
     def has_requests(self) -> bool:
         """Whether anything waits or runs."""
-        return bool(self._waiting or self._running)
+        return bool(self.waiting or self.running)
 
-    def add(self, request: Request) -> None:
-        """Queue a request, or refuse one that could never be admitted."""
-        if self._pages(request) > self._cache.pool.num_pages:
+    def add(self, requests: Iterable[Request]) -> None:
+        """Queue requests."""
+        self.waiting += requests
+
+    def check(self, request: Request) -> None:
+        """Refuse a request that could never run."""
+        pages = self._cache.pool.num_pages
+        if self._cache.pages_for(request.final_len) > pages:
             raise RequestError(
                 f"the request may need {request.final_len} tokens of KV cache and there are "
-                f"{self._cache.pool.num_pages * self._cache.page_size}; lower max_tokens or enlarge the cache"
+                f"{pages * self._cache.page_size}; lower max_tokens or enlarge the cache"
             )
-        self._waiting.append(request)
 
     def remove(self, request: Request) -> None:
         """Forget a request wherever it is; its pages are given back."""
-        if request in self._running:
-            self._running.remove(request)
-            self._promised -= self._pages(request)
+        if request in self.running:
+            self.running.remove(request)
             self._cache.close(request.kv)
-        elif request in self._waiting:
-            self._waiting.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
 
-    def schedule(self) -> list[tuple[Request, int]]:
+    def schedule(self, speculating: bool = True) -> list[Scheduled]:
         """The requests of the next pass, each with the number of committed tokens that it computes."""
         self._admit()
-        budget = self._sizes.max_rows
-        shares = []
-        for request in sorted(self._running, key=_lag):
-            run = min(_lag(request), budget)
-            if run > 0:
-                shares.append((request, run))
-                budget -= run
-        return shares
+        runs = self._runs(speculating)
+        self._make_room(runs)
+        return [Scheduled(request, runs[request.request_id]) for request in self.running]
+
+    def preempt(self, request: Request) -> None:
+        """Take the pages of a running request; it waits at its old place and is computed again."""
+        self.running.remove(request)
+        self._cache.close(request.kv)
+        request.preempt()
+        self.preemptions += 1
+        insort(self.waiting, request, key=_arrival)
+
+    def _runs(self, speculating: bool) -> dict[int, int]:
+        budget = self._sizes.max_rows - len(self.running)
+        budget -= min(self._guesses_wanted() if speculating else 0, budget // 2)
+        runs = {}
+        for request in self.running:
+            more = min(request.lag - 1, budget)
+            runs[request.request_id] = 1 + more
+            budget -= more
+        return runs
+
+    def _guesses_wanted(self) -> int:
+        """Rows that requests which decode would like to guess ahead."""
+        return sum(r.speculation.max_nodes for r in self.running if r.speculation is not None and r.lag == 1)
+
+    def _make_room(self, runs: dict[int, int]) -> None:
+        """Preempt from the newest on until the pages of everyone else's rows are there."""
+        while sum(self._missing(r, runs[r.request_id]) for r in self.running) > self._cache.available_pages:
+            self.preempt(self.running[-1])
+
+    def _missing(self, request: Request, run: int) -> int:
+        """Pages that the request lacks for its next `run` rows."""
+        return max(0, self._cache.pages_for(request.kv.computed + run) - len(request.kv.pages))
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._sizes.max_running:
-            pages = self._pages(self._waiting[0])
-            if self._promised + pages > self._cache.pool.num_pages:
+        """Let requests in while there are pages for all that they have to compute, and one more for each who runs."""
+        promised = sum(self._missing(request, request.lag) for request in self.running)
+        for request in list(self.waiting):
+            if len(self.running) >= min(self._sizes.max_running, self._sizes.max_rows):
                 return
-            request = self._waiting.popleft()
-            request.kv = self._cache.open()
-            self._running.append(request)
-            self._promised += pages
+            if _waits_for_leader(request):
+                continue
+            start = self._start(request)
+            spare = self._cache.available_pages - promised - len(self.running)
+            if self._cache.pages_for(len(request.tokens)) - start.shared_pages > spare:
+                return
+            request.kv = start.open()
+            if request.ledger.started is None:
+                request.ledger.cached_tokens = request.kv.computed
+            promised += self._missing(request, request.lag)
+            self.waiting.remove(request)
+            insort(self.running, request, key=_arrival)
 
-    def _pages(self, request: Request) -> int:
-        return self._cache.pages_for(request.final_len + self._sizes.draft_rows)
+    def _start(self, request: Request) -> "_Start":
+        """Where the request's first rows come from: the first answer to the same prompt, or the prefix cache."""
+        cache, leader, page_size = self._cache, request.leader, self._cache.page_size
+        is_scored = request.prompt_logprobs is None or request.scored >= request.prompt_len - 1
+        tokens = request.tokens if is_scored else ()  # rows that were not computed here tell no log probabilities
+        matching = cache.matching_pages(request.tenant, tokens)
+        rows = request.prompt_len - 1
+        if leader is not None and leader.kv.computed >= rows > matching * page_size:
+            source = leader.kv
+            return _Start(rows // page_size, lambda: cache.fork(source, rows))
+        idle = cache.idle_matching_pages(request.tenant, tokens)
+        return _Start(matching - idle, lambda: cache.open(request.tenant, tokens))
 
 
-def _lag(request: Request) -> int:
-    """Committed tokens without KV: one for a decoding request, more for a prompt. Sorting by it is stable."""
-    return len(request.tokens) - request.kv.computed
+@dataclass(frozen=True)
+class _Start:
+    """A way to begin a request."""
+
+    shared_pages: int  # pages that it finds and that others hold as well, so that they cost nothing
+    open: Callable[[], KvSequence]
+
+
+def _waits_for_leader(request: Request) -> bool:
+    """Whether the first answer to the same prompt is about to compute rows that this one can copy."""
+    leader = request.leader
+    return leader is not None and leader.finish_reason is None and leader.kv.computed < request.prompt_len - 1
+
+
+def _arrival(request: Request) -> int:
+    return request.request_id

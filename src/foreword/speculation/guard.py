@@ -49,6 +49,10 @@ class GuardedDrafter:
         """What the drafter says of its memory."""
         return self._call(lambda: added_memory([self._drafter]))
 
+    def fault_counts(self) -> Counter[str]:
+        """By kind, under the drafter's name."""
+        return Counter({f"{self._name}/{kind}": count for kind, count in self.faults.items()})
+
     def close(self) -> None:
         """Stop the thread; a call that hangs is left behind."""
         self._thread.shutdown(wait=self._hanging is None, cancel_futures=True)

@@ -1,14 +1,16 @@
 """What a step needs of the parts that it is given."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.request import RequestSampler
 from foreword.kv.paged_cache import KvSequence
 from foreword.models.batch import ForwardBatch, ForwardOutput
 from foreword.speculation.draft import Draft
+from foreword.speculation.situation import AcceptanceStats, Situation
+from foreword.speculation.verdict import Verdict
 
 
 class StepRequest(Protocol):
@@ -21,6 +23,11 @@ class StepRequest(Protocol):
     kv: KvSequence  # its computed rows chase its tokens; the newest token has none yet
     sampler: RequestSampler  # its parameters, and what its committed tokens mean to them
     epoch: int  # advances when the request's state is rebuilt, so that older drafts show as stale
+    speculation: "Speculation | None"  # who drafts for it, as it was asked for; None: nobody
+    cohort: str  # requests whose acceptance is counted together
+    acceptance: AcceptanceStats  # how its drafts have fared
+    prompt_logprobs: int | None  # alternatives per prompt token that are wanted; None: no prompt log probabilities
+    scored: int  # leading prompt tokens whose successors' log probabilities are known
 
     @property
     def room(self) -> int:
@@ -31,8 +38,8 @@ class StepRequest(Protocol):
         """How many of these next tokens belong to the answer: it may end inside them."""
         ...
 
-    def extend(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> None:
-        """Commit tokens to the answer, with their log probabilities if it wants them."""
+    def commit(self, verdict: Verdict) -> None:
+        """Take the verdict's tokens and all that belongs to them, or raise and change nothing."""
         ...
 
     def fail(self, error: str) -> None:
@@ -51,6 +58,17 @@ class Scheduled:
     def reaches_end(self) -> bool:
         """Whether the newest committed token is among them, so that the next one can be drawn."""
         return self.request.kv.computed + self.run == len(self.request.tokens)
+
+    @property
+    def scored(self) -> int:
+        """Rows that tell how likely the next prompt token was, where that is wanted and not known.
+
+        They stand at the end of the run, before the newest token: nothing is generated until all are known.
+        """
+        request, first = self.request, self.request.kv.computed
+        if request.prompt_logprobs is None:
+            return 0
+        return max(0, min(first + self.run, request.prompt_len - 1) - max(first, request.scored))
 
 
 class Drafter(Protocol):
@@ -81,6 +99,30 @@ def added_memory(parts: Iterable[object]) -> int | None:
     return sum(known) if known else None
 
 
+@runtime_checkable
+class ReportsFaults(Protocol):
+    """A drafter, or what is made of drafters, that counts what went wrong and cost only its guesses."""
+
+    def fault_counts(self) -> Counter[str]:
+        """By drafter and kind: `ngram/timeout`."""
+        ...
+
+
+def all_faults(parts: Iterable[object]) -> Counter[str]:
+    """Of the parts that count theirs."""
+    return sum((part.fault_counts() for part in parts if isinstance(part, ReportsFaults)), Counter())
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Who drafts for a request and how much at most."""
+
+    method: str  # the drafter's name, for people
+    drafter: Drafter
+    max_nodes: int
+    max_depth: int
+
+
 @dataclass(frozen=True)
 class Ask:
     """How much to guess for one request."""
@@ -98,15 +140,17 @@ class Planned:
     drafter: Drafter | None = None
     max_nodes: int = 0
     max_depth: int = 0
+    method: str = ""  # the drafter's name, for the books
 
 
 class Policy(Protocol):
     """Decides who drafts, with what, how deep."""
 
-    max_nodes: int  # most nodes that any of its plans asks for
+    def plan(self, scheduled: Sequence[Scheduled], situation: Situation) -> Sequence[Planned]:
+        """One plan for every scheduled request, in the same order.
 
-    def plan(self, scheduled: Sequence[Scheduled]) -> Sequence[Planned]:
-        """One plan for every scheduled request, in the same order."""
+        `situation` has what was measured so far; each request has its own statistics and what was asked for it.
+        """
         ...
 
     def forget(self, request: StepRequest) -> None:

@@ -4,30 +4,32 @@ Plain decoding is an empty draft; a prefill chunk is a run of tokens that are al
 chain is a tree of width one. None of them has a code path of its own.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 
-import numpy as np
-from torch import Tensor
-
-from foreword.acceptance.accept import judge
-from foreword.acceptance.batch import Judgement, Verdicts
-from foreword.acceptance.logprobs import request_logprobs
 from foreword.kv.paged_cache import PagedCache
-from foreword.models.batch import MAX_DRAFT_NODES
-from foreword.speculation.draft import Draft, stack
-from foreword.speculation.protocols import Ask, Planned, Policy, Scheduled, Target
-from foreword.speculation.transaction import NOTHING_DRAWN, Transaction, Verdict
+from foreword.speculation.judging import accept
+from foreword.speculation.layout import BatchBuffers
+from foreword.speculation.protocols import Planned, Policy, Scheduled, Target
+from foreword.speculation.proposing import Proposal, fit_to_room, propose
+from foreword.speculation.situation import Situation
+from foreword.speculation.transaction import Transaction
+from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Launched:
     """A step under way: everything was handed to the device, nothing is committed."""
 
+    scheduled: Sequence[Scheduled]
     transaction: Transaction
-    verdicts: Callable[[], list[Verdict]]  # waits for the device
-    draft_seconds: float
+    verdicts: Callable[[], list[Verdict]]  # waits for the device; raises what made the launch fail
+    proposal: Proposal
     verify_seconds: float  # until the pass was handed over; on a CPU, until it was done
 
 
@@ -36,100 +38,144 @@ class StepResult:
     """What a step committed, one verdict for every scheduled request, and where its time went."""
 
     verdicts: list[Verdict]
-    draft_seconds: float
-    verify_seconds: float
-    accept_seconds: float
+    applied: list[bool]  # False: the request was gone when its verdict came
+    rows: list[int]  # of the pass, per request
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    accept_seconds: float = 0.0
 
 
+@dataclass
 class Stepper:
     """Runs steps on one target and one KV cache."""
 
-    def __init__(self, target: Target, cache: PagedCache, policy: Policy) -> None:
-        self._target = target
-        self._cache = cache
-        self._policy = policy
+    target: Target
+    cache: PagedCache
+    policy: Policy
+    max_rows: int | None = None  # rows of a pass, guesses included; None: no bound
+    situation: Situation = field(default_factory=Situation)
+    faults: Counter[str] = field(default_factory=Counter)  # what went wrong and was recovered from, by stage
+    _buffers: BatchBuffers = field(default_factory=BatchBuffers)
 
     def step(self, scheduled: Sequence[Scheduled]) -> StepResult:
-        """One pass over the scheduled requests; leaving it by an exception leaves no trace."""
+        """One pass over the scheduled requests."""
         return self.resolve(self.launch(scheduled))
 
     def launch(self, scheduled: Sequence[Scheduled]) -> Launched:
         """Plan, propose, verify; returns as soon as the work is handed over."""
-        plan = self._policy.plan(scheduled)
-        transaction = Transaction(self._cache, scheduled)
-        began = perf_counter()
+        return self._launch(scheduled, self._plan(scheduled))
+
+    def resolve(self, launched: Launched) -> StepResult:
+        """Wait for the verdicts and commit them.
+
+        If anything failed, the step is tried again without guesses, then one request at a time, and only the
+        requests that fail alone are given up.
+        """
         try:
-            drafts = propose(plan)
-            drafted = perf_counter()
-            output = self._target.verify(transaction.batch(drafts))
+            return self._resolve(launched)
+        except Exception as error:
+            self._note_fault("step", error)
+        present = [share for share in launched.scheduled if self.cache.is_open(share.request.kv)]
+        try:
+            results = [self._resolve(self._launch(present, _plain(present)))]
+        except Exception as error:
+            self._note_fault("plain step", error)
+            results = [self._alone(share) for share in present]
+        return _merged(launched.scheduled, present, results)
+
+    def _plan(self, scheduled: Sequence[Scheduled]) -> Sequence[Planned]:
+        if not self.situation.speculating:
+            return _plain(scheduled)
+        try:
+            return self.policy.plan(scheduled, self.situation)
+        except Exception as error:  # a policy that fails costs guesses, never a request
+            self._note_fault("plan", error)
+            return _plain(scheduled)
+
+    def _launch(self, scheduled: Sequence[Scheduled], plan: Sequence[Planned]) -> Launched:
+        transaction = Transaction(self.cache, scheduled)
+        proposal, began = Proposal(), perf_counter()
+        try:
+            transaction.reserve()
+            proposal = propose(fit_to_room(plan, self.cache, self.max_rows))
+            began = perf_counter()
+            output = self.target.verify(transaction.batch(proposal.drafts, self._buffers))
+        except Exception as error:
+            transaction.abort()
+            return Launched(scheduled, transaction, _raising(error), proposal, perf_counter() - began)
         except BaseException:
             transaction.abort()
             raise
-        return Launched(
-            transaction,
-            lambda: accept(output.logits, scheduled, drafts),
-            drafted - began,
-            perf_counter() - drafted,
-        )
+        verified = perf_counter() - began
+        parts, drafts = transaction.parts, proposal.drafts
+        return Launched(scheduled, transaction, lambda: accept(output.logits, parts, drafts), proposal, verified)
 
-    def resolve(self, launched: Launched) -> StepResult:
-        """Wait for the verdicts and commit them."""
+    def _resolve(self, launched: Launched) -> StepResult:
         began = perf_counter()
         with launched.transaction as transaction:
             verdicts = launched.verdicts()
-            transaction.commit(verdicts)
-        return StepResult(verdicts, launched.draft_seconds, launched.verify_seconds, perf_counter() - began)
+            applied = transaction.commit(verdicts)
+        drafts = launched.proposal.drafts
+        rows = [part.run + len(draft) for part, draft in zip(transaction.parts, drafts, strict=True)]
+        self._learn(launched, verdicts, applied, sum(rows))
+        times = (launched.proposal.seconds, launched.verify_seconds, perf_counter() - began)
+        return StepResult(verdicts, applied, rows, *times)
+
+    def _alone(self, share: Scheduled) -> StepResult:
+        try:
+            return self._resolve(self._launch([share], _plain([share])))
+        except Exception as error:
+            self._note_fault("request", error)
+            message = f"the model failed on this request: {type(error).__name__}: {error}"
+            share.request.fail(message)
+            return StepResult([Verdict(error=message)], [True], [0])
+
+    def _learn(
+        self, launched: Launched, verdicts: Sequence[Verdict], applied: Sequence[bool], rows: int
+    ) -> None:
+        self.situation.costs.observe_pass(rows, launched.verify_seconds)
+        for call in launched.proposal.calls:
+            self.situation.costs.observe_drafting(call.method, call.guesses, call.seconds)
+        for share, verdict, present in zip(launched.scheduled, verdicts, applied, strict=True):
+            if present:
+                for stats in (share.request.acceptance, self.situation.cohorts[share.request.cohort]):
+                    stats.observe(verdict.drafted, verdict.depth, len(verdict.path))
+
+    def _note_fault(self, stage: str, error: Exception) -> None:
+        self.faults[stage] += 1
+        if self.faults[stage] == 1:
+            _log.error("a %s failed and is recovered from: %s", stage, error, exc_info=error)
 
 
-def propose(plan: Sequence[Planned]) -> list[Draft]:
-    """One draft for every planned request. Each drafter is asked once, for all of its requests."""
-    drafts = [Draft()] * len(plan)
-    asks: dict[int, list[int]] = {}
-    for index, planned in enumerate(plan):
-        if planned.drafter is not None and planned.scheduled.reaches_end:
-            asks.setdefault(id(planned.drafter), []).append(index)
-    for indexes in asks.values():
-        drafter = plan[indexes[0]].drafter
-        assert drafter is not None
-        wanted = [_ask(plan[index]) for index in indexes]
-        for index, ask, draft in zip(indexes, wanted, drafter.propose(wanted), strict=True):
-            drafts[index] = draft if fits(draft, ask) else Draft()
-    return drafts
+def _plain(scheduled: Sequence[Scheduled]) -> list[Planned]:
+    return [Planned(share) for share in scheduled]
 
 
-def _ask(planned: Planned) -> Ask:
-    request = planned.scheduled.request
-    # The target adds a token of its own behind the deepest accepted node.
-    return Ask(request, min(planned.max_nodes, MAX_DRAFT_NODES), min(planned.max_depth, request.room - 1))
+def _raising(error: Exception) -> Callable[[], list[Verdict]]:
+    def fail() -> list[Verdict]:
+        raise error
+
+    return fail
 
 
-def fits(draft: Draft, ask: Ask) -> bool:
-    """Whether a draft was made for the request as it is now, of known tokens, within what was asked."""
-    request = ask.request
-    fresh = draft.committed_len == len(request.tokens) and draft.epoch == request.epoch
-    known = all(0 <= token < request.sampler.vocab_size for token in draft.tokens)
-    return fresh and known and len(draft) <= ask.max_nodes and max(draft.depths(), default=0) <= ask.max_depth
-
-
-def accept(logits: Tensor, scheduled: Sequence[Scheduled], drafts: Sequence[Draft]) -> list[Verdict]:
-    """Judge the draft of every request whose next token can be drawn; `logits` has their rows, in order."""
-    verdicts = [NOTHING_DRAWN] * len(scheduled)
-    drawing = [index for index, share in enumerate(scheduled) if share.reaches_end]
-    if drawing:
-        trees = stack([drafts[index] for index in drawing])
-        judged = Judgement.of(logits, trees, [scheduled[index].request.sampler for index in drawing])
-        found = judge(judged)
-        for place, index in enumerate(drawing):
-            verdicts[index] = verdict_for(place, scheduled[index], judged, found)
-    return verdicts
-
-
-def verdict_for(place: int, share: Scheduled, judged: Judgement, found: Verdicts) -> Verdict:
-    """What the request at this place of the judged batch commits: it may end inside the accepted path."""
-    if (error := found.error(place)) is not None:
-        return Verdict((), (), error=error)
-    block = found.tokens(judged.trees, place)
-    kept = share.request.kept(block)
-    logprobs = request_logprobs(judged, found, place)[:kept]
-    path, drafted = found.path(place)[:kept], int(np.diff(judged.trees.row_starts)[place]) - 1
-    return Verdict(tuple(path), tuple(block[:kept]), tuple(logprobs), drafted=drafted)
+def _merged(
+    scheduled: Sequence[Scheduled], present: Sequence[Scheduled], results: Sequence[StepResult]
+) -> StepResult:
+    """The results of several smaller steps as one, in the order of the whole."""
+    found = {
+        id(share.request): outcome
+        for share, outcome in zip(
+            present,
+            (row for result in results for row in zip(result.verdicts, result.applied, result.rows, strict=True)),
+            strict=True,
+        )
+    }
+    rows = [found.get(id(share.request), (NOTHING_DRAWN, False, 0)) for share in scheduled]
+    return StepResult(
+        [verdict for verdict, _, _ in rows],
+        [applied for _, applied, _ in rows],
+        [count for _, _, count in rows],
+        sum(result.draft_seconds for result in results),
+        sum(result.verify_seconds for result in results),
+        sum(result.accept_seconds for result in results),
+    )

@@ -1,0 +1,47 @@
+"""Sizes and habits of an engine."""
+
+from dataclasses import dataclass
+
+from foreword.acceptance.rules import Rule
+from foreword.errors import RequestError
+from foreword.kv.paged_cache import PAGE_SIZE
+from foreword.models.interface import Decoder
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What an engine may use. Names follow vLLM's where it has one."""
+
+    kv_cache_memory_bytes: int = 1 << 30  # upper bound of KV memory; pages are touched only when used
+    max_model_len: int | None = None  # cap on prompt + answer; None: what the model and the cache allow
+    max_num_batched_tokens: int = 512  # rows of one target pass, guesses included; longer prompts take several
+    max_num_seqs: int = 64  # answers that are worked on at once
+    acceptance_rule: str = "coupled"  # how drafts are judged: coupled, token or block
+    enable_prefix_caching: bool = True  # reuse the KV of equal beginnings, within a tenant
+    max_draft_share: float = 0.5  # most that guesses may lengthen a step that also serves plain requests
+
+    def __post_init__(self) -> None:
+        Rule.parse(self.acceptance_rule)
+        for name in ("max_num_batched_tokens", "max_num_seqs"):
+            if getattr(self, name) < 1:
+                raise RequestError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not self.max_draft_share >= 0:
+            raise RequestError(f"max_draft_share must be 0 or more, not {self.max_draft_share}")
+
+    def num_pages(self, target: Decoder) -> int:
+        """Pages of KV memory for this model."""
+        page_bytes = target.kv_bytes_per_row() * PAGE_SIZE
+        affordable = self.kv_cache_memory_bytes // page_bytes
+        if affordable < 1:
+            raise RequestError(f"kv_cache_memory_bytes must be at least {page_bytes}, one page of KV")
+        useful = -(-target.config.context_length // PAGE_SIZE) * self.max_num_seqs
+        return min(affordable, useful)
+
+    def context_length(self, target: Decoder) -> int:
+        """Most tokens of a prompt with its answer."""
+        possible = min(target.config.context_length, self.num_pages(target) * PAGE_SIZE)
+        if self.max_model_len is None:
+            return possible
+        if not 1 < self.max_model_len <= possible:
+            raise RequestError(f"max_model_len must be in 2 .. {possible}, not {self.max_model_len}")
+        return self.max_model_len

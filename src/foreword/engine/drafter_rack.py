@@ -1,0 +1,68 @@
+"""The drafters that an engine has at hand, and which of them a request gets."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from threading import Lock
+
+from foreword.acceptance.rules import Rule, check_exact
+from foreword.drafters.config import SpeculationConfig
+from foreword.engine.messages import SpeculationSetting
+from foreword.errors import RequestError
+from foreword.speculation.protocols import Drafter, Speculation, added_memory, all_faults
+
+Build = Callable[[SpeculationConfig], Drafter]
+
+
+class DrafterRack:
+    """Makes each drafter once, when the first request asks for it, and shares it among all who ask for the same."""
+
+    def __init__(self, build: Build, rule: Rule, default: SpeculationConfig | None = None) -> None:
+        self._build = build
+        self._rule = rule
+        self._drafters: dict[str, Drafter] = {}
+        self._lock = Lock()  # requests come from any thread
+        self.default: Speculation | None = None
+        self._default_config: SpeculationConfig | None = None
+        self.set_default(default)
+
+    def set_default(self, config: SpeculationConfig | None) -> None:
+        """Who drafts for requests that don't say; None: nobody."""
+        self.default = None if config is None else self._get(config)
+        self._default_config = config
+
+    def resolve(self, setting: SpeculationSetting) -> Speculation | None:
+        """Who drafts for a request with this wish. A wish without a method changes the default's other keys."""
+        if setting is None or setting is True:
+            return self.default
+        if setting is False:
+            return None
+        if not isinstance(setting, Mapping):
+            raise RequestError('speculation must be true, false or an object such as {"method": "ngram"}')
+        if "method" in setting:
+            return self._get(SpeculationConfig.parse(setting))
+        if self._default_config is None:
+            raise RequestError("speculation: give a method; this engine has no default whose keys could be changed")
+        return self._get(SpeculationConfig.parse({**self._default_config.as_mapping(), **setting}))
+
+    def memory_bytes(self) -> int | None:
+        """Of all drafters at hand."""
+        with self._lock:
+            return added_memory(self._drafters.values())
+
+    def fault_counts(self) -> Counter[str]:
+        """What went wrong with drafters and cost only their guesses."""
+        with self._lock:
+            return all_faults(self._drafters.values())
+
+    def _get(self, config: SpeculationConfig) -> Speculation:
+        check_exact(self._rule, is_chain=not config.makes_trees)
+        # Sizes are a matter of each ask; everything else makes another drafter.
+        key = json.dumps(replace(config, num_speculative_tokens=1, max_depth=None).as_mapping(), sort_keys=True)
+        with self._lock:
+            if key not in self._drafters:
+                self._drafters[key] = self._build(config)
+            drafter = self._drafters[key]
+        most = config.num_speculative_tokens
+        return Speculation("+".join(config.method), drafter, most, config.max_depth or most)

@@ -1,0 +1,72 @@
+"""From what a user asks to requests that an engine can run, or a refusal."""
+
+import itertools
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.acceptance.rules import Rule
+from foreword.engine.answer_text import StopTexts
+from foreword.engine.drafter_rack import DrafterRack
+from foreword.engine.messages import NewRequest
+from foreword.engine.request import Request, RequestLimits
+from foreword.engine.vocabulary import Vocabulary
+from foreword.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Intake:
+    """Checks a request against the model, and makes one `Request` for each of its answers."""
+
+    vocabulary: Vocabulary
+    context_length: int
+    rule: Rule
+    rack: DrafterRack
+    check: Callable[[Request], None]  # the scheduler's: whether it can ever run
+    _numbers: "itertools.count[int]"
+
+    def admit(self, new: NewRequest) -> list[Request]:
+        """The requests of the answers that are wanted; raises `RequestError` for what cannot be answered."""
+        self._check_prompt(new.prompt_token_ids)
+        params = new.params
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        end_ids = self.vocabulary.end_ids
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else end_ids)
+        own = end_ids - frozenset(params.stop_token_ids)
+        limits = RequestLimits(self.context_length, stop_ids, own)
+        known = TokenLimits(self.vocabulary.size, tuple(end_ids), self.vocabulary.bad_word_ids(params.bad_words))
+        stops = StopTexts(params.stop_texts, params.include_stop_str_in_output, params.min_tokens)
+        speculation = self.rack.resolve(new.speculation)
+        requests = [
+            Request(
+                next(self._numbers),
+                new.prompt_token_ids,
+                params,
+                RequestSampler(params, known, new.prompt_token_ids, seed, sample=index, rule=self.rule),
+                limits,
+                name=new.request_id,
+                index=index,
+                tenant=new.tenant,
+                speculation=speculation,
+                text=self.vocabulary.answer_text(stops),
+            )
+            for index in range(params.n)
+        ]
+        self.check(requests[0])
+        for request in requests[1:]:
+            request.leader = requests[0]
+        return requests
+
+    def _check_prompt(self, prompt: Sequence[int]) -> None:
+        if not prompt:
+            raise RequestError("the prompt has no tokens; give at least one")
+        size = self.vocabulary.size
+        bad = next((token for token in prompt if not 0 <= token < size), None)
+        if bad is not None:
+            raise RequestError(f"token id {bad} in the prompt is outside the vocabulary of {size}")
+        if len(prompt) >= self.context_length:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens and the context holds {self.context_length}, "
+                "at least one of them for the answer; shorten the prompt"
+            )

@@ -1,0 +1,54 @@
+"""What an engine thread hands to a consumer on an event loop."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+from foreword.engine.messages import AnswerDelta
+
+
+class AnswerStream:
+    """The deltas of one request as they come: `async for delta in stream`.
+
+    The engine never waits for the consumer: what is not taken yet piles up here, and an answer is finite. Leaving
+    the stream before its end, also by cancellation, aborts the request; `aclose` does it by hand.
+    """
+
+    def __init__(self, request_id: str, answers: int, abort: Callable[[str], None]) -> None:
+        self.request_id = request_id
+        self.loop = asyncio.get_running_loop()
+        self._abort = abort
+        self._open_answers = answers
+        self._arrived: deque[AnswerDelta | Exception] = deque()
+        self._more = asyncio.Event()
+
+    def deliver(self, item: AnswerDelta | Exception) -> None:
+        """Take a delta, or what went wrong. To be called on the stream's own loop."""
+        self._arrived.append(item)
+        self._more.set()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something waits to be taken."""
+        return bool(self._arrived)
+
+    async def __aiter__(self) -> AsyncIterator[AnswerDelta]:
+        try:
+            while self._open_answers:
+                if not self._arrived:
+                    self._more.clear()
+                    await self._more.wait()
+                item = self._arrived.popleft()
+                if isinstance(item, Exception):
+                    self._open_answers = 0
+                    raise item
+                self._open_answers -= item.finish_reason is not None
+                yield item
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop listening; aborts what has not ended. Safe to repeat."""
+        if self._open_answers:
+            self._open_answers = 0
+            self._abort(self.request_id)

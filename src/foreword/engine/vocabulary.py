@@ -1,0 +1,36 @@
+"""What an engine has to know about tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foreword.engine.answer_text import AnswerText, StopTexts
+from foreword.errors import RequestError
+from foreword.models.detokenizer import IncrementalDetokenizer
+from foreword.models.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Ids and their texts; without a tokenizer it answers in token ids alone."""
+
+    size: int
+    end_ids: frozenset[int] = frozenset()  # the model's own end-of-sequence tokens
+    tokenizer: Tokenizer | None = None
+
+    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Every bad word as token ids, at the start of a text and behind a space."""
+        if not words:
+            return ()
+        if self.tokenizer is None:
+            raise RequestError("bad_words need a tokenizer, and this engine has none")
+        encode = self.tokenizer.encode
+        spelled = (encode(t, add_special_tokens=False) for word in words for t in (word, f" {word}"))
+        return tuple({tuple(ids): None for ids in spelled if ids})
+
+    def answer_text(self, stops: StopTexts) -> AnswerText | None:
+        """The text of an answer that begins."""
+        if self.tokenizer is None:
+            if stops.texts:
+                raise RequestError("stop texts need a tokenizer, and this engine has none")
+            return None
+        return AnswerText(IncrementalDetokenizer(self.tokenizer), stops)
