@@ -7,32 +7,9 @@ import pytest
 
 from foreword.kv.block_pool import OutOfPages
 from foreword.kv.paged_cache import KvSequence, PagedCache
+from helpers.pretend_memory import PretendMemory
 
 PAGE = 4
-
-
-class PretendMemory:
-    """KV rows as plain values, and what each sequence's rows ought to be."""
-
-    def __init__(self, cache: PagedCache) -> None:
-        self.cache = cache
-        self.rows: dict[int, object] = {}
-        self.expected: dict[KvSequence, list[object]] = {}
-
-    def run_pass(self, writes: dict[KvSequence, list[object]], *, fail: bool = False) -> None:
-        """Do the pending moves all at once, then write each sequence's reserved rows."""
-        moves = self.cache.take_moves()
-        moved = [(self.cache.slot(m.owner, m.row), self.rows[m.source]) for m in moves]
-        if fail:
-            moved = moved[: len(moved) // 2]
-        self.rows.update(moved)
-        for sequence, values in writes.items():
-            for offset, value in enumerate(values):
-                self.rows[self.cache.slot(sequence, sequence.computed + offset)] = value
-        if fail:
-            for sequence in writes:
-                self.cache.rollback(sequence)
-            self.cache.lose_moves(moves)
 
 
 def reserve_and_run(memory: PretendMemory, sequence: KvSequence, values: list[object]) -> None:
@@ -113,6 +90,53 @@ def test_a_fork_shares_full_pages_and_copies_the_tail():
     assert cache.pool.num_free == 8
 
 
+def test_a_fork_of_fewer_rows_leaves_the_others_behind():
+    cache = PagedCache(8, PAGE)
+    memory, sequence = PretendMemory(cache), cache.open()
+    reserve_and_run(memory, sequence, list("abcdefghij"))
+    cache.commit(sequence, 10, [])
+    twin, whole = cache.fork(sequence, 6), cache.fork(sequence, 8)
+    assert (twin.computed, twin.reserved, len(twin.pages)) == (6, 6, 2)
+    assert whole.pages == sequence.pages[:2]
+    assert memory.computed_rows(twin) == list("abcdef")
+    cache.check_integrity()
+    with pytest.raises(ValueError, match="computed"):
+        cache.fork(sequence, 11)
+    with pytest.raises(ValueError, match="computed"):
+        cache.fork(sequence, -1)
+
+
+def test_a_fork_of_a_path_takes_its_rows_from_where_they_lie():
+    cache = PagedCache(8, PAGE)
+    memory, sequence = PretendMemory(cache), cache.open()
+    reserve_and_run(memory, sequence, ["run", "n0", "n1", "n2", "n3", "n4"])
+    cache.commit(sequence, 1, [1, 3, 4])
+    twin = cache.fork(sequence, 3)
+    assert twin.pages[0] != sequence.pages[0]
+    assert memory.computed_rows(twin) == ["run", "n1", "n3"]
+
+
+def test_a_sequence_is_open_until_it_is_closed():
+    cache, other = PagedCache(8, PAGE), PagedCache(8, PAGE)
+    sequence = cache.open()
+    assert cache.is_open(sequence)
+    assert not other.is_open(sequence)
+    cache.close(sequence)
+    assert not cache.is_open(sequence)
+
+
+def test_without_prefix_caching_nothing_is_published():
+    cache = PagedCache(8, PAGE)
+    tokens = list(range(9))
+    sequence = cache.open("tenant", tokens)
+    cache.reserve(sequence, 8)
+    cache.commit(sequence, 8, [])
+    cache.publish(sequence, tokens)
+    assert sequence.published == cache.matching_pages("tenant", tokens) == cache.prefix_queries == 0
+    cache.close(sequence)
+    assert cache.free_pages == cache.available_pages == 8
+
+
 def test_writing_into_a_shared_page_is_caught():
     cache = PagedCache(8, PAGE)
     sequence = cache.open()
@@ -133,12 +157,20 @@ def test_closing_drops_the_moves_of_the_closed():
     assert cache.pool.num_free == 8
 
 
+class Traffic(PretendMemory):
+    """Memory, and what each sequence's rows ought to be."""
+
+    def __init__(self, cache: PagedCache) -> None:
+        super().__init__(cache)
+        self.expected: dict[KvSequence, list[object]] = {}
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_random_traffic_keeps_every_committed_row(seed: int):
     """Commits of random paths, rollbacks, failed passes, forks and closes on a small pool."""
     rng = random.Random(seed)
     cache = PagedCache(12, PAGE)
-    memory = PretendMemory(cache)
+    memory = Traffic(cache)
     for step in range(200):
         if rng.random() < 0.25 and len(memory.expected) < 4:
             memory.expected[cache.open()] = []
@@ -152,7 +184,7 @@ def test_random_traffic_keeps_every_committed_row(seed: int):
     assert cache.pool.num_free == 12
 
 
-def _random_action(rng: random.Random, memory: PretendMemory, sequence: KvSequence, step: int) -> None:
+def _random_action(rng: random.Random, memory: Traffic, sequence: KvSequence, step: int) -> None:
     cache, kind = memory.cache, rng.random()
     if kind < 0.08:
         cache.close(sequence)
@@ -178,13 +210,7 @@ def _random_action(rng: random.Random, memory: PretendMemory, sequence: KvSequen
     cache.commit(sequence, run, path)
 
 
-def _check_rows(memory: PretendMemory) -> None:
-    """What a pass would see first: every computed row, after the pending moves."""
-    cache = memory.cache
-    cache.check_integrity()
-    after = dict(memory.rows)
-    for move in cache.pending_moves:
-        after[cache.slot(move.owner, move.row)] = memory.rows[move.source]
+def _check_rows(memory: Traffic) -> None:
+    memory.cache.check_integrity()
     for sequence, values in memory.expected.items():
-        rows = [after[cache.slot(sequence, row)] for row in range(sequence.computed)]
-        assert rows == values[: sequence.computed]
+        assert memory.computed_rows(sequence) == values[: sequence.computed]

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from foreword.kv.block_pool import BlockPool
+from foreword.kv.prefix_cache import PrefixCache, PrefixNode
 
 PAGE_SIZE = 16
 """KV rows in one page."""
@@ -16,6 +17,14 @@ class KvSequence:
     pages: list[int] = field(default_factory=list)  # physical pages in logical order
     computed: int = 0  # rows [0, computed) are final
     reserved: int = 0  # rows [computed, reserved) may be written by the pass under way
+    tenant: str = ""  # whose published pages it may share
+    chain: list[PrefixNode] = field(default_factory=list)  # the published pages that it starts with
+    publishes: bool = False  # whether its full pages may still be published
+
+    @property
+    def published(self) -> int:
+        """How many of its pages, from the first on, are published."""
+        return len(self.chain)
 
 
 @dataclass(frozen=True)
@@ -32,55 +41,132 @@ class PagedCache:
 
     It never touches the KV bytes: a pass writes rows where it is told to, and moves rows that a commit
     left pending before it does anything else. Pages freed by a commit may therefore still be the source
-    of a pending move; nobody writes them before that move is done.
+    of a pending move; nobody writes them before that move is done. Between taking moves and knowing that
+    the pass did them, their owners must be neither forked nor published.
     """
 
-    def __init__(self, num_pages: int, page_size: int = PAGE_SIZE) -> None:
+    def __init__(self, num_pages: int, page_size: int = PAGE_SIZE, prefix_caching: bool = False) -> None:
         self.page_size = page_size
         self.pool = BlockPool(num_pages)
+        self.prefix_caching = prefix_caching
+        self.prefix_queries = 0  # tokens of opened prompts
+        self.prefix_hits = 0  # those of them whose rows were there already
+        self._prefix = PrefixCache(self.pool, page_size)
         self._sequences: set[KvSequence] = set()
-        self._pending: list[RowMove] = []
+        self._pending: dict[KvSequence, list[RowMove]] = {}  # per owner, rows ascending
 
-    def open(self) -> KvSequence:
-        """A new sequence without rows."""
-        sequence = KvSequence()
+    @property
+    def free_pages(self) -> int:
+        """Pages that nobody holds."""
+        return self.pool.num_free
+
+    @property
+    def available_pages(self) -> int:
+        """Pages that can be had: free ones and published ones that nobody uses."""
+        return self.pool.num_free + self._prefix.num_idle
+
+    def open(self, tenant: str = "", tokens: Sequence[int] = ()) -> KvSequence:
+        """A new sequence that starts with the tenant's published pages for `tokens`.
+
+        At least the last token is left to be computed: its logits are needed.
+        """
+        chain = self._prefix.match(tenant, tokens)
+        self._prefix.hold(chain)
+        rows = len(chain) * self.page_size
+        if self.prefix_caching:
+            self.prefix_queries += len(tokens)
+            self.prefix_hits += rows
+        pages = [node.page for node in chain]
+        sequence = KvSequence(pages, rows, rows, tenant, chain, self.prefix_caching)
         self._sequences.add(sequence)
         return sequence
 
+    def is_open(self, sequence: KvSequence) -> bool:
+        """Whether the sequence was opened here and not closed since."""
+        return sequence in self._sequences
+
+    def matching_pages(self, tenant: str, tokens: Sequence[int]) -> int:
+        """Pages that `open` would find for `tokens`. Only looks: holds, counts and touches nothing."""
+        return len(self._prefix.match(tenant, tokens))
+
+    def idle_matching_pages(self, tenant: str, tokens: Sequence[int]) -> int:
+        """Those of the matching pages that `open` would take out of `available_pages`."""
+        return sum(self._prefix.is_idle(node) for node in self._prefix.match(tenant, tokens))
+
     def close(self, sequence: KvSequence) -> None:
-        """Forget a sequence and give its pages back."""
+        """Forget a sequence and give its pages back; the published ones stay until they are evicted."""
         self._sequences.remove(sequence)
-        self._pending = [move for move in self._pending if move.owner is not sequence]
-        self.pool.release(sequence.pages)
-        sequence.pages = []
+        self._pending.pop(sequence, None)
+        self.pool.release(sequence.pages[sequence.published :])
+        self._prefix.let_go(sequence.chain)
+        sequence.pages, sequence.chain = [], []
         sequence.computed = sequence.reserved = 0
 
-    def fork(self, sequence: KvSequence) -> KvSequence:
-        """A second sequence with the same computed rows: full pages are shared, the rest is copied.
+    def fork(self, sequence: KvSequence, rows: int | None = None) -> KvSequence:
+        """A second sequence with the first `rows` computed rows: full pages are shared, the rest is copied.
 
-        A page that still waits for a move is not shared: if that move is lost, each sequence has to
-        compute its row again by itself.
+        Without `rows` it gets all of them. A page that still waits for a move is not shared: if that move
+        is lost, each sequence has to compute its row again by itself.
         """
-        moved = {move.row: move.source for move in self._pending if move.owner is sequence}
-        shared = min([sequence.computed, *moved]) // self.page_size
-        own = self.pool.allocate(self.pages_for(sequence.computed) - shared)
-        self.pool.share(sequence.pages[:shared])
-        copy = KvSequence(sequence.pages[:shared] + own, sequence.computed, sequence.computed)
+        rows = sequence.computed if rows is None else rows
+        if not 0 <= rows <= sequence.computed:
+            raise ValueError(f"{rows} rows are forked and {sequence.computed} are computed")
+        shared = min(rows, self._settled(sequence)) // self.page_size
+        own = self._allocate(self.pages_for(rows) - shared)
+        chain = sequence.chain[:shared]
+        self._prefix.hold(chain)
+        self.pool.share(sequence.pages[len(chain) : shared])
+        pages = sequence.pages[:shared] + own
+        copy = KvSequence(pages, rows, rows, sequence.tenant, chain, sequence.publishes)
         self._sequences.add(copy)
-        for row in range(shared * self.page_size, sequence.computed):
-            source = moved.get(row, self.slot(sequence, row))
-            self._pending.append(RowMove(copy, source, row))
+        moved = {move.row: move.source for move in self._pending.get(sequence, ())}
+        for row in range(shared * self.page_size, rows):
+            self._move(copy, moved.get(row, self.slot(sequence, row)), row)
         return copy
+
+    def publish(self, sequence: KvSequence, tokens: Sequence[int]) -> None:
+        """Let later sequences of the tenant start with the full pages that hold `tokens`' finished rows.
+
+        `tokens` are committed: row i is the KV of token i. A page that waits for a move is left for a later
+        call, as is one that a fork holds too. Where the same text is published already, the sequence takes
+        that page and gives its own back, so that it holds every node above the ones it adds.
+        """
+        if not sequence.publishes:
+            return
+        full = min(self._settled(sequence), len(tokens)) // self.page_size
+        for position in range(sequence.published, full):
+            first = position * self.page_size
+            text = tuple(tokens[first : first + self.page_size])
+            parent, page = sequence.chain[-1] if position else sequence.tenant, sequence.pages[position]
+            node = self._prefix.find(parent, text)
+            if node is not None:
+                self._prefix.hold([node])
+                self.pool.release([page])
+                sequence.pages[position] = node.page
+            elif self.pool.is_shared(page):
+                return
+            else:
+                node = self._prefix.add(parent, text, page)
+            sequence.chain.append(node)
+
+    def clear_prefix_cache(self) -> None:
+        """Unpublish everything. Sequences that are open now keep their rows but publish none any more."""
+        self._prefix.clear()
+        for sequence in self._sequences:
+            sequence.chain, sequence.publishes = [], False
 
     def pages_for(self, rows: int) -> int:
         """Pages that hold `rows` rows."""
         return -(-rows // self.page_size)
 
     def reserve(self, sequence: KvSequence, rows: int) -> None:
-        """Make room for `rows` rows behind the computed end, or raise `OutOfPages` and change nothing."""
+        """Make room for `rows` rows behind the computed end, or raise `OutOfPages` and change nothing.
+
+        Published pages that nobody uses are evicted if the free ones do not suffice, and only then.
+        """
         needed = self.pages_for(sequence.computed + rows) - len(sequence.pages)
         if needed > 0:
-            sequence.pages += self.pool.allocate(needed)
+            sequence.pages += self._allocate(needed)
         sequence.reserved = sequence.computed + rows
         first_written = sequence.computed // self.page_size
         if any(self.pool.is_shared(page) for page in sequence.pages[first_written:]):
@@ -100,7 +186,7 @@ class PagedCache:
             raise ValueError("more rows are committed than were reserved")
         for step, node in enumerate(path):
             if node != step:
-                self._pending.append(RowMove(sequence, self.slot(sequence, base + node), base + step))
+                self._move(sequence, self.slot(sequence, base + node), base + step)
         sequence.computed = base + len(path)
         self.rollback(sequence)
 
@@ -112,7 +198,11 @@ class PagedCache:
 
     def rewind(self, sequence: KvSequence, rows: int) -> None:
         """Keep at most the first `rows` computed rows; the others have to be computed again."""
-        self._pending = [m for m in self._pending if m.owner is not sequence or m.row < rows]
+        if rows < sequence.published * self.page_size:
+            raise AssertionError("published rows would be computed again")
+        kept = [move for move in self._pending.pop(sequence, ()) if move.row < rows]
+        if kept:
+            self._pending[sequence] = kept
         sequence.computed = min(sequence.computed, rows)
         self.rollback(sequence)
 
@@ -126,11 +216,12 @@ class PagedCache:
     @property
     def pending_moves(self) -> tuple[RowMove, ...]:
         """Moves that the next pass has to do."""
-        return tuple(self._pending)
+        return tuple(move for moves in self._pending.values() for move in moves)
 
     def take_moves(self) -> list[RowMove]:
         """Hand the pending moves to the pass that does them."""
-        moves, self._pending = self._pending, []
+        moves = list(self.pending_moves)
+        self._pending.clear()
         return moves
 
     def lose_moves(self, moves: Sequence[RowMove]) -> None:
@@ -140,11 +231,47 @@ class PagedCache:
                 self.rewind(move.owner, move.row)
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` if pages, tables, lengths or pending moves contradict each other."""
-        self.pool.check_integrity(sequence.pages for sequence in self._sequences)
+        """Raise `AssertionError` if pages, tables, lengths, moves or published pages contradict each other."""
+        published = self._prefix.published_pages()
+        self.pool.check_integrity([*(sequence.pages for sequence in self._sequences), published])
+        self._prefix.check_integrity()
         for sequence in self._sequences:
             if not 0 <= sequence.computed <= sequence.reserved <= len(sequence.pages) * self.page_size:
                 raise AssertionError(f"lengths out of order: {sequence}")
-        for move in self._pending:
-            if move.owner not in self._sequences or move.row >= move.owner.computed:
-                raise AssertionError(f"a pending move has no owner: {move}")
+            self._check_chain(sequence, set(published))
+        for owner, moves in self._pending.items():
+            rows = [move.row for move in moves]
+            if owner not in self._sequences or not rows or rows[-1] >= owner.computed:
+                raise AssertionError(f"a pending move has no owner: {moves}")
+            if rows != sorted(rows) or any(move.owner is not owner for move in moves):
+                raise AssertionError(f"pending moves are out of order: {moves}")
+
+    def _check_chain(self, sequence: KvSequence, published: set[int]) -> None:
+        """The published pages of a sequence are its first ones, finished, and one chain of its tenant."""
+        parents = [sequence.tenant, *sequence.chain]
+        for parent, node, page in zip(parents, sequence.chain, sequence.pages, strict=False):
+            if (
+                node.parent != parent
+                or node.page != page
+                or self._prefix.find(parent, node.tokens) is not node
+            ):
+                raise AssertionError(f"a table and its published chain differ: {sequence}")
+        if sequence.published * self.page_size > self._settled(sequence):
+            raise AssertionError(f"rows are published that are not finished: {sequence}")
+        if published & set(sequence.pages[sequence.published :]):
+            raise AssertionError(f"a published page lies outside the chain: {sequence}")
+
+    def _allocate(self, count: int) -> list[int]:
+        """Take `count` pages and evict no more than that needs, or raise `OutOfPages` and change nothing."""
+        missing = count - self.pool.num_free
+        if 0 < missing <= self._prefix.num_idle:
+            self._prefix.evict(missing)
+        return self.pool.allocate(count)
+
+    def _move(self, owner: KvSequence, source: int, row: int) -> None:
+        self._pending.setdefault(owner, []).append(RowMove(owner, source, row))
+
+    def _settled(self, sequence: KvSequence) -> int:
+        """Computed rows before the first one that still waits for its move."""
+        moves = self._pending.get(sequence)
+        return moves[0].row if moves else sequence.computed
