@@ -4,12 +4,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foreword.acceptance.params import SamplingParams
+    from foreword.engine.config import EngineConfig
+    from foreword.engine.engine import Engine
     from foreword.engine.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Engine", "EngineConfig", "SamplingParams", "__version__"]
 
-_HOMES = {"LLM": "foreword.engine.llm", "SamplingParams": "foreword.acceptance.params"}
+_HOMES = {
+    "LLM": "foreword.engine.llm",
+    "Engine": "foreword.engine.engine",
+    "EngineConfig": "foreword.engine.config",
+    "SamplingParams": "foreword.acceptance.params",
+}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401

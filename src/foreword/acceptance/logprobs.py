@@ -1,5 +1,6 @@
 """Log probabilities for users: of the raw model, before temperature and any correction, as OpenAI's API has them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,3 +53,7 @@ def rows_logprobs(logits: Tensor, rows: list[int], tokens: list[int], wanted: in
         strict=True,
     )
     return [TokenLogprobs(*columns) for columns in found]
+
+
+def score(logits: Tensor, next_tokens: Sequence[int], wanted: int) -> list[TokenLogprobs]:
+    raise NotImplementedError

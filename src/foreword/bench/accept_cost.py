@@ -19,7 +19,8 @@ from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.models.interface import Decoder
 from foreword.speculation.draft import Draft, stack
 from foreword.speculation.protocols import Scheduled
-from foreword.speculation.transaction import NOTHING_DRAWN, Transaction
+from foreword.speculation.transaction import Transaction
+from foreword.speculation.verdict import NOTHING_DRAWN
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from foreword.models.batch import MAX_DRAFT_NODES
 from foreword.models.interface import Decoder
 from foreword.speculation.draft import Draft
 from foreword.speculation.protocols import Scheduled
-from foreword.speculation.transaction import NOTHING_DRAWN, Transaction
+from foreword.speculation.transaction import Transaction
+from foreword.speculation.verdict import NOTHING_DRAWN
 
 PAUSE_SECONDS = 0.05
 """Between engines: threads of the last one may still spin for a while."""

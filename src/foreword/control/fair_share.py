@@ -33,7 +33,7 @@ class FairShare:
         ]
 
     def _affordable(self, plan: Sequence[Planned], wanted: int, situation: Situation) -> int:
-        """Most guesses, up to `wanted`, that keep the step within its share; all of them before the first measurement."""
+        """Most guesses, up to `wanted`, that keep the step within its share; all before the first measurement."""
         plain_rows = sum(planned.scheduled.run for planned in plan)
         plain = situation.costs.pass_seconds(plain_rows)
         if plain is None:

@@ -122,7 +122,7 @@ class AutoregressiveDrafter:
             kv, tokens = self._kv(tree.request), tree.request.tokens
             run = min(len(tokens) - 1 - kv.computed, budget)
             if run > 0:
-                shares.append(Share(kv, tokens, run, Draft(), wants_logits=False))
+                shares.append(Share(kv, tokens, run, Draft(), run_logits=0))
                 budget -= run
         return shares
 

@@ -87,7 +87,9 @@ class EngineCore:
             vocabulary, self.max_model_len, rule, self.rack, self.scheduler.check, itertools.count()
         )
         self._kv_row_bytes = target.kv_bytes_per_row()
-        self._active: dict[str, list[Request]] = {}  # by the user's id, those of its answers that have not ended
+        self._active: dict[
+            str, list[Request]
+        ] = {}  # by the user's id, those of its answers that have not ended
         self.seconds = StepSeconds()
 
     @property
@@ -233,4 +235,6 @@ class EngineCore:
 
 
 def _no_drafters(config: SpeculationConfig) -> Drafter:
-    raise RequestError(f"this engine cannot make drafters, so method {'+'.join(config.method)!r} is not to be had")
+    raise RequestError(
+        f"this engine cannot make drafters, so method {'+'.join(config.method)!r} is not to be had"
+    )

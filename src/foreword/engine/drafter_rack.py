@@ -43,7 +43,9 @@ class DrafterRack:
         if "method" in setting:
             return self._get(SpeculationConfig.parse(setting))
         if self._default_config is None:
-            raise RequestError("speculation: give a method; this engine has no default whose keys could be changed")
+            raise RequestError(
+                "speculation: give a method; this engine has no default whose keys could be changed"
+            )
         return self._get(SpeculationConfig.parse({**self._default_config.as_mapping(), **setting}))
 
     def memory_bytes(self) -> int | None:
@@ -59,7 +61,9 @@ class DrafterRack:
     def _get(self, config: SpeculationConfig) -> Speculation:
         check_exact(self._rule, is_chain=not config.makes_trees)
         # Sizes are a matter of each ask; everything else makes another drafter.
-        key = json.dumps(replace(config, num_speculative_tokens=1, max_depth=None).as_mapping(), sort_keys=True)
+        key = json.dumps(
+            replace(config, num_speculative_tokens=1, max_depth=None).as_mapping(), sort_keys=True
+        )
         with self._lock:
             if key not in self._drafters:
                 self._drafters[key] = self._build(config)

@@ -50,7 +50,9 @@ class _Listeners:
     def add(self, stream: AnswerStream, answers: int) -> None:
         with self.lock:
             if stream.request_id in self.by_request:
-                raise RequestError(f"a request with the id {stream.request_id!r} is being answered; choose another id")
+                raise RequestError(
+                    f"a request with the id {stream.request_id!r} is being answered; choose another id"
+                )
             self.by_request[stream.request_id] = _Listener(stream, answers)
             self.idle.clear()
 

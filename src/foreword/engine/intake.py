@@ -10,7 +10,7 @@ from foreword.acceptance.rules import Rule
 from foreword.engine.answer_text import StopTexts
 from foreword.engine.drafter_rack import DrafterRack
 from foreword.engine.messages import NewRequest
-from foreword.engine.request import Request, RequestLimits
+from foreword.engine.request import Identity, Request, RequestLimits
 from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import RequestError
 
@@ -35,7 +35,9 @@ class Intake:
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else end_ids)
         own = end_ids - frozenset(params.stop_token_ids)
         limits = RequestLimits(self.context_length, stop_ids, own)
-        known = TokenLimits(self.vocabulary.size, tuple(end_ids), self.vocabulary.bad_word_ids(params.bad_words))
+        known = TokenLimits(
+            self.vocabulary.size, tuple(end_ids), self.vocabulary.bad_word_ids(params.bad_words)
+        )
         stops = StopTexts(params.stop_texts, params.include_stop_str_in_output, params.min_tokens)
         speculation = self.rack.resolve(new.speculation)
         requests = [
@@ -45,11 +47,8 @@ class Intake:
                 params,
                 RequestSampler(params, known, new.prompt_token_ids, seed, sample=index, rule=self.rule),
                 limits,
-                name=new.request_id,
-                index=index,
-                tenant=new.tenant,
-                speculation=speculation,
-                text=self.vocabulary.answer_text(stops),
+                Identity(new.request_id, index, new.tenant, speculation),
+                self.vocabulary.answer_text(stops),
             )
             for index in range(params.n)
         ]

@@ -112,11 +112,15 @@ class LLM:
         collectors: dict[str, OutputCollector] = {}
         wishes = _spread(how.speculation, len(encoded), "speculation settings")
         try:
-            for prompt, ids, chosen, wish in zip(
-                prompts, encoded, _spread(params, len(encoded), "sets of sampling parameters"), wishes, strict=True
+            for prompt, ids, given, wish in zip(
+                prompts,
+                encoded,
+                _spread(params, len(encoded), "sets of sampling parameters"),
+                wishes,
+                strict=True,
             ):
-                chosen = chosen or SamplingParams()
                 name = f"llm-{next(self._numbers)}"
+                chosen = given or SamplingParams()
                 self.engine.add(NewRequest(name, tuple(ids), chosen, speculation=wish))
                 shown = prompt if isinstance(prompt, str) else None
                 collectors[name] = OutputCollector(name, shown, ids, chosen, self.tokenizer)
@@ -154,7 +158,9 @@ class _How:
     speculation: "SpeculationSetting | Sequence[SpeculationSetting]"
 
 
-def make_core(loaded: LoadedModel, config: EngineConfig | None, speculation: SpeculationConfig | None) -> EngineCore:
+def make_core(
+    loaded: LoadedModel, config: EngineConfig | None, speculation: SpeculationConfig | None
+) -> EngineCore:
     """An engine for a loaded model."""
     parts = Parts(config or EngineConfig(), build_drafter=loaded.build_drafter, speculation=speculation)
     return EngineCore(loaded.decoder, loaded.vocabulary(), parts)

@@ -88,7 +88,9 @@ class EngineStats:
     accept_seconds: float = 0.0
     step_seconds: float = 0.0  # all of the steps; what the other three leave is scheduling and bookkeeping
     speculating: bool = True  # the switch for the whole engine
-    drafter_faults: Mapping[str, int] = field(default_factory=dict)  # by drafter and kind; they cost only guesses
+    drafter_faults: Mapping[str, int] = field(
+        default_factory=dict
+    )  # by drafter and kind; they cost only guesses
     step_faults: Mapping[str, int] = field(default_factory=dict)  # by stage; recovered from
     acceptance: Mapping[str, tuple[int, int, int]] = field(
         default_factory=dict

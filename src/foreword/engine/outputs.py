@@ -72,7 +72,9 @@ class CompletionOutput:
     seed: int  # the seed that was used, given or fresh
     logprobs: list[TokenAlternatives] | None = None  # per token, if asked for
     error: str | None = None  # what went wrong, where finish_reason is "error"
-    stop_reason: int | str | None = None  # the stop token or stop text that was met; None for the model's own end
+    stop_reason: int | str | None = (
+        None  # the stop token or stop text that was met; None for the model's own end
+    )
     stats: RequestStats | None = None  # what it cost, once it has ended
 
 
@@ -84,7 +86,9 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     request_id: str = ""
-    prompt_logprobs: list[TokenAlternatives | None] | None = None  # per prompt token, the first None, if asked for
+    prompt_logprobs: list[TokenAlternatives | None] | None = (
+        None  # per prompt token, the first None, if asked for
+    )
 
     @property
     def finished(self) -> bool:

@@ -25,6 +25,16 @@ class RequestLimits:
     own_end_ids: frozenset[int] = frozenset()  # of these, the model's own, which need no reason
 
 
+@dataclass(frozen=True)
+class Identity:
+    """Whose answer it is."""
+
+    name: str = ""  # the request's id, as its user knows it
+    index: int = 0  # which of the n answers to the same prompt
+    tenant: str = ""  # nothing is cached or learned across tenants
+    speculation: Speculation | None = None  # who drafts for it; None: nobody
+
+
 @dataclass
 class _Fresh:
     """What the answer has gained since that was last asked."""
@@ -53,24 +63,21 @@ class Request:
         params: SamplingParams,
         sampler: RequestSampler,
         limits: RequestLimits,
-        *,
-        name: str = "",
-        index: int = 0,
-        tenant: str = "",
-        speculation: Speculation | None = None,
+        identity: "Identity | None" = None,
         text: AnswerText | None = None,
     ) -> None:
+        identity = identity or Identity()
         self.request_id = request_id
-        self.name = name  # the user's
-        self.index = index  # which of the n answers to the same prompt
+        self.name = identity.name
+        self.index = identity.index
         self.leader: Request | None = None  # the first of these answers, whose prompt rows can be copied
-        self.tenant = tenant
+        self.tenant = identity.tenant
         self.tokens = list(prompt)
         self.prompt_len = len(prompt)
         self.params = params
         self.sampler = sampler
         self.limits = limits
-        self.speculation = speculation
+        self.speculation = identity.speculation
         self.kv = KvSequence()
         self.epoch = 0
         self.finish_reason: str | None = None
@@ -154,7 +161,11 @@ class Request:
         fresh, self._fresh = self._fresh, _Fresh()
         is_first = len(self.tokens) - len(fresh.tokens) == self.prompt_len
         text = fresh.text
-        if self.finish_reason is not None and self._text is not None and not isinstance(self.stop_reason, str):
+        if (
+            self.finish_reason is not None
+            and self._text is not None
+            and not isinstance(self.stop_reason, str)
+        ):
             text += self._text.finish()
         return AnswerDelta(
             request_id=self.name,
@@ -179,7 +190,11 @@ class Request:
         if self._text is None:
             return
         spoken = list(verdict.tokens)
-        if end.finish_reason == "stop" and not isinstance(end.stop_reason, str) and not self._keeps_stop_token(end):
+        if (
+            end.finish_reason == "stop"
+            and not isinstance(end.stop_reason, str)
+            and not self._keeps_stop_token(end)
+        ):
             spoken.pop()  # a token that only ends the answer is not part of its text
         fresh.text += "".join(self._text.push(token)[0] for token in spoken)
 

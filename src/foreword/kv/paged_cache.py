@@ -81,6 +81,11 @@ class PagedCache:
         self._sequences.add(sequence)
         return sequence
 
+    @property
+    def num_open(self) -> int:
+        """Sequences that are open."""
+        return len(self._sequences)
+
     def is_open(self, sequence: KvSequence) -> bool:
         """Whether the sequence was opened here and not closed since."""
         return sequence in self._sequences

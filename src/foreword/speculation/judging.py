@@ -54,7 +54,9 @@ def _split(
     """The prompt scores by part, and the rows that are judged."""
     if not any(part.scored for part in parts):
         return {}, logits
-    scores, judged, row = {}, [], 0
+    scores: dict[int, list[TokenLogprobs]] = {}
+    judged: list[int] = []
+    row = 0
     for index, (part, draft) in enumerate(zip(parts, drafts, strict=True)):
         if part.scored:
             scores[index] = _scores(logits[row : row + part.scored], part)

@@ -19,7 +19,12 @@ class Share:
     run: int  # committed tokens that get their KV now
     draft: Draft  # nodes behind the run
     first_node: int = 0  # nodes before this one have their KV from an earlier pass of the same draft
-    wants_logits: bool = True  # of the newest committed token and of every node in this pass
+    run_logits: int = 1
+
+
+class BatchBuffers:
+    def lay_out(self, cache: PagedCache, shares: Sequence[Share], moves: Sequence[RowMove]) -> ForwardBatch:
+        return lay_out(cache, shares, moves)
 
 
 def lay_out(cache: PagedCache, shares: Sequence[Share], moves: Sequence[RowMove]) -> ForwardBatch:
@@ -75,9 +80,8 @@ class _Rows:
         self.tables.append(list(kv.pages))
         self.kv_lens.append(end + len(draft))
         self.starts.append(self.starts[-1] + share.run + len(nodes))
-        if share.wants_logits:
-            newest = 1 if share.run else 0
-            self.logit_rows += range(self.starts[-1] - len(nodes) - newest, self.starts[-1])
+        newest = min(share.run_logits, share.run)
+        self.logit_rows += range(self.starts[-1] - len(nodes) - newest, self.starts[-1])
 
 
 def _signed(word: int) -> int:

@@ -45,10 +45,10 @@ def fit_to_room(plan: Sequence[Planned], cache: PagedCache, max_rows: int | None
     if max_rows is not None:
         wanted = fair_shares(wanted, max_rows - sum(planned.scheduled.run for planned in plan))
     free_pages, fitted = cache.free_pages, []
-    for planned, nodes in zip(plan, wanted, strict=True):
+    for planned, wish in zip(plan, wanted, strict=True):
         kv = planned.scheduled.request.kv
         reserved = kv.computed + planned.scheduled.run
-        nodes = min(nodes, (len(kv.pages) + free_pages) * cache.page_size - reserved)
+        nodes = min(wish, (len(kv.pages) + free_pages) * cache.page_size - reserved)
         if nodes < 1:
             fitted.append(replace(planned, drafter=None))
             continue

@@ -24,10 +24,22 @@ class StepRequest(Protocol):
     sampler: RequestSampler  # its parameters, and what its committed tokens mean to them
     epoch: int  # advances when the request's state is rebuilt, so that older drafts show as stale
     speculation: "Speculation | None"  # who drafts for it, as it was asked for; None: nobody
-    cohort: str  # requests whose acceptance is counted together
     acceptance: AcceptanceStats  # how its drafts have fared
-    prompt_logprobs: int | None  # alternatives per prompt token that are wanted; None: no prompt log probabilities
-    scored: int  # leading prompt tokens whose successors' log probabilities are known
+
+    @property
+    def cohort(self) -> str:
+        """Requests with the same are counted together."""
+        ...
+
+    @property
+    def prompt_logprobs(self) -> int | None:
+        """Alternatives per prompt token that are wanted; None: no log probabilities of the prompt."""
+        ...
+
+    @property
+    def scored(self) -> int:
+        """Leading prompt tokens whose successors' log probabilities are known."""
+        ...
 
     @property
     def room(self) -> int:

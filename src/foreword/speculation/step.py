@@ -13,8 +13,8 @@ from time import perf_counter
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.judging import accept
 from foreword.speculation.layout import BatchBuffers
-from foreword.speculation.protocols import Planned, Policy, Scheduled, Target
 from foreword.speculation.proposing import Proposal, fit_to_room, propose
+from foreword.speculation.protocols import Planned, Policy, Scheduled, Target
 from foreword.speculation.situation import Situation
 from foreword.speculation.transaction import Transaction
 from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
@@ -108,7 +108,9 @@ class Stepper:
             raise
         verified = perf_counter() - began
         parts, drafts = transaction.parts, proposal.drafts
-        return Launched(scheduled, transaction, lambda: accept(output.logits, parts, drafts), proposal, verified)
+        return Launched(
+            scheduled, transaction, lambda: accept(output.logits, parts, drafts), proposal, verified
+        )
 
     def _resolve(self, launched: Launched) -> StepResult:
         began = perf_counter()
@@ -166,7 +168,11 @@ def _merged(
         id(share.request): outcome
         for share, outcome in zip(
             present,
-            (row for result in results for row in zip(result.verdicts, result.applied, result.rows, strict=True)),
+            (
+                row
+                for result in results
+                for row in zip(result.verdicts, result.applied, result.rows, strict=True)
+            ),
             strict=True,
         )
     }

@@ -57,7 +57,7 @@ class Transaction:
         for part in self.parts:
             self._cache.reserve(part.kv, part.run)
 
-    def batch(self, drafts: Sequence[Draft], buffers: BatchBuffers) -> ForwardBatch:
+    def batch(self, drafts: Sequence[Draft], buffers: BatchBuffers | None = None) -> ForwardBatch:
         """Reserve rows for the guesses too and lay out the pass. The pending row moves become part of it."""
         for part, draft in zip(self.parts, drafts, strict=True):
             self._cache.reserve(part.kv, part.run + len(draft))
@@ -66,7 +66,7 @@ class Transaction:
             Share(part.kv, part.request.tokens, part.run, draft, run_logits=part.scored + part.draws)
             for part, draft in zip(self.parts, drafts, strict=True)
         ]
-        return buffers.lay_out(self._cache, shares, self._moves)
+        return (buffers or BatchBuffers()).lay_out(self._cache, shares, self._moves)
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[bool]:
         """Everything about every request advances together; returns which of them were still there."""

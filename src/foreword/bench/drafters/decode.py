@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 from foreword.acceptance.params import SamplingParams
-from foreword.engine.engine import Engine
+from foreword.engine.core import EngineCore
+from foreword.engine.messages import NewRequest
 from foreword.engine.request import Request
 from foreword.errors import RequestError
 
@@ -35,7 +36,7 @@ class Run:
 
 
 def decode(
-    engine: Engine,
+    engine: EngineCore,
     prompt: Sequence[int],
     params: SamplingParams,
     *,
@@ -43,18 +44,18 @@ def decode(
     on_tokens: OnTokens | None = None,
 ) -> Run:
     """Answer a prompt on an engine that has nothing else to do."""
-    request = engine.add(prompt, params)
-    request.tenant = tenant
+    (request,) = engine.add(NewRequest("decode", tuple(prompt), params, tenant))
     try:
         while not request.output_ids and request.finish_reason is None:
             _step(engine, request, on_tokens)
         return _decode_rest(engine, request, on_tokens)
     finally:
-        engine.abort(request)
+        engine.abort(request.name)
 
 
-def _decode_rest(engine: Engine, request: Request, on_tokens: OnTokens | None) -> Run:
-    before, clock = replace(engine.seconds), replace(request.clock)
+def _decode_rest(engine: EngineCore, request: Request, on_tokens: OnTokens | None) -> Run:
+    before, acceptance = replace(engine.seconds), replace(request.acceptance)
+    passes_before = request.ledger.passes
     tokens_before = len(request.tokens)
     began = perf_counter()
     while request.finish_reason is None:
@@ -62,9 +63,9 @@ def _decode_rest(engine: Engine, request: Request, on_tokens: OnTokens | None) -
     seconds = perf_counter() - began
     return Run(
         tokens=len(request.tokens) - tokens_before,
-        passes=request.clock.passes - clock.passes,
-        drafted=request.clock.drafted - clock.drafted,
-        accepted=request.clock.accepted - clock.accepted,
+        passes=request.ledger.passes - passes_before,
+        drafted=request.acceptance.drafted - acceptance.drafted,
+        accepted=request.acceptance.accepted - acceptance.accepted,
         seconds=seconds,
         draft_seconds=engine.seconds.draft - before.draft,
         verify_seconds=engine.seconds.verify - before.verify,
@@ -74,7 +75,7 @@ def _decode_rest(engine: Engine, request: Request, on_tokens: OnTokens | None) -
     )
 
 
-def _step(engine: Engine, request: Request, on_tokens: OnTokens | None) -> None:
+def _step(engine: EngineCore, request: Request, on_tokens: OnTokens | None) -> None:
     had = len(request.tokens)
     engine.step()
     if request.error is not None:

@@ -10,7 +10,7 @@ from foreword.bench.drafters.decode import Run, decode
 from foreword.bench.drafters.methods import Method
 from foreword.bench.drafters.prompts import BenchPrompt
 from foreword.bench.drafters.records import Record
-from foreword.engine.engine import Engine
+from foreword.engine.core import EngineCore
 from foreword.engine.llm import LLM
 from foreword.errors import RequestError
 
@@ -103,6 +103,6 @@ def median_run(runs: Sequence[Run]) -> Run:
     return next(run for run in runs if run.seconds == middle)
 
 
-def _engine(llm: LLM, method: Method | None) -> Engine:
+def _engine(llm: LLM, method: Method | None) -> EngineCore:
     llm.speculate(None if method is None else method.config)
     return llm.engine

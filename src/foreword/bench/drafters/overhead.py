@@ -9,12 +9,14 @@ from foreword.acceptance.params import SamplingParams
 from foreword.bench.drafters.methods import Method
 from foreword.bench.drafters.prompts import own_prompts
 from foreword.drafters.config import SpeculationConfig
-from foreword.engine.engine import Engine, StepSeconds
+from foreword.engine.core import EngineCore, Parts, StepSeconds
 from foreword.engine.llm import LLM
+from foreword.engine.messages import NewRequest
 from foreword.engine.request import Request
 from foreword.errors import RequestError
 from foreword.speculation.draft import Draft
 from foreword.speculation.protocols import Ask, Drafter, Planned, Scheduled, StepRequest
+from foreword.speculation.situation import Situation
 
 VERIFY_ROWS = (1, 6)
 """Rows of the passes that drafting is compared with: plain decoding, and a verify of five guesses."""
@@ -54,7 +56,7 @@ class TurnPolicy:
         self.turn: str | None = None  # who drafts for the next step; None: nobody
         self.max_nodes = max(nodes for _, nodes in turns.values())
 
-    def plan(self, scheduled: Sequence[Scheduled]) -> list[Planned]:
+    def plan(self, scheduled: Sequence[Scheduled], situation: Situation) -> list[Planned]:
         """Everything to the one whose turn it is."""
         if self.turn is None:
             return [Planned(share) for share in scheduled]
@@ -83,7 +85,7 @@ def measure_overhead(
         label: (llm.build_drafter(config), config.num_speculative_tokens) for label, config in configs.items()
     }
     policy = TurnPolicy(turns)
-    engine = Engine(llm.engine.target, llm.tokenizer.eos_ids, None, policy)
+    engine = EngineCore(llm.engine.target, llm.loaded.vocabulary(), Parts(policy=policy))
     tokens = (repeats + 1) * len(turns) * (policy.max_nodes + 1) + 1  # if every guess were accepted
     if not contexts or min(contexts) < 1 or max(contexts) + tokens > engine.max_model_len:
         raise RequestError(f"contexts must be in 1 .. {engine.max_model_len - tokens} for this model")
@@ -92,13 +94,14 @@ def measure_overhead(
     found = []
     for place, context in enumerate(contexts):
         on_progress(f"context {context}", place, len(contexts))
-        steps = _take_turns(engine, policy, engine.add(text[:context], params), list(turns), repeats)
+        (request,) = engine.add(NewRequest("overhead", tuple(text[:context]), params))
+        steps = _take_turns(engine, policy, request, list(turns), repeats)
         found += [_overhead(label, context, steps) for label in configs]
     return found
 
 
 def _take_turns(
-    engine: Engine, policy: TurnPolicy, request: Request, turns: Sequence[str], repeats: int
+    engine: EngineCore, policy: TurnPolicy, request: Request, turns: Sequence[str], repeats: int
 ) -> dict[str, list[StepSeconds]]:
     """Where the time of every turn's steps went; each one's first is apart from `repeats` others."""
     policy.turn = None
@@ -111,7 +114,7 @@ def _take_turns(
             engine.seconds = StepSeconds()
             engine.step()
             steps[turn].append(replace(engine.seconds))
-    engine.abort(request)
+    engine.abort(request.name)
     return steps
 
 
