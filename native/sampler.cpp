@@ -136,6 +136,12 @@ float largest(const float* logits, int64_t vocab, std::vector<float>& chunk_max)
     return any_lane(unordered) ? std::numeric_limits<float>::quiet_NaN() : peak;
 }
 
+// The first id whose logit is `peak`, the largest of the row.
+int64_t first_of(float peak, const float* logits, int64_t vocab, const std::vector<float>& chunk_max) {
+    const int64_t start = (std::find(chunk_max.begin(), chunk_max.end(), peak) - chunk_max.begin()) * kChunk;
+    return std::find(logits + start, logits + std::min(start + kChunk, vocab), peak) - logits;
+}
+
 // The k-th largest logit: a heap of the k best so far while k is small, else a selection on a copy.
 float kth_largest(const float* logits, int64_t vocab, int64_t k, SamplerScratch& scratch) {
     std::vector<float>& best = scratch.values;
@@ -297,7 +303,7 @@ inline float gumbel_bound(uint64_t bits) {
 RowFloor row_floor(const float* logits, int64_t vocab, const RowShape& shape, SamplerScratch& scratch) {
     const float peak = largest(logits, vocab, scratch.chunk_max);
     if (!std::isfinite(peak)) return {peak, kInfinity, -1};
-    if (shape.temperature == 0) return {peak, peak, std::find(logits, logits + vocab, peak) - logits};
+    if (shape.temperature == 0) return {peak, peak, first_of(peak, logits, vocab, scratch.chunk_max)};
     float floor = kLowest;
     if (shape.top_k < vocab) floor = std::max(floor, kth_largest(logits, vocab, shape.top_k, scratch));
     if (shape.top_p < 1) floor = nucleus_floor(logits, vocab, peak, floor, shape, scratch);
@@ -308,7 +314,7 @@ RowFloor row_floor(const float* logits, int64_t vocab, const RowShape& shape, Sa
     return {peak, floor, -1};
 }
 
-int64_t row_draw(const float* logits, int64_t vocab, const RowDraw& draw) {
+int64_t row_draw(const float* logits, int64_t vocab, const RowDraw& draw, const float* chunk_max) {
     if (draw.only >= 0) return draw.only;
     constexpr float kSafety = 1e-2f;  // far more than the bound below can be rounded
     const float rate = static_cast<float>(1.0 / draw.temperature);
@@ -318,10 +324,14 @@ int64_t row_draw(const float* logits, int64_t vocab, const RowDraw& draw) {
     const Floats least = Floats{} + draw.floor;
     Chunk spare;
     for (int64_t start = 0; start < vocab; start += kChunk) {
-        const LooseFloats* part = view_chunk(logits, start, vocab, spare);
-        Ints kept{};
-        for (int64_t i = 0; i < kVectors; ++i) kept |= part[i] >= least;
-        if (!any_lane(kept)) continue;
+        if (chunk_max != nullptr) {
+            if (chunk_max[start / kChunk] < draw.floor) continue;
+        } else {
+            const LooseFloats* part = view_chunk(logits, start, vocab, spare);
+            Ints kept{};
+            for (int64_t i = 0; i < kVectors; ++i) kept |= part[i] >= least;
+            if (!any_lane(kept)) continue;
+        }
         for (int64_t i = start; i < std::min(start + kChunk, vocab); ++i) {
             if (!(logits[i] >= draw.floor)) continue;
             const uint64_t bits = noise_bits(draw.key, i);
@@ -337,29 +347,48 @@ int64_t row_draw(const float* logits, int64_t vocab, const RowDraw& draw) {
     return token;
 }
 
+RowToken row_sample(const float* logits, int64_t vocab, const RowShape& shape, uint64_t key, SamplerScratch& scratch) {
+    const RowFloor found = row_floor(logits, vocab, shape, scratch);
+    if (found.peak == -kInfinity) return {-1, RowStatus::kAllMasked};
+    if (!std::isfinite(found.peak)) return {-1, RowStatus::kNotFinite};
+    const RowDraw draw{found.peak, found.floor, shape.temperature, found.first, key};
+    return {row_draw(logits, vocab, draw, scratch.chunk_max.data()), RowStatus::kOk};
+}
+
+// One row is not worth waking another thread for.
+template <typename Row>
+void Sampler::each_row(int64_t rows, Row&& row) {
+    std::lock_guard<std::mutex> lock(busy_);
+    if (rows == 1) return row(0, scratch_[0]);
+    pool_.run([&](int thread) {
+        pool_.share(rows, 1, [&](int64_t begin, int64_t end) {
+            for (int64_t r = begin; r < end; ++r) row(r, scratch_[thread]);
+        });
+    });
+}
+
 void Sampler::floors(
     const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowShape* shapes, RowFloor* found
 ) {
-    std::lock_guard<std::mutex> lock(busy_);
-    pool_.run([&](int thread) {
-        pool_.share(rows, 1, [&](int64_t begin, int64_t end) {
-            for (int64_t row = begin; row < end; ++row) {
-                found[row] = row_floor(logits + row * stride, vocab, shapes[row], scratch_[thread]);
-            }
-        });
+    each_row(rows, [&](int64_t row, SamplerScratch& scratch) {
+        found[row] = row_floor(logits + row * stride, vocab, shapes[row], scratch);
     });
 }
 
 void Sampler::draw(
     const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowDraw* wanted, int64_t* tokens
 ) {
-    std::lock_guard<std::mutex> lock(busy_);
-    pool_.run([&](int) {
-        pool_.share(rows, 1, [&](int64_t begin, int64_t end) {
-            for (int64_t row = begin; row < end; ++row) {
-                tokens[row] = row_draw(logits + row * stride, vocab, wanted[row]);
-            }
-        });
+    each_row(rows, [&](int64_t row, SamplerScratch&) {
+        tokens[row] = row_draw(logits + row * stride, vocab, wanted[row], nullptr);
+    });
+}
+
+void Sampler::sample(
+    const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowShape* shapes, const uint64_t* keys,
+    RowToken* found
+) {
+    each_row(rows, [&](int64_t row, SamplerScratch& scratch) {
+        found[row] = row_sample(logits + row * stride, vocab, shapes[row], keys[row], scratch);
     });
 }
 

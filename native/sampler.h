@@ -35,6 +35,14 @@ struct RowDraw {
     uint64_t key;
 };
 
+// What comes of a row: its token, or why it has none. The numbers are RowStatus's in src/foreword/acceptance/batch.py.
+enum class RowStatus : int64_t { kOk = 0, kNotFinite = 1, kAllMasked = 2 };
+
+struct RowToken {
+    int64_t token;  // -1 unless the status is kOk
+    RowStatus status;
+};
+
 struct Candidate {
     float logit;
     int64_t weight;
@@ -49,8 +57,12 @@ struct SamplerScratch {
 
 RowFloor row_floor(const float* logits, int64_t vocab, const RowShape& shape, SamplerScratch& scratch);
 
-// The kept token with the largest (logit - peak) / temperature + Gumbel noise; -1 if none is kept.
-int64_t row_draw(const float* logits, int64_t vocab, const RowDraw& draw);
+// The kept token with the largest (logit - peak) / temperature + Gumbel noise; -1 if none is kept. `chunk_max` holds
+// what row_floor left of this row in its scratch memory, or is null.
+int64_t row_draw(const float* logits, int64_t vocab, const RowDraw& draw, const float* chunk_max);
+
+// Both, one after the other.
+RowToken row_sample(const float* logits, int64_t vocab, const RowShape& shape, uint64_t key, SamplerScratch& scratch);
 
 // Rows shared out among threads; what a row gives depends on the row alone.
 class Sampler {
@@ -59,8 +71,15 @@ public:
 
     void floors(const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowShape* shapes, RowFloor* found);
     void draw(const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowDraw* wanted, int64_t* tokens);
+    void sample(
+        const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowShape* shapes, const uint64_t* keys,
+        RowToken* found
+    );
 
 private:
+    template <typename Row>
+    void each_row(int64_t rows, Row&& row);
+
     std::mutex busy_;  // one call at a time
     ThreadPool pool_;
     std::vector<SamplerScratch> scratch_;

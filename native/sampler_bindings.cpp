@@ -10,16 +10,25 @@ namespace {
 
 using Rows = nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>;  // rows may be longer than the vocabulary
 template <typename T>
+using Field = nb::ndarray<const T, nb::ndim<1>, nb::device::cpu>;  // may be a column of records
+template <typename T>
 using Column = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-void floors(
-    Sampler& sampler, Rows logits, Column<const double> temperature, Column<const int64_t> top_k,
-    Column<const double> top_p, Column<const double> min_p, Column<float> peak, Column<float> floor,
-    Column<int64_t> first
+std::vector<RowShape> joined(
+    int64_t rows, const Field<double>& temperature, const Field<int64_t>& top_k, const Field<double>& top_p,
+    const Field<double>& min_p
 ) {
-    const int64_t rows = static_cast<int64_t>(logits.shape(0));
     std::vector<RowShape> shapes;
     for (int64_t r = 0; r < rows; ++r) shapes.push_back({temperature(r), top_k(r), top_p(r), min_p(r)});
+    return shapes;
+}
+
+void floors(
+    Sampler& sampler, Rows logits, Field<double> temperature, Field<int64_t> top_k, Field<double> top_p,
+    Field<double> min_p, Column<float> peak, Column<float> floor, Column<int64_t> first
+) {
+    const int64_t rows = static_cast<int64_t>(logits.shape(0));
+    const std::vector<RowShape> shapes = joined(rows, temperature, top_k, top_p, min_p);
     std::vector<RowFloor> found(shapes.size());
     {
         nb::gil_scoped_release release;
@@ -45,13 +54,33 @@ void draw(
     sampler.draw(logits.data(), rows, logits.stride(0), static_cast<int64_t>(logits.shape(1)), wanted.data(), tokens.data());
 }
 
+void sample(
+    Sampler& sampler, Rows logits, Field<double> temperature, Field<int64_t> top_k, Field<double> top_p,
+    Field<double> min_p, Column<const uint64_t> keys, Column<int64_t> tokens, Column<int64_t> status
+) {
+    const int64_t rows = static_cast<int64_t>(logits.shape(0));
+    const std::vector<RowShape> shapes = joined(rows, temperature, top_k, top_p, min_p);
+    std::vector<RowToken> found(shapes.size());
+    {
+        nb::gil_scoped_release release;
+        sampler.sample(
+            logits.data(), rows, logits.stride(0), static_cast<int64_t>(logits.shape(1)), shapes.data(), keys.data(), found.data()
+        );
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+        tokens(r) = found[r].token;
+        status(r) = static_cast<int64_t>(found[r].status);
+    }
+}
+
 }  // namespace
 
 void register_sampler(nb::module_& module) {
     nb::class_<Sampler>(module, "Sampler")
         .def(nb::init<int>(), nb::arg("threads"))
         .def("floors", &floors)
-        .def("draw", &draw);
+        .def("draw", &draw)
+        .def("sample", &sample);
 }
 
 }  // namespace foreword

@@ -3,81 +3,89 @@
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from foreword.acceptance import block, coupled, token
 from foreword.acceptance.batch import Judgement, RowStatus, Verdicts
 from foreword.acceptance.chains import ChainRows, draw_leftover, leftover
-from foreword.acceptance.distribution import Distributions, distributions
-from foreword.acceptance.draw import draw
+from foreword.acceptance.corrections import corrected_logits
+from foreword.acceptance.distribution import RowShape, shape_rows
+from foreword.acceptance.draw import sample
 from foreword.acceptance.noise import Keys, Stream, absorbed, stems, uniforms
 from foreword.acceptance.rules import Rule, check_exact
-from foreword.acceptance.trees import NO_ROW, NO_TOKEN, Bools, Ints
+from foreword.acceptance.trees import NO_TOKEN
 
 
 @dataclass
 class _Outcome:
     """Verdicts as the rules fill them in, each for its own requests."""
 
-    stop_rows: Ints  # [requests]
-    own_tokens: Ints  # [requests]
+    stops: list[int]  # [requests], last accepted rows
+    own: list[int]  # [requests]
+    states: list[int]  # [requests], RowStatus of the stop rows
 
 
 def judge(judged: Judgement) -> Verdicts:
     """Judge the drafts of a batch: the pipeline for all rows, then every request's own rule."""
     trees, rules = judged.trees, judged.records["rule"]
-    is_coupled = rules == Rule.COUPLED
-    if not is_coupled.all():
-        for rule in np.unique(rules):
-            check_exact(Rule(rule), bool(trees.is_chain[rules == rule].all()))
-    shaped = distributions(judged)
-    outcome = _Outcome(trees.roots.copy(), np.full(len(trees.roots), NO_TOKEN, np.int64))
-    if is_coupled.any():
-        _run_coupled(judged, shaped, is_coupled, outcome)
-    if not is_coupled.all():
-        _run_chain_rules(judged, shaped, outcome)
-    return _verdicts(judged, shaped, outcome)
+    in_use = set(rules.tolist())
+    chain_rules = [rule for rule in (Rule.TOKEN, Rule.BLOCK) if rule in in_use]
+    for rule in chain_rules:
+        check_exact(rule, bool(trees.is_chain[rules == rule].all()))
+    logits = corrected_logits(judged)
+    if Rule.COUPLED in in_use:
+        outcome = _run_coupled(judged, draw_rows(judged, logits))
+    else:
+        requests = len(rules)
+        outcome = _Outcome(trees.starts[:-1], [NO_TOKEN] * requests, [int(RowStatus.OK)] * requests)
+    if chain_rules:
+        _run_chain_rules(judged, logits, chain_rules, outcome)
+    return Verdicts.at(trees, outcome.stops, outcome.own, outcome.states)
 
 
-def _run_coupled(judged: Judgement, shaped: Distributions, mine: Bools, outcome: _Outcome) -> None:
-    draws: Ints = draw(shaped, _keys(judged, Stream.TARGET)).cpu().numpy()
+def draw_rows(judged: Judgement, logits: Tensor) -> Tensor:
+    """int64 [2, rows], the coupled rule's draw at every row and its RowStatus.
+
+    Hands the work to the logits' device and does not wait for it. `logits` are the corrected ones.
+    """
+    return sample(logits, RowShape.of(judged), _keys(judged, Stream.TARGET))
+
+
+def _run_coupled(judged: Judgement, drawn: Tensor) -> _Outcome:
+    """For all requests; those of other rules are overwritten."""
+    draws, states = drawn.tolist()  # the one wait for the device
     stops = coupled.stop_rows(judged.trees, draws)
-    outcome.stop_rows[mine] = stops[mine]
-    outcome.own_tokens[mine] = draws[stops[mine]]
+    return _Outcome(stops, [draws[row] for row in stops], [states[row] for row in stops])
 
 
-def _run_chain_rules(judged: Judgement, shaped: Distributions, outcome: _Outcome) -> None:
+def _run_chain_rules(judged: Judgement, logits: Tensor, chain_rules: list[Rule], outcome: _Outcome) -> None:
     """*token* and *block* side by side: they share the probabilities and the noise, and no request."""
     trees, rules = judged.trees, judged.records["rule"]
     rows = np.flatnonzero(rules[trees.request_of_row] != Rule.COUPLED)
+    shaped = shape_rows(logits, RowShape.of(judged))
+    states = shaped.status.tolist()
     chains = ChainRows.of(shaped, trees, rows)
     # A node is accepted with the number of its own position, which its parent's logits are about.
     judged_by = np.maximum(trees.parents, 0)
     chance = uniforms(_keys(judged, Stream.ACCEPT))[judged_by]
     own_keys = _keys(judged, Stream.RESIDUAL)
-    for rule, its in ((Rule.TOKEN, token), (Rule.BLOCK, block)):
+    for rule in chain_rules:
+        its = token if rule is Rule.TOKEN else block
         mine = rules == rule
-        if mine.any():
-            nodes = np.flatnonzero(mine[trees.request_of_row] & (trees.depths > 0))
-            plan = its.plan(chains, nodes)
-            outcome.stop_rows[mine] = its.stop_rows(trees, plan.accept, chance)[mine]
-            left = leftover(trees, plan, outcome.stop_rows[mine])
-            outcome.own_tokens[mine] = draw_leftover(chains, left, own_keys)
+        nodes = np.flatnonzero(mine[trees.request_of_row] & (trees.depths > 0))
+        plan = its.plan(chains, nodes)
+        stops = its.stop_rows(trees, plan.accept, chance)[mine]
+        own = draw_leftover(chains, leftover(trees, plan, stops), own_keys)
+        found = zip(np.flatnonzero(mine).tolist(), stops.tolist(), own.tolist(), strict=True)
+        for request, stop, drawn in found:
+            outcome.stops[request], outcome.own[request] = stop, drawn
+            outcome.states[request] = states[stop]
 
 
 def _keys(judged: Judgement, stream: Stream) -> Keys:
     """[rows], the keys of one stream at every row's position."""
-    records = judged.records
     if stream is Stream.TARGET:
-        stem = records["stem"]
-    else:
-        stem = stems(records["seed"], records["sample"], stream, records["nonce"])
+        return absorbed(judged.row_records["stem"], judged.positions)
+    records = judged.records
+    stem = stems(records["seed"], records["sample"], stream, records["nonce"])
     return absorbed(stem[judged.trees.request_of_row], judged.positions)
-
-
-def _verdicts(judged: Judgement, shaped: Distributions, outcome: _Outcome) -> Verdicts:
-    trees = judged.trees
-    status: Ints = shaped.status.cpu().numpy()[outcome.stop_rows]
-    paths = trees.paths_to(outcome.stop_rows)
-    nodes = np.where(paths == NO_ROW, NO_TOKEN, paths - trees.roots[:, None] - 1)
-    own = np.where(status == RowStatus.OK, outcome.own_tokens, NO_TOKEN)
-    return Verdicts(outcome.stop_rows, nodes, own, status)

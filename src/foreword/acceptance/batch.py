@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from foreword.acceptance.request import RECORD, RequestSampler
-from foreword.acceptance.trees import DraftTrees, Ints
+from foreword.acceptance.trees import NO_TOKEN, DraftTrees, Ints
 
 Records = npt.NDArray[np.void]
 
@@ -41,47 +42,75 @@ class Judgement:
     @staticmethod
     def of(logits: Tensor, trees: DraftTrees, samplers: Sequence[RequestSampler]) -> "Judgement":
         """The one place where a padded vocabulary is cut, and where rows and requests must agree."""
-        vocab_size = max(sampler.vocab_size for sampler in samplers)
-        rows = int(trees.row_starts[-1])
+        vocab_size = max([sampler.vocab_size for sampler in samplers])
+        rows = trees.starts[-1]
         if logits.ndim != 2 or logits.shape[0] != rows or logits.shape[1] < vocab_size:
             raise ValueError(f"logits {list(logits.shape)} for {rows} rows of at least {vocab_size} tokens")
-        if len(samplers) != len(trees.roots):
-            raise ValueError(f"{len(samplers)} samplers for {len(trees.roots)} requests")
-        records = np.frombuffer(b"".join([sampler.record.tobytes() for sampler in samplers]), RECORD)
+        if len(samplers) != len(trees.starts) - 1:
+            raise ValueError(f"{len(samplers)} samplers for {len(trees.starts) - 1} requests")
+        records = np.frombuffer(bytearray().join([sampler.record.data for sampler in samplers]), RECORD)
         return Judgement(logits[:, :vocab_size], trees, samplers, records)
+
+    @cached_property
+    def row_records(self) -> Records:
+        """[rows], the record of the row's request."""
+        return self.records if self.trees.is_plain else self.records[self.trees.request_of_row]
 
     def per_row(self, field: str) -> npt.NDArray[np.float64]:
         """[rows], a field of the row's request."""
-        values: npt.NDArray[np.float64] = self.records[field][self.trees.request_of_row]
+        values: npt.NDArray[np.float64] = self.row_records[field]
         return values
 
     @property
     def positions(self) -> Ints:
         """[rows], absolute position of the token that the row's logits are about."""
-        lengths: Ints = self.records["length"][self.trees.request_of_row]
-        return lengths + self.trees.depths
+        lengths: Ints = self.row_records["length"]
+        return lengths if self.trees.is_plain else lengths + self.trees.depths
 
 
 @dataclass(frozen=True)
 class Verdicts:
     """What survives of every request's draft, and the token of the target's own behind it."""
 
-    stop_rows: Ints  # [requests], the last accepted row, the root if no node was accepted
-    paths: Ints  # [requests, deepest], accepted node indices, then -1
-    own_tokens: Ints  # [requests], correction or bonus; -1 where the request failed
-    status: Ints  # [requests], RowStatus of the rows on the taken path
+    paths: list[list[int]]  # per request its accepted nodes, from the first level down
+    own: list[int]  # [requests], correction or bonus; NO_TOKEN where the request failed
+    states: list[int]  # [requests], RowStatus of the row that the own token comes from
+
+    @staticmethod
+    def at(trees: DraftTrees, stops: Sequence[int], own: Sequence[int], states: Sequence[int]) -> "Verdicts":
+        """Verdicts from the last accepted row of every request, the root if no node was accepted."""
+        paths = [
+            [row - root - 1 for row in trees.path_to(stop)] if stop != root else []
+            for root, stop in zip(trees.starts, stops, strict=False)
+        ]
+        kept = [
+            token if state == RowStatus.OK else NO_TOKEN for token, state in zip(own, states, strict=True)
+        ]
+        return Verdicts(paths, kept, list(states))
+
+    @cached_property
+    def own_tokens(self) -> Ints:
+        """`own` as an array."""
+        return np.array(self.own, np.int64)
+
+    @cached_property
+    def status(self) -> Ints:
+        """`states` as an array."""
+        return np.array(self.states, np.int64)
 
     def path(self, request: int) -> list[int]:
         """The accepted nodes of one request, from the first level down."""
-        return [int(node) for node in self.paths[request] if node >= 0]
+        return self.paths[request]
 
     def tokens(self, trees: DraftTrees, request: int) -> list[int]:
-        """What one request commits: its accepted tokens, then the target's own."""
-        first = int(trees.roots[request]) + 1
-        accepted = [int(trees.tokens[first + node]) for node in self.path(request)]
-        return [*accepted, int(self.own_tokens[request])]
+        """What one request commits: its accepted tokens, then the target's own; a failed request has none of those."""
+        first = trees.starts[request] + 1
+        tokens = [trees.token_list[first + node] for node in self.paths[request]]
+        if self.own[request] != NO_TOKEN:
+            tokens.append(self.own[request])
+        return tokens
 
     def error(self, request: int) -> str | None:
-        """Why a request cannot go on, or None."""
-        status = RowStatus(int(self.status[request]))
-        return None if status is RowStatus.OK else status.message()
+        """Why a request cannot go on behind its accepted tokens, or None."""
+        state = self.states[request]
+        return None if state == RowStatus.OK else RowStatus(state).message()

@@ -4,10 +4,23 @@ The token at a position is a function of the history, the parameters, the seed a
 only make it known earlier, so the text is the same with any draft or none.
 """
 
-from foreword.acceptance.trees import DraftTrees, Ints
+from collections.abc import Sequence
+
+from foreword.acceptance.trees import DraftTrees
+
+REFUSED = -1
 
 
-def stop_rows(trees: DraftTrees, draws: Ints) -> Ints:
+def stop_rows(trees: DraftTrees, draws: Sequence[int]) -> list[int]:
     """[requests], the deepest row all of whose tokens are what the target drew; draws are per row."""
-    hit = trees.tokens == draws[trees.parents]
-    return trees.deepest(trees.reached(hit))
+    tokens, parents = trees.token_list, trees.parent_list
+    depths = [0] * len(tokens)  # REFUSED where a token on the way was not drawn
+    stops = trees.starts[:-1]
+    for request, (root, end) in enumerate(zip(trees.starts, trees.starts[1:], strict=False)):
+        for row in range(root + 1, end):  # parents come before their children
+            parent = parents[row]
+            hit = depths[parent] != REFUSED and tokens[row] == draws[parent]
+            depths[row] = depths[parent] + 1 if hit else REFUSED
+            if depths[row] > depths[stops[request]]:
+                stops[request] = row
+    return stops

@@ -8,7 +8,6 @@ No sum of floats takes part: a row's floor is the same whatever stands beside it
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +23,7 @@ LOWEST = torch.finfo(torch.float32).min
 
 @dataclass(frozen=True)
 class RowShape:
-    """The shaping parameters of every row."""
+    """The shaping parameters of every row. On the host: what to do is decided there, without asking a device."""
 
     temperature: Tensor  # float64 [rows]
     top_k: Tensor  # int64 [rows], the vocabulary size where there is no limit
@@ -33,11 +32,21 @@ class RowShape:
 
     @staticmethod
     def of(judged: Judgement) -> "RowShape":
-        """The parameters of each row's request, on the logits' device."""
+        """The parameters of each row's request."""
         columns = [judged.per_row(name) for name in ("temperature", "top_k", "top_p", "min_p")]
-        return RowShape(
-            *(torch.from_numpy(np.ascontiguousarray(c)).to(judged.logits.device) for c in columns)
-        )
+        return RowShape(*map(torch.from_numpy, columns))
+
+    def on(self, device: torch.device) -> "RowShape":
+        """The same on a device."""
+        columns = (self.temperature, self.top_k, self.top_p, self.min_p)
+        return RowShape(*(uploaded(column, device) for column in columns))
+
+
+def uploaded(column: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device that nobody waits for; the tensor itself where it is there already."""
+    if column.device.type == device.type:
+        return column
+    return column.contiguous().pin_memory().to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -60,34 +69,43 @@ def distributions(judged: Judgement) -> Distributions:
 def shape_rows(logits: Tensor, shape: RowShape) -> Distributions:
     """Find every row's floor; natively where the rows are on the CPU and the extension is built."""
     sampler = native.sampler_for(logits)
-    columns = (logits, shape.temperature, shape.top_k, shape.top_p, shape.min_p)
-    peak, floor, first = floors(*columns) if sampler is None else native.floors(sampler, *columns)
-    greedy, finite = shape.temperature == 0, peak.isfinite()
-    status = torch.full(peak.shape, int(RowStatus.OK), device=peak.device)
-    if not finite.all():
-        status[peak == -torch.inf] = int(RowStatus.ALL_MASKED)
-        status[peak.isnan() | (peak == torch.inf)] = int(RowStatus.NOT_FINITE)
-        peak, floor = torch.where(finite, peak, 0.0), torch.where(finite, floor, torch.inf)
-    temperature, only = shape.temperature, torch.where(greedy, first, NO_TOKEN)
-    return Distributions(logits, peak, floor, torch.where(greedy, 1.0, temperature), only, status)
+    if sampler is None:
+        peak, floor, first = floors(logits, shape)
+    else:
+        columns = (shape.temperature, shape.top_k, shape.top_p, shape.min_p)
+        peak, floor, first = native.floors(sampler, logits, *columns)
+    temperature = uploaded(shape.temperature, logits.device)
+    greedy, finite = temperature == 0, peak.isfinite()
+    broken = peak.isnan() | (peak == torch.inf)
+    status = torch.where(broken, int(RowStatus.NOT_FINITE), int(RowStatus.OK))
+    return Distributions(
+        logits,
+        peak=torch.where(finite, peak, 0.0),
+        floor=torch.where(finite, floor, torch.inf),
+        temperature=torch.where(greedy, 1.0, temperature),
+        only=torch.where(greedy & finite, first, NO_TOKEN),
+        status=torch.where(peak == -torch.inf, int(RowStatus.ALL_MASKED), status),
+    )
 
 
-def floors(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def floors(logits: Tensor, shape: RowShape) -> tuple[Tensor, Tensor, Tensor]:
     """Per row the largest logit, the smallest kept one, and the first id of the largest; torch, for any device.
 
-    NaN anywhere in a row makes its largest logit NaN.
+    NaN anywhere in a row makes its largest logit NaN. Never waits for the device: which rows need which filter is
+    known from their parameters alone.
     """
     peak, first = logits.max(dim=-1)
-    greedy = temperature == 0
-    floor = torch.where(greedy, peak, LOWEST)
-    rows = torch.nonzero(~greedy & (top_k < logits.shape[1])).flatten()
-    if len(rows):
-        largest = logits[rows].topk(int(top_k[rows].max()), dim=-1).values
-        floor[rows] = largest.gather(1, top_k[rows, None] - 1).flatten().clamp(min=LOWEST)
-    rows = torch.nonzero(~greedy & (top_p < 1) & peak.isfinite()).flatten()
-    if len(rows):
-        floor[rows] = nucleus_floor(logits[rows], peak[rows], floor[rows], temperature[rows], top_p[rows])
-    relative = (peak.double() + temperature * min_p.log()).float()
-    return peak, torch.where(min_p > 0, torch.maximum(floor, relative), floor), first
+    there, sampled = shape.on(logits.device), shape.temperature != 0
+    floor = torch.where(there.temperature == 0, peak, LOWEST)
+    limited = torch.nonzero(sampled & (shape.top_k < logits.shape[1])).flatten()
+    if len(limited):
+        rows = uploaded(limited, logits.device)
+        largest = logits[rows].topk(int(shape.top_k[limited].max()), dim=-1).values
+        floor[rows] = largest.gather(1, there.top_k[rows, None] - 1).flatten().clamp(min=LOWEST)
+    limited = torch.nonzero(sampled & (shape.top_p < 1)).flatten()
+    if len(limited):
+        rows = uploaded(limited, logits.device)
+        own = (floor[rows], there.temperature[rows], there.top_p[rows])
+        floor[rows] = nucleus_floor(logits[rows], peak[rows], *own)
+    relative = (peak.double() + there.temperature * there.min_p.log()).float()
+    return peak, torch.where(there.min_p > 0, torch.maximum(floor, relative), floor), first

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foreword.acceptance.distribution import Distributions
+from foreword.acceptance.distribution import Distributions, RowShape, shape_rows, uploaded
 from foreword.acceptance.noise import Keys, gumbel, key_tensor
 from foreword.acceptance.trees import NO_TOKEN
 from foreword.kernels import sampler as native
@@ -35,20 +35,47 @@ def log_weights(shaped: Distributions, rows: Tensor, ids: Tensor) -> Tensor:
     """Unnormalised log probabilities of (row, id) pairs; -inf for tokens that are not kept."""
     logits, only = shaped.logits[rows, ids], shaped.only[rows]
     scaled = (logits.double() - shaped.peak[rows].double()) / shaped.temperature[rows]
-    keep = (logits >= shaped.floor[rows]) & ((only == NO_TOKEN) | (only == ids))
+    keep = (logits >= shaped.floor[rows]) & (logits < torch.inf) & ((only == NO_TOKEN) | (only == ids))
     return torch.where(keep, scaled, -torch.inf)
+
+
+def sample(logits: Tensor, shape: RowShape, keys: Keys) -> Tensor:
+    """int64 [2, rows], the token that each row draws with its key and its RowStatus; never waits for the device."""
+    sampler = native.sampler_for(logits)
+    if sampler is not None:
+        columns = (shape.temperature, shape.top_k, shape.top_p, shape.min_p)
+        return native.sample(sampler, logits, *columns, keys)
+    shaped = shape_rows(logits, shape)
+    if not bool(shape.temperature.any()):
+        return torch.stack([shaped.only, shaped.status])
+    return torch.stack([draw(shaped, keys), shaped.status])
 
 
 def draw(shaped: Distributions, keys: Keys) -> Tensor:
     """int64 [rows], the token that each row draws with its key; NO_TOKEN where the row has none."""
-    noise_keys = key_tensor(keys, shaped.logits.device)
+    device = shaped.logits.device
+    noise_keys = uploaded(key_tensor(keys), device)
     sampler = native.sampler_for(shaped.logits)
     if sampler is not None:
         return native.draw(
             sampler, shaped.logits, shaped.peak, shaped.floor, shaped.temperature, shaped.only, noise_keys
         )
-    kept = kept_tokens(shaped, torch.arange(len(shaped.logits), device=shaped.logits.device))
-    return best_per_row(kept, noise_keys)
+    if device.type == "cpu":
+        return best_per_row(kept_tokens(shaped, torch.arange(len(shaped.logits))), noise_keys)
+    return best_of_all(shaped, noise_keys)
+
+
+def best_of_all(shaped: Distributions, noise_keys: Tensor) -> Tensor:
+    """int64 [rows], as `best_per_row` of the kept tokens, but worked out for every token.
+
+    For devices: to learn how many tokens are kept would be to wait for the device.
+    """
+    ids = torch.arange(shaped.logits.shape[1], device=shaped.logits.device)
+    distance = shaped.logits.double() - shaped.peak.double()[:, None]
+    scores = distance / shaped.temperature[:, None] + gumbel(noise_keys[:, None], ids)
+    kept = (shaped.logits >= shaped.floor[:, None]) & (shaped.logits < torch.inf)
+    best, token = torch.where(kept, scores, -torch.inf).max(dim=-1)
+    return torch.where(shaped.only != NO_TOKEN, shaped.only, torch.where(best > -torch.inf, token, NO_TOKEN))
 
 
 def best_per_row(kept: Kept, noise_keys: Tensor) -> Tensor:

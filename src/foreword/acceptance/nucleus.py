@@ -24,23 +24,24 @@ def nucleus_floor(logits: Tensor, peak: Tensor, floor: Tensor, temperature: Tens
     weights = torch.where(logits >= floor[:, None], weights, 0)
     total = weights.sum(dim=-1)
     least = ((1 - top_p) * total.double() * (SLACK / logits.shape[1])).floor().long().clamp(min=1)
-    rows, ids = torch.nonzero(weights >= least[:, None], as_tuple=True)
-    values, weights = logits[rows, ids], weights[rows, ids]
-    order = torch.argsort(values, descending=True, stable=True)
-    order = order[torch.argsort(rows[order], stable=True)]  # by row, then from the largest logit down
-    rows, values, weights = rows[order], values[order], weights[order]
-    kept = mass_above(rows, values, weights).double() < (top_p * total.double())[rows]
-    return torch.full_like(peak, torch.inf).scatter_reduce(0, rows[kept], values[kept], "amin")
+    candidate = weights >= least[:, None]
+    values, ids = logits.masked_fill(~candidate, -torch.inf).topk(most_candidates(candidate), dim=-1)
+    weights = torch.where(values > -torch.inf, weights.gather(1, ids), 0)  # [rows, candidates]
+    kept = mass_above(values, weights).double() < (top_p * total.double())[:, None]
+    return torch.where(kept & (weights > 0), values, torch.inf).amin(dim=-1)
 
 
-def mass_above(rows: Tensor, values: Tensor, weights: Tensor) -> Tensor:
-    """For entries sorted by row and falling value, the weight of the row's entries of strictly larger value."""
-    before = weights.cumsum(0) - weights
-    place = torch.arange(len(rows), device=rows.device)
-    new_row = torch.ones_like(rows, dtype=torch.bool)
-    new_row[1:] = rows[1:] != rows[:-1]
-    new_value = new_row.clone()
-    new_value[1:] |= values[1:] != values[:-1]
-    row_start = torch.where(new_row, place, 0).cummax(0).values
-    value_start = torch.where(new_value, place, 0).cummax(0).values
-    return before[value_start] - before[row_start]
+def most_candidates(candidate: Tensor) -> int:
+    """How many of a row to sort: what the fullest row has. A device is not asked, as that would mean to wait for it."""
+    if candidate.device.type != "cpu":
+        return candidate.shape[1]
+    return max(1, int(candidate.sum(dim=-1).max()))
+
+
+def mass_above(values: Tensor, weights: Tensor) -> Tensor:
+    """For rows of falling values, at each the weight of the row's entries of strictly larger value."""
+    before = weights.cumsum(dim=-1) - weights
+    first = torch.ones_like(values, dtype=torch.bool)  # of its equals
+    first[:, 1:] = values[:, 1:] != values[:, :-1]
+    place = torch.arange(values.shape[1], device=values.device)
+    return before.gather(1, torch.where(first, place, 0).cummax(dim=-1).values)

@@ -25,7 +25,7 @@ RECORD = np.dtype(
         ("frequency", "f8"),
         ("repetition", "f8"),
         ("min_tokens", "i8"),
-        ("corrects", "?"),  # whether anything but temperature, top-k, top-p and min-p shapes the logits
+        ("corrects", "i8"),  # whether anything but temperature, top-k, top-p and min-p shapes the logits
         ("logprobs", "i8"),  # -1: none wanted
         ("seed", "u8"),
         ("stem", "u8"),  # what the coupled rule's noise starts from
@@ -36,7 +36,7 @@ RECORD = np.dtype(
         ("generated", "i8"),  # tokens generated so far
     ]
 )
-"""One request's numbers; a batch is an array of these."""
+"""One request's numbers, of 8 bytes each so that every column is aligned; a batch is an array of these."""
 
 
 @dataclass(frozen=True)

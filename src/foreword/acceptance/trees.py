@@ -21,10 +21,9 @@ class DraftTrees:
     A row's logits are about the token after it. So a node's own token is judged by its parent's row.
     """
 
-    row_starts: Ints  # [requests + 1]
-    tokens: Ints  # [rows], NO_TOKEN at roots
-    parents: Ints  # [rows], row of the parent; NO_ROW at roots
-    depths: Ints  # [rows], 0 at roots
+    starts: list[int]  # [requests + 1], every request's root, then the number of rows
+    token_list: list[int]  # [rows], NO_TOKEN at roots
+    parent_list: list[int]  # [rows], row of the parent; NO_ROW at roots
     drawn: tuple[Drawn | None, ...]  # [nodes], what each node's token was drawn from; None: it was chosen
 
     @staticmethod
@@ -34,20 +33,54 @@ class DraftTrees:
         drawn: Sequence[Sequence[Drawn | None]] | None = None,
     ) -> "DraftTrees":
         """One batch from per-request node lists (a parent is a node index or -1, as in a draft)."""
-        sizes = np.array([len(t) + 1 for t in tokens], np.int64)
-        starts = np.concatenate([[0], np.cumsum(sizes)])
-        roots = starts[:-1]
-        rows = int(starts[-1])
-        is_node = np.ones(rows, np.bool_)
-        is_node[roots] = False
-        flat_tokens = np.full(rows, NO_TOKEN, np.int64)
-        flat_parents = np.full(rows, NO_ROW, np.int64)
-        if rows > len(roots):
-            flat_tokens[is_node] = np.concatenate([np.asarray(t, np.int64) for t in tokens])
-            local = np.concatenate([np.asarray(p, np.int64) for p in parents])
-            flat_parents[is_node] = local + 1 + np.repeat(roots, sizes - 1)
-        known = (None,) * (rows - len(roots)) if drawn is None else tuple(q for of in drawn for q in of)
-        return DraftTrees(starts, flat_tokens, flat_parents, depths_of(flat_parents), known)
+        starts, flat_tokens, flat_parents = [0], [], []
+        for own_tokens, own_parents in zip(tokens, parents, strict=True):
+            first = len(flat_tokens) + 1
+            flat_tokens.append(NO_TOKEN)
+            flat_tokens.extend(own_tokens)
+            flat_parents.append(NO_ROW)
+            flat_parents.extend([first + parent for parent in own_parents])
+            starts.append(len(flat_tokens))
+        nodes = len(flat_tokens) - len(tokens)
+        known = (None,) * nodes if drawn is None else tuple(q for of in drawn for q in of)
+        return DraftTrees(starts, flat_tokens, flat_parents, known)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no request has a draft: rows are requests then."""
+        return not self.drawn
+
+    def node_count(self, request: int) -> int:
+        """Nodes of one request's draft."""
+        return self.starts[request + 1] - self.starts[request] - 1
+
+    def path_to(self, row: int) -> list[int]:
+        """The rows from the first level down to a row; empty for a root."""
+        path: list[int] = []
+        while (parent := self.parent_list[row]) != NO_ROW:
+            path.append(row)
+            row = parent
+        return path[::-1]
+
+    @cached_property
+    def row_starts(self) -> Ints:
+        """[requests + 1]"""
+        return np.array(self.starts, np.int64)
+
+    @cached_property
+    def tokens(self) -> Ints:
+        """[rows], NO_TOKEN at roots"""
+        return np.array(self.token_list, np.int64)
+
+    @cached_property
+    def parents(self) -> Ints:
+        """[rows], row of the parent; NO_ROW at roots"""
+        return np.array(self.parent_list, np.int64)
+
+    @cached_property
+    def depths(self) -> Ints:
+        """[rows], 0 at roots"""
+        return depths_of(self.parents)
 
     @cached_property
     def q(self) -> NodeProbabilities:
@@ -108,17 +141,6 @@ class DraftTrees:
         order = np.where(ok, self.depths, -1) * len(ok) + (len(ok) - 1 - np.arange(len(ok)))
         best = np.maximum.reduceat(order, self.roots)
         return len(ok) - 1 - best % len(ok)
-
-    def paths_to(self, rows: Ints) -> Ints:
-        """[requests, deepest], the rows from the first level down to the given rows, then NO_ROW."""
-        depths = self.depths[rows]
-        paths = np.full((len(rows), int(depths.max(initial=0))), NO_ROW, np.int64)
-        row = rows.copy()
-        for level in range(paths.shape[1], 0, -1):
-            here = np.flatnonzero(self.depths[row] == level)
-            paths[here, level - 1] = row[here]
-            row[here] = self.parents[row[here]]
-        return paths
 
 
 def depths_of(parents: Ints) -> Ints:

@@ -1,4 +1,4 @@
-from numpy import float32, float64, int8, int32, int64, uint8
+from numpy import float32, float64, int8, int32, int64, uint8, uint64
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -117,4 +117,15 @@ class Sampler:
         only: NDArray[int64],
         keys: NDArray[int64],
         tokens: NDArray[int64],
+    ) -> None: ...
+    def sample(
+        self,
+        logits: NDArray[float32],
+        temperature: NDArray[float64],
+        top_k: NDArray[int64],
+        top_p: NDArray[float64],
+        min_p: NDArray[float64],
+        keys: NDArray[uint64],
+        tokens: NDArray[int64],
+        status: NDArray[int64],
     ) -> None: ...

@@ -3,6 +3,8 @@
 from functools import cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -53,3 +55,19 @@ def draw(
     columns = (logits, peak, floor, temperature, only, keys, tokens)
     sampler.draw(*(column.numpy() for column in columns))
     return tokens
+
+
+def sample(
+    sampler: "Sampler",
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    keys: npt.NDArray[np.uint64],
+) -> Tensor:
+    """int64 [2, rows], `floors` and `draw` in one call: the token of each row, -1 where it has none, and its status."""
+    found = np.empty((2, len(logits)), np.int64)
+    columns = (logits, temperature, top_k, top_p, min_p)
+    sampler.sample(*(column.numpy() for column in columns), keys, found[0], found[1])
+    return torch.from_numpy(found)
