@@ -15,7 +15,8 @@ from foreword.models.batch import ForwardBatch
 from foreword.models.interface import Decoder
 from foreword.speculation.draft import Draft
 from foreword.speculation.protocols import Scheduled
-from foreword.speculation.transaction import NOTHING_DRAWN, Transaction
+from foreword.speculation.transaction import Transaction
+from foreword.speculation.verdict import NOTHING_DRAWN
 
 DEVICES = [
     "cpu",

@@ -14,11 +14,14 @@ from foreword import LLM, SamplingParams
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.registry import drafter_kinds
-from foreword.engine.engine import Engine, EngineConfig
-from foreword.engine.llm import bad_word_ids
+from foreword.engine.config import EngineConfig
+from foreword.engine.core import EngineCore, Parts
+from foreword.engine.messages import NewRequest
 from foreword.engine.request import Request
 from foreword.errors import RequestError
-from foreword.speculation.protocols import Ask, Planned, Scheduled
+from foreword.speculation import judging
+from foreword.speculation.protocols import Ask, Drafter, Planned, Scheduled
+from foreword.speculation.situation import Situation
 
 FORMS: list[dict[str, Any]] = [
     {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1},
@@ -122,7 +125,7 @@ def test_guesses_are_made_and_accepted(llm: LLM, form: dict[str, Any]):
     assert sum(output.timings.draft_n for output in outputs) > 0
     assert sum(output.timings.draft_n_accepted for output in outputs) > 0
     assert sum(output.timings.passes for output in outputs) < 120
-    assert all(not guard.faults for guard in _guards(llm.engine._policy._drafter))
+    assert all(not guard.faults for guard in _guards(llm.engine.rack.default.drafter))
 
 
 class Flickering(FixedPolicy):
@@ -132,29 +135,31 @@ class Flickering(FixedPolicy):
         super().__init__(*args)
         self._rng = random.Random(seed)
 
-    def plan(self, scheduled: Sequence[Scheduled]) -> list[Planned]:
-        planned = super().plan(scheduled)
+    def plan(self, scheduled: Sequence[Scheduled], situation: Situation) -> list[Planned]:
+        planned = super().plan(scheduled, situation)
         return [p if self._rng.random() < 0.3 else Planned(p.scheduled) for p in planned]
 
 
-def engine_with(llm: LLM, form: dict[str, Any], policy_type: type[FixedPolicy], **options: Any) -> Engine:
+def engine_with(
+    llm: LLM, form: dict[str, Any], policy_type: type[FixedPolicy], **options: Any
+) -> tuple[EngineCore, Drafter]:
     config = SpeculationConfig.parse(form)
-    drafter = config.build(llm._loaded.workshop())
+    drafter = llm.build_drafter(config)
     policy = policy_type(drafter, config.num_speculative_tokens, config.max_depth, **options)
-    return Engine(llm._loaded.decoder, llm.tokenizer.eos_ids, EngineConfig(), policy)
+    return EngineCore(llm.engine.target, llm.loaded.vocabulary(), Parts(policy=policy)), drafter
 
 
-def start(llm: LLM, engine: Engine) -> list[Request]:
+def start(engine: EngineCore) -> list[Request]:
     params = mixed_params(len(PROMPTS) * 2)
     return [
-        engine.add(prompt["prompt_token_ids"], chosen, bad_word_ids(llm.tokenizer, chosen.bad_words))
-        for prompt, chosen in zip(PROMPTS * 2, params, strict=True)
+        engine.add(NewRequest(str(index), tuple(prompt["prompt_token_ids"]), chosen))[0]
+        for index, (prompt, chosen) in enumerate(zip(PROMPTS * 2, params, strict=True))
     ]
 
 
 def test_a_drafter_that_was_off_catches_up(llm: LLM, form: dict[str, Any], plain: list[list[int]]):
-    engine = engine_with(llm, form, Flickering, seed=3)
-    requests = start(llm, engine)
+    engine, _ = engine_with(llm, form, Flickering, seed=3)
+    requests = start(engine)
     while engine.has_requests:
         engine.step()
     assert [request.output_ids for request in requests] == plain
@@ -164,16 +169,15 @@ def test_a_drafter_guesses_as_a_fresh_one_would(llm: LLM, form: dict[str, Any]):
     """Whatever was accepted, rejected or skipped before, its guesses are those of the committed text."""
     if "suffix" in form["method"]:
         form |= {"max_stored_tokens": 0}  # what it remembers of ended requests is not in question here
-    engine = engine_with(llm, form, Flickering, seed=8)
-    requests = start(llm, engine)
-    drafter = engine._policy._drafter
+    engine, drafter = engine_with(llm, form, Flickering, seed=8)
+    requests = start(engine)
     compared = 0
     for _ in range(5):
         for _ in range(4):
             engine.step()
         live = [r for r in requests if r.finish_reason is None and r.output_ids and r.room > 4]
         asks = [Ask(request, 6, 3) for request in live]
-        fresh = SpeculationConfig.parse(form).build(llm._loaded.workshop())
+        fresh = llm.build_drafter(SpeculationConfig.parse(form))
         expected = [draft.tokens for draft in fresh.propose(asks)]
         assert [draft.tokens for draft in drafter.propose(asks)] == expected
         compared += sum(len(tokens) for tokens in expected)
@@ -184,44 +188,46 @@ def test_failures_and_cancellations_leave_no_trace(
     llm: LLM, form: dict[str, Any], plain: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ):
     """The target's pass and acceptance fail now and then; some requests are cancelled halfway."""
-    engine = engine_with(llm, form, FixedPolicy)
-    requests = start(llm, engine)
+    engine, _ = engine_with(llm, form, FixedPolicy)
+    requests = start(engine)
     rng = random.Random(1)
-    verify, judge = engine.target.verify, __import__("foreword.speculation.step", fromlist=["judge"]).judge
+    verify, judge = engine.target.verify, judging.judge
+    last_fault = [0]  # calls since then; a request that fails whatever is tried would be given up
 
     def failing(real: Any) -> Any:
         def call(*args: Any) -> Any:
-            if rng.random() < 0.15:
+            last_fault[0] += 1
+            if last_fault[0] > 4 and rng.random() < 0.3:
+                last_fault[0] = 0
                 raise ConnectionError("planted")
             return real(*args)
 
         return call
 
     monkeypatch.setattr(engine.target, "verify", failing(verify))
-    monkeypatch.setattr("foreword.speculation.step.judge", failing(judge))
+    monkeypatch.setattr(judging, "judge", failing(judge))
     cancelled = {3, 8}
     for step in range(2000):
         if not engine.has_requests:
             break
         if step == 6:
             for index in cancelled:
-                engine.abort(requests[index])
-        try:
-            engine.step()
-        except ConnectionError:
-            engine.cache.check_integrity()
+                engine.abort(requests[index].name)
+        engine.step()
+        engine.check_integrity()
+    assert engine.faults["step"] > 3
     for index, (request, expected) in enumerate(zip(requests, plain, strict=True)):
         assert request.output_ids == expected[: len(request.output_ids)]
         assert index in cancelled or len(request.output_ids) == len(expected)
-    assert engine.cache.pool.num_free == engine.cache.pool.num_pages
+    assert engine.cache.available_pages == engine.cache.pool.num_pages
 
 
 def test_ended_requests_leave_nothing_in_the_drafter(llm: LLM, form: dict[str, Any]):
-    engine = engine_with(llm, form, FixedPolicy)
-    start(llm, engine)
+    engine, held_by = engine_with(llm, form, FixedPolicy)
+    start(engine)
     while engine.has_requests:
         engine.step()
-    for guard in _guards(engine._policy._drafter):
+    for guard in _guards(held_by):
         drafter = guard._drafter
         held = [getattr(drafter, name, {}) for name in ("_indexes", "_readers", "_known")]
         assert not any(held)

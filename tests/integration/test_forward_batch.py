@@ -12,7 +12,8 @@ from foreword.models.decoder import TorchDecoder
 from foreword.models.weights import load_weights
 from foreword.speculation.draft import Draft
 from foreword.speculation.protocols import Scheduled
-from foreword.speculation.transaction import Transaction, Verdict
+from foreword.speculation.transaction import Transaction
+from foreword.speculation.verdict import Verdict
 from helpers.passes import (
     DEVICES,
     all_logits,

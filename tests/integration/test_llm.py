@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from foreword import LLM, SamplingParams
-from foreword.engine.engine import EngineConfig
+from foreword.engine.config import EngineConfig
 from foreword.errors import RequestError
 
 PROMPTS = ["the sky is", "def add(", "1999 and 2024", "she sells sea shells by the sea shore; " * 4]
@@ -95,18 +95,18 @@ def test_more_requests_than_pages_wait_their_turn(tiny_model: Path, llm: LLM):
     small = LLM(str(tiny_model), dtype="float32", device="cpu", config=config)
     params = SamplingParams(temperature=0.9, max_tokens=30, seed=8)
     assert texts(small, PROMPTS[:3] * 4, params) == texts(llm, PROMPTS[:3] * 4, params)
-    assert small.engine.cache.pool.num_free == 6
+    assert small.engine.cache.available_pages == 6
 
 
 def test_an_error_in_the_callback_frees_everything(llm: LLM):
-    free = llm.engine.cache.pool.num_free
+    free = llm.engine.cache.available_pages
 
     def explode(_index: int, _text: str) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         llm.generate(PROMPTS, SamplingParams(max_tokens=40, seed=1), on_text=explode)
-    assert llm.engine.cache.pool.num_free == free
+    assert llm.engine.cache.available_pages == free
     assert not llm.engine.has_requests
 
 
@@ -120,11 +120,11 @@ def test_an_error_in_the_callback_frees_everything(llm: LLM):
     ],
 )
 def test_bad_prompts_are_refused_before_anything_runs(llm: LLM, prompt: dict, message: str):
-    free = llm.engine.cache.pool.num_free
+    free = llm.engine.cache.available_pages
     with pytest.raises(RequestError, match=message):
         llm.generate(["fine", prompt])
     assert not llm.engine.has_requests
-    assert llm.engine.cache.pool.num_free == free
+    assert llm.engine.cache.available_pages == free
 
 
 def test_the_context_bounds_prompt_and_answer(llm: LLM):

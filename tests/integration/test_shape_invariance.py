@@ -14,7 +14,8 @@ from foreword.kv.paged_cache import PagedCache
 from foreword.models.native_decoder import NativeDecoder
 from foreword.speculation.draft import Draft
 from foreword.speculation.protocols import Scheduled
-from foreword.speculation.transaction import Transaction, Verdict
+from foreword.speculation.transaction import Transaction
+from foreword.speculation.verdict import Verdict
 from helpers.native import INSTRUCTION_SETS, native_decoder, needs_native
 from helpers.passes import all_logits, compute, fragmented_cache, make_request, with_all_logits
 from helpers.tiny_models import make_hf_model
@@ -59,7 +60,7 @@ def one_by_one(decoder: NativeDecoder, ids: list[int], seed: int = 0) -> torch.T
 
 def run(decoder: NativeDecoder, cache: PagedCache, request: Request, rows: int) -> torch.Tensor:
     """Compute the next committed tokens of a request and give all their logits."""
-    from foreword.speculation.transaction import NOTHING_DRAWN
+    from foreword.speculation.verdict import NOTHING_DRAWN
 
     with Transaction(cache, [Scheduled(request, rows)]) as transaction:
         logits = decoder.verify(with_all_logits(transaction.batch([Draft()]))).logits

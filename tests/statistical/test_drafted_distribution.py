@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foreword import LLM, SamplingParams
-from foreword.engine.engine import EngineConfig
+from foreword.engine.config import EngineConfig
 from foreword.engine.loader import load_model
 from helpers.passes import all_logits
 

@@ -3,6 +3,7 @@ import pytest
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.engine.request import Request, RequestLimits
+from foreword.speculation.verdict import Verdict
 
 EOS = 2
 
@@ -19,7 +20,7 @@ def test_an_answer_ends_at_the_eos_inside_a_block(place: int):
     block[place] = EOS
     r = request(max_tokens=50)
     assert r.kept(block) == place + 1
-    r.extend(block[: place + 1])
+    r.commit(Verdict(tokens=tuple(block[: place + 1])))
     assert r.finish_reason == "stop"
     assert r.output_ids[-1] == EOS
 
@@ -28,14 +29,14 @@ def test_an_answer_ends_at_the_eos_inside_a_block(place: int):
 def test_an_answer_ends_at_max_tokens_inside_a_block(max_tokens: int):
     r = request(max_tokens)
     assert r.kept([9] * 5) == max_tokens
-    r.extend([9] * max_tokens)
+    r.commit(Verdict(tokens=tuple([9] * max_tokens)))
     assert r.finish_reason == "length"
     assert r.room == 0
 
 
 def test_a_stop_beats_a_length_at_the_same_token():
     r = request(max_tokens=2)
-    r.extend([9, EOS])
+    r.commit(Verdict(tokens=(9, EOS)))
     assert r.finish_reason == "stop"
 
 
@@ -47,4 +48,4 @@ def test_the_context_ends_an_answer():
 
 def test_committing_past_the_end_is_an_error():
     with pytest.raises(ValueError, match="ends after 1"):
-        request(max_tokens=9).extend([EOS, 9])
+        request(max_tokens=9).commit(Verdict(tokens=(EOS, 9)))

@@ -1,7 +1,7 @@
 """What a user gets back, in vLLM's shape with llama.cpp's timings."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from foreword.engine.messages import RequestStats
@@ -75,7 +75,7 @@ class CompletionOutput:
     stop_reason: int | str | None = (
         None  # the stop token or stop text that was met; None for the model's own end
     )
-    stats: RequestStats | None = None  # what it cost, once it has ended
+    stats: RequestStats | None = field(default=None, compare=False)  # what it cost, once it has ended
 
 
 @dataclass(frozen=True)

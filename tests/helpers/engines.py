@@ -1,0 +1,54 @@
+"""Engines without a tokenizer, for tests that speak in token ids."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foreword.acceptance.params import SamplingParams
+from foreword.control.fixed import FixedPolicy
+from foreword.engine.config import EngineConfig
+from foreword.engine.core import EngineCore, Parts
+from foreword.engine.messages import NewRequest
+from foreword.engine.request import Request
+from foreword.engine.vocabulary import Vocabulary
+from foreword.models.interface import Decoder
+from foreword.speculation.protocols import Policy
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class WordVocabulary(Vocabulary):
+    """Every request's bad words are these token ids, whatever it says."""
+
+    words: tuple[tuple[int, ...], ...] = ()
+
+    def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        return self.words
+
+
+def core_on(
+    target: Decoder,
+    *,
+    end_ids: Sequence[int] = (),
+    words: Sequence[Sequence[int]] = (),
+    policy: Policy | None = None,
+    **config: Any,
+) -> EngineCore:
+    vocabulary = WordVocabulary(
+        target.config.vocab_size, frozenset(end_ids), words=tuple(tuple(word) for word in words)
+    )
+    return EngineCore(target, vocabulary, Parts(EngineConfig(**config), policy or FixedPolicy()))
+
+
+def ask(core: EngineCore, prompt: Sequence[int], params: SamplingParams, **options: Any) -> Request:
+    """Queue a prompt and return the request of its first answer."""
+    name = options.pop("request_id", f"test-{next(_numbers)}")
+    return core.add(NewRequest(name, tuple(prompt), params, **options))[0]
+
+
+def run(core: EngineCore) -> None:
+    """Step until nothing is left to do."""
+    while core.has_requests:
+        core.step()
