@@ -48,9 +48,12 @@ def batch(
     prompts = [llm.encode(prompt.text) for prompt in own_prompts()]
     with stage_bar() as on_progress:
         rows = measure_batches(llm.engine, prompts, sizes, tokens, repeats, on_progress)
-    table = Table("batch", box=SIMPLE_HEAD, padding=0)
-    names = ("plain tok/s", f"x batch {sizes[0]}", "ms/token", "host ms")
-    for name in (*names, "spec tok/s", "x plain", "ms/token", "host ms", "alpha", "tau"):
+    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    table.add_column("batch", justify="right", no_wrap=True)
+    for kind, ratio in (("plain", f"x of {sizes[0]}"), ("spec", "x plain")):
+        for name in (f"{kind}\ntok/s", f"\n{ratio}", "\nms/tok", "\nhost"):
+            table.add_column(name, justify="right", no_wrap=True)
+    for name in ("alpha", "tau"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
