@@ -50,7 +50,7 @@ class Transaction:
             self._cache.reserve(share.request.kv, share.run + len(draft))
         self._moves = self._cache.take_moves()
         shares = [
-            Share(share.request.kv, share.request.tokens, share.run, draft, wants_logits=share.reaches_end)
+            Share(share.request.kv, share.request.tokens, share.run, draft, run_logits=int(share.reaches_end))
             for share, draft in zip(self._scheduled, drafts, strict=True)
         ]
         return lay_out(self._cache, shares, self._moves)
