@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +14,11 @@ from foreword.models.batch import MASK_WORDS, ForwardBatch
 
 Ints = NDArray[np.int32]
 
+_KEPT_VIEWS = 256
+"""Sizes whose views are kept: making them takes longer than filling them, and few sizes come again and again."""
 
-@dataclass(frozen=True)
-class BatchSizes:
+
+class BatchSizes(NamedTuple):
     """How large a batch is."""
 
     rows: int
@@ -68,14 +71,25 @@ class BatchMemory:
 
     def __init__(self, entries: int) -> None:
         self._memory = np.empty(entries, dtype=np.int32)
+        self._views: dict[BatchSizes, tuple[BatchColumns, ForwardBatch]] = {}
 
-    def columns(self, sizes: BatchSizes) -> BatchColumns:
-        """Arrays of these sizes, with anything in them. They overwrite those that were given out before.
+    def views(self, sizes: BatchSizes) -> tuple[BatchColumns, ForwardBatch]:
+        """Arrays of these sizes, with anything in them, and the batch that looks at them.
 
-        If they need a larger block, the ones before keep the old one.
+        They overwrite those that were given out before; if they need a larger block, those keep the old one.
         """
         if sizes.entries > len(self._memory):
             self._memory = np.empty(max(sizes.entries, 2 * len(self._memory)), dtype=np.int32)
+            self._views.clear()
+        views = self._views.get(sizes)
+        if views is None:
+            if len(self._views) == _KEPT_VIEWS:
+                self._views.clear()
+            columns = self._carve(sizes)
+            views = self._views[sizes] = columns, columns.batch()
+        return views
+
+    def _carve(self, sizes: BatchSizes) -> BatchColumns:
         taken = 0
 
         def take(*shape: int) -> Ints:

@@ -5,6 +5,7 @@ Every pass pays for this on the host, so nothing here loops over rows or over th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -49,18 +50,17 @@ class BatchBuffers:
         tables = self._tables.of([share.kv for share in shares], cache.page_size)
         counts = [share.run + share.nodes for share in shares]
         wanted = _logit_rows(shares)
-        columns = self._memory.columns(
-            BatchSizes(sum(counts), len(shares), tables.shape[1], len(wanted), len(moves))
-        )
+        sizes = BatchSizes(sum(counts), len(shares), tables.shape[1], len(wanted), len(moves))
+        columns, batch = self._memory.views(sizes)
         columns.block_tables[:] = tables
         columns.logit_rows[:] = wanted
         columns.kv_lens[:] = [share.kv.computed + share.run + len(share.draft) for share in shares]
-        columns.row_starts[0] = 0
-        np.cumsum(counts, out=columns.row_starts[1:])
-        _fill_rows(columns, shares, counts, cache.page_size)
+        columns.row_starts[:] = [0, *accumulate(counts)]
+        _fill_places(columns, shares, counts, cache.page_size)
+        _fill_tokens(columns, shares)
         if moves:
             columns.kv_copies[:] = [(move.source, cache.slot(move.owner, move.row)) for move in moves]
-        return columns.batch()
+        return batch
 
 
 def lay_out(cache: PagedCache, shares: Sequence[Share], moves: Sequence[RowMove]) -> ForwardBatch:
@@ -78,29 +78,41 @@ def _logit_rows(shares: Sequence[Share]) -> list[int]:
     return rows
 
 
-def _fill_rows(columns: BatchColumns, shares: Sequence[Share], counts: list[int], page_size: int) -> None:
-    figures = [(share.kv.computed, share.run, share.first_node) for share in shares]
-    request = np.arange(len(shares)).repeat(counts)  # [rows], and so are all below
-    first, run, first_node = np.array(figures, dtype=np.int32).reshape(-1, 3)[request].T
-    place = np.arange(len(request), dtype=np.int32) - columns.row_starts[request]
-    is_node = place >= run
-    end = first + run
-    kv_row = first + place + first_node * is_node
-    page, offset = np.divmod(kv_row, page_size)
-    np.add(columns.block_tables[request, page] * page_size, offset, out=columns.slots)
+def _fill_places(columns: BatchColumns, shares: Sequence[Share], counts: list[int], page_size: int) -> None:
+    """Where every row stands and how far it sees; nodes are given positions as if they were a chain."""
+    figures: list[tuple[int, ...]] = []
+    start = 0
+    for request, (share, count) in enumerate(zip(shares, counts, strict=True)):
+        first = share.kv.computed
+        figures.append((first - start, first + share.run, share.first_node, request))
+        start += count
+    per_request = np.array(figures, dtype=np.int32).reshape(-1, 4)
+    shift, end, first_node, request_of = per_request.repeat(counts, axis=0).T  # each [rows]
+    kv_row = np.arange(start, dtype=np.int32) + shift
+    is_node = kv_row >= end
+    kv_row += first_node * is_node
+    page = kv_row // page_size
+    np.add((columns.block_tables[request_of, page] - page) * page_size, kv_row, out=columns.slots)
     np.minimum(kv_row + 1, end, out=columns.prefix_lens)
     columns.positions[:] = kv_row
-    columns.ancestor_masks[:] = 0
+
+
+def _fill_tokens(columns: BatchColumns, shares: Sequence[Share]) -> None:
+    """Every row's token, and the masks and positions of nodes."""
     tokens: list[int] = []
+    nodes: list[int] = []  # rows
     depths: list[int] = []
     masks: list[int] = []
     for share in shares:
-        tokens += share.tokens[share.kv.computed : share.kv.computed + share.run]
-        if len(share.draft):
-            tokens += share.draft.tokens[share.first_node :]
-            depths += share.draft.depths()[share.first_node :]
-            masks += share.draft.ancestor_masks()[share.first_node :]
+        first, draft = share.kv.computed, share.draft
+        tokens += share.tokens[first : first + share.run]
+        if len(draft):
+            nodes += range(len(tokens), len(tokens) + share.nodes)
+            tokens += draft.tokens[share.first_node :]
+            depths += draft.depths()[share.first_node :]
+            masks += draft.ancestor_masks()[share.first_node :]
     columns.token_ids[:] = tokens
-    if depths:
-        columns.positions[is_node] = end[is_node] + np.array(depths, dtype=np.int32) - 1
-        columns.ancestor_masks[is_node, 0] = masks
+    columns.ancestor_masks.fill(0)
+    if nodes:
+        columns.positions[nodes] = columns.prefix_lens[nodes] + np.array(depths, dtype=np.int32) - 1
+        columns.ancestor_masks[nodes, 0] = masks
