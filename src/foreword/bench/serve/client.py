@@ -1,6 +1,7 @@
 """One request over HTTP, timed."""
 
 import asyncio
+import json
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -13,6 +14,7 @@ from foreword.bench.serve.settings import Question
 from foreword.errors import RequestError
 
 MODELS_TIMEOUT = 30.0  # seconds for the list of models
+MOST_OF_A_REFUSAL = 65_536  # bytes of an error's body that are read
 CONNECT_TIMEOUT = 30.0  # seconds; how long an answer may take is the load's own timeout
 
 
@@ -74,7 +76,6 @@ async def ask(client: httpx2.AsyncClient, question: Question, request: Request, 
     """Send one request and read its answer; a failure is an outcome too."""
     outcome = Outcome(due=request.due, drop_after=request.drop_after)
     body = question.body(request.prompt, request.index)
-    outcome.sent = perf_counter()
     try:
         async with asyncio.timeout(timeout):
             await _converse(client, question.path, body, outcome)
@@ -94,11 +95,16 @@ async def ask(client: httpx2.AsyncClient, question: Question, request: Request, 
 
 async def _converse(client: httpx2.AsyncClient, path: str, body: dict[str, object], outcome: Outcome) -> None:
     reader = AnswerReader(outcome)
-    async with client.stream("POST", path, json=body) as response:
+
+    async def on_event(name: str, _: object) -> None:
+        if name == "http11.send_request_body.complete":
+            outcome.sent = perf_counter()
+
+    async with client.stream("POST", path, json=body, extensions={"trace": on_event}) as response:
         outcome.status = response.status_code
         if response.status_code != 200:
             outcome.retry_after = response.headers.get("retry-after")
-            raise _Failure(Ending.REFUSED, f"{response.status_code} {response.reason_phrase}")
+            raise _Failure(Ending.REFUSED, await _refusal(response))
         kind = response.headers.get("content-type", "")
         if not kind.startswith("text/event-stream"):
             raise _Failure(Ending.MALFORMED, f"not a stream of events but {kind or 'of no type'}")
@@ -112,6 +118,21 @@ async def _converse(client: httpx2.AsyncClient, path: str, body: dict[str, objec
     if outcome.last is None:
         raise _Failure(Ending.MALFORMED, "a stream without an answer")
     outcome.ending = Ending.COMPLETED
+
+
+async def _refusal(response: httpx2.Response) -> str:
+    """The server's message; reading it to its end lets the next request use the connection."""
+    body = b""
+    async for received in response.aiter_bytes():
+        body += received
+        if len(body) > MOST_OF_A_REFUSAL:
+            break
+    try:
+        error = json.loads(body)["error"]
+        message = error["message"] if isinstance(error, dict) else error
+    except (ValueError, KeyError, TypeError, RecursionError):
+        message = response.reason_phrase
+    return " ".join(str(message).split())[:200]
 
 
 def _is_to_be_dropped(outcome: Outcome) -> bool:

@@ -13,6 +13,7 @@ from foreword.bench.serve.client import Request, ask
 from foreword.bench.serve.outcome import Outcome
 from foreword.bench.serve.settings import Load, Question
 
+WATCH_INTERVAL = 0.05  # seconds between two looks at the loop's own lateness
 OnOutcome = Callable[[Outcome], None]
 
 
@@ -22,6 +23,7 @@ class Run:
 
     outcomes: list[Outcome]
     seconds: float  # from the start until the last request was over
+    read_late: list[float]  # seconds by which the generator's loop came late to something, sampled
 
 
 class LoadGenerator:
@@ -42,11 +44,16 @@ class LoadGenerator:
             index, (text, drop_after) = next(numbered)
             return Request(index, text, due, drop_after)
 
+        late: list[float] = []
+        watch = asyncio.create_task(_watch_lateness(late))
         start = perf_counter()
-        loop = self._closed if self._load.rate is None else self._open
-        outcomes = await loop(next_request, start, on_outcome)
+        try:
+            loop = self._closed if self._load.rate is None else self._open
+            outcomes = await loop(next_request, start, on_outcome)
+        finally:
+            watch.cancel()
         seconds = max((outcome.over for outcome in outcomes), default=start) - start
-        return Run(sorted(outcomes, key=lambda outcome: outcome.sent), seconds)
+        return Run(sorted(outcomes, key=lambda outcome: outcome.due), seconds, late)
 
     async def _ask(self, request: Request, on_outcome: OnOutcome) -> Outcome:
         outcome = await ask(self._client, self._question, request, self._load.timeout)
@@ -90,3 +97,11 @@ class LoadGenerator:
                 return
             started += 1
             yield
+
+
+async def _watch_lateness(late: list[float]) -> None:
+    """Notes by how much the loop oversleeps: an answer that comes meanwhile is seen as late as that."""
+    while True:
+        due = perf_counter() + WATCH_INTERVAL
+        await asyncio.sleep(WATCH_INTERVAL)
+        late.append(max(0.0, perf_counter() - due))

@@ -30,7 +30,7 @@ class Outcome:
     """One request, filled in while it runs; times are seconds of one monotonic clock."""
 
     due: float  # when it was to be sent: latencies count from here
-    sent: float = 0.0  # when it was sent
+    sent: float | None = None  # when all of it had been written to a connection; None: it never was
     over: float = 0.0  # when nothing more was to come, for whatever reason
     ending: Ending | None = None
     detail: str = ""  # of a failure

@@ -75,11 +75,11 @@ def make_report(run: Run, limits: Limits | None) -> Report:
         prompt_tokens=sum(prompts) if len(prompts) == len(completed) else None,
         output_tokens=sum(formulas.output_tokens(outcome) for outcome in completed),
         good=None if limits is None else sum(limits.are_met(outcome) for outcome in run.outcomes),
-        latencies=_latencies(completed, run.outcomes),
+        latencies=_latencies(completed) | _lateness(run),
     )
 
 
-def _latencies(completed: Sequence[Outcome], sent: Sequence[Outcome]) -> dict[str, Spread]:
+def _latencies(completed: Sequence[Outcome]) -> dict[str, Spread]:
     per_token = [values for outcome in completed if (values := formulas.gaps_per_token(outcome)) is not None]
     return {
         "ttft": _spread_of(completed, formulas.time_to_first_token),
@@ -87,8 +87,13 @@ def _latencies(completed: Sequence[Outcome], sent: Sequence[Outcome]) -> dict[st
         "itl": spread([gap for outcome in completed for gap in formulas.gaps(outcome)]),
         "itl_per_token": spread([gap for values in per_token for gap in values]),
         "e2el": _spread_of(completed, formulas.end_to_end),
-        "send_lag": spread([outcome.sent - outcome.due for outcome in sent]),
     }
+
+
+def _lateness(run: Run) -> dict[str, Spread]:
+    """The generator's own: of sending, over all requests that went out, and of reading."""
+    sent = [outcome.sent - outcome.due for outcome in run.outcomes if outcome.sent is not None]
+    return {"sent_late": spread(sent), "read_late": spread(run.read_late)}
 
 
 def _spread_of(outcomes: Iterable[Outcome], formula: Callable[[Outcome], float | None]) -> Spread:

@@ -30,6 +30,6 @@ class EventParser:
         name, _, value = line.partition(b":")
         if name == b"data":
             self._data.append(value.removeprefix(b" "))
-            self._held += len(value)
+            self._held += len(line) + 1
         elif name not in (b"", b"event", b"id", b"retry"):  # an empty name is a comment
             raise ValueError(f"not a line of an event stream: {line[:60]!r}")

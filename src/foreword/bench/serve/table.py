@@ -12,17 +12,18 @@ from foreword.bench.serve.report import Report
 ROWS = {
     "ttft": "TTFT",
     "tpot": "TPOT",
-    "itl": "ITL (gap between chunks)",
+    "itl": "ITL",
     "itl_per_token": "ITL per token",
     "e2el": "E2E",
-    "send_lag": "the generator's own lag",
+    "sent_late": "sent late",
+    "read_late": "read late",
 }
 
 
 def latency_table(report: Report, title: str) -> Table:
     """Latencies in milliseconds, with the number of values behind each line."""
     headings = ["ms", "n", "mean", *(f"p{percent}" for percent in PERCENTILES), "max"]
-    table = Table(*headings, title=title)
+    table = Table(*headings, title=escape(title))
     for column in table.columns[1:]:
         column.justify = "right"
     for name, label in ROWS.items():
@@ -83,10 +84,8 @@ def _notes(report: Report) -> Iterator[tuple[str, str]]:
             f"{by_tokens}, as one per chunk for {report.counted_by_chunks}",
         )
     if report.tokens_per_chunk_known < report.completed:
-        yield (
-            "note",
-            f"ITL per token is of {report.tokens_per_chunk_known} of {report.completed} answers: "
-            "the others do not say how many tokens a chunk holds",
-        )
+        known = report.tokens_per_chunk_known
+        which = f"of {known} of {report.completed} answers: the others'" if known else "not known: the"
+        yield "note", f"ITL per token is {which} chunks do not say how many tokens they hold"
     if report.drops_too_late:
         yield "note", f"{report.drops_too_late} answers were whole before they could be dropped"
