@@ -99,7 +99,7 @@ def test_a_server_without_usage_is_named_and_its_chunks_are_counted():
         (Behaviour(events=['{"object": "nothing"}']), "malformed answer"),
         (Behaviour(events=["[DONE]"]), "malformed answer"),
         (Behaviour(events=['{"error": {"message": "out of pages"}}']), "error in the stream"),
-        (Behaviour(first_delay=30.0), "timeout"),
+        (Behaviour(first_delay=3.0), "timeout"),
     ],
 )
 def test_an_answer_that_breaks_is_no_answer(behaviour: Behaviour, kind: str):

@@ -86,6 +86,23 @@ def test_a_report_is_json_without_infinities_also_when_nothing_was_answered():
         json.dumps(report_json(make_report(run, Limits(tpot=5))), allow_nan=False)
 
 
+def test_an_answer_without_text_is_complete_and_tells_no_counts():
+    empty = Outcome(0.0, 0.01, 1.0, Ending.COMPLETED, last=0.4)
+    report = make_report(Run([empty, completed(0.1)], 1.0, []), None)
+    assert (report.completed, report.without_usage, report.counted_by_chunks) == (2, 1, 1)
+    assert report.tokens_per_chunk_known == 0
+    assert (report.latencies["ttft"].n, report.latencies["e2el"].n) == (1, 2)
+
+
+def test_the_table_fits_a_narrow_terminal():
+    console = Console(width=80, highlight=False)
+    slow = Run([completed(123.456789), completed(598.765)] * 500, 1.0, [12.3])
+    with console.capture() as shown:
+        console.print(latency_table(make_report(slow, None), "title"))
+    assert "ITL per token" in shown.get()
+    assert "…" not in shown.get()
+
+
 def test_tables_say_what_the_figures_are_of():
     console = Console(width=160, highlight=False)
     report = make_report(RUN, Limits(ttft=300, e2el=9000))
@@ -99,7 +116,7 @@ def test_tables_say_what_the_figures_are_of():
         "9 failed, 1 dropped on purpose",
         "2 requests = 15.4%, 0.50 requests/s (ttft ≤ 300 ms, e2el ≤ 9000 ms)",
         "3, 2 of them with Retry-After (2)",
-        "2 answers had no usage",
+        "answers without usage: 2; tokens counted as the chunks say: 1, as one per chunk with text: 1",
         "ITL per token is of 1 of 4 answers",
     ):
         assert words in text

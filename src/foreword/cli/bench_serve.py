@@ -102,6 +102,8 @@ def serve(
     address = base_address(url)
     if plot is not None:
         require_matplotlib()
+        if not plot.parent.is_dir():  # better said now than after the run
+            raise RequestError(f"--plot {plot} cannot be written: there is no directory {plot.parent}")
     prompts = own_prompts() if dataset is None else read_prompts(dataset)
     question, run = asyncio.run(_run(address, api_key, question, load, prompts))
     report = make_report(run, limits)

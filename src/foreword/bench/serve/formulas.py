@@ -31,8 +31,8 @@ def output_tokens(outcome: Outcome) -> int:
 
 
 def says_tokens(outcome: Outcome) -> bool:
-    """Whether every chunk with text said how many tokens it holds."""
-    return all(chunk.tokens is not None for chunk in outcome.chunks)
+    """Whether there was text, and every chunk of it said how many tokens it holds."""
+    return bool(outcome.chunks) and all(chunk.tokens is not None for chunk in outcome.chunks)
 
 
 def time_per_output_token(outcome: Outcome) -> float | None:
@@ -54,11 +54,11 @@ def gaps_per_token(outcome: Outcome) -> list[float] | None:
 
     Text that came with no token of its own (it was held back) leaves its gap to the next chunk.
     """
+    if not says_tokens(outcome):
+        return None
     per_token: list[float] = []
     held = 0.0
     for gap, chunk in zip(gaps(outcome), outcome.chunks[1:], strict=True):
-        if chunk.tokens is None:
-            return None
         held += gap
         if chunk.tokens:
             per_token += [held / chunk.tokens] * chunk.tokens

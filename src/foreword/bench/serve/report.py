@@ -71,7 +71,7 @@ def make_report(run: Run, limits: Limits | None) -> Report:
         failures=_failures(run.outcomes),
         without_usage=len(without_usage),
         counted_by_chunks=sum(not formulas.says_tokens(outcome) for outcome in without_usage),
-        tokens_per_chunk_known=sum(formulas.gaps_per_token(outcome) is not None for outcome in completed),
+        tokens_per_chunk_known=sum(map(formulas.says_tokens, completed)),
         prompt_tokens=sum(prompts) if len(prompts) == len(completed) else None,
         output_tokens=sum(formulas.output_tokens(outcome) for outcome in completed),
         good=None if limits is None else sum(limits.are_met(outcome) for outcome in run.outcomes),

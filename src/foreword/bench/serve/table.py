@@ -24,8 +24,9 @@ def latency_table(report: Report, title: str) -> Table:
     """Latencies in milliseconds, with the number of values behind each line."""
     headings = ["ms", "n", "mean", *(f"p{percent}" for percent in PERCENTILES), "max"]
     table = Table(*headings, title=escape(title))
+    table.columns[0].no_wrap = True
     for column in table.columns[1:]:
-        column.justify = "right"
+        column.justify, column.no_wrap = "right", True
     for name, label in ROWS.items():
         table.add_row(label, *_cells(report.latencies[name]))
     return table
@@ -34,7 +35,14 @@ def latency_table(report: Report, title: str) -> Table:
 def _cells(spread: Spread) -> list[str]:
     points = spread.percentiles or (None,) * len(PERCENTILES)
     values = [spread.mean, *points, spread.most]
-    return [str(spread.n), *("-" if value is None else f"{value:.2f}" for value in values)]
+    return [str(spread.n), *map(_short, values)]
+
+
+def _short(ms: float | None) -> str:
+    """Few enough digits for the table to fit a narrow terminal."""
+    if ms is None:
+        return "-"
+    return f"{ms:.{2 if ms < 100 else 1 if ms < 1000 else 0}f}"
 
 
 def summary_table(report: Report, limits: Limits | None) -> Table:
@@ -80,8 +88,8 @@ def _notes(report: Report) -> Iterator[tuple[str, str]]:
         by_tokens = report.without_usage - report.counted_by_chunks
         yield (
             "note",
-            f"{report.without_usage} answers had no usage: tokens counted from the chunks' own counts for "
-            f"{by_tokens}, as one per chunk for {report.counted_by_chunks}",
+            f"answers without usage: {report.without_usage}; tokens counted as the chunks say: {by_tokens}, "
+            f"as one per chunk with text: {report.counted_by_chunks}",
         )
     if report.tokens_per_chunk_known < report.completed:
         known = report.tokens_per_chunk_known
