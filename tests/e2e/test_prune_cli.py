@@ -8,7 +8,7 @@ from helpers.tiny_models import make_hf_model, write_gguf
 
 
 def test_pruned_copies_answer_and_draft(tmp_path: Path):
-    directory = make_hf_model(tmp_path / "model", num_hidden_layers=5)
+    directory = make_hf_model(tmp_path / "model", num_hidden_layers=5, max_position_embeddings=2048)
     file = write_gguf(directory, tmp_path / "model.gguf", "Q8_0")
     run = foreword("prune", str(directory), str(tmp_path / "small"), "--layers", "0-1,4")
     assert run.returncode == 0, run.stderr

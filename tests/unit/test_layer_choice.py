@@ -1,6 +1,7 @@
 """Which layers a user means."""
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def test_spread_layers_are_even_and_keep_both_ends(thirty: ModelConfig, count: i
     assert len(layers) == count
     assert layers[0] == 0
     assert count == 1 or layers[-1] == 29
-    gaps = {later - earlier for earlier, later in zip(layers, layers[1:], strict=False)}
+    gaps = {later - earlier for earlier, later in pairwise(layers)}
     assert not gaps or max(gaps) - min(gaps) <= 1
 
 
