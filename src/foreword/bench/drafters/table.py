@@ -14,7 +14,7 @@ def drafter_table(rows: Sequence[Row], title: str) -> Table:
     """Drafter by drafter, a line for every category and one for all of them. Fits 80 columns."""
     table = Table(title=title, caption=_CAPTION, box=SIMPLE_HEAD, padding=0)
     table.title_justify = table.caption_justify = "left"
-    table.add_column("drafter")
+    table.add_column("drafter", overflow="fold")
     for name in _FIGURES:
         table.add_column(name, justify="right", no_wrap=True)
     shown = ""
