@@ -55,12 +55,16 @@ def _state(ask: Ask) -> tuple[int, int]:
     return len(ask.request.tokens), ask.request.epoch
 
 
+def _has_room(ask: Ask) -> bool:
+    return min(ask.max_nodes, ask.max_depth) > 0
+
+
 def _drawn_from(ids: list[int], probs: list[float]) -> Callable[[Sequence[Ask]], list[Draft]]:
     """One token for every ask, said to be drawn from this."""
 
     def propose(asks: Sequence[Ask]) -> list[Draft]:
         q = Drawn(np.array(ids), np.array(probs))
-        return [Draft((ids[0],), (-1,), *_state(ask), (q,)) for ask in asks]
+        return [Draft((ids[0],), (-1,), *_state(ask), (q,)) if _has_room(ask) else Draft() for ask in asks]
 
     return propose
 
@@ -81,7 +85,9 @@ FAULTS: dict[str, Callable[[Sequence[Ask]], Any]] = {
     "a node that follows itself": lambda asks: [Draft((5,), (0,), *_state(ask)) for ask in asks],
     "too many nodes": _each(lambda ask: [5] * (ask.max_nodes + 1)),
     "hundreds of nodes": _each(lambda ask: [5] * 500),
-    "a draft for another text": lambda asks: [Draft.chain([5], 3, 99)] * len(asks),
+    "a draft for another text": lambda asks: [
+        Draft.chain([5], 3, 99) if _has_room(ask) else Draft() for ask in asks
+    ],
 }
 """Name -> what `propose` does instead."""
 
