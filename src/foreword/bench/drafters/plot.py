@@ -14,7 +14,9 @@ def require_matplotlib() -> Any:  # noqa: ANN401 - an optional package
     try:
         return importlib.import_module("matplotlib")
     except ImportError:
-        raise RequestError('--plot needs matplotlib: pip install "foreword[plot]"') from None
+        raise RequestError(
+            '--plot needs matplotlib: pip install "foreword[plot]", or pip install matplotlib'
+        ) from None
 
 
 def plot_rows(rows: Sequence[Row], path: Path, title: str) -> None:
