@@ -100,9 +100,10 @@ class PageTables:
     def _grow(self, sequences: int, pages: int) -> None:
         height, width = self._table.shape
         if sequences > height or pages > width:
-            larger = (max(sequences, 2 * height), max(pages, 2 * width))
-            self._table = np.zeros(larger, dtype=np.int32)
-            self._known = [[] for _ in range(larger[0])]
+            height = max(sequences, 2 * height) if sequences > height else height
+            width = max(pages, 2 * width) if pages > width else width
+            self._table = np.zeros((height, width), dtype=np.int32)
+            self._known = [[] for _ in range(height)]
 
     def _write(self, row: int, pages: list[int], settled: int) -> None:
         """Only what is behind the `settled` pages, if the row's other entries are right already."""

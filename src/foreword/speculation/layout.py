@@ -111,6 +111,8 @@ def _fill_tokens(arrays: BatchArrays, shares: Sequence[Share]) -> None:
             tokens += draft.tokens[share.first_node :]
             depths += draft.depths()[share.first_node :]
             masks += draft.ancestor_masks()[share.first_node :]
+    if len(tokens) != len(arrays.token_ids):
+        raise ValueError("a share's run goes behind its last token")
     arrays.token_ids[:] = tokens
     arrays.ancestor_masks.fill(0)
     if nodes:
