@@ -18,8 +18,16 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 VOCAB = 5003
 BATCHES = {
     "greedy": [SamplingParams(temperature=0)] * 3,
-    "sampled": [SamplingParams(temperature=0.7, top_p=0.9), SamplingParams(top_k=40), SamplingParams(min_p=0.1)],
-    "mixed": [SamplingParams(temperature=0), SamplingParams(temperature=0.9, top_p=0.8, top_k=50), SamplingParams()],
+    "sampled": [
+        SamplingParams(temperature=0.7, top_p=0.9),
+        SamplingParams(top_k=40),
+        SamplingParams(min_p=0.1),
+    ],
+    "mixed": [
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=0.9, top_p=0.8, top_k=50),
+        SamplingParams(),
+    ],
     "corrected": [
         SamplingParams(repetition_penalty=1.3, presence_penalty=0.5),
         SamplingParams(logit_bias={5: 3.0, 9: -2.0}, min_tokens=4, stop_token_ids=(7,)),

@@ -33,7 +33,9 @@ class DraftTrees:
         drawn: Sequence[Sequence[Drawn | None]] | None = None,
     ) -> "DraftTrees":
         """One batch from per-request node lists (a parent is a node index or -1, as in a draft)."""
-        starts, flat_tokens, flat_parents = [0], [], []
+        starts = [0]
+        flat_tokens: list[int] = []
+        flat_parents: list[int] = []
         for own_tokens, own_parents in zip(tokens, parents, strict=True):
             first = len(flat_tokens) + 1
             flat_tokens.append(NO_TOKEN)

@@ -66,5 +66,5 @@ def sample(
     """
     found = np.empty((2, len(logits)), np.int64)
     columns = [records[name] for name in ("temperature", "top_k", "top_p", "min_p", "stem")]
-    sampler.sample(logits.numpy(), *columns, positions, *found)
+    sampler.sample(logits.numpy(), *columns, positions, found[0], found[1])
     return found
