@@ -28,7 +28,7 @@ def live(world: World, requests: int, monkeypatch: pytest.MonkeyPatch) -> int:
 
 def one_step(world: World) -> None:
     """Whatever may happen before a step, during it, and what must hold behind it."""
-    rng, core, sizes = world.rng, world.core, world.sizes
+    rng, core = world.rng, world.core
     if rng.random() < 0.03:
         core.speculating = not core.speculating
     world.saboteur.arm()
@@ -36,11 +36,11 @@ def one_step(world: World) -> None:
     interfere(world)
     check(world)
     under_way = core.launch()
+    if under_way is None:
+        assert not core.has_requests, "requests wait and none is let in"
+        return
     interfere(world)
     check(world)
-    if under_way is None:
-        assert not core.has_requests or world.sizes.preempt_share or world.sizes.cancel_share
-        return
     lost = world.hear(core.resolve(under_way))
     assert lost == world.saboteur.losses
     assert all(not core.cache.is_open(kv) for kv in world.saboteur.victims), "another request was given up"
