@@ -29,6 +29,7 @@ class CheckedTarget(HistoryTarget):
         self.config: Any = SimpleNamespace(vocab_size=vocab_size, context_length=context_length)
         self.saboteur = saboteur
         self.contradictions: list[str] = []
+        self.most_rows = 0  # of any pass
 
     def kv_bytes_per_row(self) -> int:
         return 1
@@ -42,6 +43,7 @@ class CheckedTarget(HistoryTarget):
         return 2.0 * torch.randn(self.vocab_size, generator=generator)
 
     def verify(self, batch: ForwardBatch) -> ForwardOutput:
+        self.most_rows = max(self.most_rows, len(batch.token_ids))
         self.saboteur.strike("verify")
         if self.saboteur.is_due("torn verify"):
             self._write_half(batch)

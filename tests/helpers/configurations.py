@@ -179,7 +179,9 @@ def draw_wishes(count: int, encode: Callable[[str], Sequence[int]], max_tokens: 
     return wishes
 
 
-INSTRUCTIONS = "You are a careful assistant. Answer in plain words, name what you are not sure of, and keep to what was asked. "
+INSTRUCTIONS = (
+    "You are careful. Answer in plain words, say what you are not sure of, and keep to what was asked. "
+)
 TOPICS = (
     "Count: 1, 2, 3, 4, 5, 6, 7,",
     "The cat sat on the mat. The cat sat on the mat. The cat",

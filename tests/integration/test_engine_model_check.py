@@ -61,6 +61,7 @@ def check(world: World) -> None:
     """What holds at any moment."""
     core = world.core
     assert not world.target.contradictions
+    assert world.target.most_rows <= world.sizes.max_rows
     core.check_integrity()
     owner: dict[int, str] = {}
     for request in core.scheduler.running:
