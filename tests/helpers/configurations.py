@@ -56,15 +56,17 @@ class Configuration:
         """Anything."""
         rng = random.Random(seed)
         forms = [(), (rng.choice(FORMS),), FORMS]
+        max_rows = rng.choice((4, 17, 33, 64, 130, 512))
+        often = 0.1 if max_rows > 32 else 0.02  # small chunks make it long to compute anything again
         return Configuration(
             seed,
             max_running=rng.choice((1, 2, 3, 7, 16, 16)),
-            max_rows=rng.choice((4, 17, 33, 64, 130, 512)),
+            max_rows=max_rows,
             kv_rows=rng.choice((512, 1 << 12, 1 << 14)),
             prefix_caching=rng.random() < 0.5,
             forms=rng.choice((*forms, *forms[1:])),
             max_depth=rng.choice((1, 2, 4, 8, 20)),
-            preempt_share=rng.choice((0.0, 0.02, 0.1)),
+            preempt_share=rng.choice((0.0, 0.01, often)),
             arrives_late=rng.choice((0.0, 0.5)),
             most_answers=rng.choice((1, 2, 8)),
         )

@@ -31,7 +31,7 @@ SPECULATIONS: tuple[Any, ...] = (
     {"method": "layer_skip", "num_speculative_tokens": 24},
     {"num_speculative_tokens": 2},
 )
-TRUTH = {"ngram": 0.9, "suffix": 0.4, "layer_skip": 0.75}
+TRUTH = {"ngram": 0.9, "suffix": 0.5, "layer_skip": 0.8}
 """How often each pretend drafter tells the truth."""
 
 
@@ -52,11 +52,11 @@ class WorldSizes:
     def draw(rng: random.Random) -> "WorldSizes":
         """Tiny, mostly."""
         return WorldSizes(
-            pages=rng.choice((6, 7, 9, 12, 20)),
-            max_rows=rng.choice((4, 9, 16, 40, 200)),
+            pages=rng.choice((6, 8, 12, 20, 30)),
+            max_rows=rng.choice((4, 16, 40, 100, 200)),
             max_running=rng.choice((1, 2, 4, 8)),
             prefix_caching=rng.random() < 0.7,
-            fault_share=rng.choice((0.0, 0.1, 0.3)),
+            fault_share=rng.choice((0.0, 0.2, 0.5)),
             cancel_share=rng.choice((0.0, 0.02, 0.08)),
             preempt_share=rng.choice((0.0, 0.03, 0.15)),
             arrival_share=rng.choice((0.1, 0.4, 1.0)),
@@ -153,7 +153,7 @@ class World:
             max_num_batched_tokens=sizes.max_rows,
             max_num_seqs=max(sizes.max_running, sizes.pages // 6 + 1),
             enable_prefix_caching=sizes.prefix_caching,
-            max_draft_share=self.rng.choice((0.5, 100.0)),
+            max_draft_share=self.rng.choice((0.5, 1e9, 1e9)),
         )
         default = SpeculationConfig.parse({"method": "ngram", "num_speculative_tokens": 4})
         parts = Parts(config, SabotagedPolicy(self), self._build, default)
@@ -205,7 +205,7 @@ class World:
         return SamplingParams(
             **rng.choice(options),
             seed=rng.randrange(1 << 40),
-            max_tokens=rng.choice((1, 2, rng.randint(3, 30))),
+            max_tokens=rng.choice((1, rng.randint(2, 8), rng.randint(8, 36))),
             ignore_eos=rng.random() < 0.6,
             n=rng.choice((1, 1, 1, 2, 3)),
             logprobs=rng.choice((None, None, 0, 2)),
