@@ -78,7 +78,8 @@ class ScriptDrafter:
 
     def _draft(self, ask: Ask) -> Draft:
         request = ask.request
-        length = int(self._rng.integers(1, ask.max_depth + 1))
+        shorter = int(self._rng.integers(1, ask.max_depth + 1))
+        length = ask.max_depth if self._rng.random() < 0.5 else shorter
         first = len(request.tokens) - request.prompt_len
         truth = [self._next_token(request, first + step) for step in range(length)]
         kind = self._rng.integers(4)
