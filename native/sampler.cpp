@@ -276,6 +276,8 @@ float nucleus_floor(
     return bounds[0];
 }
 
+constexpr uint64_t kGamma = 0x9E3779B97F4A7C15ull;
+
 inline uint64_t mix(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
@@ -283,7 +285,7 @@ inline uint64_t mix(uint64_t z) {
 }
 
 inline uint64_t noise_bits(uint64_t key, int64_t token) {
-    return mix(key + (static_cast<uint64_t>(token) + 1) * 0x9E3779B97F4A7C15ull);
+    return mix(key + (static_cast<uint64_t>(token) + 1) * kGamma);
 }
 
 double gumbel(uint64_t bits) {
@@ -299,6 +301,10 @@ inline float gumbel_bound(uint64_t bits) {
 }
 
 }  // namespace
+
+uint64_t row_key(uint64_t stem, int64_t position) {
+    return mix((stem + kGamma) ^ static_cast<uint64_t>(position));
+}
 
 RowFloor row_floor(const float* logits, int64_t vocab, const RowShape& shape, SamplerScratch& scratch) {
     const float peak = largest(logits, vocab, scratch.chunk_max);

@@ -55,6 +55,9 @@ struct SamplerScratch {
     std::vector<Candidate> candidates;
 };
 
+// The key of a row's noise: what its request's numbers start from, and the position that the row is about.
+uint64_t row_key(uint64_t stem, int64_t position);
+
 RowFloor row_floor(const float* logits, int64_t vocab, const RowShape& shape, SamplerScratch& scratch);
 
 // The kept token with the largest (logit - peak) / temperature + Gumbel noise; -1 if none is kept. `chunk_max` holds

@@ -56,10 +56,12 @@ void draw(
 
 void sample(
     Sampler& sampler, Rows logits, Field<double> temperature, Field<int64_t> top_k, Field<double> top_p,
-    Field<double> min_p, Column<const uint64_t> keys, Column<int64_t> tokens, Column<int64_t> status
+    Field<double> min_p, Field<uint64_t> stems, Field<int64_t> positions, Column<int64_t> tokens, Column<int64_t> status
 ) {
     const int64_t rows = static_cast<int64_t>(logits.shape(0));
     const std::vector<RowShape> shapes = joined(rows, temperature, top_k, top_p, min_p);
+    std::vector<uint64_t> keys(shapes.size());
+    for (int64_t r = 0; r < rows; ++r) keys[r] = row_key(stems(r), positions(r));
     std::vector<RowToken> found(shapes.size());
     {
         nb::gil_scoped_release release;

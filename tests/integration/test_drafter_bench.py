@@ -50,6 +50,17 @@ def test_plain_and_guessing_take_turns_and_what_is_known_is_skipped(llm: LLM):
     assert turns == [(1, PLAIN), (1, "suffix")] * 2  # its own baseline is measured beside it
 
 
+def test_memory_is_that_while_the_request_runs(llm: LLM):
+    methods = parse_methods('ngram,suffix,{"method": "layer_skip", "exit_layer": 1}')
+    bench = DrafterBench(llm, methods, BenchSettings(max_tokens=8))
+    sizes = {
+        record.drafter: record.speculative.memory_bytes
+        for record in bench.measure(PROMPTS, [], lambda *_: None)
+    }
+    assert len(sizes) == 3
+    assert all(size is not None and size > 0 for size in sizes.values())
+
+
 def test_drafters_learn_from_the_run_only_when_told_to(llm: LLM):
     twice = [BenchPrompt(name, "chat", "the sky is blue") for name in "12"]
 

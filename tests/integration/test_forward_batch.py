@@ -31,12 +31,12 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_hf_model(tmp_path_factory.mktemp("model"), "qwen3", tied=True)
 
 
-@pytest.fixture(params=DEVICES)
+@pytest.fixture(params=[*DEVICES, "cpu, padded"])
 def decoder(request: pytest.FixtureRequest, model_path: Path) -> TorchDecoder:
     checkpoint = open_checkpoint(model_path)
-    return TorchDecoder(
-        checkpoint.config, load_weights(checkpoint, torch.float32, torch.device(request.param))
-    )
+    device, *padded = request.param.split(", ")
+    weights = load_weights(checkpoint, torch.float32, torch.device(device))
+    return TorchDecoder(checkpoint.config, weights, bucketed=bool(padded) or None)
 
 
 @pytest.mark.parametrize("nodes", [20, 33, 64])

@@ -1,5 +1,8 @@
 """Methods are named on the command line."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from foreword.bench.drafters.methods import default_methods, parse_methods
@@ -16,6 +19,19 @@ def test_names_objects_and_combinations():
         "ngram max_depth=3",
     ]
     assert methods[2].config == {"method": ["ngram", "suffix"]}
+
+
+def test_of_a_model_that_is_a_path_the_label_shows_the_last_part(tmp_path: Path):
+    (tmp_path / "small.gguf").touch()
+    forms = [
+        {"method": "draft_model", "model": model} for model in (str(tmp_path / "small.gguf"), "org/name")
+    ]
+    methods = parse_methods(",".join(map(json.dumps, forms)))
+    assert [method.label for method in methods] == [
+        "draft_model model=small.gguf",
+        "draft_model model=org/name",
+    ]
+    assert [method.config for method in methods] == forms
 
 
 @pytest.mark.parametrize(

@@ -65,3 +65,13 @@ def test_of_several_repeats_the_median_counts():
     runs = [replace(GUESSING_RUN, seconds=seconds) for seconds in (9.0, 2.0, 3.0)]
     assert median_run(runs) is runs[2]
     assert median_run(runs[:2]) is runs[1]
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"), [(None, " - "), (0, "0.0 MB"), (2_340_000, "2.3 MB"), (104e6, "104 MB")]
+)
+def test_small_amounts_of_memory_are_not_shown_as_nothing(size: int | None, shown: str):
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(drafter_table(summarise([record("a", "1", memory_bytes=size)]), "title"))
+    assert shown in capture.get()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from foreword.acceptance.accept import judge
-from foreword.acceptance.logprobs import request_logprobs
+from foreword.acceptance.logprobs import request_logprobs, score
 from foreword.acceptance.params import SamplingParams
 from foreword.speculation.draft import Draft
 from helpers.judging import judgement, sampler
@@ -48,3 +48,40 @@ def test_a_tree_path_has_the_logprobs_of_its_own_rows():
 def test_who_wants_none_gets_none():
     judged = judgement(torch.zeros(1, 9), [Draft()], [sampler(SamplingParams(), 9)])
     assert request_logprobs(judged, judge(judged), 0) == []
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 5])
+@pytest.mark.parametrize("rows", [1, 16, 37])
+def test_scores_are_the_log_softmax_of_the_rows(rows: int, wanted: int):
+    logits = torch.randn(rows, 301, generator=torch.Generator().manual_seed(rows)) * 8
+    tokens = torch.randint(0, 301, (rows,), generator=torch.Generator().manual_seed(wanted)).tolist()
+    raw = logits.double().log_softmax(-1)
+    for entry, token, row in zip(score(logits, tokens, wanted), tokens, raw, strict=True):
+        assert entry.token == token
+        assert entry.logprob == pytest.approx(float(row[token]), abs=1e-12)
+        assert entry.rank == int((row > row[token]).sum()) + 1
+        assert entry.top_ids.tolist() == row.topk(wanted).indices.tolist()
+        assert entry.top_logprobs.tolist() == pytest.approx(row.topk(wanted).values.tolist(), abs=1e-12)
+
+
+def test_a_score_is_the_same_in_any_company():
+    logits = torch.randn(40, 1003, generator=torch.Generator().manual_seed(1)) * 5
+    together = score(logits, [7] * 40, 0)
+    alone = [score(logits[row : row + 1], [7], 0)[0] for row in range(40)]
+    assert [entry.logprob for entry in together] == [entry.logprob for entry in alone]
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+def test_a_failed_request_has_the_logprobs_of_its_accepted_tokens(poison: float):
+    logits = torch.randn(4, 20, generator=torch.Generator().manual_seed(3))
+    best = logits.argmax(-1).tolist()
+    logits[2] = poison
+    params = SamplingParams(temperature=0, logprobs=2)
+    judged = judgement(logits, [Draft.chain([best[0], best[1], 0], 1)], [sampler(params, 20)])
+    verdicts = judge(judged)
+    found = request_logprobs(judged, verdicts, 0)
+    assert verdicts.error(0) is not None
+    assert [entry.token for entry in found] == verdicts.tokens(judged.trees, 0) == best[:2]
+    assert [entry.logprob for entry in found] == pytest.approx(
+        [float(logits[row].double().log_softmax(-1)[best[row]]) for row in range(2)]
+    )

@@ -116,6 +116,18 @@ def test_a_fork_of_a_path_takes_its_rows_from_where_they_lie():
     assert memory.computed_rows(twin) == ["run", "n1", "n3"]
 
 
+def test_rewinding_drops_the_moves_of_the_rows_behind():
+    cache = PagedCache(8, PAGE)
+    memory, sequence = PretendMemory(cache), cache.open()
+    reserve_and_run(memory, sequence, ["run", "n0", "n1", "n2", "n3", "n4"])
+    cache.commit(sequence, 1, [1, 3, 4])
+    cache.rewind(sequence, 2)
+    assert [move.row for move in cache.pending_moves] == [1]
+    cache.rewind(sequence, 1)
+    assert cache.pending_moves == ()
+    cache.check_integrity()
+
+
 def test_a_sequence_is_open_until_it_is_closed():
     cache, other = PagedCache(8, PAGE), PagedCache(8, PAGE)
     sequence = cache.open()

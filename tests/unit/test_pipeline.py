@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from foreword.acceptance.accept import judge
+from foreword.acceptance.accept import draw_rows, judge
 from foreword.acceptance.batch import Judgement, RowStatus
 from foreword.acceptance.distribution import RowShape, distributions, shape_rows
-from foreword.acceptance.draw import draw
-from foreword.acceptance.noise import Stream, absorbed, stems
+from foreword.acceptance.draw import best_of_all, draw, sample
+from foreword.acceptance.noise import Stream, absorbed, key_tensor, stems
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.reference.distribution import probabilities
 from foreword.bench.prove.cases import Case, random_case, target_logits
@@ -95,6 +95,25 @@ def test_native_and_torch_agree(vocab: int, monkeypatch: pytest.MonkeyPatch):
     assert torch.equal(natively.peak, slowly.peak)
     assert torch.equal(natively.only, slowly.only)
     assert torch.equal(tokens, draw(slowly, keys))
+    assert torch.equal(tokens, best_of_all(slowly, key_tensor(keys)))  # as devices do it
+
+
+def test_one_native_call_is_floors_and_draw_of_torch(monkeypatch: pytest.MonkeyPatch):
+    if native.native_sampler() is None:
+        pytest.skip("the native extension is not built")
+    rng = np.random.default_rng(21)
+    judged, _ = batch_of([random_case(rng) for _ in range(200)], rng)
+    logits = judged.logits.clone()
+    for row, poison in ((3, torch.nan), (9, torch.inf)):
+        logits[row, 2] = poison
+    logits[17] = -torch.inf
+    natively = draw_rows(judged, logits)
+    monkeypatch.setattr(native, "native_sampler", lambda: None)
+    slowly = draw_rows(judged, logits)
+    assert natively.tolist() == slowly.tolist()
+    assert natively[:, [3, 9, 17]].tolist() == [[-1, -1, -1], [1, 1, 2]]
+    keys = absorbed(judged.row_records["stem"], judged.positions)
+    assert torch.equal(slowly, sample(logits, RowShape.of(judged), keys))
 
 
 def test_a_row_is_the_same_in_any_company(backend: str):

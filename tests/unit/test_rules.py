@@ -167,6 +167,24 @@ def test_rules_and_shapes_share_a_batch():
     assert [(together.path(i), int(together.own_tokens[i])) for i in range(30)] == alone
 
 
+@pytest.mark.parametrize("rule", list(Rule))
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("bad_row", range(4))
+def test_a_failing_row_keeps_the_tokens_accepted_before_it(rule: Rule, poison: float, bad_row: int):
+    logits = torch.full((4, 9), -1.0)
+    truth = [5, 6, 7, 8]
+    for row, token in enumerate(truth):
+        logits[row, token] = 9.0
+    logits[bad_row, 0 if poison == float("inf") else slice(None)] = poison
+    guesses = [0 if row == bad_row else token for row, token in enumerate(truth[:3])]
+    for draft in (Draft.chain(truth[:3], 1), Draft.chain(guesses, 1)):
+        judged = judgement(logits, [draft], [sampler(SamplingParams(temperature=0), 9, rule=rule)])
+        verdicts = judge(judged)
+        assert verdicts.error(0) is not None
+        assert verdicts.path(0) == list(range(bad_row))
+        assert verdicts.tokens(judged.trees, 0) == truth[:bad_row]
+
+
 def test_the_deepest_of_equal_siblings_is_followed():
     logits = torch.full((4, 9), 0.0)
     logits[0, 5] = logits[2, 6] = logits[1, 6] = 9.0

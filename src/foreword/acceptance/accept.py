@@ -13,7 +13,8 @@ from foreword.acceptance.distribution import RowShape, shape_rows
 from foreword.acceptance.draw import sample
 from foreword.acceptance.noise import Keys, Stream, absorbed, stems, uniforms
 from foreword.acceptance.rules import Rule, check_exact
-from foreword.acceptance.trees import NO_TOKEN
+from foreword.acceptance.trees import NO_TOKEN, Ints
+from foreword.kernels import sampler as native
 
 
 @dataclass
@@ -43,15 +44,18 @@ def judge(judged: Judgement) -> Verdicts:
     return Verdicts.at(trees, outcome.stops, outcome.own, outcome.states)
 
 
-def draw_rows(judged: Judgement, logits: Tensor) -> Tensor:
+def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:
     """int64 [2, rows], the coupled rule's draw at every row and its RowStatus.
 
     Hands the work to the logits' device and does not wait for it. `logits` are the corrected ones.
     """
+    sampler = native.sampler_for(logits)
+    if sampler is not None:
+        return native.sample(sampler, logits, judged.row_records, judged.positions)
     return sample(logits, RowShape.of(judged), _keys(judged, Stream.TARGET))
 
 
-def _run_coupled(judged: Judgement, drawn: Tensor) -> _Outcome:
+def _run_coupled(judged: Judgement, drawn: Tensor | Ints) -> _Outcome:
     """For all requests; those of other rules are overwritten."""
     draws, states = drawn.tolist()  # the one wait for the device
     stops = coupled.stop_rows(judged.trees, draws)

@@ -48,7 +48,9 @@ class Judgement:
             raise ValueError(f"logits {list(logits.shape)} for {rows} rows of at least {vocab_size} tokens")
         if len(samplers) != len(trees.starts) - 1:
             raise ValueError(f"{len(samplers)} samplers for {len(trees.starts) - 1} requests")
-        records = np.frombuffer(bytearray().join([sampler.record.data for sampler in samplers]), RECORD)
+        records = np.frombuffer(
+            bytearray(b"".join([sampler.record.tobytes() for sampler in samplers])), RECORD
+        )
         return Judgement(logits[:, :vocab_size], trees, samplers, records)
 
     @cached_property

@@ -40,11 +40,10 @@ def log_weights(shaped: Distributions, rows: Tensor, ids: Tensor) -> Tensor:
 
 
 def sample(logits: Tensor, shape: RowShape, keys: Keys) -> Tensor:
-    """int64 [2, rows], the token that each row draws with its key and its RowStatus; never waits for the device."""
-    sampler = native.sampler_for(logits)
-    if sampler is not None:
-        columns = (shape.temperature, shape.top_k, shape.top_p, shape.min_p)
-        return native.sample(sampler, logits, *columns, keys)
+    """int64 [2, rows], the token that each row draws with its key and its RowStatus; torch, for any device.
+
+    Never waits for the device.
+    """
     shaped = shape_rows(logits, shape)
     if not bool(shape.temperature.any()):
         return torch.stack([shaped.only, shaped.status])

@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from foreword.acceptance.batch import Judgement, Verdicts
-from foreword.acceptance.chains import exact_sums
+from foreword.acceptance.chains import ONE
 from foreword.acceptance.trees import Floats, Ints
+
+ROWS_AT_ONCE = 16
+"""Rows are worked out in groups, so that the float64 copies of a long prompt's logits stay small."""
 
 
 @dataclass(frozen=True)
@@ -27,33 +30,41 @@ def request_logprobs(judged: Judgement, verdicts: Verdicts, request: int) -> lis
     wanted = int(judged.records["logprobs"][request])
     if wanted < 0:
         return []
-    trees = judged.trees
-    root = int(trees.roots[request])
-    nodes = [root + 1 + node for node in verdicts.path(request)]
-    return rows_logprobs(judged.logits, [root, *nodes], verdicts.tokens(trees, request), wanted)
+    root, tokens = judged.trees.starts[request], verdicts.tokens(judged.trees, request)
+    rows = [root, *(root + 1 + node for node in verdicts.path(request))]
+    # A failed request has no token of its own behind the last row.
+    return score(judged.logits[rows[: len(tokens)]], tokens, wanted)
 
 
-def rows_logprobs(logits: Tensor, rows: list[int], tokens: list[int], wanted: int) -> list[TokenLogprobs]:
-    """Log-softmax of the given rows at a token each, and at their `wanted` largest entries."""
-    values = logits[rows].double()
-    peak = values.amax(dim=-1, keepdim=True)
-    flat = (values - peak).exp()
-    row = torch.arange(len(rows), device=logits.device).repeat_interleave(logits.shape[1])
-    normaliser = peak[:, 0] + exact_sums(row, flat.flatten(), len(rows)).log()
-    logprobs = values - normaliser[:, None]
-    top = logprobs.topk(wanted, dim=-1)
-    own = logprobs[torch.arange(len(rows)), tokens]
-    ranks = (logprobs > own[:, None]).sum(dim=-1) + 1
+def score(logits: Tensor, next_tokens: Sequence[int], wanted: int) -> list[TokenLogprobs]:
+    """Log-softmax of each row of logits [rows, vocab] at the token that follows it, and at its `wanted` largest."""
+    scored: list[TokenLogprobs] = []
+    for start in range(0, len(next_tokens), ROWS_AT_ONCE):
+        group = slice(start, start + ROWS_AT_ONCE)
+        scored += _score_group(logits[group], next_tokens[group], wanted)
+    return scored
+
+
+def _score_group(logits: Tensor, tokens: Sequence[int], wanted: int) -> list[TokenLogprobs]:
+    normaliser = log_normalisers(logits)
+    chosen = logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None])
+    top = logits.topk(wanted, dim=-1)
     found = zip(
         tokens,
-        own.tolist(),
-        ranks.tolist(),
+        (chosen[:, 0].double() - normaliser).tolist(),
+        ((logits > chosen).sum(dim=-1) + 1).tolist(),
         top.indices.cpu().numpy(),
-        top.values.cpu().numpy(),
+        (top.values.double() - normaliser[:, None]).cpu().numpy(),
         strict=True,
     )
     return [TokenLogprobs(*columns) for columns in found]
 
 
-def score(logits: Tensor, next_tokens: Sequence[int], wanted: int) -> list[TokenLogprobs]:
-    raise NotImplementedError
+def log_normalisers(logits: Tensor) -> Tensor:
+    """float64 [rows], log of the sum of exp; the sums in 80-bit fixed point, so the same in every company."""
+    peak = logits.amax(dim=-1).double()
+    scaled = (logits.double() - peak[:, None]).exp_().mul_(ONE)
+    high = scaled.floor()
+    low = scaled.sub_(high).mul_(ONE).round_()
+    sums = [part.long().sum(dim=-1).double() for part in (high, low)]
+    return peak + ((sums[0] + sums[1] / ONE) / ONE).log()

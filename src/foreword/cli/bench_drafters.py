@@ -9,6 +9,7 @@ import typer
 from foreword import __version__
 from foreword.cli.console import (
     DEFAULT_MODEL,
+    BackendOption,
     DeviceOption,
     DtypeOption,
     JsonOption,
@@ -21,7 +22,7 @@ from foreword.cli.console import (
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
-    from foreword.bench.drafters.measure import BenchSettings, DrafterBench
+    from foreword.bench.drafters.measure import DrafterBench
     from foreword.bench.drafters.prompts import BenchPrompt
     from foreword.bench.drafters.records import Record
     from foreword.bench.drafters.resume import Ledger
@@ -53,6 +54,7 @@ def drafters(
     plot: Annotated[Path | None, typer.Option(help="Draw τ and speed-up into this picture (PNG).")] = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
+    backend: BackendOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Acceptance, tokens per pass and speed of every drafter, by kind of work, relative to plain decoding.
@@ -78,8 +80,9 @@ def drafters(
     prompts = take_per_category(
         own_prompts() if dataset is None else read_prompts(dataset), limit_per_category
     )
-    llm = load_llm(model, dtype, device)
-    ledger = _ledger(resume, llm, model, settings)
+    llm = load_llm(model, dtype, device, backend)
+    made_with = {"model": model, "dtype": dtype, "device": device, **asdict(settings)}
+    ledger = _ledger(resume, llm, made_with)
     bench = DrafterBench(llm, wanted, settings)
     records = _measure(bench, prompts, [method.label for method in wanted], ledger)
     rows = summarise(records)
@@ -89,21 +92,16 @@ def drafters(
         plot_rows(rows, plot, title)
         stdout.print(f"plot: {plot}", soft_wrap=True)
     if as_json:
-        print_json({"model": model, **asdict(settings), "rows": [row.as_json() for row in rows]})
+        print_json({**made_with, "rows": [row.as_json() for row in rows]})
 
 
-def _ledger(path: Path | None, llm: "LLM", model: str, settings: "BenchSettings") -> "Ledger | None":
+def _ledger(path: Path | None, llm: "LLM", settings: dict[str, Any]) -> "Ledger | None":
     from foreword.bench.drafters.resume import Ledger
 
     if path is None:
         return None
-    made_with: dict[str, Any] = {
-        "version": __version__,
-        "model": model,
-        "decoder": type(llm.engine.target).__name__,
-        **asdict(settings),
-    }
-    return Ledger(path, made_with)
+    decoder = type(llm.engine.target).__name__
+    return Ledger(path, {"version": __version__, "decoder": decoder, **settings})
 
 
 def _measure(

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from foreword.cli.console import (
     DEFAULT_MODEL,
+    BackendOption,
     DeviceOption,
     DtypeOption,
     JsonOption,
@@ -32,6 +33,7 @@ def overhead(
     repeats: Annotated[int, typer.Option(help="Timed drafts at each length; the median counts.")] = 15,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
+    backend: BackendOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Milliseconds of one draft, the guard's included, relative to target passes at the same context."""
@@ -40,7 +42,7 @@ def overhead(
 
     wanted = parse_methods(methods)
     lengths = parse_sizes("--contexts", contexts)
-    llm = load_llm(model, dtype, device)
+    llm = load_llm(model, dtype, device, backend)
     with stage_bar() as on_progress:
         found = measure_overhead(llm, wanted, lengths, repeats, on_progress)
     table = Table("drafter", "context", box=SIMPLE_HEAD, padding=0)

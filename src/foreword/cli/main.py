@@ -5,7 +5,7 @@ import sys
 import typer
 
 from foreword import __version__
-from foreword.cli import bench, demo, doctor, generate, models, prove
+from foreword.cli import bench, demo, doctor, generate, models, prove, prune
 from foreword.cli.console import stderr, stdout
 from foreword.errors import ForewordError
 
@@ -19,6 +19,7 @@ app.command()(generate.generate)
 app.command()(demo.demo)
 app.command()(models.pull)
 app.command("models")(models.list_models)
+app.command()(prune.prune)
 app.command()(prove.prove)
 app.command()(doctor.doctor)
 app.add_typer(bench.app, name="bench")

@@ -13,7 +13,7 @@ from foreword.kv.paged_cache import PAGE_SIZE, KvSequence, PagedCache
 from foreword.models.batch import MAX_DRAFT_NODES
 from foreword.models.interface import Decoder
 from foreword.speculation.draft import Draft
-from foreword.speculation.layout import Share, lay_out
+from foreword.speculation.layout import BatchBuffers, Share
 from foreword.speculation.protocols import Ask, StepRequest
 
 
@@ -43,6 +43,7 @@ class AutoregressiveDrafter:
         self._weight_bytes = weight_bytes
         self._size = size
         self._cache = PagedCache(-(-size.kv_tokens // PAGE_SIZE))
+        self._buffers = BatchBuffers()
         self._known: dict[int, tuple[int, KvSequence]] = {}  # request -> (epoch, its KV here)
         decoder.allocate_kv(self._cache.pool.num_pages, PAGE_SIZE)
 
@@ -130,4 +131,5 @@ class AutoregressiveDrafter:
         return Share(self._kv(tree.request), tree.request.tokens, 0, tree.draft(), tree.frontier[0])
 
     def _run(self, shares: Sequence[Share]) -> Tensor:
-        return self._decoder.verify(lay_out(self._cache, shares, self._cache.take_moves())).logits
+        batch = self._buffers.lay_out(self._cache, shares, self._cache.take_moves())
+        return self._decoder.verify(batch).logits

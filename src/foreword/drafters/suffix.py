@@ -19,6 +19,9 @@ _REMATCHED = 64
 _WIDEST = 8
 """Followers of one node that are looked at."""
 
+_BYTES_PER_STORED_TOKEN = 8
+"""Memory of one token of a past answer beside the automaton."""
+
 
 @dataclass(frozen=True)
 class SuffixConfig:
@@ -60,6 +63,10 @@ class SuffixStore:
         if self.automaton.num_tokens > self._max_tokens:
             self._evict()
         self.version += 1
+
+    def memory_bytes(self) -> int:
+        """About what the answers and their automaton take."""
+        return self.automaton.memory_bytes() + _BYTES_PER_STORED_TOKEN * sum(map(len, self._texts))
 
     def _learn(self, text: Sequence[int]) -> None:
         self.automaton.start_text()
@@ -141,6 +148,11 @@ class SuffixDrafter:
         """A request has ended: remember its answer for its tenant, drop the rest."""
         if self._readers.pop(request.request_id, None) is not None:
             self.store(request.tenant).add(request.tokens[request.prompt_len :])
+
+    def memory_bytes(self) -> int:
+        """About what the texts of running requests and the past answers of all tenants take."""
+        own = sum(reader.own.memory_bytes() for reader in self._readers.values())
+        return own + sum(store.memory_bytes() for store in self._stores.values())
 
     def store(self, tenant: str) -> SuffixStore:
         """The past answers of one tenant; nobody else's drafts are made from them."""

@@ -6,6 +6,9 @@ ROOT = 0
 _COUNTED_SUFFIXES = 32
 """Longest suffixes whose occurrence is counted at each token: bounds the work on repetitive text."""
 
+_BYTES_PER_STATE = 330
+"""Memory of one state with its edges, as tracemalloc has it on CPython 3.11."""
+
 
 class SuffixAutomaton:
     """All substrings of the texts that it was given, in at most two states a token.
@@ -21,6 +24,10 @@ class SuffixAutomaton:
         self.counts: list[int] = [0]
         self.num_tokens = 0
         self._last = ROOT
+
+    def memory_bytes(self) -> int:
+        """About what it takes, by the number of its states; the root alone counts as nothing."""
+        return (len(self.edges) - 1) * _BYTES_PER_STATE
 
     def start_text(self) -> None:
         """What comes next does not continue what came before."""

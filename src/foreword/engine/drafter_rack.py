@@ -23,14 +23,18 @@ class DrafterRack:
         self._rule = rule
         self._drafters: dict[str, Drafter] = {}
         self._lock = Lock()  # requests come from any thread
-        self.default: Speculation | None = None
+        self.default: Speculation | None = None  # of requests that don't say
         self._default_config: SpeculationConfig | None = None
         self.set_default(default)
 
     def set_default(self, config: SpeculationConfig | None) -> None:
-        """Who drafts for requests that don't say; None: nobody."""
+        """Who drafts for requests that don't say; None: nobody. The one before is let go, once its requests end."""
+        before = None if self._default_config is None else _key(self._default_config)
         self.default = None if config is None else self._get(config)
         self._default_config = config
+        if before is not None and (config is None or before != _key(config)):
+            with self._lock:
+                self._drafters.pop(before, None)
 
     def resolve(self, setting: SpeculationSetting) -> Speculation | None:
         """Who drafts for a request with this wish. A wish without a method changes the default's other keys."""
@@ -60,13 +64,15 @@ class DrafterRack:
 
     def _get(self, config: SpeculationConfig) -> Speculation:
         check_exact(self._rule, is_chain=not config.makes_trees)
-        # Sizes are a matter of each ask; everything else makes another drafter.
-        key = json.dumps(
-            replace(config, num_speculative_tokens=1, max_depth=None).as_mapping(), sort_keys=True
-        )
+        key = _key(config)
         with self._lock:
             if key not in self._drafters:
                 self._drafters[key] = self._build(config)
             drafter = self._drafters[key]
         most = config.num_speculative_tokens
         return Speculation("+".join(config.method), drafter, most, config.max_depth or most)
+
+
+def _key(config: SpeculationConfig) -> str:
+    """The same for configurations that one drafter can serve: sizes are a matter of each ask."""
+    return json.dumps(replace(config, num_speculative_tokens=1, max_depth=None).as_mapping(), sort_keys=True)

@@ -125,7 +125,8 @@ class Sampler:
         top_k: NDArray[int64],
         top_p: NDArray[float64],
         min_p: NDArray[float64],
-        keys: NDArray[uint64],
+        stems: NDArray[uint64],
+        positions: NDArray[int64],
         tokens: NDArray[int64],
         status: NDArray[int64],
     ) -> None: ...

@@ -58,16 +58,13 @@ def draw(
 
 
 def sample(
-    sampler: "Sampler",
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    keys: npt.NDArray[np.uint64],
-) -> Tensor:
-    """int64 [2, rows], `floors` and `draw` in one call: the token of each row, -1 where it has none, and its status."""
+    sampler: "Sampler", logits: Tensor, records: npt.NDArray[np.void], positions: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """int64 [2, rows], keys, `floors` and `draw` in one call: each row's token (-1: it has none) and RowStatus.
+
+    Records are per row, with the fields named here; positions are those of the tokens that the rows are about.
+    """
     found = np.empty((2, len(logits)), np.int64)
-    columns = (logits, temperature, top_k, top_p, min_p)
-    sampler.sample(*(column.numpy() for column in columns), keys, found[0], found[1])
-    return torch.from_numpy(found)
+    columns = [records[name] for name in ("temperature", "top_k", "top_p", "min_p", "stem")]
+    sampler.sample(logits.numpy(), *columns, positions, *found)
+    return found

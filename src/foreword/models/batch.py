@@ -1,8 +1,7 @@
 """The one explicit value that a target pass gets, and the one that it returns."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -35,12 +34,6 @@ class ForwardBatch:
     kv_copies: Tensor  # int32 [copies, 2], (from, to) physical KV rows; done before anything else
     hidden_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int32))  # int32 [wanted]
     hidden_layers: tuple[int, ...] = ()  # layer i: the residual stream after i layers; 0 is the embedding
-
-    def to(self, device: torch.device | str) -> "ForwardBatch":
-        """The same batch with its arrays on `device`."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved: dict[str, Any] = {k: v.to(device) for k, v in values.items() if isinstance(v, Tensor)}
-        return replace(self, **moved)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
 
-from foreword.models.attention import RequestView, paged_attention, request_views
+from foreword.models.attention import GroupView, group_views, paged_attention
 from foreword.models.batch import ForwardBatch, ForwardOutput
 from foreword.models.config import ModelConfig
 from foreword.models.rope import inverse_frequencies, rotate
+from foreword.models.staging import Staging
 from foreword.models.weights import DecoderWeights, LayerWeights
 
 
@@ -22,13 +23,21 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 class TorchDecoder:
-    """A target in plain torch: one pass over a `ForwardBatch`, KV in paged tensors that it owns."""
+    """A target in plain torch: one pass over a `ForwardBatch`, KV in paged tensors that it owns.
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+    Behind the pages its KV memory has two more rows: one that padding writes to, and one of zeros that stands
+    for rows which a request does not have.
+    """
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, *, bucketed: bool | None = None) -> None:
+        """`bucketed` pads every size of a pass to a power of two; by default on a GPU alone."""
         self.config = config
         self._weights = weights
         self._inverse_frequencies = inverse_frequencies(config).to(weights.embedding.device)
+        self._bucketed = self.device.type == "cuda" if bucketed is None else bucketed
+        self._staging = Staging(self.device, self._bucketed)
         self._page_size = 0
+        self._paged_rows = 0
         self._keys = self._values = torch.empty(0)
 
     @property
@@ -57,7 +66,8 @@ class TorchDecoder:
     def with_layers(self, layers: Sequence[int]) -> "TorchDecoder":
         """A decoder that runs only these layers of this one: the same weights, KV memory of its own."""
         weights = replace(self._weights, layers=tuple(self._weights.layers[layer] for layer in layers))
-        return TorchDecoder(replace(self.config, num_layers=len(layers)), weights)
+        config = replace(self.config, num_layers=len(layers))
+        return TorchDecoder(config, weights, bucketed=self._bucketed)
 
     def kv_bytes_per_row(self) -> int:
         """Memory that one token's keys and values take in all layers."""
@@ -65,35 +75,38 @@ class TorchDecoder:
 
     def allocate_kv(self, num_pages: int, page_size: int) -> None:
         """Make room for `num_pages` pages of KV; what was there is gone."""
-        self._page_size = page_size
-        shape = (
-            self.config.num_layers,
-            num_pages * page_size,
-            self.config.num_kv_heads,
-            self.config.head_dim,
-        )
+        self._page_size, self._paged_rows = page_size, num_pages * page_size
+        config = self.config
+        shape = (config.num_layers, self._paged_rows + 2, config.num_kv_heads, config.head_dim)
         self._keys = torch.empty(shape, dtype=self._weights.embedding.dtype, device=self.device)
         self._values = torch.empty_like(self._keys)
+        self._keys[:, self._paged_rows :] = 0
+        self._values[:, self._paged_rows :] = 0
 
     @torch.inference_mode()
     def verify(self, batch: ForwardBatch) -> ForwardOutput:
-        """One pass over all rows of `batch` (on the CPU); KV rows are written as it says."""
-        views = request_views(batch, self._page_size, self.device)
-        batch = batch.to(self.device)
+        """One pass over all rows of `batch` (on the CPU); KV rows are written as it says.
+
+        Nothing in it waits for the device: the host goes on while the pass is under way.
+        """
+        staged = self._staging.stage(batch, self._page_size, spare_slot=self._paged_rows)
+        views = group_views(staged, self._page_size, empty_slot=self._paged_rows + 1)
+        batch = staged.batch
         self._move_rows(batch.kv_copies.long())
         angles = batch.positions.unsqueeze(1).float() * self._inverse_frequencies  # [rows, head_dim / 2]
         stream = embedding(batch.token_ids, self._weights.embedding)  # [rows, hidden]
-        cos, sin = angles.cos().to(stream.dtype), angles.sin().to(stream.dtype)
+        cos_sin = angles.cos().to(stream.dtype), angles.sin().to(stream.dtype)
+        slots = batch.slots.long()
         hidden = {}
         for index, layer in enumerate(self._weights.layers):
             if index in batch.hidden_layers:
-                hidden[index] = stream[batch.hidden_rows]
-            stream = stream + self._attention(index, layer, stream, (cos, sin), batch.slots.long(), views)
+                hidden[index] = stream[batch.hidden_rows][: staged.num_hidden]
+            stream = stream + self._attention(index, layer, stream, cos_sin, slots, views)
             stream = stream + self._mlp(layer, stream)
         if len(self._weights.layers) in batch.hidden_layers:
-            hidden[len(self._weights.layers)] = stream[batch.hidden_rows]
+            hidden[len(self._weights.layers)] = stream[batch.hidden_rows][: staged.num_hidden]
         last = rms_norm(stream[batch.logit_rows], self._weights.final_norm, self.config.rms_norm_eps)
-        return ForwardOutput(linear(last, self._weights.head).float(), hidden)
+        return ForwardOutput(linear(last, self._weights.head).float()[: staged.num_logits], hidden)
 
     def _move_rows(self, copies: Tensor) -> None:
         if len(copies):
@@ -108,7 +121,7 @@ class TorchDecoder:
         stream: Tensor,
         cos_sin: tuple[Tensor, Tensor],
         slots: Tensor,
-        views: list[RequestView],
+        views: list[GroupView],
     ) -> Tensor:
         config = self.config
         normed = rms_norm(stream, layer.input_norm, config.rms_norm_eps)

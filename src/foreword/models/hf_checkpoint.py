@@ -42,6 +42,13 @@ class HfCheckpoint:
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
         """The tensor in `dtype`."""
+        return self._read(name).to(dtype, copy=True)
+
+    def stored(self, name: str) -> Tensor:
+        """The tensor in the numbers that its file has, in memory of its own."""
+        return self._read(name).clone()
+
+    def _read(self, name: str) -> Tensor:
         if name not in self._files:
             raise missing_tensor(name, self.path)
         with _opened(self._files[name]) as file:
@@ -52,7 +59,7 @@ class HfCheckpoint:
                 f"{self._files[name]}: tensor {name} has type {kind}, which is not supported; "
                 "use a model in float32, float16 or bfloat16"
             )
-        return stored.to(dtype, copy=True)
+        return stored
 
     def quantized(self, name: str) -> QuantizedTensor | None:
         """None: directories with quantised weights are refused."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from foreword.acceptance.drawn import Drawn
 from foreword.acceptance.trees import DraftTrees
@@ -44,19 +45,30 @@ class Draft:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def depths(self) -> list[int]:
+    def depths(self) -> tuple[int, ...]:
         """Depth of every node; the first level is 1."""
-        depths: list[int] = []
-        for parent in self.parents:
-            depths.append(1 if parent == ROOT else depths[parent] + 1)
-        return depths
+        return _depths(self.parents)
 
-    def ancestor_masks(self) -> list[int]:
+    def ancestor_masks(self) -> tuple[int, ...]:
         """Per node, a bit for every node on the way from the root to it, itself included."""
-        masks: list[int] = []
-        for node, parent in enumerate(self.parents):
-            masks.append((0 if parent == ROOT else masks[parent]) | 1 << node)
-        return masks
+        return _ancestor_masks(self.parents)
+
+
+# Most drafts are chains, so that a few shapes come back at every step.
+@lru_cache(maxsize=1024)
+def _depths(parents: tuple[int, ...]) -> tuple[int, ...]:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent == ROOT else depths[parent] + 1)
+    return tuple(depths)
+
+
+@lru_cache(maxsize=1024)
+def _ancestor_masks(parents: tuple[int, ...]) -> tuple[int, ...]:
+    masks: list[int] = []
+    for node, parent in enumerate(parents):
+        masks.append((0 if parent == ROOT else masks[parent]) | 1 << node)
+    return tuple(masks)
 
 
 def stack(drafts: Sequence[Draft]) -> DraftTrees:

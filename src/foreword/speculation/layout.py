@@ -1,12 +1,17 @@
-"""Lays out the rows of a pass: per sequence a run of committed tokens, then draft nodes."""
+"""Lays out the rows of a pass: per sequence a run of committed tokens, then draft nodes.
+
+Every pass pays for this on the host, so nothing here loops over rows or over the pages of a long context.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-import torch
+import numpy as np
 
 from foreword.kv.paged_cache import KvSequence, PagedCache, RowMove
-from foreword.models.batch import MASK_WORDS, ForwardBatch
+from foreword.models.batch import ForwardBatch
+from foreword.speculation.batch_memory import BatchColumns, BatchMemory, BatchSizes, PageTables
 from foreword.speculation.draft import Draft
 
 
@@ -17,73 +22,97 @@ class Share:
     kv: KvSequence  # its rows behind the computed end are reserved
     tokens: Sequence[int]  # committed
     run: int  # committed tokens that get their KV now
-    draft: Draft  # nodes behind the run
+    draft: Draft  # nodes behind the run; all that are in this pass get their logits
     first_node: int = 0  # nodes before this one have their KV from an earlier pass of the same draft
-    run_logits: int = 1
+    run_logits: int = 1  # how many of the last tokens of the run get their logits, if there are so many
+
+    @property
+    def nodes(self) -> int:
+        """Nodes in this pass."""
+        return len(self.draft) - self.first_node
 
 
 class BatchBuffers:
+    """The memory in which one owner lays out its passes, one after another.
+
+    A batch is made of views into it. Two halves are used in turn, so that a pass can be laid out while
+    the one before it is still under way: a batch holds until the second `lay_out` after its own.
+    """
+
+    def __init__(self, entries: int = 1 << 16) -> None:
+        """Room for batches of `entries` 32-bit numbers to begin with; larger ones make it grow."""
+        self._memory, self._other_memory = BatchMemory(entries), BatchMemory(entries)
+        self._tables = PageTables()
+
     def lay_out(self, cache: PagedCache, shares: Sequence[Share], moves: Sequence[RowMove]) -> ForwardBatch:
-        return lay_out(cache, shares, moves)
+        """The batch of one pass. `moves` are done before anything else."""
+        self._memory, self._other_memory = self._other_memory, self._memory
+        tables = self._tables.of([share.kv for share in shares], cache.page_size)
+        counts = [share.run + share.nodes for share in shares]
+        wanted = _logit_rows(shares)
+        sizes = BatchSizes(sum(counts), len(shares), tables.shape[1], len(wanted), len(moves))
+        columns, batch = self._memory.views(sizes)
+        columns.block_tables[:] = tables
+        columns.logit_rows[:] = wanted
+        columns.kv_lens[:] = [share.kv.computed + share.run + len(share.draft) for share in shares]
+        columns.row_starts[:] = [0, *accumulate(counts)]
+        _fill_places(columns, shares, counts, cache.page_size)
+        _fill_tokens(columns, shares)
+        if moves:
+            columns.kv_copies[:] = [(move.source, cache.slot(move.owner, move.row)) for move in moves]
+        return batch
 
 
 def lay_out(cache: PagedCache, shares: Sequence[Share], moves: Sequence[RowMove]) -> ForwardBatch:
-    """The batch of one pass. `moves` are done before anything else."""
-    rows = _Rows()
+    """The batch of one pass in memory of its own, which nothing overwrites."""
+    return BatchBuffers(entries=0).lay_out(cache, shares, moves)
+
+
+def _logit_rows(shares: Sequence[Share]) -> list[int]:
+    rows: list[int] = []
+    end = 0
     for share in shares:
-        rows.add(cache, share)
-    most_pages = max((len(table) for table in rows.tables), default=0)
-    tables = [table + [0] * (most_pages - len(table)) for table in rows.tables]
-    copies = [(move.source, cache.slot(move.owner, move.row)) for move in moves]
-    return ForwardBatch(
-        token_ids=_int32(rows.token_ids),
-        positions=_int32(rows.positions),
-        slots=_int32(rows.slots),
-        prefix_lens=_int32(rows.prefix_lens),
-        ancestor_masks=torch.tensor(rows.masks, dtype=torch.int64).view(-1, MASK_WORDS),
-        row_starts=_int32(rows.starts),
-        block_tables=torch.tensor(tables, dtype=torch.int32).view(len(tables), most_pages),
-        kv_lens=_int32(rows.kv_lens),
-        logit_rows=_int32(rows.logit_rows),
-        kv_copies=torch.tensor(copies, dtype=torch.int32).view(-1, 2),
-    )
+        nodes = share.nodes
+        end += share.run + nodes
+        rows += range(end - nodes - min(share.run_logits, share.run), end)
+    return rows
 
 
-def _int32(values: list[int]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32)
+def _fill_places(columns: BatchColumns, shares: Sequence[Share], counts: list[int], page_size: int) -> None:
+    """Where every row stands and how far it sees; nodes are given positions as if they were a chain."""
+    figures: list[tuple[int, ...]] = []
+    start = 0
+    for request, (share, count) in enumerate(zip(shares, counts, strict=True)):
+        first = share.kv.computed
+        figures.append((first - start, first + share.run, share.first_node, request))
+        start += count
+    per_request = np.array(figures, dtype=np.int32).reshape(-1, 4)
+    shift, end, first_node, request_of = per_request.repeat(counts, axis=0).T  # each [rows]
+    kv_row = np.arange(start, dtype=np.int32) + shift
+    is_node = kv_row >= end
+    kv_row += first_node * is_node
+    page = kv_row // page_size
+    np.add((columns.block_tables[request_of, page] - page) * page_size, kv_row, out=columns.slots)
+    np.minimum(kv_row + 1, end, out=columns.prefix_lens)
+    columns.positions[:] = kv_row
 
 
-class _Rows:
-    """Columns of the batch while it is being laid out."""
-
-    def __init__(self) -> None:
-        self.token_ids: list[int] = []
-        self.positions: list[int] = []
-        self.slots: list[int] = []
-        self.prefix_lens: list[int] = []
-        self.masks: list[int] = []
-        self.starts = [0]
-        self.tables: list[list[int]] = []
-        self.kv_lens: list[int] = []
-        self.logit_rows: list[int] = []
-
-    def add(self, cache: PagedCache, share: Share) -> None:
-        kv, draft = share.kv, share.draft
-        first, end = kv.computed, kv.computed + share.run
-        nodes = range(share.first_node, len(draft))
-        depths, masks = draft.depths(), draft.ancestor_masks()
-        self.token_ids += [*share.tokens[first:end], *(draft.tokens[node] for node in nodes)]
-        self.positions += [*range(first, end), *(end + depths[node] - 1 for node in nodes)]
-        self.slots += [cache.slot(kv, row) for row in [*range(first, end), *(end + node for node in nodes)]]
-        self.prefix_lens += [*range(first + 1, end + 1), *[end] * len(nodes)]
-        self.masks += [0] * share.run + [_signed(masks[node]) for node in nodes]
-        self.tables.append(list(kv.pages))
-        self.kv_lens.append(end + len(draft))
-        self.starts.append(self.starts[-1] + share.run + len(nodes))
-        newest = min(share.run_logits, share.run)
-        self.logit_rows += range(self.starts[-1] - len(nodes) - newest, self.starts[-1])
-
-
-def _signed(word: int) -> int:
-    """A 64-bit mask as the int64 with the same bits."""
-    return word - (1 << 64) if word >> 63 else word
+def _fill_tokens(columns: BatchColumns, shares: Sequence[Share]) -> None:
+    """Every row's token, and the masks and positions of nodes."""
+    tokens: list[int] = []
+    nodes: list[int] = []  # rows
+    depths: list[int] = []
+    masks: list[int] = []
+    for share in shares:
+        first, draft = share.kv.computed, share.draft
+        tokens += share.tokens[first : first + share.run]
+        if len(draft):
+            nodes += range(len(tokens), len(tokens) + share.nodes)
+            tokens += draft.tokens[share.first_node :]
+            depths += draft.depths()[share.first_node :]
+            masks += draft.ancestor_masks()[share.first_node :]
+    columns.token_ids[:] = tokens
+    columns.ancestor_masks.fill(0)
+    if nodes:
+        columns.positions[nodes] = columns.prefix_lens[nodes] + np.array(depths, dtype=np.int32) - 1
+        columns.ancestor_masks[nodes, 0] = masks

@@ -98,8 +98,9 @@ class Stepper:
         try:
             transaction.reserve()
             proposal = propose(fit_to_room(plan, self.cache, self.max_rows))
+            batch = transaction.batch(proposal.drafts, self._buffers)
             began = perf_counter()
-            output = self.target.verify(transaction.batch(proposal.drafts, self._buffers))
+            output = self.target.verify(batch)
         except Exception as error:
             transaction.abort()
             return Launched(scheduled, transaction, _raising(error), proposal, perf_counter() - began)

@@ -66,7 +66,7 @@ class Transaction:
             Share(part.kv, part.request.tokens, part.run, draft, run_logits=part.scored + part.draws)
             for part, draft in zip(self.parts, drafts, strict=True)
         ]
-        return (buffers or BatchBuffers()).lay_out(self._cache, shares, self._moves)
+        return (buffers or BatchBuffers(entries=0)).lay_out(self._cache, shares, self._moves)
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[bool]:
         """Everything about every request advances together; returns which of them were still there."""

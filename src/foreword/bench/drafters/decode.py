@@ -13,6 +13,9 @@ from foreword.errors import RequestError
 OnTokens = Callable[[Sequence[int]], None]
 """Called with the newly committed tokens after every pass that committed any."""
 
+_PASSES_PER_QUESTION = 16
+"""How often a drafter is asked for its memory while it guesses; the time for that is not counted."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -26,7 +29,7 @@ class Run:
     draft_seconds: float
     verify_seconds: float
     accept_seconds: float
-    memory_bytes: int | None  # what the drafter adds, if it says
+    memory_bytes: int | None  # most that the drafter said it adds meanwhile, if it says
     token_ids: tuple[int, ...]  # the whole answer
 
     @property
@@ -57,10 +60,12 @@ def _decode_rest(engine: EngineCore, request: Request, on_tokens: OnTokens | Non
     before, acceptance = replace(engine.seconds), replace(request.acceptance)
     passes_before = request.ledger.passes
     tokens_before = len(request.tokens)
+    memory = _MemoryQuestions(engine)
     began = perf_counter()
     while request.finish_reason is None:
+        memory.ask_now_and_then()
         _step(engine, request, on_tokens)
-    seconds = perf_counter() - began
+    seconds = perf_counter() - began - memory.seconds
     return Run(
         tokens=len(request.tokens) - tokens_before,
         passes=request.ledger.passes - passes_before,
@@ -70,9 +75,28 @@ def _decode_rest(engine: EngineCore, request: Request, on_tokens: OnTokens | Non
         draft_seconds=engine.seconds.draft - before.draft,
         verify_seconds=engine.seconds.verify - before.verify,
         accept_seconds=engine.seconds.accept - before.accept,
-        memory_bytes=engine.drafter_memory_bytes(),
+        memory_bytes=memory.largest,
         token_ids=tuple(request.output_ids),
     )
+
+
+class _MemoryQuestions:
+    """Asks the drafter for its memory while it has the request: lookups forget it when it ends."""
+
+    def __init__(self, engine: EngineCore) -> None:
+        self._engine = engine
+        self._passes = 0
+        self.largest: int | None = None  # that it answered
+        self.seconds = 0.0  # that the questions took
+
+    def ask_now_and_then(self) -> None:
+        """To be called before every pass; asks before the first two and then every sixteenth."""
+        if self._passes < 2 or self._passes % _PASSES_PER_QUESTION == 0:
+            asked = perf_counter()
+            answer = self._engine.drafter_memory_bytes()
+            self.largest = answer if self.largest is None else max(self.largest, answer or 0)
+            self.seconds += perf_counter() - asked
+        self._passes += 1
 
 
 def _step(engine: EngineCore, request: Request, on_tokens: OnTokens | None) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from foreword.drafters.config import SpeculationConfig
@@ -56,8 +57,15 @@ def _first(text: str) -> tuple[Mapping[str, Any], str]:
 
 def _method(config: Mapping[str, Any]) -> Method:
     methods = SpeculationConfig.parse(config).method  # refuses what cannot be measured before anything loads
-    settings = [f"{key}={value}" for key, value in config.items() if key != "method"]
+    settings = [f"{key}={_short(value)}" for key, value in config.items() if key != "method"]
     return Method(" ".join(["+".join(methods), *settings]), config)
+
+
+def _short(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """A setting as a label shows it: of a path that exists its last part."""
+    if isinstance(value, str) and "/" in value and Path(value).expanduser().exists():
+        return Path(value).name
+    return value
 
 
 def _is_complete(settings: type) -> bool:

@@ -14,7 +14,9 @@ def require_matplotlib() -> Any:  # noqa: ANN401 - an optional package
     try:
         return importlib.import_module("matplotlib")
     except ImportError:
-        raise RequestError('--plot needs matplotlib: pip install "foreword[plot]"') from None
+        raise RequestError(
+            '--plot needs matplotlib: pip install "foreword[plot]", or pip install matplotlib'
+        ) from None
 
 
 def plot_rows(rows: Sequence[Row], path: Path, title: str) -> None:
@@ -31,6 +33,11 @@ def plot_rows(rows: Sequence[Row], path: Path, title: str) -> None:
     figure.suptitle(title, fontsize=12)
     handles, labels = upper.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), frameon=False)
+    save_figure(figure, path)
+
+
+def save_figure(figure: Any, path: Path) -> None:  # noqa: ANN401 - an optional package
+    """Write the picture, in the format that the file's name asks for."""
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:

@@ -14,7 +14,7 @@ def drafter_table(rows: Sequence[Row], title: str) -> Table:
     """Drafter by drafter, a line for every category and one for all of them. Fits 80 columns."""
     table = Table(title=title, caption=_CAPTION, box=SIMPLE_HEAD, padding=0)
     table.title_justify = table.caption_justify = "left"
-    table.add_column("drafter")
+    table.add_column("drafter", overflow="fold")
     for name in _FIGURES:
         table.add_column(name, justify="right", no_wrap=True)
     shown = ""
@@ -46,6 +46,12 @@ def _cells(row: Row) -> list[str]:
         f"{row.verify_ms:.1f}",
         f"{row.accept_ms:.2f}",
         f"{row.rest_ms:.2f}",
-        "-" if row.memory_bytes is None else f"{row.memory_bytes / 1e6:.0f} MB",
+        _megabytes(row.memory_bytes),
         different,
     ]
+
+
+def _megabytes(size: int | None) -> str:
+    if size is None:
+        return "-"
+    return f"{size / 1e6:.1f} MB" if size < 10e6 else f"{size / 1e6:.0f} MB"

@@ -1,0 +1,1 @@
+"""Load for a server that speaks the OpenAI API, and what it made of it."""

@@ -1,0 +1,74 @@
+"""`foreword bench batch`: how decoding scales with the batch."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from foreword.cli.console import (
+    DEFAULT_MODEL,
+    BackendOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    load_llm,
+    parse_sizes,
+    print_json,
+    stage_bar,
+    stdout,
+)
+
+
+def batch(
+    model: ModelOption = DEFAULT_MODEL,
+    batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,2,4,8,16,32",
+    tokens: Annotated[int, typer.Option(help="Tokens that each request gains, on average.")] = 32,
+    repeats: Annotated[int, typer.Option(help="Runs of each kind, in turns; medians count.")] = 3,
+    speculative_config: Annotated[
+        str, typer.Option(help="Who guesses ahead in the speculative runs, as JSON.")
+    ] = '{"method": "ngram", "num_speculative_tokens": 4}',
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    backend: BackendOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Throughput and latency at several batch sizes, plain and speculative in turns, and host time per step.
+
+    Greedy, on the shipped prompts, measured while the batch is full and all prompts are read. Host time is what a
+    step takes beside drafting, the forward pass and acceptance.
+    """
+    from foreword.bench.batch import measure_batches
+    from foreword.bench.drafters.prompts import own_prompts
+
+    sizes = parse_sizes("--batches", batches)
+    llm = load_llm(model, dtype, device, backend, speculative_config)
+    prompts = [llm.encode(prompt.text) for prompt in own_prompts()]
+    with stage_bar() as on_progress:
+        rows = measure_batches(llm.engine, prompts, sizes, tokens, repeats, on_progress)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    table.add_column("batch", justify="right", no_wrap=True)
+    for kind, ratio in (("plain", f"x of {sizes[0]}"), ("spec", "x plain")):
+        for name in (f"{kind}\ntok/s", f"\n{ratio}", "\nms/tok", "\nhost"):
+            table.add_column(name, justify="right", no_wrap=True)
+    for name in ("alpha", "tau"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            str(row.batch),
+            f"{row.plain_tokens_per_second:.1f}",
+            f"{row.scaling:.2f}",
+            f"{row.plain_token_ms:.1f}",
+            f"{row.plain_host_ms:.2f}",
+            f"{row.speculative_tokens_per_second:.1f}",
+            f"{row.speedup:.2f}",
+            f"{row.speculative_token_ms:.1f}",
+            f"{row.speculative_host_ms:.2f}",
+            f"{row.acceptance:.2f}",
+            f"{row.tokens_per_pass:.2f}",
+        )
+    stdout.print(table)
+    if as_json:
+        print_json({"model": model, "rows": [asdict(row) for row in rows]})

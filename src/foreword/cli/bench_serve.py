@@ -1,0 +1,172 @@
+"""`foreword bench serve`: load for any server that speaks the OpenAI API."""
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foreword.cli.console import JsonOption, print_json, stage_bar, stdout
+from foreword.errors import RequestError
+
+if TYPE_CHECKING:
+    from foreword.bench.drafters.prompts import BenchPrompt
+    from foreword.bench.serve.generator import Run
+    from foreword.bench.serve.goodput import Limits
+    from foreword.bench.serve.outcome import Outcome
+    from foreword.bench.serve.settings import Load, Question
+
+DEFAULT_REQUESTS = 100
+DEFAULT_CONCURRENCY = 8
+
+
+def serve(
+    url: Annotated[str, typer.Option(help="The server's address, such as http://127.0.0.1:8000.")],
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Open loop: Poisson arrivals, so many requests per second; inf is all at once."),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Closed loop: requests under way. Default, without --rate: {DEFAULT_CONCURRENCY}."
+        ),
+    ] = None,
+    num_requests: Annotated[
+        int | None,
+        typer.Option(help=f"Requests to send. Default, without --duration: {DEFAULT_REQUESTS}."),
+    ] = None,
+    duration: Annotated[
+        float | None, typer.Option(help="Seconds in which requests are started; those under way finish.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Bound on every answer's length.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    seed: Annotated[
+        int, typer.Option(help="Of arrivals, the prompts' order and drops; request i asks with seed + i.")
+    ] = 0,
+    model: Annotated[str | None, typer.Option("--model", "-m", help="Default: first of /v1/models.")] = None,
+    endpoint: Annotated[str, typer.Option(help="completions or chat.")] = "completions",
+    dataset: Annotated[
+        Path | None, typer.Option(help="JSON lines: Spec-Bench, HumanEval or GSM8K. Default: our own set.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="FOREWORD_API_KEY", help="Sent as bearer token.")
+    ] = None,
+    speculation: Annotated[
+        str | None, typer.Option(help="off or a JSON object: sent as `speculation`, a field of our server.")
+    ] = None,
+    extra_body: Annotated[
+        str | None, typer.Option(help='More fields of every body, such as {"ignore_eos": true}.')
+    ] = None,
+    goodput: Annotated[
+        str | None, typer.Option(help="Limits in ms that a good request keeps: ttft:500,tpot:50,e2el:5000.")
+    ] = None,
+    disconnect: Annotated[float, typer.Option(help="Share of streams to drop midway, at random.")] = 0.0,
+    timeout: Annotated[float, typer.Option(help="Seconds that one request may take.")] = 600.0,
+    plot: Annotated[Path | None, typer.Option(help="Draw TTFT and ITL into this picture (PNG).")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Latency, throughput and goodput of a server under load; exit code 1 if no request was completed.
+
+    Counted from when a request was due (open loop) or sent (closed loop), completed requests alone:
+
+    TTFT = first chunk with text - due. E2E = last chunk of the answer - due.
+
+    TPOT = (E2E - TTFT) / (output tokens - 1). Output tokens are those of `usage`; without it, chunks.
+
+    ITL = time between two chunks with text. ITL per token = that / tokens of the second chunk, where it says.
+
+    Percentiles are interpolated linearly. Goodput = requests that keep all limits, of all not dropped on purpose.
+    """
+    from foreword.bench.drafters.plot import require_matplotlib
+    from foreword.bench.drafters.prompts import own_prompts, read_prompts
+    from foreword.bench.serve.goodput import parse_limits
+    from foreword.bench.serve.plot import plot_latencies
+    from foreword.bench.serve.report import make_report, report_json
+    from foreword.bench.serve.settings import Load, Question, base_address, extra_fields
+    from foreword.bench.serve.table import latency_table, summary_table
+
+    if rate is not None and concurrency is not None:
+        raise RequestError("--rate is an open loop, --concurrency a closed one: give one of them")
+    if num_requests is None and duration is None:
+        num_requests = DEFAULT_REQUESTS
+    clients = DEFAULT_CONCURRENCY if concurrency is None else concurrency
+    load = Load(rate, clients, num_requests, duration, timeout, disconnect, seed)
+    extra = extra_fields(speculation, extra_body)
+    question = Question(model or "", endpoint, max_tokens, temperature, seed, extra)
+    limits = None if goodput is None else parse_limits(goodput)
+    address = base_address(url)
+    if plot is not None:
+        require_matplotlib()
+        if not plot.parent.is_dir():  # better said now than after the run
+            raise RequestError(f"--plot {plot} cannot be written: there is no directory {plot.parent}")
+    prompts = own_prompts() if dataset is None else read_prompts(dataset)
+    question, run = asyncio.run(_run(address, api_key, question, load, prompts))
+    report = make_report(run, limits)
+    title = f"{question.model} at {address}, {_loop_name(load)}, {question.endpoint}, ≤ {max_tokens} tokens"
+    stdout.print(latency_table(report, title))
+    stdout.print(summary_table(report, limits))
+    if plot is not None:
+        plot_latencies(run.outcomes, plot, title)
+        stdout.print(f"plot: {plot}", soft_wrap=True)
+    if as_json:
+        print_json(
+            {**_asked(address, question, load, limits), "prompts": len(prompts), **report_json(report)}
+        )
+    if not report.completed:
+        raise typer.Exit(1)
+
+
+async def _run(
+    address: str,
+    api_key: str | None,
+    question: "Question",
+    load: "Load",
+    prompts: "Sequence[BenchPrompt]",
+) -> "tuple[Question, Run]":
+    """The run, and the question with the model's name in it."""
+    from foreword.bench.serve.client import first_model, open_client
+    from foreword.bench.serve.generator import LoadGenerator
+
+    async with open_client(address, api_key) as client:
+        if not question.model:
+            question = replace(question, model=await first_model(client))
+        with stage_bar() as show:
+            on_outcome = _progress(show, load)
+            return question, await LoadGenerator(client, question, load).run(prompts, on_outcome)
+
+
+def _progress(show: Callable[[str, int, int], None], load: "Load") -> "Callable[[Outcome], None]":
+    """Shows every request that is over: by number if that is bounded, else by time."""
+    from foreword.bench.serve.outcome import Ending
+
+    start = perf_counter()
+    over = {"answered": 0, "not": 0}
+
+    def on_outcome(outcome: "Outcome") -> None:
+        over["answered" if outcome.ending is Ending.COMPLETED else "not"] += 1
+        stage = f"{over['answered']} answered, {over['not']} not"
+        if load.num_requests is not None:
+            show(stage, sum(over.values()), load.num_requests)
+        else:
+            show(stage, int(perf_counter() - start), int(load.duration or 0))
+
+    return on_outcome
+
+
+def _loop_name(load: "Load") -> str:
+    return f"closed loop of {load.concurrency}" if load.rate is None else f"open loop at {load.rate:g}/s"
+
+
+def _asked(address: str, question: "Question", load: "Load", limits: "Limits | None") -> dict[str, Any]:
+    """The settings of a run for JSON, which has no infinity; the key is not among them."""
+    asked = {"url": address, **asdict(question), **asdict(load)}
+    asked["loop"] = "closed" if load.rate is None else "open"
+    asked["limits_ms"] = None if limits is None else asdict(limits)
+    if load.rate is None:
+        return asked
+    return asked | {"rate": load.rate if math.isfinite(load.rate) else "inf", "concurrency": None}

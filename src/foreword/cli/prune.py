@@ -1,0 +1,45 @@
+"""`foreword prune`: a copy of a model with fewer layers."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foreword.cli.console import JsonOption, print_json, progress_bar, stage_bar, stdout
+from foreword.errors import RequestError
+
+
+def prune(
+    model: Annotated[
+        str, typer.Argument(help="Built-in name, .gguf file, Hugging Face directory or hub id.")
+    ],
+    out: Annotated[Path, typer.Argument(help="A new .gguf file for a GGUF model, else a new directory.")],
+    layers: Annotated[
+        str | None, typer.Option(help="Layers to keep, both ends of a range included: 0-9,20-29.")
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option(help="Keep so many layers at even distances, the first and the last too.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a copy of a model with some of its layers: a draft model that has the target's tokenizer.
+
+    Example: foreword prune smollm2-135m draft.gguf --keep 10
+    """
+    from foreword.models.layer_choice import parse_layers
+    from foreword.models.pruning import prune as write_pruned
+    from foreword.models.sources import resolve_model
+
+    if (layers is None) == (keep is None):
+        raise RequestError("give either --layers, such as 0-9,20-29, or --keep with a number of layers")
+    wanted = parse_layers(layers) if layers is not None else keep or 0
+    with stage_bar() as on_stage:
+        path = resolve_model(model, on_progress=on_stage)
+    with progress_bar(f"writing {out}") as on_progress:
+        kept = write_pruned(path, out, wanted, on_progress)
+    size = sum(file.stat().st_size for file in (out.iterdir() if out.is_dir() else [out]))
+    if as_json:
+        print_json({"model": model, "out": str(out), "layers": kept, "bytes": size})
+        return
+    numbers = ", ".join(map(str, kept))
+    stdout.print(f"{out}: {len(kept)} layers ({numbers}), {size / 1e6:.0f} MB", soft_wrap=True)

@@ -1,0 +1,144 @@
+"""Memory for the arrays of forward batches, used again and again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from foreword.kv.paged_cache import KvSequence
+from foreword.models.batch import MASK_WORDS, ForwardBatch
+
+Ints = NDArray[np.int32]
+
+_KEPT_VIEWS = 256
+"""Sizes whose views are kept: making them takes longer than filling them, and few sizes come again and again."""
+
+
+class BatchSizes(NamedTuple):
+    """How large a batch is."""
+
+    rows: int
+    requests: int
+    pages: int  # of the longest block table
+    logit_rows: int
+    kv_copies: int
+
+    @property
+    def entries(self) -> int:
+        """32-bit numbers in all arrays together."""
+        per_row, per_request = 4 + 2 * MASK_WORDS, 2 + self.pages
+        fixed = 1 + self.logit_rows + 2 * self.kv_copies
+        return self.rows * per_row + self.requests * per_request + fixed
+
+
+@dataclass(frozen=True)
+class BatchColumns:
+    """The arrays of a `ForwardBatch`, to be filled in."""
+
+    ancestor_masks: NDArray[np.uint64]  # [rows, MASK_WORDS]
+    token_ids: Ints  # [rows]
+    positions: Ints  # [rows]
+    slots: Ints  # [rows]
+    prefix_lens: Ints  # [rows]
+    row_starts: Ints  # [requests + 1]
+    kv_lens: Ints  # [requests]
+    block_tables: Ints  # [requests, pages]
+    logit_rows: Ints  # [wanted]
+    kv_copies: Ints  # [copies, 2]
+
+    def batch(self) -> ForwardBatch:
+        """The batch that looks at these arrays."""
+        return ForwardBatch(
+            token_ids=torch.from_numpy(self.token_ids),
+            positions=torch.from_numpy(self.positions),
+            slots=torch.from_numpy(self.slots),
+            prefix_lens=torch.from_numpy(self.prefix_lens),
+            ancestor_masks=torch.from_numpy(self.ancestor_masks.view(np.int64)),
+            row_starts=torch.from_numpy(self.row_starts),
+            block_tables=torch.from_numpy(self.block_tables),
+            kv_lens=torch.from_numpy(self.kv_lens),
+            logit_rows=torch.from_numpy(self.logit_rows),
+            kv_copies=torch.from_numpy(self.kv_copies),
+        )
+
+
+class BatchMemory:
+    """One block of memory that holds the arrays of one batch at a time."""
+
+    def __init__(self, entries: int) -> None:
+        self._memory = np.empty(entries, dtype=np.int32)
+        self._views: dict[BatchSizes, tuple[BatchColumns, ForwardBatch]] = {}
+
+    def views(self, sizes: BatchSizes) -> tuple[BatchColumns, ForwardBatch]:
+        """Arrays of these sizes, with anything in them, and the batch that looks at them.
+
+        They overwrite those that were given out before; if they need a larger block, those keep the old one.
+        """
+        if sizes.entries > len(self._memory):
+            self._memory = np.empty(max(sizes.entries, 2 * len(self._memory)), dtype=np.int32)
+            self._views.clear()
+        views = self._views.get(sizes)
+        if views is None:
+            if len(self._views) == _KEPT_VIEWS:
+                self._views.clear()
+            columns = self._carve(sizes)
+            views = self._views[sizes] = columns, columns.batch()
+        return views
+
+    def _carve(self, sizes: BatchSizes) -> BatchColumns:
+        taken = 0
+
+        def take(*shape: int) -> Ints:
+            nonlocal taken
+            start, taken = taken, taken + prod(shape)
+            return self._memory[start:taken].reshape(shape)
+
+        rows, requests = sizes.rows, sizes.requests
+        return BatchColumns(
+            ancestor_masks=take(rows, 2 * MASK_WORDS).view(np.uint64),  # first, where 64 bits are aligned
+            token_ids=take(rows),
+            positions=take(rows),
+            slots=take(rows),
+            prefix_lens=take(rows),
+            row_starts=take(requests + 1),
+            kv_lens=take(requests),
+            block_tables=take(requests, sizes.pages),
+            logit_rows=take(sizes.logit_rows),
+            kv_copies=take(sizes.kv_copies, 2),
+        )
+
+
+class PageTables:
+    """Block tables as one array that remembers the last batch's, so that a long one is not written anew."""
+
+    def __init__(self) -> None:
+        self._table = np.zeros((0, 0), dtype=np.int32)
+        self._known: list[list[int]] = []  # what each row of the table holds; zeros follow
+
+    def of(self, sequences: Sequence[KvSequence], page_size: int) -> Ints:
+        """[sequences, most pages], unused entries 0; a view that the next call overwrites."""
+        most_pages = max((len(sequence.pages) for sequence in sequences), default=0)
+        self._grow(len(sequences), most_pages)
+        for row, sequence in enumerate(sequences):
+            if self._known[row] != sequence.pages:
+                self._write(row, sequence.pages, sequence.computed // page_size)
+        return self._table[: len(sequences), :most_pages]
+
+    def _grow(self, sequences: int, pages: int) -> None:
+        height, width = self._table.shape
+        if sequences > height or pages > width:
+            larger = (max(sequences, 2 * height), max(pages, 2 * width))
+            self._table = np.zeros(larger, dtype=np.int32)
+            self._known = [[] for _ in range(larger[0])]
+
+    def _write(self, row: int, pages: list[int], settled: int) -> None:
+        """Only what is behind the `settled` pages, if the row's other entries are right already."""
+        known = self._known[row]
+        kept = settled if known[:settled] == pages[:settled] else 0
+        self._table[row, kept : len(pages)] = pages[kept:]
+        self._table[row, len(pages) : len(known)] = 0
+        self._known[row] = pages.copy()
