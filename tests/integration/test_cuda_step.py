@@ -129,6 +129,14 @@ def test_no_logits_wanted(pair: Pair):
     pair.run([pair.share(pair.open(list(range(20))), 10, Draft(), run_logits=0)])
 
 
+def test_what_padding_computes_harms_nobody(pair: Pair):
+    for decoder in (pair.plain, pair.padded):
+        embedding = decoder.weights.embedding.clone()
+        embedding[0] = torch.nan  # of the token that padding rows have
+        decoder._weights = replace(decoder.weights, embedding=embedding)
+    pair.run([pair.share(pair.open(list(range(1, count))), count - 1, Draft()) for count in (40, 5, 9)])
+
+
 def test_passes_that_nobody_waits_for_keep_their_own_batches(pair: Pair):
     """More passes under way than there are staging blocks: a block is not refilled before it was copied."""
     tokens = random_tokens(random.Random(8), 64)

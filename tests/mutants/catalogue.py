@@ -27,6 +27,8 @@ NOISE = f"{UNIT}/test_noise.py"
 LOGPROBS = f"{UNIT}/test_logprobs.py"
 ENGINE = "tests/integration/test_sampling_engine.py"
 STEP = f"{UNIT}/test_step.py"
+LAYOUT = f"{UNIT}/test_layout.py"
+PADDED = "tests/integration/test_cuda_step.py"
 CONTRACT = "tests/integration/test_drafter_contract.py"
 
 MUTANTS = (
@@ -141,16 +143,16 @@ MUTANTS = (
         28,
         "a draft node's position is counted on too late",
         "acceptance/batch.py",
-        "return lengths + self.trees.depths",
-        "return lengths + np.maximum(self.trees.depths - 1, 0)",
+        "lengths if self.trees.is_plain else lengths + self.trees.depths",
+        "lengths + np.maximum(self.trees.depths - 1, 0)",
         (f"{RULES}::test_coupled_is_its_reference",),
     ),
     Mutant(
         35,
         "matches are counted behind a mismatch",
         "acceptance/coupled.py",
-        "return trees.deepest(trees.reached(hit))",
-        "return trees.deepest(hit | (trees.depths == 0))",
+        "depths[row] = depths[parent] + 1 if hit else REFUSED",
+        "depths[row] = abs(depths[parent]) + 1 if tokens[row] == draws[parent] else REFUSED",
         (f"{RULES}::test_coupled_is_its_reference",),
     ),
     Mutant(
@@ -165,8 +167,8 @@ MUTANTS = (
         40,
         "a tree node is judged by the row before it instead of by its parent's",
         "acceptance/coupled.py",
-        "hit = trees.tokens == draws[trees.parents]",
-        "hit = trees.tokens[1:] == draws[:-1]\n    hit = __import__('numpy').concatenate([[False], hit])",
+        "tokens[row] == draws[parent]",
+        "tokens[row] == draws[row - 1]",
         (f"{RULES}::test_coupled_is_its_reference",),
     ),
     Mutant(
@@ -208,6 +210,30 @@ MUTANTS = (
         "share.run + len(draft))",
         "share.run + min(len(draft), 4))",
         (STEP,),
+    ),
+    Mutant(
+        29,
+        "a batch that is a little larger than its memory",
+        "speculation/batch_memory.py",
+        "if sizes.entries > len(self._memory):",
+        "if sizes.entries > len(self._memory) + 1:",
+        (LAYOUT,),
+    ),
+    Mutant(
+        31,
+        "the device's copy of the batch keeps its first size",
+        "models/staging.py",
+        "if total > len(self._on_device):",
+        "if total > 2 * len(self._on_device):",
+        (f"{PADDED}::test_staging_that_is_too_small_grows",),
+    ),
+    Mutant(
+        19,
+        "the rows of a prompt chunk see one another whole",
+        "speculation/layout.py",
+        "np.minimum(kv_row + 1, end, out=arrays.prefix_lens)",
+        "np.maximum(0, end, out=arrays.prefix_lens)",
+        (LAYOUT,),
     ),
     Mutant(
         37,

@@ -10,6 +10,7 @@ import torch
 
 from foreword.kv.paged_cache import KvSequence, PagedCache, RowMove
 from foreword.models.batch import MAX_DRAFT_NODES, ForwardBatch
+from foreword.speculation.batch_memory import PageTables
 from foreword.speculation.draft import Draft
 from foreword.speculation.layout import BatchBuffers, Share, lay_out
 from helpers.trees import random_tokens, random_tree
@@ -139,3 +140,19 @@ def test_a_shorter_request_does_not_inherit_the_pages_of_a_longer_one():
     for order in ([0, 1], [1, 0], [2, 0], [1, 0], [0], [1], [2, 1, 0]):
         chosen = [shares[index] for index in order]
         assert as_lists(buffers.lay_out(cache, chosen, [])) == by_definition(cache, chosen, [])
+
+
+def test_a_growing_request_does_not_make_room_for_more_requests():
+    cache, tables = PagedCache(1000), PageTables()
+    kv = cache.open()
+    for rows in range(0, 16_000, 160):
+        cache.reserve(kv, rows)
+        assert tables.of([kv], 16).tolist() == [kv.pages]
+    assert tables.of([kv], 16).base.size <= 2 * 1000
+
+
+def test_a_run_behind_the_last_token_is_refused():
+    cache = PagedCache(8)
+    for rows in (2, 3):
+        with pytest.raises(ValueError, match="last token"):
+            lay_out(cache, [Share(sequence(cache, 0, rows), [5], rows, Draft())], [])

@@ -15,6 +15,7 @@ from foreword.acceptance.bad_words import completing_tokens
 from foreword.acceptance.batch import Judgement
 from foreword.acceptance.request import RequestSampler
 from foreword.acceptance.trees import NO_TOKEN, Bools, Floats, Ints
+from foreword.acceptance.upload import uploaded
 
 NEVER = -float("inf")
 
@@ -57,7 +58,7 @@ def adjusted(values: Tensor, touched: Touched, judged: Judgement) -> Tensor:
     """Logits of the touched pairs after bias, repetition, frequency and presence penalties, in this order."""
 
     def column(array: Floats) -> Tensor:
-        return torch.from_numpy(array).to(values.device)
+        return uploaded(torch.from_numpy(array), values.device)
 
     values = values + column(touched.bias)
     repetition = column(np.where(touched.seen, judged.per_row("repetition")[touched.rows], 1.0))
@@ -139,4 +140,4 @@ def entries_per_row(
 
 def index(logits: Tensor, *arrays: Ints) -> tuple[Tensor, ...]:
     """Index arrays on the logits' device."""
-    return tuple(torch.from_numpy(array).to(logits.device) for array in arrays)
+    return tuple(uploaded(torch.from_numpy(array), logits.device) for array in arrays)

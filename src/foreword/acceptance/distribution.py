@@ -15,6 +15,7 @@ from foreword.acceptance.batch import Judgement, RowStatus
 from foreword.acceptance.corrections import corrected_logits
 from foreword.acceptance.nucleus import nucleus_floor
 from foreword.acceptance.trees import NO_TOKEN
+from foreword.acceptance.upload import uploaded
 from foreword.kernels import sampler as native
 
 LOWEST = torch.finfo(torch.float32).min
@@ -40,13 +41,6 @@ class RowShape:
         """The same on a device."""
         columns = (self.temperature, self.top_k, self.top_p, self.min_p)
         return RowShape(*(uploaded(column, device) for column in columns))
-
-
-def uploaded(column: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device that nobody waits for; the tensor itself where it is there already."""
-    if column.device.type == device.type:
-        return column
-    return column.contiguous().pin_memory().to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)

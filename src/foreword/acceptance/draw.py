@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foreword.acceptance.distribution import Distributions, RowShape, shape_rows, uploaded
+from foreword.acceptance.distribution import Distributions, RowShape, shape_rows
 from foreword.acceptance.noise import Keys, gumbel, key_tensor
 from foreword.acceptance.trees import NO_TOKEN
+from foreword.acceptance.upload import uploaded
 from foreword.kernels import sampler as native
 
 

@@ -33,7 +33,9 @@ class DraftTrees:
         drawn: Sequence[Sequence[Drawn | None]] | None = None,
     ) -> "DraftTrees":
         """One batch from per-request node lists (a parent is a node index or -1, as in a draft)."""
-        starts, flat_tokens, flat_parents = [0], [], []
+        starts = [0]
+        flat_tokens: list[int] = []
+        flat_parents: list[int] = []
         for own_tokens, own_parents in zip(tokens, parents, strict=True):
             first = len(flat_tokens) + 1
             flat_tokens.append(NO_TOKEN)
@@ -80,7 +82,10 @@ class DraftTrees:
     @cached_property
     def depths(self) -> Ints:
         """[rows], 0 at roots"""
-        return depths_of(self.parents)
+        depths: list[int] = []
+        for parent in self.parent_list:  # a loop, as drafts are small and arrays cost more to set up
+            depths.append(0 if parent == NO_ROW else depths[parent] + 1)
+        return np.array(depths, np.int64)
 
     @cached_property
     def q(self) -> NodeProbabilities:
@@ -141,17 +146,3 @@ class DraftTrees:
         order = np.where(ok, self.depths, -1) * len(ok) + (len(ok) - 1 - np.arange(len(ok)))
         best = np.maximum.reduceat(order, self.roots)
         return len(ok) - 1 - best % len(ok)
-
-
-def depths_of(parents: Ints) -> Ints:
-    """Depth of every row, by walking all rows up at once."""
-    place = np.arange(len(parents))
-    is_root = parents == NO_ROW
-    if np.all(is_root | (parents == place - 1)):  # chains alone: count from the latest root
-        return place - np.maximum.accumulate(np.where(is_root, place, 0))
-    depths = np.zeros(len(parents), np.int64)
-    row = parents.copy()
-    while np.any(alive := row != NO_ROW):
-        depths += alive
-        row = np.where(alive, parents[row], NO_ROW)
-    return depths

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from foreword.acceptance.accept import judge
 from foreword.acceptance.batch import Judgement
+from foreword.acceptance.logprobs import request_logprobs
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules import Rule
@@ -79,8 +80,10 @@ def measure_accept_cost(
     progress: Callable[[int, int], None] | None = None,
 ) -> AcceptCosts:
     """Median milliseconds of judging batches of chains on a real text, every repeat beside a target pass."""
-    if len(tokens) < chain + 2 or repeats < 1 or not batches or min(batches) < 1:
-        raise RequestError("the text must be longer than the chain; repeats and batch sizes at least 1")
+    if chain < 0 or len(tokens) < chain + 2 or repeats < 1 or not batches or min(batches) < 1:
+        raise RequestError(
+            "the text must be longer than the chain, which may be empty; repeats and batch sizes at least 1"
+        )
     verified = _Verified(target, tokens, chain, params)
     passes: list[float] = []
     times: dict[int, list[float]] = {size: [] for size in batches}
@@ -105,5 +108,9 @@ def _timed_judge(logits: Tensor, verified: _Verified, params: SamplingParams, si
     samplers = [RequestSampler(params, limits, prompt, seed, rule=rule) for seed in range(size)]
     together = torch.cat([logits] * size)
     began = perf_counter()
-    judge(Judgement.of(together, stack([verified.draft] * size), samplers))
+    judged = Judgement.of(together, stack([verified.draft] * size), samplers)
+    found = judge(judged)
+    for place in range(size):
+        if found.error(place) is None:
+            found.path(place), found.tokens(judged.trees, place), request_logprobs(judged, found, place)
     return perf_counter() - began

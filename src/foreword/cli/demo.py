@@ -64,10 +64,8 @@ def _answer_twice(llm: "LLM", kind: str, prompt: str, params: "SamplingParams") 
         text = "".join(detokenizer.push(token) for token in tokens)
         stdout.print(text, end="", markup=False, soft_wrap=True)
 
-    llm.speculate(SPECULATION)
-    guessing = decode(llm.engine, ids, params, on_tokens=show)
+    guessing = decode(llm.engine, ids, params, speculation=SPECULATION, on_tokens=show)
     stdout.print(detokenizer.finish(), markup=False)
-    llm.speculate(None)
     with progress_bar("the same with plain decoding") as on_progress:
         done = 0
 
@@ -76,7 +74,7 @@ def _answer_twice(llm: "LLM", kind: str, prompt: str, params: "SamplingParams") 
             done += len(tokens)
             on_progress(done, params.max_tokens)
 
-        plain = decode(llm.engine, ids, params, on_tokens=count)
+        plain = decode(llm.engine, ids, params, speculation=False, on_tokens=count)
     return Record(str(SPECULATION["method"]), prompt, kind, guessing, plain)
 
 

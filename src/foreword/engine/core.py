@@ -116,10 +116,6 @@ class EngineCore:
         """What went wrong in steps and was recovered from, by stage."""
         return self._stepper.faults
 
-    def drafter_memory_bytes(self) -> int | None:
-        """Memory that guessing adds to the target's, as far as the drafters say."""
-        return added_memory([self.rack, self._policy])
-
     def prepare(self, new: NewRequest) -> list[Request]:
         """Check a request and make ready what it needs; nothing is queued. Raises `RequestError`."""
         requests = self._intake.admit(new)
@@ -189,6 +185,7 @@ class EngineCore:
             accept_seconds=self.seconds.accept,
             step_seconds=self.seconds.total,
             speculating=self.speculating,
+            drafter_memory_bytes=added_memory([self.rack, self._policy]),
             drafter_faults=dict(self.rack.fault_counts()),
             step_faults=dict(self.faults),
             acceptance={name: (s.drafts, s.drafted, s.accepted) for name, s in cohorts.items()},

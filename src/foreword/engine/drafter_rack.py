@@ -12,11 +12,17 @@ from foreword.engine.messages import SpeculationSetting
 from foreword.errors import RequestError
 from foreword.speculation.protocols import Drafter, Speculation, added_memory, all_faults
 
+MOST_DRAFTERS = 16
+"""Drafters that are kept at hand; the one that was asked for longest ago is let go for another."""
+
 Build = Callable[[SpeculationConfig], Drafter]
 
 
 class DrafterRack:
-    """Makes each drafter once, when the first request asks for it, and shares it among all who ask for the same."""
+    """Makes each drafter when the first request asks for it, and shares it among all who ask for the same.
+
+    One that is let go lives on until the last of its requests ends.
+    """
 
     def __init__(self, build: Build, rule: Rule, default: SpeculationConfig | None = None) -> None:
         self._build = build
@@ -28,7 +34,7 @@ class DrafterRack:
         self.set_default(default)
 
     def set_default(self, config: SpeculationConfig | None) -> None:
-        """Who drafts for requests that don't say; None: nobody. The one before is let go, once its requests end."""
+        """Who drafts for requests that don't say; None: nobody. The one before is let go."""
         before = None if self._default_config is None else _key(self._default_config)
         self.default = None if config is None else self._get(config)
         self._default_config = config
@@ -66,9 +72,10 @@ class DrafterRack:
         check_exact(self._rule, is_chain=not config.makes_trees)
         key = _key(config)
         with self._lock:
-            if key not in self._drafters:
-                self._drafters[key] = self._build(config)
-            drafter = self._drafters[key]
+            drafter = self._drafters.pop(key, None) or self._build(config)
+            self._drafters[key] = drafter  # the newest last
+            while len(self._drafters) > MOST_DRAFTERS:
+                del self._drafters[next(iter(self._drafters))]
         most = config.num_speculative_tokens
         return Speculation("+".join(config.method), drafter, most, config.max_depth or most)
 

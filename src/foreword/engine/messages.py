@@ -88,6 +88,7 @@ class EngineStats:
     accept_seconds: float = 0.0
     step_seconds: float = 0.0  # all of the steps; what the other three leave is scheduling and bookkeeping
     speculating: bool = True  # the switch for the whole engine
+    drafter_memory_bytes: int | None = None  # that guessing adds to the target's, as far as the drafters say
     drafter_faults: Mapping[str, int] = field(
         default_factory=dict
     )  # by drafter and kind; they cost only guesses

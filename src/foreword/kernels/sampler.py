@@ -65,6 +65,15 @@ def sample(
     Records are per row, with the fields named here; positions are those of the tokens that the rows are about.
     """
     found = np.empty((2, len(logits)), np.int64)
-    columns = [records[name] for name in ("temperature", "top_k", "top_p", "min_p", "stem")]
-    sampler.sample(logits.numpy(), *columns, positions, *found)
+    sampler.sample(
+        logits.numpy(),
+        records["temperature"],
+        records["top_k"],
+        records["top_p"],
+        records["min_p"],
+        records["stem"],
+        positions,
+        found[0],
+        found[1],
+    )
     return found

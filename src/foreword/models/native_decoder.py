@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -120,28 +121,12 @@ class NativeDecoder:
 
     def verify(self, batch: ForwardBatch) -> ForwardOutput:
         """One pass over all rows of `batch`; KV rows are moved and written as it says."""
-        logits = torch.empty((len(batch.logit_rows), self.config.vocab_size), dtype=torch.float32)
+        arrays = batch.arrays  # handing over torch tensors takes longer than a small pass
         layers = list(dict.fromkeys(batch.hidden_layers))
-        hidden = torch.empty(
-            (len(layers), len(batch.hidden_rows), self.config.hidden_size), dtype=torch.float32
-        )
-        self._native.verify(
-            batch.token_ids,
-            batch.positions,
-            batch.slots,
-            batch.prefix_lens,
-            batch.ancestor_masks,
-            batch.row_starts,
-            batch.block_tables,
-            batch.kv_lens,
-            batch.logit_rows,
-            batch.kv_copies,
-            batch.hidden_rows,
-            layers,
-            logits,
-            hidden,
-        )
-        return ForwardOutput(logits, dict(zip(layers, hidden, strict=True)))
+        logits = torch.empty((len(arrays.logit_rows), self.config.vocab_size), dtype=torch.float32)
+        hidden = np.empty((len(layers), len(arrays.hidden_rows), self.config.hidden_size), dtype=np.float32)
+        self._native.verify(*arrays, layers, logits.numpy(), hidden)
+        return ForwardOutput(logits, dict(zip(layers, map(torch.from_numpy, hidden), strict=True)))
 
 
 def load_native_decoder(

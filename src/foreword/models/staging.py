@@ -7,12 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from foreword.models.batch import MASK_WORDS, ForwardBatch
-
-Ints = NDArray[np.int32]
+from foreword.models.batch import MASK_WORDS, ForwardBatch, Ints
 
 
 @dataclass(frozen=True)
@@ -80,24 +77,23 @@ class Staging:
 
     def _pieces(self, batch: ForwardBatch, spare_slot: int) -> dict[str, _Piece]:
         """The arrays by name; masks first, where 64 bits are aligned."""
-        rows, requests = self._rounded(len(batch.token_ids)), self._rounded(len(batch.kv_lens)) + 1
-        pages = self._rounded(batch.block_tables.shape[1])
-        wanted, hidden = self._rounded(len(batch.logit_rows)), self._rounded(len(batch.hidden_rows))
-        masks = batch.ancestor_masks.numpy().view(np.int32).reshape(-1, 2 * MASK_WORDS)
+        host = batch.arrays
+        rows, requests = self._rounded(len(host.token_ids)), self._rounded(len(host.kv_lens)) + 1
+        pages, copies = self._rounded(host.block_tables.shape[1]), self._rounded(len(host.kv_copies))
+        wanted, hidden = self._rounded(len(host.logit_rows)), self._rounded(len(host.hidden_rows))
+        masks = host.ancestor_masks.view(np.int32).reshape(-1, 2 * MASK_WORDS)
         return {
             "ancestor_masks": _Piece(masks, (rows, 2 * MASK_WORDS), 0),
-            "token_ids": _Piece(batch.token_ids.numpy(), (rows,), 0),
-            "positions": _Piece(batch.positions.numpy(), (rows,), 0),
-            "slots": _Piece(batch.slots.numpy(), (rows,), spare_slot),
-            "prefix_lens": _Piece(batch.prefix_lens.numpy(), (rows,), 0),
-            "row_starts": _Piece(batch.row_starts.numpy(), (requests + 1,), len(batch.token_ids)),
-            "block_tables": _Piece(batch.block_tables.numpy(), (requests, pages), 0),
-            "kv_lens": _Piece(batch.kv_lens.numpy(), (requests,), 0),
-            "logit_rows": _Piece(batch.logit_rows.numpy(), (wanted,), 0),
-            "kv_copies": _Piece(
-                batch.kv_copies.numpy(), (self._rounded(len(batch.kv_copies)), 2), spare_slot
-            ),
-            "hidden_rows": _Piece(batch.hidden_rows.numpy(), (hidden,), 0),
+            "token_ids": _Piece(host.token_ids, (rows,), 0),
+            "positions": _Piece(host.positions, (rows,), 0),
+            "slots": _Piece(host.slots, (rows,), spare_slot),
+            "prefix_lens": _Piece(host.prefix_lens, (rows,), 0),
+            "row_starts": _Piece(host.row_starts, (requests + 1,), len(host.token_ids)),
+            "block_tables": _Piece(host.block_tables, (requests, pages), 0),
+            "kv_lens": _Piece(host.kv_lens, (requests,), 0),
+            "logit_rows": _Piece(host.logit_rows, (wanted,), 0),
+            "kv_copies": _Piece(host.kv_copies, (copies, 2), spare_slot),
+            "hidden_rows": _Piece(host.hidden_rows, (hidden,), 0),
         }
 
     def _groups(self, batch: ForwardBatch, page_size: int) -> list[tuple[list[int], int, int]]:

@@ -1,18 +1,14 @@
 """Memory for the arrays of forward batches, used again and again."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from foreword.kv.paged_cache import KvSequence
-from foreword.models.batch import MASK_WORDS, ForwardBatch
-
-Ints = NDArray[np.int32]
+from foreword.models.batch import MASK_WORDS, BatchArrays, ForwardBatch, Ints
 
 _KEPT_VIEWS = 256
 """Sizes whose views are kept: making them takes longer than filling them, and few sizes come again and again."""
@@ -35,45 +31,14 @@ class BatchSizes(NamedTuple):
         return self.rows * per_row + self.requests * per_request + fixed
 
 
-@dataclass(frozen=True)
-class BatchColumns:
-    """The arrays of a `ForwardBatch`, to be filled in."""
-
-    ancestor_masks: NDArray[np.uint64]  # [rows, MASK_WORDS]
-    token_ids: Ints  # [rows]
-    positions: Ints  # [rows]
-    slots: Ints  # [rows]
-    prefix_lens: Ints  # [rows]
-    row_starts: Ints  # [requests + 1]
-    kv_lens: Ints  # [requests]
-    block_tables: Ints  # [requests, pages]
-    logit_rows: Ints  # [wanted]
-    kv_copies: Ints  # [copies, 2]
-
-    def batch(self) -> ForwardBatch:
-        """The batch that looks at these arrays."""
-        return ForwardBatch(
-            token_ids=torch.from_numpy(self.token_ids),
-            positions=torch.from_numpy(self.positions),
-            slots=torch.from_numpy(self.slots),
-            prefix_lens=torch.from_numpy(self.prefix_lens),
-            ancestor_masks=torch.from_numpy(self.ancestor_masks.view(np.int64)),
-            row_starts=torch.from_numpy(self.row_starts),
-            block_tables=torch.from_numpy(self.block_tables),
-            kv_lens=torch.from_numpy(self.kv_lens),
-            logit_rows=torch.from_numpy(self.logit_rows),
-            kv_copies=torch.from_numpy(self.kv_copies),
-        )
-
-
 class BatchMemory:
     """One block of memory that holds the arrays of one batch at a time."""
 
     def __init__(self, entries: int) -> None:
         self._memory = np.empty(entries, dtype=np.int32)
-        self._views: dict[BatchSizes, tuple[BatchColumns, ForwardBatch]] = {}
+        self._views: dict[BatchSizes, tuple[BatchArrays, ForwardBatch]] = {}
 
-    def views(self, sizes: BatchSizes) -> tuple[BatchColumns, ForwardBatch]:
+    def views(self, sizes: BatchSizes) -> tuple[BatchArrays, ForwardBatch]:
         """Arrays of these sizes, with anything in them, and the batch that looks at them.
 
         They overwrite those that were given out before; if they need a larger block, those keep the old one.
@@ -85,11 +50,14 @@ class BatchMemory:
         if views is None:
             if len(self._views) == _KEPT_VIEWS:
                 self._views.clear()
-            columns = self._carve(sizes)
-            views = self._views[sizes] = columns, columns.batch()
+            arrays = self._carve(sizes)
+            tensors: dict[str, Any] = {
+                name: torch.from_numpy(array) for name, array in arrays._asdict().items()
+            }
+            views = self._views[sizes] = arrays, ForwardBatch(**tensors)
         return views
 
-    def _carve(self, sizes: BatchSizes) -> BatchColumns:
+    def _carve(self, sizes: BatchSizes) -> BatchArrays:
         taken = 0
 
         def take(*shape: int) -> Ints:
@@ -98,8 +66,8 @@ class BatchMemory:
             return self._memory[start:taken].reshape(shape)
 
         rows, requests = sizes.rows, sizes.requests
-        return BatchColumns(
-            ancestor_masks=take(rows, 2 * MASK_WORDS).view(np.uint64),  # first, where 64 bits are aligned
+        return BatchArrays(
+            ancestor_masks=take(rows, 2 * MASK_WORDS).view(np.int64),  # first, where 64 bits are aligned
             token_ids=take(rows),
             positions=take(rows),
             slots=take(rows),
@@ -109,6 +77,7 @@ class BatchMemory:
             block_tables=take(requests, sizes.pages),
             logit_rows=take(sizes.logit_rows),
             kv_copies=take(sizes.kv_copies, 2),
+            hidden_rows=take(0),
         )
 
 
@@ -131,9 +100,10 @@ class PageTables:
     def _grow(self, sequences: int, pages: int) -> None:
         height, width = self._table.shape
         if sequences > height or pages > width:
-            larger = (max(sequences, 2 * height), max(pages, 2 * width))
-            self._table = np.zeros(larger, dtype=np.int32)
-            self._known = [[] for _ in range(larger[0])]
+            height = max(sequences, 2 * height) if sequences > height else height
+            width = max(pages, 2 * width) if pages > width else width
+            self._table = np.zeros((height, width), dtype=np.int32)
+            self._known = [[] for _ in range(height)]
 
     def _write(self, row: int, pages: list[int], settled: int) -> None:
         """Only what is behind the `settled` pages, if the row's other entries are right already."""

@@ -10,8 +10,8 @@ from itertools import accumulate
 import numpy as np
 
 from foreword.kv.paged_cache import KvSequence, PagedCache, RowMove
-from foreword.models.batch import ForwardBatch
-from foreword.speculation.batch_memory import BatchColumns, BatchMemory, BatchSizes, PageTables
+from foreword.models.batch import BatchArrays, ForwardBatch
+from foreword.speculation.batch_memory import BatchMemory, BatchSizes, PageTables
 from foreword.speculation.draft import Draft
 
 
@@ -51,15 +51,15 @@ class BatchBuffers:
         counts = [share.run + share.nodes for share in shares]
         wanted = _logit_rows(shares)
         sizes = BatchSizes(sum(counts), len(shares), tables.shape[1], len(wanted), len(moves))
-        columns, batch = self._memory.views(sizes)
-        columns.block_tables[:] = tables
-        columns.logit_rows[:] = wanted
-        columns.kv_lens[:] = [share.kv.computed + share.run + len(share.draft) for share in shares]
-        columns.row_starts[:] = [0, *accumulate(counts)]
-        _fill_places(columns, shares, counts, cache.page_size)
-        _fill_tokens(columns, shares)
+        arrays, batch = self._memory.views(sizes)
+        arrays.block_tables[:] = tables
+        arrays.logit_rows[:] = wanted
+        arrays.kv_lens[:] = [share.kv.computed + share.run + len(share.draft) for share in shares]
+        arrays.row_starts[:] = [0, *accumulate(counts)]
+        _fill_places(arrays, shares, counts, cache.page_size)
+        _fill_tokens(arrays, shares)
         if moves:
-            columns.kv_copies[:] = [(move.source, cache.slot(move.owner, move.row)) for move in moves]
+            arrays.kv_copies[:] = [(move.source, cache.slot(move.owner, move.row)) for move in moves]
         return batch
 
 
@@ -78,7 +78,7 @@ def _logit_rows(shares: Sequence[Share]) -> list[int]:
     return rows
 
 
-def _fill_places(columns: BatchColumns, shares: Sequence[Share], counts: list[int], page_size: int) -> None:
+def _fill_places(arrays: BatchArrays, shares: Sequence[Share], counts: list[int], page_size: int) -> None:
     """Where every row stands and how far it sees; nodes are given positions as if they were a chain."""
     figures: list[tuple[int, ...]] = []
     start = 0
@@ -92,12 +92,12 @@ def _fill_places(columns: BatchColumns, shares: Sequence[Share], counts: list[in
     is_node = kv_row >= end
     kv_row += first_node * is_node
     page = kv_row // page_size
-    np.add((columns.block_tables[request_of, page] - page) * page_size, kv_row, out=columns.slots)
-    np.minimum(kv_row + 1, end, out=columns.prefix_lens)
-    columns.positions[:] = kv_row
+    np.add((arrays.block_tables[request_of, page] - page) * page_size, kv_row, out=arrays.slots)
+    np.minimum(kv_row + 1, end, out=arrays.prefix_lens)
+    arrays.positions[:] = kv_row
 
 
-def _fill_tokens(columns: BatchColumns, shares: Sequence[Share]) -> None:
+def _fill_tokens(arrays: BatchArrays, shares: Sequence[Share]) -> None:
     """Every row's token, and the masks and positions of nodes."""
     tokens: list[int] = []
     nodes: list[int] = []  # rows
@@ -111,8 +111,10 @@ def _fill_tokens(columns: BatchColumns, shares: Sequence[Share]) -> None:
             tokens += draft.tokens[share.first_node :]
             depths += draft.depths()[share.first_node :]
             masks += draft.ancestor_masks()[share.first_node :]
-    columns.token_ids[:] = tokens
-    columns.ancestor_masks.fill(0)
+    if len(tokens) != len(arrays.token_ids):
+        raise ValueError("a share's run goes behind its last token")
+    arrays.token_ids[:] = tokens
+    arrays.ancestor_masks.fill(0)
     if nodes:
-        columns.positions[nodes] = columns.prefix_lens[nodes] + np.array(depths, dtype=np.int32) - 1
-        columns.ancestor_masks[nodes, 0] = masks
+        arrays.positions[nodes] = arrays.prefix_lens[nodes] + np.array(depths, dtype=np.int32) - 1
+        arrays.ancestor_masks.view(np.uint64)[nodes, 0] = masks

@@ -6,9 +6,10 @@ from time import perf_counter
 
 from foreword.acceptance.params import SamplingParams
 from foreword.engine.core import EngineCore
-from foreword.engine.messages import NewRequest
+from foreword.engine.messages import NewRequest, SpeculationSetting
 from foreword.engine.request import Request
 from foreword.errors import RequestError
+from foreword.speculation.protocols import added_memory
 
 OnTokens = Callable[[Sequence[int]], None]
 """Called with the newly committed tokens after every pass that committed any."""
@@ -44,10 +45,11 @@ def decode(
     params: SamplingParams,
     *,
     tenant: str = "",
+    speculation: SpeculationSetting = None,
     on_tokens: OnTokens | None = None,
 ) -> Run:
     """Answer a prompt on an engine that has nothing else to do."""
-    (request,) = engine.add(NewRequest("decode", tuple(prompt), params, tenant))
+    (request,) = engine.add(NewRequest("decode", tuple(prompt), params, tenant, speculation))
     try:
         while not request.output_ids and request.finish_reason is None:
             _step(engine, request, on_tokens)
@@ -60,7 +62,7 @@ def _decode_rest(engine: EngineCore, request: Request, on_tokens: OnTokens | Non
     before, acceptance = replace(engine.seconds), replace(request.acceptance)
     passes_before = request.ledger.passes
     tokens_before = len(request.tokens)
-    memory = _MemoryQuestions(engine)
+    memory = _MemoryQuestions(request)
     began = perf_counter()
     while request.finish_reason is None:
         memory.ask_now_and_then()
@@ -83,8 +85,8 @@ def _decode_rest(engine: EngineCore, request: Request, on_tokens: OnTokens | Non
 class _MemoryQuestions:
     """Asks the drafter for its memory while it has the request: lookups forget it when it ends."""
 
-    def __init__(self, engine: EngineCore) -> None:
-        self._engine = engine
+    def __init__(self, request: Request) -> None:
+        self._drafters = [] if request.speculation is None else [request.speculation.drafter]
         self._passes = 0
         self.largest: int | None = None  # that it answered
         self.seconds = 0.0  # that the questions took
@@ -93,7 +95,7 @@ class _MemoryQuestions:
         """To be called before every pass; asks before the first two and then every sixteenth."""
         if self._passes < 2 or self._passes % _PASSES_PER_QUESTION == 0:
             asked = perf_counter()
-            answer = self._engine.drafter_memory_bytes()
+            answer = added_memory(self._drafters)
             self.largest = answer if self.largest is None else max(self.largest, answer or 0)
             self.seconds += perf_counter() - asked
         self._passes += 1

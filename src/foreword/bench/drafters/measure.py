@@ -1,5 +1,6 @@
 """Decode every prompt plainly and with every drafter, in turn."""
 
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,8 +11,8 @@ from foreword.bench.drafters.decode import Run, decode
 from foreword.bench.drafters.methods import Method
 from foreword.bench.drafters.prompts import BenchPrompt
 from foreword.bench.drafters.records import Record
-from foreword.engine.core import EngineCore
 from foreword.engine.llm import LLM
+from foreword.engine.messages import SpeculationSetting
 from foreword.errors import RequestError
 
 PLAIN = "plain"
@@ -49,19 +50,20 @@ class BenchSettings:
 
 
 class DrafterBench:
-    """A model with one engine for every method; they share its KV memory, one answers at a time."""
+    """A model and the methods that are compared on it; one answers at a time."""
 
     def __init__(self, llm: LLM, methods: Sequence[Method], settings: BenchSettings) -> None:
         self._llm = llm
         self._settings = settings
-        self._engines = {PLAIN: _engine(llm, None)} | {m.label: _engine(llm, m) for m in methods}
+        self._name = secrets.token_hex(4)  # nothing that an earlier bench on this model has taught counts
+        self._wishes: dict[str, SpeculationSetting] = {PLAIN: False} | {m.label: m.config for m in methods}
 
     def measure(
         self, prompts: Sequence[BenchPrompt], known: Sequence[Record], on_progress: OnProgress
     ) -> Iterator[Record]:
         """One record for every drafter and prompt that is not known yet, as each prompt is finished."""
         have = {(record.drafter, record.prompt) for record in known}
-        drafters = [label for label in self._engines if label != PLAIN]
+        drafters = [label for label in self._wishes if label != PLAIN]
         warm = False
         for done, prompt in enumerate(prompts):
             missing = [label for label in drafters if (label, prompt.key) not in have]
@@ -87,22 +89,19 @@ class DrafterBench:
 
     def _run(self, label: str, prompt: BenchPrompt, repeat: int) -> Run:
         ids = self._llm.encode(prompt.text)
-        tenant = self._settings.tenant(prompt, repeat)
-        return decode(self._engines[label], ids, self._settings.sampling(), tenant=tenant)
+        tenant = f"{self._name}: {self._settings.tenant(prompt, repeat)}"
+        wish = self._wishes[label]
+        return decode(self._llm.engine, ids, self._settings.sampling(), tenant=tenant, speculation=wish)
 
     def _warm_up(self, prompt: BenchPrompt) -> None:
-        """A few tokens on every engine, so that none pays for what happens only once."""
+        """A few tokens with every method, so that none pays for what happens only once."""
         params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-        for engine in self._engines.values():
-            decode(engine, self._llm.encode(prompt.text), params, tenant="warm-up")
+        for wish in self._wishes.values():
+            ids = self._llm.encode(prompt.text)
+            decode(self._llm.engine, ids, params, tenant=f"{self._name}: warm-up", speculation=wish)
 
 
 def median_run(runs: Sequence[Run]) -> Run:
     """The run whose time is the median, the lower one of two."""
     middle = median_low(run.seconds for run in runs)
     return next(run for run in runs if run.seconds == middle)
-
-
-def _engine(llm: LLM, method: Method | None) -> EngineCore:
-    llm.speculate(None if method is None else method.config)
-    return llm.engine
