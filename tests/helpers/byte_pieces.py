@@ -8,7 +8,14 @@ EOS, OTHER_EOS, CONTROL = 0, 1, 2
 PIECES = (
     *(b"", b"", b""),
     *(b"a", b"b", b"c", b"ab", b"ba", b"aa", b"abc", b"bca", b"cab", b"ccc", b" ", b"\n"),
-    *("é".encode()[:1], "é".encode()[1:], "é".encode(), "a😀".encode()[:3], "😀b".encode()[2:], "😀".encode()),
+    *(
+        "é".encode()[:1],
+        "é".encode()[1:],
+        "é".encode(),
+        "a😀".encode()[:3],
+        "😀b".encode()[2:],
+        "😀".encode(),
+    ),
     *(b"x", b"xa", b"bx", b"acb", b"aab", b"bb", b"ca", b"bc", b"xx", b"c a", b"b\n"),
 )
 

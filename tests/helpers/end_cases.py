@@ -12,7 +12,23 @@ from helpers.scripted_target import PROMPT_LEN
 VOCAB = len(PIECES)
 END_IDS = frozenset({EOS, OTHER_EOS})
 SCRIPT_LEN = 26
-STOP_TEXTS = ("ab", "ba", "abc", "bca", "aa", "xa", "é", "😀b", "a\n", " ", "cc", "cab", "b\nx", "x a", "\ufffd")
+STOP_TEXTS = (
+    "ab",
+    "ba",
+    "abc",
+    "bca",
+    "aa",
+    "xa",
+    "é",
+    "😀b",
+    "a\n",
+    " ",
+    "cc",
+    "cab",
+    "b\nx",
+    "x a",
+    "\ufffd",
+)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,9 @@ def prompt_of(script: int, vocab_size: int) -> tuple[int, ...]:
 class ScriptedTarget:
     """Reads in its KV memory which script a row belongs to, and goes on with it at the row's position."""
 
-    def __init__(self, scripts: np.ndarray, seconds: np.ndarray, vocab_size: int, context_length: int) -> None:
+    def __init__(
+        self, scripts: np.ndarray, seconds: np.ndarray, vocab_size: int, context_length: int
+    ) -> None:
         """`scripts` and `seconds` are int64 [scripts, length]."""
         self.config = SimpleNamespace(vocab_size=vocab_size, context_length=context_length)
         self._scripts = torch.from_numpy(scripts)

@@ -72,7 +72,9 @@ def texts() -> dict[str, list[int]]:
 
 def requests() -> list[NewRequest]:
     pairs = zip(PROMPT_LENS, PARAMS, strict=True)
-    return [NewRequest(f"r{length}", prompt(length), replace(params, ignore_eos=True)) for length, params in pairs]
+    return [
+        NewRequest(f"r{length}", prompt(length), replace(params, ignore_eos=True)) for length, params in pairs
+    ]
 
 
 def knowing_policy(seed: int) -> FixedPolicy:
@@ -96,7 +98,10 @@ def check_scores(scores: Sequence[TokenLogprobs], text: Sequence[int], first: in
         assert abs(entry.rank - 1 - int((row > own).sum())) <= int((abs(row - own) < TOLERANCE).sum()) - 1
         assert len(entry.top_ids) == wanted
         assert np.abs(entry.top_logprobs - row.topk(wanted).values.numpy()).max(initial=0) < TOLERANCE
-        assert np.abs(entry.top_logprobs - row[torch.from_numpy(entry.top_ids)].numpy()).max(initial=0) < TOLERANCE
+        assert (
+            np.abs(entry.top_logprobs - row[torch.from_numpy(entry.top_ids)].numpy()).max(initial=0)
+            < TOLERANCE
+        )
 
 
 @pytest.mark.parametrize("chunk", [6, 7, 20, 512])

@@ -1,6 +1,7 @@
 """The asynchronous engine: streams, aborts, draining, and what happens when its thread dies."""
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -111,7 +112,7 @@ def test_outputs_grow_until_they_are_finished(bench: Bench):
 
     outputs = run(main)
     assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
-    for earlier, later in zip(outputs, outputs[1:], strict=False):
+    for earlier, later in itertools.pairwise(outputs):
         assert later.outputs[0].text.startswith(earlier.outputs[0].text)
         assert len(later.outputs[0].token_ids) > len(earlier.outputs[0].token_ids)
     last = outputs[-1]

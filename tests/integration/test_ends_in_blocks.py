@@ -115,7 +115,9 @@ def check(blocks: Blocks, number: int, answer: Answer) -> None:
     sampler = answer.request.sampler
     assert sampler.record["generated"] == len(expected.tokens)
     assert sampler.record["length"] == PROMPT_LEN + len(expected.tokens)
-    seen = {t: n for t, n in zip(sampler.seen.ids.tolist(), sampler.seen.generated.tolist(), strict=True) if n}
+    seen = {
+        t: n for t, n in zip(sampler.seen.ids.tolist(), sampler.seen.generated.tolist(), strict=True) if n
+    }
     assert seen == dict(Counter(expected.tokens))
     stats = last.stats
     assert stats is not None

@@ -101,7 +101,9 @@ def test_an_abort_ends_all_of_them(steps: int, max_num_seqs: int):
         core.step()
     left = [request.index for request in requests if request.finish_reason is None]
     under_way = core.launch()
-    assert [(delta.index, delta.finish_reason) for delta in core.abort("gone")] == [(i, "abort") for i in left]
+    assert [(delta.index, delta.finish_reason) for delta in core.abort("gone")] == [
+        (i, "abort") for i in left
+    ]
     assert under_way is not None
     assert all(delta.request_id == "other" for delta in core.resolve(under_way))
     assert core.abort("gone") == []

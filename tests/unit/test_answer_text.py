@@ -1,5 +1,6 @@
 """Stop texts: which one ends an answer depends on the text alone, not on the tokens that carried it."""
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -50,7 +51,7 @@ def cut_texts(draw: st.DrawFn) -> tuple[str, list[bytes]]:
     data = text.encode()
     cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=20)))
     bounds = [0, *cuts, len(data)]
-    return text, [data[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    return text, [data[a:b] for a, b in itertools.pairwise(bounds)]
 
 
 STOPS = st.lists(st.text(ALPHABET, min_size=1, max_size=5), max_size=4).map(tuple)

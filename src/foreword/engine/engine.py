@@ -208,7 +208,9 @@ class Engine:
     def _abandon(self, stream: AnswerStream) -> None:
         """Nobody reads this stream any more. Its request may have ended, and its id may be another's by now."""
         self._mail.put(
-            lambda: self._deliver(self._core.abort(stream.request_id) if self._listeners.knows(stream) else [])
+            lambda: self._deliver(
+                self._core.abort(stream.request_id) if self._listeners.knows(stream) else []
+            )
         )
 
     def _check_accepting(self) -> None:
