@@ -130,7 +130,7 @@ MUTANTS = (
     Mutant(
         23,
         "requests without a seed share one",
-        "engine/engine.py",
+        "engine/intake.py",
         "seed = secrets.randbits(64) if params.seed is None else params.seed",
         "seed = params.seed or 0",
         (f"{ENGINE}::test_seeds_are_obeyed_beside_requests_that_have_none",),
@@ -211,8 +211,8 @@ MUTANTS = (
         29,
         "room for four guesses only",
         "speculation/transaction.py",
-        "share.run + len(draft))",
-        "share.run + min(len(draft), 4))",
+        "part.run + len(draft))",
+        "part.run + min(len(draft), 4))",
         (STEP,),
     ),
     Mutant(
@@ -242,9 +242,9 @@ MUTANTS = (
     Mutant(
         37,
         "guesses beyond the end of the answer",
-        "speculation/step.py",
-        "request.room - 1))",
-        "request.room))",
+        "speculation/proposing.py",
+        "request.room - 1)",
+        "request.room)",
         (STEP,),
     ),
     Mutant(

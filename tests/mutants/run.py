@@ -9,9 +9,11 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from catalogue import MUTANTS, Mutant
+from ends import END_MUTANTS
 from rich.console import Console
 from rich.table import Table
 
@@ -51,6 +53,13 @@ def silence_editable_install(source: Path) -> None:
         (source / f"{name}.py").write_text("", encoding="utf-8")
 
 
+def add_extension(source: Path) -> None:
+    """An editable install keeps the compiled kernels outside the source; the copy needs them inside."""
+    extension = find_spec("foreword.kernels._native")
+    if extension is not None and extension.origin is not None:
+        shutil.copy2(extension.origin, source / "foreword" / "kernels")
+
+
 def try_mutant(mutant: Mutant, source: Path) -> Outcome:
     """Apply, test, undo."""
     file = source / "foreword" / mutant.file
@@ -76,12 +85,13 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     parser.add_argument("--bug", type=int, help="only the mutants of this number")
     arguments = parser.parse_args()
-    chosen = [mutant for mutant in MUTANTS if arguments.bug in (None, mutant.bug)]
+    chosen = [mutant for mutant in (*MUTANTS, *END_MUTANTS) if arguments.bug in (None, mutant.bug)]
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "src"
         shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
         silence_editable_install(source)
+        add_extension(source)
         if not imported_from(source):
             console.print("the tests would not import the copy of the source; is the package installed?")
             return 1

@@ -46,15 +46,26 @@ class _Listeners:
     by_request: dict[str, _Listener] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     idle: threading.Event = field(default_factory=threading.Event)
+    closed: bool = False  # nobody may come any more: the engine drains, or has told everyone of its end
 
-    def add(self, stream: AnswerStream, answers: int) -> None:
+    def add(self, stream: AnswerStream, answers: int) -> bool:
+        """Listen; False if it is too late for that."""
         with self.lock:
+            if self.closed:
+                return False
             if stream.request_id in self.by_request:
                 raise RequestError(
                     f"a request with the id {stream.request_id!r} is being answered; choose another id"
                 )
             self.by_request[stream.request_id] = _Listener(stream, answers)
             self.idle.clear()
+            return True
+
+    def knows(self, stream: AnswerStream) -> bool:
+        """Whether this stream, and not a later one of the same name, still waits for an end."""
+        with self.lock:
+            listener = self.by_request.get(stream.request_id)
+            return listener is not None and listener.stream is stream
 
     def note(self, delta: AnswerDelta) -> AnswerStream | None:
         """Who listens to this delta; forgotten with the end of the last answer."""
@@ -67,8 +78,14 @@ class _Listeners:
                 self._forget(delta.request_id)
             return listener.stream
 
-    def take_all(self) -> list[AnswerStream]:
+    def close(self) -> None:
         with self.lock:
+            self.closed = True
+
+    def take_all(self) -> list[AnswerStream]:
+        """Close and forget everyone; returns who has to be told."""
+        with self.lock:
+            self.closed = True
             streams = [listener.stream for listener in self.by_request.values()]
             self.by_request.clear()
             self.idle.set()
@@ -123,12 +140,10 @@ class Engine:
         """
         self._check_accepting()
         prepared = self._core.prepare(request)
-        stream = AnswerStream(request.request_id, request.params.n, self.abort)
-        self._listeners.add(stream, request.params.n)
-        self._mail.put(lambda: self._core.enqueue(prepared))
-        if not self._thread.is_alive():  # it died in between and cannot have told this stream
-            self._listeners.take_all()
+        stream = AnswerStream(request.request_id, request.params.n, self._abandon)
+        if not self._listeners.add(stream, request.params.n):
             self._check_accepting()
+        self._mail.put(lambda: self._core.enqueue(prepared))
         return stream
 
     async def generate(
@@ -168,6 +183,7 @@ class Engine:
     async def drain(self, timeout: float | None = None) -> bool:
         """Take no more requests and wait until the running ones have ended; False if that took too long."""
         self._refusal = self._refusal or "the engine is draining and takes no more requests"
+        self._listeners.close()
         return await asyncio.to_thread(self._listeners.idle.wait, timeout)
 
     def speculate(self, on: bool) -> None:
@@ -188,6 +204,14 @@ class Engine:
         self._refusal = self._refusal or "the engine is closed"
         self._mail.put(None)
         self._thread.join()
+
+    def _abandon(self, stream: AnswerStream) -> None:
+        """Nobody reads this stream any more. Its request may have ended, and its id may be another's by now."""
+        self._mail.put(
+            lambda: self._deliver(
+                self._core.abort(stream.request_id) if self._listeners.knows(stream) else []
+            )
+        )
 
     def _check_accepting(self) -> None:
         if self._refusal is not None:
@@ -230,7 +254,7 @@ class Engine:
         for loop, items in by_loop.items():
             if not _post(loop, items):
                 for stream, _ in items:
-                    self.abort(stream.request_id)
+                    self._abandon(stream)
 
 
 def _post(loop: asyncio.AbstractEventLoop, items: list[tuple[AnswerStream, AnswerDelta | Exception]]) -> bool:

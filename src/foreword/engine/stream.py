@@ -14,7 +14,7 @@ class AnswerStream:
     the stream before its end, also by cancellation, aborts the request; `aclose` does it by hand.
     """
 
-    def __init__(self, request_id: str, answers: int, abort: Callable[[str], None]) -> None:
+    def __init__(self, request_id: str, answers: int, abort: "Callable[[AnswerStream], None]") -> None:
         self.request_id = request_id
         self.loop = asyncio.get_running_loop()
         self._abort = abort
@@ -51,4 +51,4 @@ class AnswerStream:
         """Stop listening; aborts what has not ended. Safe to repeat."""
         if self._open_answers:
             self._open_answers = 0
-            self._abort(self.request_id)
+            self._abort(self)

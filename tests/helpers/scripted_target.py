@@ -1,0 +1,110 @@
+"""A pretend target that says what a script says, and a drafter that knows the script."""
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from foreword.models.batch import ForwardBatch, ForwardOutput
+from foreword.speculation.draft import ROOT, Draft
+from foreword.speculation.protocols import Ask, StepRequest
+
+PROMPT_LEN = 3
+"""Tokens that name the script, as digits of its number."""
+
+LIKELY, NEXT_BEST = 20.0, 10.0
+"""Logits of the script's token and of the one that comes out where that is forbidden."""
+
+
+def prompt_of(script: int, vocab_size: int) -> tuple[int, ...]:
+    """The prompt that asks for a script."""
+    return tuple(script // vocab_size**place % vocab_size for place in range(PROMPT_LEN))
+
+
+class ScriptedTarget:
+    """Reads in its KV memory which script a row belongs to, and goes on with it at the row's position."""
+
+    def __init__(
+        self, scripts: np.ndarray, seconds: np.ndarray, vocab_size: int, context_length: int
+    ) -> None:
+        """`scripts` and `seconds` are int64 [scripts, length]."""
+        self.config = SimpleNamespace(vocab_size=vocab_size, context_length=context_length)
+        self._scripts = torch.from_numpy(scripts)
+        self._seconds = torch.from_numpy(seconds)
+        self._noise = torch.randn(256, vocab_size, generator=torch.Generator().manual_seed(0))
+        self._memory = torch.empty(0, dtype=torch.int64)
+
+    def kv_bytes_per_row(self) -> int:
+        return 8
+
+    def allocate_kv(self, num_pages: int, page_size: int) -> None:
+        self._page_size = page_size
+        self._memory = torch.full((num_pages * page_size,), -(10**9))
+
+    def logits(self, scripts: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """What is said at these places of these scripts: float32 [rows, vocab]."""
+        places = places.clamp(0, self._scripts.shape[1] - 1)
+        logits = self._noise[(31 * scripts + 7 * places) % 256].clone()
+        rows = torch.arange(len(scripts))
+        logits[rows, self._seconds[scripts, places]] = NEXT_BEST
+        logits[rows, self._scripts[scripts, places]] = LIKELY
+        return logits
+
+    def verify(self, batch: ForwardBatch) -> ForwardOutput:
+        copies = batch.kv_copies.long()
+        self._memory[copies[:, 1]] = self._memory[copies[:, 0]]
+        self._memory[batch.slots.long()] = batch.token_ids.long()
+        starts = batch.block_tables[:, 0].long() * self._page_size
+        scripts = sum(self._memory[starts + i] * self.config.vocab_size**i for i in range(PROMPT_LEN))
+        wanted = batch.logit_rows.long()
+        owner = torch.searchsorted(batch.row_starts, batch.logit_rows, right=True) - 1
+        places = batch.positions[wanted].long() - (PROMPT_LEN - 1)
+        return ForwardOutput(self.logits(scripts[owner], places), {})
+
+
+class ScriptDrafter:
+    """Drafts what will come: whole chains, chains with a wrong guess in them, or trees with wrong branches."""
+
+    def __init__(self, next_token: Callable[[StepRequest, int], int], vocab_size: int, seed: int) -> None:
+        """`next_token` knows what a request's answer has at a place, counted from its start."""
+        self._next_token = next_token
+        self._vocab_size = vocab_size
+        self._rng = np.random.default_rng(seed)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [self._draft(ask) for ask in asks]
+
+    def forget(self, request: StepRequest) -> None:
+        pass
+
+    def _draft(self, ask: Ask) -> Draft:
+        request = ask.request
+        shorter = int(self._rng.integers(1, ask.max_depth + 1))
+        length = ask.max_depth if self._rng.random() < 0.5 else shorter
+        first = len(request.tokens) - request.prompt_len
+        truth = [self._next_token(request, first + step) for step in range(length)]
+        kind = self._rng.integers(4)
+        if kind == 0:
+            wrong = self._rng.integers(length)
+            truth[wrong] = self._another(truth[wrong])
+        tokens, parents = self._tree(truth) if kind == 1 else (truth, [ROOT, *range(length - 1)])
+        tokens, parents = tokens[: ask.max_nodes], parents[: ask.max_nodes]
+        return Draft(tuple(tokens), tuple(parents), len(request.tokens), request.epoch)
+
+    def _tree(self, truth: list[int]) -> tuple[list[int], list[int]]:
+        """The truth as one branch of a tree, with wrong nodes before and behind it."""
+        tokens: list[int] = []
+        parents: list[int] = []
+        above = ROOT
+        for token in truth:
+            before, behind = self._rng.integers(2, size=2)
+            level = [self._another(token)] * before + [token] + [self._another(token)] * behind
+            true_node = len(tokens) + int(before)
+            tokens += level
+            parents += [above] * len(level)
+            above = true_node
+        return tokens, parents
+
+    def _another(self, token: int) -> int:
+        return (token + 1 + int(self._rng.integers(self._vocab_size - 1))) % self._vocab_size

@@ -1,0 +1,126 @@
+"""What is told about a request's cost adds up."""
+
+from dataclasses import replace
+
+import pytest
+
+from foreword.acceptance.params import SamplingParams
+from foreword.bench.prove.drawing_drafter import DrawingDrafter
+from foreword.bench.prove.tiny_model import tiny_decoder
+from foreword.control.fixed import FixedPolicy
+from foreword.engine.core import EngineCore
+from foreword.engine.messages import NewRequest, RequestStats
+from helpers.engines import core_on
+
+VOCAB = 40
+PROMPT = tuple((5 * i + 1) % VOCAB for i in range(35))
+PARAMS = SamplingParams(seed=9, max_tokens=15, ignore_eos=True)
+
+
+def engine(drafting: bool = True, **config: object) -> EngineCore:
+    sizes = {"kv_cache_memory_bytes": 1 << 20} | config
+    policy = FixedPolicy(DrawingDrafter(VOCAB, 4), 4) if drafting else None
+    return core_on(tiny_decoder(VOCAB, 3), end_ids=[7], policy=policy, **sizes)
+
+
+def finish(core: EngineCore) -> dict[str, RequestStats]:
+    """Step until all have ended; statistics come with the last delta of an answer and not before."""
+    found = {}
+    while core.has_requests:
+        for delta in core.step():
+            assert (delta.stats is None) == (delta.finish_reason is None)
+            if delta.stats is not None:
+                found[f"{delta.request_id}/{delta.index}"] = delta.stats
+    return found
+
+
+def ask(core: EngineCore, name: str, prompt: tuple[int, ...] = PROMPT, **more: object) -> None:
+    core.add(NewRequest(name, prompt, replace(PARAMS, **more)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("config", [{}, {"max_num_batched_tokens": 11}, {"max_num_seqs": 2}], ids=str)
+def test_parts_of_the_time_add_up_to_the_engines(config: dict):
+    core = engine(**config)
+    for i in range(5):
+        ask(core, f"r{i}", PROMPT[: 3 + 7 * i], seed=i, n=1 + i % 2)
+    found = finish(core).values()
+    totals = core.stats()
+    for part in ("draft_seconds", "verify_seconds", "accept_seconds"):
+        assert sum(getattr(stats, part) for stats in found) == pytest.approx(getattr(totals, part))
+        assert all(getattr(stats, part) > 0 for stats in found)
+    assert totals.draft_seconds + totals.verify_seconds + totals.accept_seconds <= totals.step_seconds
+    assert max(stats.passes for stats in found) <= totals.steps
+    drafts = [sum(getattr(stats, name) for stats in found) for name in ("drafts", "drafted", "accepted")]
+    assert tuple(drafts) == totals.acceptance["plain/sampled"]
+
+
+def test_counts_of_guesses_fit_together():
+    core = engine()
+    for i in range(6):
+        ask(core, f"r{i}", seed=i)
+    for stats in finish(core).values():
+        assert 0 < stats.accepted < stats.drafted
+        assert stats.rollback_tokens == stats.drafted - stats.accepted
+        assert stats.rejected_kv_bytes == stats.rollback_tokens * core.target.kv_bytes_per_row()
+        assert stats.drafted_per_position[0] == stats.drafts
+        assert sum(stats.drafted_per_position) == stats.drafted, "chains have one guess at a level"
+        assert sum(stats.accepted_per_position) == stats.accepted
+        assert list(stats.accepted_per_position) == sorted(stats.accepted_per_position, reverse=True)
+        assert stats.passes == stats.output_tokens - stats.accepted, "every pass adds one token of its own"
+        assert (stats.prompt_tokens, stats.output_tokens) == (35, 15)
+
+
+def test_without_drafts_there_is_nothing_to_count():
+    core = engine(drafting=False)
+    ask(core, "r")
+    stats = finish(core)["r/0"]
+    assert (stats.drafts, stats.drafted, stats.accepted, stats.rollback_tokens) == (0, 0, 0, 0)
+    assert (stats.passes, stats.method, stats.draft_seconds) == (15, "", 0)
+
+
+def test_times_are_those_of_the_stages():
+    core = engine(max_num_seqs=1)
+    ask(core, "first")
+    ask(core, "second")
+    found = finish(core)
+    first, second = found["first/0"], found["second/0"]
+    for stats in found.values():
+        assert min(stats.queue_seconds, stats.prefill_seconds, stats.decode_seconds) > 0
+    assert second.queue_seconds >= first.prefill_seconds + first.decode_seconds
+    assert first.prefill_seconds + first.decode_seconds < core.seconds.total
+
+
+def test_chunks_of_a_prompt_are_passes():
+    core = engine(drafting=False, max_num_batched_tokens=10)
+    ask(core, "r")
+    assert finish(core)["r/0"].passes == 3 + 15
+
+
+def test_cached_tokens_and_preemptions_are_counted():
+    core = engine()
+    ask(core, "new")
+    assert finish(core)["new/0"].cached_tokens == 0
+    ask(core, "again")
+    core.step()
+    core.scheduler.preempt(core.scheduler.running[0])
+    stats = finish(core)["again/0"]
+    assert stats.cached_tokens == 32, "full pages before the last token"
+    assert stats.preemptions == core.stats().preemptions == 1
+    ask(core, "stranger")
+    core.abort("stranger")
+    core.add(NewRequest("foreign", PROMPT, PARAMS, tenant="another"))
+    assert finish(core)["foreign/0"].cached_tokens == 0
+
+
+def test_an_aborted_request_tells_what_it_has_cost():
+    core = engine()
+    ask(core, "r")
+    assert [delta.stats.passes for delta in core.abort("r") if delta.stats] == [0]
+    ask(core, "r")
+    core.step()
+    core.step()
+    (delta,) = core.abort("r")
+    assert delta.stats is not None
+    assert delta.stats.passes == 2
+    assert delta.stats.output_tokens >= 2
+    assert delta.stats.queue_seconds > 0

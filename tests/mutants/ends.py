@@ -1,0 +1,142 @@
+"""Known defects around the ends of answers, their log probabilities and chunked prompts."""
+
+from catalogue import UNIT, Mutant
+
+TEXT = f"{UNIT}/test_answer_text.py"
+BLOCKS = "tests/integration/test_ends_in_blocks.py"
+EVERY_END = f"{BLOCKS}::test_every_end_at_every_place_of_a_block[some]"
+SCORES = "tests/integration/test_answer_logprobs.py"
+MANY = "tests/integration/test_many_answers.py"
+ASYNC = "tests/integration/test_async_engine.py"
+
+END_MUTANTS = (
+    Mutant(
+        14,
+        "every chunk's prompt scores are taken for those of the prompt's first tokens",
+        "speculation/judging.py",
+        "request.tokens[request.scored + 1 : request.scored + 1 + part.scored]",
+        "request.tokens[1 : 1 + part.scored]",
+        (f"{SCORES}::test_of_prompts",),
+    ),
+    Mutant(
+        14,
+        "prompt tokens are scored again when their rows are computed again",
+        "speculation/protocols.py",
+        "- max(first, request.scored))",
+        "- first)",
+        (f"{SCORES}::test_of_prompts",),
+    ),
+    Mutant(
+        15,
+        "guesses behind the end of the answer leave log probabilities",
+        "speculation/judging.py",
+        "request_logprobs(judged, found, place)[:kept]",
+        "request_logprobs(judged, found, place)",
+        (EVERY_END,),
+    ),
+    Mutant(
+        15,
+        "log probabilities are read from rows of guesses that were not accepted",
+        "acceptance/logprobs.py",
+        "*(root + 1 + node for node in verdicts.path(request))]",
+        "*(root + 1 + place for place in range(len(verdicts.path(request))))]",
+        (f"{SCORES}::test_of_accepted_corrected_and_own_tokens",),
+    ),
+    Mutant(
+        19,
+        "a chunk that does not reach the prompt's end draws a token",
+        "speculation/transaction.py",
+        "share.run, share.scored, share.reaches_end)",
+        "share.run, share.scored, True)",
+        (f"{SCORES}::test_of_accepted_corrected_and_own_tokens",),
+    ),
+    Mutant(
+        20,
+        "penalties count the committed tokens and not the draft's: the shapes differ",
+        "acceptance/corrections.py",
+        "times = np.concatenate([generated, np.ones(len(path_rows))])",
+        "times = generated",
+        (EVERY_END,),
+    ),
+    Mutant(
+        20,
+        "an error in a pass ends the engine",
+        "speculation/step.py",
+        "            return self._resolve(launched)\n        except Exception as error:\n",
+        "            return self._resolve(launched)\n        except ZeroDivisionError as error:\n",
+        (f"{ASYNC}::test_a_failing_pass_costs_the_request_and_not_the_engine",),
+    ),
+    Mutant(
+        21,
+        "of two stop texts in a block the one that begins first is taken",
+        "engine/answer_text.py",
+        "(begin + len(stop), begin) < best[:2]",
+        "begin < best[1]",
+        (TEXT, EVERY_END),
+    ),
+    Mutant(
+        21,
+        "of two stop texts in a block the one that is listed first is taken",
+        "engine/answer_text.py",
+        "(best is None or (begin + len(stop), begin) < best[:2])",
+        "best is None",
+        (TEXT, EVERY_END),
+    ),
+    Mutant(
+        25,
+        "max_tokens beats an end at the same token",
+        "engine/request.py",
+        "            if token in self.limits.stop_ids:\n",
+        '            if count == self.room:\n                return _End(count, "length")\n'
+        "            if token in self.limits.stop_ids:\n",
+        (f"{UNIT}/test_request.py", f"{BLOCKS}::test_ends_that_meet"),
+    ),
+    Mutant(
+        26,
+        "a stop text is looked for at the end of a block's text only",
+        "engine/answer_text.py",
+        "window.find(stop, max(known - len(stop) + 1, 0))",
+        "(len(window) - len(stop)) if window.endswith(stop) else -1",
+        (TEXT, EVERY_END),
+    ),
+    Mutant(
+        26,
+        "a stop text that began in an earlier token is not found",
+        "engine/answer_text.py",
+        "window.find(stop, max(known - len(stop) + 1, 0))",
+        "window.find(stop, known)",
+        (TEXT, EVERY_END),
+    ),
+    Mutant(
+        26,
+        "too little text is held back",
+        "engine/answer_text.py",
+        "longest = max(len(stop) for stop in stops) - 1",
+        "longest = max(len(stop) for stop in stops) - 2",
+        (TEXT, EVERY_END),
+    ),
+    Mutant(
+        34,
+        "an answer of one token never ends",
+        "engine/request.py",
+        "            if count == self.room:\n",
+        "            if 1 < count == self.room:\n",
+        (f"{MANY}::test_one_token_takes_one_pass_and_no_more",),
+    ),
+    Mutant(
+        34,
+        "further answers wait for the rows of a first one that has ended with its first token",
+        "engine/scheduler.py",
+        "leader is not None and leader.finish_reason is None and",
+        "leader is not None and",
+        (f"{MANY}::test_one_token_takes_one_pass_and_no_more",),
+    ),
+    Mutant(
+        36,
+        "an end inside an accepted block is ignored",
+        "engine/request.py",
+        "            if token in self.limits.stop_ids:\n",
+        "            if token in self.limits.stop_ids and count == len(tokens):\n",
+        (f"{UNIT}/test_request.py", EVERY_END),
+    ),
+)
