@@ -127,3 +127,23 @@ def test_models_lists_the_built_in(default_model: Path):
     assert Path(listed[0]["path"]) == default_model
     assert listed[0]["present"]
     assert "smollm2-135m" in foreword("models").stdout
+
+
+def test_generate_stops_before_a_text_and_gives_several_answers(tiny_model: Path):
+    model = ["--model", str(tiny_model), "--json", "--seed", "3", "--max-tokens", "12"]
+    whole = json.loads(foreword("generate", "hi", *model).stdout.splitlines()[-1])["text"]
+    stop = whole[3:5]
+    cut = json.loads(foreword("generate", "hi", *model, "--stop", stop).stdout.splitlines()[-1])
+    assert cut["text"] == whole[: whole.index(stop)]
+    assert (cut["finish_reason"], cut["stop_reason"]) == ("stop", stop)
+    several = json.loads(foreword("generate", "hi", *model, "-n", "2").stdout.splitlines()[-1])
+    assert several["text"] == several["outputs"][0]["text"] == whole
+    assert several["outputs"][1]["index"] == 1
+
+
+def test_bench_batch_prints_a_table_and_json(tiny_model: Path):
+    run = foreword(
+        "bench", "batch", "--model", str(tiny_model), "--batches", "1,2", "--tokens", "4", "--json"
+    )
+    assert run.returncode == 0, run.stderr
+    assert [row["batch"] for row in json.loads(run.stdout.splitlines()[-1])["rows"]] == [1, 2]

@@ -27,6 +27,10 @@ def generate(
     top_k: Annotated[int, typer.Option(help="The k most likely tokens; 0: all.")] = 0,
     min_p: Annotated[float, typer.Option(help="Least likelihood relative to the most likely token.")] = 0.0,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End the answer before this text; may be given several times.")
+    ] = None,
+    n: Annotated[int, typer.Option("-n", help="Answers to the same prompt.")] = 1,
     seed: Annotated[int | None, typer.Option(help="Same seed, same text. Default: fresh entropy.")] = None,
     speculative_config: Annotated[
         str | None,
@@ -47,19 +51,32 @@ def generate(
     from foreword.acceptance.params import SamplingParams
 
     params = SamplingParams(
-        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, max_tokens=max_tokens, seed=seed
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        max_tokens=max_tokens,
+        stop=tuple(stop or ()),
+        n=n,
+        seed=seed,
     )
     llm = load_llm(model, dtype, device, backend, speculative_config)
 
     def show(_: int, text: str) -> None:
         stdout.print(text, end="", markup=False, soft_wrap=True)
 
-    output = llm.generate(prompt, params, raw=raw, on_text=None if as_json else show)[0]
-    if (error := output.outputs[0].error) is not None:
-        raise RequestError(error)
+    streamed = not as_json and n == 1
+    output = llm.generate(prompt, params, raw=raw, on_text=show if streamed else None)[0]
+    for answer in output.outputs:
+        if answer.error is not None:
+            raise RequestError(answer.error)
     if as_json:
         print_json(output.as_json())
         return
+    if not streamed:
+        for answer in output.outputs:
+            stdout.print(f"[bold]answer {answer.index}[/bold]")
+            show(0, answer.text + "\n")
     timings = output.timings
     stdout.print()
     stderr.print(
