@@ -1,6 +1,7 @@
 """A pretend target whose logits are a pure function of the tokens that a row sees."""
 
 import random
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import torch
@@ -32,20 +33,34 @@ class HistoryTarget:
         )
         rows = zip(batch.slots.tolist(), batch.token_ids.tolist(), batch.positions.tolist(), strict=True)
         self.memory.update({slot: (token, position) for slot, token, position in rows})
-        wanted = [self.logits_after(self._history(batch, row)) for row in batch.logit_rows.tolist()]
+        rows_seen = _RowsSeen(batch)
+        wanted = [self.logits_after(self._history(rows_seen, row)) for row in batch.logit_rows.tolist()]
         return ForwardOutput(torch.stack(wanted) if wanted else torch.empty(0, self.vocab_size), {})
 
-    def _history(self, batch: ForwardBatch, row: int) -> list[int]:
-        request = int(torch.searchsorted(batch.row_starts, row, right=True)) - 1
-        prefix = int(batch.prefix_lens[row])
-        mask = int(batch.ancestor_masks[row, 0]) & (1 << 64) - 1
-        visible = [*range(prefix), *(prefix + bit for bit in range(64) if mask >> bit & 1)]
-        assert visible[-1] < int(batch.kv_lens[request])
-        seen = [self.memory[self._slot(batch, request, logical)] for logical in visible]
+    def _history(self, seen_by: "_RowsSeen", row: int) -> list[int]:
+        request = bisect_right(seen_by.row_starts, row) - 1
+        visible = seen_by.visible(row)
+        assert visible[-1] < seen_by.kv_lens[request], "a row sees behind its request's end"
+        table, size = seen_by.block_tables[request], self.page_size
+        seen = [self.memory[table[logical // size] * size + logical % size] for logical in visible]
         assert [position for _, position in seen] == list(range(len(seen))), "a row sees a wrong position"
-        assert seen[-1] == (int(batch.token_ids[row]), int(batch.positions[row])), "a row must see itself"
+        assert seen[-1] == (seen_by.token_ids[row], seen_by.positions[row]), "a row must see itself"
         return [token for token, _ in seen]
 
-    def _slot(self, batch: ForwardBatch, request: int, logical: int) -> int:
-        page = int(batch.block_tables[request, logical // self.page_size])
-        return page * self.page_size + logical % self.page_size
+
+class _RowsSeen:
+    """The arrays of a batch that say what a row sees, as lists."""
+
+    def __init__(self, batch: ForwardBatch) -> None:
+        self.row_starts: list[int] = batch.row_starts.tolist()
+        self.prefix_lens: list[int] = batch.prefix_lens.tolist()
+        self.masks: list[int] = batch.ancestor_masks[:, 0].tolist()
+        self.kv_lens: list[int] = batch.kv_lens.tolist()
+        self.block_tables: list[list[int]] = batch.block_tables.tolist()
+        self.token_ids: list[int] = batch.token_ids.tolist()
+        self.positions: list[int] = batch.positions.tolist()
+
+    def visible(self, row: int) -> list[int]:
+        """Logical KV rows."""
+        prefix, mask = self.prefix_lens[row], self.masks[row]
+        return [*range(prefix), *(prefix + bit for bit in range(64) if mask >> bit & 1)]

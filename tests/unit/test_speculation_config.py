@@ -1,3 +1,5 @@
+from collections.abc import Iterator
+
 import pytest
 
 from foreword.drafters.config import SpeculationConfig
@@ -64,6 +66,14 @@ class _Entry:
         return self._thing
 
 
+@pytest.fixture
+def _kinds_anew() -> Iterator[None]:
+    drafter_kinds.cache_clear()
+    yield
+    drafter_kinds.cache_clear()
+
+
+@pytest.mark.usefixtures("_kinds_anew")
 def test_another_package_may_add_a_drafter_but_not_replace_ours(monkeypatch: pytest.MonkeyPatch):
     from foreword.drafters import registry
     from foreword.drafters.ngram import NgramConfig, NgramDrafter
@@ -76,5 +86,6 @@ def test_another_package_may_add_a_drafter_but_not_replace_ours(monkeypatch: pyt
     assert kinds["ngram"] is not theirs
     assert SpeculationConfig.parse({"method": "theirs", "prompt_lookup_max": 3}).method == ("theirs",)
     monkeypatch.setattr(registry, "entry_points", lambda group: [_Entry("bad", object())])
+    drafter_kinds.cache_clear()
     with pytest.raises(RequestError, match="bad"):
         drafter_kinds()

@@ -42,12 +42,13 @@ def corrected_logits(judged: Judgement) -> Tensor:
     if len(touched.rows):
         where = index(logits, touched.rows, touched.ids)
         logits[where] = adjusted(logits[where].double(), touched, judged).float()
+    never = torch.full((), NEVER, device=logits.device)  # made there: a plain number would be waited for
     if len(banned_rows):
-        logits[index(logits, banned_rows, banned_ids)] = NEVER
+        logits[index(logits, banned_rows, banned_ids)] = never
     if len(allowed_rows):
         where = index(logits, allowed_rows, allowed_ids)
         kept = logits[where]
-        logits[index(logits, np.unique(allowed_rows))] = NEVER
+        logits[index(logits, np.unique(allowed_rows))] = never
         logits[where] = kept
     if judged.row_mask is not None:
         logits.masked_fill_(~judged.row_mask, NEVER)

@@ -14,7 +14,7 @@ from foreword.acceptance.logprobs import request_logprobs
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules import Rule
-from foreword.engine.request import Request, RequestLimits
+from foreword.bench.lone_request import lone_request
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.models.interface import Decoder
@@ -49,10 +49,8 @@ class _Verified:
         context = len(tokens) - chain
         self.cache = PagedCache(-(-len(tokens) // PAGE_SIZE))
         target.allocate_kv(self.cache.pool.num_pages, PAGE_SIZE)
-        limits = RequestLimits(len(tokens) + 1, frozenset())
-        sampler = RequestSampler(params, TokenLimits(target.config.vocab_size), tokens[:context], seed=1)
-        self.target, self.request = target, Request(0, tokens[:context], params, sampler, limits)
-        self.request.kv = self.cache.open()
+        self.target = target
+        self.request = lone_request(self.cache, tokens[:context], target.config.vocab_size, params, seed=1)
         self.draft = Draft.chain(tokens[context:], context)
         with Transaction(self.cache, [Scheduled(self.request, context - 1)]) as transaction:
             target.verify(transaction.batch([Draft()]))

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foreword.bench.step_cost import ContextRequest
+from foreword.bench.lone_request import lone_request
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.models.interface import Decoder
@@ -75,9 +75,8 @@ def _log_probabilities(decoder: Decoder, tokens: list[int]) -> Tensor:
     """Next-token distributions after every token of a text by itself: float32 [tokens, vocab]."""
     cache = PagedCache(-(-len(tokens) // PAGE_SIZE))
     decoder.allocate_kv(cache.pool.num_pages, PAGE_SIZE)
-    request = ContextRequest(cache, 0, decoder.config.vocab_size)
-    request.tokens = tokens
-    with Transaction(cache, [Scheduled(request, len(tokens))]) as transaction:  # type: ignore[arg-type]
+    request = lone_request(cache, tokens, decoder.config.vocab_size)
+    with Transaction(cache, [Scheduled(request, len(tokens))]) as transaction:
         rows = torch.arange(len(tokens), dtype=torch.int32)
         batch = replace(transaction.batch([Draft()]), logit_rows=rows)
         return decoder.verify(batch).logits.log_softmax(-1)

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from foreword.bench.lone_request import lone_request
+from foreword.engine.request import Request
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.models.batch import MAX_DRAFT_NODES
@@ -50,20 +52,6 @@ class StepTimer(Protocol):
         ...
 
 
-class ContextRequest:
-    """A request whose committed tokens all have KV but the newest."""
-
-    def __init__(self, cache: PagedCache, length: int, vocab_size: int) -> None:
-        self.tokens = random_tokens(length, vocab_size)
-        self.kv = cache.open()
-        self.epoch = 0
-        self.room = MAX_DRAFT_NODES + 1
-
-    def extend(self, tokens: Sequence[int], _logprobs: Sequence[object] = ()) -> None:
-        """Append committed tokens."""
-        self.tokens += tokens
-
-
 def random_tokens(count: int, vocab_size: int) -> list[int]:
     """The same tokens every time, for every engine."""
     generator = torch.Generator().manual_seed(0)
@@ -78,7 +66,7 @@ class DecoderTimer:
         self._target = target
         self._cache = PagedCache(-(-context // PAGE_SIZE) + -(-most_tokens // PAGE_SIZE) + 1)
         target.allocate_kv(self._cache.pool.num_pages, PAGE_SIZE)
-        self._request = ContextRequest(self._cache, context, target.config.vocab_size)
+        self._request = self._new_request(context)
         if context > 1:
             self._pass(self._request, context - 1, commit=True)
 
@@ -89,15 +77,17 @@ class DecoderTimer:
 
     def prefill(self, count: int) -> float:
         """Seconds of computing a prompt of `count` tokens from nothing, with the last one's logits."""
-        request = ContextRequest(self._cache, count, self._target.config.vocab_size)
+        request = self._new_request(count)
         seconds = self._pass(request, count)
         self._cache.close(request.kv)
         return seconds
 
-    def _pass(
-        self, request: ContextRequest, rows: int, draft: Draft | None = None, commit: bool = False
-    ) -> float:
-        share = Scheduled(request, rows)  # type: ignore[arg-type]
+    def _new_request(self, length: int) -> Request:
+        vocab_size = self._target.config.vocab_size
+        return lone_request(self._cache, random_tokens(length, vocab_size), vocab_size)
+
+    def _pass(self, request: Request, rows: int, draft: Draft | None = None, commit: bool = False) -> float:
+        share = Scheduled(request, rows)
         with Transaction(self._cache, [share]) as transaction:  # left without commit: every pass starts alike
             batch = transaction.batch([draft or Draft()])
             began = perf_counter()

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from importlib.metadata import entry_points
+from types import MappingProxyType
 from typing import Any
 
 from foreword.drafters.workshop import Workshop
@@ -72,13 +74,17 @@ def _is_wide(settings: Any) -> bool:  # noqa: ANN401 - settings of a model-based
     return bool(settings.tree_width > 1)
 
 
-def drafter_kinds() -> dict[str, DrafterKind]:
-    """All kinds by method name. Another package cannot take the name of one of ours."""
+@cache
+def drafter_kinds() -> Mapping[str, DrafterKind]:
+    """All kinds by method name. Another package cannot take the name of one of ours.
+
+    Installed packages are looked through once: that takes longer than a step, and every request may ask.
+    """
     kinds = _builtin_kinds()
     for entry in entry_points(group=ENTRY_POINTS):
         if entry.name not in kinds:
             kinds[entry.name] = _load(entry)
-    return kinds
+    return MappingProxyType(kinds)
 
 
 def _load(entry: Any) -> DrafterKind:  # noqa: ANN401 - importlib's EntryPoint

@@ -210,11 +210,14 @@ class EngineCore:
 
     def _remove(self, request: Request) -> None:
         self.scheduler.remove(request)
-        self._policy.forget(request)
         answers = self._active[request.name]
         answers.remove(request)
         if not answers:
             del self._active[request.name]
+        try:
+            self._policy.forget(request)
+        except Exception as error:  # what a drafter keeps too long costs memory, never an answer
+            self._stepper.note_fault("forget", error)
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` if requests, queues and pages contradict each other."""

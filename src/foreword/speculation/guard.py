@@ -42,8 +42,11 @@ class GuardedDrafter:
         return [self._checked(answer, ask) for answer, ask in zip(answers, asks, strict=True)]
 
     def forget(self, request: StepRequest) -> None:
-        """Let the drafter drop what it keeps for a request."""
-        self._call(lambda: self._drafter.forget(request))
+        """Let the drafter drop what it keeps for a request; one that hangs does so when it comes back."""
+        if self._hangs:
+            self._thread.submit(self._drafter.forget, request)
+        else:
+            self._call(lambda: self._drafter.forget(request))
 
     def memory_bytes(self) -> int | None:
         """What the drafter says of its memory."""
@@ -57,8 +60,12 @@ class GuardedDrafter:
         """Stop the thread; a call that hangs is left behind."""
         self._thread.shutdown(wait=self._hanging is None, cancel_futures=True)
 
+    @property
+    def _hangs(self) -> bool:
+        return self._hanging is not None and not self._hanging.done()
+
     def _call(self, call: Callable[[], _Answer]) -> _Answer | None:
-        if self._hanging is not None and not self._hanging.done():
+        if self._hangs:
             return None
         future: Future[Any] = self._thread.submit(call)
         try:

@@ -74,12 +74,12 @@ class Stepper:
         try:
             return self._resolve(launched)
         except Exception as error:
-            self._note_fault("step", error)
+            self.note_fault("step", error)
         present = [share for share in launched.scheduled if self.cache.is_open(share.request.kv)]
         try:
             results = [self._resolve(self._launch(present, _plain(present)))]
         except Exception as error:
-            self._note_fault("plain step", error)
+            self.note_fault("plain step", error)
             results = [self._alone(share) for share in present]
         return _merged(launched.scheduled, present, results)
 
@@ -89,7 +89,7 @@ class Stepper:
         try:
             return self.policy.plan(scheduled, self.situation)
         except Exception as error:  # a policy that fails costs guesses, never a request
-            self._note_fault("plan", error)
+            self.note_fault("plan", error)
             return _plain(scheduled)
 
     def _launch(self, scheduled: Sequence[Scheduled], plan: Sequence[Planned]) -> Launched:
@@ -128,7 +128,7 @@ class Stepper:
         try:
             return self._resolve(self._launch([share], _plain([share])))
         except Exception as error:
-            self._note_fault("request", error)
+            self.note_fault("request", error)
             message = f"the model failed on this request: {type(error).__name__}: {error}"
             share.request.fail(message)
             return StepResult([Verdict(error=message)], [True], [0])
@@ -144,7 +144,8 @@ class Stepper:
                 for stats in (share.request.acceptance, self.situation.cohorts[share.request.cohort]):
                     stats.observe(verdict.drafted, verdict.depth, len(verdict.path))
 
-    def _note_fault(self, stage: str, error: Exception) -> None:
+    def note_fault(self, stage: str, error: Exception) -> None:
+        """Count a fault that cost nobody more than guesses or a try; the first of each stage is logged."""
         self.faults[stage] += 1
         if self.faults[stage] == 1:
             _log.error("a %s failed and is recovered from: %s", stage, error, exc_info=error)

@@ -78,13 +78,12 @@ class Transaction:
             return False
         try:
             part.request.commit(verdict)
+            self._cache.commit(part.kv, part.run, verdict.path)
+            self._cache.publish(part.kv, part.request.tokens)
         except Exception as error:  # it fails alone: nobody else's verdict depends on it
             _log.exception("request %s could not take its tokens", part.request.request_id)
             self._cache.rollback(part.kv)
             part.request.fail(f"{type(error).__name__}: {error}")
-            return True
-        self._cache.commit(part.kv, part.run, verdict.path)
-        self._cache.publish(part.kv, part.request.tokens)
         return True
 
     def abort(self) -> None:

@@ -14,12 +14,13 @@ import numpy as np
 from foreword.acceptance.drawn import Floats
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.reference.distribution import probabilities
-from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.acceptance.request import TokenLimits
 from foreword.acceptance.rules import Rule
+from foreword.bench.lone_request import lone_request
 from foreword.bench.prove.drawing_drafter import DrawingDrafter
 from foreword.bench.prove.tiny_model import tiny_decoder
 from foreword.control.fixed import FixedPolicy
-from foreword.engine.request import Request, RequestLimits
+from foreword.engine.request import Request
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.models.interface import Decoder
 from foreword.speculation.draft import Draft
@@ -75,10 +76,7 @@ def plain_logits(decoder: Decoder, tokens: Sequence[int]) -> list[float]:
 
 def new_request(seed: int, rule: Rule, cache: PagedCache, prompt: Sequence[int] = PROMPT) -> Request:
     """A request with pages of its own."""
-    sampler = RequestSampler(PARAMS, TokenLimits(VOCAB), prompt, seed, rule=rule)
-    request = Request(seed, prompt, PARAMS, sampler, RequestLimits(64, frozenset()))
-    request.kv = cache.open()
-    return request
+    return lone_request(cache, prompt, VOCAB, PARAMS, seed=seed, rule=rule)
 
 
 def sampled_counts(

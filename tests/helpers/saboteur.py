@@ -1,0 +1,115 @@
+"""Faults planted in every stage of a step."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from foreword.engine.core import EngineCore
+from foreword.engine.request import Request
+from foreword.kv.paged_cache import KvSequence
+from foreword.speculation import judging
+
+ONLY_GUESSES = ("plan", "nonsense plan", "propose", "nonsense drafts", "forget")
+"""Stages whose faults cost guesses at most."""
+
+ANOTHER_TRY = ("reserve", "verify", "torn verify", "late verify", "judge", "kept")
+"""Stages whose faults cost a try: with guesses, without, then one request alone, which is lost if that fails too."""
+
+THE_REQUEST = ("commit", "cache commit", "publish")
+"""Stages whose faults come too late for another try: the request that they hit is lost, and nobody else."""
+
+STAGES = (*ONLY_GUESSES, *ANOTHER_TRY, *THE_REQUEST)
+
+
+class PlantedError(Exception):
+    """Not a real fault."""
+
+
+class Saboteur:
+    """Makes one stage of a step fail, once or several times, and knows what that may cost."""
+
+    def __init__(self, rng: random.Random, share: float) -> None:
+        self._rng = rng
+        self._share = share  # of the steps that are sabotaged
+        self._stage = ""
+        self._strikes_left = 0
+        self._strikes = 0
+        self.victims: list[KvSequence] = []  # of this step, where the fault hits one request
+        self.struck: Counter[str] = Counter()
+
+    def arm(self) -> None:
+        """Before a step."""
+        self._stage, self._strikes, self.victims = "", 0, []
+        self._strikes_left = self._rng.choice((1, 1, 2, 3, 4))
+        if self._rng.random() < self._share:
+            self._stage = self._rng.choice(STAGES)
+
+    def disarm(self) -> None:
+        """Behind a step."""
+        self._strikes_left = 0
+
+    def is_due(self, stage: str) -> bool:
+        """Whether a fault of the stage is to happen now."""
+        return stage == self._stage and self._strikes_left > 0
+
+    def note(self, stage: str) -> None:
+        """The fault happens now."""
+        self._strikes_left -= 1
+        self._strikes += 1
+        self.struck[stage] += 1
+
+    def strike(self, stage: str) -> None:
+        """Fail if the fault is due."""
+        if self.is_due(stage):
+            self.note(stage)
+            raise PlantedError(stage)
+
+    @property
+    def has_struck(self) -> bool:
+        """Whether anything failed in this step."""
+        return self._strikes > 0
+
+    @property
+    def losses(self) -> int:
+        """Requests that this step's faults must have cost."""
+        if self._stage in THE_REQUEST:
+            return len(self.victims)
+        return max(0, self._strikes - 2) if self._stage in ANOTHER_TRY else 0
+
+    def infiltrate(self, core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Stand in front of the stages of this engine that are not the target's or a drafter's."""
+
+        def watched(stage: str, real: Callable[..., Any], victim: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                if self.is_due(stage) and stage in THE_REQUEST:
+                    self.victims.append(victim(*args))
+                self.strike(stage)
+                return real(*args)
+
+            return call
+
+        def first(first: object, *_: object) -> object:
+            return first
+
+        cache = core.cache
+        monkeypatch.setattr(judging, "judge", watched("judge", judging.judge, first))
+        monkeypatch.setattr(Request, "kept", watched("kept", Request.kept, first))
+        monkeypatch.setattr(Request, "commit", watched("commit", Request.commit, lambda r, _: r.kv))
+        monkeypatch.setattr(cache, "reserve", watched("reserve", cache.reserve, first))
+        monkeypatch.setattr(cache, "commit", watched("cache commit", cache.commit, first))
+        monkeypatch.setattr(cache, "publish", watched("publish", cache.publish, first))
+
+
+def nonsense(rng: random.Random, drafts: Sequence[Any]) -> list[Any]:
+    """The drafts, spoilt in one of many ways."""
+    spoilt: list[list[Any]] = [
+        list(drafts[1:]),
+        [*drafts, *drafts],
+        [None] * len(drafts),
+        [],
+        ["draft"] * len(drafts),
+    ]
+    return rng.choice(spoilt)

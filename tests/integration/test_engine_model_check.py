@@ -1,0 +1,134 @@
+"""Random worlds around the engine: whatever happens, nothing leaks and every answer is the right one."""
+
+from collections import Counter
+
+import pytest
+
+from helpers.engine_world import World
+from helpers.saboteur import STAGES
+
+STEP_LIMIT = 4000
+"""Far more steps than any world needs: an engine that hangs fails."""
+
+
+def live(world: World, requests: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run a world until all its requests have ended; returns its steps."""
+    arrived = steps = 0
+    with monkeypatch.context() as patches:
+        world.saboteur.infiltrate(world.core, patches)
+        while arrived < requests or world.core.has_requests:
+            if arrived < requests and world.rng.random() < world.sizes.arrival_share:
+                world.arrive(f"request-{arrived}")
+                arrived += 1
+            one_step(world)
+            steps += 1
+            assert steps < STEP_LIMIT, "the engine makes no headway"
+    return steps
+
+
+def one_step(world: World) -> None:
+    """Whatever may happen before a step, during it, and what must hold behind it."""
+    rng, core = world.rng, world.core
+    if rng.random() < 0.03:
+        core.speculating = not core.speculating
+    world.saboteur.arm()
+    faults = Counter(core.faults)
+    interfere(world)
+    check(world)
+    under_way = core.launch()
+    if under_way is None:
+        assert not core.has_requests, "requests wait and none is let in"
+        return
+    interfere(world)
+    check(world)
+    lost = world.hear(core.resolve(under_way))
+    assert lost == world.saboteur.losses
+    assert all(not core.cache.is_open(kv) for kv in world.saboteur.victims), "another request was given up"
+    assert world.saboteur.has_struck or core.faults == faults, f"a fault that nobody planted: {core.faults}"
+    world.saboteur.disarm()
+    check(world)
+
+
+def interfere(world: World) -> None:
+    """Users go, and pages are wanted elsewhere, between the halves of a step as well as before them."""
+    if world.rng.random() < world.sizes.cancel_share:
+        world.cancel()
+    if world.rng.random() < world.sizes.preempt_share:
+        world.preempt()
+
+
+def check(world: World) -> None:
+    """What holds at any moment."""
+    core = world.core
+    assert not world.target.contradictions
+    assert world.target.most_rows <= world.sizes.max_rows
+    core.check_integrity()
+    owner: dict[int, str] = {}
+    for request in core.scheduler.running:
+        for page in request.kv.pages:
+            assert owner.setdefault(page, request.tenant) == request.tenant, "two tenants share a page"
+    stats = core.stats()
+    counts = [value for value in vars(stats).values() if isinstance(value, int | float)]
+    assert all(count >= 0 for count in counts)
+    assert stats.kv_pages_used <= stats.kv_pages
+    assert stats.prefix_hits <= stats.prefix_queries
+    for drafts, drafted, accepted in stats.acceptance.values():
+        assert 0 <= accepted <= drafted
+        assert drafts <= drafted
+
+
+def check_end(world: World) -> None:
+    """Nothing is held, and everyone got what the definition says, or a beginning of it."""
+    cache = world.core.cache
+    assert cache.available_pages == cache.pool.num_pages
+    assert cache.num_open == 0
+    assert world.core.stats().kv_pages_used == 0
+    assert not cache.pending_moves
+    assert all(not drafter.holds for drafter in world.drafters)
+    for (name, index), told in world.told.items():
+        assert told.tokens == told.request.output_ids
+        expected, count = told.expected, len(told.tokens)
+        assert tuple(told.tokens) == expected.tokens[:count]
+        if told.request.params.logprobs is not None:
+            assert told.logprobs == pytest.approx(expected.logprobs[:count], abs=1e-4)
+        if index == 0 and name in world.prompt_scores and told.tokens:
+            assert told.prompt_logprobs == pytest.approx(world.prompt_scores[name], abs=1e-4)
+        if told.finish_reason not in ("abort", "error"):
+            assert (count, told.finish_reason) == (len(expected.tokens), expected.finish_reason)
+
+
+def run_worlds(seeds: range, requests: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Many worlds; returns what has happened in them."""
+    happened: Counter[str] = Counter()
+    for seed in seeds:
+        world = World(seed)
+        try:
+            happened["steps"] += live(world, requests, monkeypatch)
+            check_end(world)
+        except BaseException as error:
+            error.add_note(f"in the world of seed {seed}: {world.sizes}")
+            raise
+        stats = world.core.stats()
+        happened["preemptions"] += stats.preemptions
+        happened["prefix hits"] += stats.prefix_hits
+        happened["accepted"] += sum(accepted for _, _, accepted in stats.acceptance.values())
+        happened.update(f"{told.finish_reason}" for told in world.told.values())
+        happened.update(world.saboteur.struck)
+    return happened
+
+
+def test_worlds(monkeypatch: pytest.MonkeyPatch):
+    happened = run_worlds(range(40), 16, monkeypatch)
+    print(happened)
+    assert happened["steps"] > 3000
+    for event in ("preemptions", "prefix hits", "accepted", "stop", "length", "abort", "error", *STAGES):
+        assert happened[event] > 0, f"{event} never happened: {happened}"
+
+
+@pytest.mark.slow
+def test_many_worlds(monkeypatch: pytest.MonkeyPatch):
+    happened = run_worlds(range(1000, 1500), 30, monkeypatch)
+    print(happened)
+    assert happened["steps"] > 50_000
+    for event in ("preemptions", "prefix hits", "accepted", "stop", "length", "abort", "error", *STAGES):
+        assert happened[event] > 100, f"{event} hardly happened: {happened}"

@@ -1,0 +1,242 @@
+"""Nobody starves, and guesses take nothing from anyone."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from foreword.acceptance.params import SamplingParams
+from foreword.control.fair_share import FairShare
+from foreword.control.fixed import FixedPolicy
+from foreword.engine.core import EngineCore
+from foreword.engine.request import Request
+from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
+from foreword.speculation.draft import Draft
+from foreword.speculation.proposing import fit_to_room
+from foreword.speculation.protocols import Ask, Planned, Scheduled, Speculation, StepRequest
+from foreword.speculation.situation import Situation
+from helpers.checked_target import CheckedTarget
+from helpers.engines import ask, core_on, run
+from helpers.saboteur import Saboteur
+
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
+
+
+def target() -> Any:
+    return CheckedTarget(Saboteur(random.Random(0), 0.0))
+
+
+def small_core(pages: int, policy: FixedPolicy | None = None, **config: Any) -> EngineCore:
+    return core_on(target(), policy=policy, kv_cache_memory_bytes=pages * PAGE_SIZE, **config)
+
+
+class Liar:
+    """As many guesses as it may make, all of them wrong."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        self.asked += [ask.max_nodes for ask in asks]
+        return [self._wrong(ask) for ask in asks]
+
+    def _wrong(self, ask: Ask) -> Draft:
+        # Token 12 is banned in these requests: no guess is ever accepted.
+        tokens = [12] * min(ask.max_nodes, ask.max_depth)
+        return Draft.chain(tokens, len(ask.request.tokens), ask.request.epoch)
+
+    def forget(self, request: StepRequest) -> None:
+        pass
+
+
+@pytest.mark.parametrize("pages", [8, 12, 40])
+@pytest.mark.parametrize("max_rows", [5, 16])
+def test_a_stream_of_short_requests_cannot_keep_a_long_prompt_from_its_end(pages: int, max_rows: int):
+    core = small_core(pages, max_num_batched_tokens=max_rows, max_num_seqs=4)
+    rng = random.Random(pages)
+
+    def short() -> None:
+        ask(core, [rng.randrange(12) for _ in range(9)], SamplingParams(max_tokens=6, seed=1, **GREEDY))
+
+    for _ in range(6):
+        short()
+    long = ask(core, [rng.randrange(12) for _ in range(70)], SamplingParams(max_tokens=20, seed=1, **GREEDY))
+    for _ in range(250):
+        while len(core.scheduler.waiting) < 4:
+            short()
+        core.step()
+    assert long.finish_reason == "length"
+
+
+def test_requests_begin_in_the_order_of_their_arrival():
+    core = small_core(9, max_num_batched_tokens=16, max_num_seqs=3)
+    rng = random.Random(1)
+    params = SamplingParams(max_tokens=5, seed=1, **GREEDY)
+    requests = [ask(core, [rng.randrange(12) for _ in range(rng.randint(1, 60))], params) for _ in range(20)]
+    while core.has_requests:
+        core.step()
+        running = [request.request_id for request in core.scheduler.running]
+        assert running == sorted(running)
+        oldest = min(
+            (r.request_id for r in requests if r.finish_reason is None), default=None
+        )  # is never put off
+        assert oldest is None or not running or oldest in running
+
+
+def test_a_prompt_longer_than_the_row_budget_does_not_stop_those_who_decode():
+    core = small_core(40, max_num_batched_tokens=6, max_num_seqs=4)
+    decoding = ask(core, [1], SamplingParams(max_tokens=20, seed=1, **GREEDY))
+    core.step()
+    ask(core, list(range(12)) * 6, SamplingParams(max_tokens=1, seed=1, **GREEDY))
+    for count in range(2, 10):
+        core.step()
+        assert len(decoding.output_ids) == count
+
+
+def trace(core: EngineCore, requests: Sequence[Request]) -> list[tuple[Any, ...]]:
+    """After every step: what was committed, preempted, found, and is still cached."""
+    seen = []
+    while core.has_requests:
+        core.step()
+        stats, cache = core.stats(), core.cache
+        idle = cache.available_pages - cache.free_pages
+        texts = tuple(tuple(request.tokens) for request in requests)
+        seen.append((texts, stats.preemptions, stats.prefix_hits, idle))
+    return seen
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_wrong_guesses_change_neither_preemptions_nor_what_is_cached(seed: int):
+    def world(policy: FixedPolicy) -> tuple[EngineCore, list[Request]]:
+        rng = random.Random(seed)
+        core = small_core(rng.randint(6, 14), policy, max_num_seqs=6, max_draft_share=1e9)
+        prompts = [[rng.randrange(3) for _ in range(rng.randint(1, 50))] for _ in range(3)]
+        params = SamplingParams(max_tokens=30, seed=seed, logit_bias={12: -100.0}, ignore_eos=True)
+        chosen = [prompts[rng.randrange(3)] + [rng.randrange(12) for _ in range(4)] for _ in range(12)]
+        return core, [ask(core, prompt, params) for prompt in chosen]
+
+    liar = Liar()
+    with_guesses = trace(*world(FixedPolicy(liar, 40)))
+    assert with_guesses == trace(*world(FixedPolicy()))
+    assert with_guesses[-1][1] > 0 or seed > 0, "no preemption: the world is too roomy"
+    assert max(liar.asked) > 0
+    assert min(liar.asked) < 40
+
+
+def test_a_guess_takes_no_page_that_is_cached_or_wanted():
+    """Two pages are free or cached: the committed token takes what it needs, a draft only what is free."""
+    cache = PagedCache(3, prefix_caching=True)
+    old = cache.open("", range(17))
+    cache.reserve(old, 16)
+    cache.commit(old, 16, ())
+    cache.publish(old, list(range(16)))
+    cache.close(old)  # one idle page
+    core = small_core(4)
+    request = ask(core, list(range(12)), SamplingParams(max_tokens=40, seed=1, **GREEDY))
+    request.kv = cache.open()
+    cache.reserve(request.kv, 12)
+    plan = [Planned(Scheduled(request, 12), Liar(), max_nodes=60, max_depth=60)]
+    fitted = fit_to_room(plan, cache, max_rows=None)
+    assert fitted[0].max_nodes == 4 + PAGE_SIZE  # the rest of its page and the one free page
+    assert cache.matching_pages("", range(17)) == 1
+    taken = cache.open()
+    cache.reserve(taken, 16)
+    assert fit_to_room(plan, cache, max_rows=None)[0].max_nodes == 4
+    assert fit_to_room(plan, cache, max_rows=14)[0].max_nodes == 2
+    assert fit_to_room(plan, cache, max_rows=12)[0].drafter is None
+
+
+class Late:
+    """Hands in every draft one call too late."""
+
+    def __init__(self) -> None:
+        self._before: list[Draft] = []
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        now = [Draft.chain([1], len(ask.request.tokens), ask.request.epoch) for ask in asks]
+        before, self._before = self._before, now
+        return before or [Draft()] * len(asks)
+
+    def forget(self, request: StepRequest) -> None:
+        pass
+
+
+def test_a_draft_from_before_a_preemption_is_not_judged():
+    """Preempted during its first pass, a request has the same tokens again, but not the same state."""
+    core = small_core(8, FixedPolicy(Late(), 4))
+    request = ask(core, [1, 2, 3], SamplingParams(max_tokens=8, seed=1, **GREEDY))
+    under_way = core.launch()
+    assert under_way is not None
+    core.scheduler.preempt(request)
+    assert core.resolve(under_way) == []
+    core.step()
+    assert len(request.output_ids) == 1
+    assert request.acceptance.drafted == 0
+    run(core)
+    assert request.finish_reason == "length"
+
+
+def planned(request: Any, run_rows: int, guesses: int) -> Planned:
+    share = Scheduled(request, run_rows)
+    return Planned(share, Liar(), guesses, guesses, "liar") if guesses else Planned(share)
+
+
+class GivenPlan(FixedPolicy):
+    def __init__(self, plan: list[Planned]) -> None:
+        super().__init__()
+        self._given = plan
+
+    def plan(self, scheduled: Sequence[Scheduled], situation: Situation) -> list[Planned]:
+        return self._given
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_guesses_lengthen_a_mixed_step_by_no_more_than_their_share(seed: int):
+    rng = random.Random(seed)
+    core = small_core(8)
+    request = ask(core, [1, 2, 3], SamplingParams(max_tokens=8, seed=1))
+    situation = Situation()
+    for _ in range(rng.randint(1, 40)):
+        rows = rng.randint(1, 300)
+        situation.costs.observe_pass(rows, rng.uniform(0.5, 2) * (rows + 20) * 1e-4)
+    situation.costs.observe_drafting("liar", 10, rng.choice((0.0, 1e-4, 1e-2)))
+    wanted = [0, *(rng.choice((0, 3, 20, 60)) for _ in range(rng.randint(1, 8)))]
+    plan = [planned(request, rng.choice((1, 1, 30)), guesses) for guesses in wanted]
+    share = rng.choice((0.0, 0.1, 0.5, 2.0))
+    cut = FairShare(GivenPlan(plan), share).plan([p.scheduled for p in plan], situation)
+    rows = sum(p.scheduled.run for p in plan)
+    guesses = [p.max_nodes if p.drafter is not None else 0 for p in cut]
+    assert all(0 <= got <= asked for got, asked in zip(guesses, wanted, strict=True))
+    if sum(guesses):
+        costs = situation.costs
+        plain, longer = costs.pass_seconds(rows), costs.pass_seconds(rows + sum(guesses))
+        assert plain is not None
+        assert longer is not None
+        assert longer + costs.drafting_seconds("liar", sum(guesses)) <= (1 + share) * plain * (1 + 1e-9)
+
+
+def test_a_step_in_which_everyone_speculates_is_not_cut():
+    core = small_core(8)
+    request = ask(core, [1, 2, 3], SamplingParams(max_tokens=8, seed=1))
+    situation = Situation()
+    situation.costs.observe_pass(1, 0.01)
+    plan = [planned(request, 1, 60), planned(request, 1, 20)]
+    cut = FairShare(GivenPlan(plan), 0.0).plan([p.scheduled for p in plan], situation)
+    assert [p.max_nodes for p in cut] == [60, 20]
+
+
+def test_a_plain_request_beside_speculating_ones_is_not_slowed_down_by_their_guesses():
+    """The engine cuts guesses by itself once it has measured what they cost."""
+    core = small_core(20, FixedPolicy(), max_draft_share=0.0)
+    liar = Liar()
+    speculating = ask(core, [1, 2], SamplingParams(max_tokens=12, seed=1, **GREEDY))
+    speculating.speculation = Speculation("liar", liar, 20, 20)
+    core.step()
+    asked = len(liar.asked)
+    plain = ask(core, [3, 4], SamplingParams(max_tokens=4, seed=1, **GREEDY))
+    while plain.finish_reason is None:
+        core.step()
+    assert len(liar.asked) == asked
+    run(core)
+    assert len(liar.asked) > asked
