@@ -146,8 +146,9 @@ def test_of_prompts(chunk: int, caching: bool, preempt_at: tuple[int, ...]):
         assert core.cache.available_pages == core.cache.pool.num_pages, repeat
 
 
-def test_of_a_prompt_with_several_answers():
-    core = engine(max_num_batched_tokens=7)
+@pytest.mark.parametrize("at_once", [1, 2, 64])
+def test_of_a_prompt_with_several_answers(at_once: int):
+    core = engine(max_num_batched_tokens=7, max_num_seqs=at_once)
     params = SamplingParams(seed=1, n=3, prompt_logprobs=1, max_tokens=3, ignore_eos=True)
     found = answers(core, [NewRequest("r", prompt(21), params)], preempt_at=[2, 6])
     check_scores(found["r/0"][0].prompt_logprobs, prompt(21), 1, 1)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.bench.prove.drawing_drafter import DrawingDrafter
 from foreword.bench.prove.tiny_model import tiny_decoder
 from foreword.control.fixed import FixedPolicy
@@ -35,6 +36,7 @@ def alone(index: int, core: EngineCore) -> Request:
     """The answer of one index without its siblings."""
     request = core.prepare(NewRequest("alone", PROMPT, replace(PARAMS, n=index + 1)))[index]
     request.leader = None
+    request.sampler = RequestSampler(PARAMS, TokenLimits(VOCAB, (EOS,)), PROMPT, 9, sample=index)
     core.enqueue([request])
     run(core)
     return request

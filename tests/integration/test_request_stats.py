@@ -54,6 +54,17 @@ def test_parts_of_the_time_add_up_to_the_engines(config: dict):
     assert tuple(drafts) == totals.acceptance["plain/sampled"]
 
 
+def test_a_pass_is_divided_by_rows():
+    core = engine(drafting=False)
+    ask(core, "long", max_tokens=1)
+    ask(core, "short", PROMPT[:5], max_tokens=1)
+    found = finish(core)
+    assert core.stats().steps == 1
+    for part in ("verify_seconds", "accept_seconds"):
+        long, short = getattr(found["long/0"], part), getattr(found["short/0"], part)
+        assert long == pytest.approx(7 * short)
+
+
 def test_counts_of_guesses_fit_together():
     core = engine()
     for i in range(6):
@@ -99,13 +110,15 @@ def test_chunks_of_a_prompt_are_passes():
 def test_cached_tokens_and_preemptions_are_counted():
     core = engine()
     ask(core, "new")
-    assert finish(core)["new/0"].cached_tokens == 0
-    ask(core, "again")
     core.step()
     core.scheduler.preempt(core.scheduler.running[0])
+    stats = finish(core)["new/0"]
+    assert stats.cached_tokens == 0, "what a preempted request finds again is its own"
+    assert stats.preemptions == core.stats().preemptions == 1
+    ask(core, "again")
     stats = finish(core)["again/0"]
     assert stats.cached_tokens == 32, "full pages before the last token"
-    assert stats.preemptions == core.stats().preemptions == 1
+    assert stats.preemptions == 0
     ask(core, "stranger")
     core.abort("stranger")
     core.add(NewRequest("foreign", PROMPT, PARAMS, tenant="another"))

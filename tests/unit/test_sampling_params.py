@@ -50,6 +50,8 @@ def test_a_bad_value_is_refused_by_name(name: str, value: object):
     ("params", "name"),
     [
         (SamplingParams(top_k=11), "top_k"),
+        (SamplingParams(logprobs=11), "logprobs"),
+        (SamplingParams(prompt_logprobs=11), "prompt_logprobs"),
         (SamplingParams(logit_bias={10: 1.0}), "logit_bias"),
         (SamplingParams(stop_token_ids=(10,)), "stop_token_ids"),
         (SamplingParams(allowed_token_ids=(3, -1)), "allowed_token_ids"),

@@ -153,6 +153,10 @@ def check_against_vocabulary(params: SamplingParams, limits: TokenLimits) -> Non
     vocab = limits.vocab_size
     if params.top_k > vocab:
         raise RequestError(f"top_k must be at most the vocabulary size {vocab}, not {params.top_k}")
+    for name in ("logprobs", "prompt_logprobs"):
+        wanted = getattr(params, name)
+        if wanted is not None and wanted > vocab:
+            raise RequestError(f"{name} must be at most the vocabulary size {vocab}, not {wanted}")
     named = {"logit_bias": params.logit_bias, "stop_token_ids": params.stop_token_ids}
     for name, ids in {**named, "allowed_token_ids": params.allowed_token_ids or ()}.items():
         unknown = [token for token in ids if not 0 <= token < vocab]

@@ -1,0 +1,102 @@
+"""An asynchronous engine on a tiny decoder that a test can hold up or break."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from math import inf
+from typing import Any
+
+from foreword.acceptance.params import SamplingParams
+from foreword.bench.prove.drawing_drafter import DrawingDrafter
+from foreword.bench.prove.tiny_model import tiny_decoder
+from foreword.control.fixed import FixedPolicy
+from foreword.engine.config import EngineConfig
+from foreword.engine.core import EngineCore, Parts
+from foreword.engine.engine import Engine
+from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.engine.outputs import RequestOutput
+from foreword.engine.stream import AnswerStream
+from foreword.engine.vocabulary import Vocabulary
+from foreword.models.batch import ForwardBatch, ForwardOutput
+from foreword.models.decoder import TorchDecoder
+from helpers.byte_pieces import PIECES, BytePieces
+
+VOCAB = len(PIECES)
+PROMPT = {"prompt_token_ids": [3, 4, 5]}
+
+
+class GatedDecoder(TorchDecoder):
+    """A tiny decoder that a test can hold up or break."""
+
+    failure: BaseException | None = None
+    passes = 0
+    _limit: float = inf  # passes after which it waits
+    _gate: threading.Condition
+
+    @staticmethod
+    def make() -> "GatedDecoder":
+        sound = tiny_decoder(VOCAB, 3)
+        decoder = GatedDecoder(sound.config, sound._weights)
+        decoder._gate = threading.Condition()
+        return decoder
+
+    def allow(self, passes: float) -> None:
+        """Let so many passes through from now on, and hold up the next one."""
+        with self._gate:
+            self._limit = self.passes + passes
+            self._gate.notify_all()
+
+    def verify(self, batch: ForwardBatch) -> ForwardOutput:
+        with self._gate:
+            assert self._gate.wait_for(lambda: self.passes < self._limit, timeout=20)
+            self.passes += 1
+        if self.failure is not None:
+            raise self.failure
+        return super().verify(batch)
+
+
+class Bench:
+    """An engine on a decoder that can be held up."""
+
+    def __init__(self) -> None:
+        self.decoder = GatedDecoder.make()
+        tokenizer = BytePieces()
+        policy = FixedPolicy(DrawingDrafter(VOCAB, 4), 4)
+        vocabulary = Vocabulary(VOCAB, frozenset({0}), tokenizer)  # type: ignore[arg-type]
+        config = EngineConfig(kv_cache_memory_bytes=1 << 20)
+        self.core = EngineCore(self.decoder, vocabulary, Parts(config, policy))
+        self.engine = Engine(self.core, tokenizer)  # type: ignore[arg-type]
+
+    @property
+    def is_empty(self) -> bool:
+        everyone_was_told = self.engine._listeners.idle.is_set()
+        return everyone_was_told and not self.core.has_requests and self.core.cache.num_open == 0
+
+
+def long(seed: int = 1, **more: Any) -> SamplingParams:
+    return SamplingParams(**({"seed": seed, "max_tokens": 40, "ignore_eos": True} | more))
+
+
+def run(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    return asyncio.run(asyncio.wait_for(main(), 30))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+async def finished(bench: Bench, params: SamplingParams, **options: Any) -> RequestOutput:
+    last = None
+    async for output in bench.engine.generate(PROMPT, params, **options):
+        last = output
+    assert last is not None
+    return last
+
+
+def new(name: str, **more: Any) -> NewRequest:
+    return NewRequest(name, (3, 4, 5), long(**more))
+
+
+async def deltas_of(stream: AnswerStream) -> list[AnswerDelta]:
+    return [delta async for delta in stream]
