@@ -115,3 +115,18 @@ def test_a_stop_text_ends_the_streamed_text_too(llm: LLM):
     answer = llm.generate(PROMPTS[0], stopping, on_text=lambda _, text: heard.append(text))[0].outputs[0]
     assert answer.text == "".join(heard) == whole[: whole.index(stop)]
     assert (answer.finish_reason, answer.stop_reason) == ("stop", stop)
+
+
+def test_a_call_within_a_call_is_refused_and_nothing_is_lost(llm: LLM):
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    refused: list[str] = []
+
+    def call_again(_index: int, _text: str) -> None:
+        with pytest.raises(RequestError, match="one call at a time") as caught:
+            llm.generate("again", params)
+        refused.append(str(caught.value))
+
+    answer = llm.generate("hello", params, on_text=call_again)[0]
+    assert refused
+    assert len(answer.outputs[0].token_ids) == 6
+    assert llm.generate("hello", params)[0].outputs == answer.outputs

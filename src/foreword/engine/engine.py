@@ -27,6 +27,9 @@ from foreword.models.weights import Progress
 
 _log = logging.getLogger(__name__)
 
+DRAIN_INTERVAL = 0.01
+"""Seconds between two looks at whether a draining engine is done."""
+
 STATS_INTERVAL = 0.05
 """Seconds between two snapshots of a busy engine's statistics."""
 
@@ -184,7 +187,12 @@ class Engine:
         """Take no more requests and wait until the running ones have ended; False if that took too long."""
         self._refusal = self._refusal or "the engine is draining and takes no more requests"
         self._listeners.close()
-        return await asyncio.to_thread(self._listeners.idle.wait, timeout)
+        deadline = None if timeout is None else monotonic() + timeout
+        while not self._listeners.idle.is_set():  # looked at now and then, so that waiting can be cancelled
+            if deadline is not None and monotonic() > deadline:
+                return False
+            await asyncio.sleep(DRAIN_INTERVAL)
+        return True
 
     def speculate(self, on: bool) -> None:
         """Switch speculation off or on again for everyone, from the next step; nothing is reloaded."""

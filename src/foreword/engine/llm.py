@@ -57,6 +57,7 @@ class LLM:
         self.tokenizer = self.loaded.tokenizer
         self.engine = make_core(self.loaded, config, wanted)
         self._numbers = itertools.count()
+        self._is_busy = False
 
     def speculate(self, speculation: str | Mapping[str, Any] | None) -> None:
         """Change who guesses ahead, or turn it off with None, without loading the model again."""
@@ -109,16 +110,14 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         how: "_How",
     ) -> list[RequestOutput]:
-        collectors: dict[str, OutputCollector] = {}
+        if self._is_busy:
+            raise RequestError("an LLM answers one call at a time; use foreword.Engine for more")
+        chosen_params = _spread(params, len(encoded), "sets of sampling parameters")
         wishes = _spread(how.speculation, len(encoded), "speculation settings")
+        collectors: dict[str, OutputCollector] = {}
+        self._is_busy = True
         try:
-            for prompt, ids, given, wish in zip(
-                prompts,
-                encoded,
-                _spread(params, len(encoded), "sets of sampling parameters"),
-                wishes,
-                strict=True,
-            ):
+            for prompt, ids, given, wish in zip(prompts, encoded, chosen_params, wishes, strict=True):
                 name = f"llm-{next(self._numbers)}"
                 chosen = given or SamplingParams()
                 self.engine.add(NewRequest(name, tuple(ids), chosen, speculation=wish))
@@ -126,6 +125,7 @@ class LLM:
                 collectors[name] = OutputCollector(name, shown, ids, chosen, self.tokenizer)
             self._finish(collectors, how.on_text)
         finally:
+            self._is_busy = False
             for name in collectors:
                 self.engine.abort(name)
         return [collector.output() for collector in collectors.values()]
