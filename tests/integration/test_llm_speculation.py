@@ -118,7 +118,7 @@ def test_a_stop_text_ends_the_streamed_text_too(llm: LLM):
 
 
 def test_a_call_within_a_call_is_refused_and_nothing_is_lost(llm: LLM):
-    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, seed=1)
     refused: list[str] = []
 
     def call_again(_index: int, _text: str) -> None:
