@@ -124,16 +124,15 @@ def run_worlds(seeds: range, requests: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_worlds(monkeypatch: pytest.MonkeyPatch):
     happened = run_worlds(range(30), 16, monkeypatch)
-    print(happened)
     assert happened["steps"] > 3000
     for event in (*EVENTS, *STAGES):
         assert happened[event] > 0, f"{event} never happened: {happened}"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_many_worlds(monkeypatch: pytest.MonkeyPatch):
-    happened = run_worlds(range(1000, 1500), 30, monkeypatch)
-    print(happened)
-    assert happened["steps"] > 50_000
+    happened = run_worlds(range(1000, 1300), 24, monkeypatch)
+    assert happened["steps"] > 40_000
     for event in (*EVENTS, *STAGES):
-        assert happened[event] > 100, f"{event} hardly happened: {happened}"
+        assert happened[event] > 20, f"{event} hardly happened: {happened}"
