@@ -47,19 +47,22 @@ class WorldSizes:
     cancel_share: float  # chance per step and place
     preempt_share: float  # chance per step and place
     arrival_share: float  # chance per step
+    talkative: bool  # short prompts and long answers: requests outgrow the pages that they were let in with
 
     @staticmethod
     def draw(rng: random.Random) -> "WorldSizes":
         """Tiny, mostly."""
+        talkative = rng.random() < 0.5
         return WorldSizes(
-            pages=rng.choice((6, 8, 12, 20, 30)),
+            pages=rng.choice((6, 7, 9) if talkative else (6, 8, 12, 20, 30)),
             max_rows=rng.choice((4, 16, 40, 100, 200)),
-            max_running=rng.choice((1, 2, 4, 8)),
+            max_running=rng.choice((3, 8) if talkative else (1, 2, 4, 8)),
             prefix_caching=rng.random() < 0.7,
             fault_share=rng.choice((0.0, 0.2, 0.5)),
             cancel_share=rng.choice((0.0, 0.02, 0.08)),
             preempt_share=rng.choice((0.0, 0.03, 0.15)),
             arrival_share=rng.choice((0.1, 0.4, 1.0)),
+            talkative=talkative,
         )
 
 
@@ -144,6 +147,7 @@ class World:
         self._promised: dict[int, tuple[int, ...]] = {}  # by request, prompt and answer
         self._beginnings = [self._tokens(self.rng.randint(16, 50)) for _ in range(2)]
         self.told: dict[tuple[str, int], Told] = {}
+        self.forced = 0  # preemptions that the engine did not decide on
         self.prompt_scores: dict[str, list[float]] = {}  # by name, where asked for
 
     def _core(self) -> EngineCore:
@@ -173,12 +177,11 @@ class World:
     def arrive(self, name: str) -> None:
         """A user asks."""
         rng = self.rng
-        prompt = self._tokens(rng.randint(1, 60))
+        longest = 16 if self.sizes.talkative else 60
+        prompt = self._tokens(rng.randint(1, longest))
         if rng.random() < 0.6:
-            prompt = (rng.choice(self._beginnings) + prompt)[: rng.randint(1, 60)]
+            prompt = (rng.choice(self._beginnings) + prompt)[: rng.randint(1, longest)]
         params = self._params()
-        room = self.core.max_model_len - len(prompt)
-        params = replace(params, max_tokens=max(1, min(params.max_tokens, room)), min_tokens=0)
         if rng.random() < 0.2:
             params = replace(params, min_tokens=rng.randint(0, params.max_tokens))
         new = NewRequest(name, tuple(prompt), params, rng.choice("ab"), rng.choice(SPECULATIONS))
@@ -205,8 +208,8 @@ class World:
         return SamplingParams(
             **rng.choice(options),
             seed=rng.randrange(1 << 40),
-            max_tokens=rng.choice((1, rng.randint(2, 8), rng.randint(8, 36))),
-            ignore_eos=rng.random() < 0.6,
+            max_tokens=rng.choice((1, rng.randint(2, 36), 60 if self.sizes.talkative else 20)),
+            ignore_eos=rng.random() < (0.9 if self.sizes.talkative else 0.6),
             n=rng.choice((1, 1, 1, 2, 3)),
             logprobs=rng.choice((None, None, 0, 2)),
             prompt_logprobs=rng.choice((None, None, None, 1)),
@@ -221,6 +224,7 @@ class World:
         """Some request has to make way."""
         if running := self.core.scheduler.running:
             self.core.scheduler.preempt(self.rng.choice(running))
+            self.forced += 1
 
     def hear(self, deltas: Sequence[Any]) -> int:
         """Take down what the engine says; returns how many answers it gave up."""

@@ -11,6 +11,10 @@ STEP_LIMIT = 4000
 """Far more steps than any world needs: an engine that hangs fails."""
 
 
+EVENTS = ("made way", "was put off", "prefix hits", "accepted", "stop", "length", "abort", "error")
+"""What has to happen in a set of worlds, besides the faults."""
+
+
 def live(world: World, requests: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """Run a world until all its requests have ended; returns its steps."""
     arrived = steps = 0
@@ -109,7 +113,8 @@ def run_worlds(seeds: range, requests: int, monkeypatch: pytest.MonkeyPatch) -> 
             error.add_note(f"in the world of seed {seed}: {world.sizes}")
             raise
         stats = world.core.stats()
-        happened["preemptions"] += stats.preemptions
+        happened["made way"] += stats.preemptions - world.forced
+        happened["was put off"] += world.forced
         happened["prefix hits"] += stats.prefix_hits
         happened["accepted"] += sum(accepted for _, _, accepted in stats.acceptance.values())
         happened.update(f"{told.finish_reason}" for told in world.told.values())
@@ -118,17 +123,16 @@ def run_worlds(seeds: range, requests: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_worlds(monkeypatch: pytest.MonkeyPatch):
-    happened = run_worlds(range(40), 16, monkeypatch)
-    print(happened)
+    happened = run_worlds(range(30), 16, monkeypatch)
     assert happened["steps"] > 3000
-    for event in ("preemptions", "prefix hits", "accepted", "stop", "length", "abort", "error", *STAGES):
+    for event in (*EVENTS, *STAGES):
         assert happened[event] > 0, f"{event} never happened: {happened}"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_many_worlds(monkeypatch: pytest.MonkeyPatch):
-    happened = run_worlds(range(1000, 1500), 30, monkeypatch)
-    print(happened)
-    assert happened["steps"] > 50_000
-    for event in ("preemptions", "prefix hits", "accepted", "stop", "length", "abort", "error", *STAGES):
-        assert happened[event] > 100, f"{event} hardly happened: {happened}"
+    happened = run_worlds(range(1000, 1300), 24, monkeypatch)
+    assert happened["steps"] > 40_000
+    for event in (*EVENTS, *STAGES):
+        assert happened[event] > 20, f"{event} hardly happened: {happened}"

@@ -46,7 +46,7 @@ def test_a_few_requests_in_every_way(runner: Runner):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(6 * 3600)
+@pytest.mark.timeout(4 * 3600)
 def test_200_requests_of_32_tokens_in_8_ways_each(runner: Runner):
     asked = wishes(runner, 200, 32)
     for first in range(0, len(asked), 25):  # every batch of them is run in 8 ways of its own

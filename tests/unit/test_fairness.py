@@ -69,19 +69,21 @@ def test_a_stream_of_short_requests_cannot_keep_a_long_prompt_from_its_end(pages
     assert long.finish_reason == "length"
 
 
-def test_requests_begin_in_the_order_of_their_arrival():
-    core = small_core(9, max_num_batched_tokens=16, max_num_seqs=3)
+def test_the_oldest_request_is_never_put_off():
+    """Requests outgrow the pages that they were let in with: the newest make way."""
+    core = small_core(8, max_num_batched_tokens=16, max_num_seqs=5)
     rng = random.Random(1)
-    params = SamplingParams(max_tokens=5, seed=1, **GREEDY)
-    requests = [ask(core, [rng.randrange(12) for _ in range(rng.randint(1, 60))], params) for _ in range(20)]
+    params = SamplingParams(max_tokens=50, seed=1, **GREEDY)
+    requests = [ask(core, [rng.randrange(12) for _ in range(rng.randint(1, 30))], params) for _ in range(12)]
     while core.has_requests:
+        oldest = next(request for request in requests if request.finish_reason is None)
+        before = len(oldest.tokens) + oldest.kv.computed
         core.step()
+        assert len(oldest.tokens) + oldest.kv.computed > before or oldest.finish_reason is not None
         running = [request.request_id for request in core.scheduler.running]
         assert running == sorted(running)
-        oldest = min(
-            (r.request_id for r in requests if r.finish_reason is None), default=None
-        )  # is never put off
-        assert oldest is None or not running or oldest in running
+    assert core.stats().preemptions > 0
+    assert requests[0].ledger.preemptions == 0
 
 
 def test_a_prompt_longer_than_the_row_budget_does_not_stop_those_who_decode():
