@@ -155,6 +155,7 @@ class FakeEngine:
         self._loop: asyncio.Task[None] | None = None
         self._stopped = False
         self.aborted: list[str] = []
+        self.passes = 0
         self.requests: list[NewRequest] = []
 
     def submit(self, request: NewRequest) -> AsyncGenerator[AnswerDelta, None]:
@@ -188,6 +189,7 @@ class FakeEngine:
     async def _run(self) -> None:
         while self._answers:
             await asyncio.sleep(self._step_seconds)
+            self.passes += 1
             for answer in self._answers[: self._capacity]:
                 answer.advance()
             self._answers = [answer for answer in self._answers if not answer.finished]
@@ -224,3 +226,13 @@ def load_fake(start: Start) -> FakeEngine:
     """For `Supervisor` and `foreword serve --engine-factory`: settings come as fields of the engine's config."""
     known = {k: v for k, v in start.config.items() if k in ("step_seconds", "capacity", "drafting")}
     return FakeEngine(max_model_len=start.config.get("max_model_len") or 512, **known)
+
+
+def load_slow_fake(start: Start) -> FakeEngine:
+    """The same with steps long enough to be interrupted."""
+    return FakeEngine(step_seconds=0.05, capacity=16)
+
+
+def load_broken(start: Start) -> FakeEngine:
+    """An engine that cannot be loaded."""
+    raise RequestError("this model is broken; get another")

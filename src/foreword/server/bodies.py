@@ -14,6 +14,7 @@ from foreword.server.settings import Limits
 Body = TypeVar("Body", bound=BaseModel)
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_LONG_NUMBER = re.compile(r"[0-9]{19}")
 _INLINE_BYTES = 64 * 1024  # larger bodies are parsed in a thread, so that others get their turns
 _DISCARDED_BODIES = (
     16  # a refused body is read this many times the limit, so that the client sees the refusal
@@ -68,7 +69,9 @@ def load_json(data: bytes, limits: Limits) -> object:
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is not UTF-8: byte {error.start} is wrong") from None
     try:
-        value = json.loads(text, parse_constant=_no_constant, parse_int=_int64, parse_float=_finite)
+        # A call for every integer would be slow for long lists of tokens, and few bodies have long numbers.
+        check_int = _int64 if _LONG_NUMBER.search(text) else None
+        value = json.loads(text, parse_constant=_no_constant, parse_int=check_int, parse_float=_finite)
     except json.JSONDecodeError as error:
         raise ApiError(400, f"the body is not JSON: {error.msg} at character {error.pos}") from None
     except RecursionError:
