@@ -46,9 +46,9 @@ def server(tiny_model):
 
 def test_goodput_stays_at_four_times_the_capacity(server):
     """Goodput per pass of the engine: the passes are what is scarce, and they don't depend on the machine's mood."""
-    peak, peak_passes = load(server, 2 * CAPACITY, 60)
+    peak, peak_passes = load(server, 2 * CAPACITY, 40)
     assert set(peak) == {200}
-    over, over_passes = load(server, 8 * CAPACITY, 60)
+    over, over_passes = load(server, 8 * CAPACITY, 40)
     assert set(over) == {200, 429}
     assert over[200] / over_passes >= 0.95 * peak[200] / peak_passes
     assert over[200] / over_passes >= 0.8 * CAPACITY / TOKENS

@@ -20,6 +20,18 @@ def server(tiny_model):
         yield running
 
 
+def test_models(server):
+    client = server.openai()
+    (model,) = client.models.list().data
+    assert (model.id, model.object, model.owned_by) == ("tiny", "model", "foreword")
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("other/model")
+    assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="x")
+
+
 def wait_until(condition):
     deadline = time.monotonic() + 30
     while not condition() and time.monotonic() < deadline:

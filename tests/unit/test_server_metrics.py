@@ -8,7 +8,7 @@ from foreword.server.metrics import Metrics, RequestMeter, cohort_of, observe_ru
 from foreword.server.stats_sum import Costs, sum_stats
 from foreword.server.wire import Stats
 
-VLLM_NAMES = [
+VLLM_NAMES = (
     "num_requests_running",
     "num_requests_waiting",
     "kv_cache_usage_perc",
@@ -34,9 +34,9 @@ VLLM_NAMES = [
     "spec_decode_num_draft_tokens_total",
     "spec_decode_num_accepted_tokens_total",
     "spec_decode_num_accepted_tokens_per_pos_total",
-]
+)
 
-OUR_NAMES = [
+OUR_NAMES = (
     "spec_decode_draft_seconds_total",
     "spec_decode_verify_seconds_total",
     "spec_decode_accept_seconds_total",
@@ -46,7 +46,7 @@ OUR_NAMES = [
     "spec_decode_rejected_kv_bytes_total",
     "spec_decode_target_passes_per_output_token",
     "spec_decode_drafter_faults_total",
-]
+)
 
 STATS = RequestStats(
     prompt_tokens=10,
