@@ -107,12 +107,11 @@ def test_a_drain_has_a_deadline(tiny_model):
         assert outcome[0].json()["error"]["code"] == "aborted"
 
 
-def test_an_engine_that_cannot_start_is_one_line_and_exit_code_2(tiny_model):
-    run = foreword(
-        "serve", str(tiny_model), "--port", "0", "--engine-factory", "helpers.fake_engine:load_broken"
-    )
-    assert run.returncode == 2
-    assert "foreword: " in run.stderr.splitlines()[-1]
+def test_an_engine_that_cannot_start_is_one_line_and_exit_code_2(tiny_model, capfd):
+    with serve(tiny_model, factory="load_broken") as server:
+        assert server.ready_line == ""
+        assert server.process.wait(30) == 2
+    assert capfd.readouterr().err.splitlines()[-1] == "foreword: this model is broken; get another"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])

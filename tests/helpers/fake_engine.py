@@ -236,3 +236,10 @@ def load_slow_fake(start: Start) -> FakeEngine:
 def load_broken(start: Start) -> FakeEngine:
     """An engine that cannot be loaded."""
     raise RequestError("this model is broken; get another")
+
+
+def load_dying(start: Start) -> FakeEngine:
+    """An engine that dies of its first request."""
+    engine = FakeEngine()
+    engine.close()
+    return engine

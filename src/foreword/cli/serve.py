@@ -69,19 +69,21 @@ def serve(
 
     Example: foreword serve --speculative-config '{"method": "ngram"}'
     """
+    from foreword.server.address import Address
+
+    keys = _keys(api_key)
+    address = Address(host, port)
+    address.check(bool(keys), insecure)
     _need_server_extra()
     from foreword.models.checkpoint import open_checkpoint
     from foreword.models.sources import resolve_model
-    from foreword.server.running import Address, ServerRun
+    from foreword.server.running import ServerRun
     from foreword.server.settings import Limits, ServerSettings
     from foreword.server.speculation_wish import FREE_METHODS
     from foreword.server.supervisor import DEFAULT_FACTORY, SupervisorSettings
     from foreword.server.wire import Start
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    keys = _keys(api_key)
-    address = Address(host, port)
-    address.check(bool(keys), insecure)
     speculation = _parsed(speculative_config)
     methods = _methods(speculation)
     settings = ServerSettings(

@@ -125,7 +125,7 @@ class EngineServant:
         self._over.set()
 
 
-async def run(connection: socket.socket, factory: EngineFactory) -> int:
+async def run(connection: socket.socket, factory: str) -> int:
     """Wait for `Start`, load, serve; the exit code."""
     channel = Channel(*await asyncio.open_connection(sock=connection))
     incoming = channel.frames()
@@ -145,10 +145,10 @@ async def run(connection: socket.socket, factory: EngineFactory) -> int:
 
 
 async def _load_and_serve(
-    channel: Channel, incoming: AsyncIterator[bytes], factory: EngineFactory, start: wire.Start
+    channel: Channel, incoming: AsyncIterator[bytes], factory: str, start: wire.Start
 ) -> int:
     try:
-        engine = factory(start)
+        engine = find_factory(factory)(start)
     except Exception as error:
         log.error("the engine cannot start: %s", error, exc_info=not isinstance(error, ForewordError))
         channel.send(wire.Fatal(str(error) or type(error).__name__))
@@ -172,7 +172,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     descriptor, factory_name = sys.argv[1:]
     connection = socket.socket(fileno=int(descriptor))
-    sys.exit(asyncio.run(run(connection, find_factory(factory_name))))
+    sys.exit(asyncio.run(run(connection, factory_name)))
 
 
 if __name__ == "__main__":
