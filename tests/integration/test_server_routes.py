@@ -1,6 +1,8 @@
 """The server's own routes and manners: leaving clients, keys, health, tokens."""
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -156,3 +158,25 @@ def test_openapi_describes_the_bodies(server):
     ]
     assert body["additionalProperties"] is False
     assert {"messages", "temperature", "speculation", "tools"} <= set(body["properties"])
+
+
+def test_a_long_prompt_is_encoded_beside_the_others(server, monkeypatch):
+    tokenizer, may_go_on, began = server.context.prompts.tokenizer, threading.Event(), threading.Event()
+    encode = tokenizer.encode
+
+    def slow(text: str, **options: bool) -> list[int]:
+        if len(text) > 5000:
+            began.set()
+            assert may_go_on.wait(30)
+        return encode(text, **options)
+
+    monkeypatch.setattr(tokenizer, "encode", slow)
+    with ThreadPoolExecutor(1) as pool, server.http() as http:
+        long = pool.submit(
+            httpx.post, f"{server.url}/v1/completions", json={"prompt": "a" * 6000}, timeout=60
+        )
+        assert began.wait(30)
+        for _ in range(5):
+            assert http.post("/v1/completions", json={"prompt": "short", "max_tokens": 3}).status_code == 200
+        may_go_on.set()
+        assert long.result().status_code == 400  # longer than the context

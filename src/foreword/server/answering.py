@@ -1,9 +1,10 @@
 """From checked requests to answers, streamed or whole. How they are worded is a dialect's business."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Protocol
 
@@ -18,6 +19,8 @@ from foreword.server.errors import ApiError, as_api_error
 from foreword.server.metrics import RequestMeter
 from foreword.server.stats_sum import Costs
 from foreword.server.streaming import DONE, EventStream, event, unless_client_leaves
+
+_INLINE_LOGPROBS = 64
 
 
 @dataclass
@@ -79,14 +82,14 @@ async def respond(context: ServerContext, request: Request, job: Job, places: Ex
     """Answer a job; `places` is given back when the last byte is sent."""
     if not job.stream:
         whole = await unless_client_leaves(request, _gather(context, job))
-        return Response(msgspec.json.encode(whole), media_type="application/json")
+        return Response(whole, media_type="application/json")
     events = _events(context, job)
     # Nothing is sent before the engine has accepted the request, so that a refusal has its proper status.
     first = await unless_client_leaves(request, anext(events))
     return EventStream(first, events, places.pop_all())
 
 
-async def _gather(context: ServerContext, job: Job) -> object:
+async def _gather(context: ServerContext, job: Job) -> bytes:
     n = job.requests[0].params.n
     costs = Costs(n * len(job.requests))
     answers = [Answer(p, i) for p in range(len(job.requests)) for i in range(n)]
@@ -94,7 +97,8 @@ async def _gather(context: ServerContext, job: Job) -> object:
         async for prompt, delta in deltas:
             answers[prompt * n + delta.index].add(delta)
             costs.note(delta)
-    return job.dialect.whole(answers, costs)
+    listed = sum(len(answer.logprobs) + len(answer.prompt_logprobs) for answer in answers)
+    return await _worded(listed, lambda: msgspec.json.encode(job.dialect.whole(answers, costs)))
 
 
 async def _events(context: ServerContext, job: Job) -> AsyncGenerator[bytes, None]:
@@ -105,16 +109,27 @@ async def _events(context: ServerContext, job: Job) -> AsyncGenerator[bytes, Non
         async with aclosing(all_deltas(context, job.requests)) as deltas:
             async for prompt, delta in deltas:
                 parts = [] if opened else [event(value) for value in job.dialect.opening()]
-                if (chunk := job.dialect.chunk(prompt * n + delta.index, delta)) is not None:
-                    parts.append(event(chunk))
-                if parts:
+                parts.append(
+                    await _worded(len(delta.prompt_logprobs), partial(_chunk, job, prompt * n, delta))
+                )
+                if told := b"".join(parts):
                     opened = True
-                    yield b"".join(parts)
+                    yield told
         yield b"".join([*(event(value) for value in job.dialect.closing()), DONE])
     except Exception as error:
         if not opened:
             raise
         yield event(as_api_error(error).body()) + DONE
+
+
+def _chunk(job: Job, first_choice: int, delta: AnswerDelta) -> bytes:
+    chunk = job.dialect.chunk(first_choice + delta.index, delta)
+    return b"" if chunk is None else event(chunk)
+
+
+async def _worded(listed: int, write: Callable[[], bytes]) -> bytes:
+    """Word an answer; long lists of log probabilities in a thread, so that no other request waits for them."""
+    return write() if listed <= _INLINE_LOGPROBS else await asyncio.to_thread(write)
 
 
 async def all_deltas(

@@ -72,7 +72,7 @@ def _add_token_routes(router: APIRouter, context: ServerContext) -> None:
         """The text of token ids."""
         body = await parse_body(await read_body(request, limits), DetokenizeRequest, limits)
         context.check_model(body.model)
-        text = context.prompts.tokenizer.decode(body.tokens, skip_special_tokens=body.skip_special_tokens)
+        text = await context.prompts.back(body.tokens, skip_special_tokens=body.skip_special_tokens)
         return _json({"prompt": text})
 
 

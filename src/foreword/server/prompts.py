@@ -3,11 +3,14 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from foreword.models.tokenizer import Tokenizer
 from foreword.server.errors import ApiError
 from foreword.server.openai_types import Message
 from foreword.server.settings import ServerSettings
+
+Result = TypeVar("Result")
 
 
 class PromptEncoder:
@@ -21,7 +24,7 @@ class PromptEncoder:
 
     async def text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """A text as it is."""
-        return await self._encode(
+        return await self._do(
             len(text), lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         )
 
@@ -32,7 +35,7 @@ class PromptEncoder:
                 400, f"this server takes at most {self._limits.messages} messages", param="messages"
             )
         shown = [message.as_template_sees_it() for message in messages]
-        return await self._encode(
+        return await self._do(
             sum(len(message["content"]) for message in shown),
             lambda: self.tokenizer.encode_chat(shown, add_generation_prompt=add_generation_prompt),
         )
@@ -43,10 +46,17 @@ class PromptEncoder:
             return await self.text(text)
         return await self.chat([Message.model_validate({"role": "user", "content": text})])
 
-    async def _encode(self, characters: int, encode: Callable[[], list[int]]) -> list[int]:
-        if characters <= self._inline_characters:
-            return encode()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
+    async def back(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of token ids."""
+        return await self._do(
+            len(tokens), lambda: self.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+        )
+
+    async def _do(self, size: int, work: Callable[[], Result]) -> Result:
+        """Short work at once, long work in a thread."""
+        if size <= self._inline_characters:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:
         """End the threads."""

@@ -63,6 +63,8 @@ class ServerRun:
             if starting.done():
                 starting.result()  # an engine that cannot start at all ends the server
                 await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()
             await self._drain(context, supervisor)
         finally:
             web.should_exit = True
@@ -95,6 +97,7 @@ class ServerRun:
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="warning",
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=_LAST_BYTES_SECONDS,
