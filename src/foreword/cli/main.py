@@ -5,7 +5,7 @@ import sys
 import typer
 
 from foreword import __version__
-from foreword.cli import bench, demo, doctor, generate, models, prove, prune
+from foreword.cli import bench, demo, doctor, generate, models, prove, prune, serve
 from foreword.cli.console import stderr, stdout
 from foreword.errors import ForewordError
 
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 app.command()(generate.generate)
 app.command()(demo.demo)
+app.command()(serve.serve)
 app.command()(models.pull)
 app.command("models")(models.list_models)
 app.command()(prune.prune)

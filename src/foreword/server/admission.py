@@ -1,0 +1,77 @@
+"""Who may come in: a bounded number of answers at a time, the rest are told when to come back."""
+
+import asyncio
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+from foreword.server.errors import ApiError
+from foreword.server.settings import Limits
+
+_MEMORY = 0.9  # weight of the past in the running mean of service times
+_LONGEST_WAIT = 60  # seconds; nobody is sent away for longer
+
+
+class Admission:
+    """Counts answers in flight, from acceptance to the last byte."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._running = limits.running
+        self._capacity = limits.running + limits.queued
+        self._in_flight = 0
+        self._mean_seconds = 1.0
+        self._closed = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def in_flight(self) -> int:
+        """Answers that were accepted and have not ended."""
+        return self._in_flight
+
+    def close(self) -> None:
+        """Accept nothing more."""
+        self._closed = True
+
+    def check(self, answers: int) -> None:
+        """429 if there are not so many places, 503 if the server is stopping."""
+        if self._closed:
+            raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
+        if answers > self._capacity:
+            raise ApiError(400, f"{answers} answers at once are more than this server ever takes")
+        if self._in_flight + answers > self._capacity:
+            raise ApiError(
+                429,
+                f"the server is busy with {self._in_flight} answers; try again later",
+                code="queue_full",
+                retry_after=self.retry_after(),
+            )
+
+    @contextmanager
+    def admit(self, answers: int) -> Iterator[None]:
+        """Hold places for so many answers, if there are."""
+        self.check(answers)
+        self._in_flight += answers
+        self._idle.clear()
+        began = monotonic()
+        try:
+            yield
+        finally:
+            self._mean_seconds = _MEMORY * self._mean_seconds + (1 - _MEMORY) * (monotonic() - began)
+            self._in_flight -= answers
+            if not self._in_flight:
+                self._idle.set()
+
+    def retry_after(self) -> int:
+        """Seconds until a place should be free: a queue's length at the usual pace."""
+        share = self._mean_seconds / max(self._running, 1)
+        return max(1, min(_LONGEST_WAIT, math.ceil(share)))
+
+    async def wait_idle(self, timeout: float) -> bool:
+        """Wait until nothing is in flight; False if that takes longer."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        except TimeoutError:
+            return False
+        return True

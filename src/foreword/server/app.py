@@ -1,0 +1,37 @@
+"""Puts the HTTP side together."""
+
+from fastapi import FastAPI
+
+from foreword import __version__
+from foreword.models.tokenizer import Tokenizer
+from foreword.server.admission import Admission
+from foreword.server.auth import Doorkeeper
+from foreword.server.context import ServerContext
+from foreword.server.engine_client import EngineClient
+from foreword.server.errors import install_error_handlers
+from foreword.server.metrics import Metrics
+from foreword.server.native_routes import native_routes
+from foreword.server.openai_routes import openai_routes
+from foreword.server.prompts import PromptEncoder
+from foreword.server.settings import ServerSettings
+
+
+def create_context(settings: ServerSettings, engine: EngineClient, tokenizer: Tokenizer) -> ServerContext:
+    """The parts of a server around an engine."""
+    return ServerContext(
+        settings,
+        engine,
+        PromptEncoder(tokenizer, settings),
+        Admission(settings.limits),
+        Metrics(settings.model_name),
+    )
+
+
+def create_app(context: ServerContext) -> FastAPI:
+    """The ASGI application. It has no pages that load scripts from elsewhere; `/openapi.json` describes it."""
+    app = FastAPI(title="Foreword", version=__version__, docs_url=None, redoc_url=None)
+    app.include_router(openai_routes(context))
+    app.include_router(native_routes(context))
+    install_error_handlers(app, context.metrics.note_refusal)
+    app.add_middleware(Doorkeeper, settings=context.settings)
+    return app

@@ -1,0 +1,41 @@
+"""What the routes of one server share."""
+
+from dataclasses import dataclass, field
+from time import monotonic, time
+
+from foreword.engine.messages import RequestStats
+from foreword.server.admission import Admission
+from foreword.server.engine_client import EngineClient
+from foreword.server.errors import ApiError
+from foreword.server.metrics import Metrics
+from foreword.server.prompts import PromptEncoder
+from foreword.server.settings import ServerSettings
+from foreword.server.stats_sum import sum_stats
+
+
+@dataclass
+class ServerContext:
+    """The parts of one server."""
+
+    settings: ServerSettings
+    engine: EngineClient
+    prompts: PromptEncoder
+    admission: Admission
+    metrics: Metrics
+    started: float = field(default_factory=monotonic)  # for how long it has been up
+    started_at: int = field(default_factory=lambda: int(time()))  # in seconds since 1970
+    totals: RequestStats = field(default_factory=RequestStats)  # of all answers so far
+
+    def note_totals(self, index: int, stats: RequestStats) -> None:
+        """Count a finished answer for /health."""
+        self.totals = sum_stats(((0, self.totals), (index, stats)))
+
+    def check_model(self, name: str | None) -> None:
+        """404 for a model that is not here."""
+        if name is not None and name != self.settings.model_name:
+            raise ApiError(
+                404,
+                f"there is no model {name[:64]!r} here; this server has {self.settings.model_name!r}",
+                param="model",
+                code="model_not_found",
+            )

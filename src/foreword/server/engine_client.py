@@ -1,0 +1,64 @@
+"""The engine as the HTTP side sees it, wherever it runs."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.errors import ForewordError
+from foreword.server.wire import Stats
+
+
+class EngineState(StrEnum):
+    """Where the engine stands."""
+
+    STARTING = "starting"  # the model is being loaded for the first time
+    READY = "ready"
+    RESTARTING = "restarting"  # it has died and a fresh one is being started
+    DRAINING = "draining"  # nothing new is taken; what runs may end
+    STOPPED = "stopped"
+
+
+class EngineUnavailable(ForewordError):  # noqa: N818 - reads as what is the case
+    """There is no engine that could answer now; the same request may succeed later."""
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What the loaded engine can take."""
+
+    max_model_len: int  # most tokens of a prompt and its answer together
+
+
+class EngineClient(Protocol):
+    """Takes requests to the engine and its answers back."""
+
+    @property
+    def state(self) -> EngineState:
+        """Where the engine stands."""
+        ...
+
+    @property
+    def restarts(self) -> int:
+        """How often the engine died and was started again."""
+        ...
+
+    def limits(self) -> EngineLimits:
+        """What it can take; `EngineUnavailable` until it has been ready once."""
+        ...
+
+    def submit(self, request: NewRequest) -> AsyncGenerator[AnswerDelta, None]:
+        """The deltas of all n answers. They raise `RequestError` if it is refused, `EngineUnavailable` if it dies.
+
+        Closing the iterator before its end aborts the request.
+        """
+        ...
+
+    def speculate(self, on: bool) -> None:
+        """Guess ahead or don't, for all requests, also after a restart."""
+        ...
+
+    async def stats(self) -> Stats | None:
+        """How the engine is doing; None if it does not say in time."""
+        ...

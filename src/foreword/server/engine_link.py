@@ -1,0 +1,113 @@
+"""One connection to one engine process: requests out, deltas in, and everybody told when it breaks."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from itertools import count
+
+from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.errors import RequestError
+from foreword.server import wire
+from foreword.server.engine_client import EngineUnavailable
+
+_Item = AnswerDelta | Exception
+
+
+class EngineLink:
+    """Lives as long as the engine process does."""
+
+    def __init__(self, channel: wire.Channel) -> None:
+        self._channel = channel
+        self._inboxes: dict[str, asyncio.Queue[_Item]] = {}
+        self._stats: dict[int, asyncio.Future[wire.Stats]] = {}
+        self._numbers = count()
+        self._broken: str | None = None
+        self.ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
+        self.fatal: str | None = None  # what the engine process said before it left
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that wait for deltas."""
+        return len(self._inboxes)
+
+    def send(self, message: wire.ToEngine) -> None:
+        """Hand a message over; nothing happens if the link is broken."""
+        if self._broken is None:
+            self._channel.send(message)
+
+    async def answer(self, request: NewRequest) -> AsyncGenerator[AnswerDelta, None]:
+        """Deltas until every one of the request's answers has ended; leaving early aborts it."""
+        if self._broken is not None:
+            raise EngineUnavailable(self._broken)
+        inbox: asyncio.Queue[_Item] = asyncio.Queue()
+        self._inboxes[request.request_id] = inbox
+        unfinished = request.params.n
+        self.send(wire.Submit(request))
+        try:
+            while unfinished:
+                item = await inbox.get()
+                if isinstance(item, Exception):
+                    unfinished = 0
+                    raise item
+                unfinished -= item.finish_reason is not None
+                yield item
+        finally:
+            del self._inboxes[request.request_id]
+            if unfinished:
+                self.send(wire.Abort(request.request_id))
+
+    async def stats(self, timeout: float) -> wire.Stats | None:
+        """Ask how the engine is doing."""
+        number = next(self._numbers)
+        reply: asyncio.Future[wire.Stats] = asyncio.get_running_loop().create_future()
+        self._stats[number] = reply
+        self.send(wire.StatsWanted(number))
+        try:
+            return await asyncio.wait_for(reply, timeout)
+        except (TimeoutError, EngineUnavailable):
+            return None
+        finally:
+            self._stats.pop(number, None)
+
+    async def listen(self) -> None:
+        """Pass on what comes in until the channel ends; raises `ChannelError` for damaged frames."""
+        async for frame in self._channel.frames():
+            self._pass_on(wire.decode_from_engine(frame))
+
+    def abort_all(self) -> None:
+        """Ask the engine to end everything that runs."""
+        for request_id in self._inboxes:
+            self.send(wire.Abort(request_id))
+
+    def _pass_on(self, message: wire.FromEngine) -> None:
+        match message:
+            case wire.Delta(delta):
+                self._put(delta.request_id, delta)
+            case wire.Refused(request_id, error):
+                self._put(request_id, RequestError(error))
+            case wire.Stats():
+                if (reply := self._stats.get(message.number)) is not None and not reply.done():
+                    reply.set_result(message)
+            case wire.Ready():
+                if not self.ready.done():
+                    self.ready.set_result(message)
+            case wire.Fatal(error):
+                self.fatal = error
+
+    def _put(self, request_id: str, item: _Item) -> None:
+        """Deliver; what comes for a request that nobody waits for any more is dropped."""
+        if (inbox := self._inboxes.get(request_id)) is not None:
+            inbox.put_nowait(item)
+
+    def break_off(self, reason: str) -> None:
+        """The engine is gone: tell everybody who waits, and refuse what comes."""
+        if self._broken is not None:
+            return
+        self._broken = reason
+        self._channel.close()
+        for inbox in self._inboxes.values():
+            inbox.put_nowait(EngineUnavailable(reason))
+        for reply in self._stats.values():
+            if not reply.done():
+                reply.set_exception(EngineUnavailable(reason))
+        if not self.ready.done():
+            self.ready.cancel()

@@ -1,0 +1,24 @@
+"""Names of requests, and who sent them."""
+
+import secrets
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sent a request."""
+
+    tenant: str  # hash of the API key; empty if the server has none
+    trusted: bool  # gave a key, or none is needed
+
+
+def caller_of(request: Request) -> Caller:
+    """What the doorkeeper noted about a request."""
+    return Caller(request.state.tenant, request.state.trusted)
+
+
+def new_id(prefix: str) -> str:
+    """An id that no other request has, and nobody can guess."""
+    return f"{prefix}-{secrets.token_hex(16)}"

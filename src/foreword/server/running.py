@@ -1,0 +1,109 @@
+"""One server from start to end: listen, load, serve, drain, exit."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from foreword.models.tokenizer import Tokenizer
+from foreword.server.address import Address
+from foreword.server.app import create_app, create_context
+from foreword.server.context import ServerContext
+from foreword.server.settings import ServerSettings
+from foreword.server.supervisor import Supervisor, SupervisorSettings
+
+log = logging.getLogger("foreword.server")
+
+_LAST_BYTES_SECONDS = 5  # after the last answer: for clients to take it
+
+
+class _Uvicorn(uvicorn.Server):
+    """Uvicorn without its signal handling: it would end the process by the signal, not with exit code 0."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to us."""
+        yield
+
+
+class ServerRun:
+    """Runs until a signal."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        supervision: SupervisorSettings,
+        tokenizer: Tokenizer,
+        address: Address,
+    ) -> None:
+        self._settings = settings
+        self._supervision = supervision
+        self._tokenizer = tokenizer
+        self._address = address
+        self._stopping = asyncio.Event()
+
+    async def run(self, on_ready: Callable[[str], None]) -> None:
+        """Serve; `on_ready` is called with the server's URL when the engine takes requests."""
+        listening = self._address.bind()
+        supervisor = Supervisor(self._supervision)
+        context = create_context(self._settings, supervisor, self._tokenizer)
+        web = _Uvicorn(self._uvicorn_config(context))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, supervisor)
+        serving = asyncio.create_task(web.serve(sockets=[listening]))
+        starting = asyncio.create_task(supervisor.start(lambda: on_ready(_url(listening))))
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait((serving, starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()  # an engine that cannot start at all ends the server
+                await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()
+            await self._drain(context, supervisor)
+        finally:
+            web.should_exit = True
+            stopping.cancel()
+            await supervisor.stop()
+            await asyncio.gather(serving, starting, return_exceptions=True)
+            context.prompts.close()
+
+    async def _drain(self, context: ServerContext, supervisor: Supervisor) -> None:
+        """Take nothing new; let what was accepted end, or end it when the time is over."""
+        supervisor.begin_drain()
+        context.admission.close()
+        log.info("stopping: %d answers to finish", context.admission.in_flight)
+        if not await context.admission.wait_idle(self._settings.drain_seconds):
+            log.warning("giving up %d answers: the time to finish is over", context.admission.in_flight)
+            supervisor.abort_all()
+            await context.admission.wait_idle(_LAST_BYTES_SECONDS)
+
+    def _on_signal(self, supervisor: Supervisor) -> None:
+        """The first asks to stop in peace, the second to give up what runs."""
+        if self._stopping.is_set():
+            supervisor.abort_all()
+        self._stopping.set()
+
+    def _uvicorn_config(self, context: ServerContext) -> uvicorn.Config:
+        return uvicorn.Config(
+            create_app(context),
+            http="h11",  # it bounds headers; the other does not
+            h11_max_incomplete_event_size=2 * self._settings.limits.header_bytes,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_LAST_BYTES_SECONDS,
+        )
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

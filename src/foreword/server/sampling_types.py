@@ -1,0 +1,116 @@
+"""Sampling parameters as they come over HTTP, and their way into the engine's."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+
+from foreword.acceptance.params import SamplingParams
+from foreword.server.errors import ApiError
+from foreword.server.settings import Limits
+
+NonEmpty = Annotated[str, StringConstraints(min_length=1)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+Texts = Annotated[list[NonEmpty], Field(fail_fast=True)]
+SpeculationWish = bool | dict[str, Any] | None
+"""`false`: no guessing for this request; an object: who guesses and how far; `true` or null: as the server does."""
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+class StrictBody(BaseModel):
+    """No unknown fields, no NaN, no text where a number belongs."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True, frozen=True)
+
+
+class SamplingFields(StrictBody):
+    """What both of OpenAI's routes and ours understand; vLLM's additions included."""
+
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, float] | None = None
+    n: int | None = Field(None, ge=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    stop: Annotated[Texts, BeforeValidator(_as_list)] | None = Field(
+        None,
+        json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+    )
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    min_tokens: int | None = Field(None, ge=0)
+    ignore_eos: bool | None = None
+    stop_token_ids: TokenIds | None = None
+    bad_words: Texts | None = None
+    allowed_token_ids: TokenIds | None = None
+    prompt_logprobs: int | None = Field(None, ge=0)
+    include_stop_str_in_output: bool | None = None
+    speculation: SpeculationWish = None
+
+    @model_validator(mode="after")
+    def _check_bias(self) -> Self:
+        for token, bias in (self.logit_bias or {}).items():
+            if not (token.isascii() and token.isdecimal() and len(token) < 10):
+                raise ValueError("logit_bias: keys must be token ids")
+            if not -100 <= bias <= 100:
+                raise ValueError("logit_bias: values must be in -100 .. 100")
+        return self
+
+    def check_limits(self, limits: Limits) -> None:
+        """Refuse what the server's settings forbid; what can never be served is refused by the types above."""
+        _at_most("n", self.n, limits.n)
+        _at_most("prompt_logprobs", self.prompt_logprobs, limits.logprobs)
+        _at_most("number of stops", len(self.stop or ()), limits.stops, param="stop")
+        for stop in self.stop or ():
+            _at_most("length of a stop", len(stop), limits.stop_characters, param="stop")
+        _at_most("number of bad_words", len(self.bad_words or ()), limits.bad_words, param="bad_words")
+        for word in self.bad_words or ():
+            _at_most("length of a bad word", len(word), limits.stop_characters, param="bad_words")
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            _at_most(f"length of {name}", len(getattr(self, name) or ()), limits.listed_tokens, param=name)
+
+    def sampling_params(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
+        """The engine's parameters; what was not given keeps the engine's default."""
+        bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
+        given: dict[str, Any] = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "logit_bias": bias or None,
+            "bad_words": _tuple(self.bad_words),
+            "allowed_token_ids": _tuple(self.allowed_token_ids),
+            "stop": _tuple(self.stop),
+            "include_stop_str_in_output": self.include_stop_str_in_output,
+            "stop_token_ids": _tuple(self.stop_token_ids),
+            "min_tokens": self.min_tokens,
+            "n": self.n,
+            "seed": None if self.seed is None else self.seed % 2**64,
+            "ignore_eos": self.ignore_eos,
+            "logprobs": logprobs,
+            "prompt_logprobs": self.prompt_logprobs,
+        }
+        kept = {name: value for name, value in given.items() if value is not None}
+        return SamplingParams(max_tokens=max_tokens, **kept)
+
+
+def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def _at_most(what: str, value: int | None, limit: int, param: str | None = None) -> None:
+    if value is not None and value > limit:
+        raise ApiError(400, f"{what} is {value}; this server takes at most {limit}", param=param or what)
+
+
+def check_logprobs(value: int | None, limits: Limits, param: str) -> None:
+    """Refuse more alternatives per token than the server lists."""
+    _at_most(param, value, limits.logprobs)

@@ -1,0 +1,50 @@
+"""How the server behaves. Every number that refuses something is here."""
+
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from foreword import __version__
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request, and all of them together, may ask for."""
+
+    body_bytes: int = 2 * 1024 * 1024  # longest request body
+    body_seconds: float = 30.0  # a body that takes longer to arrive is given up
+    header_bytes: int = 16 * 1024  # all header lines of a request together
+    json_depth: int = 16  # objects and lists inside each other
+    object_keys: int = 1024  # keys of one JSON object, token ids of a logit_bias included
+    prompts: int = 64  # prompts in one completion request
+    prompt_tokens: int | None = None  # longest prompt; None: what the model's context allows
+    messages: int = 1024  # messages of one conversation
+    n: int = 16  # answers to one prompt
+    logprobs: int = 20  # most likely tokens listed per position
+    stops: int = 16  # stop texts
+    stop_characters: int = 256  # length of a stop text
+    bad_words: int = 256  # texts that must not be completed
+    listed_tokens: int = 65536  # allowed_token_ids and stop_token_ids
+    running: int = 64  # answers that are worked on at once; the engine may take fewer and queue the rest
+    queued: int = 64  # answers that wait beyond those; more are refused with 429
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """One server's settings."""
+
+    model_name: str  # what clients call the model; also the default where a request names none
+    api_keys: tuple[str, ...] = ()  # any of these opens the door; none: no door
+    limits: Limits = field(default_factory=Limits)
+    methods: frozenset[str] = frozenset({"ngram", "suffix"})  # drafters that a request may ask for
+    default_method: str | None = None  # who drafts for requests that set only a depth; None: nobody
+    show_speculation: bool = True  # acceptance in answers and /health; it tells watchers about the text
+    allow_switch: bool = False  # POST /speculation turns guessing off and on for everybody
+    drain_seconds: float = 30.0  # how long a stopping server waits for running answers
+    tokenize_threads: int = 2  # threads that encode long prompts beside the event loop
+    inline_characters: int = 4096  # prompts up to this length are encoded at once, without a thread
+    fingerprint: str = f"foreword-{__version__}"  # `system_fingerprint` of answers
+
+
+def tenant_of(api_key: str) -> str:
+    """Whose caches a request may use: a hash, so that the key itself goes no further."""
+    return sha256(b"foreword tenant\0" + api_key.encode("utf-8", "surrogateescape")).hexdigest()[:32]

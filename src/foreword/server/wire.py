@@ -1,0 +1,230 @@
+"""What the API process and the engine process say to each other: typed messages in length-prefixed frames.
+
+Nothing on the wire is code: frames hold msgpack that decodes into the types below or not at all.
+"""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar, get_args, get_origin
+
+import msgspec
+import numpy as np
+
+from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.errors import ForewordError
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+"""Longest frame: log probabilities of a long prompt fit, a length that is garbage does not."""
+
+_HEADER = struct.Struct(">I")
+_READ_BYTES = 1 << 18
+
+
+class ChannelError(ForewordError):
+    """The bytes on the channel are no message; the connection ends."""
+
+
+class _Message(msgspec.Struct, tag=True, frozen=True):
+    """Base of all messages: on the wire they carry their class's name."""
+
+
+class Start(_Message, frozen=True):
+    """To the engine process, first of all: what to load. Keywords of `Engine.load`."""
+
+    model: str  # path, built-in name or hub id
+    dtype: str = "auto"
+    device: str = "auto"
+    backend: str = "auto"
+    speculation: dict[str, Any] | None = None  # who drafts unless a request says otherwise
+    config: dict[str, Any] = {}  # fields of EngineConfig that differ from the defaults
+
+
+class Submit(_Message, frozen=True):
+    """To the engine process: answer this."""
+
+    request: NewRequest
+
+
+class Abort(_Message, frozen=True):
+    """To the engine process: nobody waits for this answer any more."""
+
+    request_id: str
+
+
+class Speculate(_Message, frozen=True):
+    """To the engine process: guess ahead, or don't, for everybody."""
+
+    on: bool
+
+
+class StatsWanted(_Message, frozen=True):
+    """To the engine process: answer with `Stats` of the same number."""
+
+    number: int
+
+
+class Drain(_Message, frozen=True):
+    """To the engine process: take nothing new, end within so many seconds, then exit."""
+
+    deadline: float
+
+
+class Ready(_Message, frozen=True):
+    """From the engine process: requests can come."""
+
+    max_model_len: int  # most tokens of prompt and answer together
+
+
+class Delta(_Message, frozen=True):
+    """From the engine process: an answer has grown."""
+
+    delta: AnswerDelta
+
+
+class Refused(_Message, frozen=True):
+    """From the engine process: the request cannot be answered, and that is its own fault."""
+
+    request_id: str
+    error: str
+
+
+class Stats(_Message, frozen=True):
+    """From the engine process: how it is doing; counters run since it began."""
+
+    number: int
+    running: int = 0  # answers that are worked on
+    waiting: int = 0  # answers that wait for pages or their turn
+    kv_pages: int = 0
+    kv_pages_used: int = 0  # held by requests
+    drafter_faults: dict[str, int] = {}  # by drafter and kind
+    step_faults: dict[str, int] = {}  # by stage
+    acceptance: dict[str, tuple[int, int, int]] = {}  # by cohort: drafts, guesses judged, guesses committed
+
+    @property
+    def kv_usage(self) -> float:
+        """Part of the pages in use, 0 to 1."""
+        return self.kv_pages_used / self.kv_pages if self.kv_pages else 0.0
+
+
+class Fatal(_Message, frozen=True):
+    """From the engine process: it cannot go on, and why."""
+
+    error: str
+
+
+ToEngine = Start | Submit | Abort | Speculate | StatsWanted | Drain
+FromEngine = Ready | Delta | Refused | Stats | Fatal
+_Kind = TypeVar("_Kind")
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - msgspec's hook takes whatever it does not know
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    raise NotImplementedError(f"{type(value).__name__} is not part of any message")
+
+
+def _array(wanted: Any, value: Any) -> Any:  # noqa: ANN401 - msgspec's hook
+    if get_origin(wanted) is not np.ndarray or not isinstance(value, list):
+        raise NotImplementedError(f"{wanted} is not part of any message")
+    (scalar,) = get_args(get_args(wanted)[1])
+    return np.array(value, dtype=scalar)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+_to_engine = msgspec.msgpack.Decoder(ToEngine, dec_hook=_array)
+_from_engine = msgspec.msgpack.Decoder(FromEngine, dec_hook=_array)
+
+
+def encode(message: ToEngine | FromEngine) -> bytes:
+    """A whole frame."""
+    payload = _encoder.encode(message)
+    if len(payload) > MAX_FRAME_BYTES:
+        raise ChannelError(f"a message of {len(payload)} bytes is over the channel's limit")
+    return _HEADER.pack(len(payload)) + payload
+
+
+def decode_to_engine(payload: bytes) -> ToEngine:
+    """A frame's content as a message to the engine process."""
+    message: ToEngine = _decoded(_to_engine, payload)
+    return message
+
+
+def decode_from_engine(payload: bytes) -> FromEngine:
+    """A frame's content as a message from the engine process."""
+    message: FromEngine = _decoded(_from_engine, payload)
+    return message
+
+
+def _decoded(decoder: "msgspec.msgpack.Decoder[_Kind]", payload: bytes) -> _Kind:
+    try:
+        return decoder.decode(payload)
+    except (msgspec.MsgspecError, ForewordError, ValueError, RecursionError) as error:
+        raise ChannelError(f"a frame of {len(payload)} bytes is no message: {error}") from None
+
+
+class FrameSplitter:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
+        self._limit = limit
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take bytes; return the contents of the frames that are now complete."""
+        self._buffer += data
+        frames: list[bytes] = []
+        start = 0
+        while len(self._buffer) - start >= _HEADER.size:
+            (length,) = _HEADER.unpack_from(self._buffer, start)
+            if length > self._limit:
+                raise ChannelError(f"a frame claims {length} bytes, over the limit of {self._limit}")
+            end = start + _HEADER.size + length
+            if len(self._buffer) < end:
+                break
+            frames.append(bytes(self._buffer[start + _HEADER.size : end]))
+            start = end
+        del self._buffer[:start]
+        return frames
+
+    @property
+    def inside_frame(self) -> bool:
+        """Whether bytes are left over: the other side was cut off in the middle of a frame."""
+        return bool(self._buffer)
+
+
+class Channel:
+    """Sends whole frames and receives them, over a stream socket."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    def send(self, message: ToEngine | FromEngine) -> None:
+        """Hand a message over; it is written as soon as the other side reads."""
+        self._writer.write(encode(message))
+
+    async def flush(self) -> None:
+        """Wait while more is buffered than is good."""
+        await self._writer.drain()
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        """Contents of frames until the other side closes; damage raises `ChannelError`."""
+        splitter = FrameSplitter()
+        while True:
+            try:
+                data = await self._reader.read(_READ_BYTES)
+            except ConnectionError:
+                data = b""
+            if not data:
+                break
+            for frame in splitter.feed(data):
+                yield frame
+        if splitter.inside_frame:
+            raise ChannelError("the channel ended in the middle of a frame")
+
+    def close(self) -> None:
+        """End the connection."""
+        self._writer.close()

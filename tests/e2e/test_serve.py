@@ -1,0 +1,150 @@
+"""`foreword serve` as a user runs it: start, load, crash, stop."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import httpx
+import pytest
+
+from helpers.command_line import assert_one_line_error, foreword
+from helpers.serve_process import ServeProcess, serve, wait_for_status
+
+
+class Load:
+    """Clients that each send one request and keep what they got."""
+
+    def __init__(self, server: ServeProcess, clients: int, tokens: int, stream: bool) -> None:
+        self.outcomes: list[tuple[int, str]] = []
+        self._ask = {"prompt": "hello", "max_tokens": tokens, "stream": stream, "speculation": False}
+        self._server = server
+        self._threads = [threading.Thread(target=self._client) for _ in range(clients)]
+        for thread in self._threads:
+            thread.start()
+
+    def _client(self) -> None:
+        with self._server.http() as http:
+            answer = http.post("/v1/completions", json=self._ask)
+            self.outcomes.append((answer.status_code, answer.text))
+
+    def wait(self) -> list[tuple[int, str]]:
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive(), "a client hangs"
+        return self.outcomes
+
+
+def wait_for_load(server: ServeProcess, answers: int) -> None:
+    with server.http() as http:
+        deadline = time.monotonic() + 30
+        while http.get("/health").json()["in_flight"] < answers and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+def completed(outcome: tuple[int, str], tokens: int) -> bool:
+    status, text = outcome
+    if status != 200:
+        return False
+    if not text.startswith("data: "):
+        return json.loads(text)["usage"]["completion_tokens"] == tokens
+    events = [json.loads(part[6:]) for part in text.split("\n\n") if part and part != "data: [DONE]"]
+    return len("".join(event["choices"][0]["text"] for event in events)) == tokens
+
+
+def test_crash_restart_and_drain(tiny_model):
+    with serve(tiny_model) as server, server.http() as http:
+        assert "is ready on http://127.0.0.1:" in server.ready_line
+        assert http.get("/ready").status_code == 200
+
+        whole, streamed = Load(server, 6, 200, stream=False), Load(server, 6, 200, stream=True)
+        wait_for_load(server, 12)
+        pid = server.engine_pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        assert {status for status, _ in whole.wait()} == {503}
+        for status, text in streamed.wait():
+            # Those that had begun to get text are told inside the stream.
+            assert status == 503 or "engine_unavailable" in text
+        wait_for_status(http, "/ready", 200, seconds=60)
+        assert server.engine_pid() != pid
+        assert http.get("/health").json()["engine_restarts"] == 1
+        assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
+
+        running = [Load(server, 5, 30, stream) for stream in (False, True)]
+        wait_for_load(server, 10)
+        server.process.send_signal(signal.SIGTERM)
+        wait_for_status(http, "/ready", 503)
+        assert http.get("/health").json()["status"] == "draining"
+        late = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2})
+        assert late.status_code == 503
+        assert "retry-after" in late.headers
+        for load in running:
+            outcomes = load.wait()
+            assert len(outcomes) == 5
+            assert all(completed(outcome, 30) for outcome in outcomes)
+        assert server.process.wait(30) == 0
+
+
+def test_a_drain_has_a_deadline(tiny_model):
+    with serve(tiny_model, "--drain-seconds", "0.2", "--api-key", "secret") as server:
+        assert "API key required" in server.ready_line
+        outcome: list[httpx.Response] = []
+
+        def ask() -> None:
+            body = {"prompt": "x", "max_tokens": 500}
+            headers = {"Authorization": "Bearer secret"}
+            with server.http() as http:
+                outcome.append(http.post("/v1/completions", json=body, headers=headers))
+
+        client = threading.Thread(target=ask)
+        client.start()
+        time.sleep(1)
+        assert server.terminate() == 0
+        client.join(30)
+        assert outcome[0].status_code == 503
+        assert outcome[0].json()["error"]["code"] == "aborted"
+
+
+def test_an_engine_that_cannot_start_is_one_line_and_exit_code_2(tiny_model, capfd):
+    with serve(tiny_model, factory="load_broken") as server:
+        assert server.ready_line == ""
+        assert server.process.wait(30) == 2
+    assert capfd.readouterr().err.splitlines()[-1] == "foreword: this model is broken; get another"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_other_machines_need_a_key(host):
+    run = foreword("serve", "--host", host, env={"FOREWORD_API_KEY": ""})
+    assert_one_line_error(run, "API key", "--insecure")
+
+
+def test_a_bad_speculation_config_is_refused_at_once():
+    assert_one_line_error(foreword("serve", "--speculative-config", '{"method": "magic"}'), "magic")
+
+
+@pytest.mark.model
+def test_the_default_model_over_http_equals_the_library(default_model):
+    from foreword import LLM, SamplingParams
+
+    prompts = ["Repeat the word hello 10 times.", "Why is the sky blue?"]
+    expected = [
+        output.outputs[0].text
+        for output in LLM().generate(prompts, SamplingParams(temperature=0.8, seed=5, max_tokens=24))
+    ]
+    config = '{"method": "ngram", "num_speculative_tokens": 4}'
+    with serve("smollm2-135m", "--speculative-config", config, factory=None) as server, server.http() as http:
+        for prompt, text in zip(prompts, expected, strict=True):
+            for wish in (True, False, {"method": "suffix"}, {"num_speculative_tokens": 2}):
+                body = {
+                    "prompt": prompt,
+                    "temperature": 0.8,
+                    "seed": 5,
+                    "max_tokens": 24,
+                    "speculation": wish,
+                }
+                answer = http.post("/generate", json=body).json()
+                assert answer["text"] == text, wish
+                assert (answer["speculation"]["drafts"] > 0) <= (wish is not False)
+        assert server.terminate() == 0

@@ -1,0 +1,245 @@
+"""An engine with a fixed step time, a fixed batch size and texts that are a function of the request alone.
+
+Its vocabulary is that of the tiny tokenizer: ids 3 to 96 are the visible ASCII characters.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from time import monotonic
+
+import numpy as np
+
+from foreword.acceptance.logprobs import TokenLogprobs
+from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
+from foreword.errors import EngineStopped, RequestError
+from foreword.server.wire import Start
+
+FIRST_VISIBLE = 3
+VISIBLE = 94
+
+
+def token_text(token: int) -> str:
+    return chr(33 + token - FIRST_VISIBLE)
+
+
+def expected_tokens(request: NewRequest, index: int, count: int) -> list[int]:
+    """The tokens that the fake engine answers with; the first is never cut short by a stop."""
+    seed = request.params.seed or 0
+    name = f"{list(request.prompt_token_ids)}|{seed}|{index}".encode()
+    return [
+        FIRST_VISIBLE + sha256(name + bytes([t % 256, t // 256])).digest()[0] % VISIBLE for t in range(count)
+    ]
+
+
+@dataclass(frozen=True)
+class FakeStats:
+    running: int = 0
+    waiting: int = 0
+    kv_pages: int = 100
+    kv_pages_used: int = 0
+    drafter_faults: Mapping[str, int] = field(default_factory=dict)
+    step_faults: Mapping[str, int] = field(default_factory=dict)
+    acceptance: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+
+
+@dataclass
+class FakeAnswer:
+    request: NewRequest
+    index: int
+    inbox: "asyncio.Queue[AnswerDelta]"
+    tokens: list[int]
+    drafts: bool
+    arrived: float = field(default_factory=monotonic)
+    started: float = 0.0
+    done: int = 0
+    passes: int = 0
+    told: int = 0  # characters of the text that were given out
+    finished: bool = False
+    lengths: list[int] = field(default_factory=list)  # accepted run of every pass that judged guesses
+
+    def advance(self) -> None:
+        """One pass: one token, or up to three when guessing."""
+        self.started = self.started or monotonic()
+        self.passes += 1
+        run = (self.done % 3) if self.drafts else 0
+        fresh = self.tokens[self.done : self.done + 1 + run]
+        self.done += len(fresh)
+        if self.drafts:
+            self.lengths.append(len(fresh) - 1)
+        self._tell(fresh)
+
+    def _tell(self, fresh: list[int]) -> None:
+        params = self.request.params
+        text = "".join(map(token_text, self.tokens[: self.done]))
+        stopped = next((stop for stop in params.stop_texts if stop in text), None)
+        if stopped is not None:
+            end = text.index(stopped) + (len(stopped) if params.include_stop_str_in_output else 0)
+            text = text[:end]
+        reason = "stop" if stopped is not None else "length" if self.done == len(self.tokens) else None
+        held = max((len(stop) for stop in params.stop_texts), default=1) - 1
+        upto = len(text) if reason else max(len(text) - held, self.told)
+        self.finished = reason is not None
+        delta = AnswerDelta(
+            self.request.request_id,
+            self.index,
+            text[self.told : upto],
+            tuple(fresh),
+            tuple(_logprobs(t, params.logprobs) for t in fresh) if params.logprobs is not None else (),
+            from_draft=len(fresh) - 1,
+            finish_reason=reason,
+            stop_reason=stopped,
+            seed=params.seed or 0,
+            stats=self.stats() if reason else None,
+            prompt_logprobs=self._prompt_logprobs(),
+        )
+        self.told = max(self.told, upto)
+        self.inbox.put_nowait(delta)
+
+    def _prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        wanted = self.request.params.prompt_logprobs
+        if wanted is None or self.passes > 1:
+            return ()
+        return tuple(_logprobs(t, wanted) for t in self.request.prompt_token_ids[1:])
+
+    def end(self, reason: str) -> None:
+        self.finished = True
+        self.inbox.put_nowait(
+            AnswerDelta(self.request.request_id, self.index, "", (), finish_reason=reason, stats=self.stats())
+        )
+
+    def stats(self) -> RequestStats:
+        drafts = len(self.lengths)
+        accepted = tuple(sum(length >= k for length in self.lengths) for k in (1, 2)) if drafts else ()
+        return RequestStats(
+            prompt_tokens=len(self.request.prompt_token_ids),
+            output_tokens=self.done,
+            queue_seconds=max(self.started - self.arrived, 0.0),
+            prefill_seconds=0.001,
+            decode_seconds=monotonic() - self.started if self.started else 0.0,
+            passes=self.passes,
+            drafts=drafts,
+            drafted=2 * drafts,
+            accepted=sum(accepted),
+            drafted_per_position=(drafts, drafts) if drafts else (),
+            accepted_per_position=accepted,
+            rollback_tokens=2 * drafts - sum(accepted),
+            rejected_kv_bytes=64 * (2 * drafts - sum(accepted)),
+            method="ngram" if self.drafts else "",
+        )
+
+
+def _logprobs(token: int, wanted: int | None) -> TokenLogprobs:
+    ids = np.array([FIRST_VISIBLE + i for i in range(wanted or 0)], dtype=np.int64)
+    return TokenLogprobs(token, -0.5, 2, ids, -1.0 - np.arange(len(ids), dtype=np.float64))
+
+
+class FakeEngine:
+    """See the module; `drafting` is whether requests that don't say otherwise are guessed ahead for."""
+
+    vocab_size = 360
+
+    def __init__(
+        self,
+        step_seconds: float = 0.002,
+        capacity: int = 8,
+        max_model_len: int = 512,
+        drafting: bool = True,
+    ) -> None:
+        self._step_seconds = step_seconds
+        self._capacity = capacity
+        self.max_model_len = max_model_len
+        self._drafting = drafting
+        self._answers: list[FakeAnswer] = []
+        self._loop: asyncio.Task[None] | None = None
+        self._stopped = False
+        self.aborted: list[str] = []
+        self.passes = 0
+        self.requests: list[NewRequest] = []
+
+    def submit(self, request: NewRequest) -> AsyncGenerator[AnswerDelta, None]:
+        if self._stopped:
+            raise EngineStopped("the fake engine has stopped")
+        if any(token >= self.vocab_size for token in request.prompt_token_ids):
+            raise RequestError(f"a token id in the prompt is outside the vocabulary of {self.vocab_size}")
+        self.requests.append(request)
+        inbox: asyncio.Queue[AnswerDelta] = asyncio.Queue()
+        drafts = self._drafting if request.speculation in (None, True) else request.speculation is not False
+        for index in range(request.params.n):
+            tokens = expected_tokens(request, index, request.params.max_tokens)
+            self._answers.append(FakeAnswer(request, index, inbox, tokens, drafts))
+        if self._loop is None or self._loop.done():
+            self._loop = asyncio.ensure_future(self._run())
+        return self._deltas(request, inbox)
+
+    async def _deltas(
+        self, request: NewRequest, inbox: "asyncio.Queue[AnswerDelta]"
+    ) -> AsyncGenerator[AnswerDelta, None]:
+        unfinished = request.params.n
+        try:
+            while unfinished:
+                delta = await inbox.get()
+                unfinished -= delta.finish_reason is not None
+                yield delta
+        finally:
+            if unfinished:
+                self.abort(request.request_id)
+
+    async def _run(self) -> None:
+        while self._answers:
+            await asyncio.sleep(self._step_seconds)
+            self.passes += 1
+            for answer in self._answers[: self._capacity]:
+                answer.advance()
+            self._answers = [answer for answer in self._answers if not answer.finished]
+
+    def abort(self, request_id: str) -> None:
+        for answer in self._answers:
+            if answer.request.request_id == request_id and not answer.finished:
+                self.aborted.append(request_id)
+                answer.end("abort")
+        self._answers = [answer for answer in self._answers if not answer.finished]
+
+    def speculate(self, on: bool) -> None:
+        self._drafting = on
+
+    def stats(self) -> FakeStats:
+        count = len(self._answers)
+        running = min(count, self._capacity)
+        return FakeStats(running, count - running, 100, 5 * running, {"ngram": 1})
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        self._stopped = True
+        if self._loop is None or self._loop.done():
+            return True
+        done, _ = await asyncio.wait((self._loop,), timeout=timeout)
+        return bool(done)
+
+    def close(self) -> None:
+        self._stopped = True
+        if self._loop is not None:
+            self._loop.cancel()
+
+
+def load_fake(start: Start) -> FakeEngine:
+    """For `Supervisor` and `foreword serve --engine-factory`: settings come as fields of the engine's config."""
+    known = {k: v for k, v in start.config.items() if k in ("step_seconds", "capacity", "drafting")}
+    return FakeEngine(max_model_len=start.config.get("max_model_len") or 512, **known)
+
+
+def load_slow_fake(start: Start) -> FakeEngine:
+    """The same with steps long enough to be interrupted."""
+    return FakeEngine(step_seconds=0.05, capacity=16)
+
+
+def load_broken(start: Start) -> FakeEngine:
+    """An engine that cannot be loaded."""
+    raise RequestError("this model is broken; get another")
+
+
+def load_dying(start: Start) -> FakeEngine:
+    """An engine that dies of its first request."""
+    engine = FakeEngine()
+    engine.close()
+    return engine

@@ -1,0 +1,96 @@
+"""A server on a real port with the fake engine in the same process, for tests that look at both sides."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import uvicorn
+
+from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.models.checkpoint import open_checkpoint
+from foreword.server import wire
+from foreword.server.app import create_app, create_context
+from foreword.server.context import ServerContext
+from foreword.server.engine_client import EngineLimits, EngineState
+from foreword.server.settings import ServerSettings
+from helpers.fake_engine import FakeEngine
+
+
+class LocalEngine:
+    """An `EngineClient` without a process."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.engine = engine
+        self.state = EngineState.READY
+        self.restarts = 0
+
+    def limits(self) -> EngineLimits:
+        return EngineLimits(self.engine.max_model_len)
+
+    async def submit(self, request: NewRequest) -> AsyncGenerator[AnswerDelta, None]:
+        deltas = self.engine.submit(request)
+        try:
+            async for delta in deltas:
+                yield delta
+        finally:
+            await deltas.aclose()
+
+    def speculate(self, on: bool) -> None:
+        self.engine.speculate(on)
+
+    async def stats(self) -> wire.Stats:
+        now = self.engine.stats()
+        faults = dict(now.drafter_faults)
+        return wire.Stats(0, now.running, now.waiting, now.kv_pages, now.kv_pages_used, faults)
+
+
+@dataclass
+class LocalServer:
+    url: str
+    engine: FakeEngine
+    client: LocalEngine
+    context: ServerContext
+    call: Callable[[Callable[[], Any]], Any]  # runs a function on the server's event loop
+
+    def http(self, **headers: str) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60, verify=False)  # quicker to make
+
+    def openai(self, key: str = "unused") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, http_client=self.http())
+
+
+@contextmanager
+def local_server(model: Path, settings: ServerSettings, engine: FakeEngine) -> Iterator[LocalServer]:
+    """Serve until the block ends."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    client = LocalEngine(engine)
+    context = create_context(settings, client, open_checkpoint(model).tokenizer())
+    limit = 2 * settings.limits.header_bytes
+    config = uvicorn.Config(
+        create_app(context), http="h11", h11_max_incomplete_event_size=limit, log_config=None, lifespan="off"
+    )
+    web = uvicorn.Server(config)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_until_complete, args=(web.serve([listening]),), daemon=True)
+    thread.start()
+
+    def call(function: Callable[[], Any]) -> Any:
+        async def run() -> Any:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), loop).result(30)
+
+    try:
+        yield LocalServer(f"http://127.0.0.1:{listening.getsockname()[1]}", engine, client, context, call)
+    finally:
+        web.should_exit = True
+        thread.join(30)
+        context.prompts.close()
+        loop.close()

@@ -1,0 +1,63 @@
+"""`foreword serve` in a process of its own, with a fake engine in yet another."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+TESTS = Path(__file__).parents[1]
+
+
+@dataclass
+class ServeProcess:
+    process: "subprocess.Popen[str]"
+    url: str
+    ready_line: str
+
+    def http(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=60, verify=False)
+
+    def engine_pid(self) -> int | None:
+        """The engine's process: the only child of the server."""
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8").split()
+        return int(children[0]) if children else None
+
+    def terminate(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+@contextmanager
+def serve(model: Path | str, *options: str, factory: str | None = "load_slow_fake") -> Iterator[ServeProcess]:
+    """Start the command and wait for its line; killed at the end if it still runs."""
+    fake = () if factory is None else ("--engine-factory", f"helpers.fake_engine:{factory}")
+    command = [sys.executable, "-m", "foreword", "serve", str(model), "--port", "0", *fake, *options]
+    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": paths}
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        url = next((word for word in line.split() if word.startswith("http://")), "")
+        yield ServeProcess(process, url, line)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(30)
+
+
+def wait_for_status(client: httpx.Client, path: str, status: int, seconds: float = 30) -> None:
+    """Ask until the answer has this status."""
+    deadline = time.monotonic() + seconds
+    while (got := client.get(path).status_code) != status:
+        assert time.monotonic() < deadline, f"{path} still answers {got}"
+        time.sleep(0.05)

@@ -1,0 +1,76 @@
+"""Hostile bodies: every one is refused in OpenAI's shape, and the server goes on."""
+
+import contextlib
+import json
+
+import httpx
+import pytest
+
+from foreword.server.settings import ServerSettings
+from helpers.fake_engine import FakeEngine
+from helpers.hostile_bodies import HOSTILE_BODIES
+from helpers.local_server import local_server
+
+ROUTES = ("/v1/completions", "/v1/chat/completions", "/generate", "/tokenize", "/detokenize")
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model):
+    with local_server(tiny_model, ServerSettings("tiny"), FakeEngine()) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with server.http() as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", HOSTILE_BODIES)
+def test_hostile_bodies_are_refused(server, client, name):
+    big = len(HOSTILE_BODIES[name]) > 200_000
+    for route in ROUTES[:2] if big else ROUTES:
+        answer = client.post(route, content=HOSTILE_BODIES[name])
+        may_pass = route == "/tokenize" or (route == "/generate" and name in ("an empty text",))
+        allowed = (200, 400, 413) if may_pass else (400, 413)
+        assert answer.status_code in allowed, (route, answer.status_code, answer.text[:300])
+        if answer.status_code != 200:
+            error = answer.json()["error"]
+            assert set(error) == {"message", "type", "param", "code"}
+            assert 0 < len(error["message"]) < 500
+            assert "\n" not in error["message"]
+    assert server.context.admission.in_flight == 0
+
+
+def test_a_good_request_is_answered_after_all_of_them(server):
+    with server.http() as client:
+        answer = client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 3})
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+def test_long_headers_are_refused(server):
+    with server.http() as client:
+        answer = client.get("/v1/models", headers={"x-long": "a" * 20_000})
+        assert answer.status_code == 431
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+        with contextlib.suppress(
+            httpx.TransportError
+        ):  # far beyond the limit, the connection may just be closed
+            assert client.get("/v1/models", headers={"x-long": "a" * 200_000}).status_code == 400
+        assert client.get("/v1/models").status_code == 200
+
+
+def test_unknown_routes_and_methods_have_the_same_shape(server):
+    with server.http() as client:
+        for answer, status in ((client.get("/v1/nothing"), 404), (client.get("/v1/completions"), 405)):
+            assert answer.status_code == status
+            assert answer.json()["error"]["message"]
+        assert client.get("/docs").status_code == 404
+
+
+def test_the_form_of_the_body_does_not_depend_on_its_content_type(server):
+    with server.http() as client:
+        body = json.dumps({"prompt": "hi", "max_tokens": 2})
+        answer = client.post("/v1/completions", content=body, headers={"content-type": "text/plain"})
+        assert answer.status_code == 200

@@ -1,0 +1,398 @@
+"""The official client against a server with the fake engine: every field, both ways of answering."""
+
+import json
+import time
+from dataclasses import asdict
+from itertools import product
+
+import httpx
+import openai
+import pytest
+
+from foreword.acceptance.params import SamplingParams
+from foreword.server.settings import Limits, ServerSettings
+from helpers.fake_engine import FakeEngine, expected_tokens, token_text
+from helpers.local_server import local_server
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model):
+    settings = ServerSettings("tiny", limits=Limits(running=256, queued=0), default_method="ngram")
+    with local_server(tiny_model, settings, FakeEngine(step_seconds=0.0005, capacity=64)) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server):
+    return server.openai()
+
+
+def expected_text(server, index=0):
+    """What the fake engine must have answered to the last request."""
+    request = server.engine.requests[-1]
+    return "".join(map(token_text, expected_tokens(request, index, request.params.max_tokens)))
+
+
+def test_completion_fields(server, client):
+    answer = client.completions.create(model="tiny", prompt="hello", max_tokens=20, seed=3)
+    assert answer.object == "text_completion"
+    assert answer.id.startswith("cmpl-")
+    assert answer.model == "tiny"
+    assert answer.system_fingerprint.startswith("foreword-")
+    assert abs(answer.created - time.time()) < 600
+    (choice,) = answer.choices
+    assert choice.text == expected_text(server)
+    assert (choice.finish_reason, choice.index, choice.logprobs, choice.seed) == ("length", 0, None, 3)
+    prompt = len(server.engine.requests[-1].prompt_token_ids)
+    usage = answer.usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (prompt, 20, prompt + 20)
+    assert usage.prompt_tokens_details.cached_tokens == 0
+    assert answer.timings["predicted_n"] == 20
+    assert answer.timings["prompt_n"] == prompt
+    told = answer.speculation
+    assert told["method"] == "ngram"
+    assert told["tau"] == pytest.approx(20 / told["passes"])
+    assert told["acceptance_rate"] == pytest.approx(told["accepted"] / told["drafted"])
+    assert len(told["acceptance_per_position"]) == 2
+    assert answer.timings["draft_n_accepted"] == told["accepted"] > 0
+
+
+def test_chat_fields(server, client):
+    answer = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=9, seed=4)
+    assert answer.object == "chat.completion"
+    assert answer.id.startswith("chatcmpl-")
+    (choice,) = answer.choices
+    assert choice.message.role == "assistant"
+    assert choice.message.content == expected_text(server)
+    assert choice.finish_reason == "length"
+    assert answer.usage.completion_tokens == 9
+    again = [*MESSAGES, choice.message.model_dump(), {"role": "user", "content": "and?"}]
+    assert client.chat.completions.create(model="tiny", messages=again, max_tokens=2).usage.prompt_tokens > 30
+
+
+def test_the_chat_template_is_the_models(server, client):
+    client.chat.completions.create(
+        model="tiny",
+        messages=[
+            {"role": "developer", "content": "Be brief."},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a<|im_end|>"}, {"type": "text", "text": "b"}],
+            },
+        ],
+        max_tokens=1,
+    )
+    tokenizer = server.context.prompts.tokenizer
+    shown = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a<|im_end|>b"}]
+    assert list(server.engine.requests[-1].prompt_token_ids) == tokenizer.encode_chat(shown)
+
+
+def test_every_sampling_parameter_reaches_the_engine(server, client):
+    extra = {
+        "top_k": 7,
+        "min_p": 0.25,
+        "repetition_penalty": 1.5,
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "stop_token_ids": [8, 9],
+        "bad_words": ["bad", "words"],
+        "allowed_token_ids": [5, 6, 7],
+        "prompt_logprobs": 1,
+        "include_stop_str_in_output": True,
+        "speculation": {"method": "ngram", "num_speculative_tokens": 3},
+    }
+    given = {
+        "temperature": 0.5,
+        "top_p": 0.75,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "logit_bias": {"5": -3, "11": 100},
+        "n": 2,
+        "seed": 2**64 - 1,
+        "stop": ["~~~", "###"],
+    }
+    wanted = SamplingParams(
+        **{
+            k: v
+            for k, v in extra.items()
+            if k not in ("stop_token_ids", "bad_words", "allowed_token_ids", "speculation")
+        },
+        **given | {"logit_bias": {5: -3.0, 11: 100.0}, "stop": ("~~~", "###")},
+        stop_token_ids=(8, 9),
+        bad_words=("bad", "words"),
+        allowed_token_ids=(5, 6, 7),
+        max_tokens=5,
+        logprobs=2,
+    )
+    client.completions.create(model="tiny", prompt="x", max_tokens=5, logprobs=2, extra_body=extra, **given)
+    client.chat.completions.create(
+        model="tiny",
+        messages=MESSAGES,
+        max_completion_tokens=5,
+        logprobs=True,
+        top_logprobs=2,
+        extra_body=extra,
+        **given,
+    )
+    with server.http() as http:
+        body = {"prompt": "x", "max_tokens": 5, "logprobs": 2} | given | extra
+        assert http.post("/generate", json=body).status_code == 200
+    for request in server.engine.requests[-3:]:
+        assert asdict(request.params) == asdict(wanted)
+        assert request.speculation == {"method": "ngram", "num_speculative_tokens": 3}
+
+
+@pytest.mark.parametrize("value", [0, 1, 0.0])
+def test_plain_numbers_are_numbers(server, client, value):
+    client.completions.create(model="tiny", prompt="x", max_tokens=1, temperature=value)
+    assert server.engine.requests[-1].params.temperature == value
+
+
+def test_negative_seeds_are_seeds(server, client):
+    client.completions.create(model="tiny", prompt="x", max_tokens=1, seed=-1)
+    assert server.engine.requests[-1].params.seed == 2**64 - 1
+
+
+def test_several_prompts_and_answers_keep_their_order(server, client):
+    answer = client.completions.create(model="tiny", prompt=["a", "bb", "ccc"], n=2, max_tokens=4, seed=1)
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    by_prompt = {request.request_id[-1]: request for request in server.engine.requests[-3:]}
+    for prompt, index in product(range(3), range(2)):
+        request = by_prompt[str(prompt)]
+        expected = "".join(map(token_text, expected_tokens(request, index, 4)))
+        assert answer.choices[2 * prompt + index].text == expected
+    assert answer.usage.completion_tokens == 24
+    assert answer.usage.prompt_tokens == sum(len(r.prompt_token_ids) for r in by_prompt.values())
+
+
+def test_stops(server, client):
+    whole = client.completions.create(model="tiny", prompt="q", max_tokens=30, seed=5).choices[0].text
+    stop = whole[10:12]
+    answer = client.completions.create(model="tiny", prompt="q", max_tokens=30, seed=5, stop=stop)
+    (choice,) = answer.choices
+    assert choice.text == whole[: whole.index(stop)]
+    assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
+    body = {"include_stop_str_in_output": True}
+    kept = client.completions.create(
+        model="tiny", prompt="q", max_tokens=30, seed=5, stop=[stop], extra_body=body
+    )
+    assert kept.choices[0].text == whole[: whole.index(stop)] + stop
+
+
+def test_completion_logprobs(server, client):
+    answer = client.completions.create(model="tiny", prompt="abc", max_tokens=3, logprobs=2)
+    found = answer.choices[0].logprobs
+    assert "".join(found.tokens) == answer.choices[0].text
+    assert found.token_logprobs == [-0.5] * 3
+    assert found.text_offset == [0, 1, 2]
+    assert found.top_logprobs == [{"!": -1.0, '"': -2.0}] * 3
+
+
+def test_chat_logprobs(server, client):
+    answer = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=3, logprobs=True, top_logprobs=1
+    )
+    content = answer.choices[0].logprobs.content
+    assert "".join(entry.token for entry in content) == answer.choices[0].message.content
+    for entry in content:
+        assert entry.bytes == list(entry.token.encode())
+        assert [(top.token, top.logprob, top.bytes) for top in entry.top_logprobs] == [("!", -1.0, [33])]
+
+
+def test_prompt_logprobs(server, client):
+    body = {"prompt_logprobs": 1}
+    answer = client.completions.create(model="tiny", prompt=[5, 6, 7], max_tokens=1, extra_body=body)
+    first, *rest = answer.choices[0].prompt_logprobs
+    assert first is None
+    assert [set(entry) for entry in rest] == [{"3", "6"}, {"3", "7"}]
+    assert rest[0]["6"] == {"logprob": -0.5, "rank": 2, "decoded_token": token_text(6)}
+
+
+CASES = [
+    {"seed": seed, "n": n, "logprobs": logprobs, "stop": stop, "speculation": speculation}
+    for seed, n, (logprobs, stop), speculation in product(
+        range(9), (1, 3), ((None, None), (2, "A")), (True, False, {})
+    )
+]
+
+
+def streamed_chat(client, case, extra):
+    """A streamed answer put together as clients do."""
+    chat_case = {"logprobs": True, "top_logprobs": 2} if case["logprobs"] else {}
+    chunks = list(
+        client.chat.completions.create(
+            model="tiny",
+            messages=MESSAGES,
+            max_tokens=12,
+            seed=case["seed"],
+            n=case["n"],
+            stop=case["stop"],
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body=extra,
+            **chat_case,
+        )
+    )
+    texts, ends, logprobs = [""] * case["n"], [None] * case["n"], [[] for _ in range(case["n"])]
+    for chunk in chunks[:-1]:
+        assert chunk.usage is None
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            ends[choice.index] = choice.finish_reason or ends[choice.index]
+            logprobs[choice.index] += choice.logprobs.content if choice.logprobs else []
+    assert chunks[-1].choices == []
+    return texts, ends, logprobs, chunks[-1].usage, chunks[-2]
+
+
+def test_streaming_equals_not_streaming_for_a_hundred_requests(server, client):
+    assert len(CASES) >= 100
+    for case in CASES:
+        wish = (
+            {"method": "ngram", "num_speculative_tokens": 2}
+            if case["speculation"] == {}
+            else case["speculation"]
+        )
+        extra = {"speculation": wish}
+        texts, ends, logprobs, usage, last = streamed_chat(client, case, extra)
+        chat_case = {"logprobs": True, "top_logprobs": 2} if case["logprobs"] else {}
+        whole = client.chat.completions.create(
+            model="tiny",
+            messages=MESSAGES,
+            max_tokens=12,
+            seed=case["seed"],
+            n=case["n"],
+            stop=case["stop"],
+            extra_body=extra,
+            **chat_case,
+        )
+        assert texts == [choice.message.content for choice in whole.choices]
+        assert ends == [choice.finish_reason for choice in whole.choices]
+        assert usage == whole.usage
+        assert last.speculation["passes"] == whole.speculation["passes"]
+        assert last.speculation["drafts"] == (0 if wish is False else last.speculation["passes"])
+        if case["logprobs"]:
+            assert logprobs == [choice.logprobs.content for choice in whole.choices]
+
+
+def test_streamed_completions_equal_whole_ones(server, client):
+    for seed, n in product(range(10), (1, 2)):
+        asked = {"model": "tiny", "prompt": ["ab", "c"], "max_tokens": 7, "seed": seed, "n": n, "logprobs": 1}
+        whole = client.completions.create(**asked)
+        texts, tokens, offsets = [""] * 2 * n, [[] for _ in range(2 * n)], [[] for _ in range(2 * n)]
+        for chunk in client.completions.create(**asked, stream=True):
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+                tokens[choice.index] += choice.logprobs.tokens
+                offsets[choice.index] += choice.logprobs.text_offset
+        assert texts == [choice.text for choice in whole.choices]
+        assert tokens == [choice.logprobs.tokens for choice in whole.choices]
+        assert offsets == [choice.logprobs.text_offset for choice in whole.choices]
+
+
+def test_a_stream_ends_with_done_and_no_usage_unless_asked(server):
+    with server.http() as http:
+        body = {"prompt": "x", "max_tokens": 3, "stream": True}
+        answer = http.post("/v1/completions", json=body)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = [line for line in answer.text.split("\n\n") if line]
+    assert events[-1] == "data: [DONE]"
+    assert all("usage" not in json.loads(event.removeprefix("data: ")) for event in events[:-1])
+
+
+def test_refused_while_streaming_is_a_status_and_not_an_event(server, client):
+    with pytest.raises(openai.BadRequestError, match="vocabulary"):
+        client.completions.create(model="tiny", prompt=[359, 360], max_tokens=2, stream=True)
+
+
+UNSUPPORTED = {
+    "response_format": {"type": "json_object"},
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "required",
+    "functions": [{"name": "f"}],
+    "modalities": ["text", "audio"],
+    "audio": {"voice": "alloy", "format": "wav"},
+    "reasoning_effort": "high",
+    "store": True,
+    "service_tier": "priority",
+    "web_search_options": {},
+}
+
+
+@pytest.mark.parametrize("field", UNSUPPORTED)
+def test_what_is_not_supported_is_refused_by_name(server, client, field):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(
+            model="tiny", messages=MESSAGES, extra_body={field: UNSUPPORTED[field]}
+        )
+    assert caught.value.param == field
+    assert "not supported" in caught.value.message
+
+
+@pytest.mark.parametrize(("field", "value"), [("echo", True), ("suffix", "x"), ("best_of", 3)])
+def test_the_older_routes_oddities_are_refused_by_name(server, client, field, value):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="tiny", prompt="x", extra_body={field: value})
+    assert caught.value.param == field
+
+
+def test_values_that_ask_for_nothing_are_accepted(server, client):
+    client.chat.completions.create(
+        model="tiny",
+        messages=MESSAGES,
+        max_tokens=1,
+        tools=[],
+        tool_choice="none",
+        response_format={"type": "text"},
+        store=False,
+        service_tier="auto",
+        user="somebody",
+        metadata={"a": "b"},
+        prompt_cache_key="k",
+        safety_identifier="s",
+        modalities=["text"],
+        extra_body={"audio": None, "reasoning_effort": None},
+    )
+    client.completions.create(
+        model="tiny", prompt="x", max_tokens=1, echo=False, suffix="", best_of=1, user="u"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": 2.5}, "temperature"),
+        ({"n": 17}, "n"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"max_tokens": 100_000}, "max_tokens"),
+        ({"speculation": {"method": "draft_model"}}, "speculation"),
+        ({"speculation": {"method": "ngram", "draft_timeout": 5}}, "speculation"),
+        ({"speculation": {"method": "suffix", "prompt_lookup_max": 5}}, "speculation"),
+        ({"speculation": {"num_speculative_tokens": 0}}, "speculation"),
+        ({"not_a_field": 1}, "not_a_field"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+    ],
+)
+def test_what_is_out_of_bounds_names_the_field(server, client, fields, param):
+    body = {"messages": MESSAGES} | fields
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.post("/chat/completions", body=body, cast_to=httpx.Response)
+    assert caught.value.param == param
+    assert caught.value.type == "invalid_request_error"
+
+
+def test_a_prompt_that_does_not_fit_says_so(server, client):
+    with pytest.raises(openai.BadRequestError, match="at most 511") as caught:
+        client.completions.create(model="tiny", prompt=[5] * 512)
+    assert caught.value.code == "context_length_exceeded"
+    assert client.completions.create(model="tiny", prompt=[5] * 511).usage.completion_tokens == 1
+
+
+def test_a_chat_without_max_tokens_may_fill_the_context(server, client):
+    client.chat.completions.create(model="tiny", messages=MESSAGES, stop="A")
+    request = server.engine.requests[-1]
+    assert request.params.max_tokens == 512 - len(request.prompt_token_ids)

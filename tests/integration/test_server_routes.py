@@ -1,0 +1,182 @@
+"""The server's own routes and manners: leaving clients, keys, health, tokens."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+
+from foreword.server.engine_client import EngineState
+from foreword.server.settings import ServerSettings, tenant_of
+from helpers.fake_engine import FakeEngine
+from helpers.local_server import local_server
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model):
+    with local_server(tiny_model, ServerSettings("tiny"), FakeEngine()) as running:
+        yield running
+
+
+def test_models(server):
+    client = server.openai()
+    (model,) = client.models.list().data
+    assert (model.id, model.object, model.owned_by) == ("tiny", "model", "foreword")
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("other/model")
+    assert caught.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="x")
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_aborts_its_request(tiny_model, stream):
+    with local_server(tiny_model, ServerSettings("tiny"), FakeEngine(step_seconds=0.05)) as server:
+        with server.http() as http:
+            body = {"prompt": "x", "max_tokens": 400, "stream": stream}
+            if stream:
+                with http.stream("POST", "/v1/completions", json=body) as answer:
+                    next(answer.iter_bytes())
+            else:
+                with pytest.raises(httpx.ReadTimeout):
+                    http.post("/v1/completions", json=body, timeout=0.5)
+        wait_until(lambda: server.engine.aborted)
+        wait_until(lambda: server.context.admission.in_flight == 0)
+        assert server.engine.stats().running == 0
+
+
+def test_keys_and_tenants(tiny_model):
+    settings = ServerSettings("tiny", api_keys=("first", "second"))
+    with local_server(tiny_model, settings, FakeEngine()) as server:
+        for key in ("first", "second"):
+            server.openai(key).completions.create(model="tiny", prompt="x", max_tokens=1)
+            assert server.engine.requests[-1].tenant == tenant_of(key)
+            assert key not in server.engine.requests[-1].tenant
+        assert tenant_of("first") != tenant_of("second")
+        for key in ("third", "firs", "FIRST", "first,second"):
+            with pytest.raises(openai.AuthenticationError):
+                server.openai(key).models.list()
+        with server.http() as http:
+            for route in ("/v1/models", "/metrics", "/openapi.json", "/nothing", "/tokenize"):
+                answer = http.get(route)
+                assert answer.status_code == 401, route
+                assert answer.headers["www-authenticate"] == "Bearer"
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+            assert http.get("/ready").status_code == 200
+            assert http.get("/health").json() == {"status": "ok"}
+            known = http.get("/health", headers={"Authorization": "Bearer second"}).json()
+            assert known["speculation"]["accepted"] >= 0
+
+
+def test_acceptance_can_be_hidden(tiny_model):
+    settings = ServerSettings("tiny", show_speculation=False)
+    with local_server(tiny_model, settings, FakeEngine()) as server, server.http() as http:
+        body = {"prompt": "x", "max_tokens": 4}
+        for route in ("/v1/completions", "/generate"):
+            answer = http.post(route, json=body).json()
+            assert "speculation" not in answer
+            assert "predicted_ms" in answer["timings"]
+            assert not {"passes", "draft_n", "draft_n_accepted"} & set(answer["timings"])
+        assert "speculation" not in http.get("/health").json()
+
+
+def test_the_switch_exists_only_where_it_was_asked_for(server, tiny_model):
+    with server.http() as http:
+        assert http.post("/speculation", json={"enabled": False}).status_code == 404
+    settings = ServerSettings("tiny", allow_switch=True)
+    with local_server(tiny_model, settings, FakeEngine()) as other, other.http() as http:
+        assert http.post("/speculation", json={"enabled": False}).json() == {"enabled": False}
+        answer = http.post("/generate", json={"prompt": "x", "max_tokens": 4}).json()
+        assert answer["speculation"]["drafts"] == 0
+
+
+def test_generate_in_the_librarys_words(server):
+    tokenizer = server.context.prompts.tokenizer
+    with server.http() as http:
+        plain = http.post(
+            "/generate", json={"prompt": "hi", "max_tokens": 6, "seed": 1, "speculative": False}
+        ).json()
+        as_chat = tokenizer.encode_chat([{"role": "user", "content": "hi"}])
+        assert list(server.engine.requests[-1].prompt_token_ids) == as_chat
+        assert server.engine.requests[-1].speculation is False
+        assert plain["speculation"]["drafts"] == 0
+        assert plain["text"] == plain["outputs"][0]["text"] == tokenizer.decode(plain["token_ids"])
+        guessed = http.post("/generate", json={"prompt": "hi", "max_tokens": 6, "seed": 1}).json()
+        assert guessed["text"] == plain["text"]
+        assert guessed["speculation"]["drafts"] > 0
+        http.post("/generate", json={"prompt": "hi", "max_tokens": 1, "raw": True})
+        assert list(server.engine.requests[-1].prompt_token_ids) == tokenizer.encode("hi")
+        both = {"prompt": "hi", "speculative": False, "speculation": False}
+        assert http.post("/generate", json=both).status_code == 400
+
+
+def test_tokens_and_back(server):
+    with server.http() as http:
+        text = "The sky is blue.\nÄ ✓"
+        found = http.post("/tokenize", json={"prompt": text}).json()
+        assert found["count"] == len(found["tokens"])
+        assert found["max_model_len"] == 512
+        assert http.post("/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": text}
+        chat = http.post("/tokenize", json={"messages": MESSAGES}).json()["tokens"]
+        assert chat == server.context.prompts.tokenizer.encode_chat(MESSAGES)
+        assert http.post("/tokenize", json={}).status_code == 400
+
+
+def test_health_and_readiness_tell_the_truth(server):
+    with server.http() as http:
+        assert http.get("/health").json()["status"] == "ok"
+        assert http.get("/ready").status_code == 200
+        server.client.state = EngineState.RESTARTING
+        try:
+            assert http.get("/health").json()["status"] == "restarting"
+            assert http.get("/ready").status_code == 503
+            refused = http.post("/v1/completions", json={"prompt": "x"})
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"] == "1"
+            assert refused.json()["error"]["type"] == "service_unavailable_error"
+        finally:
+            server.client.state = EngineState.READY
+
+
+def test_openapi_describes_the_bodies(server):
+    with server.http() as http:
+        found = http.get("/openapi.json").json()
+    body = found["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"][
+        "schema"
+    ]
+    assert body["additionalProperties"] is False
+    assert {"messages", "temperature", "speculation", "tools"} <= set(body["properties"])
+
+
+def test_a_long_prompt_is_encoded_beside_the_others(server, monkeypatch):
+    tokenizer, may_go_on, began = server.context.prompts.tokenizer, threading.Event(), threading.Event()
+    encode = tokenizer.encode
+
+    def slow(text: str, **options: bool) -> list[int]:
+        if len(text) > 5000:
+            began.set()
+            assert may_go_on.wait(30)
+        return encode(text, **options)
+
+    monkeypatch.setattr(tokenizer, "encode", slow)
+    with ThreadPoolExecutor(1) as pool, server.http() as http:
+        long = pool.submit(
+            httpx.post, f"{server.url}/v1/completions", json={"prompt": "a" * 6000}, timeout=60
+        )
+        assert began.wait(30)
+        for _ in range(5):
+            assert http.post("/v1/completions", json={"prompt": "short", "max_tokens": 3}).status_code == 200
+        may_go_on.set()
+        assert long.result().status_code == 400  # longer than the context

@@ -1,0 +1,123 @@
+"""Minutes of traffic, and fuzzing from our own OpenAPI description. Run by `make test-slow`."""
+
+import random
+import threading
+import time
+from collections import Counter
+
+import httpx
+import pytest
+
+from foreword.server.settings import ServerSettings
+from helpers.fake_engine import FakeEngine
+from helpers.local_server import local_server
+from helpers.serve_process import serve
+
+pytestmark = pytest.mark.slow
+
+SOAK_SECONDS = 300
+STREAMS = 16
+LEAVING = 0.3  # part of the clients that disconnect in the middle
+
+
+def resident_bytes(pid: int) -> int:
+    with open(f"/proc/{pid}/statm", encoding="ascii") as statm:  # noqa: PTH123
+        return int(statm.read().split()[1]) * 4096
+
+
+class Client(threading.Thread):
+    """Streams one answer after the other; sometimes leaves in the middle."""
+
+    def __init__(self, url: str, number: int, until: float) -> None:
+        super().__init__()
+        self._url = url
+        self._random = random.Random(number)
+        self._until = until
+        self.finished = self.left = 0
+        self.faults: list[str] = []
+
+    def run(self) -> None:
+        with httpx.Client(base_url=self._url, timeout=60, verify=False) as http:
+            while time.monotonic() < self._until:
+                try:
+                    self._one(http)
+                except httpx.HTTPError as error:
+                    self.faults.append(repr(error))
+
+    def _one(self, http: httpx.Client) -> None:
+        tokens = self._random.randint(1, 60)
+        leaves_after = self._random.randint(1, 10) if self._random.random() < LEAVING else None
+        body = {"prompt": "x" * self._random.randint(1, 50), "max_tokens": tokens, "stream": True}
+        with http.stream("POST", "/v1/completions", json=body) as answer:
+            if answer.status_code != 200:
+                self.faults.append(f"{answer.status_code} {answer.read()!r}")
+                return
+            text = ""
+            for number, line in enumerate(answer.iter_lines()):
+                text += line + "\n"
+                if number == leaves_after:
+                    self.left += 1
+                    return
+        self.finished += 1
+        if "[DONE]" not in text or '"error"' in text:
+            self.faults.append(text[-300:])
+
+
+def test_sixteen_streams_for_minutes_with_clients_that_leave(tiny_model):
+    with serve(tiny_model) as server:
+        until = time.monotonic() + SOAK_SECONDS
+        clients = [Client(server.url, number, until) for number in range(STREAMS)]
+        for client in clients:
+            client.start()
+        pids = [server.process.pid, server.engine_pid() or 0]
+        time.sleep(SOAK_SECONDS / 5)  # caches and pools have their size by then
+        early = [resident_bytes(pid) for pid in pids]
+        for client in clients:
+            client.join()
+        late = [resident_bytes(pid) for pid in pids]
+        assert [fault for client in clients for fault in client.faults] == []
+        assert sum(client.finished for client in clients) > 100
+        assert sum(client.left for client in clients) > 30
+        for before, after in zip(early, late, strict=True):
+            assert after < before + 16 * 1024 * 1024
+        with server.http() as http:
+            deadline = time.monotonic() + 30
+            while (health := http.get("/health").json())["in_flight"] and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert health["in_flight"] == health["engine"]["running"] == health["engine"]["waiting"] == 0
+            assert health["engine"]["kv_usage"] == 0
+        assert server.terminate() == 0
+
+
+def test_requests_made_from_the_description_never_break_the_server(tiny_model):
+    import schemathesis
+    from hypothesis import HealthCheck, Phase, given, settings
+
+    with local_server(
+        tiny_model, ServerSettings("tiny"), FakeEngine(step_seconds=0.0005, capacity=64)
+    ) as server:
+        schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+        statuses: Counter[int] = Counter()
+
+        @given(case=schema.as_strategy())
+        @settings(
+            max_examples=1500,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate],
+        )
+        def ask(case: "schemathesis.Case") -> None:
+            if isinstance(case.body, dict):
+                case.body.pop("model", None)  # any other than ours is a 404 and tests nothing more
+            answer = case.call(timeout=60)
+            statuses[answer.status_code] += 1
+            assert answer.status_code < 500, (answer.status_code, answer.text)
+            if answer.status_code >= 400:
+                assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+        ask()
+        assert statuses[200] > 50, statuses
+        assert server.context.admission.in_flight == 0
+        with server.http() as http:
+            assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
