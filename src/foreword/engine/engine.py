@@ -203,6 +203,11 @@ class Engine:
         return self._snapshot
 
     @property
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt with its answer."""
+        return self._core.max_model_len
+
+    @property
     def is_alive(self) -> bool:
         """Whether the engine's thread works."""
         return self._thread.is_alive()
