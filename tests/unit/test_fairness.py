@@ -10,6 +10,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.control.fair_share import FairShare
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
+from foreword.engine.messages import NewRequest
 from foreword.engine.request import Request
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.speculation.draft import Draft
@@ -84,6 +85,16 @@ def test_the_oldest_request_is_never_put_off():
         assert running == sorted(running)
     assert core.stats().preemptions > 0
     assert requests[0].ledger.preemptions == 0
+
+
+def test_requests_wait_by_arrival_whoever_queues_them_first():
+    core = small_core(8, max_num_seqs=1)
+    new = [NewRequest(f"request-{i}", (1, 2), SamplingParams(max_tokens=2, n=2, **GREEDY)) for i in range(3)]
+    prepared = [core.prepare(request) for request in new]
+    for requests in reversed(prepared):
+        core.enqueue(requests)
+    assert [request.request_id for request in core.scheduler.waiting] == list(range(6))
+    run(core)
 
 
 def test_a_prompt_longer_than_the_row_budget_does_not_stop_those_who_decode():

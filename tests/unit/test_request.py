@@ -49,3 +49,23 @@ def test_the_context_ends_an_answer():
 def test_committing_past_the_end_is_an_error():
     with pytest.raises(ValueError, match="ends after 1"):
         request(max_tokens=9).commit(Verdict(tokens=(EOS, 9)))
+
+
+def test_a_commit_that_fails_in_the_text_leaves_no_token_behind():
+    class Unreadable:
+        watches = False
+
+        def push(self, token: int) -> tuple[str, str | None]:
+            raise UnicodeError("no such token")
+
+        def finish(self) -> str:
+            return ""
+
+    r = request(max_tokens=5)
+    r._text = Unreadable()
+    with pytest.raises(UnicodeError):
+        r.commit(Verdict(tokens=(9, 8)))
+    r.fail("it failed")
+    delta = r.take_delta()
+    assert (delta.token_ids, delta.stats.output_tokens, r.output_ids) == ((), 0, [])
+    assert int(r.sampler.record["generated"]) == 0

@@ -136,9 +136,9 @@ class Request:
         end = self._end(verdict.tokens)
         if end.kept != len(verdict.tokens):
             raise ValueError(f"{len(verdict.tokens)} tokens to commit, but the answer ends after {end.kept}")
+        self._write(verdict, end)
         if verdict.tokens:
             self.sampler.commit(verdict.tokens)
-        self._write(verdict, end)
         self.tokens += verdict.tokens
         self.logprobs += verdict.logprobs
         self.prompt_scores += verdict.prompt_logprobs
@@ -183,20 +183,24 @@ class Request:
         )
 
     def _write(self, verdict: Verdict, end: _End) -> None:
+        text = self._text_of(verdict.tokens, end)  # first: if it fails, nothing else may have changed
         fresh = self._fresh
+        fresh.text += text
         fresh.tokens += verdict.tokens
         fresh.logprobs += verdict.logprobs
         fresh.from_draft += len(verdict.path)
+
+    def _text_of(self, tokens: Sequence[int], end: _End) -> str:
         if self._text is None:
-            return
-        spoken = list(verdict.tokens)
+            return ""
+        spoken = list(tokens)
         if (
             end.finish_reason == "stop"
             and not isinstance(end.stop_reason, str)
             and not self._keeps_stop_token(end)
         ):
             spoken.pop()  # a token that only ends the answer is not part of its text
-        fresh.text += "".join(self._text.push(token)[0] for token in spoken)
+        return "".join(self._text.push(token)[0] for token in spoken)
 
     def _keeps_stop_token(self, end: _End) -> bool:
         return end.stop_reason is not None and self.params.include_stop_str_in_output

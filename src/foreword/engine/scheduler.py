@@ -40,8 +40,9 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def add(self, requests: Iterable[Request]) -> None:
-        """Queue requests."""
-        self.waiting += requests
+        """Queue requests; those that were numbered first may be queued later, from another thread."""
+        for request in requests:
+            insort(self.waiting, request, key=_arrival)
 
     def check(self, request: Request) -> None:
         """Refuse a request that could never run."""
