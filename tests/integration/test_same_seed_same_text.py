@@ -47,8 +47,8 @@ def test_a_few_requests_in_every_way(runner: Runner):
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
-def test_200_requests_of_32_tokens_in_8_ways_each(runner: Runner):
-    asked = wishes(runner, 200, 32)
-    for first in range(0, len(asked), 25):  # every batch of them is run in 8 ways of its own
-        ways = [Configuration.draw(1000 + 8 * first + way) for way in range(8)]
-        check(runner, asked[first : first + 25], ways)
+@pytest.mark.parametrize("first", range(0, 200, 25))
+def test_200_requests_of_32_tokens_in_8_ways_each(runner: Runner, first: int):
+    """Every 25 of them are run in 8 ways of their own."""
+    ways = [Configuration.draw(1000 + 8 * first + way) for way in range(8)]
+    check(runner, wishes(runner, 200, 32)[first : first + 25], ways)
