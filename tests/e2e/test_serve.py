@@ -67,6 +67,7 @@ def test_crash_restart_and_drain(tiny_model):
         for status, text in streamed.wait():
             # Those that had begun to get text are told inside the stream.
             assert status == 503 or "engine_unavailable" in text
+        assert http.get("/ready").status_code == 503  # a fresh engine takes seconds to load
         wait_for_status(http, "/ready", 200, seconds=60)
         assert server.engine_pid() != pid
         assert http.get("/health").json()["engine_restarts"] == 1

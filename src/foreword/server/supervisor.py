@@ -117,7 +117,7 @@ class Supervisor:
             self._restarts += 1
             if monotonic() - began > self._settings.calm_after:
                 pause = self._settings.first_pause
-            log.error("the engine process is gone (%s); starting another in %.1f s", reason, pause)
+            log.error("%s; starting another in %.1f s", reason, pause)
             await asyncio.sleep(pause)
             if self._state is not EngineState.RESTARTING:
                 return
@@ -135,6 +135,8 @@ class Supervisor:
             log.error("%s; closing it", reason)
         finally:
             self._link = None
+            if self._state is EngineState.READY:
+                self._state = EngineState.RESTARTING  # before anybody is told, so that nobody finds it ready
             link.break_off("the engine has died; try again")
             code = await self._reap(
                 self._settings.close_timeout if self._state is EngineState.STOPPED else 1.0
