@@ -57,8 +57,10 @@ class RequestLedger:
             accepted=acceptance.accepted,
             drafted_per_position=tuple(acceptance.drafted_per_position),
             accepted_per_position=tuple(acceptance.accepted_per_position),
+            rejected_per_position=tuple(acceptance.rejected_per_position),
             rollback_tokens=thrown_away,
             rejected_kv_bytes=thrown_away * self.kv_bytes_per_row,
             preemptions=self.preemptions,
             method="" if request.speculation is None else request.speculation.method,
+            cohort=request.cohort,
         )

@@ -43,10 +43,12 @@ class RequestStats:
         int, ...
     ] = ()  # drafts that reached the position; the first is 1 behind the text
     accepted_per_position: tuple[int, ...] = ()  # drafts whose guess there was committed
+    rejected_per_position: tuple[int, ...] = ()  # drafts whose first guess that was not committed is there
     rollback_tokens: int = 0  # guesses that were computed and thrown away
     rejected_kv_bytes: int = 0  # KV memory that was written for them
     preemptions: int = 0  # times that its KV was given up and computed again
     method: str = ""  # who drafted; empty: nobody
+    cohort: str = ""  # the class of requests that it is counted with
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class AnswerDelta:
     text: str  # certain by now; text that may turn out to be a stop string is held back
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
+    rejected: tuple[int, ...] = ()  # guesses that were judged and not accepted while these tokens were gained
     from_draft: int = 0  # how many of the tokens, from the first on, were accepted guesses
     finish_reason: str | None = None  # "stop", "length", "abort" or "error"
     stop_reason: int | str | None = (

@@ -43,6 +43,7 @@ class _Fresh:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     from_draft: int = 0
+    rejected: tuple[int, ...] = ()
 
 
 class _End(NamedTuple):
@@ -174,6 +175,7 @@ class Request:
             token_ids=tuple(fresh.tokens),
             logprobs=tuple(fresh.logprobs),
             from_draft=fresh.from_draft,
+            rejected=fresh.rejected,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             error=self.error,
@@ -189,6 +191,7 @@ class Request:
         fresh.tokens += verdict.tokens
         fresh.logprobs += verdict.logprobs
         fresh.from_draft += len(verdict.path)
+        fresh.rejected += verdict.rejected
 
     def _text_of(self, tokens: Sequence[int], end: _End) -> str:
         if self._text is None:

@@ -38,13 +38,15 @@ def _verdict(place: int, part: Part, draft: Draft, judged: Judgement, found: Ver
     block = found.tokens(judged.trees, place)
     kept = part.request.kept(block)
     logprobs = request_logprobs(judged, found, place)[:kept]
+    path = found.path(place)[:kept]
     return Verdict(
-        tuple(found.path(place)[:kept]),
+        tuple(path),
         tuple(block[:kept]),
         tuple(logprobs),
         error=found.error(place),
         drafted=len(draft),
         depth=max(draft.depths(), default=0),
+        rejected=tuple(token for node, token in enumerate(draft.tokens) if node not in path),
     )
 
 

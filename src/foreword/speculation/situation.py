@@ -19,6 +19,9 @@ class AcceptanceStats:
     accepted: int = 0  # nodes that were committed
     drafted_per_position: list[int] = field(default_factory=list)  # drafts that reached this level
     accepted_per_position: list[int] = field(default_factory=list)  # drafts accepted at this level
+    rejected_per_position: list[int] = field(
+        default_factory=list
+    )  # drafts whose first rejected guess is here
     recent: float | None = None  # accepted levels / drafted levels of late; None before the first draft
 
     def observe(self, drafted: int, depth: int, accepted: int) -> None:
@@ -31,9 +34,12 @@ class AcceptanceStats:
         missing = depth - len(self.drafted_per_position)
         self.drafted_per_position += [0] * missing
         self.accepted_per_position += [0] * missing
+        self.rejected_per_position += [0] * missing
         for level in range(depth):
             self.drafted_per_position[level] += 1
             self.accepted_per_position[level] += level < accepted
+        if accepted < depth:
+            self.rejected_per_position[accepted] += 1
         share = accepted / depth
         self.recent = share if self.recent is None else self.recent + (share - self.recent) / RECENT_DRAFTS
 

@@ -20,6 +20,7 @@ class Verdict:
     error: str | None = None  # why the request cannot go on behind these tokens, unless they end it
     drafted: int = 0  # nodes that were judged
     depth: int = 0  # levels that the judged draft had
+    rejected: tuple[int, ...] = ()  # tokens of the nodes that were judged and not accepted
 
 
 NOTHING_DRAWN = Verdict()
