@@ -53,14 +53,19 @@ class WorldSizes:
     def draw(rng: random.Random) -> "WorldSizes":
         """Tiny, mostly."""
         talkative = rng.random() < 0.5
+        pages, max_rows = (
+            rng.choice((6, 7, 9) if talkative else (6, 8, 12, 20, 30)),
+            rng.choice((4, 16, 40, 100, 200)),
+        )
+        often = 0.15 if max_rows > 4 else 0.02  # in small chunks a long text is never computed to its end
         return WorldSizes(
-            pages=rng.choice((6, 7, 9) if talkative else (6, 8, 12, 20, 30)),
-            max_rows=rng.choice((4, 16, 40, 100, 200)),
+            pages=pages,
+            max_rows=max_rows,
             max_running=rng.choice((3, 8) if talkative else (1, 2, 4, 8)),
             prefix_caching=rng.random() < 0.7,
             fault_share=rng.choice((0.0, 0.2, 0.5)),
             cancel_share=rng.choice((0.0, 0.02, 0.08)),
-            preempt_share=rng.choice((0.0, 0.03, 0.15)),
+            preempt_share=rng.choice((0.0, 0.02, often)),
             arrival_share=rng.choice((0.1, 0.4, 1.0)),
             talkative=talkative,
         )
