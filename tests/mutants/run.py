@@ -32,16 +32,22 @@ class Outcome:
     detail: str  # why not, or which test caught it
 
 
+def _environment(source: Path) -> dict[str, str]:
+    """Ours, with the copy in front of everything else that is imported from."""
+    path = os.pathsep.join([str(source), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.environ | {"PYTHONPATH": path}
+
+
 def run_tests(source: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """Pytest on the named tests, importing the package from `source`; stops at the first failure."""
-    environment = os.environ | {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = _environment(source) | {"PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
 def imported_from(source: Path) -> bool:
     """Whether the package under test really is the copy, not an installed one."""
-    environment = os.environ | {"PYTHONPATH": str(source)}
+    environment = _environment(source)
     command = [sys.executable, "-c", "import foreword.acceptance; print(foreword.acceptance.__file__)"]
     found = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     return Path(found.stdout.strip()).is_relative_to(source)
