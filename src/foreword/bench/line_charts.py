@@ -45,6 +45,7 @@ def _draw(axes: Any, chart: Chart) -> None:  # noqa: ANN401 - an optional packag
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
     axes.set_ylim(bottom=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)  # all of these axes count things
     axes.spines[["top", "right"]].set_visible(False)
     if len(chart.lines) > 1 or chart.level is not None:
         axes.legend(frameon=False, fontsize=8)

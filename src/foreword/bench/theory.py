@@ -140,4 +140,4 @@ def _last_object(text: str) -> Any:  # noqa: ANN401 - whatever the file holds
     try:
         return json.loads(text)
     except json.JSONDecodeError:
-        return json.loads(text.strip().splitlines()[-1])
+        return json.loads(text.strip().rpartition("\n")[2])
