@@ -96,11 +96,9 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(long_model: Path):
         terminal.send("/stats\r")
         terminal.wait_for("session (1)")
         terminal.wait_for(PROMPT)
-        terminal.send(CTRL_C)
-        terminal.wait_for("/exit or Ctrl-D leaves")
+        terminal.press_until(CTRL_C, "/exit or Ctrl-D leaves")
         terminal.wait_for(PROMPT)
-        terminal.send("half a line" + CTRL_C)
-        terminal.wait_for("/exit or Ctrl-D leaves")
+        terminal.press_until("half a line" + CTRL_C, "/exit or Ctrl-D leaves")
         terminal.wait_for(PROMPT)
         terminal.send("\x1b[A\x1b[A\r")  # two lines up in the history: the question again
         terminal.wait_for(OWN)

@@ -43,6 +43,17 @@ class Terminal:
         begin, self._seen = self._seen, found + len(text)
         return self.screen[begin : self._seen]
 
+    def press_until(self, keys: str, text: str) -> None:
+        """Press again while the text does not come: at a prompt, Python misses a signal just before it waits."""
+        for _ in range(30):
+            self.send(keys)
+            try:
+                self.wait_for(text, seconds=1)
+            except AssertionError:
+                continue
+            return
+        self.wait_for(text)
+
     def wait_for_end(self, seconds: float = 60) -> int:
         """Read on until the program ends; returns its exit code."""
         deadline = monotonic() + seconds

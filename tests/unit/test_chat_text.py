@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foreword.cli.chat import say, show_piece
 from foreword.cli.chat_stats import Tally, summary_line
 from foreword.cli.chat_text import Piece, PieceReader, visible
 from foreword.engine.messages import AnswerDelta, RequestStats
@@ -85,6 +86,14 @@ def test_only_newline_and_tab_are_left_of_the_control_characters(text: str):
     kept = visible(text)
     assert {c for c in kept if unicodedata.category(c) == "Cc"} <= {"\n", "\t"}
     assert visible(kept) == kept
+
+
+def test_what_is_shown_is_neither_markup_nor_wrapped(capsys: pytest.CaptureFixture[str]):
+    show_piece(Piece("\x1b[2J[bold]x[/bold] :smile: ", guessed=True))
+    show_piece(Piece("word " * 60 + "\n", guessed=False))
+    assert capsys.readouterr().out == "[2J[bold]x[/bold] :smile: " + "word " * 60 + "\n"
+    say("[red]\x1b[2J" + "word " * 60)
+    assert capsys.readouterr().err.rstrip() == "[red][2J" + ("word " * 60).rstrip()
 
 
 def test_tallies_add_up_and_leave_the_prompts_pass_out_of_tokens_per_pass():

@@ -113,7 +113,7 @@ def _converse(session: "ChatSession", interrupts: Interrupts) -> None:
             return
         except KeyboardInterrupt:
             stderr.print()
-            _say("/exit or Ctrl-D leaves")
+            say("/exit or Ctrl-D leaves")
 
 
 def _take_line(line: str, session: "ChatSession", commands: "Commands", interrupts: Interrupts) -> bool:
@@ -121,7 +121,7 @@ def _take_line(line: str, session: "ChatSession", commands: "Commands", interrup
     if line.startswith("/") and not line.startswith("//"):
         reply = commands.run(line)
         if reply.line:
-            _say(reply.line)
+            say(reply.line)
         for table in reply.tables:
             stderr.print(table)
         return not reply.leave
@@ -134,20 +134,20 @@ def _answer(question: str, session: "ChatSession", interrupts: Interrupts) -> No
     try:
         plan = session.plan(question)
         if plan.dropped:
-            _say(f"the context is full: the oldest {plan.dropped} of {len(session.turns)} turns are dropped")
+            say(f"the context is full: the oldest {plan.dropped} of {len(session.turns)} turns are dropped")
         with interrupts.answering():
-            outcome = session.answer(plan, _show, interrupts.asked)
+            outcome = session.answer(plan, show_piece, interrupts.asked)
     except ForewordError as error:
-        _say(" ".join(str(error).split()))
+        say(" ".join(str(error).split()))
         return
     stdout.out()
     _say_end(outcome)
 
 
-def _show(piece: "Piece") -> None:
+def show_piece(piece: "Piece") -> None:
+    """Write it as it is, in the colour of its origin; nothing in it is markup or steers the terminal."""
     from foreword.cli.chat_text import visible
 
-    # `out` neither wraps nor reads markup.
     stdout.out(
         visible(piece.text), end="", style=GUESSED_STYLE if piece.guessed else OWN_STYLE, highlight=False
     )
@@ -162,10 +162,10 @@ def _say_end(outcome: "Outcome") -> None:
         "error": f"failed ({outcome.error}): ",
     }
     forgotten = "" if outcome.text else "; nothing was said, so the question is not kept"
-    _say(f"{ends.get(outcome.finish_reason, '')}{summary_line(outcome.tally)}{forgotten}")
+    say(f"{ends.get(outcome.finish_reason, '')}{summary_line(outcome.tally)}{forgotten}")
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
     """A word of the program's own, beside the conversation."""
     from foreword.cli.chat_text import visible
 
