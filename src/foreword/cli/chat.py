@@ -110,6 +110,8 @@ def _converse(session: "ChatSession", interrupts: Interrupts) -> None:
             if not _take_line(_read_line(), session, commands, interrupts):
                 return
         except EOFError:
+            if sys.stdin.isatty():
+                stderr.print()  # the shell goes on in a line of its own
             return
         except KeyboardInterrupt:
             stderr.print()
