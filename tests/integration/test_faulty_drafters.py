@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from foreword import LLM, SamplingParams
+from foreword.drafters.registry import drafter_kinds
 from helpers.faulty_drafters import FAULTS, HANG_SECONDS, SILENT
 
 PROMPTS = [{"prompt_token_ids": tokens} for tokens in ([20, 21, 22] * 8, [50] * 20, list(range(30, 60)))]
@@ -25,7 +26,9 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
     (package / "entry_points.txt").write_text("[foreword.drafters]\nfaulty = helpers.faulty_drafters:KIND\n")
     monkeypatch.syspath_prepend(tmp_path)
+    drafter_kinds.cache_clear()  # it is looked for again, and after the test forgotten
     yield
+    drafter_kinds.cache_clear()
 
 
 @pytest.fixture(scope="module")

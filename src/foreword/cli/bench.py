@@ -17,6 +17,7 @@ from foreword.cli.console import (
     DtypeOption,
     JsonOption,
     ModelOption,
+    PlotOption,
     load_llm,
     parse_sizes,
     print_json,
@@ -55,6 +56,7 @@ def step(
     repeats: Annotated[int, typer.Option(help="Timed passes for each number; the median counts.")] = 15,
     prefill: Annotated[int, typer.Option(help="Also time a prompt of so many tokens; 0 is none.")] = 0,
     compare: Annotated[str, typer.Option(help="Measure llama.cpp in the same run: `llama.cpp`.")] = "",
+    plot: PlotOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
@@ -64,8 +66,11 @@ def step(
 
     Verifying a guess of n-1 tokens costs a pass over n: the flatter this curve, the more speculation pays.
     """
+    from foreword.bench.drafters.plot import require_matplotlib
     from foreword.bench.step_cost import DecoderTimer, check_sizes, compare_step_cost
 
+    if plot is not None:
+        require_matplotlib()
     if compare not in ("", "llama.cpp"):
         raise RequestError(f"--compare knows llama.cpp only, not {compare!r}")
     sizes = parse_sizes("--tokens", tokens)
@@ -79,6 +84,8 @@ def step(
     with progress_bar("measuring") as on_progress:
         costs = compare_step_cost(timers, sizes, prefill=prefill, repeats=repeats, progress=on_progress)
     _show(costs, context, prefill)
+    if plot is not None:
+        _plot(costs, plot, f"{model}: one pass over n new tokens, context {context}")
     if as_json:
         rows = [asdict(cost) for cost in costs[OURS].steps]
         others = {name: asdict(cost) for name, cost in costs.items() if name != OURS}
@@ -118,6 +125,14 @@ def _show(costs: "dict[str, EngineCosts]", context: int, prefill: int) -> None:
         theirs = [costs[name].prefill_ms or 0.0 for name in others]
         table.add_row(f"prompt of {prefill}", f"{own_prefill:.1f}", "", *_beside(own_prefill, theirs))
     stdout.print(table)
+
+
+def _plot(costs: "dict[str, EngineCosts]", path: Path, title: str) -> None:
+    from foreword.bench.line_charts import Chart, save_charts
+
+    times = {name: [(float(step.n), step.ms) for step in cost.steps] for name, cost in costs.items()}
+    save_charts([Chart("new tokens (n)", "milliseconds", times)], path, title)
+    stdout.print(f"plot: {path}", markup=False, soft_wrap=True)
 
 
 def _beside(own: float, theirs: list[float]) -> list[str]:

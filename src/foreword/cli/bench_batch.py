@@ -1,7 +1,9 @@
 """`foreword bench batch`: how decoding scales with the batch."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -14,12 +16,16 @@ from foreword.cli.console import (
     DtypeOption,
     JsonOption,
     ModelOption,
+    PlotOption,
     load_llm,
     parse_sizes,
     print_json,
     stage_bar,
     stdout,
 )
+
+if TYPE_CHECKING:
+    from foreword.bench.batch import BatchRow
 
 
 def batch(
@@ -30,6 +36,7 @@ def batch(
     speculative_config: Annotated[
         str, typer.Option(help="Who guesses ahead in the speculative runs, as JSON.")
     ] = '{"method": "ngram", "num_speculative_tokens": 4}',
+    plot: PlotOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
@@ -41,16 +48,27 @@ def batch(
     step takes beside drafting, the forward pass and acceptance.
     """
     from foreword.bench.batch import measure_batches
+    from foreword.bench.drafters.plot import require_matplotlib
     from foreword.bench.drafters.prompts import own_prompts
 
+    if plot is not None:
+        require_matplotlib()
     sizes = parse_sizes("--batches", batches)
     llm = load_llm(model, dtype, device, backend, speculative_config)
     prompts = [llm.encode(prompt.text) for prompt in own_prompts()]
     with stage_bar() as on_progress:
         rows = measure_batches(llm.engine, prompts, sizes, tokens, repeats, on_progress)
+    stdout.print(_table(rows))
+    if plot is not None:
+        _plot(rows, plot, f"{model}: throughput by batch size")
+    if as_json:
+        print_json({"model": model, "rows": [asdict(row) for row in rows]})
+
+
+def _table(rows: "Sequence[BatchRow]") -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
     table.add_column("batch", justify="right", no_wrap=True)
-    for kind, ratio in (("plain", f"x of {sizes[0]}"), ("spec", "x plain")):
+    for kind, ratio in (("plain", f"x of {rows[0].batch}"), ("spec", "x plain")):
         for name in (f"{kind}\ntok/s", f"\n{ratio}", "\nms/tok", "\nhost"):
             table.add_column(name, justify="right", no_wrap=True)
     for name in ("alpha", "tau"):
@@ -69,6 +87,15 @@ def batch(
             f"{row.acceptance:.2f}",
             f"{row.tokens_per_pass:.2f}",
         )
-    stdout.print(table)
-    if as_json:
-        print_json({"model": model, "rows": [asdict(row) for row in rows]})
+    return table
+
+
+def _plot(rows: "Sequence[BatchRow]", path: Path, title: str) -> None:
+    from foreword.bench.line_charts import Chart, save_charts
+
+    lines = {
+        "plain": [(float(row.batch), row.plain_tokens_per_second) for row in rows],
+        "speculative": [(float(row.batch), row.speculative_tokens_per_second) for row in rows],
+    }
+    save_charts([Chart("requests at once", "tokens per second, all requests", lines)], path, title)
+    stdout.print(f"plot: {path}", markup=False, soft_wrap=True)

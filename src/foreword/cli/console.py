@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,6 +28,7 @@ DtypeOption = Annotated[
 BackendOption = Annotated[str, typer.Option(help="auto, native (CPU kernels) or torch.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
+PlotOption = Annotated[Path | None, typer.Option(help="Draw the curves into this picture (PNG).")]
 
 DEFAULT_MODEL = "smollm2-135m"
 

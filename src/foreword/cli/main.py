@@ -5,7 +5,7 @@ import sys
 import typer
 
 from foreword import __version__
-from foreword.cli import bench, demo, doctor, generate, models, prove, prune, serve
+from foreword.cli import bench, chat, demo, doctor, generate, models, prove, prune, serve, theory
 from foreword.cli.console import stderr, stdout
 from foreword.errors import ForewordError
 
@@ -16,12 +16,14 @@ app = typer.Typer(
     help="Exact speculative decoding for language models: the same text in fewer passes.",
 )
 app.command()(generate.generate)
+app.command()(chat.chat)
 app.command()(demo.demo)
 app.command()(serve.serve)
 app.command()(models.pull)
 app.command("models")(models.list_models)
 app.command()(prune.prune)
 app.command()(prove.prove)
+app.command()(theory.theory)
 app.command()(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 

@@ -8,7 +8,7 @@ from typing import Any
 from foreword.drafters.combined import FirstOf, Merged
 from foreword.drafters.registry import drafter_kinds
 from foreword.drafters.workshop import Workshop
-from foreword.errors import RequestError
+from foreword.errors import ForewordError, RequestError
 from foreword.models.batch import MAX_DRAFT_NODES
 from foreword.speculation.guard import GuardedDrafter
 from foreword.speculation.protocols import Drafter
@@ -36,7 +36,8 @@ class SpeculationConfig:
         if "method" not in given:
             raise RequestError(f"speculation needs a method: one of {', '.join(drafter_kinds())}")
         method = given["method"]
-        methods = (method,) if isinstance(method, str) else tuple(method) if isinstance(method, list) else ()
+        listed = [method] if isinstance(method, str) else method if isinstance(method, list) else []
+        methods = tuple(listed) if all(isinstance(name, str) for name in listed) else ()
         own = {key: given[key] for key in _OWN_KEYS if key in given and key != "method"}
         options = tuple((key, value) for key, value in given.items() if key not in _OWN_KEYS)
         return SpeculationConfig(methods, **own, options=options)
@@ -80,7 +81,13 @@ class SpeculationConfig:
         return FirstOf(drafters) if self.combine == "first" else Merged(drafters)
 
     def _build_one(self, name: str, workshop: Workshop) -> Drafter:
-        drafter = drafter_kinds()[name].build(self._settings(name), workshop)
+        try:
+            drafter = drafter_kinds()[name].build(self._settings(name), workshop)
+        except ForewordError:
+            raise
+        except Exception as error:  # a drafter may be anyone's code, and its settings anyone's JSON
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise RequestError(f"speculation: {name} cannot be made with these settings: {reason}") from error
         return GuardedDrafter(drafter, name, workshop.target.config.vocab_size, self.draft_timeout)
 
     def _settings(self, name: str) -> Any:  # noqa: ANN401 - of the drafter's own type

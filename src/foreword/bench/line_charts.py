@@ -1,0 +1,51 @@
+"""Numbers that depend on a number, as a picture."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foreword.bench.drafters.plot import require_matplotlib, save_figure
+
+Line = Sequence[tuple[float, float]]
+"""Points (x, y), by x."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over the same axis."""
+
+    x_label: str
+    y_label: str
+    lines: Mapping[str, Line]  # by what the legend says
+    level: tuple[float, str] | None = None  # a dashed line at this height, and what it means
+    marked: Line = ()  # single points to point at
+
+
+def save_charts(charts: Sequence[Chart], path: Path, title: str) -> None:
+    """The charts side by side in one picture, all from zero up."""
+    require_matplotlib()
+    figure_module = importlib.import_module("matplotlib.figure")  # needs no display, keeps no global state
+    figure = figure_module.Figure(figsize=(1.0 + 4.5 * len(charts), 4.2), layout="constrained")
+    for axes, chart in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts, strict=True):
+        _draw(axes, chart)
+    figure.suptitle(title, fontsize=11)
+    save_figure(figure, path)
+
+
+def _draw(axes: Any, chart: Chart) -> None:  # noqa: ANN401 - an optional package
+    for name, points in chart.lines.items():
+        axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=4, label=name)
+    if chart.level is not None:
+        height, meaning = chart.level
+        axes.axhline(height, color="black", linewidth=0.8, linestyle="--", label=meaning)
+    for x, y in chart.marked:
+        axes.plot([x], [y], marker="o", markersize=11, fillstyle="none", color="black")
+    axes.set_xlabel(chart.x_label)
+    axes.set_ylabel(chart.y_label)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)  # all of these axes count things
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(chart.lines) > 1 or chart.level is not None:
+        axes.legend(frameon=False, fontsize=8)

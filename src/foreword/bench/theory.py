@@ -1,0 +1,143 @@
+"""What speculation should bring, from the acceptance of guesses, their cost and the cost of a pass.
+
+The formulas and what they assume are in docs/theory.md.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foreword.errors import RequestError
+
+_HALVINGS = 60
+"""Of the interval in which a break-even acceptance is looked for; enough for every bit of a float."""
+
+
+@dataclass(frozen=True)
+class StepCurve:
+    """The time of a target pass by the number of its new tokens, relative to a pass over one."""
+
+    points: tuple[tuple[int, float], ...] = ()  # (n, t(n) / t(1)) by n, from 1 on; none: t(n) = t(1)
+
+    def ratio(self, n: int) -> float:
+        """t(n) / t(1), on a straight line between measured neighbours; beyond the last there is no answer."""
+        if not self.points:
+            return 1.0
+        most = self.points[-1][0]
+        if n > most:
+            raise RequestError(
+                f"the step costs end at {most} new tokens and {n - 1} guesses need {n}; "
+                f"measure further (foreword bench step --tokens 1,..,{n} --json) or lower --k"
+            )
+        at, ratio = next(point for point in self.points if point[0] >= n)
+        if at == n:
+            return ratio
+        before, lower = next(point for point in reversed(self.points) if point[0] < n)
+        return lower + (ratio - lower) * (n - before) / (at - before)
+
+
+FLAT = StepCurve()
+"""The closed form: a pass over any few tokens costs as much as a pass over one."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What drafts of k guesses should bring."""
+
+    k: int
+    tokens_per_pass: float
+    cost: float  # of a pass and its draft, in plain passes
+    speedup: float  # tokens per pass over cost
+    break_even: (
+        float | None
+    )  # least acceptance at which the speed-up is 1; None: not even if all are accepted
+
+
+def expected_tokens(alpha: float, k: int) -> float:
+    """Tokens of a pass with k guesses, each accepted with probability alpha if those before it were.
+
+    (1 - alpha**(k + 1)) / (1 - alpha), summed term by term so that alpha = 1 needs no case of its own.
+    """
+    return math.fsum(alpha**level for level in range(k + 1))
+
+
+def pass_cost(k: int, draft_cost: float, curve: StepCurve = FLAT) -> float:
+    """Time of drafting k tokens and verifying them, in plain passes."""
+    return k * draft_cost + curve.ratio(k + 1)
+
+
+def break_even(k: int, cost: float) -> float | None:
+    """The least acceptance whose expected tokens pay for the cost of a pass; None if no acceptance does."""
+    if cost <= expected_tokens(0.0, k):
+        return 0.0
+    if cost > expected_tokens(1.0, k):
+        return None
+    too_low, enough = 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (too_low + enough) / 2
+        if expected_tokens(middle, k) >= cost:
+            enough = middle
+        else:
+            too_low = middle
+    return enough
+
+
+def predict(
+    alpha: float, draft_cost: float, depths: Sequence[int], curve: StepCurve = FLAT
+) -> list[Prediction]:
+    """One prediction for each number of guesses."""
+    if not 0 <= alpha <= 1:
+        raise RequestError(f"--alpha must be in 0 .. 1, not {alpha}")
+    if not 0 <= draft_cost < math.inf:
+        raise RequestError(f"--draft-cost must be 0 or more, in target passes, not {draft_cost}")
+    if not depths or min(depths) < 1:
+        raise RequestError("--k needs numbers of guesses, each at least 1")
+    return [_predict_one(alpha, draft_cost, k, curve) for k in depths]
+
+
+def _predict_one(alpha: float, draft_cost: float, k: int, curve: StepCurve) -> Prediction:
+    tokens, cost = expected_tokens(alpha, k), pass_cost(k, draft_cost, curve)
+    return Prediction(k, tokens, cost, tokens / cost, break_even(k, cost))
+
+
+def best(predictions: Sequence[Prediction]) -> Prediction:
+    """The greatest speed-up, and of equal ones that with the fewest guesses."""
+    return max(predictions, key=lambda found: (found.speedup, -found.k))
+
+
+def least_break_even(predictions: Sequence[Prediction]) -> Prediction | None:
+    """The prediction whose break-even acceptance is the lowest; None if no number of guesses can pay."""
+    payable = [found for found in predictions if found.break_even is not None]
+    return min(payable, key=lambda found: (found.break_even, found.k)) if payable else None
+
+
+def read_step_costs(path: Path) -> StepCurve:
+    """The curve in the output of `foreword bench step --json`, with or without the table before it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"--step-costs {path} cannot be read: {error}") from None
+    try:
+        return step_curve(_last_object(text))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise RequestError(
+            f"--step-costs {path} is not the output of `foreword bench step --json` with 1 among its --tokens"
+        ) from None
+
+
+def step_curve(measured: Mapping[str, Any]) -> StepCurve:
+    """The curve in the object that `foreword bench step --json` prints; raises `ValueError` if it is none."""
+    times = {int(row["n"]): float(row["ms"]) for row in measured["rows"]}
+    if 1 not in times or not all(n >= 1 and 0 < ms < math.inf for n, ms in times.items()):
+        raise ValueError("not positive times of passes over one and more tokens")
+    return StepCurve(tuple((n, times[n] / times[1]) for n in sorted(times)))
+
+
+def _last_object(text: str) -> Any:  # noqa: ANN401 - whatever the file holds
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return json.loads(text.strip().rpartition("\n")[2])

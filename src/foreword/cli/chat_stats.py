@@ -1,0 +1,129 @@
+"""What answers cost, added up and as tables."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from foreword.engine.messages import RequestStats
+
+
+@dataclass(frozen=True)
+class Tally:
+    """One answer, or all of a session."""
+
+    answers: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens that the prefix cache had
+    output_tokens: int = 0
+    decoded_tokens: int = 0  # those behind the pass that ended the prompt
+    decode_passes: int = 0  # passes behind the one that ended the prompt
+    decode_seconds: float = 0.0
+    draft_seconds: float = 0.0  # this and the next two with the prompt's passes
+    verify_seconds: float = 0.0
+    accept_seconds: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
+    drafted_per_position: tuple[int, ...] = ()
+    accepted_per_position: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(stats: RequestStats, burst_sizes: Sequence[int]) -> "Tally":
+        """From an answer's statistics and the numbers of tokens of its passes, in order."""
+        return Tally(
+            answers=1,
+            prompt_tokens=stats.prompt_tokens,
+            cached_tokens=stats.cached_tokens,
+            output_tokens=stats.output_tokens,
+            decoded_tokens=sum(burst_sizes[1:]),
+            decode_passes=len(burst_sizes[1:]),
+            decode_seconds=stats.decode_seconds,
+            draft_seconds=stats.draft_seconds,
+            verify_seconds=stats.verify_seconds,
+            accept_seconds=stats.accept_seconds,
+            drafted=stats.drafted,
+            accepted=stats.accepted,
+            drafted_per_position=stats.drafted_per_position,
+            accepted_per_position=stats.accepted_per_position,
+        )
+
+    def __add__(self, other: "Tally") -> "Tally":
+        sums: dict[str, Any] = {name: _added(one, getattr(other, name)) for name, one in vars(self).items()}
+        return Tally(**sums)
+
+    @property
+    def tokens_per_pass(self) -> float | None:
+        """While decoding; None before the first pass of it."""
+        return self.decoded_tokens / self.decode_passes if self.decode_passes else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """While decoding; None before that took any time."""
+        return self.decoded_tokens / self.decode_seconds if self.decode_seconds > 0 else None
+
+
+def _added(one: Any, other: Any) -> Any:  # noqa: ANN401 - numbers, or tuples of them
+    if isinstance(one, tuple):
+        return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
+    return one + other
+
+
+def summary_line(tally: Tally) -> str:
+    """One answer in one line."""
+    accepted = f", {tally.accepted} of {tally.drafted} guesses accepted" if tally.drafted else ""
+    return (
+        f"{tally.output_tokens} tokens, {_number(tally.tokens_per_pass)} per pass{accepted}, "
+        f"{_number(tally.tokens_per_second, 1)} tokens/s, "
+        f"{tally.cached_tokens} of {tally.prompt_tokens} prompt tokens cached"
+    )
+
+
+def stats_table(last: Tally, session: Tally) -> Table:
+    """The last answer beside the whole session."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for name in ("last answer", f"session ({session.answers})"):
+        table.add_column(name, justify="right", no_wrap=True)
+    both = (last, session)
+    table.add_row("tokens", *(str(tally.output_tokens) for tally in both))
+    table.add_row("passes", *(str(tally.decode_passes) for tally in both))
+    table.add_row("tokens per pass", *(_number(tally.tokens_per_pass) for tally in both))
+    table.add_row("tokens per second", *(_number(tally.tokens_per_second, 1) for tally in both))
+    table.add_row("guesses accepted", *(_share(tally.accepted, tally.drafted) for tally in both))
+    table.add_row("prompt tokens cached", *(_share(t.cached_tokens, t.prompt_tokens) for t in both))
+    for stage in ("draft", "verify", "accept"):
+        table.add_row(f"{stage} time", *(_stage(tally, stage) for tally in both))
+    return table
+
+
+def position_table(last: Tally, session: Tally) -> Table:
+    """Acceptance by position: of the drafts that had a guess there, the share that was accepted there."""
+    table = Table(title="accepted by position", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("position", "last answer", f"session ({session.answers})"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for place in range(len(session.drafted_per_position)):
+        table.add_row(str(place + 1), *(_position(tally, place) for tally in (last, session)))
+    return table
+
+
+def _position(tally: Tally, place: int) -> str:
+    if place >= len(tally.drafted_per_position):
+        return "-"
+    return _share(tally.accepted_per_position[place], tally.drafted_per_position[place])
+
+
+def _stage(tally: Tally, stage: str) -> str:
+    total = tally.draft_seconds + tally.verify_seconds + tally.accept_seconds
+    seconds: float = getattr(tally, f"{stage}_seconds")
+    return f"{1e3 * seconds:.0f} ms ({seconds / total:.0%})" if total > 0 else "-"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part} of {whole} ({part / whole:.0%})" if whole else "-"
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
