@@ -9,9 +9,10 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/foreword demo
 
+# Two tests at a time, each on one core.
 test: lint
 	$(BIN)/foreword pull smollm2-135m
-	$(BIN)/pytest -m "not slow" --durations=10
+	OMP_NUM_THREADS=1 FOREWORD_THREADS=1 $(BIN)/pytest -m "not slow" -n 2 --dist loadfile --durations=10
 
 test-slow: $(READY)
 	$(BIN)/foreword pull smollm2-135m
