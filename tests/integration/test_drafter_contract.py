@@ -178,9 +178,10 @@ def test_a_drafter_guesses_as_a_fresh_one_would(llm: LLM, form: dict[str, Any]):
         live = [r for r in requests if r.finish_reason is None and r.output_ids and r.room > 4]
         asks = [Ask(request, 6, 3) for request in live]
         fresh = llm.build_drafter(SpeculationConfig.parse(form))
-        expected = [draft.tokens for draft in fresh.propose(asks)]
-        assert [draft.tokens for draft in drafter.propose(asks)] == expected
-        compared += sum(len(tokens) for tokens in expected)
+        for _ in range(8):  # a long text may take several calls to catch up with
+            expected, found = fresh.propose(asks), drafter.propose(asks)
+        assert [draft.tokens for draft in found] == [draft.tokens for draft in expected]
+        compared += sum(len(draft) for draft in expected)
     assert compared > 0
 
 

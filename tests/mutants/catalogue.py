@@ -259,8 +259,8 @@ MUTANTS = (
         41,
         "a drafter that was off does not catch up",
         "drafters/autoregressive.py",
-        "        while shares := self._missed(trees):",
-        "        while shares := self._missed(trees)[:0]:",
+        "        if shares := self._missed(trees):",
+        "        if shares := self._missed(trees)[:0]:",
         (f"{CONTRACT}::test_a_drafter_guesses_as_a_fresh_one_would",),
     ),
     Mutant(

@@ -23,7 +23,7 @@ class DraftingSize:
 
     tree_width: int = 1  # nodes on every level; 1 is a chain
     kv_tokens: int = 32_768  # tokens of all requests that its own KV cache holds
-    rows_per_pass: int = 512  # tokens of a pass while it catches up
+    rows_per_pass: int = 256  # tokens that it reads in one call to catch up; longer texts take several
 
     def __post_init__(self) -> None:
         if not 1 <= self.tree_width <= MAX_DRAFT_NODES:
@@ -34,7 +34,8 @@ class AutoregressiveDrafter:
     """Lets a decoder write ahead, in a KV cache of its own that may lag behind the requests.
 
     `propose` first feeds it what was committed since it was last asked, so that it can be left out for a
-    while, or see a request late, and still be right. What it guessed is rolled back when it is told.
+    while, or see a request late, and still be right. It never reads more in one call than one pass takes, so
+    that a long prompt holds nobody up: until it has caught up, it has nothing to say about that request.
     """
 
     def __init__(self, decoder: Decoder, size: DraftingSize, weight_bytes: int = 0) -> None:
@@ -98,6 +99,9 @@ class AutoregressiveDrafter:
 
     def _write(self, trees: Sequence[GrowingTree]) -> None:
         self._catch_up(trees)
+        trees = [tree for tree in trees if self._kv(tree.request).computed == len(tree.request.tokens) - 1]
+        if not trees:
+            return
         logits = self._run([Share(self._kv(t.request), t.request.tokens, 1, Draft()) for t in trees])
         for tree in trees:
             self._cache.advance(self._kv(tree.request), 1)
@@ -111,8 +115,8 @@ class AutoregressiveDrafter:
                 logits = self._run([self._newest_level(tree) for tree in trees])
 
     def _catch_up(self, trees: Sequence[GrowingTree]) -> None:
-        """Compute every committed token but the newest, many requests to a pass."""
-        while shares := self._missed(trees):
+        """Compute committed tokens up to the newest, of many requests in one pass."""
+        if shares := self._missed(trees):
             self._run(shares)
             for share in shares:
                 self._cache.advance(share.kv, share.run)
