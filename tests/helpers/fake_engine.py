@@ -4,7 +4,7 @@ Its vocabulary is that of the tiny tokenizer: ids 3 to 96 are the visible ASCII 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from hashlib import sha256
 from time import monotonic
@@ -12,7 +12,7 @@ from time import monotonic
 import numpy as np
 
 from foreword.acceptance.logprobs import TokenLogprobs
-from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
+from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest, RequestStats
 from foreword.errors import EngineStopped, RequestError
 from foreword.server.wire import Start
 
@@ -31,17 +31,6 @@ def expected_tokens(request: NewRequest, index: int, count: int) -> list[int]:
     return [
         FIRST_VISIBLE + sha256(name + bytes([t % 256, t // 256])).digest()[0] % VISIBLE for t in range(count)
     ]
-
-
-@dataclass(frozen=True)
-class FakeStats:
-    running: int = 0
-    waiting: int = 0
-    kv_pages: int = 100
-    kv_pages_used: int = 0
-    drafter_faults: Mapping[str, int] = field(default_factory=dict)
-    step_faults: Mapping[str, int] = field(default_factory=dict)
-    acceptance: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
 
 
 @dataclass
@@ -126,7 +115,9 @@ class FakeAnswer:
             accepted_per_position=accepted,
             rollback_tokens=2 * drafts - sum(accepted),
             rejected_kv_bytes=64 * (2 * drafts - sum(accepted)),
+            rejected_per_position=tuple(self.lengths.count(k) for k in (0, 1)) if drafts else (),
             method="ngram" if self.drafts else "",
+            cohort="ngram/greedy" if self.drafts else "plain/greedy",
         )
 
 
@@ -204,10 +195,10 @@ class FakeEngine:
     def speculate(self, on: bool) -> None:
         self._drafting = on
 
-    def stats(self) -> FakeStats:
+    def stats(self) -> EngineStats:
         count = len(self._answers)
         running = min(count, self._capacity)
-        return FakeStats(running, count - running, 100, 5 * running, {"ngram": 1})
+        return EngineStats(running, count - running, 100, 5 * running, drafter_faults={"ngram": 1})
 
     async def drain(self, timeout: float | None = None) -> bool:
         self._stopped = True

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
-from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
+from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest, RequestStats
 from foreword.server import wire
 
 PARAMS = SamplingParams(
@@ -35,6 +35,25 @@ PARAMS = SamplingParams(
     ignore_eos=True,
     logprobs=2,
     prompt_logprobs=1,
+)
+FULL_STATS = EngineStats(
+    running=1,
+    waiting=2,
+    kv_pages=10,
+    kv_pages_used=5,
+    prefix_queries=30,
+    prefix_hits=20,
+    preemptions=1,
+    steps=9,
+    draft_seconds=0.1,
+    verify_seconds=0.2,
+    accept_seconds=0.3,
+    step_seconds=0.7,
+    speculating=False,
+    drafter_memory_bytes=2**40,
+    drafter_faults={"ngram": 3},
+    step_faults={"verify": 1},
+    acceptance={"ngram/greedy": (1, 2, 3)},
 )
 TO_ENGINE = [
     wire.Start("model", "int8", "cpu", "native", {"method": "ngram"}, {"max_model_len": 5}),
@@ -63,7 +82,8 @@ FROM_ENGINE = [
         )
     ),
     wire.Refused("a", "too long"),
-    wire.Stats(7, 1, 2, 10, 5, {"ngram": 3}, {"verify": 1}, {"code": (1, 2, 3)}),
+    wire.Stats(7, FULL_STATS),
+    wire.Stats(8, EngineStats()),
     wire.Fatal("no memory"),
 ]
 

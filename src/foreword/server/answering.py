@@ -16,7 +16,7 @@ from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError, as_api_error
-from foreword.server.metrics import RequestMeter
+from foreword.server.request_meter import RequestMeter
 from foreword.server.stats_sum import Costs
 from foreword.server.streaming import DONE, EventStream, event, unless_client_leaves
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from itertools import count
 
-from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.errors import RequestError
 from foreword.server import wire
 from foreword.server.engine_client import EngineUnavailable
@@ -18,7 +18,7 @@ class EngineLink:
     def __init__(self, channel: wire.Channel) -> None:
         self._channel = channel
         self._inboxes: dict[str, asyncio.Queue[_Item]] = {}
-        self._stats: dict[int, asyncio.Future[wire.Stats]] = {}
+        self._stats: dict[int, asyncio.Future[EngineStats]] = {}
         self._numbers = count()
         self._broken: str | None = None
         self.ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
@@ -55,10 +55,10 @@ class EngineLink:
             if unfinished:
                 self.send(wire.Abort(request.request_id))
 
-    async def stats(self, timeout: float) -> wire.Stats | None:
+    async def stats(self, timeout: float) -> EngineStats | None:
         """Ask how the engine is doing."""
         number = next(self._numbers)
-        reply: asyncio.Future[wire.Stats] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
         self._stats[number] = reply
         self.send(wire.StatsWanted(number))
         try:
@@ -84,9 +84,9 @@ class EngineLink:
                 self._put(delta.request_id, delta)
             case wire.Refused(request_id, error):
                 self._put(request_id, RequestError(error))
-            case wire.Stats():
-                if (reply := self._stats.get(message.number)) is not None and not reply.done():
-                    reply.set_result(message)
+            case wire.Stats(number, engine):
+                if (reply := self._stats.get(number)) is not None and not reply.done():
+                    reply.set_result(engine)
             case wire.Ready():
                 if not self.ready.done():
                     self.ready.set_result(message)

@@ -64,7 +64,7 @@ class EngineServant:
             case wire.Speculate(on):
                 self._engine.speculate(on)
             case wire.StatsWanted(number):
-                self._tell_stats(number)
+                self._channel.send(wire.Stats(number, self._engine.stats()))
             case wire.Drain(deadline):
                 self._spawn(self._drain(deadline))
             case wire.Start():
@@ -96,21 +96,6 @@ class EngineServant:
             self._over.set()
         except Exception as error:
             self._die(error)
-
-    def _tell_stats(self, number: int) -> None:
-        now = self._engine.stats()
-        self._channel.send(
-            wire.Stats(
-                number,
-                now.running,
-                now.waiting,
-                now.kv_pages,
-                now.kv_pages_used,
-                dict(now.drafter_faults),
-                dict(now.step_faults),
-                dict(now.acceptance),
-            )
-        )
 
     async def _drain(self, deadline: float) -> None:
         if not await self._engine.drain(deadline):

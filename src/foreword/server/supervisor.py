@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from time import monotonic
 
-from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.errors import ForewordError
 from foreword.server import wire
 from foreword.server.engine_client import EngineLimits, EngineState, EngineUnavailable
@@ -84,7 +84,7 @@ class Supervisor:
         if self._link is not None:
             self._link.send(wire.Speculate(on))
 
-    async def stats(self) -> wire.Stats | None:
+    async def stats(self) -> EngineStats | None:
         """How the engine is doing."""
         if self._link is None or not self._link.ready.done():
             return None
