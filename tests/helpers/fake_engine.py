@@ -4,6 +4,7 @@ Its vocabulary is that of the tiny tokenizer: ids 3 to 96 are the visible ASCII 
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -198,7 +199,9 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         count = len(self._answers)
         running = min(count, self._capacity)
-        return EngineStats(running, count - running, 100, 5 * running, drafter_faults={"ngram": 1})
+        return EngineStats(
+            running, count - running, 100, 5 * running, steps=self.passes, drafter_faults={"ngram": 1}
+        )
 
     async def drain(self, timeout: float | None = None) -> bool:
         self._stopped = True
@@ -234,3 +237,23 @@ def load_dying(start: Start) -> FakeEngine:
     engine = FakeEngine()
     engine.close()
     return engine
+
+
+HANGS, STANDS_STILL = 11, 13
+"""Values of max_tokens that are fatal to an engine of `load_hanging`."""
+
+
+class HangingEngine(FakeEngine):
+    """Some requests stop its process from listening, others only its steps."""
+
+    def submit(self, request: NewRequest) -> AsyncGenerator[AnswerDelta, None]:
+        if request.params.max_tokens == HANGS:
+            time.sleep(600)
+        if request.params.max_tokens == STANDS_STILL:
+            self._step_seconds = 600
+        return super().submit(request)
+
+
+def load_hanging(start: Start) -> FakeEngine:
+    """An engine that some requests bring to a halt."""
+    return HangingEngine()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
 from itertools import count
 
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
@@ -12,12 +13,20 @@ from foreword.server.engine_client import EngineUnavailable
 _Item = AnswerDelta | Exception
 
 
+@dataclass
+class _Inbox:
+    """What has come for a request, and how many of its answers are still to end."""
+
+    unfinished: int
+    items: "asyncio.Queue[_Item]" = field(default_factory=asyncio.Queue)
+
+
 class EngineLink:
     """Lives as long as the engine process does."""
 
     def __init__(self, channel: wire.Channel) -> None:
         self._channel = channel
-        self._inboxes: dict[str, asyncio.Queue[_Item]] = {}
+        self._inboxes: dict[str, _Inbox] = {}
         self._stats: dict[int, asyncio.Future[EngineStats]] = {}
         self._numbers = count()
         self._broken: str | None = None
@@ -26,8 +35,13 @@ class EngineLink:
 
     @property
     def in_flight(self) -> int:
-        """Requests that wait for deltas."""
+        """Requests whose deltas somebody takes."""
         return len(self._inboxes)
+
+    @property
+    def awaited(self) -> int:
+        """Requests whose end has not come; one whose deltas are taken slowly may have ended."""
+        return sum(inbox.unfinished > 0 for inbox in self._inboxes.values())
 
     def send(self, message: wire.ToEngine) -> None:
         """Hand a message over; nothing happens if the link is broken."""
@@ -38,13 +52,12 @@ class EngineLink:
         """Deltas until every one of the request's answers has ended; leaving early aborts it."""
         if self._broken is not None:
             raise EngineUnavailable(self._broken)
-        inbox: asyncio.Queue[_Item] = asyncio.Queue()
-        self._inboxes[request.request_id] = inbox
         unfinished = request.params.n
+        inbox = self._inboxes[request.request_id] = _Inbox(unfinished)
         self.send(wire.Submit(request))
         try:
             while unfinished:
-                item = await inbox.get()
+                item = await inbox.items.get()
                 if isinstance(item, Exception):
                     unfinished = 0
                     raise item
@@ -95,8 +108,13 @@ class EngineLink:
 
     def _put(self, request_id: str, item: _Item) -> None:
         """Deliver; what comes for a request that nobody waits for any more is dropped."""
-        if (inbox := self._inboxes.get(request_id)) is not None:
-            inbox.put_nowait(item)
+        if (inbox := self._inboxes.get(request_id)) is None:
+            return
+        if isinstance(item, Exception):
+            inbox.unfinished = 0
+        else:
+            inbox.unfinished -= item.finish_reason is not None
+        inbox.items.put_nowait(item)
 
     def break_off(self, reason: str) -> None:
         """The engine is gone: tell everybody who waits, and refuse what comes."""
@@ -105,7 +123,7 @@ class EngineLink:
         self._broken = reason
         self._channel.close()
         for inbox in self._inboxes.values():
-            inbox.put_nowait(EngineUnavailable(reason))
+            inbox.items.put_nowait(EngineUnavailable(reason))
         for reply in self._stats.values():
             if not reply.done():
                 reply.set_exception(EngineUnavailable(reason))
