@@ -68,18 +68,20 @@ TO_ENGINE = [
 ]
 FROM_ENGINE = [
     wire.Ready(8192),
-    wire.Delta(AnswerDelta("a", 2, "text ✓", (1, 2), from_draft=1)),
-    wire.Delta(
-        AnswerDelta(
-            "a",
-            0,
-            "",
-            (),
-            finish_reason="stop",
-            stop_reason="\n",
-            seed=2**64 - 1,
-            stats=RequestStats(1, 2, 3),
-        )
+    wire.Deltas([AnswerDelta("a", 2, "text ✓", (1, 2), from_draft=1), AnswerDelta("b", 0, "", ())]),
+    wire.Deltas(
+        [
+            AnswerDelta(
+                "a",
+                0,
+                "",
+                (),
+                finish_reason="stop",
+                stop_reason="\n",
+                seed=2**64 - 1,
+                stats=RequestStats(1, 2, 3),
+            )
+        ]
     ),
     wire.Refused("a", "too long"),
     wire.Stats(7, FULL_STATS),
@@ -105,10 +107,10 @@ def test_messages_from_the_engine_arrive_as_they_were_sent(message):
 
 def test_log_probabilities_arrive_as_arrays():
     sent = TokenLogprobs(5, -0.25, 1, np.array([5, 6]), np.array([-0.25, -np.inf]))
-    message = wire.Delta(AnswerDelta("a", 0, "x", (5,), (sent,), prompt_logprobs=(sent,)))
+    message = wire.Deltas([AnswerDelta("a", 0, "x", (5,), (sent,), prompt_logprobs=(sent,))])
     arrived = wire.decode_from_engine(payload(wire.encode(message)))
-    assert isinstance(arrived, wire.Delta)
-    for got in (arrived.delta.logprobs[0], arrived.delta.prompt_logprobs[0]):
+    assert isinstance(arrived, wire.Deltas)
+    for got in (arrived.deltas[0].logprobs[0], arrived.deltas[0].prompt_logprobs[0]):
         assert (got.token, got.logprob, got.rank) == (5, -0.25, 1)
         assert got.top_ids.dtype == np.int64
         assert got.top_logprobs.dtype == np.float64

@@ -1,9 +1,9 @@
 """What the server needs of an engine; `foreword.engine.engine.Engine` is one, tests bring their own."""
 
-from collections.abc import AsyncIterable
 from typing import Protocol
 
-from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
+from foreword.engine.messages import EngineStats, NewRequest
+from foreword.engine.stream import AnswerStream
 
 
 class EngineLike(Protocol):
@@ -14,7 +14,7 @@ class EngineLike(Protocol):
         """Most tokens of a prompt and its answer together."""
         ...
 
-    def submit(self, request: NewRequest) -> AsyncIterable[AnswerDelta]:
+    def submit(self, request: NewRequest) -> AnswerStream:
         """Start answering; `RequestError` at once for what cannot be answered, `EngineStopped` if it is over.
 
         The deltas of all n answers come through one stream, which ends with the last of them.

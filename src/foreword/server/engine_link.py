@@ -93,8 +93,9 @@ class EngineLink:
 
     def _pass_on(self, message: wire.FromEngine) -> None:
         match message:
-            case wire.Delta(delta):
-                self._put(delta.request_id, delta)
+            case wire.Deltas(deltas):
+                for delta in deltas:
+                    self._put(delta.request_id, delta)
             case wire.Refused(request_id, error):
                 self._put(request_id, RequestError(error))
             case wire.Stats(number, engine):

@@ -9,7 +9,8 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.errors import EngineStopped, ForewordError, RequestError
@@ -36,7 +37,8 @@ class EngineServant:
     def __init__(self, channel: Channel, engine: EngineLike) -> None:
         self._channel = channel
         self._engine = engine
-        self._answering: set[asyncio.Task[None]] = set()
+        self._draining: asyncio.Task[None] | None = None
+        self._fresh: list[AnswerDelta] = []  # that will be sent together
         self._over = asyncio.Event()
         self.exit_code = 0
 
@@ -66,44 +68,48 @@ class EngineServant:
             case wire.StatsWanted(number):
                 self._channel.send(wire.Stats(number, self._engine.stats()))
             case wire.Drain(deadline):
-                self._spawn(self._drain(deadline))
+                self._draining = asyncio.create_task(self._drain(deadline))
             case wire.Start():
                 raise wire.ChannelError("a second Start came over the channel")
 
     def _submit(self, request: NewRequest) -> None:
         try:
-            deltas = self._engine.submit(request)
+            stream = self._engine.submit(request)
         except RequestError as error:
             self._channel.send(wire.Refused(request.request_id, str(error)))
         except EngineStopped as error:
             self._die(error)
         else:
-            self._spawn(self._forward(request.request_id, deltas))
+            stream.forward_to(partial(self._take, request.request_id))
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._answering.add(task)
-        task.add_done_callback(self._answering.discard)
+    def _take(self, request_id: str, item: AnswerDelta | Exception) -> None:
+        """Keep a delta until all that came with it are here: one message, and one wakeup of the API process, a pass."""
+        if isinstance(item, RequestError):
+            self._channel.send(wire.Refused(request_id, str(item)))
+        elif isinstance(item, Exception):
+            self._die(item)
+        else:
+            if not self._fresh:
+                asyncio.get_running_loop().call_soon(self._send_fresh)
+            self._fresh.append(item)
+            if item.prompt_logprobs:
+                self._send_fresh()  # they are long; several of them might be too much for a frame
 
-    async def _forward(self, request_id: str, deltas: AsyncIterable[AnswerDelta]) -> None:
-        try:
-            async for delta in deltas:
-                self._channel.send(wire.Delta(delta))
-                await self._channel.flush()
-        except RequestError as error:
-            self._channel.send(wire.Refused(request_id, str(error)))
-        except ConnectionError:
-            self._over.set()
-        except Exception as error:
-            self._die(error)
+    def _send_fresh(self) -> None:
+        fresh, self._fresh = self._fresh, []
+        if fresh:
+            self._channel.send(wire.Deltas(fresh))
 
     async def _drain(self, deadline: float) -> None:
         if not await self._engine.drain(deadline):
             log.warning("some answers did not end within %.1f s and are given up", deadline)
+        self._send_fresh()
         self._over.set()
 
     def _die(self, error: Exception) -> None:
         """An engine that has failed is not mended from inside: say so and leave; a fresh one is started."""
+        if self._over.is_set():
+            return
         log.error("the engine has died: %s", error, exc_info=not isinstance(error, ForewordError))
         self._channel.send(wire.Fatal(str(error) or type(error).__name__))
         self.exit_code = 1

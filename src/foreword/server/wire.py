@@ -76,10 +76,10 @@ class Ready(_Message, frozen=True):
     max_model_len: int  # most tokens of prompt and answer together
 
 
-class Delta(_Message, frozen=True):
-    """From the engine process: an answer has grown."""
+class Deltas(_Message, frozen=True):
+    """From the engine process: answers have grown; what one pass gave all of them comes together."""
 
-    delta: AnswerDelta
+    deltas: list[AnswerDelta]
 
 
 class Refused(_Message, frozen=True):
@@ -103,7 +103,7 @@ class Fatal(_Message, frozen=True):
 
 
 ToEngine = Start | Submit | Abort | Speculate | StatsWanted | Drain
-FromEngine = Ready | Delta | Refused | Stats | Fatal
+FromEngine = Ready | Deltas | Refused | Stats | Fatal
 _Kind = TypeVar("_Kind")
 
 
