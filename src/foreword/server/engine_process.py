@@ -4,6 +4,7 @@ Run as `python -m foreword.server.engine_process FD MODULE:FUNCTION`, with a con
 """
 
 import asyncio
+import gc
 import importlib
 import logging
 import signal
@@ -145,6 +146,8 @@ async def _load_and_serve(
         channel.send(wire.Fatal(str(error) or type(error).__name__))
         await channel.flush()
         return 1
+    gc.collect()
+    gc.freeze()  # what is loaded stays; the collector need not walk through all of it between two tokens
     servant = EngineServant(channel, engine)
     try:
         await servant.serve(incoming)
