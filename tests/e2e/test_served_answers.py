@@ -82,3 +82,11 @@ def test_the_default_model_over_openais_client_equals_the_library(default_model)
     ) as running:
         assert_all_alike(running, cases, expected, at_once=8)
         assert running.terminate() == 0
+
+
+def test_a_server_ends_without_a_word_of_complaint(tiny_model, capfd):
+    with serve(tiny_model, factory=None) as running, running.http() as http:
+        assert http.post("/generate", json={"prompt": "x", "max_tokens": 5}).status_code == 200
+        assert running.terminate() == 0
+    told = [line for line in capfd.readouterr().err.splitlines() if line]
+    assert [line for line in told if not line.startswith(("loading", "INFO"))] == []

@@ -63,6 +63,10 @@ class EngineLink:
                     raise item
                 unfinished -= item.finish_reason is not None
                 yield item
+                if not inbox.items.empty():
+                    await asyncio.sleep(
+                        0
+                    )  # a stream with much to tell does not keep the others from their turn
         finally:
             del self._inboxes[request.request_id]
             if unfinished:

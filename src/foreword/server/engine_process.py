@@ -156,6 +156,7 @@ async def _load_and_serve(
         log.warning("the API process is gone")
     finally:
         engine.close()
+        gc.unfreeze()  # or the native objects would outlive their module
     return servant.exit_code
 
 
