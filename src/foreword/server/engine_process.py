@@ -50,6 +50,7 @@ class EngineServant:
         over = asyncio.ensure_future(self._over.wait())
         await asyncio.wait((listening, over), return_when=asyncio.FIRST_COMPLETED)
         over.cancel()
+        self._over.set()  # what the engine says of its own end from now on is no news
         if listening.done():
             listening.result()
         listening.cancel()
