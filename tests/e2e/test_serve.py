@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from helpers.command_line import assert_one_line_error, foreword
+from helpers.fake_engine import HANGS, STANDS_STILL
 from helpers.serve_process import ServeProcess, serve, wait_for_status
 
 
@@ -106,6 +107,21 @@ def test_a_drain_has_a_deadline(tiny_model):
         client.join(30)
         assert outcome[0].status_code == 503
         assert outcome[0].json()["error"]["code"] == "aborted"
+
+
+def test_an_engine_that_hangs_is_replaced(tiny_model):
+    with serve(tiny_model, "--hang-seconds", "1", factory="load_hanging") as server, server.http() as http:
+        time.sleep(1.5)  # idleness is no hang
+        assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
+        for restarts, fatal in enumerate((HANGS, STANDS_STILL), start=1):
+            pid = server.engine_pid()
+            load = Load(server, 2, fatal, stream=False)
+            assert {status for status, _ in load.wait()} == {503}
+            wait_for_status(http, "/ready", 200, seconds=60)
+            assert server.engine_pid() != pid
+            assert http.get("/health").json()["engine_restarts"] == restarts
+            assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2}).status_code == 200
+        assert server.terminate() == 0
 
 
 def test_an_engine_that_cannot_start_is_one_line_and_exit_code_2(tiny_model, capfd):

@@ -4,7 +4,7 @@ Its vocabulary is that of the tiny tokenizer: ids 3 to 96 are the visible ASCII 
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+import time
 from dataclasses import dataclass, field
 from hashlib import sha256
 from time import monotonic
@@ -12,7 +12,8 @@ from time import monotonic
 import numpy as np
 
 from foreword.acceptance.logprobs import TokenLogprobs
-from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
+from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest, RequestStats
+from foreword.engine.stream import AnswerStream
 from foreword.errors import EngineStopped, RequestError
 from foreword.server.wire import Start
 
@@ -33,22 +34,11 @@ def expected_tokens(request: NewRequest, index: int, count: int) -> list[int]:
     ]
 
 
-@dataclass(frozen=True)
-class FakeStats:
-    running: int = 0
-    waiting: int = 0
-    kv_pages: int = 100
-    kv_pages_used: int = 0
-    drafter_faults: Mapping[str, int] = field(default_factory=dict)
-    step_faults: Mapping[str, int] = field(default_factory=dict)
-    acceptance: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
-
-
 @dataclass
 class FakeAnswer:
     request: NewRequest
     index: int
-    inbox: "asyncio.Queue[AnswerDelta]"
+    inbox: AnswerStream
     tokens: list[int]
     drafts: bool
     arrived: float = field(default_factory=monotonic)
@@ -95,7 +85,7 @@ class FakeAnswer:
             prompt_logprobs=self._prompt_logprobs(),
         )
         self.told = max(self.told, upto)
-        self.inbox.put_nowait(delta)
+        self.inbox.deliver(delta)
 
     def _prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
         wanted = self.request.params.prompt_logprobs
@@ -105,7 +95,7 @@ class FakeAnswer:
 
     def end(self, reason: str) -> None:
         self.finished = True
-        self.inbox.put_nowait(
+        self.inbox.deliver(
             AnswerDelta(self.request.request_id, self.index, "", (), finish_reason=reason, stats=self.stats())
         )
 
@@ -126,7 +116,9 @@ class FakeAnswer:
             accepted_per_position=accepted,
             rollback_tokens=2 * drafts - sum(accepted),
             rejected_kv_bytes=64 * (2 * drafts - sum(accepted)),
+            rejected_per_position=tuple(self.lengths.count(k) for k in (0, 1)) if drafts else (),
             method="ngram" if self.drafts else "",
+            cohort="ngram/greedy" if self.drafts else "plain/greedy",
         )
 
 
@@ -158,33 +150,20 @@ class FakeEngine:
         self.passes = 0
         self.requests: list[NewRequest] = []
 
-    def submit(self, request: NewRequest) -> AsyncGenerator[AnswerDelta, None]:
+    def submit(self, request: NewRequest) -> AnswerStream:
         if self._stopped:
             raise EngineStopped("the fake engine has stopped")
         if any(token >= self.vocab_size for token in request.prompt_token_ids):
             raise RequestError(f"a token id in the prompt is outside the vocabulary of {self.vocab_size}")
         self.requests.append(request)
-        inbox: asyncio.Queue[AnswerDelta] = asyncio.Queue()
+        inbox = AnswerStream(request.request_id, request.params.n, lambda left: self.abort(left.request_id))
         drafts = self._drafting if request.speculation in (None, True) else request.speculation is not False
         for index in range(request.params.n):
             tokens = expected_tokens(request, index, request.params.max_tokens)
             self._answers.append(FakeAnswer(request, index, inbox, tokens, drafts))
         if self._loop is None or self._loop.done():
             self._loop = asyncio.ensure_future(self._run())
-        return self._deltas(request, inbox)
-
-    async def _deltas(
-        self, request: NewRequest, inbox: "asyncio.Queue[AnswerDelta]"
-    ) -> AsyncGenerator[AnswerDelta, None]:
-        unfinished = request.params.n
-        try:
-            while unfinished:
-                delta = await inbox.get()
-                unfinished -= delta.finish_reason is not None
-                yield delta
-        finally:
-            if unfinished:
-                self.abort(request.request_id)
+        return inbox
 
     async def _run(self) -> None:
         while self._answers:
@@ -204,10 +183,12 @@ class FakeEngine:
     def speculate(self, on: bool) -> None:
         self._drafting = on
 
-    def stats(self) -> FakeStats:
+    def stats(self) -> EngineStats:
         count = len(self._answers)
         running = min(count, self._capacity)
-        return FakeStats(running, count - running, 100, 5 * running, {"ngram": 1})
+        return EngineStats(
+            running, count - running, 100, 5 * running, steps=self.passes, drafter_faults={"ngram": 1}
+        )
 
     async def drain(self, timeout: float | None = None) -> bool:
         self._stopped = True
@@ -243,3 +224,23 @@ def load_dying(start: Start) -> FakeEngine:
     engine = FakeEngine()
     engine.close()
     return engine
+
+
+HANGS, STANDS_STILL = 11, 13
+"""Values of max_tokens that are fatal to an engine of `load_hanging`."""
+
+
+class HangingEngine(FakeEngine):
+    """Some requests stop its process from listening, others only its steps."""
+
+    def submit(self, request: NewRequest) -> AnswerStream:
+        if request.params.max_tokens == HANGS:
+            time.sleep(600)
+        if request.params.max_tokens == STANDS_STILL:
+            self._step_seconds = 600
+        return super().submit(request)
+
+
+def load_hanging(start: Start) -> FakeEngine:
+    """An engine that some requests bring to a halt."""
+    return HangingEngine()

@@ -13,9 +13,8 @@ import httpx
 import openai
 import uvicorn
 
-from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.models.checkpoint import open_checkpoint
-from foreword.server import wire
 from foreword.server.app import create_app, create_context
 from foreword.server.context import ServerContext
 from foreword.server.engine_client import EngineLimits, EngineState
@@ -45,10 +44,8 @@ class LocalEngine:
     def speculate(self, on: bool) -> None:
         self.engine.speculate(on)
 
-    async def stats(self) -> wire.Stats:
-        now = self.engine.stats()
-        faults = dict(now.drafter_faults)
-        return wire.Stats(0, now.running, now.waiting, now.kv_pages, now.kv_pages_used, faults)
+    async def stats(self) -> EngineStats:
+        return self.engine.stats()
 
 
 @dataclass

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -60,4 +61,16 @@ def wait_for_status(client: httpx.Client, path: str, status: int, seconds: float
     deadline = time.monotonic() + seconds
     while (got := client.get(path).status_code) != status:
         assert time.monotonic() < deadline, f"{path} still answers {got}"
+        time.sleep(0.05)
+
+
+def idle_health(client: httpx.Client, seconds: float = 30) -> dict[str, Any]:
+    """What `/health` says once nothing runs and no page of KV is held."""
+    deadline = time.monotonic() + seconds
+    while True:
+        health: dict[str, Any] = client.get("/health").json()
+        held = health["in_flight"], *(health["engine"][k] for k in ("running", "waiting", "kv_pages_used"))
+        if not any(held):
+            return health
+        assert time.monotonic() < deadline, health
         time.sleep(0.05)

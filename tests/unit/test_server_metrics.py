@@ -3,10 +3,10 @@
 from prometheus_client import Histogram
 
 from foreword.acceptance.params import SamplingParams
-from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
-from foreword.server.metrics import Metrics, RequestMeter, cohort_of, observe_runs
+from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest, RequestStats
+from foreword.server.metrics import Metrics, observe_runs
+from foreword.server.request_meter import RequestMeter
 from foreword.server.stats_sum import Costs, sum_stats
-from foreword.server.wire import Stats
 
 VLLM_NAMES = (
     "num_requests_running",
@@ -41,11 +41,17 @@ OUR_NAMES = (
     "spec_decode_verify_seconds_total",
     "spec_decode_accept_seconds_total",
     "spec_decode_accepted_run_length",
-    "spec_decode_num_rejected_tokens_per_pos_total",
+    "spec_decode_num_first_rejections_per_pos_total",
     "spec_decode_rollback_tokens_total",
     "spec_decode_rejected_kv_bytes_total",
     "spec_decode_target_passes_per_output_token",
     "spec_decode_drafter_faults_total",
+    "spec_decode_drafter_memory_bytes",
+    "spec_decode_enabled",
+    "engine_steps_total",
+    "engine_step_seconds_total",
+    "engine_step_faults_total",
+    "kv_cache_pages_used",
 )
 
 STATS = RequestStats(
@@ -58,9 +64,11 @@ STATS = RequestStats(
     accepted=4,
     drafted_per_position=(4, 3),
     accepted_per_position=(3, 1),
+    rejected_per_position=(1, 2),
     rollback_tokens=3,
     rejected_kv_bytes=192,
     method="ngram",
+    cohort="ngram/greedy",
     draft_seconds=0.5,
     preemptions=2,
 )
@@ -78,22 +86,20 @@ def test_the_names_are_vllms_behind_our_prefix_and_ours():
 
 def test_an_answer_is_counted_by_method_and_cohort():
     metrics = Metrics("m")
-    metrics.note_answer(STATS, "greedy")
+    metrics.note_answer(STATS)
     metrics.note_prompt(STATS)
-    labels = {"method": "ngram", "cohort": "greedy"}
+    labels = {"method": "ngram", "cohort": "ngram/greedy"}
     assert value(metrics, "spec_decode_num_drafts_total", **labels) == 4
     assert value(metrics, "spec_decode_num_draft_tokens_total", **labels) == 7
     assert value(metrics, "spec_decode_num_accepted_tokens_total", **labels) == 4
     assert value(metrics, "spec_decode_num_accepted_tokens_per_pos_total", **labels, position="0") == 3
     assert value(metrics, "spec_decode_num_accepted_tokens_per_pos_total", **labels, position="1") == 1
-    assert value(metrics, "spec_decode_num_rejected_tokens_per_pos_total", **labels, position="1") == 2
+    assert value(metrics, "spec_decode_num_first_rejections_per_pos_total", **labels, position="1") == 2
     assert value(metrics, "spec_decode_rejected_kv_bytes_total", **labels) == 192
     assert value(metrics, "spec_decode_draft_seconds_total", **labels) == 0.5
     assert value(metrics, "spec_decode_target_passes_per_output_token_sum", **labels) == 5 / 9
-    assert value(metrics, "num_preemptions_total") == 2
     assert value(metrics, "generation_tokens_total") == 9
     assert value(metrics, "prompt_tokens_total") == 10
-    assert value(metrics, "prefix_cache_hits_total") == 4
 
 
 def test_runs_have_the_lengths_that_the_positions_tell():
@@ -107,10 +113,42 @@ def test_runs_have_the_lengths_that_the_positions_tell():
 
 def test_a_fresh_engines_counters_go_on_from_the_old_ones():
     metrics = Metrics("m")
-    for faults in (2, 5, 5, 1, 4):  # after the third the engine died
-        metrics.note_engine(Stats(0, kv_pages=10, kv_pages_used=5, drafter_faults={"ngram": faults}))
-    assert value(metrics, "spec_decode_drafter_faults_total", method="ngram") == 5 + 4
+    for faults, restarts in ((2, 0), (5, 0), (5, 0), (1, 1), (4, 1), (6, 2)):
+        metrics.note_engine(EngineStats(preemptions=2 * faults, drafter_faults={"ngram": faults}), restarts)
+    assert value(metrics, "spec_decode_drafter_faults_total", method="ngram") == 5 + 4 + 6
+    assert value(metrics, "num_preemptions_total") == 10 + 8 + 12
+
+
+def test_the_engines_own_figures():
+    metrics = Metrics("m")
+    metrics.note_engine(
+        EngineStats(
+            kv_pages=10,
+            kv_pages_used=5,
+            prefix_queries=30,
+            prefix_hits=20,
+            steps=7,
+            draft_seconds=1.0,
+            verify_seconds=4.0,
+            accept_seconds=0.5,
+            step_seconds=6.0,
+            speculating=False,
+            drafter_memory_bytes=1000,
+            step_faults={"verify": 3},
+        ),
+        restarts=0,
+    )
     assert value(metrics, "kv_cache_usage_perc") == 0.5
+    assert value(metrics, "kv_cache_pages_used") == 5
+    assert value(metrics, "prefix_cache_queries_total") == 30
+    assert value(metrics, "prefix_cache_hits_total") == 20
+    assert value(metrics, "engine_steps_total") == 7
+    stages = {"draft": 1.0, "verify": 4.0, "accept": 0.5, "other": 0.5}
+    for stage, seconds in stages.items():
+        assert value(metrics, "engine_step_seconds_total", stage=stage) == seconds
+    assert value(metrics, "spec_decode_enabled") == 0
+    assert value(metrics, "spec_decode_drafter_memory_bytes") == 1000
+    assert value(metrics, "engine_step_faults_total", stage="verify") == 3
 
 
 def test_a_request_is_measured_from_acceptance_to_end():
@@ -128,11 +166,6 @@ def test_a_request_is_measured_from_acceptance_to_end():
     assert value(metrics, "request_success_total", finished_reason="length") == 2
     assert value(metrics, "prompt_tokens_total") == 10  # one prompt, two answers
     assert value(metrics, "request_params_n_sum") == 2
-
-
-def test_cohorts():
-    assert cohort_of(SamplingParams(temperature=0)) == "greedy"
-    assert cohort_of(SamplingParams()) == "sampled"
 
 
 def test_costs_of_several_answers_add_up_and_a_prompt_counts_once():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
-from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
+from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest, RequestStats
 from foreword.server import wire
 
 PARAMS = SamplingParams(
@@ -36,6 +36,25 @@ PARAMS = SamplingParams(
     logprobs=2,
     prompt_logprobs=1,
 )
+FULL_STATS = EngineStats(
+    running=1,
+    waiting=2,
+    kv_pages=10,
+    kv_pages_used=5,
+    prefix_queries=30,
+    prefix_hits=20,
+    preemptions=1,
+    steps=9,
+    draft_seconds=0.1,
+    verify_seconds=0.2,
+    accept_seconds=0.3,
+    step_seconds=0.7,
+    speculating=False,
+    drafter_memory_bytes=2**40,
+    drafter_faults={"ngram": 3},
+    step_faults={"verify": 1},
+    acceptance={"ngram/greedy": (1, 2, 3)},
+)
 TO_ENGINE = [
     wire.Start("model", "int8", "cpu", "native", {"method": "ngram"}, {"max_model_len": 5}),
     wire.Submit(
@@ -49,21 +68,24 @@ TO_ENGINE = [
 ]
 FROM_ENGINE = [
     wire.Ready(8192),
-    wire.Delta(AnswerDelta("a", 2, "text ✓", (1, 2), from_draft=1)),
-    wire.Delta(
-        AnswerDelta(
-            "a",
-            0,
-            "",
-            (),
-            finish_reason="stop",
-            stop_reason="\n",
-            seed=2**64 - 1,
-            stats=RequestStats(1, 2, 3),
-        )
+    wire.Deltas([AnswerDelta("a", 2, "text ✓", (1, 2), from_draft=1), AnswerDelta("b", 0, "", ())]),
+    wire.Deltas(
+        [
+            AnswerDelta(
+                "a",
+                0,
+                "",
+                (),
+                finish_reason="stop",
+                stop_reason="\n",
+                seed=2**64 - 1,
+                stats=RequestStats(1, 2, 3),
+            )
+        ]
     ),
     wire.Refused("a", "too long"),
-    wire.Stats(7, 1, 2, 10, 5, {"ngram": 3}, {"verify": 1}, {"code": (1, 2, 3)}),
+    wire.Stats(7, FULL_STATS),
+    wire.Stats(8, EngineStats()),
     wire.Fatal("no memory"),
 ]
 
@@ -85,10 +107,10 @@ def test_messages_from_the_engine_arrive_as_they_were_sent(message):
 
 def test_log_probabilities_arrive_as_arrays():
     sent = TokenLogprobs(5, -0.25, 1, np.array([5, 6]), np.array([-0.25, -np.inf]))
-    message = wire.Delta(AnswerDelta("a", 0, "x", (5,), (sent,), prompt_logprobs=(sent,)))
+    message = wire.Deltas([AnswerDelta("a", 0, "x", (5,), (sent,), prompt_logprobs=(sent,))])
     arrived = wire.decode_from_engine(payload(wire.encode(message)))
-    assert isinstance(arrived, wire.Delta)
-    for got in (arrived.delta.logprobs[0], arrived.delta.prompt_logprobs[0]):
+    assert isinstance(arrived, wire.Deltas)
+    for got in (arrived.deltas[0].logprobs[0], arrived.deltas[0].prompt_logprobs[0]):
         assert (got.token, got.logprob, got.rank) == (5, -0.25, 1)
         assert got.top_ids.dtype == np.int64
         assert got.top_logprobs.dtype == np.float64

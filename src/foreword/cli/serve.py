@@ -60,6 +60,9 @@ def serve(
     drain_seconds: Annotated[
         float, typer.Option(min=0, help="How long SIGTERM waits for running answers.")
     ] = 30.0,
+    hang_seconds: Annotated[
+        float, typer.Option(min=1, help="An engine that does not move for so long is killed and restarted.")
+    ] = 60.0,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
@@ -101,9 +104,8 @@ def serve(
     tokenizer = open_checkpoint(path).tokenizer()
     config = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
     start = Start(str(path), dtype, device, backend, speculation, config)
-    run = ServerRun(
-        settings, SupervisorSettings(start, engine_factory or DEFAULT_FACTORY), tokenizer, address
-    )
+    supervision = SupervisorSettings(start, engine_factory or DEFAULT_FACTORY, hang_seconds=hang_seconds)
+    run = ServerRun(settings, supervision, tokenizer, address)
     stderr.print(f"[dim]loading {settings.model_name} ...[/dim]")
     asyncio.run(run.run(lambda url: _tell_ready(url, settings)))
 

@@ -1,6 +1,7 @@
 """The engine for servers and other asynchronous programs: one thread that steps, streams that listen."""
 
 import asyncio
+import atexit
 import logging
 import secrets
 import threading
@@ -119,6 +120,8 @@ class Engine:
         self._snapshot, self._snapshot_at = core.stats(), monotonic()
         self._thread = threading.Thread(target=self._run, name="foreword-engine", daemon=True)
         self._thread.start()
+        # A thread that is inside the kernels when the interpreter goes away would take the process down with it.
+        atexit.register(self.close)
 
     @staticmethod
     def load(
@@ -213,7 +216,8 @@ class Engine:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Abort everything and stop the thread."""
+        """Abort everything and stop the thread. Done at the interpreter's exit where nobody has; safe to repeat."""
+        atexit.unregister(self.close)
         self._refusal = self._refusal or "the engine is closed"
         self._mail.put(None)
         self._thread.join()

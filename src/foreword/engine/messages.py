@@ -99,3 +99,8 @@ class EngineStats:
     acceptance: Mapping[str, tuple[int, int, int]] = field(
         default_factory=dict
     )  # by cohort: drafts, guesses that were judged, guesses that were committed
+
+    @property
+    def kv_usage(self) -> float:
+        """Part of the KV pages that requests hold, 0 to 1."""
+        return self.kv_pages_used / self.kv_pages if self.kv_pages else 0.0

@@ -21,11 +21,32 @@ class AnswerStream:
         self._open_answers = answers
         self._arrived: deque[AnswerDelta | Exception] = deque()
         self._more = asyncio.Event()
+        self._take: Callable[[AnswerDelta | Exception], None] | None = None
+
+    def forward_to(self, take: Callable[[AnswerDelta | Exception], None]) -> None:
+        """Hand everything to a function, on the stream's loop, instead of keeping it: for who reads many streams."""
+        self._take = take
+        while self._arrived:
+            self._hand_over(self._arrived.popleft())
 
     def deliver(self, item: AnswerDelta | Exception) -> None:
         """Take a delta, or what went wrong. To be called on the stream's own loop."""
-        self._arrived.append(item)
-        self._more.set()
+        if self._take is not None:
+            self._hand_over(item)
+        else:
+            self._arrived.append(item)
+            self._more.set()
+
+    def _hand_over(self, item: AnswerDelta | Exception) -> None:
+        if self._take is not None and self._open_answers:
+            self._count_end(item)
+            self._take(item)
+
+    def _count_end(self, item: AnswerDelta | Exception) -> None:
+        if isinstance(item, Exception):
+            self._open_answers = 0
+        else:
+            self._open_answers -= item.finish_reason is not None
 
     @property
     def has_more(self) -> bool:
@@ -39,10 +60,9 @@ class AnswerStream:
                     self._more.clear()
                     await self._more.wait()
                 item = self._arrived.popleft()
+                self._count_end(item)
                 if isinstance(item, Exception):
-                    self._open_answers = 0
                     raise item
-                self._open_answers -= item.finish_reason is not None
                 yield item
         finally:
             await self.aclose()

@@ -1,10 +1,9 @@
 """From checked requests to answers, streamed or whole. How they are worded is a dialect's business."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field
-from functools import partial
 from time import monotonic
 from typing import Protocol
 
@@ -16,11 +15,12 @@ from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError, as_api_error
-from foreword.server.metrics import RequestMeter
+from foreword.server.request_meter import RequestMeter
 from foreword.server.stats_sum import Costs
 from foreword.server.streaming import DONE, EventStream, event, unless_client_leaves
 
 _INLINE_LOGPROBS = 64
+"""Longer lists of log probabilities are worded in a thread, so that no other request waits for them."""
 
 
 @dataclass
@@ -98,7 +98,9 @@ async def _gather(context: ServerContext, job: Job) -> bytes:
             answers[prompt * n + delta.index].add(delta)
             costs.note(delta)
     listed = sum(len(answer.logprobs) + len(answer.prompt_logprobs) for answer in answers)
-    return await _worded(listed, lambda: msgspec.json.encode(job.dialect.whole(answers, costs)))
+    if listed <= _INLINE_LOGPROBS:
+        return msgspec.json.encode(job.dialect.whole(answers, costs))
+    return await asyncio.to_thread(lambda: msgspec.json.encode(job.dialect.whole(answers, costs)))
 
 
 async def _events(context: ServerContext, job: Job) -> AsyncGenerator[bytes, None]:
@@ -108,11 +110,13 @@ async def _events(context: ServerContext, job: Job) -> AsyncGenerator[bytes, Non
     try:
         async with aclosing(all_deltas(context, job.requests)) as deltas:
             async for prompt, delta in deltas:
-                parts = [] if opened else [event(value) for value in job.dialect.opening()]
-                parts.append(
-                    await _worded(len(delta.prompt_logprobs), partial(_chunk, job, prompt * n, delta))
-                )
-                if told := b"".join(parts):
+                if len(delta.prompt_logprobs) > _INLINE_LOGPROBS:
+                    told = await asyncio.to_thread(_chunk, job, prompt * n, delta)
+                else:
+                    told = _chunk(job, prompt * n, delta)
+                if not opened:
+                    told = b"".join(map(event, job.dialect.opening())) + told
+                if told:
                     opened = True
                     yield told
         yield b"".join([*(event(value) for value in job.dialect.closing()), DONE])
@@ -125,11 +129,6 @@ async def _events(context: ServerContext, job: Job) -> AsyncGenerator[bytes, Non
 def _chunk(job: Job, first_choice: int, delta: AnswerDelta) -> bytes:
     chunk = job.dialect.chunk(first_choice + delta.index, delta)
     return b"" if chunk is None else event(chunk)
-
-
-async def _worded(listed: int, write: Callable[[], bytes]) -> bytes:
-    """Word an answer; long lists of log probabilities in a thread, so that no other request waits for them."""
-    return write() if listed <= _INLINE_LOGPROBS else await asyncio.to_thread(write)
 
 
 async def all_deltas(

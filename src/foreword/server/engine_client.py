@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.errors import ForewordError
-from foreword.server.wire import Stats
 
 
 class EngineState(StrEnum):
@@ -59,6 +58,6 @@ class EngineClient(Protocol):
         """Guess ahead or don't, for all requests, also after a restart."""
         ...
 
-    async def stats(self) -> Stats | None:
+    async def stats(self) -> EngineStats | None:
         """How the engine is doing; None if it does not say in time."""
         ...

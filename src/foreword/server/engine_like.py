@@ -1,48 +1,9 @@
 """What the server needs of an engine; `foreword.engine.engine.Engine` is one, tests bring their own."""
 
-from collections.abc import AsyncIterable, Mapping
 from typing import Protocol
 
-from foreword.engine.messages import AnswerDelta, NewRequest
-
-
-class EngineStatsLike(Protocol):
-    """How an engine is doing right now."""
-
-    @property
-    def running(self) -> int:
-        """Answers that the last pass worked on."""
-        ...
-
-    @property
-    def waiting(self) -> int:
-        """Answers that wait for their first pass, or for room to go on."""
-        ...
-
-    @property
-    def kv_pages(self) -> int:
-        """Pages of KV memory that there are."""
-        ...
-
-    @property
-    def kv_pages_used(self) -> int:
-        """Pages that requests hold."""
-        ...
-
-    @property
-    def drafter_faults(self) -> Mapping[str, int]:
-        """By drafter and kind: drafts that were lost because the drafter failed."""
-        ...
-
-    @property
-    def step_faults(self) -> Mapping[str, int]:
-        """By stage: failures that the engine recovered from."""
-        ...
-
-    @property
-    def acceptance(self) -> Mapping[str, tuple[int, int, int]]:
-        """By cohort: drafts, guesses that were judged, guesses that were committed."""
-        ...
+from foreword.engine.messages import EngineStats, NewRequest
+from foreword.engine.stream import AnswerStream
 
 
 class EngineLike(Protocol):
@@ -53,7 +14,7 @@ class EngineLike(Protocol):
         """Most tokens of a prompt and its answer together."""
         ...
 
-    def submit(self, request: NewRequest) -> AsyncIterable[AnswerDelta]:
+    def submit(self, request: NewRequest) -> AnswerStream:
         """Start answering; `RequestError` at once for what cannot be answered, `EngineStopped` if it is over.
 
         The deltas of all n answers come through one stream, which ends with the last of them.
@@ -68,7 +29,7 @@ class EngineLike(Protocol):
         """Guess ahead or don't, for all requests."""
         ...
 
-    def stats(self) -> EngineStatsLike:
+    def stats(self) -> EngineStats:
         """How it is doing."""
         ...
 

@@ -4,12 +4,14 @@ Run as `python -m foreword.server.engine_process FD MODULE:FUNCTION`, with a con
 """
 
 import asyncio
+import gc
 import importlib
 import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.errors import EngineStopped, ForewordError, RequestError
@@ -36,7 +38,8 @@ class EngineServant:
     def __init__(self, channel: Channel, engine: EngineLike) -> None:
         self._channel = channel
         self._engine = engine
-        self._answering: set[asyncio.Task[None]] = set()
+        self._draining: asyncio.Task[None] | None = None
+        self._fresh: list[AnswerDelta] = []  # that will be sent together
         self._over = asyncio.Event()
         self.exit_code = 0
 
@@ -47,6 +50,7 @@ class EngineServant:
         over = asyncio.ensure_future(self._over.wait())
         await asyncio.wait((listening, over), return_when=asyncio.FIRST_COMPLETED)
         over.cancel()
+        self._over.set()  # what the engine says of its own end from now on is no news
         if listening.done():
             listening.result()
         listening.cancel()
@@ -64,61 +68,50 @@ class EngineServant:
             case wire.Speculate(on):
                 self._engine.speculate(on)
             case wire.StatsWanted(number):
-                self._tell_stats(number)
+                self._channel.send(wire.Stats(number, self._engine.stats()))
             case wire.Drain(deadline):
-                self._spawn(self._drain(deadline))
+                self._draining = asyncio.create_task(self._drain(deadline))
             case wire.Start():
                 raise wire.ChannelError("a second Start came over the channel")
 
     def _submit(self, request: NewRequest) -> None:
         try:
-            deltas = self._engine.submit(request)
+            stream = self._engine.submit(request)
         except RequestError as error:
             self._channel.send(wire.Refused(request.request_id, str(error)))
         except EngineStopped as error:
             self._die(error)
         else:
-            self._spawn(self._forward(request.request_id, deltas))
+            stream.forward_to(partial(self._take, request.request_id))
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._answering.add(task)
-        task.add_done_callback(self._answering.discard)
+    def _take(self, request_id: str, item: AnswerDelta | Exception) -> None:
+        """Keep a delta until all that came with it are here: one message, and one wakeup of the API process, a pass."""
+        if isinstance(item, RequestError):
+            self._channel.send(wire.Refused(request_id, str(item)))
+        elif isinstance(item, Exception):
+            self._die(item)
+        else:
+            if not self._fresh:
+                asyncio.get_running_loop().call_soon(self._send_fresh)
+            self._fresh.append(item)
+            if item.prompt_logprobs:
+                self._send_fresh()  # they are long; several of them might be too much for a frame
 
-    async def _forward(self, request_id: str, deltas: AsyncIterable[AnswerDelta]) -> None:
-        try:
-            async for delta in deltas:
-                self._channel.send(wire.Delta(delta))
-                await self._channel.flush()
-        except RequestError as error:
-            self._channel.send(wire.Refused(request_id, str(error)))
-        except ConnectionError:
-            self._over.set()
-        except Exception as error:
-            self._die(error)
-
-    def _tell_stats(self, number: int) -> None:
-        now = self._engine.stats()
-        self._channel.send(
-            wire.Stats(
-                number,
-                now.running,
-                now.waiting,
-                now.kv_pages,
-                now.kv_pages_used,
-                dict(now.drafter_faults),
-                dict(now.step_faults),
-                dict(now.acceptance),
-            )
-        )
+    def _send_fresh(self) -> None:
+        fresh, self._fresh = self._fresh, []
+        if fresh:
+            self._channel.send(wire.Deltas(fresh))
 
     async def _drain(self, deadline: float) -> None:
         if not await self._engine.drain(deadline):
             log.warning("some answers did not end within %.1f s and are given up", deadline)
+        self._send_fresh()
         self._over.set()
 
     def _die(self, error: Exception) -> None:
         """An engine that has failed is not mended from inside: say so and leave; a fresh one is started."""
+        if self._over.is_set():
+            return
         log.error("the engine has died: %s", error, exc_info=not isinstance(error, ForewordError))
         self._channel.send(wire.Fatal(str(error) or type(error).__name__))
         self.exit_code = 1
@@ -154,6 +147,8 @@ async def _load_and_serve(
         channel.send(wire.Fatal(str(error) or type(error).__name__))
         await channel.flush()
         return 1
+    gc.collect()
+    gc.freeze()  # what is loaded stays; the collector need not walk through all of it between two tokens
     servant = EngineServant(channel, engine)
     try:
         await servant.serve(incoming)
@@ -162,6 +157,7 @@ async def _load_and_serve(
         log.warning("the API process is gone")
     finally:
         engine.close()
+        gc.unfreeze()  # or the native objects would outlive their module
     return servant.exit_code
 
 

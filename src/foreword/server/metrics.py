@@ -1,15 +1,11 @@
 """Prometheus metrics: vLLM's names behind our prefix where it has one, and what nobody else exports."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from time import monotonic
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from foreword.acceptance.params import SamplingParams
-from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
-from foreword.server.wire import Stats
+from foreword.engine.messages import EngineStats, RequestStats
 
 _SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _LONG = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0)
@@ -26,41 +22,46 @@ class Metrics:
     def __init__(self, model_name: str) -> None:
         self.registry = CollectorRegistry()
         self._model = model_name
-        self._seen: dict[tuple[Counter, str], int] = {}  # totals of the running engine
+        self._seen: dict[Counter, float] = {}  # totals of the running engine
+        self._lives = 0  # restarts until the running engine
         self._make_gauges()
+        self._make_engine_counters()
         self._make_request_metrics()
         self._make_latencies()
         self._make_speculation_metrics()
 
-    def _counter(self, name: str, text: str, labels: Sequence[str] = ("model_name",)) -> Counter:
+    def _counter(self, name: str, text: str) -> Counter:
+        return self._counters(name, text, ("model_name",)).labels(self._model)
+
+    def _counters(self, name: str, text: str, labels: Sequence[str]) -> Counter:
         return Counter(f"foreword:{name}", text, labels, registry=self.registry)
 
-    def _histogram(self, name: str, text: str, buckets: Sequence[float], own: bool = False) -> Histogram:
-        labels = _OWN if own else ("model_name",)
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        return self._histograms(name, text, buckets, ("model_name",)).labels(self._model)
+
+    def _histograms(self, name: str, text: str, buckets: Sequence[float], labels: Sequence[str]) -> Histogram:
         return Histogram(f"foreword:{name}", text, labels, buckets=buckets, registry=self.registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        gauge = Gauge(f"foreword:{name}", text, ("model_name",), registry=self.registry)
-        gauge.labels(self._model)
-        return gauge
+        return Gauge(f"foreword:{name}", text, ("model_name",), registry=self.registry).labels(self._model)
 
     def _make_gauges(self) -> None:
         self.running = self._gauge("num_requests_running", "Answers that the engine works on.")
         self.waiting = self._gauge("num_requests_waiting", "Answers that wait for the engine.")
         self.kv_usage = self._gauge("kv_cache_usage_perc", "Part of the KV pages in use; 1 is all.")
+        self.kv_pages_used = self._gauge("kv_cache_pages_used", "KV pages that requests hold.")
         self.in_flight = self._gauge("num_requests_in_flight", "Answers accepted and not ended.")
         self.ready = self._gauge("engine_ready", "1 if the engine takes requests.")
         self.restarts = self._gauge("engine_restarts", "Times that the engine died and was started again.")
+        self.speculating = self._gauge(
+            "spec_decode_enabled", "0 while guessing is switched off for everybody."
+        )
+        self.drafter_memory = self._gauge(
+            "spec_decode_drafter_memory_bytes", "Memory that guessing adds, as far as the drafters say."
+        )
 
-    def _make_request_metrics(self) -> None:
-        self.success = self._counter(
-            "request_success", "Answers that ended, by how.", ("model_name", "finished_reason")
-        )
-        self.refused = self._counter(
-            "request_refused", "Requests refused, by status.", ("model_name", "status")
-        )
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens taken.")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+    def _make_engine_counters(self) -> None:
+        """Totals that the engine itself keeps."""
         self.preemptions = self._counter(
             "num_preemptions", "Times that an answer's KV was given up for others."
         )
@@ -68,6 +69,28 @@ class Metrics:
             "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
         )
         self.cache_hits = self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
+        self.steps = self._counter("engine_steps", "Steps of the engine.")
+        self.step_seconds = self._counters(
+            "engine_step_seconds", "Time of the engine's steps, by stage.", ("model_name", "stage")
+        )
+        self.faults = self._counters(
+            "spec_decode_drafter_faults", "Drafts lost because the drafter failed.", ("model_name", "method")
+        )
+        self.step_faults = self._counters(
+            "engine_step_faults",
+            "Failures that the engine recovered from, by stage.",
+            ("model_name", "stage"),
+        )
+
+    def _make_request_metrics(self) -> None:
+        self.success = self._counters(
+            "request_success", "Answers that ended, by how.", ("model_name", "finished_reason")
+        )
+        self.refused = self._counters(
+            "request_refused", "Requests refused, by status.", ("model_name", "status")
+        )
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens taken.")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
         self.request_prompt = self._histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
         self.request_output = self._histogram("request_generation_tokens", "Tokens of an answer.", _TOKENS)
         self.params_n = self._histogram("request_params_n", "n of a request.", _COUNTS)
@@ -96,93 +119,98 @@ class Metrics:
         self.inference = self._histogram("request_inference_time_seconds", "First pass to last token.", _LONG)
 
     def _make_speculation_metrics(self) -> None:
-        self.drafts = self._counter("spec_decode_num_drafts", "Passes that judged guesses.", _OWN)
-        self.drafted = self._counter("spec_decode_num_draft_tokens", "Guesses that were judged.", _OWN)
-        self.accepted = self._counter("spec_decode_num_accepted_tokens", "Guesses that were committed.", _OWN)
-        self.accepted_at = self._counter(
+        self.drafts = self._counters("spec_decode_num_drafts", "Passes that judged guesses.", _OWN)
+        self.drafted = self._counters("spec_decode_num_draft_tokens", "Guesses that were judged.", _OWN)
+        self.accepted = self._counters(
+            "spec_decode_num_accepted_tokens", "Guesses that were committed.", _OWN
+        )
+        self.accepted_at = self._counters(
             "spec_decode_num_accepted_tokens_per_pos",
             "Committed guesses by place in the draft.",
             (*_OWN, "position"),
         )
-        self.rejected_at = self._counter(
-            "spec_decode_num_rejected_tokens_per_pos",
-            "Drafts with a guess at this place that was not committed.",
+        self.rejected_at = self._counters(
+            "spec_decode_num_first_rejections_per_pos",
+            "Drafts whose first guess that was not committed is at this place.",
             (*_OWN, "position"),
         )
-        self.run_length = self._histogram(
+        self.run_length = self._histograms(
             "spec_decode_accepted_run_length",
             "Guesses committed by one pass that judged some.",
             _RUNS,
-            own=True,
+            _OWN,
         )
-        self.draft_seconds = self._counter("spec_decode_draft_seconds", "Time that drafting took.", _OWN)
-        self.verify_seconds = self._counter("spec_decode_verify_seconds", "Time of target passes.", _OWN)
-        self.accept_seconds = self._counter(
+        self.draft_seconds = self._counters("spec_decode_draft_seconds", "Time that drafting took.", _OWN)
+        self.verify_seconds = self._counters("spec_decode_verify_seconds", "Time of target passes.", _OWN)
+        self.accept_seconds = self._counters(
             "spec_decode_accept_seconds", "Time of judging and committing.", _OWN
         )
-        self.rollback = self._counter(
+        self.rollback = self._counters(
             "spec_decode_rollback_tokens", "Guesses computed and thrown away.", _OWN
         )
-        self.rejected_bytes = self._counter(
+        self.rejected_bytes = self._counters(
             "spec_decode_rejected_kv_bytes", "KV bytes written for those.", _OWN
         )
-        self.passes = self._counter(
+        self.passes = self._counters(
             "spec_decode_target_passes", "Target passes, by answers that took part.", _OWN
         )
-        self.passes_per_token = self._histogram(
+        self.passes_per_token = self._histograms(
             "spec_decode_target_passes_per_output_token",
             "Target passes per token of an answer.",
             _PER_TOKEN,
-            own=True,
-        )
-        self.faults = self._counter(
-            "spec_decode_drafter_faults", "Drafts lost because the drafter failed.", ("model_name", "method")
-        )
-        self.step_faults = self._counter(
-            "engine_step_faults",
-            "Failures that the engine recovered from, by stage.",
-            ("model_name", "stage"),
+            _OWN,
         )
 
     def note_refusal(self, status: int) -> None:
         """A request that got an error."""
         self.refused.labels(self._model, str(status)).inc()
 
-    def note_engine(self, stats: Stats) -> None:
-        """What the engine says about itself."""
-        self.running.labels(self._model).set(stats.running)
-        self.waiting.labels(self._model).set(stats.waiting)
-        self.kv_usage.labels(self._model).set(stats.kv_usage)
-        self._catch_up(self.faults, stats.drafter_faults)
-        self._catch_up(self.step_faults, stats.step_faults)
+    def note_engine(self, stats: EngineStats, restarts: int) -> None:
+        """What the engine says about itself, after so many restarts."""
+        if restarts != self._lives:
+            self._lives = restarts
+            self._seen.clear()
+        self.running.set(stats.running)
+        self.waiting.set(stats.waiting)
+        self.kv_usage.set(stats.kv_usage)
+        self.kv_pages_used.set(stats.kv_pages_used)
+        self.speculating.set(stats.speculating)
+        self.drafter_memory.set(stats.drafter_memory_bytes or 0)
+        self._catch_up(self.preemptions, stats.preemptions)
+        self._catch_up(self.cache_queries, stats.prefix_queries)
+        self._catch_up(self.cache_hits, stats.prefix_hits)
+        self._catch_up(self.steps, stats.steps)
+        self._catch_up_each(self.step_seconds, _seconds_by_stage(stats))
+        self._catch_up_each(self.faults, stats.drafter_faults)
+        self._catch_up_each(self.step_faults, stats.step_faults)
 
-    def _catch_up(self, counter: Counter, totals: Mapping[str, int]) -> None:
-        """Bring a counter to the engine's own totals. A fresh engine counts from zero again."""
+    def _catch_up_each(self, counters: Counter, totals: Mapping[str, float]) -> None:
         for kind, total in totals.items():
-            before = self._seen.get((counter, kind), 0)
-            counter.labels(self._model, kind).inc(total - before if total >= before else total)
-            self._seen[counter, kind] = total
+            self._catch_up(counters.labels(self._model, kind), total)
 
-    def note_answer(self, stats: RequestStats, cohort: str) -> None:
+    def _catch_up(self, counter: Counter, total: float) -> None:
+        """Bring a counter to the engine's own total; a fresh engine counts from zero again."""
+        before = self._seen.get(counter, 0)
+        if total >= before:
+            counter.inc(total - before)
+            self._seen[counter] = total
+
+    def note_answer(self, stats: RequestStats) -> None:
         """A finished answer's costs."""
-        model = self._model
-        self.generation_tokens.labels(model).inc(stats.output_tokens)
-        self.preemptions.labels(model).inc(stats.preemptions)
-        self.request_output.labels(model).observe(stats.output_tokens)
-        self.queue.labels(model).observe(stats.queue_seconds)
-        self.prefill.labels(model).observe(stats.prefill_seconds)
-        self.decode.labels(model).observe(stats.decode_seconds)
-        self.inference.labels(model).observe(stats.prefill_seconds + stats.decode_seconds)
+        self.generation_tokens.inc(stats.output_tokens)
+        self.request_output.observe(stats.output_tokens)
+        self.queue.observe(stats.queue_seconds)
+        self.prefill.observe(stats.prefill_seconds)
+        self.decode.observe(stats.decode_seconds)
+        self.inference.observe(stats.prefill_seconds + stats.decode_seconds)
         if stats.output_tokens > 1:
-            self.tpot.labels(model).observe(stats.decode_seconds / (stats.output_tokens - 1))
-        self._note_speculation(stats, (model, stats.method or "none", cohort))
+            self.tpot.observe(stats.decode_seconds / (stats.output_tokens - 1))
+        self._note_speculation(stats, (self._model, stats.method or "none", stats.cohort))
 
     def note_prompt(self, stats: RequestStats) -> None:
         """A prompt's costs, once however many answers it has."""
-        self.prompt_tokens.labels(self._model).inc(stats.prompt_tokens)
-        self.cache_queries.labels(self._model).inc(stats.prompt_tokens)
-        self.cache_hits.labels(self._model).inc(stats.cached_tokens)
-        self.request_prompt.labels(self._model).observe(stats.prompt_tokens)
+        self.prompt_tokens.inc(stats.prompt_tokens)
+        self.request_prompt.observe(stats.prompt_tokens)
 
     def _note_speculation(self, stats: RequestStats, labels: tuple[str, str, str]) -> None:
         self.draft_seconds.labels(*labels).inc(stats.draft_seconds)
@@ -196,10 +224,10 @@ class Metrics:
         self.accepted.labels(*labels).inc(stats.accepted)
         self.rollback.labels(*labels).inc(stats.rollback_tokens)
         self.rejected_bytes.labels(*labels).inc(stats.rejected_kv_bytes)
-        pairs = zip(stats.drafted_per_position, stats.accepted_per_position, strict=False)
-        for position, (drafted, accepted) in enumerate(pairs):
+        for position, accepted in enumerate(stats.accepted_per_position):
             self.accepted_at.labels(*labels, str(position)).inc(accepted)
-            self.rejected_at.labels(*labels, str(position)).inc(max(drafted - accepted, 0))
+        for position, rejected in enumerate(stats.rejected_per_position):
+            self.rejected_at.labels(*labels, str(position)).inc(rejected)
         observe_runs(self.run_length.labels(*labels), stats)
 
     def page(self) -> bytes:
@@ -215,47 +243,7 @@ def observe_runs(histogram: Histogram, stats: RequestStats) -> None:
             histogram.observe(length)
 
 
-def cohort_of(params: SamplingParams) -> str:
-    """The class of requests whose acceptance is counted together: greedy ones and those that draw."""
-    return "greedy" if params.temperature == 0 else "sampled"
-
-
-@dataclass
-class _Progress:
-    """Of one answer."""
-
-    last: float
-    started: bool = False
-
-
-class RequestMeter:
-    """Measures one request from acceptance on."""
-
-    def __init__(self, metrics: Metrics, model: str, request: NewRequest, accepted_at: float) -> None:
-        self._metrics = metrics
-        self._model = model
-        self._cohort = cohort_of(request.params)
-        self._began = accepted_at
-        self._answers: dict[int, _Progress] = {}
-        metrics.params_n.labels(model).observe(request.params.n)
-        metrics.params_max.labels(model).observe(request.params.max_tokens)
-
-    def note(self, delta: AnswerDelta) -> None:
-        """An answer has grown."""
-        now = monotonic()
-        answer = self._answers.setdefault(delta.index, _Progress(self._began))
-        if delta.token_ids:
-            if answer.started:
-                gap = (now - answer.last) / len(delta.token_ids)
-                self._metrics.itl.labels(self._model).observe(gap)
-            else:
-                self._metrics.ttft.labels(self._model).observe(now - self._began)
-                answer.started = True
-            answer.last = now
-        if delta.finish_reason is not None:
-            self._metrics.success.labels(self._model, delta.finish_reason).inc()
-            self._metrics.e2e.labels(self._model).observe(now - self._began)
-        if delta.stats is not None:
-            self._metrics.note_answer(delta.stats, self._cohort)
-            if delta.index == 0:
-                self._metrics.note_prompt(delta.stats)
+def _seconds_by_stage(stats: EngineStats) -> dict[str, float]:
+    """Where the time of steps went; "other" is scheduling and bookkeeping."""
+    stages = {"draft": stats.draft_seconds, "verify": stats.verify_seconds, "accept": stats.accept_seconds}
+    return stages | {"other": max(stats.step_seconds - sum(stages.values()), 0.0)}

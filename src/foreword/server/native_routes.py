@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foreword.engine.messages import EngineStats
 from foreword.server.answer_types import speculation_of
 from foreword.server.bodies import parse_body, read_body
 from foreword.server.context import ServerContext
@@ -99,20 +100,46 @@ async def _health(context: ServerContext, trusted: bool) -> dict[str, Any]:
         "engine_restarts": context.engine.restarts,
         "in_flight": context.admission.in_flight,
     }
-    if (stats := await context.engine.stats()) is not None:
-        told["engine"] = {"running": stats.running, "waiting": stats.waiting, "kv_usage": stats.kv_usage}
+    stats = await context.engine.stats()
+    if stats is not None:
+        told["engine"] = _engine_figures(stats)
     if context.settings.show_speculation:
         told["speculation"] = msgspec.structs.asdict(speculation_of(context.totals))
+        if stats is not None:
+            told["speculation"] |= {
+                "enabled": stats.speculating,
+                "cohorts": {name: _cohort_figures(*counts) for name, counts in stats.acceptance.items()},
+            }
     return told
 
 
+def _engine_figures(stats: EngineStats) -> dict[str, Any]:
+    return {
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "kv_usage": stats.kv_usage,
+        "kv_pages": stats.kv_pages,
+        "kv_pages_used": stats.kv_pages_used,
+        "prefix_queries": stats.prefix_queries,
+        "prefix_hits": stats.prefix_hits,
+        "preemptions": stats.preemptions,
+        "steps": stats.steps,
+        "drafter_memory_bytes": stats.drafter_memory_bytes,
+    }
+
+
+def _cohort_figures(drafts: int, drafted: int, accepted: int) -> dict[str, Any]:
+    rate = accepted / drafted if drafted else 0.0
+    return {"drafts": drafts, "drafted": drafted, "accepted": accepted, "acceptance_rate": rate}
+
+
 async def _refresh(context: ServerContext) -> None:
-    metrics, model = context.metrics, context.settings.model_name
-    metrics.in_flight.labels(model).set(context.admission.in_flight)
-    metrics.ready.labels(model).set(context.engine.state is EngineState.READY)
-    metrics.restarts.labels(model).set(context.engine.restarts)
+    metrics = context.metrics
+    metrics.in_flight.set(context.admission.in_flight)
+    metrics.ready.set(context.engine.state is EngineState.READY)
+    metrics.restarts.set(context.engine.restarts)
     if (stats := await context.engine.stats()) is not None:
-        metrics.note_engine(stats)
+        metrics.note_engine(stats, context.engine.restarts)
 
 
 def _max_model_len(context: ServerContext) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -52,6 +53,8 @@ class ServerRun:
         supervisor = Supervisor(self._supervision)
         context = create_context(self._settings, supervisor, self._tokenizer)
         web = _Uvicorn(self._uvicorn_config(context))
+        gc.collect()
+        gc.freeze()  # what is imported stays; the collector need not walk through all of it between two tokens
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, supervisor)

@@ -9,11 +9,12 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from time import monotonic
 
-from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.errors import ForewordError
 from foreword.server import wire
 from foreword.server.engine_client import EngineLimits, EngineState, EngineUnavailable
 from foreword.server.engine_link import EngineLink
+from foreword.server.watchdog import wait_until_hung
 
 log = logging.getLogger("foreword.server")
 
@@ -34,6 +35,7 @@ class SupervisorSettings:
     first_pause: float = 0.2  # seconds before the first restart; doubled with every further one
     longest_pause: float = 30.0  # most seconds between restarts
     calm_after: float = 60.0  # an engine that ran so many seconds starts the pauses anew
+    hang_seconds: float = 60.0  # an engine that gives no sign of life for so long is killed
     stats_timeout: float = 2.0  # seconds to wait for the engine's figures
     close_timeout: float = 10.0  # seconds that the process has to exit before it is killed
 
@@ -84,7 +86,7 @@ class Supervisor:
         if self._link is not None:
             self._link.send(wire.Speculate(on))
 
-    async def stats(self) -> wire.Stats | None:
+    async def stats(self) -> EngineStats | None:
         """How the engine is doing."""
         if self._link is None or not self._link.ready.done():
             return None
@@ -127,6 +129,7 @@ class Supervisor:
         """Run one engine process until it ends; why it ended."""
         link = await self._launch()
         link.ready.add_done_callback(lambda done: self._became_ready(done, first_ready))
+        watching = asyncio.create_task(self._kill_if_hung(link))
         reason = "the engine process is gone"
         try:
             await link.listen()
@@ -134,6 +137,7 @@ class Supervisor:
             reason = f"the engine's channel is damaged: {error}"
             log.error("%s; closing it", reason)
         finally:
+            watching.cancel()
             self._link = None
             if self._state is EngineState.READY:
                 self._state = EngineState.RESTARTING  # before anybody is told, so that nobody finds it ready
@@ -142,6 +146,14 @@ class Supervisor:
                 self._settings.close_timeout if self._state is EngineState.STOPPED else 1.0
             )
         return link.fatal or (reason if code is None else f"{reason}, exit code {code}")
+
+    async def _kill_if_hung(self, link: EngineLink) -> None:
+        """End a process that does not move; what it does not answer then ends as after any other death."""
+        await asyncio.wait((link.ready,))  # loading a model may take as long as it takes
+        await wait_until_hung(link, self._settings.hang_seconds)
+        link.fatal = f"the engine gave no sign of life for {self._settings.hang_seconds:g} s and was killed"
+        if self._process is not None:
+            self._process.kill()
 
     async def _launch(self) -> EngineLink:
         ours, theirs = socket.socketpair()

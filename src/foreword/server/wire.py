@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args, get_origin
 import msgspec
 import numpy as np
 
-from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.errors import ForewordError
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
@@ -76,10 +76,10 @@ class Ready(_Message, frozen=True):
     max_model_len: int  # most tokens of prompt and answer together
 
 
-class Delta(_Message, frozen=True):
-    """From the engine process: an answer has grown."""
+class Deltas(_Message, frozen=True):
+    """From the engine process: answers have grown; what one pass gave all of them comes together."""
 
-    delta: AnswerDelta
+    deltas: list[AnswerDelta]
 
 
 class Refused(_Message, frozen=True):
@@ -90,21 +90,10 @@ class Refused(_Message, frozen=True):
 
 
 class Stats(_Message, frozen=True):
-    """From the engine process: how it is doing; counters run since it began."""
+    """From the engine process: how it is doing."""
 
     number: int
-    running: int = 0  # answers that are worked on
-    waiting: int = 0  # answers that wait for pages or their turn
-    kv_pages: int = 0
-    kv_pages_used: int = 0  # held by requests
-    drafter_faults: dict[str, int] = {}  # by drafter and kind
-    step_faults: dict[str, int] = {}  # by stage
-    acceptance: dict[str, tuple[int, int, int]] = {}  # by cohort: drafts, guesses judged, guesses committed
-
-    @property
-    def kv_usage(self) -> float:
-        """Part of the pages in use, 0 to 1."""
-        return self.kv_pages_used / self.kv_pages if self.kv_pages else 0.0
+    engine: EngineStats
 
 
 class Fatal(_Message, frozen=True):
@@ -114,7 +103,7 @@ class Fatal(_Message, frozen=True):
 
 
 ToEngine = Start | Submit | Abort | Speculate | StatsWanted | Drain
-FromEngine = Ready | Delta | Refused | Stats | Fatal
+FromEngine = Ready | Deltas | Refused | Stats | Fatal
 _Kind = TypeVar("_Kind")
 
 

@@ -44,7 +44,7 @@ class GuardedDrafter:
     def forget(self, request: StepRequest) -> None:
         """Let the drafter drop what it keeps for a request; one that hangs does so when it comes back."""
         if self._hangs:
-            self._thread.submit(self._drafter.forget, request)
+            self._submit(lambda: self._drafter.forget(request))
         else:
             self._call(lambda: self._drafter.forget(request))
 
@@ -65,9 +65,8 @@ class GuardedDrafter:
         return self._hanging is not None and not self._hanging.done()
 
     def _call(self, call: Callable[[], _Answer]) -> _Answer | None:
-        if self._hangs:
+        if self._hangs or (future := self._submit(call)) is None:
             return None
-        future: Future[Any] = self._thread.submit(call)
         try:
             answer: _Answer = future.result(self._time_limit)
             return answer
@@ -77,6 +76,13 @@ class GuardedDrafter:
         except Exception as error:  # whatever a drafter raises, the request goes on
             self._fault("exception", f"{type(error).__name__}: {error}")
         return None
+
+    def _submit(self, call: Callable[[], Any]) -> Future[Any] | None:
+        """Hand a call to the thread; None if there is none any more: it is closed, or the interpreter exits."""
+        try:
+            return self._thread.submit(call)
+        except RuntimeError:
+            return None
 
     def _checked(self, answer: object, ask: Ask) -> Draft:
         if not isinstance(answer, Draft):

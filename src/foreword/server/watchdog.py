@@ -1,0 +1,41 @@
+"""Notices an engine process that is alive and does nothing."""
+
+import asyncio
+from typing import Protocol
+
+from foreword.engine.messages import EngineStats
+
+LONGEST_INTERVAL = 5.0
+"""Most seconds between two looks."""
+
+LOOKS = 4
+"""Looks within an engine's patience: so many in a row must find nothing before it counts as hung."""
+
+
+class Watched(Protocol):
+    """A link to an engine process."""
+
+    @property
+    def awaited(self) -> int:
+        """Requests whose end has not come."""
+        ...
+
+    async def stats(self, timeout: float) -> EngineStats | None:
+        """How it is doing; None if it does not say in time."""
+        ...
+
+
+async def wait_until_hung(link: Watched, patience: float) -> None:
+    """Return when the engine has given no sign of life for so many seconds.
+
+    A sign of life is an answer that tells of steps since the last one, or any answer while nothing is to be done.
+    """
+    interval = min(patience / LOOKS, LONGEST_INTERVAL)
+    steps, quiet = -1, 0.0
+    while quiet < patience:
+        await asyncio.sleep(interval / 2)
+        stats = await link.stats(interval / 2)
+        if stats is not None and (stats.steps != steps or not link.awaited):
+            steps, quiet = stats.steps, 0.0
+        else:
+            quiet += interval
