@@ -1,0 +1,78 @@
+"""When a stream's tokens are released: at once, or at an even cadence in blocks of equal size.
+
+Only the arithmetic is here; no clock runs and nothing is sent. Times are in seconds of any monotonic clock.
+"""
+
+from math import ceil, log2
+from typing import Final
+
+PACINGS: Final = ("burst", "even")
+"""As they come; or at an even cadence, padded."""
+
+BLOCK_BYTES: Final = 1024
+"""A block holds about three events of OpenAI's form. Longer ones make every later block longer too."""
+
+_SHORTEST_PERIOD = 0.001
+_MEMORY = 1 - 1 / 32  # of the mean rate: what lies 32 bursts back counts a third
+_STAY = 0.75  # a rate may leave the cadence by a factor of 2**0.75 before the cadence follows
+
+
+class EvenCadence:
+    """A tick every period; a tick releases one waiting unit, or as many as keep the delay below one burst.
+
+    The period is a power of two (of milliseconds) next to the mean time between tokens, so that it tells little
+    about the rate and seldom changes. Ticks with nothing to release are ticks all the same.
+    """
+
+    def __init__(self) -> None:
+        self.due: float | None = None  # the next tick; None: not before more has arrived
+        self._period = 0.0
+        self._last_arrival: float | None = None
+        self._seconds = self._units = self._bursts = 0.0  # fading sums over arrivals after the first
+        self._ticks_per_burst = 1
+        self._last_share: int | None = None  # units per tick once the end is known
+
+    def arrived(self, now: float, units: int) -> None:
+        """A burst of so many units has come. The first of a stream is not to be held back by anybody."""
+        if self._last_arrival is not None:
+            self._seconds = _MEMORY * self._seconds + (now - self._last_arrival)
+            self._units = _MEMORY * self._units + units
+            self._bursts = _MEMORY * self._bursts + 1
+            self._follow(self._seconds / max(self._units, 1.0))
+            if self.due is None:
+                self.due = now
+        self._last_arrival = now
+
+    def ended(self, now: float, waiting: int) -> None:
+        """Nothing comes after what is waiting now: it is released within the time of one burst."""
+        self._last_share = ceil(waiting / self._ticks_per_burst)
+        if self.due is None:
+            self.due = now
+
+    def take(self, now: float, waiting: int) -> int:
+        """A tick: how many of the waiting units go with it. What came too late for its tick is not caught up with."""
+        assert self.due is not None
+        self.due = max(self.due, now - self._period) + self._period
+        share = ceil(waiting / self._ticks_per_burst) if self._last_share is None else self._last_share
+        return min(share, waiting)
+
+    def _follow(self, mean: float) -> None:
+        """Choose the period for a mean time between units."""
+        mean = max(mean, _SHORTEST_PERIOD)
+        if not self._period or abs(log2(mean / self._period)) > _STAY:
+            self._period = float(_SHORTEST_PERIOD * 2 ** round(log2(mean / _SHORTEST_PERIOD)))
+        self._ticks_per_burst = max(int(self._seconds / self._bursts / self._period), 1)
+
+
+class Padder:
+    """Makes all blocks of a stream equally long, with comments that readers of events ignore."""
+
+    def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
+        self._step = block_bytes
+        self._size = block_bytes
+
+    def padded(self, events: bytes) -> bytes:
+        """The events, which may be none, in a block. One that is too small for them is made larger for good."""
+        shortest = len(events) + len(b":\n\n")
+        self._size = max(self._size, self._step * ceil(shortest / self._step))
+        return b":" + b" " * (self._size - shortest) + b"\n\n" + events
