@@ -44,6 +44,7 @@ export class AnswerView {
 
   mark(token, rejected) {
     token.classList.add("missed");
+    token.classList.toggle("blank", token.textContent.trim() === "");
     token.rejected = rejected;
     token.tabIndex = this.text.querySelector(".missed") ? -1 : 0; // one stop for Tab; arrows go on from there
     token.setAttribute("aria-describedby", "tip");

@@ -15,7 +15,7 @@ export function useKey(given) {
 }
 
 async function call(path, options) {
-  const headers = key ? { Authorization: `Bearer ${key}` } : {};
+  const headers = { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
   const answer = await fetch(path, { ...options, headers });
   if (answer.ok) return answer;
   const told = await answer.json().catch(() => null);
