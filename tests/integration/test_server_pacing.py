@@ -55,7 +55,7 @@ def test_blocks_have_one_size_and_the_text_is_the_same(even, burst, route):
     assert len(data) % BLOCK_BYTES == 0
     assert data.endswith(b"data: [DONE]\n\n")
     starts = [at for at in range(0, len(data), BLOCK_BYTES) if data[at : at + 1] == b":"]
-    assert len(starts) >= 20  # far more blocks than the 21 passes' bursts merged into few
+    assert len(starts) >= 20
     assert len(events(data)) >= 40
 
 
@@ -84,7 +84,6 @@ def test_a_client_that_leaves_a_paced_stream_aborts_it(tiny_model):
         for _ in range(600):
             if server.engine.aborted and not server.context.admission.in_flight:
                 break
-            server.call(lambda: None)
             time.sleep(0.05)
         assert server.engine.aborted
         assert server.context.admission.in_flight == 0

@@ -1,38 +1,24 @@
 """When an evenly paced stream releases what it has, on a clock that the tests move."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
-from foreword.server.pacing import BLOCK_BYTES, EvenCadence, Padder
+from foreword.server.pacing import BLOCK_BYTES, EvenCadence, Padder, replay
 
 Burst = tuple[float, int]  # when it arrives, how many tokens
 
 
 def play(bursts: list[Burst]) -> list[Burst]:
     """(time, tokens) of every block of a stream with these arrivals."""
-    cadence, waiting = EvenCadence(), 0
-    sent = [bursts[0]]
-    cadence.arrived(*bursts[0])
-    coming = bursts[1:]
-    while coming or waiting:
-        if coming and (cadence.due is None or coming[0][0] <= cadence.due):
-            now, count = coming.pop(0)
-            waiting += count
-            cadence.arrived(now, count)
-            if not coming:
-                cadence.ended(now, waiting)
-            continue
-        assert cadence.due is not None
-        now = cadence.due
-        taken = cadence.take(now, waiting)
-        waiting -= taken
-        sent.append((now, taken))
-    return sent
+    blocks = replay([(now, [100] * count) for now, count in bursts])
+    assert {block.size for block in blocks} <= {BLOCK_BYTES, 2 * BLOCK_BYTES}
+    return [(block.time, block.units) for block in blocks]
 
 
 def gaps(sent: list[Burst]) -> list[float]:
-    return [round(later[0] - earlier[0], 6) for earlier, later in zip(sent, sent[1:], strict=False)]
+    return [round(later[0] - earlier[0], 6) for earlier, later in pairwise(sent)]
 
 
 def steady(sizes: list[int], step: float = 0.03) -> list[Burst]:
@@ -72,7 +58,7 @@ def test_the_end_is_late_by_one_burst_at_most(seed):
         sizes.append(chance.randint(1, chance.choice([1, 3, 9])))
     sent = play(list(zip(times, sizes, strict=True)))
     assert sum(n for _, n in sent) == sum(sizes)
-    longest = max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+    longest = max(later - earlier for earlier, later in pairwise(times))
     assert sent[-1][0] - times[-1] <= longest + 1e-9
 
 

@@ -3,8 +3,10 @@
 Only the arithmetic is here; no clock runs and nothing is sent. Times are in seconds of any monotonic clock.
 """
 
+from collections import deque
+from collections.abc import Sequence
 from math import ceil, log2
-from typing import Final
+from typing import Final, NamedTuple
 
 PACINGS: Final = ("burst", "even")
 """As they come; or at an even cadence, padded."""
@@ -52,7 +54,9 @@ class EvenCadence:
     def take(self, now: float, waiting: int) -> int:
         """A tick: how many of the waiting units go with it. What came too late for its tick is not caught up with."""
         assert self.due is not None
-        self.due = max(self.due, now - self._period) + self._period
+        self.due += self._period
+        if self.due <= now:
+            self.due = now + self._period
         share = ceil(waiting / self._ticks_per_burst) if self._last_share is None else self._last_share
         return min(share, waiting)
 
@@ -76,3 +80,37 @@ class Padder:
         shortest = len(events) + len(b":\n\n")
         self._size = max(self._size, self._step * ceil(shortest / self._step))
         return b":" + b" " * (self._size - shortest) + b"\n\n" + events
+
+
+class Block(NamedTuple):
+    """What a watcher of the wire sees, and how many units it holds, which the watcher does not see."""
+
+    time: float
+    units: int
+    size: int  # bytes
+
+
+def replay(bursts: Sequence[tuple[float, Sequence[int]]]) -> list[Block]:
+    """The blocks of a stream whose bursts came at these times, with units of so many bytes, on a perfect clock."""
+    cadence, padder = EvenCadence(), Padder()
+    waiting: deque[int] = deque()
+    coming = deque(bursts)
+
+    def send(now: float, count: int) -> Block:
+        events = b"x" * sum(waiting.popleft() for _ in range(count))
+        return Block(now, count, len(padder.padded(events)))
+
+    blocks: list[Block] = []
+    while coming or waiting:
+        if coming and (cadence.due is None or coming[0][0] <= cadence.due):
+            now, units = coming.popleft()
+            waiting.extend(units)
+            cadence.arrived(now, len(units))
+            if not blocks:
+                blocks.append(send(now, len(units)))
+            if not coming:
+                cadence.ended(now, len(waiting))
+        elif cadence.due is not None:
+            now = cadence.due
+            blocks.append(send(now, cadence.take(now, len(waiting))))
+    return blocks
