@@ -19,7 +19,6 @@ from foreword.cli.console import (
     stage_bar,
     stdout,
 )
-from foreword.errors import RequestError
 
 if TYPE_CHECKING:
     from foreword.bench.pacing.traces import Chunk, Trace
@@ -55,12 +54,12 @@ def pacing(
     from foreword.bench.drafters.plot import require_matplotlib
     from foreword.bench.pacing.fingerprint import guess_prompts
     from foreword.bench.pacing.plot import plot_pacing
-    from foreword.bench.pacing.traces import record
+    from foreword.bench.pacing.traces import record, short_prompts
 
     if plot is not None:
         require_matplotlib()
     llm = load_llm(model, dtype, device, backend, speculative_config)
-    asked = [llm.encode(text) for text in _prompts(prompts)]
+    asked = [llm.encode(text) for text in short_prompts(prompts)]
     params = SamplingParams(temperature=temperature, max_tokens=tokens)
     with stage_bar() as on_stage:
         plain, guessed = (
@@ -86,17 +85,6 @@ def pacing(
         plot_pacing({name: watched[burstiest] for name, watched in streams.items()}, rows, plot)
     if as_json:
         print_json({"model": model, "rows": [asdict(row) | {"accuracy": row.accuracy} for row in rows]})
-
-
-def _prompts(count: int) -> list[str]:
-    """The shipped ones, from all categories in turn."""
-    from foreword.bench.drafters.prompts import own_prompts
-
-    known = own_prompts()
-    if count > len(known):
-        raise RequestError(f"there are {len(known)} prompts; lower --prompts")
-    step = len(known) / count
-    return [known[int(place * step)].text for place in range(count)]
 
 
 def _unpaced(traces: "list[Trace]") -> Streams:

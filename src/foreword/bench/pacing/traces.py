@@ -3,12 +3,14 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from time import perf_counter
 from typing import NamedTuple
 
 from foreword.acceptance.params import SamplingParams
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.errors import RequestError
 
 EVENT_BYTES = 240
 """An event of OpenAI's completion stream without its text."""
@@ -38,6 +40,15 @@ class Trace:
         return [(time, [EVENT_BYTES + size for size in sizes]) for time, sizes in self.bursts]
 
 
+def short_prompts(count: int) -> list[str]:
+    """The first so many of fifty everyday questions."""
+    text = (files("foreword.bench") / "data" / "short_prompts.txt").read_text(encoding="utf-8")
+    known = text.splitlines()
+    if count > len(known):
+        raise RequestError(f"there are {len(known)} prompts; lower --prompts")
+    return known[:count]
+
+
 def record(
     engine: EngineCore,
     prompts: Sequence[Sequence[int]],
@@ -47,7 +58,7 @@ def record(
     on_progress: Callable[[int, int], None],
 ) -> list[Trace]:
     """Answer every prompt `repeats` times, alone on the engine, in turns so that a drift of speed hits all alike."""
-    traces = []
+    traces: list[Trace] = []
     for repeat in range(repeats):
         for number, prompt in enumerate(prompts):
             on_progress(len(traces), repeats * len(prompts))
