@@ -5,15 +5,15 @@ from itertools import pairwise
 
 import pytest
 
-from foreword.server.pacing import BLOCK_BYTES, EvenCadence, Padder, replay
+from foreword.server.pacing import BLOCK_BYTES, EvenCadence, PaceMemory, Padder, replay
 
 Burst = tuple[float, int]  # when it arrives, how many tokens
 
 
-def play(bursts: list[Burst]) -> list[Burst]:
+def play(bursts: list[Burst], memory: PaceMemory | None = None) -> list[Burst]:
     """(time, tokens) of every block of a stream with these arrivals."""
-    blocks = replay([(now, [100] * count) for now, count in bursts])
-    assert {block.size for block in blocks} <= {BLOCK_BYTES, 2 * BLOCK_BYTES}
+    blocks = replay([(now, [100] * count) for now, count in bursts], memory or PaceMemory())
+    assert {block.size for block in blocks} == {BLOCK_BYTES}
     return [(block.time, block.units) for block in blocks]
 
 
@@ -62,6 +62,13 @@ def test_the_end_is_late_by_one_burst_at_most(seed):
     assert sent[-1][0] - times[-1] <= longest + 1e-9
 
 
+def test_later_streams_begin_as_the_ones_before():
+    memory = PaceMemory()
+    play(steady([1, *[2] * 100]), memory)
+    early = [gaps(play(steady([1, first, *[2] * 50]), memory))[:30] for first in (1, 2, 5)]
+    assert early[0] == early[1] == early[2] == [0.016] * 30
+
+
 def test_the_cadence_follows_a_rate_that_changes():
     slow = [(0.02 * n, 1) for n in range(100)]
     fast = [(2.0 + 0.1 * n, 1) for n in range(100)]
@@ -71,10 +78,10 @@ def test_the_cadence_follows_a_rate_that_changes():
 
 
 def test_a_server_that_was_busy_does_not_catch_up():
-    cadence = EvenCadence()
+    cadence = EvenCadence(PaceMemory())
     for number in range(50):
         cadence.arrived(0.01 * number, 1)
-    assert cadence.take(10.0, 40) == 40  # bursts of one: everything that waits goes now
+    assert cadence.take(10.0, 40) == 2
     assert cadence.due == pytest.approx(10.008)
 
 

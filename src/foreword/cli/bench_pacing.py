@@ -93,9 +93,13 @@ def _unpaced(traces: "list[Trace]") -> Streams:
 
 def _paced(traces: "list[Trace]") -> Streams:
     from foreword.bench.pacing.traces import Chunk
-    from foreword.server.pacing import replay
+    from foreword.server.pacing import PaceMemory, replay
+
+    memory = PaceMemory()  # as on a server: streams follow each other
 
     return {
-        (trace.prompt, trace.repeat): [Chunk(block.time, block.size) for block in replay(trace.units())]
+        (trace.prompt, trace.repeat): [
+            Chunk(block.time, block.size) for block in replay(trace.units(), memory)
+        ]
         for trace in traces
     }

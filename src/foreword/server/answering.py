@@ -84,8 +84,10 @@ async def respond(context: ServerContext, request: Request, job: Job, places: Ex
     if not job.stream:
         whole = await unless_client_leaves(request, _gather(context, job))
         return Response(whole, media_type="application/json")
-    is_even = context.settings.stream_pacing == "even"
-    events = evenly(_parts(context, job, split=True)) if is_even else at_once(_parts(context, job))
+    if context.settings.stream_pacing == "even":
+        events = evenly(_parts(context, job, split=True), context.pace)
+    else:
+        events = at_once(_parts(context, job))
     # Nothing is sent before the engine has accepted the request, so that a refusal has its proper status.
     first = await unless_client_leaves(request, anext(events))
     return EventStream(first, events, places.pop_all())

@@ -19,18 +19,38 @@ _MEMORY = 1 - 1 / 32  # of the mean rate: what lies 32 bursts back counts a thir
 _STAY = 0.75  # a rate may leave the cadence by a factor of 2**0.75 before the cadence follows
 
 
+_MOST_PER_TICK = 2  # units, before the end; they fit a block, and more arrive per tick only for a while
+_REMEMBERED_BURSTS = 8  # how much the streams before weigh at the beginning of another
+
+
+class PaceMemory:
+    """What the streams before were like, so that the beginning of another does not tell its own rate.
+
+    All streams of a server share it: it knows a mean rate and nothing else.
+    """
+
+    def __init__(self) -> None:
+        self.period = 0.0  # 0: there was none yet
+        self.seconds_per_burst = 0.0
+        self.units_per_burst = 0.0
+
+
 class EvenCadence:
-    """A tick every period; a tick releases one waiting unit, or as many as keep the delay below one burst.
+    """A tick every period; a tick releases one waiting unit, two if more wait than one burst brings.
 
     The period is a power of two (of milliseconds) next to the mean time between tokens, so that it tells little
     about the rate and seldom changes. Ticks with nothing to release are ticks all the same.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, memory: PaceMemory) -> None:
         self.due: float | None = None  # the next tick; None: not before more has arrived
-        self._period = 0.0
+        self._memory = memory
+        self._period = memory.period
         self._last_arrival: float | None = None
-        self._seconds = self._units = self._bursts = 0.0  # fading sums over arrivals after the first
+        # Fading sums over arrivals after the first.
+        self._bursts = float(_REMEMBERED_BURSTS if memory.period else 0)
+        self._seconds = self._bursts * memory.seconds_per_burst
+        self._units = self._bursts * memory.units_per_burst
         self._ticks_per_burst = 1
         self._last_share: int | None = None  # units per tick once the end is known
 
@@ -43,6 +63,8 @@ class EvenCadence:
             self._follow(self._seconds / max(self._units, 1.0))
             if self.due is None:
                 self.due = now
+        elif self._period:
+            self.due = now + self._period
         self._last_arrival = now
 
     def ended(self, now: float, waiting: int) -> None:
@@ -50,6 +72,10 @@ class EvenCadence:
         self._last_share = ceil(waiting / self._ticks_per_burst)
         if self.due is None:
             self.due = now
+        if self._bursts:
+            self._memory.period = self._period
+            self._memory.seconds_per_burst = self._seconds / self._bursts
+            self._memory.units_per_burst = self._units / self._bursts
 
     def take(self, now: float, waiting: int) -> int:
         """A tick: how many of the waiting units go with it. What came too late for its tick is not caught up with."""
@@ -57,8 +83,9 @@ class EvenCadence:
         self.due += self._period
         if self.due <= now:
             self.due = now + self._period
-        share = ceil(waiting / self._ticks_per_burst) if self._last_share is None else self._last_share
-        return min(share, waiting)
+        if self._last_share is not None:
+            return min(self._last_share, waiting)
+        return min(ceil(waiting / self._ticks_per_burst), _MOST_PER_TICK, waiting)
 
     def _follow(self, mean: float) -> None:
         """Choose the period for a mean time between units."""
@@ -90,9 +117,9 @@ class Block(NamedTuple):
     size: int  # bytes
 
 
-def replay(bursts: Sequence[tuple[float, Sequence[int]]]) -> list[Block]:
+def replay(bursts: Sequence[tuple[float, Sequence[int]]], memory: PaceMemory) -> list[Block]:
     """The blocks of a stream whose bursts came at these times, with units of so many bytes, on a perfect clock."""
-    cadence, padder = EvenCadence(), Padder()
+    cadence, padder = EvenCadence(memory), Padder()
     waiting: deque[int] = deque()
     coming = deque(bursts)
 

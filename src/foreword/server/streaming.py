@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from foreword.server.errors import ApiError
-from foreword.server.pacing import EvenCadence, Padder
+from foreword.server.pacing import EvenCadence, PaceMemory, Padder
 
 Result = TypeVar("Result")
 
@@ -38,9 +38,9 @@ async def at_once(parts: AsyncGenerator[Part, None]) -> AsyncGenerator[bytes, No
             yield b"".join(part.units)
 
 
-async def evenly(parts: AsyncGenerator[Part, None]) -> AsyncGenerator[bytes, None]:
+async def evenly(parts: AsyncGenerator[Part, None], memory: PaceMemory) -> AsyncGenerator[bytes, None]:
     """The first part at once, then a block of always the same size with every tick of an even cadence."""
-    clock, cadence, padder = asyncio.get_running_loop().time, EvenCadence(), Padder()
+    clock, cadence, padder = asyncio.get_running_loop().time, EvenCadence(memory), Padder()
     async with aclosing(parts):
         first = await anext(parts)
         cadence.arrived(clock(), len(first.units))

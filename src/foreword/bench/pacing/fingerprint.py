@@ -74,7 +74,7 @@ def _hits(table: Vector, keys: Sequence[tuple[int, int]], left_out: int) -> int:
 
 
 def _fit(values: Vector) -> Vector:
-    """The first values; a stream that is shorter is filled up with zeros."""
-    fitted = np.zeros(_FIRST)
+    """The first values. A shorter stream is filled up with its median: how long it is, is among the totals."""
+    fitted = np.full(_FIRST, np.median(values) if len(values) else 0.0)
     fitted[: min(len(values), _FIRST)] = values[:_FIRST]
     return fitted
