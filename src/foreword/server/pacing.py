@@ -14,6 +14,9 @@ PACINGS: Final = ("burst", "even")
 BLOCK_BYTES: Final = 1024
 """A block holds about three events of OpenAI's form. Longer ones make every later block longer too."""
 
+LAST_BLOCKS: Final = 4
+"""The last block is as long as so many: it has whatever is left, and the costs, and is not to tell how much that is."""
+
 _SHORTEST_PERIOD = 0.001
 _MEMORY = 1 - 1 / 32  # of the mean rate: what lies 32 bursts back counts a third
 _STAY = 0.75  # a rate may leave the cadence by a factor of 2**0.75 before the cadence follows
@@ -77,6 +80,11 @@ class EvenCadence:
             self._memory.seconds_per_burst = self._seconds / self._bursts
             self._memory.units_per_burst = self._units / self._bursts
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing comes after what is waiting."""
+        return self._last_share is not None
+
     def take(self, now: float, waiting: int) -> int:
         """A tick: how many of the waiting units go with it. What came too late for its tick is not caught up with."""
         assert self.due is not None
@@ -102,10 +110,11 @@ class Padder:
         self._step = block_bytes
         self._size = block_bytes
 
-    def padded(self, events: bytes) -> bytes:
+    def padded(self, events: bytes, is_last: bool = False) -> bytes:
         """The events, which may be none, in a block. One that is too small for them is made larger for good."""
         shortest = len(events) + len(b":\n\n")
-        self._size = max(self._size, self._step * ceil(shortest / self._step))
+        least = LAST_BLOCKS * self._step if is_last else self._size
+        self._size = max(least, self._step * ceil(shortest / self._step))
         return b":" + b" " * (self._size - shortest) + b"\n\n" + events
 
 
@@ -125,7 +134,8 @@ def replay(bursts: Sequence[tuple[float, Sequence[int]]], memory: PaceMemory) ->
 
     def send(now: float, count: int) -> Block:
         events = b"x" * sum(waiting.popleft() for _ in range(count))
-        return Block(now, count, len(padder.padded(events)))
+        is_last = cadence.has_ended and not waiting
+        return Block(now, count, len(padder.padded(events, is_last)))
 
     blocks: list[Block] = []
     while coming or waiting:

@@ -55,7 +55,8 @@ async def evenly(parts: AsyncGenerator[Part, None], memory: PaceMemory) -> Async
                 if cadence.due is not None:
                     await asyncio.sleep(max(cadence.due - clock(), 0))
                 count = cadence.take(clock(), len(waiting))
-                yield padder.padded(b"".join(waiting.popleft() for _ in range(count)))
+                events = b"".join(waiting.popleft() for _ in range(count))
+                yield padder.padded(events, is_last=cadence.has_ended and not waiting)
             collecting.result()
         finally:
             await _end(collecting)
