@@ -79,10 +79,10 @@ def pacing(
         )
     stdout.print(table)
     if plot is not None:
-        burstiest = max(
-            streams["speculative, burst"], key=lambda key: -len(streams["speculative, burst"][key])
+        shown = max(guessed, key=lambda trace: trace.accepted)
+        plot_pacing(
+            {name: watched[shown.prompt, shown.repeat] for name, watched in streams.items()}, rows, plot
         )
-        plot_pacing({name: watched[burstiest] for name, watched in streams.items()}, rows, plot)
     if as_json:
         print_json({"model": model, "rows": [asdict(row) | {"accuracy": row.accuracy} for row in rows]})
 

@@ -31,6 +31,11 @@ class Trace:
     repeat: int
     bursts: tuple[tuple[float, tuple[int, ...]], ...]  # time after the first, bytes of each token's text
 
+    @property
+    def accepted(self) -> int:
+        """Tokens that came with another one."""
+        return sum(len(sizes) - 1 for _, sizes in self.bursts)
+
     def unpaced(self) -> list[Chunk]:
         """As `--stream-pacing burst` sends it: one event for every delivery."""
         return [Chunk(time, EVENT_BYTES + sum(sizes)) for time, sizes in self.bursts]
