@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow mutants lint format clean
+.PHONY: demo test test-slow mutants browser lint format clean
 
 demo: $(READY)
 	$(BIN)/foreword demo
@@ -20,6 +20,10 @@ test-slow: $(READY)
 
 mutants: $(READY)
 	$(BIN)/python tests/mutants/run.py --json
+
+# The browser that the page's tests drive; without it `make test` skips them.
+browser:
+	apt-get update && apt-get install -y --no-install-recommends chromium chromium-driver
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -77,11 +77,13 @@ class FakeAnswer:
             text[self.told : upto],
             tuple(fresh),
             tuple(_logprobs(t, params.logprobs) for t in fresh) if params.logprobs is not None else (),
+            rejected=tuple(FIRST_VISIBLE + k for k in range(3 - len(fresh))) if self.drafts else (),
             from_draft=len(fresh) - 1,
             finish_reason=reason,
             stop_reason=stopped,
             seed=params.seed or 0,
             stats=self.stats() if reason else None,
+            progress=self.stats() if self.request.progress else None,
             prompt_logprobs=self._prompt_logprobs(),
         )
         self.told = max(self.told, upto)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from foreword.cli import bench_batch, bench_drafters, bench_overhead, bench_serve, bench_server_overhead
+from foreword.cli import (
+    bench_batch,
+    bench_drafters,
+    bench_overhead,
+    bench_pacing,
+    bench_serve,
+    bench_server_overhead,
+)
 from foreword.cli.bench_accept import accept
 from foreword.cli.console import (
     DEFAULT_MODEL,
@@ -45,6 +52,7 @@ def _group() -> None:
 app.command("batch")(bench_batch.batch)
 app.command("drafters")(bench_drafters.drafters)
 app.command("overhead")(bench_overhead.overhead)
+app.command("pacing")(bench_pacing.pacing)
 app.command("serve")(bench_serve.serve)
 app.command("server-overhead")(bench_server_overhead.server_overhead)
 

@@ -47,6 +47,10 @@ def serve(
     hide_speculation: Annotated[
         bool, typer.Option("--hide-speculation", help="Leave acceptance out of answers and /health.")
     ] = False,
+    stream_pacing: Annotated[
+        str,
+        typer.Option(help="How streams send tokens: burst (as they come) or even (even cadence, padded)."),
+    ] = "burst",
     speculation_switch: Annotated[
         bool, typer.Option("--speculation-switch", help="Let POST /speculation turn guessing on and off.")
     ] = False,
@@ -96,6 +100,7 @@ def serve(
         methods=FREE_METHODS | set(methods),
         default_method=methods[0] if methods else None,
         show_speculation=not hide_speculation,
+        stream_pacing=_pacing(stream_pacing),
         allow_switch=speculation_switch,
         drain_seconds=drain_seconds,
     )
@@ -134,6 +139,14 @@ def _keys(given: list[str] | None) -> tuple[str, ...]:
     if given and len(kept) != len(given):
         raise RequestError("an API key is empty; leave --api-key out or give one")
     return kept
+
+
+def _pacing(name: str) -> str:
+    from foreword.server.pacing import PACINGS
+
+    if name not in PACINGS:
+        raise RequestError(f"--stream-pacing must be {' or '.join(PACINGS)}, not {name!r}")
+    return name
 
 
 def _parsed(speculative_config: str | None) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ class NewRequest:
     params: SamplingParams = field(default_factory=SamplingParams)
     tenant: str = ""  # whose request it is: nothing is cached or learned across tenants
     speculation: SpeculationSetting = None
+    progress: bool = False  # whether every delta says what the answer has cost so far
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ class AnswerDelta:
     error: str | None = None  # what went wrong, where finish_reason is "error"
     seed: int = 0  # the seed in use, given or fresh
     stats: RequestStats | None = None  # with the last delta of an answer
+    progress: RequestStats | None = None  # costs so far, with every delta, if asked for
     prompt_logprobs: tuple[
         TokenLogprobs, ...
     ] = ()  # with the first delta, if asked for; entry i is of prompt token i + 1

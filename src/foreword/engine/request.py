@@ -33,6 +33,7 @@ class Identity:
     index: int = 0  # which of the n answers to the same prompt
     tenant: str = ""  # nothing is cached or learned across tenants
     speculation: Speculation | None = None  # who drafts for it; None: nobody
+    tells_progress: bool = False  # every delta says what the answer has cost so far
 
 
 @dataclass
@@ -73,6 +74,7 @@ class Request:
         self.index = identity.index
         self.leader: Request | None = None  # the first of these answers, whose prompt rows can be copied
         self.tenant = identity.tenant
+        self._tells_progress = identity.tells_progress
         self.tokens = list(prompt)
         self.prompt_len = len(prompt)
         self.params = params
@@ -181,6 +183,7 @@ class Request:
             error=self.error,
             seed=self.sampler.seed,
             stats=None if self.finish_reason is None else self.ledger.stats(self),
+            progress=self.ledger.stats(self) if self._tells_progress else None,
             prompt_logprobs=tuple(self.prompt_scores) if is_first else (),
         )
 

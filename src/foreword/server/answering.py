@@ -17,7 +17,8 @@ from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError, as_api_error
 from foreword.server.request_meter import RequestMeter
 from foreword.server.stats_sum import Costs
-from foreword.server.streaming import DONE, EventStream, event, unless_client_leaves
+from foreword.server.streaming import DONE, EventStream, Part, at_once, evenly, event, unless_client_leaves
+from foreword.server.token_texts import TokenTexts
 
 _INLINE_LOGPROBS = 64
 """Longer lists of log probabilities are worded in a thread, so that no other request waits for them."""
@@ -83,7 +84,10 @@ async def respond(context: ServerContext, request: Request, job: Job, places: Ex
     if not job.stream:
         whole = await unless_client_leaves(request, _gather(context, job))
         return Response(whole, media_type="application/json")
-    events = _events(context, job)
+    if context.settings.stream_pacing == "even":
+        events = evenly(_parts(context, job, split=True), context.pace)
+    else:
+        events = at_once(_parts(context, job))
     # Nothing is sent before the engine has accepted the request, so that a refusal has its proper status.
     first = await unless_client_leaves(request, anext(events))
     return EventStream(first, events, places.pop_all())
@@ -103,27 +107,31 @@ async def _gather(context: ServerContext, job: Job) -> bytes:
     return await asyncio.to_thread(lambda: msgspec.json.encode(job.dialect.whole(answers, costs)))
 
 
-async def _events(context: ServerContext, job: Job) -> AsyncGenerator[bytes, None]:
-    """The events of a stream; a failure after the first is an event too, since the status is already sent."""
+async def _parts(context: ServerContext, job: Job, split: bool = False) -> AsyncGenerator[Part, None]:
+    """The events of a stream; a failure after the first is an event too, since the status is already sent.
+
+    With `split`, every token has an event of its own.
+    """
     n = job.requests[0].params.n
+    texts = [TokenTexts(context.prompts.tokenizer) for _ in range(n * len(job.requests))] if split else []
     opened = False
     try:
         async with aclosing(all_deltas(context, job.requests)) as deltas:
             async for prompt, delta in deltas:
-                if len(delta.prompt_logprobs) > _INLINE_LOGPROBS:
-                    told = await asyncio.to_thread(_chunk, job, prompt * n, delta)
-                else:
-                    told = _chunk(job, prompt * n, delta)
-                if not opened:
-                    told = b"".join(map(event, job.dialect.opening())) + told
-                if told:
+                parts = [] if opened else [event(value) for value in job.dialect.opening()]
+                for unit in texts[prompt * n + delta.index].split(delta) if split else [delta]:
+                    if len(unit.prompt_logprobs) > _INLINE_LOGPROBS:
+                        parts.append(await asyncio.to_thread(_chunk, job, prompt * n, unit))
+                    else:
+                        parts.append(_chunk(job, prompt * n, unit))
+                if told := [part for part in parts if part]:
                     opened = True
-                    yield told
-        yield b"".join([*(event(value) for value in job.dialect.closing()), DONE])
+                    yield Part(told)
+        yield Part([b"".join([*(event(value) for value in job.dialect.closing()), DONE])], is_end=True)
     except Exception as error:
         if not opened:
             raise
-        yield event(as_api_error(error).body()) + DONE
+        yield Part([event(as_api_error(error).body()) + DONE], is_end=True)
 
 
 def _chunk(job: Job, first_choice: int, delta: AnswerDelta) -> bytes:

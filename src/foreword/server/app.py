@@ -12,6 +12,7 @@ from foreword.server.errors import install_error_handlers
 from foreword.server.metrics import Metrics
 from foreword.server.native_routes import native_routes
 from foreword.server.openai_routes import openai_routes
+from foreword.server.page_routes import page_routes
 from foreword.server.prompts import PromptEncoder
 from foreword.server.settings import ServerSettings
 
@@ -28,10 +29,11 @@ def create_context(settings: ServerSettings, engine: EngineClient, tokenizer: To
 
 
 def create_app(context: ServerContext) -> FastAPI:
-    """The ASGI application. It has no pages that load scripts from elsewhere; `/openapi.json` describes it."""
+    """The ASGI application. Its page loads nothing from elsewhere; `/openapi.json` describes the rest."""
     app = FastAPI(title="Foreword", version=__version__, docs_url=None, redoc_url=None)
     app.include_router(openai_routes(context))
     app.include_router(native_routes(context))
+    app.include_router(page_routes(context))
     install_error_handlers(app, context.metrics.note_refusal)
     app.add_middleware(Doorkeeper, settings=context.settings)
     return app

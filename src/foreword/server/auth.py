@@ -7,9 +7,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from foreword.server.errors import ApiError
+from foreword.server.page_routes import PAGE_PATHS
 from foreword.server.settings import ServerSettings, tenant_of
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
+OPEN_PATHS = frozenset({"/health", "/ready"}) | PAGE_PATHS
 """Routes that answer without a key."""
 
 

@@ -8,6 +8,7 @@ from foreword.server.admission import Admission
 from foreword.server.engine_client import EngineClient
 from foreword.server.errors import ApiError
 from foreword.server.metrics import Metrics
+from foreword.server.pacing import PaceMemory
 from foreword.server.prompts import PromptEncoder
 from foreword.server.settings import ServerSettings
 from foreword.server.stats_sum import sum_stats
@@ -24,6 +25,7 @@ class ServerContext:
     metrics: Metrics
     started: float = field(default_factory=monotonic)  # for how long it has been up
     started_at: int = field(default_factory=lambda: int(time()))  # in seconds since 1970
+    pace: PaceMemory = field(default_factory=PaceMemory)  # of paced streams so far
     totals: RequestStats = field(default_factory=RequestStats)  # of all answers so far
 
     def note_totals(self, index: int, stats: RequestStats) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
 from foreword.server.answer_types import Extras, PromptLogprobs, Speculation, Usage, extras_of, usage_of
 from foreword.server.answering import Answer, Job
 from foreword.server.context import ServerContext
@@ -18,6 +18,7 @@ from foreword.server.sampling_types import check_logprobs
 from foreword.server.settings import ServerSettings
 from foreword.server.speculation_wish import check_speculation
 from foreword.server.stats_sum import Costs
+from foreword.server.token_texts import TokenTexts, token_text
 
 _DEFAULT_MAX_TOKENS = 256  # the library's
 
@@ -33,6 +34,45 @@ class Generated(Struct):
     seed: int | UnsetType = UNSET
     logprobs: PromptLogprobs | UnsetType = UNSET  # per token: token id -> logprob, rank, decoded_token
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    origin: "Origin | UnsetType" = UNSET  # of the tokens; only in streams
+
+
+class Origin(Struct, frozen=True, omit_defaults=True):
+    """Where a stream's new tokens came from, and how guessing goes so far."""
+
+    pieces: list[str]  # the text of each token; together they are the event's text
+    from_draft: int | UnsetType = UNSET  # how many of them, from the first on, were guesses
+    rejected: list[str] | UnsetType = UNSET  # guesses that were judged and not accepted on the way
+    progress: "Progress | UnsetType" = UNSET
+
+
+class Progress(Struct, frozen=True):
+    """What an answer has cost so far."""
+
+    output_tokens: int
+    passes: int
+    drafted: int
+    accepted: int
+    drafted_per_position: tuple[int, ...]  # drafts that reached the position
+    accepted_per_position: tuple[int, ...]
+    draft_ms: float
+    verify_ms: float
+    accept_ms: float
+
+    @staticmethod
+    def of(stats: RequestStats) -> "Progress":
+        """The part of the statistics that a watcher wants to see."""
+        return Progress(
+            stats.output_tokens,
+            stats.passes,
+            stats.drafted,
+            stats.accepted,
+            stats.drafted_per_position,
+            stats.accepted_per_position,
+            1e3 * stats.draft_seconds,
+            1e3 * stats.verify_seconds,
+            1e3 * stats.accept_seconds,
+        )
 
 
 class GenerateAnswer(Struct):
@@ -69,7 +109,7 @@ async def generate_job(context: ServerContext, body: GenerateRequest, caller: Ca
     room = room_for_answer(ids, body.max_tokens, engine.max_model_len, limits.prompt_tokens)
     max_tokens = min(room, _DEFAULT_MAX_TOKENS) if body.max_tokens is None else room
     params = body.sampling_params(max_tokens, body.logprobs)
-    request = NewRequest(new_id("gen"), tuple(ids), params, caller.tenant, wish)
+    request = NewRequest(new_id("gen"), tuple(ids), params, caller.tenant, wish, progress=body.stream)
     return Job([request], GenerateDialect(context, body), body.stream)
 
 
@@ -90,6 +130,8 @@ class GenerateDialect:
         self._wants_logprobs = body.logprobs is not None
         self._show_speculation = context.settings.show_speculation
         self._costs = Costs(body.n or 1)
+        self._tokenizer = context.prompts.tokenizer
+        self._texts = [TokenTexts(self._tokenizer) for _ in range(body.n or 1)]
 
     def opening(self) -> Iterable[object]:
         """Nothing."""
@@ -100,7 +142,9 @@ class GenerateDialect:
         self._costs.note(delta)
         answer = Answer(0, choice)
         answer.add(delta)
-        return self._written(answer)
+        written = self._written(answer)
+        written.origin = self._origin(self._texts[choice].pieces(delta), delta)
+        return written
 
     def closing(self) -> Iterable[GenerateEnd]:
         """What everything cost."""
@@ -121,6 +165,13 @@ class GenerateDialect:
             extras.timings,
             extras.speculation,
         )
+
+    def _origin(self, pieces: list[str], delta: AnswerDelta) -> Origin:
+        if not self._show_speculation:
+            return Origin(pieces)
+        rejected = [token_text(self._tokenizer, token) for token in delta.rejected]
+        progress = UNSET if delta.progress is None else Progress.of(delta.progress)
+        return Origin(pieces, delta.from_draft, rejected, progress)
 
     def _extras(self, costs: Costs) -> Extras:
         return extras_of(costs, self._show_speculation)

@@ -38,6 +38,7 @@ class ServerSettings:
     methods: frozenset[str] = frozenset({"ngram", "suffix"})  # drafters that a request may ask for
     default_method: str | None = None  # who drafts for requests that set only a depth; None: nobody
     show_speculation: bool = True  # acceptance in answers and /health; it tells watchers about the text
+    stream_pacing: str = "burst"  # "burst": tokens are sent as they come; "even": at an even cadence, padded
     allow_switch: bool = False  # POST /speculation turns guessing off and on for everybody
     drain_seconds: float = 30.0  # how long a stopping server waits for running answers
     tokenize_threads: int = 2  # threads that encode long prompts beside the event loop

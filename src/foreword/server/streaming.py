@@ -1,9 +1,10 @@
 """Server-sent events, and what to do when the client leaves."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import ExitStack
-from typing import Any, TypeVar
+from contextlib import ExitStack, aclosing
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -11,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from foreword.server.errors import ApiError
+from foreword.server.pacing import EvenCadence, PaceMemory, Padder
 
 Result = TypeVar("Result")
 
@@ -20,6 +22,59 @@ DONE = b"data: [DONE]\n\n"
 def event(value: object) -> bytes:
     """One event."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+class Part(NamedTuple):
+    """What a stream has to send because of one delivery of the engine."""
+
+    units: list[bytes]  # whole events; where pacing is even, those of one token each
+    is_end: bool = False  # nothing comes after it
+
+
+async def at_once(parts: AsyncGenerator[Part, None]) -> AsyncGenerator[bytes, None]:
+    """Everything as it comes."""
+    async with aclosing(parts):
+        async for part in parts:
+            yield b"".join(part.units)
+
+
+async def evenly(parts: AsyncGenerator[Part, None], memory: PaceMemory) -> AsyncGenerator[bytes, None]:
+    """The first part at once, then a block of always the same size with every tick of an even cadence."""
+    clock, cadence, padder = asyncio.get_running_loop().time, EvenCadence(memory), Padder()
+    async with aclosing(parts):
+        first = await anext(parts)
+        cadence.arrived(clock(), len(first.units))
+        yield padder.padded(b"".join(first.units))
+        waiting: deque[bytes] = deque()
+        news = asyncio.Event()
+        collecting = asyncio.ensure_future(_collect(parts, waiting, cadence, news))
+        try:
+            while waiting or not collecting.done():
+                if cadence.due is None:
+                    await news.wait()
+                if cadence.due is not None:
+                    await asyncio.sleep(max(cadence.due - clock(), 0))
+                count = cadence.take(clock(), len(waiting))
+                events = b"".join(waiting.popleft() for _ in range(count))
+                yield padder.padded(events, is_last=cadence.has_ended and not waiting)
+            collecting.result()
+        finally:
+            await _end(collecting)
+
+
+async def _collect(
+    parts: AsyncGenerator[Part, None], waiting: "deque[bytes]", cadence: EvenCadence, news: asyncio.Event
+) -> None:
+    clock = asyncio.get_running_loop().time
+    try:
+        async for part in parts:
+            waiting.extend(part.units)
+            if not part.is_end:
+                cadence.arrived(clock(), len(part.units))
+            news.set()
+    finally:
+        cadence.ended(clock(), len(waiting))
+        news.set()
 
 
 async def unless_client_leaves(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

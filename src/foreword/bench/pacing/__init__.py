@@ -1,0 +1,1 @@
+"""What a stream's rhythm tells about its text."""

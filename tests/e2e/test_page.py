@@ -1,0 +1,253 @@
+"""The live page in a real browser, against a real server with an engine whose answers are known."""
+
+from dataclasses import replace
+
+import pytest
+
+from foreword.server.settings import ServerSettings
+from helpers import fake_engine
+from helpers.browser import Page, browser
+from helpers.fake_engine import FIRST_VISIBLE, FakeEngine, expected_tokens, token_text
+from helpers.local_server import LocalServer, local_server
+
+SETTINGS = ServerSettings("tiny", default_method="ngram")
+HOSTILE = '<img/src=x/onerror="window.hit=1"><script>window.hit=1</script>&lt;b>'
+GUESSED, PLAIN = "#guessed .text", "#plain .text"
+
+
+@pytest.fixture(scope="module")
+def page():
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model):
+    with local_server(tiny_model, SETTINGS, FakeEngine()) as running:
+        yield running
+
+
+def ready(page: Page, server: LocalServer, **look: object) -> None:
+    page.open(server.url, **look)
+    page.wait(lambda: page.find("#method").get_attribute("value"))
+    page.fill("#max-tokens", 24)
+    page.fill("#seed", 7)
+
+
+def run(page: Page) -> None:
+    page.find("#run").click()
+    finish(page)
+
+
+def finish(page: Page) -> None:
+    page.wait(lambda: page.text("#status") and page.find("#run").is_enabled())
+
+
+def spelled(server: LocalServer) -> str:
+    """What the engine has to say to the last request."""
+    request = server.engine.requests[-1]
+    return "".join(map(token_text, expected_tokens(request, 0, request.params.max_tokens)))
+
+
+def test_tokens_show_where_they_came_from(page, server):
+    ready(page, server)
+    page.fill("#depth", 3)
+    page.fill("#temperature", 0.5)
+    run(page)
+    request = server.engine.requests[-1]
+    assert request.speculation == {"method": "ngram", "num_speculative_tokens": 3}
+    assert (request.params.temperature, request.params.seed, request.params.max_tokens) == (0.5, 7, 24)
+    assert page.text(GUESSED) == spelled(server)
+    # The engine accepts 0, 1, 2, 0, 1, 2 ... of two guesses, depending on how far the text is.
+    shown = [token.get_attribute("class") for token in page.all(f"{GUESSED} .token")]
+    accepted = sum("draft" in name for name in shown)
+    assert len(shown) == 24
+    assert page.text("#count") == "24"
+    passes = 24 - accepted
+    assert page.text("#tau") == f"{24 / passes:.2f}"
+    assert page.text("#acceptance") == f"{round(100 * accepted / (2 * passes))} %"
+    assert len(page.all("#positions li")) == 2
+    assert float(page.text("#rate")) > 0
+    assert "ms" in page.text("#verify-time")
+    assert page.complaints() == []
+
+
+def test_rejected_guesses_are_struck_out_on_hover(page, server):
+    ready(page, server)
+    run(page)
+    assert not page.find("#tip").is_displayed()
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    ActionChains(page.driver).move_to_element(page.find(f"{GUESSED} .missed")).perform()
+    page.wait(lambda: page.find("#tip").is_displayed())
+    struck = page.all("#tip s")
+    assert [guess.text for guess in struck] == [token_text(FIRST_VISIBLE), token_text(FIRST_VISIBLE + 1)]
+    assert "line-through" in struck[0].value_of_css_property("text-decoration")
+
+
+def test_plain_and_speculative_side_by_side(page, server):
+    ready(page, server)
+    page.find("#compare").click()
+    run(page)
+    assert page.text(GUESSED) == page.text(PLAIN) == spelled(server)
+    assert server.engine.requests[-1].speculation is False
+    assert page.text("#verdict").startswith("Identical, all 24 tokens. Guessing ")
+    assert page.all(f"{PLAIN} .draft") == []
+
+
+def test_a_difference_is_not_hidden(page, server, monkeypatch):
+    def lie(request, index, count):
+        told = expected_tokens(request, index, count)
+        return told if request.speculation is not False else [*told[:9], FIRST_VISIBLE, *told[10:]]
+
+    monkeypatch.setattr(fake_engine, "expected_tokens", lie)
+    ready(page, server)
+    page.find("#compare").click()
+    run(page)
+    assert page.text("#verdict") == "The texts differ, from token 10 on."
+    assert "differs" in page.find("#verdict").get_attribute("class")
+
+
+def test_whatever_the_model_says_is_text(page, server, monkeypatch):
+    monkeypatch.setattr(fake_engine, "token_text", lambda token: HOSTILE)
+    ready(page, server)
+    page.fill("#max-tokens", 3)
+    run(page)
+    assert page.text(GUESSED) == 3 * HOSTILE
+    assert page.script("return window.hit") is None
+    assert page.all(f"{GUESSED} :not(span)") == []
+
+
+def test_everything_works_from_the_keyboard(page, server):
+    from selenium.webdriver.common.keys import Keys
+
+    ready(page, server)
+    fields = ["prompt", "method", "depth", "temperature", "seed", "max-tokens", "compare", "raw", "run"]
+    page.script("document.querySelector('.skip').focus()")
+    for name in fields:
+        page.press(Keys.TAB)
+        assert page.focused() == name
+    assert all(
+        page.script("return arguments[0].labels.length", page.find(f"#{name}")) for name in fields[:-1]
+    )
+    page.script("document.getElementById('prompt').focus()")
+    page.press(Keys.CONTROL, Keys.ENTER)
+    finish(page)
+    page.script("document.getElementById('run').focus()")
+    page.press(Keys.TAB)
+    assert "missed" in page.focused()
+    assert page.find("#tip").is_displayed()
+    first = page.script("return document.activeElement")
+    page.press(Keys.ARROW_RIGHT)
+    assert page.script("return document.activeElement") != first
+    page.press(Keys.ARROW_LEFT)
+    assert page.script("return document.activeElement") == first
+    page.press(Keys.TAB)  # the text is one stop, however many guesses were rejected
+    assert "missed" not in page.focused()
+    assert not page.find("#tip").is_displayed()
+    assert page.find("#status").get_attribute("aria-live") == "polite"
+
+
+def test_stop_ends_the_answer(page, tiny_model):
+    with local_server(tiny_model, SETTINGS, FakeEngine(step_seconds=0.05)) as slow:
+        ready(page, slow)
+        page.fill("#max-tokens", 400)
+        page.find("#run").click()
+        page.wait(lambda: len(page.text(GUESSED)) > 3)
+        page.find("#stop").click()
+        page.wait(lambda: slow.engine.aborted)
+        assert page.text("#status") == "Stopped."
+        page.wait(lambda: page.find("#run").is_enabled())
+
+
+def test_refusals_are_told(page, server):
+    ready(page, server)
+    page.fill("#max-tokens", 512)
+    page.script("document.getElementById('ask').noValidate = true")
+    page.find("#run").click()
+    page.wait(lambda: page.text("#error"))
+    assert "512" in page.text("#error")
+
+
+def test_the_key_is_asked_for_and_sent(page, tiny_model):
+    settings = replace(SETTINGS, api_keys=("secret",))
+    with local_server(tiny_model, settings, FakeEngine()) as locked:
+        page.open(locked.url)
+        page.wait(lambda: page.find("#key").is_displayed())
+        page.fill("#key", "wrong")
+        page.find("#key-form button").click()
+        page.wait(lambda: "does not know this key" in page.text("#error"))
+        page.fill("#key", "secret")
+        page.find("#key-form button").click()
+        page.wait(lambda: page.find("#method").get_attribute("value"))
+        assert not page.find("#key").is_displayed()
+        page.fill("#max-tokens", 5)
+        run(page)
+        assert page.text(GUESSED) == spelled(locked)
+        page.driver.refresh()
+        page.wait(lambda: page.find("#method").get_attribute("value"))
+        assert page.script("return localStorage.length") == 0
+
+
+def test_a_server_that_hides_speculation(page, tiny_model):
+    with local_server(tiny_model, replace(SETTINGS, show_speculation=False), FakeEngine()) as silent:
+        ready(page, silent)
+        page.find("#compare").click()
+        run(page)
+        assert page.text(GUESSED) == spelled(silent)
+        assert page.all(".panes .token") == []
+        assert not page.find("#tau").is_displayed()
+        assert page.find("#hidden-note").is_displayed()
+        assert page.text("#verdict").startswith("Identical")
+
+
+def test_evenly_paced_streams_arrive_whole(page, tiny_model):
+    with local_server(tiny_model, replace(SETTINGS, stream_pacing="even"), FakeEngine()) as paced:
+        ready(page, paced)
+        run(page)
+        assert page.text(GUESSED) == spelled(paced)
+        assert page.all(f"{GUESSED} .draft")
+        assert page.all(f"{GUESSED} .missed")
+
+
+CONTRAST = """
+const light = (color) => {
+  const [r, g, b] = color.match(/[\\d.]+/g).map((c) => c / 255)
+    .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const ground = (part) => {
+  const color = getComputedStyle(part).backgroundColor;
+  return color === "rgba(0, 0, 0, 0)" && part.parentElement ? ground(part.parentElement) : color;
+};
+const parts = document.querySelectorAll(".token, label, .hint, dt, dd, h2, button:enabled, #about, #tip s");
+return [...parts].map((part) => {
+  const [a, b] = [light(getComputedStyle(part).color), light(ground(part))].sort((x, y) => y - x);
+  return [(a + 0.05) / (b + 0.05), part.outerHTML];
+}).sort((x, y) => x[0] - y[0])[0];
+"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [320, 1280])
+def test_it_fits_a_phone_and_the_dark(page, server, width, dark):
+    ready(page, server, width=width, dark=dark)
+    page.find("#compare").click()
+    run(page)
+    page.script("document.querySelector('.missed').focus()")
+    assert page.script("return document.documentElement.scrollWidth") <= width
+    ground = page.script("return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+    assert (sum(ground) < 200) is dark
+    worst, where = page.script(CONTRAST)
+    assert worst >= 4.5, where
+
+
+def test_nothing_is_loaded_from_elsewhere(page, server):
+    ready(page, server)
+    run(page)
+    loaded = page.script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
+    assert len(loaded) >= 6
+    assert all(name.startswith(f"{server.url}/") for name in loaded)
+    page.script("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.hit=1\">')")
+    page.wait(lambda: any("Content Security Policy" in line for line in page.complaints()))
+    assert page.script("return window.hit") is None
