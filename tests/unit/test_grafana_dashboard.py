@@ -8,9 +8,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from foreword.engine.messages import RequestStats
+from foreword.engine.messages import EngineStats, RequestStats
 from foreword.server.metrics import Metrics
-from foreword.server.wire import Stats
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "grafana"
 DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text(encoding="utf-8"))
@@ -47,10 +46,16 @@ def test_a_metric_that_does_not_exist_would_be_noticed():
 def test_every_label_it_groups_by_exists():
     metrics = Metrics("m")
     stats = RequestStats(
-        output_tokens=3, drafts=1, drafted_per_position=(1,), accepted_per_position=(1,), method="x"
+        output_tokens=3,
+        drafts=1,
+        drafted_per_position=(1,),
+        accepted_per_position=(1,),
+        rejected_per_position=(1,),
+        method="x",
+        cohort="x/greedy",
     )
-    metrics.note_answer(stats, "greedy")
-    metrics.note_engine(Stats(0, drafter_faults={"x": 1}, step_faults={"draft": 1}))
+    metrics.note_answer(stats)
+    metrics.note_engine(EngineStats(drafter_faults={"x/timeout": 1}, step_faults={"draft": 1}), 0)
     metrics.note_refusal(400)
     metrics.success.labels("m", "stop").inc()
     labels: dict[str, set[str]] = {}
