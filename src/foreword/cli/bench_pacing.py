@@ -79,7 +79,7 @@ def pacing(
         )
     stdout.print(table)
     if plot is not None:
-        shown = max(guessed, key=lambda trace: trace.accepted)
+        shown = max(guessed, key=lambda trace: trace.unevenness)
         plot_pacing(
             {name: watched[shown.prompt, shown.repeat] for name, watched in streams.items()}, rows, plot
         )

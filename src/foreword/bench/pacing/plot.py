@@ -49,5 +49,5 @@ def _draw_accuracy(axes: Any, rows: Sequence[Guessing]) -> None:  # noqa: ANN401
     axes.set_xticks(range(len(kinds)), kinds, rotation=15, ha="right")
     axes.set_ylabel("prompts named right, %")
     axes.set_ylim(0, 110)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     axes.spines[["top", "right"]].set_visible(False)

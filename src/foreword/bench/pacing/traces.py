@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import pairwise
 from time import perf_counter
 from typing import NamedTuple
 
@@ -32,9 +33,9 @@ class Trace:
     bursts: tuple[tuple[float, tuple[int, ...]], ...]  # time after the first, bytes of each token's text
 
     @property
-    def accepted(self) -> int:
-        """Tokens that came with another one."""
-        return sum(len(sizes) - 1 for _, sizes in self.bursts)
+    def unevenness(self) -> int:
+        """How much the number of tokens changes from one delivery to the next, in all."""
+        return sum(abs(len(later) - len(earlier)) for (_, earlier), (_, later) in pairwise(self.bursts))
 
     def unpaced(self) -> list[Chunk]:
         """As `--stream-pacing burst` sends it: one event for every delivery."""
