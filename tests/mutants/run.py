@@ -14,6 +14,7 @@ from pathlib import Path
 
 from catalogue import MUTANTS, Mutant
 from ends import END_MUTANTS
+from engine import ENGINE_MUTANTS
 from rich.console import Console
 from rich.table import Table
 
@@ -91,7 +92,9 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     parser.add_argument("--bug", type=int, help="only the mutants of this number")
     arguments = parser.parse_args()
-    chosen = [mutant for mutant in (*MUTANTS, *END_MUTANTS) if arguments.bug in (None, mutant.bug)]
+    chosen = [
+        mutant for mutant in (*MUTANTS, *ENGINE_MUTANTS, *END_MUTANTS) if arguments.bug in (None, mutant.bug)
+    ]
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "src"

@@ -1,0 +1,183 @@
+"""Known defects of batching, preemption and the books of requests and pages."""
+
+from catalogue import RULES, UNIT, Mutant
+
+WORLDS = "tests/integration/test_engine_model_check.py::test_worlds"
+FAIRNESS = f"{UNIT}/test_fairness.py"
+
+ENGINE_MUTANTS = (
+    Mutant(
+        2,
+        "verdicts are handed out in another order than the rows",
+        "speculation/judging.py",
+        "        for place, index in enumerate(drawing):",
+        "        for place, index in enumerate(sorted(drawing, key=lambda i: -parts[i].request.request_id)):",
+        (WORLDS,),
+    ),
+    Mutant(
+        2,
+        "rows are laid out in another order than the verdicts come",
+        "speculation/transaction.py",
+        "            for part, draft in zip(self.parts, drafts, strict=True)\n        ]",
+        "            for part, draft in sorted(\n"
+        "                zip(self.parts, drafts, strict=True), key=lambda pair: -pair[0].request.request_id\n"
+        "            )\n        ]",
+        (WORLDS,),
+    ),
+    Mutant(
+        5,
+        "the target's probability of a drafted token is zeroed before it is read",
+        "acceptance/chains.py",
+        "    ratio = np.zeros(len(tokens))\n",
+        "    ratio = np.zeros(len(tokens))\n    p[::7] = 0.0\n",
+        (f"{RULES}::test_chain_rules_are_their_references",),
+    ),
+    Mutant(
+        10,
+        "a page is published while one of its rows still lies among the guesses",
+        "kv/paged_cache.py",
+        "        return moves[0].row if moves else sequence.computed",
+        "        return sequence.computed",
+        (WORLDS,),
+    ),
+    Mutant(
+        10,
+        "pages are published before it is known which of their rows are committed",
+        "speculation/transaction.py",
+        "            part.request.commit(verdict)\n            self._cache.commit(part.kv, part.run, verdict.path)\n"
+        "            self._cache.publish(part.kv, part.request.tokens)\n",
+        "            part.request.commit(verdict)\n"
+        "            computed, part.kv.computed = part.kv.computed, part.kv.reserved\n"
+        "            self._cache.publish(part.kv, part.request.tokens)\n            part.kv.computed = computed\n"
+        "            self._cache.commit(part.kv, part.run, verdict.path)\n",
+        (WORLDS,),
+    ),
+    Mutant(
+        16,
+        "drafts outlive a preemption",
+        "engine/request.py",
+        "        self.epoch += 1\n",
+        "",
+        (f"{FAIRNESS}::test_a_draft_from_before_a_preemption_is_not_judged",),
+    ),
+    Mutant(
+        17,
+        "the verdict of a pass is committed to a request that is gone",
+        "speculation/transaction.py",
+        "        if not self._cache.is_open(part.kv):\n            return False\n",
+        "",
+        (WORLDS,),
+    ),
+    Mutant(
+        17,
+        "the verdict of a pass is committed to the request that was begun anew",
+        "speculation/transaction.py",
+        "        if not self._cache.is_open(part.kv):",
+        "        if not self._cache.is_open(part.kv) and part.request.finish_reason is not None:",
+        (WORLDS,),
+    ),
+    Mutant(
+        18,
+        "a sequence that is closed still says how much it holds",
+        "kv/paged_cache.py",
+        "        sequence.pages, sequence.chain = [], []\n        sequence.computed = sequence.reserved = 0\n",
+        "        sequence.chain = []\n",
+        (WORLDS,),
+    ),
+    Mutant(
+        27,
+        "the requests that draw are taken from the front of the batch",
+        "speculation/judging.py",
+        "[parts[index].request.sampler for index in drawing]",
+        "[part.request.sampler for part in parts[: len(drawing)]]",
+        (WORLDS,),
+    ),
+    Mutant(
+        30,
+        "only the newest of the accepted tokens is counted",
+        "engine/request.py",
+        "            self.sampler.commit(verdict.tokens)",
+        "            self.sampler.commit(verdict.tokens[-1:])",
+        (WORLDS,),
+    ),
+    Mutant(
+        32,
+        "a chunk that holds the prompt's end draws a token, though more was committed",
+        "speculation/protocols.py",
+        "        return self.request.kv.computed + self.run == len(self.request.tokens)",
+        "        return self.request.kv.computed + self.run >= self.request.prompt_len",
+        (WORLDS,),
+    ),
+    Mutant(
+        33,
+        "a page with rows of guesses alone is not given back",
+        "kv/paged_cache.py",
+        "        self.pool.release(sequence.pages[keep:])\n        del sequence.pages[keep:]",
+        "        del sequence.pages[keep:]",
+        (WORLDS,),
+    ),
+    Mutant(
+        33,
+        "a preempted request keeps its pages",
+        "engine/scheduler.py",
+        "        self.running.remove(request)\n        self._cache.close(request.kv)\n        request.preempt()",
+        "        self.running.remove(request)\n        request.preempt()",
+        (WORLDS,),
+    ),
+    Mutant(
+        33,
+        "a cancelled request keeps its pages",
+        "engine/scheduler.py",
+        "            self.running.remove(request)\n            self._cache.close(request.kv)\n        elif",
+        "            self.running.remove(request)\n        elif",
+        (WORLDS,),
+    ),
+    Mutant(
+        34,
+        "an answer of one token does not end",
+        "engine/request.py",
+        "            if count == self.room:",
+        "            if count == self.room and len(self.tokens) + count > self.prompt_len + 1:",
+        (WORLDS,),
+    ),
+    Mutant(
+        39,
+        "a sequence's pages are taken for neighbours",
+        "kv/paged_cache.py",
+        "        return sequence.pages[row // self.page_size] * self.page_size + row % self.page_size",
+        "        return sequence.pages[0] * self.page_size + row",
+        (WORLDS,),
+    ),
+    Mutant(
+        39,
+        "a fork shares the page that it goes on writing",
+        "kv/paged_cache.py",
+        "        shared = min(rows, self._settled(sequence)) // self.page_size\n",
+        "        shared = self.pages_for(min(rows, self._settled(sequence)))\n",
+        (WORLDS,),
+    ),
+    Mutant(
+        18,
+        "the masks of the batch before stay in memory that is used again",
+        "speculation/layout.py",
+        "    arrays.ancestor_masks.fill(0)\n",
+        "",
+        (WORLDS,),
+    ),
+    Mutant(
+        18,
+        "a block table of the same length is taken for the same table",
+        "speculation/batch_memory.py",
+        "if self._known[row] != sequence.pages:",
+        "if len(self._known[row]) != len(sequence.pages):",
+        (WORLDS,),
+    ),
+    Mutant(
+        39,
+        "rows are laid out as if a request's pages lay behind its first one",
+        "speculation/layout.py",
+        "(arrays.block_tables[request_of, page] - page)",
+        "(arrays.block_tables[request_of, 0])",
+        (WORLDS,),
+    ),
+)
