@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from foreword.drafters.suffix import SuffixConfig, SuffixDrafter
+from foreword.drafters.suffix import MOST_TENANTS, SuffixConfig, SuffixDrafter
 from foreword.errors import RequestError
 from foreword.speculation.draft import ROOT, Draft
 from helpers.asks import TextRequest, ask
@@ -120,3 +120,14 @@ def test_forgetting_a_request_that_never_drafted_stores_nothing():
 def test_bad_settings_are_refused_by_name(bad: dict):
     with pytest.raises(RequestError, match=next(iter(bad))):
         SuffixConfig(**bad)
+
+
+def test_the_past_of_tenants_who_stay_away_is_forgotten():
+    drafter = SuffixDrafter(SuffixConfig(min_match=1))
+    first = drafter.store("first")
+    for number in range(MOST_TENANTS):
+        drafter.store("regular").add([1, 2, 3])
+        drafter.store(f"tenant {number}")
+    assert len(drafter._stores) == MOST_TENANTS
+    assert "regular" in drafter._stores
+    assert drafter.store("first") is not first

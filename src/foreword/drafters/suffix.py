@@ -23,6 +23,10 @@ _BYTES_PER_STORED_TOKEN = 8
 """Memory of one token of a past answer beside the automaton."""
 
 
+MOST_TENANTS = 256
+"""Tenants whose past answers are kept; those who were away longest are forgotten."""
+
+
 @dataclass(frozen=True)
 class SuffixConfig:
     """When a suffix is trusted, and how much is remembered."""
@@ -156,10 +160,13 @@ class SuffixDrafter:
 
     def store(self, tenant: str) -> SuffixStore:
         """The past answers of one tenant; nobody else's drafts are made from them."""
-        store = self._stores.get(tenant)
+        store = self._stores.pop(tenant, None)
         if store is None:
-            store = self._stores[tenant] = SuffixStore(self._config.max_stored_tokens)
+            store = SuffixStore(self._config.max_stored_tokens)
             store.add(self._warm_text)
+        self._stores[tenant] = store  # the newest last
+        while len(self._stores) > MOST_TENANTS:
+            del self._stores[next(iter(self._stores))]
         return store
 
     def _tree(self, ask: Ask) -> Draft:
