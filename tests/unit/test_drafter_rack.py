@@ -91,3 +91,22 @@ def test_bad_wishes_are_refused_in_one_line(setting: Any, message: str):
 def test_a_tree_is_refused_under_a_rule_for_chains():
     with pytest.raises(RequestError, match="chains only"):
         rack(rule=Rule.TOKEN).resolve({"method": "suffix"})
+
+
+def test_naming_the_default_method_keeps_what_the_default_was_given():
+    given = {"method": "layer_skip", "layers": [0, 2], "draft_timeout": 5.0}
+    shelf = rack(given)
+    named = shelf.resolve({"method": "layer_skip", "num_speculative_tokens": 2})
+    assert named is not None
+    assert shelf.default is not None
+    assert (named.drafter is shelf.default.drafter, named.max_nodes) == (True, 2)
+
+
+def test_the_default_is_never_let_go_for_others():
+    shelf = rack({"method": "suffix"})
+    for most in range(1, 3 * MOST_DRAFTERS):
+        shelf.resolve({"method": "ngram", "prompt_lookup_max": 2 + most})
+    again = shelf.resolve({"method": "suffix", "num_speculative_tokens": 2})
+    assert again is not None
+    assert shelf.default is not None
+    assert again.drafter is shelf.default.drafter

@@ -1,5 +1,6 @@
 """`foreword generate`: answer one prompt."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -49,6 +50,7 @@ def generate(
     Example: foreword generate "Explain why the sky is blue." --temperature 0 --max-tokens 64
     """
     from foreword.acceptance.params import SamplingParams
+    from foreword.cli.chat_text import visible
 
     params = SamplingParams(
         temperature=temperature,
@@ -63,7 +65,8 @@ def generate(
     llm = load_llm(model, dtype, device, backend, speculative_config)
 
     def show(_: int, text: str) -> None:
-        stdout.print(text, end="", markup=False, soft_wrap=True)
+        # As it is into a file or a pipe; a terminal gets nothing that could steer it.
+        print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
 
     streamed = not as_json and n == 1
     output = llm.generate(prompt, params, raw=raw, on_text=show if streamed else None)[0]

@@ -29,6 +29,7 @@ class DrafterRack:
         self._rule = rule
         self._drafters: dict[str, Drafter] = {}
         self._lock = Lock()  # requests come from any thread
+        self._building = Lock()
         self.default: Speculation | None = None  # of requests that don't say
         self._default_config: SpeculationConfig | None = None
         self.set_default(default)
@@ -43,20 +44,28 @@ class DrafterRack:
                 self._drafters.pop(before, None)
 
     def resolve(self, setting: SpeculationSetting) -> Speculation | None:
-        """Who drafts for a request with this wish. A wish without a method changes the default's other keys."""
+        """Who drafts for a request with this wish.
+
+        A wish without a method, or with the default's own, changes only the keys that it names.
+        """
         if setting is None or setting is True:
             return self.default
         if setting is False:
             return None
         if not isinstance(setting, Mapping):
             raise RequestError('speculation must be true, false or an object such as {"method": "ngram"}')
-        if "method" in setting:
+        if "method" in setting and not self._is_default_method(setting["method"]):
             return self._get(SpeculationConfig.parse(setting))
         if self._default_config is None:
             raise RequestError(
                 "speculation: give a method; this engine has no default whose keys could be changed"
             )
         return self._get(SpeculationConfig.parse({**self._default_config.as_mapping(), **setting}))
+
+    def _is_default_method(self, method: object) -> bool:
+        """Then what else the default was given, a model's path for one, need not be said again."""
+        named = [method] if isinstance(method, str) else method
+        return self._default_config is not None and named == list(self._default_config.method)
 
     def memory_bytes(self) -> int | None:
         """Of all drafters at hand."""
@@ -71,13 +80,25 @@ class DrafterRack:
     def _get(self, config: SpeculationConfig) -> Speculation:
         check_exact(self._rule, is_chain=not config.makes_trees)
         key = _key(config)
-        with self._lock:
-            drafter = self._drafters.pop(key, None) or self._build(config)
-            self._drafters[key] = drafter  # the newest last
-            while len(self._drafters) > MOST_DRAFTERS:
-                del self._drafters[next(iter(self._drafters))]
+        with (
+            self._building
+        ):  # apart from the books, which the engine's thread reads while a drafter is being made
+            with self._lock:
+                drafter = self._drafters.pop(key, None)
+            drafter = drafter or self._build(config)
+            with self._lock:
+                self._drafters[key] = drafter  # the newest last
+                self._let_go()
         most = config.num_speculative_tokens
         return Speculation("+".join(config.method), drafter, most, config.max_depth or most)
+
+    def _let_go(self) -> None:
+        """Of too many drafters those that nobody asked for longest; never the default."""
+        kept = None if self._default_config is None else _key(self._default_config)
+        for key in [key for key in self._drafters if key != kept]:
+            if len(self._drafters) <= MOST_DRAFTERS:
+                return
+            del self._drafters[key]
 
 
 def _key(config: SpeculationConfig) -> str:

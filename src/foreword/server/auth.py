@@ -39,7 +39,9 @@ class Doorkeeper:
     def _judge(self, scope: Scope) -> ApiError | None:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self._header_bytes:
             return ApiError(431, f"the request's headers are longer than {self._header_bytes} bytes")
-        tenant = self._tenant(Headers(scope=scope).get("authorization", ""))
+        # Headers are read as latin-1; a key with other letters is sent as UTF-8.
+        header = Headers(scope=scope).get("authorization", "").encode("latin-1", "replace")
+        tenant = self._tenant(header.decode("utf-8", "surrogateescape"))
         state = scope.setdefault("state", {})
         state["tenant"] = tenant or ""
         state["trusted"] = tenant is not None

@@ -81,6 +81,9 @@ class EngineServant:
             self._channel.send(wire.Refused(request.request_id, str(error)))
         except EngineStopped as error:
             self._die(error)
+        except Exception as error:  # nothing was queued: it costs this request alone
+            log.exception("a request could not be taken")
+            self._channel.send(wire.Refused(request.request_id, f"{type(error).__name__}: {error}"))
         else:
             stream.forward_to(partial(self._take, request.request_id))
 

@@ -26,11 +26,9 @@ def check_speculation(wish: bool | Mapping[str, Any] | None, settings: ServerSet
     for key in wish:
         if key not in _KEYS:
             raise _refusal(f"unknown key {key[:64]!r}; a request may set {', '.join(sorted(_KEYS))}")
-    asked = dict(wish)
-    if "method" not in asked:
-        if settings.default_method is None:
-            raise _refusal(f"name a method: {', '.join(sorted(settings.methods))}")
-        asked["method"] = settings.default_method
+    if "method" not in wish and settings.default_method is None:
+        raise _refusal(f"name a method: {', '.join(sorted(settings.methods))}")
+    asked = {"method": settings.default_method, **wish}
     method = asked["method"]
     if not isinstance(method, str) or method not in settings.methods:
         raise _refusal(f"method must be one of {', '.join(sorted(settings.methods))}")
@@ -41,7 +39,9 @@ def check_speculation(wish: bool | Mapping[str, Any] | None, settings: ServerSet
             raise _refusal(f"{key} can be at most {_LONGEST_LOOKUP}")
     # A drafter with a model keeps the settings that the server gave it; how far it guesses is all there is to check.
     _try(asked if method in FREE_METHODS else asked | {"method": "ngram"})
-    return asked
+    return dict(
+        wish
+    )  # without a method, the engine changes only these keys of what the server was started with
 
 
 def _try(asked: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Server-sent events, and what to do when the client leaves."""
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import ExitStack, aclosing
@@ -13,6 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from foreword.server.errors import ApiError
 from foreword.server.pacing import EvenCadence, PaceMemory, Padder
+
+log = logging.getLogger("foreword.server")
 
 Result = TypeVar("Result")
 
@@ -120,6 +123,8 @@ class EventStream(Response):
         leaving = asyncio.ensure_future(_disconnection(receive))
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done() and (error := sending.exception()) is not None and not leaving.done():
+                log.error("a stream failed", exc_info=error)
         finally:
             await _end(leaving)
             await _end(sending)

@@ -127,7 +127,10 @@ class Supervisor:
 
     async def _run_once(self, first_ready: asyncio.Future[None]) -> str:
         """Run one engine process until it ends; why it ended."""
-        link = await self._launch()
+        try:
+            link = await self._launch()
+        except OSError as error:
+            return f"the engine process cannot be started: {error}"
         link.ready.add_done_callback(lambda done: self._became_ready(done, first_ready))
         watching = asyncio.create_task(self._kill_if_hung(link))
         reason = "the engine process is gone"
@@ -158,15 +161,19 @@ class Supervisor:
     async def _launch(self) -> EngineLink:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "foreword.server.engine_process",
-                str(theirs.fileno()),
-                self._settings.factory,
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-            )
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "foreword.server.engine_process",
+                    str(theirs.fileno()),
+                    self._settings.factory,
+                    pass_fds=(theirs.fileno(),),
+                    stdin=asyncio.subprocess.DEVNULL,
+                )
+            except OSError:
+                ours.close()
+                raise
         link = EngineLink(wire.Channel(*await asyncio.open_connection(sock=ours)))
         link.send(self._settings.start)
         self._link = link

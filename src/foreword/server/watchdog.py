@@ -1,6 +1,7 @@
 """Notices an engine process that is alive and does nothing."""
 
 import asyncio
+from time import monotonic
 from typing import Protocol
 
 from foreword.engine.messages import EngineStats
@@ -31,11 +32,9 @@ async def wait_until_hung(link: Watched, patience: float) -> None:
     A sign of life is an answer that tells of steps since the last one, or any answer while nothing is to be done.
     """
     interval = min(patience / LOOKS, LONGEST_INTERVAL)
-    steps, quiet = -1, 0.0
-    while quiet < patience:
+    steps, last_sign = -1, monotonic()
+    while monotonic() - last_sign < patience:
         await asyncio.sleep(interval / 2)
         stats = await link.stats(interval / 2)
         if stats is not None and (stats.steps != steps or not link.awaited):
-            steps, quiet = stats.steps, 0.0
-        else:
-            quiet += interval
+            steps, last_sign = stats.steps, monotonic()
