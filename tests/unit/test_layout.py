@@ -12,7 +12,7 @@ from foreword.kv.paged_cache import KvSequence, PagedCache, RowMove
 from foreword.models.batch import MAX_DRAFT_NODES, ForwardBatch
 from foreword.speculation.batch_memory import PageTables
 from foreword.speculation.draft import Draft
-from foreword.speculation.layout import BatchBuffers, Share, lay_out
+from foreword.speculation.layout import BatchBuffers, Share
 from helpers.trees import random_tokens, random_tree
 
 
@@ -86,7 +86,7 @@ def test_any_pass_after_any_other_equals_the_definition(entries: int):
         ]
         expected = by_definition(cache, shares, moves)
         assert as_lists(buffers.lay_out(cache, shares, moves)) == expected
-        assert as_lists(lay_out(cache, shares, moves)) == expected
+        assert as_lists(BatchBuffers(entries=0).lay_out(cache, shares, moves)) == expected
 
 
 @pytest.mark.parametrize("missing", [0, 1])
@@ -99,7 +99,7 @@ def test_memory_that_fits_exactly_and_memory_that_is_one_entry_short(missing: in
     expected = by_definition(cache, shares, [])
     entries = sum(
         value.numel() * value.itemsize // 4
-        for value in vars(lay_out(cache, shares, [])).values()
+        for value in vars(BatchBuffers(entries=0).lay_out(cache, shares, [])).values()
         if isinstance(value, torch.Tensor)
     )
     buffers = BatchBuffers(entries - missing)
@@ -155,4 +155,4 @@ def test_a_run_behind_the_last_token_is_refused():
     cache = PagedCache(8)
     for rows in (2, 3):
         with pytest.raises(ValueError, match="last token"):
-            lay_out(cache, [Share(sequence(cache, 0, rows), [5], rows, Draft())], [])
+            BatchBuffers(entries=0).lay_out(cache, [Share(sequence(cache, 0, rows), [5], rows, Draft())], [])

@@ -63,11 +63,6 @@ class BatchBuffers:
         return batch
 
 
-def lay_out(cache: PagedCache, shares: Sequence[Share], moves: Sequence[RowMove]) -> ForwardBatch:
-    """The batch of one pass in memory of its own, which nothing overwrites."""
-    return BatchBuffers(entries=0).lay_out(cache, shares, moves)
-
-
 def _logit_rows(shares: Sequence[Share]) -> list[int]:
     rows: list[int] = []
     end = 0
