@@ -7,13 +7,13 @@ from time import perf_counter
 
 import torch
 
+from foreword.backends.cpu.decoder import load_native_decoder
+from foreword.backends.cpu.packing import FORMS
+from foreword.backends.interface import Decoder
+from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.torch.weights import load_weights
 from foreword.bench.step_cost import measure_step_cost
 from foreword.kernels.native import ISA_VARIABLE, native_status
-from foreword.models.decoder import TorchDecoder
-from foreword.models.interface import Decoder
-from foreword.models.native_decoder import load_native_decoder
-from foreword.models.native_weights import FORMS
-from foreword.models.weights import load_weights
 from helpers.passes import all_logits
 from helpers.random_checkpoint import SMOLLM2_SHAPE, RandomCheckpoint
 

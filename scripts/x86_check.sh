@@ -40,7 +40,7 @@ cp "$BUILD"/_native*.so src/foreword/kernels/
 "$PYTHON" -c 'from foreword.kernels import _native; print("instruction sets:", _native.instruction_sets())'
 
 echo "== kernel tests"
-"$PYTHON" -m pytest --noconftest -p no:cacheprovider -q -W ignore tests/unit/test_kernels.py
+"$PYTHON" -m pytest --noconftest -p no:cacheprovider -q -W ignore tests/unit/kernels/test_kernels.py
 
 echo "== decoder and step cost"
 "$PYTHON" scripts/native_check.py

@@ -16,6 +16,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def default_model() -> Path:
     """The GGUF file of the embedded default model."""
-    from foreword.models.sources import resolve_model
+    from foreword.models.sources.resolve import resolve_model
 
     return resolve_model("smollm2-135m")

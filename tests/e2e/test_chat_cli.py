@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from foreword import LLM, SamplingParams
-from foreword.cli.chat_text import visible
+from foreword.cli.chat.text import visible
 from helpers.command_line import assert_one_line_error, foreword
 from helpers.terminal import CTRL_C, CTRL_D, Terminal
 from helpers.tiny_models import make_hf_model

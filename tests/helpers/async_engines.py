@@ -7,18 +7,18 @@ from math import inf
 from typing import Any
 
 from foreword.acceptance.params import SamplingParams
-from foreword.bench.prove.drawing_drafter import DrawingDrafter
-from foreword.bench.prove.tiny_model import tiny_decoder
+from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.backends.torch.decoder import TorchDecoder
 from foreword.control.fixed import FixedPolicy
+from foreword.engine.answers.outputs import RequestOutput
+from foreword.engine.answers.stream import AnswerStream
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, Parts
 from foreword.engine.engine import Engine
 from foreword.engine.messages import AnswerDelta, NewRequest
-from foreword.engine.outputs import RequestOutput
-from foreword.engine.stream import AnswerStream
 from foreword.engine.vocabulary import Vocabulary
-from foreword.models.batch import ForwardBatch, ForwardOutput
-from foreword.models.decoder import TorchDecoder
+from foreword.proofs.drawing_drafter import DrawingDrafter
+from foreword.proofs.tiny_model import tiny_decoder
 from helpers.byte_pieces import PIECES, BytePieces
 
 VOCAB = len(PIECES)

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from foreword.acceptance.accept import judge
 from foreword.acceptance.batch import Judgement
+from foreword.acceptance.judge import judge
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
-from foreword.models.batch import ForwardBatch, ForwardOutput
+from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.speculation.draft import Draft, stack
 from helpers.history_target import HistoryTarget
 from helpers.saboteur import Saboteur

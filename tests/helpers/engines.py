@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from foreword.acceptance.params import SamplingParams
+from foreword.backends.interface import Decoder
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, Parts
 from foreword.engine.messages import NewRequest
 from foreword.engine.request import Request
 from foreword.engine.vocabulary import Vocabulary
-from foreword.models.interface import Decoder
 from foreword.speculation.protocols import Policy
 
 _numbers = itertools.count()

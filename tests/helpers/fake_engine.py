@@ -12,10 +12,10 @@ from time import monotonic
 import numpy as np
 
 from foreword.acceptance.logprobs import TokenLogprobs
+from foreword.engine.answers.stream import AnswerStream
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest, RequestStats
-from foreword.engine.stream import AnswerStream
 from foreword.errors import EngineStopped, RequestError
-from foreword.server.wire import Start
+from foreword.wire.frames import Start
 
 FIRST_VISIBLE = 3
 VISIBLE = 94

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from foreword.models.batch import ForwardBatch, ForwardOutput
+from foreword.backends.batch import ForwardBatch, ForwardOutput
 
 
 class HistoryTarget:

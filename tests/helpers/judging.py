@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from foreword.acceptance.batch import Judgement
-from foreword.acceptance.chains import ChainRows
-from foreword.acceptance.distribution import distributions
 from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.pipeline.distribution import distributions
 from foreword.acceptance.request import RequestSampler, TokenLimits
-from foreword.acceptance.rules import Rule
+from foreword.acceptance.rules.chains import ChainRows
+from foreword.acceptance.rules.rule import Rule
 from foreword.speculation.draft import Draft, stack
 
 PLAIN = Draft()

@@ -14,11 +14,11 @@ import openai
 import uvicorn
 
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
-from foreword.models.checkpoint import open_checkpoint
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.server.app import create_app, create_context
 from foreword.server.context import ServerContext
-from foreword.server.engine_client import EngineLimits, EngineState
 from foreword.server.settings import ServerSettings
+from foreword.wire.client import EngineLimits, EngineState
 from helpers.fake_engine import FakeEngine
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from foreword.backends.cpu.decoder import NativeDecoder, load_native_decoder
+from foreword.backends.cpu.packing import FORMS
 from foreword.kernels.native import native_status
-from foreword.models.checkpoint import open_checkpoint
-from foreword.models.native_decoder import NativeDecoder, load_native_decoder
-from foreword.models.native_weights import FORMS
+from foreword.models.formats.checkpoint import open_checkpoint
 
 STATUS = native_status()
 needs_native = pytest.mark.skipif(not STATUS.available, reason=f"no CPU kernels: {STATUS.reason}")

@@ -9,10 +9,10 @@ import torch
 
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.backends.batch import ForwardBatch
+from foreword.backends.interface import Decoder
 from foreword.engine.request import Request, RequestLimits
 from foreword.kv.paged_cache import PagedCache
-from foreword.models.batch import ForwardBatch
-from foreword.models.interface import Decoder
 from foreword.speculation.draft import Draft
 from foreword.speculation.protocols import Scheduled
 from foreword.speculation.transaction import Transaction

@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foreword.models.checkpoint import QuantizedTensor
+from foreword.backends.torch.weights import expected_shapes
 from foreword.models.config import ModelConfig
-from foreword.models.tokenizer import Tokenizer
-from foreword.models.weights import expected_shapes
+from foreword.models.formats.checkpoint import QuantizedTensor
+from foreword.models.tokenization.tokenizer import Tokenizer
 
 SMOLLM2_SHAPE = ModelConfig(
     architecture="llama",

@@ -10,7 +10,7 @@ import pytest
 from foreword.engine.core import EngineCore
 from foreword.engine.request import Request
 from foreword.kv.paged_cache import KvSequence
-from foreword.speculation import judging
+from foreword.speculation import accept as judging
 
 ONLY_GUESSES = ("plan", "nonsense plan", "propose", "nonsense drafts", "forget")
 """Stages whose faults cost guesses at most."""

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from foreword.models.batch import ForwardBatch, ForwardOutput
+from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.protocols import Ask, StepRequest
 

@@ -10,10 +10,10 @@ import torch
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
-from foreword.bench.prove.tiny_model import tiny_decoder
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.proofs.tiny_model import tiny_decoder
 from foreword.speculation.protocols import StepRequest
 from helpers.engines import core_on
 from helpers.passes import all_logits

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from foreword.engine.backend import DTYPES
-from foreword.models.checkpoint import open_checkpoint
-from foreword.models.decoder import TorchDecoder
-from foreword.models.weights import load_weights
+from foreword.backends.choice import DTYPES
+from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.torch.weights import load_weights
+from foreword.models.formats.checkpoint import open_checkpoint
 from helpers.passes import DEVICES, all_logits
 from helpers.tiny_models import TINY_VOCAB, make_hf_model, write_gguf
 

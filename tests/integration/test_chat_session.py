@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from foreword import LLM, SamplingParams
-from foreword.cli.chat_commands import Commands
-from foreword.cli.chat_session import ChatSession, Outcome
-from foreword.cli.chat_text import Piece
+from foreword.cli.chat.commands import Commands
+from foreword.cli.chat.session import ChatSession, Outcome
+from foreword.cli.chat.text import Piece
 from foreword.engine.config import EngineConfig
 from foreword.errors import RequestError
 from helpers.tiny_models import make_hf_model, write_tiny_tokenizer

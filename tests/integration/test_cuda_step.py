@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.torch.staging import Staging
+from foreword.backends.torch.weights import load_weights
 from foreword.engine.request import Request
 from foreword.kv.paged_cache import PagedCache
-from foreword.models.checkpoint import open_checkpoint
-from foreword.models.decoder import TorchDecoder
-from foreword.models.staging import Staging
-from foreword.models.weights import load_weights
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.speculation.draft import Draft
 from foreword.speculation.layout import BatchBuffers, Share
 from helpers.passes import DEVICES, make_request

@@ -19,7 +19,7 @@ from foreword.engine.core import EngineCore, Parts
 from foreword.engine.messages import NewRequest
 from foreword.engine.request import Request
 from foreword.errors import RequestError
-from foreword.speculation import judging
+from foreword.speculation import accept as judging
 from foreword.speculation.protocols import Ask, Drafter, Planned, Scheduled
 from foreword.speculation.situation import Situation
 

@@ -7,12 +7,12 @@ import pytest
 
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
-from foreword.bench.prove.drawing_drafter import DrawingDrafter
-from foreword.bench.prove.tiny_model import tiny_decoder
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.request import Request
+from foreword.proofs.drawing_drafter import DrawingDrafter
+from foreword.proofs.tiny_model import tiny_decoder
 from foreword.speculation.verdict import Verdict
 from helpers.engines import core_on, run
 

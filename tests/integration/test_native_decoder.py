@@ -7,10 +7,10 @@ import gguf
 import pytest
 import torch
 
+from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.torch.weights import load_weights
 from foreword.errors import CheckpointError, RequestError
-from foreword.models.checkpoint import open_checkpoint
-from foreword.models.decoder import TorchDecoder
-from foreword.models.weights import load_weights
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.speculation.draft import Draft
 from foreword.speculation.protocols import Scheduled
 from foreword.speculation.transaction import Transaction

@@ -10,11 +10,11 @@ import torch
 from safetensors import safe_open
 
 from foreword import LLM, SamplingParams
+from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.torch.weights import load_weights
 from foreword.errors import CheckpointError, RequestError, TokenizerError
-from foreword.models.checkpoint import open_checkpoint
-from foreword.models.decoder import TorchDecoder
-from foreword.models.pruning import prune
-from foreword.models.weights import load_weights
+from foreword.models.formats.checkpoint import open_checkpoint
+from foreword.models.pruning.prune import prune
 from helpers.passes import all_logits
 from helpers.tiny_models import make_hf_model, write_gguf
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from foreword.acceptance.params import SamplingParams
-from foreword.bench.prove.drawing_drafter import DrawingDrafter
-from foreword.bench.prove.tiny_model import tiny_decoder
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest, RequestStats
+from foreword.proofs.drawing_drafter import DrawingDrafter
+from foreword.proofs.tiny_model import tiny_decoder
 from helpers.engines import core_on
 
 VOCAB = 40

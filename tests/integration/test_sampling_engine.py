@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from foreword.acceptance.params import SamplingParams
-from foreword.acceptance.rules import Rule
-from foreword.bench.prove.drawing_drafter import DrawingDrafter
-from foreword.bench.prove.tiny_model import tiny_decoder
+from foreword.acceptance.rules.rule import Rule
+from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.backends.torch.decoder import TorchDecoder
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
 from foreword.engine.request import Request
-from foreword.models.batch import ForwardBatch, ForwardOutput
-from foreword.models.decoder import TorchDecoder
+from foreword.proofs.drawing_drafter import DrawingDrafter
+from foreword.proofs.tiny_model import tiny_decoder
 from helpers.engines import ask, core_on, run
 
 VOCAB, EOS = 40, 7

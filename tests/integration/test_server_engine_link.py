@@ -10,9 +10,10 @@ import pytest
 from foreword.acceptance.params import SamplingParams
 from foreword.engine.messages import NewRequest
 from foreword.errors import RequestError
-from foreword.server import engine_process, wire
-from foreword.server.engine_client import EngineUnavailable
-from foreword.server.engine_link import EngineLink
+from foreword.wire import frames as wire
+from foreword.wire import process as engine_process
+from foreword.wire.client import EngineUnavailable
+from foreword.wire.link import EngineLink
 from helpers.fake_engine import expected_tokens
 
 FAKE = "helpers.fake_engine:load_fake"

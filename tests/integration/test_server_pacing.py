@@ -7,8 +7,8 @@ from importlib.resources import files
 
 import pytest
 
-from foreword.server.pacing import BLOCK_BYTES
-from foreword.server.page_routes import PAGE_PATHS
+from foreword.server.api.pacing import BLOCK_BYTES
+from foreword.server.page.routes import PAGE_PATHS
 from foreword.server.settings import ServerSettings
 from helpers.fake_engine import FakeEngine
 from helpers.local_server import LocalServer, local_server

@@ -8,8 +8,8 @@ import httpx
 import openai
 import pytest
 
-from foreword.server.engine_client import EngineState
 from foreword.server.settings import ServerSettings, tenant_of
+from foreword.wire.client import EngineState
 from helpers.fake_engine import FakeEngine
 from helpers.local_server import local_server
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from foreword.backends.cpu.decoder import NativeDecoder
 from foreword.engine.request import Request
 from foreword.kv.paged_cache import PagedCache
-from foreword.models.native_decoder import NativeDecoder
 from foreword.speculation.draft import Draft
 from foreword.speculation.protocols import Scheduled
 from foreword.speculation.transaction import Transaction

@@ -21,13 +21,13 @@ class Mutant:
     tests: tuple[str, ...]  # pytest node ids; at least one must fail
 
 
-PIPELINE = f"{UNIT}/test_pipeline.py"
-RULES = f"{UNIT}/test_rules.py"
-NOISE = f"{UNIT}/test_noise.py"
-LOGPROBS = f"{UNIT}/test_logprobs.py"
+PIPELINE = f"{UNIT}/acceptance/test_pipeline.py"
+RULES = f"{UNIT}/acceptance/test_rules.py"
+NOISE = f"{UNIT}/acceptance/test_noise.py"
+LOGPROBS = f"{UNIT}/acceptance/test_logprobs.py"
 ENGINE = "tests/integration/test_sampling_engine.py"
-STEP = f"{UNIT}/test_step.py"
-LAYOUT = f"{UNIT}/test_layout.py"
+STEP = f"{UNIT}/speculation/test_step.py"
+LAYOUT = f"{UNIT}/speculation/test_layout.py"
 PADDED = "tests/integration/test_cuda_step.py"
 CONTRACT = "tests/integration/test_drafter_contract.py"
 
@@ -35,7 +35,7 @@ MUTANTS = (
     Mutant(
         3,
         "sampling parameters not applied to the rows before the last",
-        "acceptance/distribution.py",
+        "acceptance/pipeline/distribution.py",
         'columns = [judged.per_row(name) for name in ("temperature", "top_k", "top_p", "min_p")]',
         'columns = [judged.per_row(name) for name in ("temperature", "top_k", "top_p", "min_p")]\n'
         "        columns[0] = np.where(judged.trees.depths > 0, columns[0], 1.0)",
@@ -44,7 +44,7 @@ MUTANTS = (
     Mutant(
         4,
         "an in-place division corrupts q before rejection",
-        "acceptance/chains.py",
+        "acceptance/rules/chains.py",
         "    ratio = np.zeros(len(tokens))\n",
         "    ratio = np.zeros(len(tokens))\n"
         "    chains.trees.q.probs.flags.writeable = True\n"
@@ -78,7 +78,7 @@ MUTANTS = (
     Mutant(
         7,
         "a guess outside the vocabulary is looked up as if it were in it",
-        "acceptance/chains.py",
+        "acceptance/rules/chains.py",
         "return np.where(known, probabilities.cpu().numpy(), 0.0)",
         "return probabilities.cpu().numpy()",
         (f"{RULES}::test_a_guess_outside_the_vocabulary_is_never_accepted",),
@@ -86,7 +86,7 @@ MUTANTS = (
     Mutant(
         8,
         "NaN logits are drawn from",
-        "acceptance/distribution.py",
+        "acceptance/pipeline/distribution.py",
         "peak.isnan() | (peak == torch.inf)",
         "peak == torch.inf",
         (f"{PIPELINE}::test_a_poisoned_row_fails_its_own_request_alone",),
@@ -102,7 +102,7 @@ MUTANTS = (
     Mutant(
         12,
         "bad words off by one with drafts",
-        "acceptance/bad_words.py",
+        "acceptance/pipeline/bad_words.py",
         "draft = judged.trees.path_tokens[:, ::-1]",
         "draft = np.roll(judged.trees.path_tokens, 1, axis=0)[:, ::-1]",
         (f"{PIPELINE}::test_bad_words_count_the_draft_path",),
@@ -110,7 +110,7 @@ MUTANTS = (
     Mutant(
         13,
         "log probabilities read after the corrections, in place",
-        "acceptance/corrections.py",
+        "acceptance/pipeline/corrections.py",
         "logits = judged.logits.clone(memory_format=torch.contiguous_format)",
         "logits = judged.logits",
         (f"{LOGPROBS}::test_logprobs_are_those_of_the_raw_logits",),
@@ -134,7 +134,7 @@ MUTANTS = (
     Mutant(
         24,
         "the draft probabilities of chosen tokens are never filled in",
-        "acceptance/drawn.py",
+        "acceptance/rules/drawn.py",
         "certain = np.ones(1)",
         "certain = np.full(1, 1e-3)",
         (f"{RULES}::test_chain_rules_are_their_references",),
@@ -150,7 +150,7 @@ MUTANTS = (
     Mutant(
         35,
         "matches are counted behind a mismatch",
-        "acceptance/coupled.py",
+        "acceptance/rules/coupled.py",
         "depths[row] = depths[parent] + 1 if hit else REFUSED",
         "depths[row] = abs(depths[parent]) + 1 if tokens[row] == draws[parent] else REFUSED",
         (f"{RULES}::test_coupled_is_its_reference",),
@@ -158,7 +158,7 @@ MUTANTS = (
     Mutant(
         35,
         "token acceptance goes on behind a refusal",
-        "acceptance/token.py",
+        "acceptance/rules/token.py",
         "return trees.deepest(trees.reached(uniforms < accept))",
         "return trees.deepest((uniforms < accept) | (trees.depths == 0))",
         (f"{RULES}::test_chain_rules_are_their_references",),
@@ -166,7 +166,7 @@ MUTANTS = (
     Mutant(
         40,
         "a tree node is judged by the row before it instead of by its parent's",
-        "acceptance/coupled.py",
+        "acceptance/rules/coupled.py",
         "tokens[row] == draws[parent]",
         "tokens[row] == draws[row - 1]",
         (f"{RULES}::test_coupled_is_its_reference",),
@@ -174,7 +174,7 @@ MUTANTS = (
     Mutant(
         42,
         "temperature is ignored",
-        "acceptance/distribution.py",
+        "acceptance/pipeline/distribution.py",
         "torch.where(greedy, 1.0, temperature)",
         "torch.ones_like(temperature)",
         (f"{PIPELINE}::test_every_row_has_the_distribution_of_the_reference",),
@@ -193,7 +193,7 @@ MUTANTS = (
         "kv/paged_cache.py",
         "        sequence.computed = base + len(path)\n",
         "        sequence.computed = sequence.reserved\n",
-        (f"{UNIT}/test_paged_cache.py", STEP),
+        (f"{UNIT}/kv/test_paged_cache.py", STEP),
     ),
     Mutant(
         11,
@@ -222,7 +222,7 @@ MUTANTS = (
     Mutant(
         31,
         "the device's copy of the batch keeps its first size",
-        "models/staging.py",
+        "backends/torch/staging.py",
         "if total > len(self._on_device):",
         "if total > 2 * len(self._on_device):",
         (f"{PADDED}::test_staging_that_is_too_small_grows",),
@@ -249,7 +249,7 @@ MUTANTS = (
         "drafters/ngram.py",
         " or len(index) > len(request.tokens)",
         "",
-        (f"{UNIT}/test_ngram_drafter.py",),
+        (f"{UNIT}/drafters/test_ngram_drafter.py",),
     ),
     Mutant(
         41,

@@ -2,7 +2,7 @@
 
 from catalogue import UNIT, Mutant
 
-TEXT = f"{UNIT}/test_answer_text.py"
+TEXT = f"{UNIT}/engine/test_answer_text.py"
 BLOCKS = "tests/integration/test_ends_in_blocks.py"
 EVERY_END = f"{BLOCKS}::test_every_end_at_every_place_of_a_block[some]"
 SCORES = "tests/integration/test_answer_logprobs.py"
@@ -13,7 +13,7 @@ END_MUTANTS = (
     Mutant(
         14,
         "every chunk's prompt scores are taken for those of the prompt's first tokens",
-        "speculation/judging.py",
+        "speculation/accept.py",
         "request.tokens[request.scored + 1 : request.scored + 1 + part.scored]",
         "request.tokens[1 : 1 + part.scored]",
         (f"{SCORES}::test_of_prompts",),
@@ -29,7 +29,7 @@ END_MUTANTS = (
     Mutant(
         15,
         "guesses behind the end of the answer leave log probabilities",
-        "speculation/judging.py",
+        "speculation/accept.py",
         "request_logprobs(judged, found, place)[:kept]",
         "request_logprobs(judged, found, place)",
         (EVERY_END,),
@@ -53,7 +53,7 @@ END_MUTANTS = (
     Mutant(
         20,
         "penalties count the committed tokens and not the draft's: the shapes differ",
-        "acceptance/corrections.py",
+        "acceptance/pipeline/corrections.py",
         "times = np.concatenate([generated, np.ones(len(path_rows))])",
         "times = generated",
         (EVERY_END,),
@@ -69,7 +69,7 @@ END_MUTANTS = (
     Mutant(
         21,
         "of two stop texts in a block the one that begins first is taken",
-        "engine/answer_text.py",
+        "engine/answers/text.py",
         "(begin + len(stop), begin) < best[:2]",
         "begin < best[1]",
         (TEXT, EVERY_END),
@@ -77,7 +77,7 @@ END_MUTANTS = (
     Mutant(
         21,
         "of two stop texts in a block the one that is listed first is taken",
-        "engine/answer_text.py",
+        "engine/answers/text.py",
         "(best is None or (begin + len(stop), begin) < best[:2])",
         "best is None",
         (TEXT, EVERY_END),
@@ -89,12 +89,12 @@ END_MUTANTS = (
         "            if token in self.limits.stop_ids:\n",
         '            if count == self.room:\n                return _End(count, "length")\n'
         "            if token in self.limits.stop_ids:\n",
-        (f"{UNIT}/test_request.py", f"{BLOCKS}::test_ends_that_meet"),
+        (f"{UNIT}/engine/test_request.py", f"{BLOCKS}::test_ends_that_meet"),
     ),
     Mutant(
         26,
         "a stop text is looked for at the end of a block's text only",
-        "engine/answer_text.py",
+        "engine/answers/text.py",
         "window.find(stop, max(known - len(stop) + 1, 0))",
         "(len(window) - len(stop)) if window.endswith(stop) else -1",
         (TEXT, EVERY_END),
@@ -102,7 +102,7 @@ END_MUTANTS = (
     Mutant(
         26,
         "a stop text that began in an earlier token is not found",
-        "engine/answer_text.py",
+        "engine/answers/text.py",
         "window.find(stop, max(known - len(stop) + 1, 0))",
         "window.find(stop, known)",
         (TEXT, EVERY_END),
@@ -110,7 +110,7 @@ END_MUTANTS = (
     Mutant(
         26,
         "too little text is held back",
-        "engine/answer_text.py",
+        "engine/answers/text.py",
         "longest = max(len(stop) for stop in stops) - 1",
         "longest = max(len(stop) for stop in stops) - 2",
         (TEXT, EVERY_END),
@@ -137,6 +137,6 @@ END_MUTANTS = (
         "engine/request.py",
         "            if token in self.limits.stop_ids:\n",
         "            if token in self.limits.stop_ids and count == len(tokens):\n",
-        (f"{UNIT}/test_request.py", EVERY_END),
+        (f"{UNIT}/engine/test_request.py", EVERY_END),
     ),
 )

@@ -3,13 +3,13 @@
 from catalogue import RULES, UNIT, Mutant
 
 WORLDS = "tests/integration/test_engine_model_check.py::test_worlds"
-FAIRNESS = f"{UNIT}/test_fairness.py"
+FAIRNESS = f"{UNIT}/control/test_fairness.py"
 
 ENGINE_MUTANTS = (
     Mutant(
         2,
         "verdicts are handed out in another order than the rows",
-        "speculation/judging.py",
+        "speculation/accept.py",
         "        for place, index in enumerate(drawing):",
         "        for place, index in enumerate(sorted(drawing, key=lambda i: -parts[i].request.request_id)):",
         (WORLDS,),
@@ -27,7 +27,7 @@ ENGINE_MUTANTS = (
     Mutant(
         5,
         "the target's probability of a drafted token is zeroed before it is read",
-        "acceptance/chains.py",
+        "acceptance/rules/chains.py",
         "    ratio = np.zeros(len(tokens))\n",
         "    ratio = np.zeros(len(tokens))\n    p[::7] = 0.0\n",
         (f"{RULES}::test_chain_rules_are_their_references",),
@@ -87,7 +87,7 @@ ENGINE_MUTANTS = (
     Mutant(
         27,
         "the requests that draw are taken from the front of the batch",
-        "speculation/judging.py",
+        "speculation/accept.py",
         "[parts[index].request.sampler for index in drawing]",
         "[part.request.sampler for part in parts[: len(drawing)]]",
         (WORLDS,),

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from foreword.acceptance.params import SamplingParams
-from foreword.acceptance.rules import Rule
-from foreword.bench.prove.bounds import coupled_agreement, expected_accepted
-from foreword.bench.prove.draft_models import DraftModel, Guessing
-from foreword.bench.prove.enumeration import target_law, text_law, worst_deviation
-from foreword.bench.prove.pathwise import pathwise_mismatches
-from foreword.bench.prove.statistics import (
+from foreword.acceptance.rules.rule import Rule
+from foreword.proofs.bounds import coupled_agreement, expected_accepted
+from foreword.proofs.draft_models import DraftModel, Guessing
+from foreword.proofs.enumeration import target_law, text_law, worst_deviation
+from foreword.proofs.pathwise import pathwise_mismatches
+from foreword.proofs.statistics import (
     biased_law,
     chi_square,
     default_decoder,
@@ -17,7 +17,7 @@ from foreword.bench.prove.statistics import (
     sampled_counts,
     true_law,
 )
-from foreword.bench.prove.suite import CHAIN_RULES, EXACT, PARAMETERS, QUICK, run_suites, small_case
+from foreword.proofs.suite import CHAIN_RULES, EXACT, PARAMETERS, QUICK, run_suites, small_case
 
 
 @pytest.mark.parametrize("parameters", PARAMETERS)

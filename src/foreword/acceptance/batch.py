@@ -10,7 +10,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from foreword.acceptance.request import RECORD, RequestSampler
-from foreword.acceptance.trees import NO_TOKEN, DraftTrees, Ints
+from foreword.acceptance.rules.trees import NO_TOKEN, DraftTrees, Ints
 
 Records = npt.NDArray[np.void]
 

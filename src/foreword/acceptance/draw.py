@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foreword.acceptance.distribution import Distributions, RowShape, shape_rows
 from foreword.acceptance.noise import Keys, gumbel, key_tensor
-from foreword.acceptance.trees import NO_TOKEN
-from foreword.acceptance.upload import uploaded
+from foreword.acceptance.pipeline.distribution import Distributions, RowShape, shape_rows
+from foreword.acceptance.pipeline.upload import uploaded
+from foreword.acceptance.rules.trees import NO_TOKEN
 from foreword.kernels import sampler as native
 
 

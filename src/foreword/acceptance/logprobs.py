@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from foreword.acceptance.batch import Judgement, Verdicts
-from foreword.acceptance.chains import ONE
-from foreword.acceptance.trees import Floats, Ints
+from foreword.acceptance.rules.chains import ONE
+from foreword.acceptance.rules.trees import Floats, Ints
 
 ROWS_AT_ONCE = 16
 """Rows are worked out in groups, so that the float64 copies of a long prompt's logits stay small."""

@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from foreword.acceptance.noise import Keys, Numbers, Stream, absorbed, stems
 from foreword.acceptance.params import SamplingParams
-from foreword.acceptance.rules import Rule
-from foreword.acceptance.seen import SeenTokens
+from foreword.acceptance.pipeline.seen import SeenTokens
+from foreword.acceptance.rules.rule import Rule
 from foreword.errors import RequestError
 
 Ints = npt.NDArray[np.int64]

@@ -8,16 +8,16 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from foreword.acceptance.accept import judge
 from foreword.acceptance.batch import Judgement
+from foreword.acceptance.judge import judge
 from foreword.acceptance.logprobs import request_logprobs
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
-from foreword.acceptance.rules import Rule
-from foreword.bench.lone_request import lone_request
+from foreword.acceptance.rules.rule import Rule
+from foreword.backends.interface import Decoder
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
-from foreword.models.interface import Decoder
+from foreword.proofs.lone_request import lone_request
 from foreword.speculation.draft import Draft, stack
 from foreword.speculation.protocols import Scheduled
 from foreword.speculation.transaction import Transaction

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foreword.bench.lone_request import lone_request
+from foreword.backends.interface import Decoder
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
-from foreword.models.interface import Decoder
+from foreword.proofs.lone_request import lone_request
 from foreword.speculation.draft import Draft
 from foreword.speculation.protocols import Scheduled
 from foreword.speculation.transaction import Transaction

@@ -1,7 +1,7 @@
 """What the server adds to the engine's own time per token, both measured in turns in one run."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 from time import perf_counter, process_time
@@ -11,6 +11,7 @@ from foreword.bench.served_model import ServedModel, StreamedAnswer
 from foreword.engine.engine import Engine
 from foreword.engine.messages import NewRequest
 from foreword.errors import ForewordError
+from foreword.progress import StageProgress
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,8 @@ class OverheadReport:
     ratios: list[float]
 
 
-OnProgress = Callable[[str, int, int], None]
-
-
 async def measure_server_overhead(
-    engine: Engine, server: ServedModel, work: Work, repeats: int, on_progress: OnProgress
+    engine: Engine, server: ServedModel, work: Work, repeats: int, on_progress: StageProgress
 ) -> OverheadReport:
     """Engine and server in turns, one of them busy at a time, after one round that does not count."""
     rounds = []

@@ -8,12 +8,12 @@ from typing import Protocol
 
 import torch
 
-from foreword.bench.lone_request import lone_request
+from foreword.backends.batch import MAX_DRAFT_NODES
+from foreword.backends.interface import Decoder
 from foreword.engine.request import Request
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
-from foreword.models.batch import MAX_DRAFT_NODES
-from foreword.models.interface import Decoder
+from foreword.proofs.lone_request import lone_request
 from foreword.speculation.draft import Draft
 from foreword.speculation.protocols import Scheduled
 from foreword.speculation.transaction import Transaction

@@ -58,7 +58,7 @@ def load_llm(
 ) -> "LLM":
     """Fetch if need be, then load, showing both."""
     from foreword.engine.llm import LLM
-    from foreword.models.sources import resolve_model
+    from foreword.models.sources.resolve import resolve_model
 
     with stage_bar() as on_stage:
         path = resolve_model(model, on_progress=on_stage)

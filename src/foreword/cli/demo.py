@@ -54,7 +54,7 @@ def _answer_twice(llm: "LLM", kind: str, prompt: str, params: "SamplingParams") 
     """Stream the speculative answer, then compute the plain one without a word."""
     from foreword.bench.drafters.decode import decode
     from foreword.bench.drafters.records import Record
-    from foreword.models.detokenizer import IncrementalDetokenizer
+    from foreword.models.tokenization.detokenizer import IncrementalDetokenizer
 
     stdout.print(f"\n[bold]{prompt}[/bold]")
     detokenizer = IncrementalDetokenizer(llm.tokenizer)

@@ -23,10 +23,10 @@ def _findings() -> dict[str, object]:
     import torch
 
     from foreword import __version__
-    from foreword.engine.backend import choose_backend
+    from foreword.backends.choice import choose_backend
     from foreword.engine.loader import pick_device
     from foreword.kernels.native import choose_isa, choose_threads, native_status
-    from foreword.models.builtin import cache_directory
+    from foreword.models.sources.builtin import cache_directory
 
     device = pick_device("auto")
     choice, status = choose_backend("auto", "auto", device), native_status()

@@ -50,7 +50,7 @@ def generate(
     Example: foreword generate "Explain why the sky is blue." --temperature 0 --max-tokens 64
     """
     from foreword.acceptance.params import SamplingParams
-    from foreword.cli.chat_text import visible
+    from foreword.cli.chat.text import visible
 
     params = SamplingParams(
         temperature=temperature,

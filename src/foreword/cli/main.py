@@ -5,7 +5,9 @@ import sys
 import typer
 
 from foreword import __version__
-from foreword.cli import bench, chat, demo, doctor, generate, models, prove, prune, serve, theory
+from foreword.cli import demo, doctor, generate, models, prove, prune, serve, theory
+from foreword.cli.bench import main as bench
+from foreword.cli.chat import main as chat
 from foreword.cli.console import stderr, stdout
 from foreword.errors import ForewordError
 

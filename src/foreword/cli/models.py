@@ -12,7 +12,7 @@ def pull(
     name: Annotated[str, typer.Argument(help="Built-in name.")] = DEFAULT_MODEL,
 ) -> None:
     """Fetch a built-in model into the cache, or check the copy that is there."""
-    from foreword.models import builtin
+    from foreword.models.sources import builtin
 
     with stage_bar() as on_stage:
         path = builtin.pull(name, on_stage)
@@ -21,7 +21,7 @@ def pull(
 
 def list_models(as_json: JsonOption = False) -> None:
     """List the built-in models and whether they have been fetched."""
-    from foreword.models import builtin
+    from foreword.models.sources import builtin
 
     entries = builtin.list_models()
     if as_json:

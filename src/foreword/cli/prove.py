@@ -18,7 +18,7 @@ def prove(
 
     By enumeration where the world is small enough, by statistics of a stated power where it isn't.
     """
-    from foreword.bench.prove.suite import FULL, QUICK, run_suites
+    from foreword.proofs.suite import FULL, QUICK, run_suites
 
     size = FULL if full else QUICK
     began = perf_counter()

@@ -26,9 +26,9 @@ def prune(
 
     Example: foreword prune smollm2-135m draft.gguf --keep 10
     """
-    from foreword.models.layer_choice import parse_layers
-    from foreword.models.pruning import prune as write_pruned
-    from foreword.models.sources import resolve_model
+    from foreword.models.pruning.layers import parse_layers
+    from foreword.models.pruning.prune import prune as write_pruned
+    from foreword.models.sources.resolve import resolve_model
 
     if (layers is None) == (keep is None):
         raise RequestError("give either --layers, such as 0-9,20-29, or --keep with a number of layers")

@@ -82,13 +82,13 @@ def serve(
     address = Address(host, port)
     address.check(bool(keys), insecure)
     _need_server_extra()
-    from foreword.models.checkpoint import open_checkpoint
-    from foreword.models.sources import resolve_model
+    from foreword.models.formats.checkpoint import open_checkpoint
+    from foreword.models.sources.resolve import resolve_model
+    from foreword.server.api.speculation_override import FREE_METHODS
     from foreword.server.running import ServerRun
     from foreword.server.settings import Limits, ServerSettings
-    from foreword.server.speculation_wish import FREE_METHODS
-    from foreword.server.supervisor import DEFAULT_FACTORY, SupervisorSettings
-    from foreword.server.wire import Start
+    from foreword.wire.frames import Start
+    from foreword.wire.supervisor import DEFAULT_FACTORY, SupervisorSettings
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     speculation = _parsed(speculative_config)
@@ -142,7 +142,7 @@ def _keys(given: list[str] | None) -> tuple[str, ...]:
 
 
 def _pacing(name: str) -> str:
-    from foreword.server.pacing import PACINGS
+    from foreword.server.api.pacing import PACINGS
 
     if name not in PACINGS:
         raise RequestError(f"--stream-pacing must be {' or '.join(PACINGS)}, not {name!r}")

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from foreword.backends.batch import MAX_DRAFT_NODES
+from foreword.backends.interface import Decoder
 from foreword.drafters.guessed_tree import GrowingTree
 from foreword.drafters.next_level import grow_chains, grow_trees
 from foreword.errors import RequestError
 from foreword.kv.block_pool import OutOfPages
 from foreword.kv.paged_cache import PAGE_SIZE, KvSequence, PagedCache
-from foreword.models.batch import MAX_DRAFT_NODES
-from foreword.models.interface import Decoder
 from foreword.speculation.draft import Draft
 from foreword.speculation.layout import BatchBuffers, Share
 from foreword.speculation.protocols import Ask, StepRequest

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.drafters.combined import FirstOf, Merged
 from foreword.drafters.registry import drafter_kinds
-from foreword.drafters.workshop import Workshop
+from foreword.drafters.resources import Workshop
 from foreword.errors import ForewordError, RequestError
-from foreword.models.batch import MAX_DRAFT_NODES
 from foreword.speculation.guard import GuardedDrafter
 from foreword.speculation.protocols import Drafter
 

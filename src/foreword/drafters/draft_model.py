@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foreword.drafters.autoregressive import AutoregressiveDrafter, DraftingSize
-from foreword.drafters.workshop import Workshop
+from foreword.drafters.resources import Workshop
 from foreword.errors import RequestError
-from foreword.models.checkpoint import Checkpoint, open_checkpoint
-from foreword.models.sources import resolve_model
+from foreword.models.formats.checkpoint import Checkpoint, open_checkpoint
+from foreword.models.sources.resolve import resolve_model
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foreword.acceptance.drawn import Drawn
+from foreword.acceptance.rules.drawn import Drawn
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.protocols import Ask
 

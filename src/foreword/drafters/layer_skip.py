@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from foreword.drafters.autoregressive import AutoregressiveDrafter, DraftingSize
-from foreword.drafters.workshop import Workshop
+from foreword.drafters.resources import Workshop
 from foreword.errors import RequestError
 
 

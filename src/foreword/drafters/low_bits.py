@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foreword.models.checkpoint import Checkpoint, QuantizedTensor
 from foreword.models.config import ModelConfig
-from foreword.models.tokenizer import Tokenizer
+from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
+from foreword.models.tokenization.tokenizer import Tokenizer
 
 GROUP = 32
 """Weights that share one scale and one minimum, as in GGUF's Q4_1."""

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.acceptance.distribution import Distributions, RowShape, shape_rows
 from foreword.acceptance.draw import draw, kept_tokens
-from foreword.acceptance.drawn import Drawn
 from foreword.acceptance.noise import gumbel, key_tensor
-from foreword.acceptance.rules import Rule
+from foreword.acceptance.pipeline.distribution import Distributions, RowShape, shape_rows
+from foreword.acceptance.rules.drawn import Drawn
+from foreword.acceptance.rules.rule import Rule
 from foreword.drafters.guessed_tree import GrowingTree
 
 _RANKED = 64

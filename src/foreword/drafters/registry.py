@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
-from foreword.drafters.workshop import Workshop
+from foreword.drafters.resources import Workshop
 from foreword.errors import RequestError
 from foreword.speculation.protocols import Drafter
 

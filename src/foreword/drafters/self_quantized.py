@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from foreword.drafters.autoregressive import AutoregressiveDrafter, DraftingSize
 from foreword.drafters.low_bits import LowBitCheckpoint
-from foreword.drafters.workshop import Workshop
+from foreword.drafters.resources import Workshop
 from foreword.errors import RequestError
 
 

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from foreword.acceptance.rules import Rule
+from foreword.acceptance.rules.rule import Rule
+from foreword.backends.interface import Decoder
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE
-from foreword.models.interface import Decoder
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from foreword.acceptance.rules import Rule
+from foreword.acceptance.rules.rule import Rule
+from foreword.backends.interface import Decoder
 from foreword.control.fair_share import FairShare
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
-from foreword.engine.drafter_rack import Build, DrafterRack
+from foreword.engine.drafter_pool import Build, DrafterRack
 from foreword.engine.intake import Intake
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.engine.request import Request
@@ -18,7 +19,6 @@ from foreword.engine.scheduler import Scheduler, SchedulerSizes
 from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
-from foreword.models.interface import Decoder
 from foreword.speculation.protocols import Drafter, Policy, added_memory
 from foreword.speculation.situation import Situation
 from foreword.speculation.step import Launched, Stepper, StepResult

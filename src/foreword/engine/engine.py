@@ -13,18 +13,18 @@ from typing import Any
 
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig
-from foreword.engine.collector import OutputCollector
+from foreword.engine.answers.collector import OutputCollector
+from foreword.engine.answers.outputs import RequestOutput
+from foreword.engine.answers.stream import AnswerStream
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.llm import Prompt, encode_prompt, make_core
 from foreword.engine.loader import load_model
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest, SpeculationSetting
-from foreword.engine.outputs import RequestOutput
-from foreword.engine.stream import AnswerStream
 from foreword.errors import EngineStopped, RequestError
-from foreword.models.builtin import DEFAULT_MODEL
-from foreword.models.tokenizer import Tokenizer
-from foreword.models.weights import Progress
+from foreword.models.sources.builtin import DEFAULT_MODEL
+from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.progress import Progress
 
 _log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from foreword.acceptance.request import RequestSampler, TokenLimits
-from foreword.acceptance.rules import Rule
-from foreword.engine.answer_text import StopTexts
-from foreword.engine.drafter_rack import DrafterRack
+from foreword.acceptance.rules.rule import Rule
+from foreword.engine.answers.text import StopTexts
+from foreword.engine.drafter_pool import DrafterRack
 from foreword.engine.messages import NewRequest
 from foreword.engine.request import Identity, Request, RequestLimits
 from foreword.engine.vocabulary import Vocabulary

@@ -7,16 +7,16 @@ from typing import Any, TypeVar
 
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig
-from foreword.engine.collector import OutputCollector
+from foreword.engine.answers.collector import OutputCollector
+from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, Parts
 from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.messages import NewRequest, SpeculationSetting
-from foreword.engine.outputs import RequestOutput
 from foreword.errors import RequestError
-from foreword.models.builtin import DEFAULT_MODEL
-from foreword.models.tokenizer import Tokenizer
-from foreword.models.weights import Progress
+from foreword.models.sources.builtin import DEFAULT_MODEL
+from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.progress import Progress
 from foreword.speculation.protocols import Drafter
 
 Prompt = str | Mapping[str, Sequence[int]]

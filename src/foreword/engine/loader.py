@@ -5,19 +5,20 @@ from dataclasses import dataclass
 
 import torch
 
+from foreword.backends.choice import BackendChoice, choose_backend
+from foreword.backends.cpu.decoder import NativeDecoder, load_native_decoder
+from foreword.backends.cpu.packing import FORMS
+from foreword.backends.interface import Decoder
+from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.torch.weights import load_weights
 from foreword.drafters.config import SpeculationConfig
-from foreword.drafters.workshop import Workshop
-from foreword.engine.backend import BackendChoice, choose_backend
+from foreword.drafters.resources import Workshop
 from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import RequestError
-from foreword.models.checkpoint import Checkpoint, open_checkpoint
-from foreword.models.decoder import TorchDecoder
-from foreword.models.interface import Decoder
-from foreword.models.native_decoder import NativeDecoder, load_native_decoder
-from foreword.models.native_weights import FORMS
-from foreword.models.sources import resolve_model
-from foreword.models.tokenizer import Tokenizer
-from foreword.models.weights import Progress, load_weights
+from foreword.models.formats.checkpoint import Checkpoint, open_checkpoint
+from foreword.models.sources.resolve import resolve_model
+from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.progress import Progress
 from foreword.speculation.protocols import Drafter
 
 

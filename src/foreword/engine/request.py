@@ -7,7 +7,7 @@ from typing import NamedTuple
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler
-from foreword.engine.answer_text import AnswerText
+from foreword.engine.answers.text import AnswerText
 from foreword.engine.ledger import RequestLedger
 from foreword.engine.messages import AnswerDelta
 from foreword.kv.paged_cache import KvSequence

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foreword.engine.answer_text import AnswerText, StopTexts
+from foreword.engine.answers.text import AnswerText, StopTexts
 from foreword.errors import RequestError
-from foreword.models.detokenizer import IncrementalDetokenizer
-from foreword.models.tokenizer import Tokenizer
+from foreword.models.tokenization.detokenizer import IncrementalDetokenizer
+from foreword.models.tokenization.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

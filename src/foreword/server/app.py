@@ -3,18 +3,18 @@
 from fastapi import FastAPI
 
 from foreword import __version__
-from foreword.models.tokenizer import Tokenizer
-from foreword.server.admission import Admission
-from foreword.server.auth import Doorkeeper
+from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.server.api.openai_routes import openai_routes
+from foreword.server.api.prompts import PromptEncoder
 from foreword.server.context import ServerContext
-from foreword.server.engine_client import EngineClient
 from foreword.server.errors import install_error_handlers
-from foreword.server.metrics import Metrics
-from foreword.server.native_routes import native_routes
-from foreword.server.openai_routes import openai_routes
-from foreword.server.page_routes import page_routes
-from foreword.server.prompts import PromptEncoder
+from foreword.server.ops.admission import Admission
+from foreword.server.ops.auth import Doorkeeper
+from foreword.server.ops.metrics import Metrics
+from foreword.server.ops.routes import native_routes
+from foreword.server.page.routes import page_routes
 from foreword.server.settings import ServerSettings
+from foreword.wire.client import EngineClient
 
 
 def create_context(settings: ServerSettings, engine: EngineClient, tokenizer: Tokenizer) -> ServerContext:

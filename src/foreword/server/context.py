@@ -4,14 +4,14 @@ from dataclasses import dataclass, field
 from time import monotonic, time
 
 from foreword.engine.messages import RequestStats
-from foreword.server.admission import Admission
-from foreword.server.engine_client import EngineClient
+from foreword.server.api.pacing import PaceMemory
+from foreword.server.api.prompts import PromptEncoder
 from foreword.server.errors import ApiError
-from foreword.server.metrics import Metrics
-from foreword.server.pacing import PaceMemory
-from foreword.server.prompts import PromptEncoder
+from foreword.server.ops.admission import Admission
+from foreword.server.ops.metrics import Metrics
+from foreword.server.ops.stats_sum import sum_stats
 from foreword.server.settings import ServerSettings
-from foreword.server.stats_sum import sum_stats
+from foreword.wire.client import EngineClient
 
 
 @dataclass

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foreword.errors import ForewordError, RequestError, TokenizerError
-from foreword.server.engine_client import EngineUnavailable
+from foreword.wire.client import EngineUnavailable
 
 log = logging.getLogger("foreword.server")
 

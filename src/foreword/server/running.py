@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
-from foreword.models.tokenizer import Tokenizer
+from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.server.address import Address
 from foreword.server.app import create_app, create_context
 from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings
-from foreword.server.supervisor import Supervisor, SupervisorSettings
+from foreword.wire.supervisor import Supervisor, SupervisorSettings
 
 log = logging.getLogger("foreword.server")
 

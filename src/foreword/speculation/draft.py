@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from foreword.acceptance.drawn import Drawn
-from foreword.acceptance.trees import DraftTrees
+from foreword.acceptance.rules.drawn import Drawn
+from foreword.acceptance.rules.trees import DraftTrees
 
 ROOT = -1
 """Parent of a node that follows the committed prefix directly."""

@@ -9,8 +9,8 @@ from itertools import accumulate
 
 import numpy as np
 
+from foreword.backends.batch import BatchArrays, ForwardBatch
 from foreword.kv.paged_cache import KvSequence, PagedCache, RowMove
-from foreword.models.batch import BatchArrays, ForwardBatch
 from foreword.speculation.batch_memory import BatchMemory, BatchSizes, PageTables
 from foreword.speculation.draft import Draft
 

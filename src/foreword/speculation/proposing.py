@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
+from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.kv.paged_cache import PagedCache
-from foreword.models.batch import MAX_DRAFT_NODES
 from foreword.speculation.draft import Draft
 from foreword.speculation.protocols import Ask, Planned
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from foreword.acceptance.request import RequestSampler
+from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.kv.paged_cache import KvSequence
-from foreword.models.batch import ForwardBatch, ForwardOutput
 from foreword.speculation.draft import Draft
 from foreword.speculation.situation import AcceptanceStats, Situation
 from foreword.speculation.verdict import Verdict

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from foreword.kv.paged_cache import PagedCache
-from foreword.speculation.judging import accept
+from foreword.speculation.accept import accept
 from foreword.speculation.layout import BatchBuffers
 from foreword.speculation.proposing import Proposal, fit_to_room, propose
 from foreword.speculation.protocols import Planned, Policy, Scheduled, Target

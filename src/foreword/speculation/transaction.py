@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
+from foreword.backends.batch import ForwardBatch
 from foreword.kv.paged_cache import KvSequence, PagedCache, RowMove
-from foreword.models.batch import ForwardBatch
 from foreword.speculation.draft import Draft
 from foreword.speculation.layout import BatchBuffers, Share
 from foreword.speculation.protocols import Scheduled, StepRequest

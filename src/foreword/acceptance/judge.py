@@ -1,0 +1,95 @@
+"""The one call that judges every draft of a step: logits to distributions to verdicts."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from foreword.acceptance.batch import Judgement, RowStatus, Verdicts
+from foreword.acceptance.draw import sample
+from foreword.acceptance.noise import Keys, Stream, absorbed, stems, uniforms
+from foreword.acceptance.pipeline.corrections import corrected_logits
+from foreword.acceptance.pipeline.distribution import RowShape, shape_rows
+from foreword.acceptance.rules import block, coupled, token
+from foreword.acceptance.rules.chains import ChainRows, draw_leftover, leftover
+from foreword.acceptance.rules.rule import Rule, check_exact
+from foreword.acceptance.rules.trees import NO_TOKEN, Ints
+from foreword.kernels import sampler as native
+
+
+@dataclass
+class _Outcome:
+    """Verdicts as the rules fill them in, each for its own requests."""
+
+    stops: list[int]  # [requests], last accepted rows
+    own: list[int]  # [requests]
+    states: list[int]  # [requests], RowStatus of the stop rows
+
+
+def judge(judged: Judgement) -> Verdicts:
+    """Judge the drafts of a batch: the pipeline for all rows, then every request's own rule."""
+    trees, rules = judged.trees, judged.records["rule"]
+    in_use = set(rules.tolist())
+    chain_rules = [rule for rule in (Rule.TOKEN, Rule.BLOCK) if rule in in_use]
+    for rule in chain_rules:
+        check_exact(rule, bool(trees.is_chain[rules == rule].all()))
+    logits = corrected_logits(judged)
+    if Rule.COUPLED in in_use:
+        outcome = _run_coupled(judged, draw_rows(judged, logits))
+    else:
+        requests = len(rules)
+        outcome = _Outcome(trees.starts[:-1], [NO_TOKEN] * requests, [int(RowStatus.OK)] * requests)
+    if chain_rules:
+        _run_chain_rules(judged, logits, chain_rules, outcome)
+    return Verdicts.at(trees, outcome.stops, outcome.own, outcome.states)
+
+
+def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:
+    """int64 [2, rows], the coupled rule's draw at every row and its RowStatus.
+
+    Hands the work to the logits' device and does not wait for it. `logits` are the corrected ones.
+    """
+    sampler = native.sampler_for(logits)
+    if sampler is not None:
+        return native.sample(sampler, logits, judged.row_records, judged.positions)
+    return sample(logits, RowShape.of(judged), _keys(judged, Stream.TARGET))
+
+
+def _run_coupled(judged: Judgement, drawn: Tensor | Ints) -> _Outcome:
+    """For all requests; those of other rules are overwritten."""
+    draws, states = drawn.tolist()  # the one wait for the device
+    stops = coupled.stop_rows(judged.trees, draws)
+    return _Outcome(stops, [draws[row] for row in stops], [states[row] for row in stops])
+
+
+def _run_chain_rules(judged: Judgement, logits: Tensor, chain_rules: list[Rule], outcome: _Outcome) -> None:
+    """*token* and *block* side by side: they share the probabilities and the noise, and no request."""
+    trees, rules = judged.trees, judged.records["rule"]
+    rows = np.flatnonzero(rules[trees.request_of_row] != Rule.COUPLED)
+    shaped = shape_rows(logits, RowShape.of(judged))
+    states = shaped.status.tolist()
+    chains = ChainRows.of(shaped, trees, rows)
+    # A node is accepted with the number of its own position, which its parent's logits are about.
+    judged_by = np.maximum(trees.parents, 0)
+    chance = uniforms(_keys(judged, Stream.ACCEPT))[judged_by]
+    own_keys = _keys(judged, Stream.RESIDUAL)
+    for rule in chain_rules:
+        its = token if rule is Rule.TOKEN else block
+        mine = rules == rule
+        nodes = np.flatnonzero(mine[trees.request_of_row] & (trees.depths > 0))
+        plan = its.plan(chains, nodes)
+        stops = its.stop_rows(trees, plan.accept, chance)[mine]
+        own = draw_leftover(chains, leftover(trees, plan, stops), own_keys)
+        found = zip(np.flatnonzero(mine).tolist(), stops.tolist(), own.tolist(), strict=True)
+        for request, stop, drawn in found:
+            outcome.stops[request], outcome.own[request] = stop, drawn
+            outcome.states[request] = states[stop]
+
+
+def _keys(judged: Judgement, stream: Stream) -> Keys:
+    """[rows], the keys of one stream at every row's position."""
+    if stream is Stream.TARGET:
+        return absorbed(judged.row_records["stem"], judged.positions)
+    records = judged.records
+    stem = stems(records["seed"], records["sample"], stream, records["nonce"])
+    return absorbed(stem[judged.trees.request_of_row], judged.positions)

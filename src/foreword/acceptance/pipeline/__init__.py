@@ -1,0 +1,1 @@
+"""Logits to the distribution that the sampling parameters mean."""

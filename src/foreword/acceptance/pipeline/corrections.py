@@ -1,0 +1,144 @@
+"""The first half of the pipeline: bias, bad words, penalties, minimum length and masks, as sparse edits.
+
+Each row is corrected with its own history: the request's committed tokens and the draft nodes up to the row.
+Only the (row, token) pairs that something touches are computed; a batch that asks for nothing is not copied.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foreword.acceptance.batch import Judgement
+from foreword.acceptance.pipeline.bad_words import completing_tokens
+from foreword.acceptance.pipeline.upload import uploaded
+from foreword.acceptance.request import RequestSampler
+from foreword.acceptance.rules.trees import NO_TOKEN, Bools, Floats, Ints
+
+NEVER = -float("inf")
+
+
+@dataclass(frozen=True)
+class Touched:
+    """Distinct (row, token) pairs whose logits change, and what each change is made of."""
+
+    rows: Ints  # [pairs]
+    ids: Ints  # [pairs]
+    bias: Floats  # [pairs]
+    seen: Bools  # [pairs], in the row's history, prompt included
+    generated: Floats  # [pairs], how often in the generated part of it
+
+
+def corrected_logits(judged: Judgement) -> Tensor:
+    """The logits after every edit: the given tensor itself where there is none, else a copy."""
+    if judged.row_mask is None and not judged.records["corrects"].any():
+        return judged.logits
+    touched = touched_pairs(judged)
+    banned_rows, banned_ids = banned_pairs(judged)
+    allowed_rows, allowed_ids = pairs_per_row(judged, allowed_of)
+    logits = judged.logits.clone(memory_format=torch.contiguous_format)
+    if len(touched.rows):
+        where = index(logits, touched.rows, touched.ids)
+        logits[where] = adjusted(logits[where].double(), touched, judged).float()
+    never = torch.full((), NEVER, device=logits.device)  # made there: a plain number would be waited for
+    if len(banned_rows):
+        logits[index(logits, banned_rows, banned_ids)] = never
+    if len(allowed_rows):
+        where = index(logits, allowed_rows, allowed_ids)
+        kept = logits[where]
+        logits[index(logits, np.unique(allowed_rows))] = never
+        logits[where] = kept
+    if judged.row_mask is not None:
+        logits.masked_fill_(~judged.row_mask, NEVER)
+    return logits
+
+
+def adjusted(values: Tensor, touched: Touched, judged: Judgement) -> Tensor:
+    """Logits of the touched pairs after bias, repetition, frequency and presence penalties, in this order."""
+
+    def column(array: Floats) -> Tensor:
+        return uploaded(torch.from_numpy(array), values.device)
+
+    values = values + column(touched.bias)
+    repetition = column(np.where(touched.seen, judged.per_row("repetition")[touched.rows], 1.0))
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values = values - column(judged.per_row("frequency")[touched.rows] * touched.generated)
+    return values - column(judged.per_row("presence")[touched.rows] * (touched.generated > 0))
+
+
+def touched_pairs(judged: Judgement) -> Touched:
+    """Every pair that a bias or a penalty changes, merged from the request's lists and the row's draft path."""
+    vocab = judged.logits.shape[1]
+    bias_rows, bias_ids, bias = entries_per_row(judged, lambda s: s.bias_ids, lambda s: s.bias_values)
+    seen_rows, seen_ids, generated = entries_per_row(
+        judged, lambda s: s.seen.ids, lambda s: s.seen.generated.astype(np.float64)
+    )
+    path_rows, path_ids = draft_pairs(judged)
+    pairs, slot = np.unique(
+        np.concatenate([bias_rows, seen_rows, path_rows]) * vocab
+        + np.concatenate([bias_ids, seen_ids, path_ids]),
+        return_inverse=True,
+    )
+    of_bias, of_history = slot[: len(bias_rows)], slot[len(bias_rows) :]
+    times = np.concatenate([generated, np.ones(len(path_rows))])
+    return Touched(
+        rows=pairs // vocab,
+        ids=pairs % vocab,
+        bias=np.bincount(of_bias, bias, len(pairs)).astype(np.float64),
+        seen=np.bincount(of_history, minlength=len(pairs)) > 0,
+        generated=np.bincount(of_history, times, len(pairs)).astype(np.float64),
+    )
+
+
+def draft_pairs(judged: Judgement) -> tuple[Ints, Ints]:
+    """(row, token) for every draft node on the way to the row, in requests with penalties."""
+    penalised = (judged.records["repetition"] != 1) | (judged.records["frequency"] != 0)
+    penalised |= judged.records["presence"] != 0
+    trees, vocab = judged.trees, judged.logits.shape[1]
+    if not penalised.any():
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    path = trees.path_tokens
+    known = (path != NO_TOKEN) & (path >= 0) & (path < vocab) & penalised[trees.request_of_row][:, None]
+    rows, levels = np.nonzero(known)
+    return rows, path[rows, levels]
+
+
+def banned_pairs(judged: Judgement) -> tuple[Ints, Ints]:
+    """Tokens that complete a bad word, and those that would end a text that is still too short."""
+    word_rows, word_ids = completing_tokens(judged)
+    end_rows, end_ids = pairs_per_row(judged, lambda s: s.end_ids if s.record["min_tokens"] > 0 else None)
+    generated = judged.per_row("generated")[end_rows] + judged.trees.depths[end_rows]
+    short = generated < judged.per_row("min_tokens")[end_rows]
+    rows = np.concatenate([word_rows, end_rows[short]])
+    ids = np.concatenate([word_ids, end_ids[short]])
+    return rows, ids
+
+
+def allowed_of(sampler: RequestSampler) -> Ints | None:
+    """The tokens that a request allows, or None where it allows all."""
+    return sampler.allowed_ids
+
+
+def pairs_per_row(judged: Judgement, ids_of: Callable[[RequestSampler], Ints | None]) -> tuple[Ints, Ints]:
+    """(row, id) for every row of a request and every id that its sampler lists."""
+    empty = np.empty(0, np.int64)
+    lists = [empty if (ids := ids_of(s)) is None else ids for s in judged.samplers]
+    rows, entry = judged.trees.spread(np.array([len(ids) for ids in lists]))
+    return rows, np.concatenate([*lists, empty])[entry]
+
+
+def entries_per_row(
+    judged: Judgement, ids_of: Callable[[RequestSampler], Ints], values_of: Callable[[RequestSampler], Floats]
+) -> tuple[Ints, Ints, Floats]:
+    """(row, id, value) for every row of a request and every entry of a sampler's list."""
+    ids = [ids_of(sampler) for sampler in judged.samplers]
+    values = [values_of(sampler) for sampler in judged.samplers]
+    rows, entry = judged.trees.spread(np.array([len(some) for some in ids]))
+    return rows, np.concatenate(ids)[entry], np.concatenate(values)[entry]
+
+
+def index(logits: Tensor, *arrays: Ints) -> tuple[Tensor, ...]:
+    """Index arrays on the logits' device."""
+    return tuple(uploaded(torch.from_numpy(array), logits.device) for array in arrays)

@@ -1,0 +1,105 @@
+"""The second half of the pipeline: temperature, top-k, top-p and min-p, as one threshold per row.
+
+Each of the three filters keeps the largest logits of a row, so together they are a floor: a row's distribution
+is softmax(logit / temperature) over the tokens whose logit reaches it. Tokens of equal logit are kept or cut
+together, so nothing depends on the order of the vocabulary. At temperature 0 the floor is the largest logit.
+No sum of floats takes part: a row's floor is the same whatever stands beside it in the batch.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foreword.acceptance.batch import Judgement, RowStatus
+from foreword.acceptance.pipeline.corrections import corrected_logits
+from foreword.acceptance.pipeline.nucleus import nucleus_floor
+from foreword.acceptance.pipeline.upload import uploaded
+from foreword.acceptance.rules.trees import NO_TOKEN
+from foreword.kernels import sampler as native
+
+LOWEST = torch.finfo(torch.float32).min
+"""A masked logit is -inf, which is below this: no floor keeps it."""
+
+
+@dataclass(frozen=True)
+class RowShape:
+    """The shaping parameters of every row. On the host: what to do is decided there, without asking a device."""
+
+    temperature: Tensor  # float64 [rows]
+    top_k: Tensor  # int64 [rows], the vocabulary size where there is no limit
+    top_p: Tensor  # float64 [rows]
+    min_p: Tensor  # float64 [rows]
+
+    @staticmethod
+    def of(judged: Judgement) -> "RowShape":
+        """The parameters of each row's request."""
+        columns = [judged.per_row(name) for name in ("temperature", "top_k", "top_p", "min_p")]
+        return RowShape(*map(torch.from_numpy, columns))
+
+    def on(self, device: torch.device) -> "RowShape":
+        """The same on a device."""
+        columns = (self.temperature, self.top_k, self.top_p, self.min_p)
+        return RowShape(*(uploaded(column, device) for column in columns))
+
+
+@dataclass(frozen=True)
+class Distributions:
+    """What each row draws from: softmax((logit - peak) / temperature) where logit >= floor."""
+
+    logits: Tensor  # float32 [rows, vocab], corrected
+    peak: Tensor  # float32 [rows], largest logit; 0 where the row has none
+    floor: Tensor  # float32 [rows], smallest kept logit; inf where the row has none
+    temperature: Tensor  # float64 [rows], 1 where the row is greedy
+    only: Tensor  # int64 [rows], the one token that a greedy row keeps; NO_TOKEN elsewhere
+    status: Tensor  # int64 [rows], RowStatus
+
+
+def distributions(judged: Judgement) -> Distributions:
+    """The whole pipeline, for plain and speculative rows alike."""
+    return shape_rows(corrected_logits(judged), RowShape.of(judged))
+
+
+def shape_rows(logits: Tensor, shape: RowShape) -> Distributions:
+    """Find every row's floor; natively where the rows are on the CPU and the extension is built."""
+    sampler = native.sampler_for(logits)
+    if sampler is None:
+        peak, floor, first = floors(logits, shape)
+    else:
+        columns = (shape.temperature, shape.top_k, shape.top_p, shape.min_p)
+        peak, floor, first = native.floors(sampler, logits, *columns)
+    temperature = uploaded(shape.temperature, logits.device)
+    greedy, finite = temperature == 0, peak.isfinite()
+    broken = peak.isnan() | (peak == torch.inf)
+    status = torch.where(broken, int(RowStatus.NOT_FINITE), int(RowStatus.OK))
+    return Distributions(
+        logits,
+        peak=torch.where(finite, peak, 0.0),
+        floor=torch.where(finite, floor, torch.inf),
+        temperature=torch.where(greedy, 1.0, temperature),
+        only=torch.where(greedy & finite, first, NO_TOKEN),
+        status=torch.where(peak == -torch.inf, int(RowStatus.ALL_MASKED), status),
+    )
+
+
+def floors(logits: Tensor, shape: RowShape) -> tuple[Tensor, Tensor, Tensor]:
+    """Per row the largest logit, the smallest kept one, and the first id of the largest; torch, for any device.
+
+    NaN anywhere in a row makes its largest logit NaN. Never waits for the device: which rows need which filter is
+    known from their parameters alone.
+    """
+    peak, first = logits.max(dim=-1)
+    there, sampled = shape.on(logits.device), shape.temperature != 0
+    floor = torch.where(there.temperature == 0, peak, LOWEST)
+    limited = torch.nonzero(sampled & (shape.top_k < logits.shape[1])).flatten()
+    if len(limited):
+        rows = uploaded(limited, logits.device)
+        largest = logits[rows].topk(int(shape.top_k[limited].max()), dim=-1).values
+        floor[rows] = largest.gather(1, there.top_k[rows, None] - 1).flatten().clamp(min=LOWEST)
+    limited = torch.nonzero(sampled & (shape.top_p < 1)).flatten()
+    if len(limited):
+        rows = uploaded(limited, logits.device)
+        own = (floor[rows], there.temperature[rows], there.top_p[rows])
+        floor[rows] = nucleus_floor(logits[rows], peak[rows], *own)
+    relative = (peak.double() + there.temperature * there.min_p.log()).float()
+    return peak, torch.where(there.min_p > 0, torch.maximum(floor, relative), floor), first

@@ -1,0 +1,1 @@
+"""Exact acceptance rules, one file each."""

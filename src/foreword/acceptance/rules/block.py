@@ -1,0 +1,52 @@
+"""Block verification (Sun et al. 2024, arXiv 2403.10444), for chains.
+
+The whole chain is judged at once: w_i = min(1, w_{i-1} p(x_i) / q(x_i)) is how much of the target's probability the
+first i tokens can carry. Each prefix is accepted by a uniform of its own and the longest accepted one wins, so a
+token that token-by-token rejection refuses can be saved by the tokens behind it. Never fewer tokens in expectation.
+"""
+
+import numpy as np
+
+from foreword.acceptance.rules.chains import ChainPlan, ChainRows, next_in_chain, ratios
+from foreword.acceptance.rules.trees import NO_ROW, DraftTrees, Floats, Ints
+
+
+def plan(chains: ChainRows, nodes: Ints) -> ChainPlan:
+    """Acceptance probabilities of all prefixes; nodes are the draft rows of the chains, no roots."""
+    carried = carried_weights(chains, nodes)
+    last = next_in_chain(chains.trees, nodes) == NO_ROW
+    accept = np.zeros_like(carried)
+    accept[nodes[last]] = carried[nodes[last]]
+    inner = nodes[~last]
+    spare = spare_mass(chains, nodes, carried)[inner]
+    whole = spare + 1 - carried[inner]
+    accept[inner] = np.divide(spare, whole, out=np.zeros_like(spare), where=whole > 0)
+    return ChainPlan(accept, carried)
+
+
+def carried_weights(chains: ChainRows, nodes: Ints) -> Floats:
+    """[all rows], w of every row, one level of all chains at a time; 1 at roots."""
+    depths, ratio = chains.trees.depths, ratios(chains, nodes)
+    carried = np.ones(len(depths))
+    for depth in range(1, int(depths[nodes].max(initial=0)) + 1):
+        level = nodes[depths[nodes] == depth]
+        carried[level] = np.minimum(1.0, carried[level - 1] * ratio[level])
+    return carried
+
+
+def spare_mass(chains: ChainRows, nodes: Ints, carried: Floats) -> Floats:
+    """[all rows], the sum of max(w p - q, 0) over the tokens that can follow the row.
+
+    As p sums to 1 this is w minus the sum of min(w p, q), which only tokens in the support of q add to.
+    """
+    q = chains.trees.q
+    mine = np.isin(q.rows, nodes)
+    before = q.rows[mine] - 1
+    common = np.minimum(carried[before] * chains.target(before, q.ids[mine]), q.probs[mine])
+    shared = np.bincount(before, common, len(carried))
+    return np.maximum(carried - shared, 0.0)
+
+
+def stop_rows(trees: DraftTrees, accept: Floats, uniforms: Floats) -> Ints:
+    """[requests], the last row of the longest accepted prefix; uniforms are per row."""
+    return trees.deepest((uniforms < accept) | (trees.depths == 0))

@@ -1,0 +1,111 @@
+"""What *token* and *block* share: probabilities of the drafted tokens, and the draw from what is left over."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foreword.acceptance.draw import Kept, best_per_row, kept_tokens, log_weights
+from foreword.acceptance.noise import Keys, key_tensor
+from foreword.acceptance.pipeline.distribution import Distributions
+from foreword.acceptance.rules.trees import NO_ROW, DraftTrees, Floats, Ints
+
+ONE = float(1 << 40)
+
+
+@dataclass(frozen=True)
+class ChainRows:
+    """Rows of requests whose drafts are chains: a node's parent is the row before it."""
+
+    shaped: Distributions
+    trees: DraftTrees
+    kept: Kept  # the kept tokens of these rows
+    totals: Tensor  # float64 [all rows], sum of the kept weights
+
+    @staticmethod
+    def of(shaped: Distributions, trees: DraftTrees, rows: Ints) -> "ChainRows":
+        """A view of the given rows of a batch."""
+        kept = kept_tokens(shaped, torch.from_numpy(rows).to(shaped.logits.device))
+        totals = exact_sums(kept.rows, kept.log_weights.exp(), len(shaped.logits))
+        return ChainRows(shaped, trees, kept, totals)
+
+    def target(self, rows: Ints, ids: Ints) -> Floats:
+        """float64 [pairs], the target's probability of each id after each row; 0 outside the vocabulary."""
+        device = self.shaped.logits.device
+        known = (ids >= 0) & (ids < self.shaped.logits.shape[1])
+        at = torch.from_numpy(rows).to(device)
+        weights = log_weights(self.shaped, at, torch.from_numpy(np.where(known, ids, 0)).to(device)).exp()
+        probabilities = torch.where(self.totals[at] > 0, weights / self.totals[at], 0.0)
+        return np.where(known, probabilities.cpu().numpy(), 0.0)
+
+
+def exact_sums(rows: Tensor, weights: Tensor, count: int) -> Tensor:
+    """float64 [count], sums of weights in 0 .. 1 per row in 80-bit fixed point: the same in every order."""
+    high = (weights * ONE).floor()
+    low = ((weights * ONE - high) * ONE).round()
+    sums = torch.zeros((2, count), dtype=torch.int64, device=rows.device)
+    sums = sums.index_add(1, rows, torch.stack([high.long(), low.long()]))
+    return (sums[0].double() + sums[1].double() / ONE) / ONE
+
+
+@dataclass(frozen=True)
+class ChainPlan:
+    """What a rule knows about the nodes before it sees their uniforms; entries of other rows mean nothing."""
+
+    accept: Floats  # [all rows], the probability with which the node's uniform accepts it
+    carried: Floats  # [all rows], the share of the target's probability that an own token behind it is left
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """What own tokens are drawn from where requests stop: max(scale * p - q, 0), normalised."""
+
+    stop_rows: Ints  # [requests]
+    scale: Floats  # [requests]
+    next_rows: Ints  # [requests], the row whose q is taken off; NO_ROW: the draft ends here, take p
+
+
+def ratios(chains: ChainRows, nodes: Ints) -> Floats:
+    """[all rows], p(x) / q(x) of every node's token x; 0 in other rows, and for a token that q cannot draw."""
+    tokens = chains.trees.tokens
+    p, q = chains.target(nodes - 1, tokens[nodes]), chains.trees.q.at(nodes, tokens[nodes])
+    ratio = np.zeros(len(tokens))
+    ratio[nodes] = np.divide(p, q, out=np.zeros_like(p), where=q > 0)
+    return ratio
+
+
+def next_in_chain(trees: DraftTrees, rows: Ints) -> Ints:
+    """[rows], the node behind each row, NO_ROW behind the last of a request."""
+    ends = trees.row_starts[1:][trees.request_of_row[rows]]
+    return np.where(rows + 1 < ends, rows + 1, NO_ROW)
+
+
+def leftover(trees: DraftTrees, plan: ChainPlan, stops: Ints) -> Leftover:
+    """What the own tokens come from: the residual where a node was refused, else the target itself."""
+    next_rows = next_in_chain(trees, stops)
+    return Leftover(stops, np.where(next_rows == NO_ROW, 1.0, plan.carried[stops]), next_rows)
+
+
+def leftover_weights(chains: ChainRows, left: Leftover) -> Kept:
+    """The kept tokens of the stop rows with the logs of what is left of their probabilities."""
+    count, device = len(chains.totals), chains.totals.device
+    request_at = np.full(count, NO_ROW)
+    request_at[left.stop_rows] = np.arange(len(left.stop_rows))
+    here = torch.from_numpy(request_at).to(device)[chains.kept.rows] != NO_ROW
+    rows, ids = chains.kept.rows[here], chains.kept.ids[here]
+    request = request_at[rows.cpu().numpy()]
+    p = chains.kept.log_weights[here].exp() / chains.totals[rows]
+    q = chains.trees.q.at(left.next_rows[request], ids.cpu().numpy())
+    scale, taken = (torch.from_numpy(column).to(device) for column in (left.scale[request], q))
+    weights = (scale * p - taken).clamp(min=0)
+    # Nothing can be left only where p and q differ by rounding: then q is as good as p.
+    empty = torch.zeros(count, dtype=torch.float64, device=device).index_add(0, rows, weights) == 0
+    return Kept(rows, ids, torch.where(empty[rows], p, weights).log())
+
+
+def draw_leftover(chains: ChainRows, left: Leftover, keys: Keys) -> Ints:
+    """int64 [requests], the own token of every request that stops; keys are per row of the batch."""
+    tokens = best_per_row(leftover_weights(chains, left), key_tensor(keys, chains.totals.device))
+    own: Ints = tokens.cpu().numpy()[left.stop_rows]
+    return own

@@ -1,0 +1,148 @@
+"""The drafts of a batch as flat arrays: one row per request for its committed end, one per draft node."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from foreword.acceptance.rules.drawn import Bools, Drawn, Floats, Ints, NodeProbabilities
+
+__all__ = ["NO_ROW", "NO_TOKEN", "Bools", "DraftTrees", "Floats", "Ints"]
+
+NO_ROW = -1
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True)
+class DraftTrees:
+    """Row order within a request: its committed end (the root), then its draft nodes in topological order.
+
+    A row's logits are about the token after it. So a node's own token is judged by its parent's row.
+    """
+
+    starts: list[int]  # [requests + 1], every request's root, then the number of rows
+    token_list: list[int]  # [rows], NO_TOKEN at roots
+    parent_list: list[int]  # [rows], row of the parent; NO_ROW at roots
+    drawn: tuple[Drawn | None, ...]  # [nodes], what each node's token was drawn from; None: it was chosen
+
+    @staticmethod
+    def stack(
+        tokens: Sequence[Sequence[int]],
+        parents: Sequence[Sequence[int]],
+        drawn: Sequence[Sequence[Drawn | None]] | None = None,
+    ) -> "DraftTrees":
+        """One batch from per-request node lists (a parent is a node index or -1, as in a draft)."""
+        starts = [0]
+        flat_tokens: list[int] = []
+        flat_parents: list[int] = []
+        for own_tokens, own_parents in zip(tokens, parents, strict=True):
+            first = len(flat_tokens) + 1
+            flat_tokens.append(NO_TOKEN)
+            flat_tokens.extend(own_tokens)
+            flat_parents.append(NO_ROW)
+            flat_parents.extend([first + parent for parent in own_parents])
+            starts.append(len(flat_tokens))
+        nodes = len(flat_tokens) - len(tokens)
+        known = (None,) * nodes if drawn is None else tuple(q for of in drawn for q in of)
+        return DraftTrees(starts, flat_tokens, flat_parents, known)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no request has a draft: rows are requests then."""
+        return not self.drawn
+
+    def node_count(self, request: int) -> int:
+        """Nodes of one request's draft."""
+        return self.starts[request + 1] - self.starts[request] - 1
+
+    def path_to(self, row: int) -> list[int]:
+        """The rows from the first level down to a row; empty for a root."""
+        path: list[int] = []
+        while (parent := self.parent_list[row]) != NO_ROW:
+            path.append(row)
+            row = parent
+        return path[::-1]
+
+    @cached_property
+    def row_starts(self) -> Ints:
+        """[requests + 1]"""
+        return np.array(self.starts, np.int64)
+
+    @cached_property
+    def tokens(self) -> Ints:
+        """[rows], NO_TOKEN at roots"""
+        return np.array(self.token_list, np.int64)
+
+    @cached_property
+    def parents(self) -> Ints:
+        """[rows], row of the parent; NO_ROW at roots"""
+        return np.array(self.parent_list, np.int64)
+
+    @cached_property
+    def depths(self) -> Ints:
+        """[rows], 0 at roots"""
+        depths: list[int] = []
+        for parent in self.parent_list:  # a loop, as drafts are small and arrays cost more to set up
+            depths.append(0 if parent == NO_ROW else depths[parent] + 1)
+        return np.array(depths, np.int64)
+
+    @cached_property
+    def q(self) -> NodeProbabilities:
+        """What the nodes' tokens were drawn from, for the rules that ask."""
+        nodes = np.flatnonzero(self.depths > 0)
+        return NodeProbabilities.stack(nodes, self.tokens[nodes], self.drawn)
+
+    @cached_property
+    def roots(self) -> Ints:
+        """Row of every request's committed end."""
+        return self.row_starts[:-1]
+
+    @cached_property
+    def request_of_row(self) -> Ints:
+        """[rows]"""
+        sizes = np.diff(self.row_starts)
+        return np.repeat(np.arange(len(sizes)), sizes)
+
+    @cached_property
+    def is_chain(self) -> Bools:
+        """[requests], whether every node follows the row before it."""
+        broken = (self.parents != np.arange(len(self.parents)) - 1) & (self.parents != NO_ROW)
+        chains = np.ones(len(self.roots), np.bool_)
+        chains[self.request_of_row[broken]] = False
+        return chains
+
+    @cached_property
+    def path_tokens(self) -> Ints:
+        """[rows, deepest], the draft tokens up to a row, the row's own first; NO_TOKEN behind the root."""
+        path = np.full((len(self.tokens), int(self.depths.max(initial=0))), NO_TOKEN, np.int64)
+        row = np.arange(len(self.tokens))
+        for back in range(path.shape[1]):
+            alive = row != NO_ROW
+            path[alive, back] = self.tokens[row[alive]]
+            row = np.where(alive, self.parents[row], NO_ROW)
+        return path
+
+    def spread(self, sizes: Ints) -> tuple[Ints, Ints]:
+        """Pair each request's rows with its `sizes` list entries: (row, index into the joined lists)."""
+        per_row = sizes[self.request_of_row]
+        rows = np.repeat(np.arange(len(per_row)), per_row)
+        within = np.arange(len(rows)) - np.repeat(np.cumsum(per_row) - per_row, per_row)
+        starts = np.cumsum(sizes) - sizes
+        return rows, starts[self.request_of_row[rows]] + within
+
+    def reached(self, hit: Bools) -> Bools:
+        """[rows], the rows that are hit together with every node above them; roots always are."""
+        is_root = self.parents == NO_ROW
+        ok: Bools = hit | is_root
+        above = np.where(is_root, np.arange(len(ok)), self.parents)
+        levels = 1  # that `ok` speaks for, and that `above` looks up
+        while levels <= self.depths.max(initial=0):
+            ok, above, levels = ok & ok[above], above[above], 2 * levels
+        return ok
+
+    def deepest(self, ok: Bools) -> Ints:
+        """[requests], the deepest row that is ok, the first of them if there are several."""
+        order = np.where(ok, self.depths, -1) * len(ok) + (len(ok) - 1 - np.arange(len(ok)))
+        best = np.maximum.reduceat(order, self.roots)
+        return len(ok) - 1 - best % len(ok)

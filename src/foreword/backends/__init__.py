@@ -1,0 +1,1 @@
+"""Code that runs a model: one room per backend, behind one interface."""

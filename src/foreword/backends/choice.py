@@ -1,0 +1,74 @@
+"""Which code runs a model, and in which numbers."""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from foreword.backends.cpu.packing import FORMS, WeightForm
+from foreword.errors import RequestError
+from foreword.kernels.native import native_status
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""What the torch backend computes in."""
+
+NATIVE_DTYPES = ("int8", "q4", "q8_0", "float32")
+"""What the CPU kernels compute in; the first is the default."""
+
+BACKENDS = ("auto", "native", "torch")
+
+
+@dataclass(frozen=True)
+class BackendChoice:
+    """A decoder to load: on the CPU kernels if `form` is given, else on torch."""
+
+    form: WeightForm | None  # weights of the CPU kernels
+    torch_dtype: torch.dtype  # of the torch decoder
+    reason: str  # why this backend, in a few words
+
+
+def choose_backend(backend: str, dtype: str, device: torch.device) -> BackendChoice:
+    """`auto` is the CPU kernels on a CPU that has them, in 8 bits; torch for the rest.
+
+    `float32` on the CPU stays with torch unless the kernels are asked for by name: it is the reference.
+    """
+    if backend not in BACKENDS:
+        raise RequestError(f"unknown backend {backend!r}; use {', '.join(BACKENDS)}")
+    if dtype != "auto" and dtype not in DTYPES and dtype not in NATIVE_DTYPES:
+        names = ", ".join(dict.fromkeys(("auto", *DTYPES, *NATIVE_DTYPES)))
+        raise RequestError(f"unknown dtype {dtype!r}; use one of {names}")
+    refusal = _refusal(dtype, device)
+    if backend == "native" or (dtype in NATIVE_DTYPES and dtype not in DTYPES):
+        if backend == "torch":
+            raise RequestError(f"dtype {dtype} needs the CPU kernels; leave out --backend torch")
+        if refusal:
+            raise RequestError(f"the CPU kernels cannot be used: {refusal}")
+        return _native(dtype, "asked for")
+    if backend == "torch" or dtype in DTYPES:
+        return _torch(dtype, device, "asked for")
+    if refusal:
+        if device.type == "cpu":
+            logging.getLogger("foreword").warning(
+                "foreword runs on torch, not on its CPU kernels: %s", refusal
+            )
+        return _torch(dtype, device, refusal)
+    return _native(dtype, "the fastest on this CPU")
+
+
+def _refusal(dtype: str, device: torch.device) -> str:
+    """Why the CPU kernels cannot run this; empty if they can."""
+    if device.type != "cpu":
+        return f"the model is on {device.type}"
+    if dtype in ("bfloat16", "float16"):
+        return f"they do not compute in {dtype}"
+    return native_status().reason
+
+
+def _native(dtype: str, reason: str) -> BackendChoice:
+    return BackendChoice(FORMS[NATIVE_DTYPES[0] if dtype == "auto" else dtype], torch.float32, reason)
+
+
+def _torch(dtype: str, device: torch.device, reason: str) -> BackendChoice:
+    if dtype == "auto":
+        return BackendChoice(None, torch.bfloat16 if device.type == "cuda" else torch.float32, reason)
+    return BackendChoice(None, DTYPES[dtype], reason)

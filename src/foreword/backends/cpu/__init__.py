@@ -1,0 +1,1 @@
+"""The backend on the compiled CPU kernels."""

@@ -1,0 +1,172 @@
+"""The llama-family decoder on the compiled CPU kernels: one native call per pass."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.backends.cpu.packing import MatrixPacker, WeightForm
+from foreword.errors import RequestError
+from foreword.kernels.native import choose_isa, choose_threads, native_status
+from foreword.models.config import ModelConfig
+from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.rope import inverse_frequencies
+from foreword.progress import Progress
+
+if TYPE_CHECKING:
+    from foreword.kernels import _native
+
+
+@dataclass(frozen=True)
+class NativeLayer:
+    """What one layer is made of, packed."""
+
+    attention_norm: Tensor
+    mlp_norm: Tensor
+    matrices: "list[_native.PackedMatrix]"  # q, k, v, output, gate, up, down
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+
+
+@dataclass(frozen=True)
+class NativeWeights:
+    """A whole decoder, packed; several decoders may be built from the same."""
+
+    layers: tuple[NativeLayer, ...]
+    embedding: "_native.PackedMatrix"
+    head: "_native.PackedMatrix"
+    final_norm: Tensor
+
+
+class NativeDecoder:
+    """A target on the CPU kernels; it owns its KV.
+
+    KV is float32: turning half precision into floats costs more here than reading twice the bytes.
+    """
+
+    def __init__(self, config: ModelConfig, weights: NativeWeights, form: WeightForm, threads: int) -> None:
+        from foreword.kernels import _native
+
+        self.config = config
+        self.form = form
+        self._weights = weights
+        self._native = _native.Decoder(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            rms_norm_eps=config.rms_norm_eps,
+            inverse_frequencies=inverse_frequencies(config).contiguous(),
+            isa=choose_isa(native_status().instruction_sets),
+            threads=threads,
+        )
+        for layer in weights.layers:
+            self._native.add_layer(
+                layer.attention_norm, layer.mlp_norm, layer.matrices, layer.query_norm, layer.key_norm
+            )
+        self._native.set_ends(weights.embedding, weights.head, weights.final_norm)
+
+    @property
+    def weights(self) -> NativeWeights:
+        """The packed matrices, for a decoder that shares some of them."""
+        return self._weights
+
+    @property
+    def layer_bytes(self) -> int:
+        """Memory of the layers' matrices."""
+        return sum(matrix.nbytes for layer in self._weights.layers for matrix in layer.matrices)
+
+    def with_layers(self, layers: Sequence[int]) -> "NativeDecoder":
+        """A decoder that runs only these layers of this one: the same weights, KV memory of its own."""
+        weights = replace(self._weights, layers=tuple(self._weights.layers[layer] for layer in layers))
+        return NativeDecoder(replace(self.config, num_layers=len(layers)), weights, self.form, self.threads)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights and the KV are."""
+        return torch.device("cpu")
+
+    @property
+    def isa(self) -> str:
+        """Instruction set in use."""
+        return self._native.isa
+
+    @property
+    def threads(self) -> int:
+        """Threads of a pass."""
+        return self._native.threads
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the packed matrices."""
+        return self._native.weight_bytes
+
+    def kv_bytes_per_row(self) -> int:
+        """Memory that one token's keys and values take in all layers."""
+        return self._native.kv_bytes_per_row
+
+    def allocate_kv(self, num_pages: int, page_size: int) -> None:
+        """Make room for `num_pages` pages of KV; what was there is gone."""
+        from foreword.kernels._native import PAGE_SIZE
+
+        if page_size != PAGE_SIZE:
+            raise RequestError(f"the CPU kernels need pages of {PAGE_SIZE} rows, not {page_size}")
+        self._native.allocate_kv(num_pages)
+
+    def verify(self, batch: ForwardBatch) -> ForwardOutput:
+        """One pass over all rows of `batch`; KV rows are moved and written as it says."""
+        arrays = batch.arrays  # handing over torch tensors takes longer than a small pass
+        layers = list(dict.fromkeys(batch.hidden_layers))
+        logits = torch.empty((len(arrays.logit_rows), self.config.vocab_size), dtype=torch.float32)
+        hidden = np.empty((len(layers), len(arrays.hidden_rows), self.config.hidden_size), dtype=np.float32)
+        self._native.verify(*arrays, layers, logits.numpy(), hidden)
+        return ForwardOutput(logits, dict(zip(layers, map(torch.from_numpy, hidden), strict=True)))
+
+
+def load_native_decoder(
+    checkpoint: Checkpoint,
+    form: WeightForm,
+    *,
+    threads: int | None = None,
+    ends: NativeWeights | None = None,
+    progress: Progress | None = None,
+) -> NativeDecoder:
+    """Pack a checkpoint's weights and build its decoder; `ends` lends its embedding, head and last norm."""
+    config = checkpoint.config
+    isa, workers = choose_isa(native_status().instruction_sets), choose_threads(threads)
+    packer = MatrixPacker(checkpoint, form, isa, workers, progress)
+    layers = tuple(
+        _load_layer(packer, config, f"model.layers.{index}.") for index in range(config.num_layers)
+    )
+    weights = _load_ends(packer, config) if ends is None else ends
+    return NativeDecoder(config, replace(weights, layers=layers), form, workers)
+
+
+def _load_ends(packer: MatrixPacker, config: ModelConfig) -> NativeWeights:
+    embedding = packer.matrices(["model.embed_tokens.weight"], biased=False)[0]
+    head = embedding if config.tied_embeddings else packer.matrices(["lm_head.weight"], biased=False)[0]
+    return NativeWeights((), embedding, head, packer.vector("model.norm.weight"))
+
+
+def _load_layer(packer: MatrixPacker, config: ModelConfig, prefix: str) -> NativeLayer:
+    def matrices(names: str, biased: bool) -> "list[_native.PackedMatrix]":
+        return packer.matrices([f"{prefix}{name}.weight" for name in names.split()], biased)
+
+    return NativeLayer(
+        attention_norm=packer.vector(prefix + "input_layernorm.weight"),
+        mlp_norm=packer.vector(prefix + "post_attention_layernorm.weight"),
+        matrices=[
+            *matrices("self_attn.q_proj self_attn.k_proj self_attn.v_proj", config.attention_bias),
+            *matrices("self_attn.o_proj", config.output_bias),
+            *matrices("mlp.gate_proj mlp.up_proj", config.mlp_bias),
+            *matrices("mlp.down_proj", config.mlp_bias),
+        ],
+        query_norm=packer.vector(prefix + "self_attn.q_norm.weight") if config.qk_norm else None,
+        key_norm=packer.vector(prefix + "self_attn.k_norm.weight") if config.qk_norm else None,
+    )

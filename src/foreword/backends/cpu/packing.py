@@ -1,0 +1,109 @@
+"""Weights as the CPU kernels read them: packed once, in one of a few number forms."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from foreword.backends.torch.weights import WeightLoader
+from foreword.errors import CheckpointError
+from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
+from foreword.progress import Progress
+
+if TYPE_CHECKING:
+    from foreword.kernels._native import PackedMatrix
+
+BLOCK_KINDS = ("Q4_0", "Q4_1", "Q8_0")
+"""GGUF blocks that the kernels read as they are."""
+
+BLOCK_COLUMNS = 32
+ROTATED_GROUPS = (192, 128, 64)
+"""Columns per scale that are tried for a rotated matrix, the cheapest first."""
+
+
+@dataclass(frozen=True)
+class WeightForm:
+    """How the numbers of a model's matrices are kept."""
+
+    name: str  # as `--dtype` has it
+    floats: bool = False  # matrices stay float32
+    keeps_blocks: bool = False  # GGUF blocks of 4 and 8 bits are used as they are
+    rotated: bool = False  # columns are turned in blocks of 64 before they are rounded to 8 bits
+
+
+FORMS = {
+    "float32": WeightForm("float32", floats=True),
+    "int8": WeightForm("int8", rotated=True),
+    "q4": WeightForm("q4", keeps_blocks=True, rotated=True),
+    "q8_0": WeightForm("q8_0", keeps_blocks=False),
+}
+"""`int8` is the default; `q8_0` rounds like GGUF's format of that name and serves as a yardstick."""
+
+
+def rotated_group(columns: int) -> int:
+    """The most columns per scale that leave the fewest zeros behind the end of a row."""
+    return min(ROTATED_GROUPS, key=lambda group: (-(-columns // group) * group, -group))
+
+
+class MatrixPacker:
+    """Packs matrices of one checkpoint into one form."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, form: WeightForm, isa: str, threads: int, progress: Progress | None
+    ) -> None:
+        from foreword.kernels import _native
+
+        self._checkpoint = checkpoint
+        self._form = form
+        self._isa = isa
+        self._threads = threads
+        self._arena = _native.Arena()
+        self._loader = WeightLoader(checkpoint, torch.float32, torch.device("cpu"), progress)
+        if form.keeps_blocks and not self._has_small_blocks():
+            raise CheckpointError(
+                f"{checkpoint.path} has no 4-bit blocks (Q4_0 or Q4_1) to keep; use --dtype int8 or another file"
+            )
+
+    def _has_small_blocks(self) -> bool:
+        stored = (self._checkpoint.quantized(name) for name in sorted(self._checkpoint.tensor_names()))
+        return any(blocks is not None and blocks.kind in ("Q4_0", "Q4_1") for blocks in stored)
+
+    def vector(self, name: str) -> torch.Tensor:
+        """A norm's weights: float32 [n]."""
+        return self._loader.tensor(name)
+
+    def matrices(self, names: list[str], biased: bool) -> list["PackedMatrix"]:
+        """Projections of one input. They are grouped alike, so that the input is quantised once."""
+        stored = {name: self._blocks(name) for name in names}
+        keep = self._form.keeps_blocks and any(blocks is not None for blocks in stored.values())
+        packed = [self._matrix(name, stored[name], keep) for name in names]
+        if biased:
+            for name, matrix in zip(names, packed, strict=True):
+                matrix.set_bias(self.vector(name.removesuffix("weight") + "bias"))
+        return packed
+
+    def _blocks(self, name: str) -> QuantizedTensor | None:
+        stored = self._checkpoint.quantized(name)
+        if stored is None or stored.kind not in BLOCK_KINDS:
+            return None
+        self._loader.check_shape(name, stored.shape)
+        return stored
+
+    def _matrix(self, name: str, stored: QuantizedTensor | None, keep: bool) -> "PackedMatrix":
+        from foreword.kernels._native import PackedMatrix
+
+        if self._form.floats:
+            return PackedMatrix.keep_floats(self._arena, self._loader.tensor(name))
+        if keep and stored is not None:
+            self._loader.count()
+            return PackedMatrix.keep_blocks(self._arena, stored.kind, stored.data)
+        rotated = self._form.rotated and not keep
+        if stored is not None:
+            self._loader.count()
+            group = rotated_group(stored.shape[1]) if rotated else BLOCK_COLUMNS
+            return PackedMatrix.round_blocks(
+                self._arena, stored.kind, stored.data, group, rotated, self._isa, self._threads
+            )
+        values = self._loader.tensor(name)
+        group = rotated_group(values.shape[1]) if rotated else BLOCK_COLUMNS
+        return PackedMatrix.round_floats(self._arena, values, group, rotated, self._isa, self._threads)

@@ -1,0 +1,180 @@
+"""`foreword bench`: measure it."""
+
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from foreword.cli.bench import accept, batch, drafters, overhead, pacing, serve, server_overhead
+from foreword.cli.console import (
+    DEFAULT_MODEL,
+    BackendOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    PlotOption,
+    load_llm,
+    parse_sizes,
+    print_json,
+    progress_bar,
+    stage_bar,
+    stdout,
+)
+from foreword.errors import RequestError
+
+if TYPE_CHECKING:
+    from foreword.backends.interface import Decoder
+    from foreword.bench.step_cost import EngineCosts, StepTimer
+
+app = typer.Typer(no_args_is_help=True, help="Measure costs and speed, always as ratios within one run.")
+app.command("accept")(accept.accept)
+
+OURS = "foreword"
+
+
+@app.callback()
+def _group() -> None:
+    """Measure costs and speed, always as ratios within one run."""
+
+
+app.command("batch")(batch.batch)
+app.command("drafters")(drafters.drafters)
+app.command("overhead")(overhead.overhead)
+app.command("pacing")(pacing.pacing)
+app.command("serve")(serve.serve)
+app.command("server-overhead")(server_overhead.server_overhead)
+
+
+@app.command("step")
+def step(
+    model: ModelOption = DEFAULT_MODEL,
+    tokens: Annotated[str, typer.Option(help="Numbers of new tokens, separated by commas.")] = "1,2,4,8,16",
+    context: Annotated[int, typer.Option(help="Committed tokens before the new ones.")] = 256,
+    repeats: Annotated[int, typer.Option(help="Timed passes for each number; the median counts.")] = 15,
+    prefill: Annotated[int, typer.Option(help="Also time a prompt of so many tokens; 0 is none.")] = 0,
+    compare: Annotated[str, typer.Option(help="Measure llama.cpp in the same run: `llama.cpp`.")] = "",
+    plot: PlotOption = None,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    backend: BackendOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Milliseconds of one target pass over n new tokens, and the ratio to the first n.
+
+    Verifying a guess of n-1 tokens costs a pass over n: the flatter this curve, the more speculation pays.
+    """
+    from foreword.bench.drafters.plot import require_matplotlib
+    from foreword.bench.step_cost import DecoderTimer, check_sizes, compare_step_cost
+
+    if plot is not None:
+        require_matplotlib()
+    if compare not in ("", "llama.cpp"):
+        raise RequestError(f"--compare knows llama.cpp only, not {compare!r}")
+    sizes = parse_sizes("--tokens", tokens)
+    llm = load_llm(model, dtype, device, backend)
+    target = llm.engine.target
+    check_sizes([*sizes], context, repeats, target.config.context_length)
+    most = max(*sizes, prefill, 1)
+    timers: dict[str, StepTimer] = {OURS: DecoderTimer(target, context, most)}
+    if compare:
+        timers |= _llama_cpp_timers(model, context, most)
+    with progress_bar("measuring") as on_progress:
+        costs = compare_step_cost(timers, sizes, prefill=prefill, repeats=repeats, progress=on_progress)
+    _show(costs, context, prefill)
+    if plot is not None:
+        _plot(costs, plot, f"{model}: one pass over n new tokens, context {context}")
+    if as_json:
+        rows = [asdict(cost) for cost in costs[OURS].steps]
+        others = {name: asdict(cost) for name, cost in costs.items() if name != OURS}
+        prompt = {"tokens": prefill, "ms": costs[OURS].prefill_ms}
+        print_json({"model": model, "context": context, "prefill": prompt, "compare": others, "rows": rows})
+
+
+def _llama_cpp_timers(model: str, context: int, most_tokens: int) -> "dict[str, StepTimer]":
+    from foreword.bench.llama_cpp import FILE_TYPES, LlamaCppTimer, quantized_copy
+    from foreword.kernels.native import choose_threads
+    from foreword.models.sources.builtin import cache_directory
+    from foreword.models.sources.resolve import resolve_model
+
+    source, kept = resolve_model(model), cache_directory() / "llama.cpp"
+    copies = {kind: quantized_copy(source, kept, kind) for kind in FILE_TYPES}
+    return {
+        f"llama.cpp {kind}": LlamaCppTimer(path, context, most_tokens, choose_threads())
+        for kind, path in copies.items()
+    }
+
+
+def _show(costs: "dict[str, EngineCosts]", context: int, prefill: int) -> None:
+    others = [name for name in costs if name != OURS]
+    headings = [
+        "n",
+        "ms",
+        "ratio",
+        *(f"{name} ms" for name in others),
+        *(["best of those"] if others else []),
+    ]
+    table = Table(*headings, title=f"one pass over n new tokens, context {context}")
+    for index, own in enumerate(costs[OURS].steps):
+        theirs = [costs[name].steps[index].ms for name in others]
+        table.add_row(str(own.n), f"{own.ms:.2f}", f"{own.ratio:.2f}", *_beside(own.ms, theirs))
+    own_prefill = costs[OURS].prefill_ms
+    if prefill and own_prefill is not None:
+        theirs = [costs[name].prefill_ms or 0.0 for name in others]
+        table.add_row(f"prompt of {prefill}", f"{own_prefill:.1f}", "", *_beside(own_prefill, theirs))
+    stdout.print(table)
+
+
+def _plot(costs: "dict[str, EngineCosts]", path: Path, title: str) -> None:
+    from foreword.bench.line_charts import Chart, save_charts
+
+    times = {name: [(float(step.n), step.ms) for step in cost.steps] for name, cost in costs.items()}
+    save_charts([Chart("new tokens (n)", "milliseconds", times)], path, title)
+    stdout.print(f"plot: {path}", markup=False, soft_wrap=True)
+
+
+def _beside(own: float, theirs: list[float]) -> list[str]:
+    """The others' milliseconds, and ours as a multiple of the best of them."""
+    return [*(f"{ms:.2f}" for ms in theirs), *([f"{own / min(theirs):.2f}x"] if theirs else [])]
+
+
+@app.command("quality")
+def quality(
+    text: Annotated[Path, typer.Option(help="Natural text, or .jsonl with texts in it.")],
+    model: ModelOption = DEFAULT_MODEL,
+    tokens: Annotated[int, typer.Option(help="Tokens of the text to read.")] = 10_240,
+    forms: Annotated[
+        str, typer.Option(help="Forms of the CPU kernels; q8_0 is the yardstick.")
+    ] = "int8,q4,q8_0",
+    as_json: JsonOption = False,
+) -> None:
+    """How far the numbers of the CPU kernels are from float32: mean KL and agreement on the likeliest token."""
+    from foreword.bench.quality import measure_quality, read_text
+    from foreword.engine.loader import load_model
+
+    names = forms.split(",")
+    with stage_bar() as on_stage:
+        on_stage("loading float32", 0, 0)
+        reference = load_model(model, dtype="float32", device="cpu", backend="torch")
+        ids = reference.tokenizer.encode(read_text(text))[:tokens]
+        if not ids:
+            raise RequestError(f"{text} has no text in it")
+        loaders = {name: partial(_native_decoder, model, name) for name in names}
+        results = measure_quality(
+            reference.decoder, loaders, ids, lambda done, total: on_stage("comparing", done, total)
+        )
+    table = Table("form", "mean KL (nats)", "top-1 agreement", title=f"against float32, {len(ids)} tokens")
+    for result in results:
+        table.add_row(result.form, f"{result.mean_kl:.5f}", f"{100 * result.top1_agreement:.2f}%")
+    stdout.print(table)
+    if as_json:
+        print_json({"model": model, "rows": [asdict(result) for result in results]})
+
+
+def _native_decoder(model: str, form: str) -> "Decoder":
+    from foreword.engine.loader import load_model
+
+    return load_model(model, dtype=form, device="cpu", backend="native").decoder

@@ -1,0 +1,105 @@
+"""`foreword bench pacing`: what the rhythm of a stream gives away."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from foreword.cli.console import (
+    DEFAULT_MODEL,
+    BackendOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    load_llm,
+    print_json,
+    stage_bar,
+    stdout,
+)
+
+if TYPE_CHECKING:
+    from foreword.bench.pacing.traces import Chunk, Trace
+
+Streams = dict[tuple[int, int], list["Chunk"]]
+
+
+def pacing(
+    model: ModelOption = DEFAULT_MODEL,
+    prompts: Annotated[int, typer.Option(min=2, help="How many prompts are to be told apart.")] = 50,
+    repeats: Annotated[int, typer.Option(min=2, help="Answers to each prompt.")] = 3,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer, at most.")] = 48,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="0: all answers to a prompt are the same, the watcher's best case.")
+    ] = 0.0,
+    speculative_config: Annotated[
+        str, typer.Option(help="Who guesses ahead, as JSON.")
+    ] = '{"method": "ngram", "num_speculative_tokens": 5}',
+    plot: Annotated[
+        Path | None, typer.Option(help="Write a picture of both cadences and the result.")
+    ] = None,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    backend: BackendOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """How well prompts can be told apart by timing and size of their streams: plain, speculative, evenly paced.
+
+    Answers come from the real engine, one at a time; the pacing of their arrivals is computed. A nearest-neighbour
+    classifier compares each stream with those of the other repeats.
+    """
+    from foreword.acceptance.params import SamplingParams
+    from foreword.bench.drafters.plot import require_matplotlib
+    from foreword.bench.pacing.fingerprint import guess_prompts
+    from foreword.bench.pacing.plot import plot_pacing
+    from foreword.bench.pacing.traces import record, short_prompts
+
+    if plot is not None:
+        require_matplotlib()
+    llm = load_llm(model, dtype, device, backend, speculative_config)
+    asked = [llm.encode(text) for text in short_prompts(prompts)]
+    params = SamplingParams(temperature=temperature, max_tokens=tokens)
+    with stage_bar() as on_stage:
+        plain, guessed = (
+            record(llm.engine, asked, repeats, params, speculate, lambda *done, s=stage: on_stage(s, *done))
+            for stage, speculate in (("plain", False), ("speculative", True))
+        )
+    streams = {
+        "plain decoding": _unpaced(plain),
+        "speculative, burst": _unpaced(guessed),
+        "speculative, even": _paced(guessed),
+    }
+    rows = [row for name, watched in streams.items() for row in guess_prompts(name, watched)]
+    table = Table("stream", "a watcher compares", "right", "accuracy", "chance")
+    for row in rows:
+        table.add_row(
+            row.stream, row.features, f"{row.right}/{row.trials}", f"{row.accuracy:.0%}", f"{row.chance:.0%}"
+        )
+    stdout.print(table)
+    if plot is not None:
+        shown = max(guessed, key=lambda trace: trace.unevenness)
+        plot_pacing(
+            {name: watched[shown.prompt, shown.repeat] for name, watched in streams.items()}, rows, plot
+        )
+    if as_json:
+        print_json({"model": model, "rows": [asdict(row) | {"accuracy": row.accuracy} for row in rows]})
+
+
+def _unpaced(traces: "list[Trace]") -> Streams:
+    return {(trace.prompt, trace.repeat): trace.unpaced() for trace in traces}
+
+
+def _paced(traces: "list[Trace]") -> Streams:
+    from foreword.bench.pacing.traces import Chunk
+    from foreword.server.api.pacing import PaceMemory, replay
+
+    memory = PaceMemory()  # as on a server: streams follow each other
+
+    return {
+        (trace.prompt, trace.repeat): [
+            Chunk(block.time, block.size) for block in replay(trace.units(), memory)
+        ]
+        for trace in traces
+    }

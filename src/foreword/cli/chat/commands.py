@@ -1,0 +1,137 @@
+"""The commands of a chat: lines that begin with a slash."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import RenderableType
+
+from foreword.cli.chat.session import ChatSession
+from foreword.cli.chat.stats import position_table, stats_table
+from foreword.drafters.config import SpeculationConfig
+from foreword.errors import ForewordError, RequestError
+
+DEFAULT_DEPTH = 5
+
+HELP = """\
+/plain            decode without guesses
+/method NAME      guess with ngram, suffix, layer_skip, self_quantized, a+b, or a JSON object
+/depth N          most guesses per pass
+/temperature X    0 is greedy
+/seed N | off     the same seed gives the same answer; off draws a fresh one each time
+/stats            passes, acceptance and time of the last answer and of the session
+/system TEXT      tell the model how to behave; without a text, take that back
+/reset            forget the conversation; settings stay
+/help             this list
+/exit             leave (also Ctrl-D); Ctrl-C stops an answer
+//TEXT            send /TEXT to the model"""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a command has to say."""
+
+    line: str = ""  # plain text, also of the user's own: never markup
+    tables: tuple[RenderableType, ...] = ()
+    leave: bool = False
+
+
+class Commands:
+    """Applies commands to a session; a bad one says so in a line and changes nothing."""
+
+    def __init__(self, session: ChatSession) -> None:
+        self._session = session
+        given = session.speculation or {}
+        self._depth = int(given.get("num_speculative_tokens", DEFAULT_DEPTH))
+        self._known: Mapping[str, Callable[[str], Reply]] = {
+            "/plain": self._plain,
+            "/method": self._method,
+            "/depth": self._set_depth,
+            "/temperature": self._temperature,
+            "/seed": self._seed,
+            "/stats": self._stats,
+            "/system": self._system,
+            "/reset": self._reset,
+            "/help": lambda _: Reply(HELP),
+            "/exit": lambda _: Reply(leave=True),
+        }
+
+    def run(self, line: str) -> Reply:
+        """Apply a line that begins with one slash."""
+        name, _, rest = line.strip().partition(" ")
+        command = self._known.get(name)
+        if command is None:
+            return Reply(f"unknown command {name}; /help lists them")
+        try:
+            return command(rest.strip())
+        except ForewordError as error:
+            return Reply(" ".join(str(error).split()))
+
+    def _plain(self, _: str) -> Reply:
+        self._session.speculation = None
+        return Reply("plain decoding")
+
+    def _method(self, text: str) -> Reply:
+        if not text:
+            raise RequestError("/method needs a name such as ngram, or a JSON object")
+        return self._use({"num_speculative_tokens": self._depth, **_method_keys(text)})
+
+    def _set_depth(self, text: str) -> Reply:
+        depth = _whole("/depth", text)
+        if self._session.speculation is not None:
+            return self._use({**self._session.speculation, "num_speculative_tokens": depth})
+        SpeculationConfig(("ngram",), num_speculative_tokens=depth)  # refuses what no drafter takes
+        self._depth = depth
+        return Reply(f"{depth} guesses per pass once a /method is chosen; decoding is plain now")
+
+    def _use(self, wanted: Mapping[str, Any]) -> Reply:
+        config = self._session.use(wanted)
+        self._depth = config.num_speculative_tokens
+        return Reply(f"{'+'.join(config.method)}, up to {self._depth} guesses per pass")
+
+    def _temperature(self, text: str) -> Reply:
+        try:
+            temperature = float(text)
+        except ValueError:
+            raise RequestError(f"/temperature takes a number, not {text!r}") from None
+        self._session.set_params(temperature=temperature)
+        return Reply(f"temperature {temperature:g}{' (greedy)' if temperature == 0 else ''}")
+
+    def _seed(self, text: str) -> Reply:
+        seed = None if text == "off" else _whole("/seed", text, " or off")
+        self._session.set_params(seed=seed)
+        return Reply("a fresh seed for every answer" if seed is None else f"seed {seed} for every answer")
+
+    def _stats(self, _: str) -> Reply:
+        last, total = self._session.last, self._session.total
+        if not total.answers:
+            return Reply("nothing was answered yet")
+        positions = (position_table(last, total),) if total.drafted else ()
+        return Reply(tables=(stats_table(last, total), *positions))
+
+    def _system(self, text: str) -> Reply:
+        self._session.set_system(text or None)
+        return Reply("system message set" if text else "no system message")
+
+    def _reset(self, _: str) -> Reply:
+        self._session.reset()
+        return Reply("the conversation is forgotten")
+
+
+def _method_keys(text: str) -> Mapping[str, Any]:
+    if not text.startswith("{"):
+        names = [name.strip() for name in text.split("+")]
+        return {"method": names if len(names) > 1 else names[0]}
+    try:
+        keys: Mapping[str, Any] = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"/method: not JSON: {error}") from None
+    return keys
+
+
+def _whole(command: str, text: str, also: str = "") -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise RequestError(f"{command} takes a whole number{also}, not {text!r}") from None

@@ -1,0 +1,187 @@
+"""`foreword chat`: talk to a model in the terminal and see which tokens were guessed."""
+
+import io
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from foreword.cli.console import (
+    DEFAULT_MODEL,
+    BackendOption,
+    DeviceOption,
+    DtypeOption,
+    ModelOption,
+    load_llm,
+    stderr,
+    stdout,
+)
+from foreword.errors import ForewordError
+
+if TYPE_CHECKING:
+    from foreword.cli.chat.commands import Commands
+    from foreword.cli.chat.session import ChatSession, Outcome
+    from foreword.cli.chat.text import Piece
+
+# Blue and orange: told apart by nearly everyone, readable on dark and on light.
+GUESSED_STYLE = "dodger_blue1"
+OWN_STYLE = "dark_orange"
+
+
+def chat(
+    model: ModelOption = DEFAULT_MODEL,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
+    speculative_config: Annotated[
+        str, typer.Option(help="Who guesses ahead, as JSON; /plain in the chat turns it off.")
+    ] = '{"method": "ngram", "num_speculative_tokens": 5}',
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    backend: BackendOption = "auto",
+) -> None:
+    """Talk to a model; accepted guesses and the target's own tokens have different colours.
+
+    /help lists the commands. Lines may also come through a pipe: the answers, and nothing else, go to standard output.
+    """
+    from foreword.acceptance.params import SamplingParams
+    from foreword.cli.chat.session import ChatSession
+    from foreword.drafters.config import SpeculationConfig
+
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+    speculation = SpeculationConfig.parse(speculative_config).as_mapping()
+    session = ChatSession(load_llm(model, dtype, device, backend), params, speculation)
+    legend = Text.assemble(("accepted guesses", GUESSED_STYLE), ", ", ("the target's own tokens", OWN_STYLE))
+    stderr.print(legend, Text("(/help lists commands, Ctrl-D leaves)", "dim"), soft_wrap=True)
+    _prepare_input()
+    interrupts = Interrupts()
+    with interrupts.installed():
+        _converse(session, interrupts)
+
+
+class Interrupts:
+    """Ctrl-C: during an answer it asks for its end; at any other time it is a `KeyboardInterrupt`.
+
+    An exception in the middle of a pass would leave the engine's books half done.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._answering = False
+
+    def asked(self) -> bool:
+        """Whether the answer under way should stop."""
+        return self._asked
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Listen while inside."""
+        before = signal.signal(signal.SIGINT, self._hear)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """An answer is under way while inside."""
+        self._asked, self._answering = False, True
+        try:
+            yield
+        finally:
+            self._answering = False
+
+    def _hear(self, _: int, __: FrameType | None) -> None:
+        if not self._answering:
+            raise KeyboardInterrupt
+        self._asked = True
+
+
+def _converse(session: "ChatSession", interrupts: Interrupts) -> None:
+    from foreword.cli.chat.commands import Commands
+
+    commands = Commands(session)
+    while True:
+        try:
+            if not _take_line(_read_line(), session, commands, interrupts):
+                return
+        except EOFError:
+            if sys.stdin.isatty():
+                stderr.print()  # the shell goes on in a line of its own
+            return
+        except KeyboardInterrupt:
+            stderr.print()
+            say("/exit or Ctrl-D leaves")
+
+
+def _take_line(line: str, session: "ChatSession", commands: "Commands", interrupts: Interrupts) -> bool:
+    """Obey or answer a line; False: it was the last."""
+    if line.startswith("/") and not line.startswith("//"):
+        reply = commands.run(line)
+        if reply.line:
+            say(reply.line)
+        for table in reply.tables:
+            stderr.print(table)
+        return not reply.leave
+    if line:
+        _answer(line.removeprefix("/"), session, interrupts)
+    return True
+
+
+def _answer(question: str, session: "ChatSession", interrupts: Interrupts) -> None:
+    try:
+        plan = session.plan(question)
+        if plan.dropped:
+            say(f"the context is full: the oldest {plan.dropped} of {len(session.turns)} turns are dropped")
+        with interrupts.answering():
+            outcome = session.answer(plan, show_piece, interrupts.asked)
+    except ForewordError as error:
+        say(" ".join(str(error).split()))
+        return
+    stdout.out()
+    _say_end(outcome)
+
+
+def show_piece(piece: "Piece") -> None:
+    """Write it as it is, in the colour of its origin; nothing in it is markup or steers the terminal."""
+    from foreword.cli.chat.text import visible
+
+    stdout.out(
+        visible(piece.text), end="", style=GUESSED_STYLE if piece.guessed else OWN_STYLE, highlight=False
+    )
+
+
+def _say_end(outcome: "Outcome") -> None:
+    from foreword.cli.chat.stats import summary_line
+
+    ends = {
+        "abort": "stopped: ",
+        "length": "cut off at the limit: ",
+        "error": f"failed ({outcome.error}): ",
+    }
+    forgotten = "" if outcome.text else "; nothing was said, so the question is not kept"
+    say(f"{ends.get(outcome.finish_reason, '')}{summary_line(outcome.tally)}{forgotten}")
+
+
+def say(line: str) -> None:
+    """A word of the program's own, beside the conversation."""
+    from foreword.cli.chat.text import visible
+
+    stderr.print(Text(visible(line), "dim"), soft_wrap=True)
+
+
+def _prepare_input() -> None:
+    """Line editing and history on a terminal; bytes that are no text must not end the program."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    if sys.stdin.isatty():
+        import readline  # noqa: F401 - `input` edits lines once it is imported
+
+
+def _read_line() -> str:
+    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    return input("> " if on_terminal else "").strip()

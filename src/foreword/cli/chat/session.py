@@ -1,0 +1,149 @@
+"""A conversation with a model: what was said, how to go on, and what it cost. Knows no terminal."""
+
+import itertools
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from foreword.acceptance.params import SamplingParams
+from foreword.cli.chat.stats import Tally
+from foreword.cli.chat.text import Piece, PieceReader
+from foreword.drafters.config import SpeculationConfig
+from foreword.engine.llm import LLM
+from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.errors import RequestError
+
+TENANT = "chat"
+
+Message = dict[str, str]
+Show = Callable[[Piece], None]
+Interrupted = Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A question and what was answered."""
+
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A question that fits the context, with as much of the conversation as fits beside it."""
+
+    question: str
+    prompt_ids: tuple[int, ...]
+    dropped: int  # oldest turns that are left out from now on
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an answer ended."""
+
+    text: str
+    finish_reason: str  # "stop", "length", "abort" or "error"
+    error: str | None
+    tally: Tally
+
+
+class ChatSession:
+    """Keeps the turns and settings of one conversation on one engine."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, speculation: Mapping[str, Any] | None) -> None:
+        if llm.tokenizer.chat_template is None:
+            raise RequestError("the model has no chat template; use `foreword generate --raw`")
+        self._llm = llm
+        self._numbers = itertools.count()
+        self.params = params
+        self.system: str | None = None
+        self.turns: list[Turn] = []
+        self.speculation: Mapping[str, Any] | None = None  # None: plain decoding
+        self.last = Tally()
+        self.total = Tally()
+        if speculation is not None:
+            self.use(speculation)
+
+    def use(self, speculation: Mapping[str, Any]) -> SpeculationConfig:
+        """Guess with this from now on; raises `RequestError`, and changes nothing, if that cannot be."""
+        config = SpeculationConfig.parse(speculation)
+        self._llm.engine.rack.resolve(
+            config.as_mapping()
+        )  # makes the drafter now, not with the next question
+        self.speculation = config.as_mapping()
+        return config
+
+    def set_params(self, **changes: Any) -> None:  # noqa: ANN401 - fields of SamplingParams
+        """Change sampling parameters; raises `RequestError`, and changes nothing, for bad values."""
+        self.params = replace(self.params, **changes)
+
+    def set_system(self, text: str | None) -> None:
+        """Set or remove the system message; raises if the model's template takes none."""
+        self._encode(text, [], "?")
+        self.system = text
+
+    def reset(self) -> None:
+        """Forget all turns; settings and the system message stay."""
+        self.turns.clear()
+
+    def plan(self, question: str) -> Plan:
+        """Encode the next question; the oldest turns give way where the context would overflow.
+
+        Nothing is dropped yet. Raises `RequestError` if the question does not fit even alone.
+        """
+        limit = self._llm.engine.max_model_len
+        wanted = limit - min(self.params.max_tokens, limit // 2)
+        for dropped in range(len(self.turns) + 1):
+            ids = self._encode(self.system, self.turns[dropped:], question)
+            if len(ids) <= wanted:
+                return Plan(question, tuple(ids), dropped)
+        if len(ids) >= limit:
+            raise RequestError(
+                f"the message has {len(ids)} tokens with its frame and the context holds {limit}; shorten it"
+            )
+        return Plan(question, tuple(ids), len(self.turns))
+
+    def answer(self, plan: Plan, show: Show, interrupted: Interrupted) -> Outcome:
+        """Answer a planned question, piece by piece, until it ends or is interrupted.
+
+        What was said stays in the conversation; a question that was answered with nothing does not.
+        """
+        reader, pieces, bursts = PieceReader(self._llm.tokenizer), [], []
+        end: AnswerDelta | None = None
+        with closing(self._deltas(plan, interrupted)) as deltas:
+            for delta in deltas:
+                if delta.token_ids:
+                    bursts.append(len(delta.token_ids))
+                for piece in reader.read(delta):
+                    pieces.append(piece.text)
+                    show(piece)
+                end = delta
+        if end is None or end.finish_reason is None or end.stats is None:
+            raise RuntimeError("the engine has left an answer without an end")
+        self.last = Tally.of(end.stats, bursts)
+        self.total += self.last
+        del self.turns[: plan.dropped]
+        text = "".join(pieces)
+        if text:
+            self.turns.append(Turn(plan.question, text))
+        return Outcome(text, end.finish_reason, end.error, self.last)
+
+    def _deltas(self, plan: Plan, interrupted: Interrupted) -> Generator[AnswerDelta]:
+        engine, name = self._llm.engine, f"chat-{next(self._numbers)}"
+        setting = False if self.speculation is None else self.speculation
+        engine.add(NewRequest(name, plan.prompt_ids, self.params, TENANT, setting))
+        try:
+            while engine.has_requests:
+                yield from (engine.abort(name) if interrupted() else engine.step())
+        finally:
+            engine.abort(name)  # if the reader has gone away in the middle
+
+    def _encode(self, system: str | None, turns: list[Turn], question: str) -> list[int]:
+        messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        for turn in turns:
+            messages += [
+                {"role": "user", "content": turn.question},
+                {"role": "assistant", "content": turn.answer},
+            ]
+        return self._llm.tokenizer.encode_chat([*messages, {"role": "user", "content": question}])

@@ -1,0 +1,18 @@
+"""What a drafter may be made from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from foreword.backends.interface import Decoder
+from foreword.models.formats.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """The target and its files, for drafters that need them."""
+
+    target: Decoder  # the loaded target
+    checkpoint: Checkpoint  # its files
+    encode: Callable[[str], list[int]]  # text to token ids, without special tokens
+    load_decoder: Callable[[Checkpoint], Decoder]  # another model, on the target's device and backend
+    load_beside: Callable[[Checkpoint, Decoder], Decoder]  # layers of its own, the rest shared with a decoder

@@ -1,0 +1,135 @@
+"""A GGUF file as a checkpoint: its names and its row order turned into Hugging Face's."""
+
+import re
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+from torch import Tensor
+
+from foreword.errors import CheckpointError
+from foreword.models.formats.checkpoint import QuantizedTensor, missing_tensor
+from foreword.models.formats.fields import check_layers
+from foreword.models.formats.gguf.config import ROPE_FACTORS, gguf_config
+from foreword.models.formats.gguf.file import GgufFile
+from foreword.models.formats.gguf.tokenizer import gguf_tokenizer
+from foreword.models.tokenization.tokenizer import Tokenizer, check_vocab
+
+_TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+_LAYER_TENSOR = re.compile(r"blk\.(0|[1-9]\d{0,8})\.(\w+)\.(weight|bias)")
+_UNQUANTIZED = ("F32", "F16", "BF16")
+_CHUNK_ELEMENTS = 2**21  # dequantised at a time: bounds the extra memory of loading
+
+
+class GgufCheckpoint:
+    """One GGUF model file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = GgufFile(path)
+        self.config = gguf_config(self._file)
+        self._stored_names = {
+            _canonical_name(stored, path): stored for stored in self._file.tensors if stored != ROPE_FACTORS
+        }
+        check_layers(self.tensor_names(), self.config, str(path))
+
+    def tensor_names(self) -> frozenset[str]:
+        """Canonical names of the file's tensors."""
+        return frozenset(self._stored_names)
+
+    def load(self, name: str, dtype: torch.dtype) -> Tensor:
+        """The tensor, dequantised, in Hugging Face's layout."""
+        tensor = self._file.tensors[self._stored_name(name)]
+        rows = self._rows(name)
+        kind = GGMLQuantizationType[tensor.kind]
+        loaded = torch.empty((rows.shape[0], tensor.shape[-1]), dtype=dtype)
+        step = max(1, _CHUNK_ELEMENTS // tensor.shape[-1])
+        for start in range(0, rows.shape[0], step):
+            chunk = np.ascontiguousarray(rows[start : start + step])
+            loaded[start : start + step] = torch.from_numpy(np.array(dequantize(chunk, kind), np.float32))
+        return loaded.reshape(tensor.shape)
+
+    def quantized(self, name: str) -> QuantizedTensor | None:
+        """The tensor's blocks, rows in Hugging Face's order; copied only where the file's order differs."""
+        tensor = self._file.tensors[self._stored_name(name)]
+        if tensor.kind in _UNQUANTIZED or len(tensor.shape) != 2:
+            return None
+        return QuantizedTensor(tensor.kind, self._rows(name), (tensor.shape[0], tensor.shape[1]))
+
+    def release(self) -> None:
+        """Let the system take back the mapped pages."""
+        self._file.release()
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer in the file's metadata."""
+        return self._tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        tokenizer = gguf_tokenizer(self._file)
+        check_vocab(tokenizer, self.config)
+        return tokenizer
+
+    def _stored_name(self, name: str) -> str:
+        if name not in self._stored_names:
+            raise missing_tensor(name, self.path)
+        return self._stored_names[name]
+
+    def _rows(self, name: str) -> NDArray[np.uint8]:
+        """Stored bytes [rows, bytes per row], rows of q and k in rotate-half order."""
+        stored_name = self._stored_name(name)
+        rows = self._file.rows(stored_name)
+        heads = self._interleaved_heads(name)
+        if heads is None:
+            return rows
+        tensor = self._file.tensors[stored_name]
+        if tensor.shape[0] != heads * self.config.head_dim:
+            raise CheckpointError(
+                f"{self.path}: {name} has {tensor.shape[0]} rows, not {heads} heads; get the file again"
+            )
+        rows = rows.reshape(tensor.shape[0], -1)  # a bias is stored as one row: [out, 4]
+        ordered = rows[_rotate_half_order(heads, self.config.head_dim)]
+        return ordered.reshape(self._file.rows(stored_name).shape)
+
+    def _interleaved_heads(self, name: str) -> int | None:
+        """Heads of a tensor that GGUF's `llama` stores with rotated pairs side by side."""
+        if self.config.architecture != "llama":
+            return None
+        if ".q_proj." in name:
+            return self.config.num_heads
+        return self.config.num_kv_heads if ".k_proj." in name else None
+
+
+def _rotate_half_order(heads: int, head_dim: int) -> NDArray[np.intp]:
+    """For every row in rotate-half order, the row of the interleaved order that it is."""
+    interleaved = np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2)
+    return interleaved.swapaxes(1, 2).reshape(-1)
+
+
+def _canonical_name(stored: str, path: Path) -> str:
+    stem, _, suffix = stored.rpartition(".")
+    if suffix == "weight" and stem in _TOP_NAMES:
+        return f"{_TOP_NAMES[stem]}.weight"
+    match = _LAYER_TENSOR.fullmatch(stored)
+    if match is None or match[2] not in _LAYER_NAMES:
+        raise CheckpointError(f"{path}: tensor {stored!r} belongs to no supported model; use another")
+    return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"

@@ -1,0 +1,151 @@
+"""A tokenizer from GGUF metadata."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import tokenizers
+from tokenizers import processors
+
+from foreword.errors import TokenizerError
+from foreword.models.formats.fields import ConfigFields
+from foreword.models.formats.gguf.file import GgufFile
+from foreword.models.tokenization.chat_template import ChatTemplate
+from foreword.models.tokenization.gguf_splits import (
+    byte_level_backend,
+    sentencepiece_backend,
+    starts_with_bos,
+)
+from foreword.models.tokenization.token_pieces import PieceDecoder, byte_level_decoder, sentencepiece_decoder
+from foreword.models.tokenization.tokenizer import Tokenizer, TokenizerParts
+
+_NORMAL_TYPE, _UNKNOWN_TYPE, _CONTROL_TYPE, _USER_DEFINED_TYPE = 1, 2, 3, 4
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
+"""Control tokens that end an answer where the chat template uses them, whatever the metadata calls EOS."""
+
+
+@dataclass(frozen=True)
+class _Parts:
+    backend: tokenizers.Tokenizer  # without its added tokens
+    decode_piece: PieceDecoder
+    strips_leading_space: bool
+    add_bos: bool  # unless the metadata says otherwise
+
+
+def gguf_tokenizer(file: GgufFile) -> Tokenizer:
+    """The tokenizer that a GGUF file describes."""
+    fields = ConfigFields(file.metadata, str(file.path), prefix="tokenizer.ggml.")
+    tokens = _string_list(fields, "tokens")
+    if len(set(tokens)) != len(tokens):
+        raise _bad_vocabulary(fields, "its tokens are not distinct")
+    parts = _build(fields, tokens)
+    special = _add_tokens(parts.backend, fields, tokens)
+    bos_id = _token_id(fields, "bos_token_id", tokens)
+    if bos_id is not None and fields.flag("add_bos_token", parts.add_bos):
+        _prepend(parts.backend, tokens[bos_id], bos_id)
+    source = file.metadata.get("tokenizer.chat_template")
+    template = _chat_template(fields, source, tokens) if isinstance(source, str) else None
+    return Tokenizer(
+        TokenizerParts(
+            backend=parts.backend,
+            decode_piece=parts.decode_piece,
+            strips_leading_space=parts.strips_leading_space,
+            eos_ids=_eos_ids(fields, tokens, special, source if isinstance(source, str) else ""),
+            bos_id=bos_id,
+            template=template,
+        )
+    )
+
+
+def _build(fields: ConfigFields, tokens: list[str]) -> _Parts:
+    model = fields.text("model")
+    try:
+        if model == "gpt2":
+            kind = fields.text("pre")
+            backend = byte_level_backend(kind, tokens, _string_list(fields, "merges"))
+            return _Parts(backend, byte_level_decoder(), False, starts_with_bos(kind))
+        if model == "llama":
+            prefixed = fields.flag("add_space_prefix", True)
+            scores = _scores(fields, _types(fields, len(tokens)))
+            backend = sentencepiece_backend(tokens, scores, _unknown(fields, tokens), prefixed)
+            return _Parts(backend, sentencepiece_decoder, prefixed, True)
+    except (ValueError, OverflowError) as error:
+        raise _bad_vocabulary(fields, " ".join(str(error).split())) from None
+    raise TokenizerError(f"{fields.origin}: tokenizer model {model!r} is not supported; use gpt2 or llama")
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, fields: ConfigFields, tokens: list[str]) -> list[str]:
+    """Make control and user-defined tokens known to the backend; return the control tokens."""
+    types = _types(fields, len(tokens))
+    typed = [(token, kind) for token, kind in zip(tokens, types, strict=True) if token]
+    control = [token for token, kind in typed if kind in (_CONTROL_TYPE, _UNKNOWN_TYPE)]
+    plain = [token for token, kind in typed if kind == _USER_DEFINED_TYPE]
+    backend.add_special_tokens([_added(token, special=True) for token in control])
+    backend.add_tokens([_added(token, special=False) for token in plain])
+    return control
+
+
+def _added(token: str, *, special: bool) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(token, normalized=False, special=special)
+
+
+def _prepend(backend: tokenizers.Tokenizer, bos: str, bos_id: int) -> None:
+    # By id, because the template's own language cannot spell every token.
+    backend.post_processor = processors.TemplateProcessing(
+        single=["BOS", "$A"], special_tokens=[{"id": "BOS", "ids": [bos_id], "tokens": [bos]}]
+    )
+
+
+def _chat_template(fields: ConfigFields, source: str, tokens: list[str]) -> ChatTemplate:
+    keys = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id"}
+    ids = {name: _token_id(fields, key, tokens) for name, key in keys.items()}
+    return ChatTemplate(source, {name: tokens[i] for name, i in ids.items() if i is not None})
+
+
+def _eos_ids(fields: ConfigFields, tokens: list[str], special: list[str], template: str) -> frozenset[int]:
+    stated = {_token_id(fields, key, tokens) for key in _END_KEYS}
+    turn_ends = {tokens.index(end) for end in _TURN_ENDS if end in special and end in template}
+    return frozenset(i for i in stated | turn_ends if i is not None)
+
+
+def _token_id(fields: ConfigFields, key: str, tokens: list[str]) -> int | None:
+    value = fields.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(tokens):
+        raise fields.malformed(key, "the number of a token")
+    return value
+
+
+def _unknown(fields: ConfigFields, tokens: list[str]) -> str | None:
+    unknown = _token_id(fields, "unknown_token_id", tokens)
+    return None if unknown is None else tokens[unknown]
+
+
+def _types(fields: ConfigFields, count: int) -> list[int]:
+    types = fields.get("token_type")
+    if not isinstance(types, list) or len(types) != count:
+        raise _bad_vocabulary(fields, "token_type does not have an entry for every token")
+    return types
+
+
+def _scores(fields: ConfigFields, types: list[int]) -> list[float | None]:
+    """Scores of the entries that text can form; None for all others."""
+    scores = fields.get("scores")
+    if not isinstance(scores, list) or len(scores) != len(types):
+        raise _bad_vocabulary(fields, "scores does not have a number for every token")
+    if not all(isinstance(score, float) for score in scores):
+        raise fields.malformed("scores", "a list of numbers")
+    return [score if kind == _NORMAL_TYPE else None for score, kind in zip(scores, types, strict=True)]
+
+
+def _string_list(fields: ConfigFields, key: str) -> list[str]:
+    value: Any = fields.get(key)
+    if not isinstance(value, list) or not value or not all(isinstance(entry, str) for entry in value):
+        raise fields.malformed(key, "a list of strings")
+    return value
+
+
+def _bad_vocabulary(fields: ConfigFields, reason: str) -> TokenizerError:
+    return TokenizerError(f"{fields.origin}: the vocabulary is damaged ({reason}); get the file again")

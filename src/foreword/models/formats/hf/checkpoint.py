@@ -1,0 +1,156 @@
+"""A Hugging Face directory as a checkpoint: config.json, safetensors in one file or in shards."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from foreword.errors import CheckpointError
+from foreword.models.formats.checkpoint import QuantizedTensor, missing_tensor
+from foreword.models.formats.fields import check_layers
+from foreword.models.formats.hf.config import hf_config
+from foreword.models.formats.hf.tokenizer import hf_tokenizer
+from foreword.models.tokenization.tokenizer import Tokenizer, check_vocab
+
+_SINGLE_FILE = "model.safetensors"
+_INDEX_FILE = "model.safetensors.index.json"
+_FLOAT_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+_DERIVED_TENSOR = ".rotary_emb.inv_freq"  # old checkpoints store these; the decoder computes them
+
+
+class HfCheckpoint:
+    """One model directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._settings = read_json_object(path / "config.json")
+        self._files = _tensor_files(path)
+        self.config = hf_config(self._settings, self.tensor_names(), path / "config.json")
+        if self.config.tied_embeddings:
+            self._files.pop("lm_head.weight", None)
+        check_layers(self.tensor_names(), self.config, str(path))
+
+    def tensor_names(self) -> frozenset[str]:
+        """Names of the tensors in all shards."""
+        return frozenset(self._files)
+
+    def load(self, name: str, dtype: torch.dtype) -> Tensor:
+        """The tensor in `dtype`."""
+        return self._read(name).to(dtype, copy=True)
+
+    def stored(self, name: str) -> Tensor:
+        """The tensor in the numbers that its file has, in memory of its own."""
+        return self._read(name).clone()
+
+    def _read(self, name: str) -> Tensor:
+        if name not in self._files:
+            raise missing_tensor(name, self.path)
+        with _opened(self._files[name]) as file:
+            stored: Tensor = file.get_tensor(name)
+        if stored.dtype not in _FLOAT_TYPES:
+            kind = str(stored.dtype).removeprefix("torch.")
+            raise CheckpointError(
+                f"{self._files[name]}: tensor {name} has type {kind}, which is not supported; "
+                "use a model in float32, float16 or bfloat16"
+            )
+        return stored
+
+    def quantized(self, name: str) -> QuantizedTensor | None:
+        """None: directories with quantised weights are refused."""
+        if name not in self._files:
+            raise missing_tensor(name, self.path)
+        return None
+
+    def release(self) -> None:
+        """Nothing to do: every tensor is read into memory of its own."""
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer in tokenizer.json."""
+        return self._tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        tokenizer = hf_tokenizer(self.path, self._settings)
+        check_vocab(tokenizer, self.config)
+        return tokenizer
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing; give a directory that holds a whole model") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError):
+        raise CheckpointError(f"{path} is not valid JSON; get the file again") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds no JSON object; get the file again")
+    return value
+
+
+def _tensor_files(path: Path) -> dict[str, Path]:
+    """Tensor name -> file that holds it."""
+    if (path / _INDEX_FILE).exists():
+        files = _indexed_files(path)
+    elif (path / _SINGLE_FILE).exists():
+        files = dict.fromkeys(_names_in(path / _SINGLE_FILE), path / _SINGLE_FILE)
+    else:
+        raise _no_weights(path)
+    return {name: file for name, file in files.items() if not name.endswith(_DERIVED_TENSOR)}
+
+
+def _indexed_files(path: Path) -> dict[str, Path]:
+    index = path / _INDEX_FILE
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(_is_file_name(shard) for shard in weight_map.values()):
+        raise CheckpointError(f"{index} does not map tensors to files beside it; get the file again")
+    held: dict[str, Path] = {}
+    for shard in sorted(set(weight_map.values())):
+        if not (path / shard).exists():
+            raise CheckpointError(f"{path / shard} is missing but named by {_INDEX_FILE}; get it again")
+        held |= dict.fromkeys(_names_in(path / shard), path / shard)
+    absent = sorted(set(weight_map) - set(held))
+    if absent:
+        raise missing_tensor(absent[0], path)
+    return held
+
+
+def _is_file_name(shard: object) -> bool:
+    return isinstance(shard, str) and Path(shard).name == shard and shard.endswith(".safetensors")
+
+
+def _names_in(file: Path) -> list[str]:
+    with _opened(file) as tensors:
+        return list(tensors.keys())
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            yield tensors
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from None
+    except SafetensorError as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{file} is not a whole safetensors file ({reason}); get it again") from None
+
+
+def _no_weights(path: Path) -> CheckpointError:
+    if any(path.glob("*.safetensors")):
+        return CheckpointError(f"{path} has neither {_SINGLE_FILE} nor {_INDEX_FILE}; name its weights so")
+    if any(path.glob("*.gguf")):
+        return CheckpointError(f"{path} is a directory of GGUF files; give the path of one of them")
+    if any(path.glob("*.bin")) or any(path.glob("*.pt")) or any(path.glob("*.pth")):
+        return CheckpointError(
+            f"{path} holds only pickled weights, which can run code and are never loaded; use safetensors"
+        )
+    return CheckpointError(f"{path} holds no {_SINGLE_FILE}; give a directory that holds a whole model")

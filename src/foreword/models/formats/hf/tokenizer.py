@@ -1,0 +1,89 @@
+"""A tokenizer from a Hugging Face directory."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from foreword.errors import TokenizerError
+from foreword.models.tokenization.chat_template import ChatTemplate
+from foreword.models.tokenization.token_pieces import piece_decoder_of
+from foreword.models.tokenization.tokenizer import Tokenizer, TokenizerParts
+
+_TEMPLATE_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+def hf_tokenizer(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer in `directory`; `config` is the content of its config.json."""
+    backend = _load_backend(directory / "tokenizer.json")
+    settings = _optional_json(directory / "tokenizer_config.json")
+    names = {key: name for key in _TEMPLATE_TOKENS if (name := _token_text(settings.get(key))) is not None}
+    source = _template_source(directory, settings)
+    decode_piece, strips_leading_space = piece_decoder_of(backend)
+    eos_ids = _declared_eos(directory, config)
+    if "eos_token" in names:
+        eos_ids |= {backend.token_to_id(names["eos_token"])}
+    bos = backend.token_to_id(names["bos_token"]) if "bos_token" in names else None
+    return Tokenizer(
+        TokenizerParts(
+            backend=backend,
+            decode_piece=decode_piece,
+            strips_leading_space=strips_leading_space,
+            eos_ids=frozenset(i for i in eos_ids if i is not None),
+            bos_id=bos,
+            template=ChatTemplate(source, names) if source is not None else None,
+        )
+    )
+
+
+def _load_backend(path: Path) -> tokenizers.Tokenizer:
+    if not path.exists():
+        raise TokenizerError(f"{path} is missing; save the model's fast tokenizer into the directory")
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception for everything
+        reason = " ".join(str(error).split())
+        raise TokenizerError(f"{path} cannot be read ({reason}); get the file again") from None
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError):
+        raise TokenizerError(f"{path} is not valid JSON; get the file again") from None
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{path} holds no JSON object; get the file again")
+    return value
+
+
+def _token_text(value: Any) -> str | None:  # noqa: ANN401
+    """The text of a token that is written as a string or as an object with its properties."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _declared_eos(directory: Path, config: Mapping[str, Any]) -> set[int | None]:
+    generation = _optional_json(directory / "generation_config.json")
+    declared = generation.get("eos_token_id", config.get("eos_token_id"))
+    listed = declared if isinstance(declared, list) else [declared]
+    return {i for i in listed if isinstance(i, int) and not isinstance(i, bool)}
+
+
+def _template_source(directory: Path, settings: Mapping[str, Any]) -> str | None:
+    """The chat template: a file of its own, or one of tokenizer_config.json (if several, the default)."""
+    own_file = directory / "chat_template.jinja"
+    if own_file.exists():
+        try:
+            return own_file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            raise TokenizerError(f"{own_file} cannot be read as text; get the file again") from None
+    stored = settings.get("chat_template")
+    if isinstance(stored, list):
+        named = {entry.get("name"): entry.get("template") for entry in stored if isinstance(entry, dict)}
+        stored = named.get("default")
+    return stored if isinstance(stored, str) else None

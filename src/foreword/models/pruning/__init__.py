@@ -1,0 +1,1 @@
+"""Copies of a model with some of its layers."""

@@ -1,0 +1,1 @@
+"""Where a model comes from: built in, a path, a hub."""

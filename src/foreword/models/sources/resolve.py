@@ -1,0 +1,75 @@
+"""From the name that a user gives to files on this machine."""
+
+import logging
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from foreword.errors import ModelSourceError
+from foreword.models.sources.builtin import BUILTIN_MODELS, find_builtin, pull
+from foreword.progress import StageProgress
+
+_HUB_ID = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<file>[\w./-]+\.gguf))?", re.ASCII)
+_WANTED_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja", "tokenizer.model"]
+_UNWANTED_FILES = ["*/*", "consolidated*"]  # other formats' copies of the same weights
+
+
+def resolve_model(name: str, *, on_progress: StageProgress | None = None) -> Path:
+    """The `.gguf` file or directory that `name` means, fetched first if need be.
+
+    A name is a built-in model, an existing path, or a hub id (`org/name`, for one GGUF file of it
+    `org/name:file.gguf`). A built-in name wins over a path of that name; write `./name` for the path.
+    """
+    builtin = find_builtin(name)
+    if builtin is not None:
+        return builtin.path if builtin.is_present() else pull(name, on_progress)
+    path = Path(name).expanduser()
+    if name and os.path.exists(path):  # noqa: PTH110 (unlike Path.exists it takes any string)
+        return path
+    hub_id = None if name.startswith((".", "/", "~")) else _HUB_ID.fullmatch(name)
+    if hub_id is None or hub_id["repository"].endswith(".gguf"):
+        raise _unknown_model(name)
+    return _from_hub(hub_id["repository"], hub_id["file"])
+
+
+def _unknown_model(name: str) -> ModelSourceError:
+    known = ", ".join(model.name for model in BUILTIN_MODELS)
+    return ModelSourceError(
+        f"there is no model {name!r} here; give a .gguf file, a model directory, "
+        f"a hub id (org/name) or a built-in name ({known})"
+    )
+
+
+def _from_hub(repository: str, file: str | None) -> Path:
+    import huggingface_hub
+
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its retries would bury our one line
+    if file is not None:
+        return _ask_hub(repository, lambda: huggingface_hub.hf_hub_download(repository, file))
+    return _ask_hub(
+        repository,
+        lambda: huggingface_hub.snapshot_download(
+            repository, allow_patterns=_WANTED_FILES, ignore_patterns=_UNWANTED_FILES
+        ),
+    )
+
+
+def _ask_hub(repository: str, download: Callable[[], object]) -> Path:
+    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
+
+    try:
+        return Path(str(download()))
+    except GatedRepoError:
+        reason = "it needs its licence accepted on the hub and a login (hf auth login)"
+    except RepositoryNotFoundError:
+        reason = "there is no such repository, or it is private (hf auth login)"
+    except FileNotFoundError:  # how the hub's library says "not cached, and no network"
+        reason = "it cannot be reached and no copy is cached; connect, or give a local path"
+    except EntryNotFoundError:
+        reason = "the repository has no such file"
+    except Exception as error:  # the transport below the hub's library has errors of its own
+        reason = f"{type(error).__name__}; connect and try again, or give a local path"
+    raise ModelSourceError(
+        f"there is no path {repository!r} here, and the hub's copy cannot be fetched: {reason}"
+    ) from None

@@ -1,0 +1,37 @@
+"""Token ids to text as they arrive."""
+
+import codecs
+
+from foreword.models.tokenization.tokenizer import Tokenizer
+
+
+class IncrementalDetokenizer:
+    """Gives out text as soon as it is certain: whole characters only, however tokens cut them."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._at_start = True
+
+    def push(self, token_id: int) -> str:
+        """Take one token; return the text that it completes."""
+        piece = self._tokenizer.token_bytes(token_id, skip_special_tokens=self._skip_special_tokens)
+        if not piece:
+            return ""
+        if self._at_start:
+            self._at_start = False
+            if self._tokenizer.strips_leading_space:
+                piece = piece.removeprefix(b" ")
+        return self._decoder.decode(piece)
+
+    def finish(self) -> str:
+        """What is left at the end: an unfinished character as U+FFFD."""
+        return self._decoder.decode(b"", final=True)
+
+    def copy(self) -> "IncrementalDetokenizer":
+        """An independent detokenizer in the same state, to look ahead or to come back to."""
+        twin = IncrementalDetokenizer(self._tokenizer, self._skip_special_tokens)
+        twin._decoder.setstate(self._decoder.getstate())
+        twin._at_start = self._at_start
+        return twin

@@ -1,0 +1,198 @@
+"""Text to token ids and back, with control tokens that text cannot forge."""
+
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import tokenizers
+
+from foreword.errors import TokenizerError
+from foreword.models.config import ModelConfig
+from foreword.models.tokenization.chat_template import ChatTemplate
+from foreword.models.tokenization.token_pieces import PieceDecoder
+
+# Two areas of private characters: what is swapped back in a rendering must not occur in the secret names.
+_SWAP_CHARACTERS = range(0xE000, 0xF900)
+_SECRET_CHARACTERS = range(0xF0000, 0xFFFFE)
+
+
+@dataclass(frozen=True)
+class TokenizerParts:
+    """What a file format supplies; the rest of a tokenizer is the same for all formats."""
+
+    backend: tokenizers.Tokenizer  # splits and merges; its added tokens marked special are control tokens
+    decode_piece: PieceDecoder  # vocabulary entry -> bytes
+    strips_leading_space: bool  # one space at the start of a decoded text is an artefact
+    eos_ids: frozenset[int]  # any of these ends an answer
+    bos_id: int | None  # starts a text, where the model has such a token
+    template: ChatTemplate | None  # None: the model has no chat format
+
+
+class Tokenizer:
+    """A model's tokenizer. A user's text never becomes a control token, whatever it says."""
+
+    def __init__(self, parts: TokenizerParts) -> None:
+        self._parts = parts
+        self._backend = parts.backend
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        added = self._backend.get_added_tokens_decoder()
+        self._plain_added = {i: token.content.encode() for i, token in added.items() if not token.special}
+        self._control = {token.content: i for i, token in added.items() if token.special and token.content}
+        self._control_ids = frozenset(i for i, token in added.items() if token.special)
+        self.vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self._pieces: dict[int, bytes] = {}
+        self._backend.encode_special_tokens = True  # control tokens' names in a text are text
+        self._stand_ins = self._add_stand_ins(added)
+        self._control_pattern = _any_of(self._control)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return self._parts.eos_ids
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token that starts a text, if the model has one."""
+        return self._parts.bos_id
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template's source; None if the model has no chat format."""
+        return self._parts.template.source if self._parts.template else None
+
+    @property
+    def strips_leading_space(self) -> bool:
+        """Whether a decoded text loses one space at its start."""
+        return self._parts.strips_leading_space
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; `add_special_tokens` puts those around it that the model was trained with.
+
+        What the vocabulary has no entry for (some control characters in SmolLM2's) is dropped.
+        """
+        _refuse_surrogates(text)
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Token ids of a conversation. Only the template's own control tokens become control tokens.
+
+        Before rendering, the first character of every control token's name inside the messages is
+        swapped for a private one that occurs nowhere else, so that the template sees contents of the
+        same length and shape. The names that are left in the rendering are the template's.
+        """
+        template = self._parts.template
+        if template is None:
+            raise TokenizerError("the model has no chat template; send raw text (--raw, raw=True)")
+        _check_messages(messages)
+        swaps = self._swaps(messages, template.source)
+        hidden = [{key: self._hide(text, swaps) for key, text in message.items()} for message in messages]
+        rendered = template.render(hidden, add_generation_prompt=add_generation_prompt)
+        if self._control_pattern is not None:
+            rendered = self._control_pattern.sub(lambda match: self._stand_ins[match[0]][0], rendered)
+        for original, private in swaps.items():
+            rendered = rendered.replace(private, original)
+        _refuse_surrogates(rendered)
+        ids = self._backend.encode(rendered, add_special_tokens=False).ids
+        real = {stand_in_id: self._control[name] for name, (_, stand_in_id) in self._stand_ins.items()}
+        return [real.get(token_id, token_id) for token_id in ids]
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids; bytes that form no character become U+FFFD."""
+        joined = b"".join(self.token_bytes(i, skip_special_tokens=skip_special_tokens) for i in ids)
+        if self.strips_leading_space and joined.startswith(b" "):
+            joined = joined[1:]
+        return joined.decode("utf-8", errors="replace")
+
+    def token_bytes(self, token_id: int, *, skip_special_tokens: bool = True) -> bytes:
+        """The bytes that a token adds to the output: none for a skipped control token or a padding id."""
+        if skip_special_tokens and token_id in self._control_ids:
+            return b""
+        piece = self._pieces.get(token_id)
+        if piece is None:
+            piece = self._pieces[token_id] = self._piece(token_id)
+        return piece
+
+    def _piece(self, token_id: int) -> bytes:
+        if not 0 <= token_id < self.vocab_size:
+            return b""
+        if token_id in self._plain_added:
+            return self._plain_added[token_id]
+        entry = self._backend.id_to_token(token_id)
+        if entry is None:
+            return b""
+        return entry.encode("utf-8") if token_id in self._control_ids else self._parts.decode_piece(entry)
+
+    def _add_stand_ins(self, added: Mapping[int, tokenizers.AddedToken]) -> dict[str, tuple[str, int]]:
+        """For every control token a secret name that the backend does read: name -> (secret, its id)."""
+        nonce = "".join(chr(secrets.choice(_SECRET_CHARACTERS)) for _ in range(12))
+        secret_names = {name: f"{nonce}{number:06d}{nonce}" for number, name in enumerate(self._control)}
+        self._backend.add_tokens(
+            [
+                tokenizers.AddedToken(
+                    secret,
+                    single_word=added[self._control[name]].single_word,
+                    lstrip=added[self._control[name]].lstrip,
+                    rstrip=added[self._control[name]].rstrip,
+                    normalized=False,
+                    special=False,
+                )
+                for name, secret in secret_names.items()
+            ]
+        )
+        ids = self._backend.get_vocab(with_added_tokens=True)
+        return {name: (secret, ids[secret]) for name, secret in secret_names.items()}
+
+    def _swaps(self, messages: Sequence[Mapping[str, str]], template: str) -> dict[str, str]:
+        """For every first character of a control token's name a private one that no text here contains."""
+        taken = set(template).union(*(set(text) for message in messages for text in message.values()))
+        free = (chr(code) for code in _SWAP_CHARACTERS if chr(code) not in taken)
+        swaps: dict[str, str] = {}
+        for first in sorted({name[0] for name in self._control}):
+            private = next(free, None)
+            if private is None:
+                raise TokenizerError("the messages use every private character; remove some of them")
+            swaps[first] = private
+        return swaps
+
+    def _hide(self, text: str, swaps: Mapping[str, str]) -> str:
+        if self._control_pattern is None:
+            return text
+        # Names can overlap, so what is left after one pass is looked at again.
+        while (changed := self._control_pattern.sub(lambda m: swaps[m[0][0]] + m[0][1:], text)) != text:
+            text = changed
+        return text
+
+
+def check_vocab(tokenizer: Tokenizer, config: ModelConfig) -> None:
+    """Refuse a tokenizer that can produce ids for which the model has no embedding."""
+    if tokenizer.vocab_size > config.vocab_size:
+        raise TokenizerError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens but the model only {config.vocab_size}; "
+            "they do not belong together, get the model's own tokenizer"
+        )
+
+
+def _any_of(names: Iterable[str]) -> re.Pattern[str] | None:
+    longest_first = sorted(names, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+
+def _check_messages(messages: Sequence[Mapping[str, str]]) -> None:
+    for message in messages:
+        for key, text in message.items():
+            if not isinstance(text, str):
+                raise TokenizerError(f"a message's {key!r} is {type(text).__name__}; only text is supported")
+            _refuse_surrogates(text)
+
+
+def _refuse_surrogates(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise TokenizerError(
+            f"the text has half a surrogate pair at character {error.start}, which is no text; remove it"
+        ) from None

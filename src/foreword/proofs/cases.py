@@ -1,0 +1,105 @@
+"""Random requests, and targets that are plain functions of a history: what the proofs run on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foreword.acceptance.noise import gumbel, key_tensor
+from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.reference.noise import mix
+from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.acceptance.rules.rule import Rule
+
+TARGET_SALT = 0x5EED
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request: what it asks for, and which target answers it."""
+
+    params: SamplingParams
+    limits: TokenLimits
+    prompt: tuple[int, ...]
+    seed: int
+    target: int  # which function of the history gives the logits
+    sample: int = 0
+    rule: Rule = Rule.COUPLED
+    spread: float = field(default=2.0)  # how far the target's logits are apart
+    grid: float = field(default=0.0)  # round logits to multiples of this, so that some are equal; 0: don't
+
+    def sampler(self) -> RequestSampler:
+        """A fresh sampler for the request."""
+        return RequestSampler(
+            self.params, self.limits, self.prompt, self.seed, sample=self.sample, rule=self.rule
+        )
+
+
+def target_logits(cases: Sequence[Case], histories: Sequence[Sequence[Sequence[int]]]) -> Tensor:
+    """float32 [all histories, widest vocabulary], what each case's target says after each of its histories."""
+    vocabs = torch.tensor([case.limits.vocab_size for case in cases])
+    keys = [history_key(c.target, h) for c, mine in zip(cases, histories, strict=True) for h in mine]
+    row = torch.repeat_interleave(torch.tensor([len(mine) for mine in histories]))
+    ids = torch.arange(int(vocabs.max())).expand(len(keys), -1)
+    noise = gumbel(key_tensor(np.array(keys, np.uint64))[:, None].expand_as(ids), ids)
+    spread, grid = (
+        torch.tensor(column)[row, None] for column in zip(*((c.spread, c.grid) for c in cases), strict=True)
+    )
+    values = noise * spread
+    values = torch.where(grid > 0, (values / grid).round() * grid, values)
+    return values.float().masked_fill(ids >= vocabs[row, None], -torch.inf)
+
+
+def history_key(target: int, history: Sequence[int]) -> int:
+    """A number that stands for the target's number and the whole history."""
+    key = mix(target ^ TARGET_SALT)
+    for token in history:
+        key = mix(key ^ (token + 1))
+    return key
+
+
+def random_params(rng: np.random.Generator, vocab: int) -> SamplingParams:
+    """Parameters in which everything is off about half of the time."""
+
+    def maybe(on: float, off: float) -> float:
+        return on if rng.random() < 0.5 else off
+
+    allowed = None
+    if rng.random() < 0.2:
+        allowed = tuple(int(i) for i in rng.choice(vocab, max(3, vocab // 2), replace=False))
+    bias = {int(i): float(rng.normal() * 2) for i in rng.choice(vocab, 2, replace=False)}
+    return SamplingParams(
+        temperature=float(rng.choice([0.0, 0.3, 0.7, 1.0, 1.8])),
+        top_p=maybe(float(rng.uniform(0.2, 0.99)), 1.0),
+        top_k=int(maybe(int(rng.integers(1, vocab)), 0)),
+        min_p=maybe(float(rng.uniform(0.0, 0.4)), 0.0),
+        presence_penalty=maybe(float(rng.uniform(-1, 2)), 0.0),
+        frequency_penalty=maybe(float(rng.uniform(-1, 2)), 0.0),
+        repetition_penalty=maybe(float(rng.uniform(0.7, 1.8)), 1.0),
+        logit_bias=bias if rng.random() < 0.5 else {},
+        allowed_token_ids=allowed,
+        min_tokens=int(maybe(3, 0)),
+    )
+
+
+def random_case(rng: np.random.Generator, rule: Rule = Rule.COUPLED) -> Case:
+    """A request of random size, parameters and target; no parameters contradict each other."""
+    vocab = int(rng.integers(6, 24))
+    params = random_params(rng, vocab)
+    free = set(params.allowed_token_ids or range(vocab))
+    end = int(rng.integers(vocab))
+    words = [
+        tuple(int(t) for t in rng.integers(0, vocab, rng.integers(2, 4))) for _ in range(rng.integers(0, 4))
+    ]
+    if rng.random() < 0.3:
+        words.append((int(rng.integers(vocab)),))
+    banned = {end, *(word[-1] for word in words)}
+    limits = TokenLimits(vocab, (end,), tuple(words) if free - banned else ())
+    if not free - banned:
+        params = SamplingParams(temperature=params.temperature)
+    prompt = tuple(int(t) for t in rng.integers(0, vocab, rng.integers(1, 9)))
+    seed, target = (int(word) for word in rng.integers(0, 2**63, 2))
+    grid = 0.5 if rng.random() < 0.2 else 0.0
+    return Case(params, limits, prompt, seed, target, int(rng.integers(0, 4)), rule, 2.0, grid)

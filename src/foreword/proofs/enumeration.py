@@ -1,0 +1,132 @@
+"""*Token* and *block*: integrate over every random outcome of several steps and compare with the target.
+
+For a small vocabulary every draft, every pattern of accepted and refused nodes and every own token is listed with
+its probability, using the functions that decide in production; the joint distribution of the first tokens,
+however many steps they took, must be the target's.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from foreword.acceptance.batch import Judgement
+from foreword.acceptance.pipeline.distribution import distributions
+from foreword.acceptance.reference.distribution import probabilities
+from foreword.acceptance.rules import block, token
+from foreword.acceptance.rules.chains import ChainPlan, ChainRows, leftover, leftover_weights
+from foreword.acceptance.rules.drawn import Drawn, Floats
+from foreword.acceptance.rules.rule import Rule
+from foreword.acceptance.rules.trees import DraftTrees
+from foreword.proofs.cases import Case, target_logits
+from foreword.proofs.draft_models import DraftModel
+
+Tokens = tuple[int, ...]
+Law = dict[Tokens, float]
+
+POSITIONS = 3
+"""The joint distribution is over so many positions."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One draft that could happen, and how likely it is."""
+
+    tokens: Tokens
+    drawn: tuple[Drawn | None, ...]
+    probability: float
+
+
+def possible_chains(draft: DraftModel, history: Tokens, length: int) -> Iterator[Chain]:
+    """Every chain of this length that the drafter can guess after a history."""
+    if length == 0:
+        yield Chain((), (), 1.0)
+        return
+    for guess, q, chance in draft.guesses(history):
+        for rest in possible_chains(draft, (*history, guess), length - 1):
+            yield Chain((guess, *rest.tokens), (q, *rest.drawn), chance * rest.probability)
+
+
+def step_law(case: Case, draft: DraftModel, history: Tokens, length: int) -> Law:
+    """The distribution of what one step commits after a history (prompt included)."""
+    chains = list(possible_chains(draft, history, length))
+    sampler = case.sampler()
+    sampler.commit(history[len(case.prompt) :])
+    nodes = range(length + 1)
+    histories = [[(*history, *chain.tokens[:depth]) for depth in nodes] for chain in chains]
+    logits = target_logits([case] * len(chains), histories)
+    trees = DraftTrees.stack(
+        [chain.tokens for chain in chains],
+        [range(-1, length - 1)] * len(chains),
+        [chain.drawn for chain in chains],
+    )
+    judged = Judgement.of(logits, trees, [sampler] * len(chains))
+    rows = ChainRows.of(distributions(judged), trees, np.arange(len(trees.tokens)))
+    rule = token if case.rule is Rule.TOKEN else block
+    plan = rule.plan(rows, np.flatnonzero(trees.depths > 0))
+    law: Law = defaultdict(float)
+    for pattern in product((True, False), repeat=length):
+        weight, chance = outcome_of_pattern(trees, plan, np.array(pattern, np.bool_))
+        stops = rule.stop_rows(trees, plan.accept, chance)
+        likely = np.array([chain.probability for chain in chains]) * weight
+        add_outcomes(law, rows, plan, stops, likely)
+    return law
+
+
+def outcome_of_pattern(trees: DraftTrees, plan: ChainPlan, pattern: np.ndarray) -> tuple[Floats, Floats]:
+    """([chains], [rows]): how likely the uniforms accept just the nodes of the pattern, and such uniforms."""
+    wanted = np.concatenate([[True], pattern])[trees.depths]
+    chance = np.where(wanted, plan.accept / 2, (plan.accept + 1) / 2)
+    weight = np.where(wanted, plan.accept, 1 - plan.accept)
+    weight[trees.depths == 0] = 1.0
+    per_chain: Floats = np.multiply.reduceat(weight, trees.roots)
+    return per_chain, chance
+
+
+def add_outcomes(law: Law, rows: ChainRows, plan: ChainPlan, stops: np.ndarray, likely: Floats) -> None:
+    """Add every own token behind every chain's accepted path, where that can happen at all."""
+    trees = rows.trees
+    kept = leftover_weights(rows, leftover(trees, plan, stops))
+    weights = kept.log_weights.exp().numpy()
+    chain_of = trees.request_of_row[kept.rows.numpy()]
+    shares = weights / np.bincount(chain_of, weights, len(likely))[chain_of]
+    for chain, own, share in zip(chain_of, kept.ids.tolist(), shares, strict=True):
+        if likely[chain] > 0:
+            accepted = trees.tokens[trees.roots[chain] + 1 : stops[chain] + 1]
+            law[(*accepted.tolist(), own)] += float(likely[chain] * share)
+
+
+def text_law(case: Case, draft: DraftModel, length: int, positions: int = POSITIONS) -> Law:
+    """The joint distribution of the first tokens after the prompt, over as many steps as they take."""
+
+    def after(history: Tokens, left: int) -> Law:
+        law: Law = defaultdict(float)
+        for committed, chance in step_law(case, draft, history, length).items():
+            if len(committed) >= left:
+                law[committed[:left]] += chance
+                continue
+            for rest, share in after((*history, *committed), left - len(committed)).items():
+                law[(*committed, *rest)] += chance * share
+        return law
+
+    return after(case.prompt, positions)
+
+
+def target_law(case: Case, positions: int = POSITIONS) -> Law:
+    """The same joint distribution from the slow reference of the target alone."""
+    law: Law = {(): 1.0}
+    for _ in range(positions):
+        longer: Law = {}
+        for tokens, chance in law.items():
+            logits = target_logits([case], [[(*case.prompt, *tokens)]])[0].tolist()
+            row = probabilities(logits, case.params, case.limits, case.prompt, tokens)
+            longer |= {(*tokens, v): chance * p for v, p in enumerate(row) if p > 0}
+        law = longer
+    return law
+
+
+def worst_deviation(law: Mapping[Tokens, float], other: Mapping[Tokens, float]) -> float:
+    """The largest difference of two distributions at any text."""
+    return max(abs(law.get(text, 0.0) - other.get(text, 0.0)) for text in {*law, *other})

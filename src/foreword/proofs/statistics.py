@@ -1,0 +1,131 @@
+"""The whole step, from prompt to committed tokens, on a tiny real decoder: does the joint distribution fit?
+
+The threshold is set for 0.1% false alarms. What the test can see is measured, not hoped for: samples from a law with
+a planted bias, as many as the test takes, must be caught.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.reference.distribution import probabilities
+from foreword.acceptance.request import TokenLimits
+from foreword.acceptance.rules.drawn import Floats
+from foreword.acceptance.rules.rule import Rule
+from foreword.backends.interface import Decoder
+from foreword.control.fixed import FixedPolicy
+from foreword.engine.request import Request
+from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
+from foreword.proofs.drawing_drafter import DrawingDrafter
+from foreword.proofs.lone_request import lone_request
+from foreword.proofs.tiny_model import tiny_decoder
+from foreword.speculation.draft import Draft
+from foreword.speculation.protocols import Scheduled
+from foreword.speculation.step import Stepper
+from foreword.speculation.transaction import Transaction
+
+VOCAB, POSITIONS, CHAIN = 3, 3, 2
+PROMPT = (1, 2)
+PARAMS = SamplingParams(temperature=1.3, max_tokens=POSITIONS)
+FALSE_ALARMS = 0.001
+BATCH = 256
+MODEL_SEED = 5
+
+
+@dataclass(frozen=True)
+class Power:
+    """What a test with so many samples catches."""
+
+    samples: int
+    threshold: float  # of the chi-square statistic
+    bias: float  # total variation of the planted bias
+    runs: int  # biased runs tried
+    caught: float  # share of them beyond the threshold
+    false_alarms: float  # share of clean runs beyond it
+
+
+def texts() -> list[tuple[int, ...]]:
+    """Every text of the tested length."""
+    return list(product(range(VOCAB), repeat=POSITIONS))
+
+
+def true_law(decoder: Decoder) -> Floats:
+    """[texts], the decoder's own joint distribution, from one plain pass per history and the slow reference."""
+    limits = TokenLimits(VOCAB)
+    rows: dict[tuple[int, ...], list[float]] = {}
+    for length in range(POSITIONS):
+        for generated in product(range(VOCAB), repeat=length):
+            logits = plain_logits(decoder, [*PROMPT, *generated])
+            rows[generated] = probabilities(logits, PARAMS, limits, PROMPT, generated)
+    return np.array([np.prod([rows[text[:i]][text[i]] for i in range(POSITIONS)]) for text in texts()])
+
+
+def plain_logits(decoder: Decoder, tokens: Sequence[int]) -> list[float]:
+    """Logits after a text, on fresh memory."""
+    cache = PagedCache(1)
+    decoder.allocate_kv(1, PAGE_SIZE)
+    request = new_request(0, Rule.COUPLED, cache, tokens)
+    with Transaction(cache, [Scheduled(request, len(tokens))]) as transaction:
+        row: list[float] = decoder.verify(transaction.batch([Draft()])).logits[0].tolist()
+        return row
+
+
+def new_request(seed: int, rule: Rule, cache: PagedCache, prompt: Sequence[int] = PROMPT) -> Request:
+    """A request with pages of its own."""
+    return lone_request(cache, prompt, VOCAB, PARAMS, seed=seed, rule=rule)
+
+
+def sampled_counts(
+    decoder: Decoder, rule: Rule, samples: int, seed: int, progress: Callable[[int, int], None] | None = None
+) -> Floats:
+    """[texts], how often each text came out of the real step, drafts and all."""
+    cache = PagedCache(BATCH)
+    decoder.allocate_kv(BATCH, PAGE_SIZE)
+    stepper = Stepper(decoder, cache, FixedPolicy(DrawingDrafter(VOCAB, CHAIN), CHAIN))
+    counts: Counter[tuple[int, ...]] = Counter()
+    for start in range(0, samples, BATCH):
+        seeds = range(seed + start, seed + min(start + BATCH, samples))
+        requests = [new_request(number, rule, cache) for number in seeds]
+        while live := [request for request in requests if request.finish_reason is None]:
+            stepper.step([Scheduled(r, len(r.tokens) - r.kv.computed) for r in live])
+        for request in requests:
+            counts[tuple(request.output_ids)] += 1
+            cache.close(request.kv)
+        if progress is not None:
+            progress(min(start + BATCH, samples), samples)
+    return np.array([counts[text] for text in texts()], np.float64)
+
+
+def chi_square(counts: Floats, law: Floats) -> Floats:
+    """The statistic of one run, or of each row of several."""
+    expected = law * counts.sum(axis=-1, keepdims=True)
+    return np.asarray(((counts - expected) ** 2 / expected).sum(axis=-1))
+
+
+def biased_law(law: Floats, bias: float) -> Floats:
+    """The law of a sampler that takes one particular text too easily, by this much total variation."""
+    text = int(np.argsort(law)[len(law) // 2])
+    share = bias / (1 - law[text])
+    biased: Floats = law * (1 - share)
+    biased[text] += share
+    return biased
+
+
+def measure_power(law: Floats, samples: int, bias: float, runs: int, seed: int) -> Power:
+    """Threshold by clean runs, then the share of biased runs beyond it."""
+    rng = np.random.default_rng(seed)
+    clean = np.sort(chi_square(rng.multinomial(samples, law, 20_000).astype(np.float64), law))
+    threshold = float(clean[int(len(clean) * (1 - FALSE_ALARMS))])
+    fresh = chi_square(rng.multinomial(samples, law, 20_000).astype(np.float64), law)
+    biased = chi_square(rng.multinomial(samples, biased_law(law, bias), runs).astype(np.float64), law)
+    alarms = float((fresh > threshold).mean())
+    return Power(samples, threshold, bias, runs, float((biased > threshold).mean()), alarms)
+
+
+def default_decoder() -> Decoder:
+    """The decoder that the proof runs on."""
+    return tiny_decoder(VOCAB, MODEL_SEED)

@@ -1,0 +1,158 @@
+"""The suites that `foreword prove` runs, each a function from its size to rows of the report."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.request import TokenLimits
+from foreword.acceptance.rules.rule import Rule
+from foreword.progress import StageProgress
+from foreword.proofs.bounds import coupled_agreement, expected_accepted
+from foreword.proofs.cases import Case
+from foreword.proofs.draft_models import DraftModel, Guessing
+from foreword.proofs.enumeration import target_law, text_law, worst_deviation
+from foreword.proofs.noise_quality import noise_checks
+from foreword.proofs.pathwise import pathwise_mismatches
+from foreword.proofs.report import ProofRow, bounded
+from foreword.proofs.statistics import (
+    chi_square,
+    default_decoder,
+    measure_power,
+    sampled_counts,
+    true_law,
+)
+
+EXACT = 1e-9
+NOISE_LIMIT = 4.5
+"""Standard deviations: chance does worse once in a hundred thousand checks."""
+
+CHAIN_RULES = (Rule.TOKEN, Rule.BLOCK)
+
+PARAMETERS = {
+    "temperature 1": SamplingParams(),
+    "temperature 0": SamplingParams(temperature=0),
+    "top_p 0.8": SamplingParams(temperature=0.8, top_p=0.8),
+    "top_k 2": SamplingParams(top_k=2),
+    "min_p 0.3": SamplingParams(temperature=1.5, min_p=0.3),
+    "penalties": SamplingParams(presence_penalty=0.7, frequency_penalty=0.4, repetition_penalty=1.4),
+    "logit_bias": SamplingParams(logit_bias={0: 1.5, 2: -1.0}),
+    "bad_words, min_tokens": SamplingParams(min_tokens=2),
+    "allowed tokens": SamplingParams(allowed_token_ids=(0, 2)),
+}
+
+
+@dataclass(frozen=True)
+class ProofSize:
+    """How much to try."""
+
+    chains: tuple[int, ...]  # draft lengths to enumerate
+    targets: int  # targets to enumerate for each shape, drafter and parameter
+    pathwise: int  # random cases of the coupled rule
+    samples: int  # requests through the real step for each rule
+    bias: float  # total variation that the samples must show with 95% power
+
+    @property
+    def name(self) -> str:
+        """What a user calls it."""
+        return "full" if self == FULL else "quick"
+
+
+QUICK = ProofSize(chains=(1, 2), targets=1, pathwise=2_000, samples=3_000, bias=0.03)
+FULL = ProofSize(chains=(1, 2, 3, 4), targets=3, pathwise=20_000, samples=60_000, bias=0.005)
+
+
+def run_suites(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
+    """All rows of the report, as they become known."""
+    for suite in (enumerated, pathwise, noise, acceptance, sampled):
+        yield from suite(size, progress)
+
+
+def small_case(rule: Rule, params: SamplingParams, target: int) -> Case:
+    """A request over three tokens, one of which may end it, with one bad word."""
+    words = ((1, 2), (2, 2, 0)) if params.min_tokens else ()
+    return Case(params, TokenLimits(3, (0,), words), (1, 2), 0, 1000 + target, rule=rule, spread=1.0)
+
+
+def enumerated(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
+    """*Token* and *block*: the joint law of three positions over several steps, to 1e-9."""
+    for rule in CHAIN_RULES:
+        for done, guessing in enumerate(Guessing):
+            worst, tried = 0.0, 0
+            for params in PARAMETERS.values():
+                for target in range(size.targets):
+                    case = small_case(rule, params, target)
+                    expected = target_law(case)
+                    for length in size.chains:
+                        law = text_law(case, DraftModel(case, guessing), length)
+                        worst, tried = max(worst, worst_deviation(law, expected)), tried + 1
+            progress(f"enumerating {rule.name.lower()}", done + 1, len(Guessing))
+            yield bounded(
+                rule.name.lower(), f"joint law by enumeration, {guessing.value}", tried, worst, EXACT
+            )
+
+
+def pathwise(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
+    """*Coupled*: the text of plain sampling, exactly."""
+    parts, accepted, wrong = 10, 0, 0
+    for part in range(parts):
+        _, more, differing = pathwise_mismatches(size.pathwise // parts, seed=part)
+        accepted, wrong = accepted + more, wrong + differing
+        progress("coupled against plain sampling", part + 1, parts)
+    case = f"same text as plain sampling, trees ({accepted} draft tokens accepted)"
+    yield bounded("coupled", case, size.pathwise, wrong, 0)
+
+
+def noise(_: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
+    """The noise that everything is drawn with."""
+    progress("noise", 0, 1)
+    for check in noise_checks():
+        yield bounded("noise", check.name, check.draws, abs(check.deviation), NOISE_LIMIT)
+
+
+def acceptance(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
+    """Block accepts at least what token does; coupled keeps its bound; token accepts 1 - TV at one position."""
+    progress("acceptance", 0, 1)
+    gap, matched = 0.0, 0.0
+    tried = 12 * size.targets
+    sums = dict.fromkeys(CHAIN_RULES, 0.0)
+    agreed, promised, shortfall = 0.0, 0.0, 0.0
+    for target in range(tried):
+        cases = {rule: small_case(rule, SamplingParams(), target) for rule in CHAIN_RULES}
+        drafts = {rule: DraftModel(case, Guessing.DRAWN, 0.3) for rule, case in cases.items()}
+        long = {rule: expected_accepted(cases[rule], drafts[rule], 3) for rule in CHAIN_RULES}
+        gap = max(gap, long[Rule.TOKEN] - long[Rule.BLOCK])
+        sums = {rule: sums[rule] + long[rule] for rule in CHAIN_RULES}
+        case = cases[Rule.TOKEN]
+        p = np.array([target_law(case, 1).get((token,), 0.0) for token in range(case.limits.vocab_size)])
+        found = coupled_agreement(p, drafts[Rule.TOKEN].probabilities(case.prompt), 20_000, target)
+        once = expected_accepted(case, drafts[Rule.TOKEN], 1)
+        matched = max(matched, abs(once - (1 - found.distance)))
+        agreed, promised = agreed + found.agreed, promised + 1 - found.distance
+        shortfall = max(shortfall, (found.bound - found.agreed) / found.error)
+    means = {rule: f"{total / tried:.3f}" for rule, total in sums.items()}
+    yield bounded(
+        "token", f"accepts 1 - TV at a position (mean {promised / tried:.3f})", tried, matched, EXACT
+    )
+    compared = f"accepts no less than token on chains of 3 ({means[Rule.BLOCK]} against {means[Rule.TOKEN]})"
+    yield bounded("block", compared, tried, max(gap, 0.0), EXACT)
+    kept = f"accepts (1 - TV) / (1 + TV) or more (mean {agreed / tried:.3f}), deviates by"
+    yield bounded("coupled", kept, tried, max(shortfall, 0.0), NOISE_LIMIT)
+
+
+def sampled(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
+    """All rules through the real step on a tiny decoder, with the power of the test."""
+    decoder = default_decoder()
+    law = true_law(decoder)
+    power = measure_power(law, size.samples, size.bias, runs=1000, seed=1)
+    for rule in Rule:
+        name = rule.name.lower()
+        title = f"sampling {name} through the step"
+        counts = sampled_counts(decoder, rule, size.samples, 0, partial(progress, title))
+        statistic = float(chi_square(counts, law))
+        fits = statistic <= power.threshold and power.caught >= 0.95 and power.false_alarms <= 0.002
+        case = f"chi-square of 3 positions through the step; catches a bias of {size.bias:.1%}"
+        note = f"{power.runs} biased runs, false alarms {power.false_alarms:.2%}"
+        yield ProofRow(name, case, size.samples, statistic, power.threshold, fits, power.caught, note)

@@ -1,0 +1,54 @@
+"""A real decoder, small enough that all its short texts can be listed."""
+
+import torch
+from torch import Tensor
+
+from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.torch.weights import DecoderWeights, LayerWeights
+from foreword.models.config import ModelConfig
+
+HIDDEN, HEAD_DIM = 8, 4
+
+
+def tiny_decoder(vocab_size: int, seed: int) -> TorchDecoder:
+    """One layer of random weights; its logits are a few units apart."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def weight(*shape: int, scale: float = 0.5) -> Tensor:
+        return torch.randn(*shape, generator=generator) * scale
+
+    config = ModelConfig(
+        architecture="llama",
+        vocab_size=vocab_size,
+        hidden_size=HIDDEN,
+        intermediate_size=HIDDEN,
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=HEAD_DIM,
+        context_length=64,
+        rms_norm_eps=1e-5,
+        rope_theta=100.0,
+        rope_scaling=None,
+        attention_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        qk_norm=False,
+        tied_embeddings=False,
+    )
+    layer = LayerWeights(
+        input_norm=torch.ones(HIDDEN),
+        qkv=weight(config.query_width + 2 * config.kv_width, HIDDEN),
+        qkv_bias=None,
+        query_norm=None,
+        key_norm=None,
+        output=weight(HIDDEN, config.query_width),
+        output_bias=None,
+        mlp_norm=torch.ones(HIDDEN),
+        gate_up=weight(2 * HIDDEN, HIDDEN),
+        gate_up_bias=None,
+        down=weight(HIDDEN, HIDDEN),
+        down_bias=None,
+    )
+    embedding, head = weight(vocab_size, HIDDEN, scale=1.0), weight(vocab_size, HIDDEN)
+    return TorchDecoder(config, DecoderWeights(embedding, (layer,), torch.ones(HIDDEN), head))

@@ -1,0 +1,1 @@
+"""What clients ask for: OpenAI-compatible routes and our own."""

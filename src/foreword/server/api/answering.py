@@ -1,0 +1,206 @@
+"""From checked requests to answers, streamed or whole. How they are worded is a dialect's business."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Protocol
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foreword.acceptance.logprobs import TokenLogprobs
+from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.server.api.streaming import (
+    DONE,
+    EventStream,
+    Part,
+    at_once,
+    evenly,
+    event,
+    unless_client_leaves,
+)
+from foreword.server.api.token_texts import TokenTexts
+from foreword.server.context import ServerContext
+from foreword.server.errors import ApiError, as_api_error
+from foreword.server.ops.request_meter import RequestMeter
+from foreword.server.ops.stats_sum import Costs
+
+_INLINE_LOGPROBS = 64
+"""Longer lists of log probabilities are worded in a thread, so that no other request waits for them."""
+
+
+@dataclass
+class Answer:
+    """One answer as far as it has come."""
+
+    prompt: int  # which of the request's prompts it answers
+    index: int  # which of the answers to that prompt it is
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    last: AnswerDelta | None = None
+
+    def add(self, delta: AnswerDelta) -> None:
+        """It has grown."""
+        self.texts.append(delta.text)
+        self.token_ids += delta.token_ids
+        self.logprobs += delta.logprobs
+        self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
+        self.last = delta
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self.texts)
+
+
+class Dialect(Protocol):
+    """How a route words its answers."""
+
+    def opening(self) -> Iterable[object]:
+        """Events before the first text."""
+        ...
+
+    def chunk(self, choice: int, delta: AnswerDelta) -> object | None:
+        """The event for a delta; None if there is nothing to tell."""
+        ...
+
+    def closing(self) -> Iterable[object]:
+        """Events after the last text."""
+        ...
+
+    def whole(self, answers: Sequence[Answer], costs: Costs) -> object:
+        """The answer of a request that is not streamed."""
+        ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request that was checked and encoded."""
+
+    requests: Sequence[NewRequest]  # one per prompt
+    dialect: Dialect
+    stream: bool
+
+
+async def respond(context: ServerContext, request: Request, job: Job, places: ExitStack) -> Response:
+    """Answer a job; `places` is given back when the last byte is sent."""
+    if not job.stream:
+        whole = await unless_client_leaves(request, _gather(context, job))
+        return Response(whole, media_type="application/json")
+    if context.settings.stream_pacing == "even":
+        events = evenly(_parts(context, job, split=True), context.pace)
+    else:
+        events = at_once(_parts(context, job))
+    # Nothing is sent before the engine has accepted the request, so that a refusal has its proper status.
+    first = await unless_client_leaves(request, anext(events))
+    return EventStream(first, events, places.pop_all())
+
+
+async def _gather(context: ServerContext, job: Job) -> bytes:
+    n = job.requests[0].params.n
+    costs = Costs(n * len(job.requests))
+    answers = [Answer(p, i) for p in range(len(job.requests)) for i in range(n)]
+    async with aclosing(all_deltas(context, job.requests)) as deltas:
+        async for prompt, delta in deltas:
+            answers[prompt * n + delta.index].add(delta)
+            costs.note(delta)
+    listed = sum(len(answer.logprobs) + len(answer.prompt_logprobs) for answer in answers)
+    if listed <= _INLINE_LOGPROBS:
+        return msgspec.json.encode(job.dialect.whole(answers, costs))
+    return await asyncio.to_thread(lambda: msgspec.json.encode(job.dialect.whole(answers, costs)))
+
+
+async def _parts(context: ServerContext, job: Job, split: bool = False) -> AsyncGenerator[Part, None]:
+    """The events of a stream; a failure after the first is an event too, since the status is already sent.
+
+    With `split`, every token has an event of its own.
+    """
+    n = job.requests[0].params.n
+    texts = [TokenTexts(context.prompts.tokenizer) for _ in range(n * len(job.requests))] if split else []
+    opened = False
+    try:
+        async with aclosing(all_deltas(context, job.requests)) as deltas:
+            async for prompt, delta in deltas:
+                parts = [] if opened else [event(value) for value in job.dialect.opening()]
+                for unit in texts[prompt * n + delta.index].split(delta) if split else [delta]:
+                    if len(unit.prompt_logprobs) > _INLINE_LOGPROBS:
+                        parts.append(await asyncio.to_thread(_chunk, job, prompt * n, unit))
+                    else:
+                        parts.append(_chunk(job, prompt * n, unit))
+                if told := [part for part in parts if part]:
+                    opened = True
+                    yield Part(told)
+        yield Part([b"".join([*(event(value) for value in job.dialect.closing()), DONE])], is_end=True)
+    except Exception as error:
+        if not opened:
+            raise
+        yield Part([event(as_api_error(error).body()) + DONE], is_end=True)
+
+
+def _chunk(job: Job, first_choice: int, delta: AnswerDelta) -> bytes:
+    chunk = job.dialect.chunk(first_choice + delta.index, delta)
+    return b"" if chunk is None else event(chunk)
+
+
+async def all_deltas(
+    context: ServerContext, requests: Sequence[NewRequest]
+) -> AsyncGenerator[tuple[int, AnswerDelta], None]:
+    """(number of the prompt, delta) of all requests as they come; one that fails, fails all."""
+    if len(requests) == 1:
+        async with aclosing(_measured(context, requests[0])) as deltas:
+            async for delta in deltas:
+                yield 0, delta
+        return
+    inbox: asyncio.Queue[tuple[int, AnswerDelta | Exception | None]] = asyncio.Queue()
+    pumps = [asyncio.ensure_future(_pump(context, r, i, inbox)) for i, r in enumerate(requests)]
+    try:
+        unfinished = len(requests)
+        while unfinished:
+            prompt, item = await inbox.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                unfinished -= 1
+            else:
+                yield prompt, item
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def _pump(
+    context: ServerContext,
+    request: NewRequest,
+    prompt: int,
+    inbox: "asyncio.Queue[tuple[int, AnswerDelta | Exception | None]]",
+) -> None:
+    try:
+        async with aclosing(_measured(context, request)) as deltas:
+            async for delta in deltas:
+                inbox.put_nowait((prompt, delta))
+        inbox.put_nowait((prompt, None))
+    except Exception as error:
+        inbox.put_nowait((prompt, error))
+
+
+async def _measured(context: ServerContext, request: NewRequest) -> AsyncGenerator[AnswerDelta, None]:
+    """A request's deltas, counted; an answer that ends badly raises."""
+    meter = RequestMeter(context.metrics, context.settings.model_name, request, monotonic())
+    async with aclosing(context.engine.submit(request)) as deltas:
+        async for delta in deltas:
+            meter.note(delta)
+            if delta.stats is not None:
+                context.note_totals(delta.index, delta.stats)
+            if delta.finish_reason == "error":
+                raise ApiError(
+                    500, delta.error or "the engine could not finish this answer", code="engine_error"
+                )
+            if delta.finish_reason == "abort":
+                raise ApiError(503, "the server stopped before the answer was finished", code="aborted")
+            yield delta

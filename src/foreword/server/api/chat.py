@@ -1,0 +1,141 @@
+"""`POST /v1/chat/completions`."""
+
+from collections.abc import Iterable, Sequence
+from time import time
+
+from msgspec import UNSET
+
+from foreword.acceptance.logprobs import TokenLogprobs
+from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.server.api.answer_types import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    extras_of,
+    usage_of,
+)
+from foreword.server.api.answering import Answer, Job
+from foreword.server.api.identity import Caller, new_id
+from foreword.server.api.logprobs import LogprobWriter
+from foreword.server.api.openai_types import ChatRequest
+from foreword.server.api.prompts import room_for_answer
+from foreword.server.api.sampling_types import check_logprobs
+from foreword.server.api.speculation_override import check_speculation
+from foreword.server.context import ServerContext
+from foreword.server.ops.stats_sum import Costs
+from foreword.server.settings import ServerSettings
+
+
+async def chat_job(context: ServerContext, body: ChatRequest, caller: Caller) -> Job:
+    """Put the conversation into the model's template and word the answer."""
+    answer_id = new_id("chatcmpl")
+    wish = check_speculation(body.speculation, context.settings)
+    ids = await context.prompts.chat(
+        body.messages, add_generation_prompt=body.add_generation_prompt is not False
+    )
+    wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    engine, limits = context.engine.limits(), context.settings.limits
+    max_tokens = room_for_answer(ids, wanted, engine.max_model_len, limits.prompt_tokens)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    params = body.sampling_params(max_tokens, logprobs)
+    request = NewRequest(answer_id, tuple(ids), params, caller.tenant, wish)
+    return Job([request], ChatDialect(context, body, answer_id), bool(body.stream))
+
+
+def check_chat(body: ChatRequest, settings: ServerSettings) -> int:
+    """Refuse what the settings forbid; the number of answers that are asked for."""
+    body.check_limits(settings.limits)
+    check_logprobs(body.top_logprobs, settings.limits, "top_logprobs")
+    return body.n or 1
+
+
+class ChatDialect:
+    """The newer of OpenAI's two forms."""
+
+    def __init__(self, context: ServerContext, body: ChatRequest, answer_id: str) -> None:
+        self._settings = context.settings
+        self._logprobs = LogprobWriter(context.prompts.tokenizer)
+        self._wants_logprobs = bool(body.logprobs)
+        self._wants_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._n = body.n or 1
+        self._costs = Costs(self._n)
+        self._id = answer_id
+        self._created = int(time())
+
+    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatCompletion:
+        return ChatCompletion(
+            self._id,
+            self._created,
+            self._settings.model_name,
+            choices,
+            object="chat.completion.chunk",
+            system_fingerprint=self._settings.fingerprint,
+            usage=None if self._wants_usage else UNSET,
+        )
+
+    def opening(self) -> Iterable[ChatCompletion]:
+        """Whose message it is, for every choice."""
+        for choice in range(self._n):
+            yield self._chunk([ChatChunkChoice(choice, ChatDelta(role="assistant", content=""))])
+
+    def chunk(self, choice: int, delta: AnswerDelta) -> ChatCompletion | None:
+        """New text, or an end."""
+        is_last = self._costs.note(delta)
+        told = delta.text or delta.finish_reason or (self._wants_logprobs and delta.token_ids)
+        if not told and not delta.prompt_logprobs:
+            return None
+        gained = ChatChunkChoice(
+            choice,
+            ChatDelta(content=delta.text) if delta.text else ChatDelta(),
+            self._written(delta.logprobs),
+            delta.finish_reason,
+            delta.stop_reason,
+            UNSET if delta.finish_reason is None else delta.seed,
+        )
+        frame = self._chunk([gained])
+        if delta.prompt_logprobs:
+            frame.prompt_logprobs = self._logprobs.prompt(delta.prompt_logprobs)
+        if is_last:
+            self._add_extras(frame, self._costs)
+        return frame
+
+    def closing(self) -> Iterable[ChatCompletion]:
+        """The number of tokens, in a chunk without choices, if that is wanted."""
+        if not self._wants_usage:
+            return ()
+        frame = self._chunk([])
+        frame.usage = usage_of(self._costs.total())
+        return (frame,)
+
+    def whole(self, answers: Sequence[Answer], costs: Costs) -> ChatCompletion:
+        """All choices."""
+        choices = []
+        for number, answer in enumerate(answers):
+            choice = ChatChoice(number, ChatMessage(answer.text), self._written(answer.logprobs))
+            if answer.last is not None:
+                choice.finish_reason = answer.last.finish_reason
+                choice.stop_reason = answer.last.stop_reason
+                choice.seed = answer.last.seed
+            choices.append(choice)
+        frame = ChatCompletion(
+            self._id,
+            self._created,
+            self._settings.model_name,
+            choices,
+            system_fingerprint=self._settings.fingerprint,
+        )
+        if answers[0].prompt_logprobs:
+            frame.prompt_logprobs = self._logprobs.prompt(answers[0].prompt_logprobs)
+        frame.usage = usage_of(costs.total())
+        self._add_extras(frame, costs)
+        return frame
+
+    def _add_extras(self, frame: ChatCompletion, costs: Costs) -> None:
+        extras = extras_of(costs, self._settings.show_speculation)
+        frame.timings, frame.speculation = extras.timings, extras.speculation
+
+    def _written(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
+        return self._logprobs.chat(entries) if self._wants_logprobs else None

@@ -1,0 +1,135 @@
+"""`POST /v1/completions`."""
+
+from collections.abc import Iterable, Sequence
+from time import time
+
+from msgspec import UNSET
+
+from foreword.acceptance.logprobs import TokenLogprobs
+from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.server.api.answer_types import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    extras_of,
+    usage_of,
+)
+from foreword.server.api.answering import Answer, Job
+from foreword.server.api.identity import Caller, new_id
+from foreword.server.api.logprobs import LogprobWriter
+from foreword.server.api.openai_types import CompletionRequest
+from foreword.server.api.prompts import room_for_answer
+from foreword.server.api.sampling_types import check_logprobs
+from foreword.server.api.speculation_override import check_speculation
+from foreword.server.context import ServerContext
+from foreword.server.errors import ApiError
+from foreword.server.ops.stats_sum import Costs
+from foreword.server.settings import ServerSettings
+
+_DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+async def completion_job(context: ServerContext, body: CompletionRequest, caller: Caller) -> Job:
+    """Encode the prompts and word the answer."""
+    limits, engine = context.settings.limits, context.engine.limits()
+    answer_id = new_id("cmpl")
+    wish = check_speculation(body.speculation, context.settings)
+    requests = []
+    for number, prompt in enumerate(body.prompts()):
+        ids = prompt if isinstance(prompt, list) else await context.prompts.text(prompt)
+        room = room_for_answer(ids, None, engine.max_model_len, limits.prompt_tokens)
+        wanted = min(_DEFAULT_MAX_TOKENS, room) if body.max_tokens is None else body.max_tokens
+        max_tokens = room_for_answer(ids, wanted, engine.max_model_len, limits.prompt_tokens)
+        params = body.sampling_params(max_tokens, body.logprobs)
+        requests.append(NewRequest(f"{answer_id}-{number}", tuple(ids), params, caller.tenant, wish))
+    return Job(requests, CompletionDialect(context, body, answer_id), bool(body.stream))
+
+
+def check_completion(body: CompletionRequest, settings: ServerSettings) -> int:
+    """Refuse what the settings forbid; the number of answers that are asked for."""
+    body.check_limits(settings.limits)
+    check_logprobs(body.logprobs, settings.limits, "logprobs")
+    prompts = len(body.prompts())
+    if prompts > settings.limits.prompts:
+        raise ApiError(400, f"this server takes at most {settings.limits.prompts} prompts", param="prompt")
+    return prompts * (body.n or 1)
+
+
+class CompletionDialect:
+    """The older of OpenAI's two forms."""
+
+    def __init__(self, context: ServerContext, body: CompletionRequest, answer_id: str) -> None:
+        self._settings = context.settings
+        self._logprobs = LogprobWriter(context.prompts.tokenizer)
+        self._wants_logprobs = body.logprobs is not None
+        self._wants_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._costs = Costs(len(body.prompts()) * (body.n or 1))
+        self._id = answer_id
+        self._created = int(time())
+        self._offsets: dict[int, int] = {}  # choice -> where its next token's text starts
+
+    def _frame(self, choices: list[CompletionChoice]) -> Completion:
+        settings = self._settings
+        return Completion(
+            self._id, self._created, settings.model_name, choices, system_fingerprint=settings.fingerprint
+        )
+
+    def opening(self) -> Iterable[object]:
+        """Nothing."""
+        return ()
+
+    def chunk(self, choice: int, delta: AnswerDelta) -> Completion | None:
+        """New text, or an end."""
+        is_last = self._costs.note(delta)
+        told = delta.text or delta.finish_reason or (self._wants_logprobs and delta.token_ids)
+        if not told and not delta.prompt_logprobs:
+            return None
+        gained = CompletionChoice(choice, delta.text, self._written(choice, delta.logprobs))
+        _note_end(gained, delta)
+        if delta.prompt_logprobs:
+            gained.prompt_logprobs = self._logprobs.prompt(delta.prompt_logprobs)
+        frame = self._frame([gained])
+        if self._wants_usage:
+            frame.usage = None
+        if is_last:
+            self._add_extras(frame, self._costs)
+        return frame
+
+    def closing(self) -> Iterable[Completion]:
+        """The number of tokens, in a chunk without choices, if that is wanted."""
+        if not self._wants_usage:
+            return ()
+        frame = self._frame([])
+        frame.usage = usage_of(self._costs.total())
+        return (frame,)
+
+    def whole(self, answers: Sequence[Answer], costs: Costs) -> Completion:
+        """All choices."""
+        choices = []
+        for number, answer in enumerate(answers):
+            choice = CompletionChoice(number, answer.text, self._written(number, answer.logprobs))
+            if answer.last is not None:
+                _note_end(choice, answer.last)
+            if answer.prompt_logprobs:
+                choice.prompt_logprobs = self._logprobs.prompt(answer.prompt_logprobs)
+            choices.append(choice)
+        frame = self._frame(choices)
+        frame.usage = usage_of(costs.total())
+        self._add_extras(frame, costs)
+        return frame
+
+    def _add_extras(self, frame: Completion, costs: Costs) -> None:
+        extras = extras_of(costs, self._settings.show_speculation)
+        frame.timings, frame.speculation = extras.timings, extras.speculation
+
+    def _written(self, choice: int, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs | None:
+        if not self._wants_logprobs:
+            return None
+        written, self._offsets[choice] = self._logprobs.completion(entries, self._offsets.get(choice, 0))
+        return written
+
+
+def _note_end(choice: CompletionChoice, delta: AnswerDelta) -> None:
+    choice.finish_reason = delta.finish_reason
+    choice.stop_reason = delta.stop_reason
+    choice.seed = UNSET if delta.finish_reason is None else delta.seed

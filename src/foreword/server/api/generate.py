@@ -1,0 +1,191 @@
+"""`POST /generate`: one prompt, in the library's words."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+
+from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
+from foreword.server.api.answer_types import Extras, PromptLogprobs, Speculation, Usage, extras_of, usage_of
+from foreword.server.api.answering import Answer, Job
+from foreword.server.api.identity import Caller, new_id
+from foreword.server.api.logprobs import LogprobWriter
+from foreword.server.api.openai_types import GenerateRequest
+from foreword.server.api.prompts import room_for_answer
+from foreword.server.api.sampling_types import check_logprobs
+from foreword.server.api.speculation_override import check_speculation
+from foreword.server.api.token_texts import TokenTexts, token_text
+from foreword.server.context import ServerContext
+from foreword.server.errors import ApiError
+from foreword.server.ops.stats_sum import Costs
+from foreword.server.settings import ServerSettings
+
+_DEFAULT_MAX_TOKENS = 256  # the library's
+
+
+class Generated(Struct):
+    """An answer, or what it has gained."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+    seed: int | UnsetType = UNSET
+    logprobs: PromptLogprobs | UnsetType = UNSET  # per token: token id -> logprob, rank, decoded_token
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    origin: "Origin | UnsetType" = UNSET  # of the tokens; only in streams
+
+
+class Origin(Struct, frozen=True, omit_defaults=True):
+    """Where a stream's new tokens came from, and how guessing goes so far."""
+
+    pieces: list[str]  # the text of each token; together they are the event's text
+    from_draft: int | UnsetType = UNSET  # how many of them, from the first on, were guesses
+    rejected: list[str] | UnsetType = UNSET  # guesses that were judged and not accepted on the way
+    progress: "AnswerProgress | UnsetType" = UNSET
+
+
+class AnswerProgress(Struct, frozen=True):
+    """What an answer has cost so far."""
+
+    output_tokens: int
+    passes: int
+    drafted: int
+    accepted: int
+    drafted_per_position: tuple[int, ...]  # drafts that reached the position
+    accepted_per_position: tuple[int, ...]
+    draft_ms: float
+    verify_ms: float
+    accept_ms: float
+
+    @staticmethod
+    def of(stats: RequestStats) -> "AnswerProgress":
+        """The part of the statistics that a watcher wants to see."""
+        return AnswerProgress(
+            stats.output_tokens,
+            stats.passes,
+            stats.drafted,
+            stats.accepted,
+            stats.drafted_per_position,
+            stats.accepted_per_position,
+            1e3 * stats.draft_seconds,
+            1e3 * stats.verify_seconds,
+            1e3 * stats.accept_seconds,
+        )
+
+
+class GenerateAnswer(Struct):
+    """All answers; the first one's fields are repeated on top, where the library's `--json` has them."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    seed: int | UnsetType
+    outputs: list[Generated]
+    usage: Usage
+    timings: dict[str, Any] | UnsetType = UNSET
+    speculation: Speculation | UnsetType = UNSET
+
+
+class GenerateEnd(Struct):
+    """The last event of a stream."""
+
+    usage: Usage
+    timings: dict[str, Any] | UnsetType = UNSET
+    speculation: Speculation | UnsetType = UNSET
+
+
+async def generate_job(context: ServerContext, body: GenerateRequest, caller: Caller) -> Job:
+    """Encode the prompt as the library does and word the answer."""
+    wish = check_speculation(
+        body.speculation if body.speculative is None else body.speculative, context.settings
+    )
+    if isinstance(body.prompt, str):
+        ids = await context.prompts.plain_or_chat(body.prompt, raw=body.raw)
+    else:
+        ids = body.prompt
+    engine, limits = context.engine.limits(), context.settings.limits
+    room = room_for_answer(ids, body.max_tokens, engine.max_model_len, limits.prompt_tokens)
+    max_tokens = min(room, _DEFAULT_MAX_TOKENS) if body.max_tokens is None else room
+    params = body.sampling_params(max_tokens, body.logprobs)
+    request = NewRequest(new_id("gen"), tuple(ids), params, caller.tenant, wish, progress=body.stream)
+    return Job([request], GenerateDialect(context, body), body.stream)
+
+
+def check_generate(body: GenerateRequest, settings: ServerSettings) -> int:
+    """Refuse what the settings forbid; the number of answers that are asked for."""
+    body.check_limits(settings.limits)
+    check_logprobs(body.logprobs, settings.limits, "logprobs")
+    if body.speculative is not None and body.speculation is not None:
+        raise ApiError(400, "speculative and speculation are the same; give one", param="speculative")
+    return body.n or 1
+
+
+class GenerateDialect:
+    """Texts and token ids side by side."""
+
+    def __init__(self, context: ServerContext, body: GenerateRequest) -> None:
+        self._logprobs = LogprobWriter(context.prompts.tokenizer)
+        self._wants_logprobs = body.logprobs is not None
+        self._show_speculation = context.settings.show_speculation
+        self._costs = Costs(body.n or 1)
+        self._tokenizer = context.prompts.tokenizer
+        self._texts = [TokenTexts(self._tokenizer) for _ in range(body.n or 1)]
+
+    def opening(self) -> Iterable[object]:
+        """Nothing."""
+        return ()
+
+    def chunk(self, choice: int, delta: AnswerDelta) -> Generated:
+        """What an answer has gained."""
+        self._costs.note(delta)
+        answer = Answer(0, choice)
+        answer.add(delta)
+        written = self._written(answer)
+        written.origin = self._origin(self._texts[choice].pieces(delta), delta)
+        return written
+
+    def closing(self) -> Iterable[GenerateEnd]:
+        """What everything cost."""
+        extras = self._extras(self._costs)
+        return (GenerateEnd(usage_of(self._costs.total()), extras.timings, extras.speculation),)
+
+    def whole(self, answers: Sequence[Answer], costs: Costs) -> GenerateAnswer:
+        """All answers."""
+        outputs = [self._written(answer) for answer in answers]
+        first, extras = outputs[0], self._extras(costs)
+        return GenerateAnswer(
+            first.text,
+            first.token_ids,
+            first.finish_reason,
+            first.seed,
+            outputs,
+            usage_of(costs.total()),
+            extras.timings,
+            extras.speculation,
+        )
+
+    def _origin(self, pieces: list[str], delta: AnswerDelta) -> Origin:
+        if not self._show_speculation:
+            return Origin(pieces)
+        rejected = [token_text(self._tokenizer, token) for token in delta.rejected]
+        progress = UNSET if delta.progress is None else AnswerProgress.of(delta.progress)
+        return Origin(pieces, delta.from_draft, rejected, progress)
+
+    def _extras(self, costs: Costs) -> Extras:
+        return extras_of(costs, self._show_speculation)
+
+    def _written(self, answer: Answer) -> Generated:
+        last = answer.last
+        ended = last is not None and last.finish_reason is not None
+        return Generated(
+            answer.index,
+            answer.text,
+            answer.token_ids,
+            last.finish_reason if last is not None else None,
+            last.stop_reason if last is not None else None,
+            last.seed if last is not None and ended else UNSET,
+            self._logprobs.prompt(answer.logprobs)[1:] if self._wants_logprobs else UNSET,
+            self._logprobs.prompt(answer.prompt_logprobs) if answer.prompt_logprobs else UNSET,
+        )

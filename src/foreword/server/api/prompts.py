@@ -1,0 +1,88 @@
+"""Prompts to token ids: short ones at once, long ones in threads, so that no other request waits for them."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.server.api.openai_types import Message
+from foreword.server.errors import ApiError
+from foreword.server.settings import ServerSettings
+
+Result = TypeVar("Result")
+
+
+class PromptEncoder:
+    """The model's tokenizer and chat template, for many requests at a time."""
+
+    def __init__(self, tokenizer: Tokenizer, settings: ServerSettings) -> None:
+        self.tokenizer = tokenizer
+        self._limits = settings.limits
+        self._inline_characters = settings.inline_characters
+        self._threads = ThreadPoolExecutor(settings.tokenize_threads, thread_name_prefix="tokenize")
+
+    async def text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """A text as it is."""
+        return await self._do(
+            len(text), lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        )
+
+    async def chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+        """A conversation through the model's own chat template."""
+        if len(messages) > self._limits.messages:
+            raise ApiError(
+                400, f"this server takes at most {self._limits.messages} messages", param="messages"
+            )
+        shown = [message.as_template_sees_it() for message in messages]
+        return await self._do(
+            sum(len(message["content"]) for message in shown),
+            lambda: self.tokenizer.encode_chat(shown, add_generation_prompt=add_generation_prompt),
+        )
+
+    async def plain_or_chat(self, text: str, *, raw: bool) -> list[int]:
+        """A text as the library takes it: a user's message, unless it is raw or the model has no chat format."""
+        if raw or self.tokenizer.chat_template is None:
+            return await self.text(text)
+        return await self.chat([Message.model_validate({"role": "user", "content": text})])
+
+    async def back(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of token ids."""
+        return await self._do(
+            len(tokens), lambda: self.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+        )
+
+    async def _do(self, size: int, work: Callable[[], Result]) -> Result:
+        """Short work at once, long work in a thread."""
+        if size <= self._inline_characters:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def room_for_answer(prompt: Sequence[int], wanted: int | None, max_model_len: int, limit: int | None) -> int:
+    """How many tokens the answer may have; 400 if prompt and answer do not fit."""
+    longest = max_model_len - 1 if limit is None else min(limit, max_model_len - 1)
+    if not prompt:
+        raise ApiError(400, "the prompt has no tokens; give at least one", param="prompt")
+    if len(prompt) > longest:
+        raise ApiError(
+            400,
+            f"the prompt has {len(prompt)} tokens; this server takes at most {longest}",
+            code="context_length_exceeded",
+        )
+    room = max_model_len - len(prompt)
+    if wanted is None:
+        return room
+    if wanted > room:
+        raise ApiError(
+            400,
+            f"the prompt has {len(prompt)} tokens and the context {max_model_len}: max_tokens can be at most {room}, "
+            f"not {wanted}",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+    return wanted

@@ -1,0 +1,1 @@
+"""What operators need: admission, keys, metrics, health."""

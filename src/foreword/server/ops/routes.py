@@ -1,0 +1,158 @@
+"""Our own routes: generate, tokens, health, metrics."""
+
+from time import monotonic
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foreword.engine.messages import EngineStats
+from foreword.server.api.answer_types import speculation_of
+from foreword.server.api.bodies import parse_body, read_body
+from foreword.server.api.generate import check_generate, generate_job
+from foreword.server.api.identity import caller_of
+from foreword.server.api.openai_routes import answer_request, takes
+from foreword.server.api.openai_types import (
+    DetokenizeRequest,
+    GenerateRequest,
+    SwitchRequest,
+    TokenizeRequest,
+)
+from foreword.server.context import ServerContext
+from foreword.server.errors import ApiError
+from foreword.wire.client import EngineState, EngineUnavailable
+
+
+def native_routes(context: ServerContext) -> APIRouter:
+    """`/generate` and what watches over it."""
+    router = APIRouter()
+
+    @router.post("/generate", openapi_extra=takes(GenerateRequest))
+    async def generate(request: Request) -> Response:
+        """Answer a prompt, in the library's words."""
+        return await answer_request(context, request, GenerateRequest, check_generate, generate_job)
+
+    @router.get("/health")
+    async def health(request: Request) -> Response:
+        """How the server is doing; 200 as long as it answers at all."""
+        return _json(await _health(context, caller_of(request).trusted))
+
+    @router.get("/ready")
+    async def ready() -> Response:
+        """200 if a request would be taken now, else 503."""
+        state = context.engine.state
+        return _json({"status": state.value}, 200 if state is EngineState.READY else 503)
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """For Prometheus."""
+        await _refresh(context)
+        return Response(context.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    _add_token_routes(router, context)
+    if context.settings.allow_switch:
+        _add_switch(router, context)
+    return router
+
+
+def _add_token_routes(router: APIRouter, context: ServerContext) -> None:
+    limits = context.settings.limits
+
+    @router.post("/tokenize", openapi_extra=takes(TokenizeRequest))
+    async def tokenize(request: Request) -> Response:
+        """Token ids of a text or a conversation."""
+        body = await parse_body(await read_body(request, limits), TokenizeRequest, limits)
+        context.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "give either prompt or messages", param="prompt")
+        if body.messages is not None:
+            ids = await context.prompts.chat(body.messages, add_generation_prompt=body.add_generation_prompt)
+        else:
+            ids = await context.prompts.text(body.prompt or "", add_special_tokens=body.add_special_tokens)
+        return _json({"tokens": ids, "count": len(ids)} | _max_model_len(context))
+
+    @router.post("/detokenize", openapi_extra=takes(DetokenizeRequest))
+    async def detokenize(request: Request) -> Response:
+        """The text of token ids."""
+        body = await parse_body(await read_body(request, limits), DetokenizeRequest, limits)
+        context.check_model(body.model)
+        text = await context.prompts.back(body.tokens, skip_special_tokens=body.skip_special_tokens)
+        return _json({"prompt": text})
+
+
+def _add_switch(router: APIRouter, context: ServerContext) -> None:
+    limits = context.settings.limits
+
+    @router.post("/speculation", openapi_extra=takes(SwitchRequest))
+    async def switch(request: Request) -> Response:
+        """Turn guessing on or off for everybody; no text changes."""
+        body = await parse_body(await read_body(request, limits), SwitchRequest, limits)
+        context.engine.speculate(body.enabled)
+        return _json({"enabled": body.enabled})
+
+
+async def _health(context: ServerContext, trusted: bool) -> dict[str, Any]:
+    """The state for everybody; figures only for those who may use the server, since they tell of others' texts."""
+    state = context.engine.state
+    told: dict[str, Any] = {"status": "ok" if state is EngineState.READY else state.value}
+    if not trusted:
+        return told
+    told |= {
+        "model": context.settings.model_name,
+        "uptime_seconds": round(monotonic() - context.started, 3),
+        "engine_restarts": context.engine.restarts,
+        "in_flight": context.admission.in_flight,
+    }
+    stats = await context.engine.stats()
+    if stats is not None:
+        told["engine"] = _engine_figures(stats)
+    if context.settings.show_speculation:
+        told["speculation"] = msgspec.structs.asdict(speculation_of(context.totals))
+        if stats is not None:
+            told["speculation"] |= {
+                "enabled": stats.speculating,
+                "cohorts": {name: _cohort_figures(*counts) for name, counts in stats.acceptance.items()},
+            }
+    return told
+
+
+def _engine_figures(stats: EngineStats) -> dict[str, Any]:
+    return {
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "kv_usage": stats.kv_usage,
+        "kv_pages": stats.kv_pages,
+        "kv_pages_used": stats.kv_pages_used,
+        "prefix_queries": stats.prefix_queries,
+        "prefix_hits": stats.prefix_hits,
+        "preemptions": stats.preemptions,
+        "steps": stats.steps,
+        "drafter_memory_bytes": stats.drafter_memory_bytes,
+    }
+
+
+def _cohort_figures(drafts: int, drafted: int, accepted: int) -> dict[str, Any]:
+    rate = accepted / drafted if drafted else 0.0
+    return {"drafts": drafts, "drafted": drafted, "accepted": accepted, "acceptance_rate": rate}
+
+
+async def _refresh(context: ServerContext) -> None:
+    metrics = context.metrics
+    metrics.in_flight.set(context.admission.in_flight)
+    metrics.ready.set(context.engine.state is EngineState.READY)
+    metrics.restarts.set(context.engine.restarts)
+    if (stats := await context.engine.stats()) is not None:
+        metrics.note_engine(stats, context.engine.restarts)
+
+
+def _max_model_len(context: ServerContext) -> dict[str, int]:
+    try:
+        return {"max_model_len": context.engine.limits().max_model_len}
+    except EngineUnavailable:
+        return {}
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

@@ -1,0 +1,74 @@
+"""The page at `/`: a playground made of static files, and the one answer that it needs beyond the API's."""
+
+from functools import partial
+from importlib.resources import files
+from typing import Final
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from foreword.server.context import ServerContext
+from foreword.wire.client import EngineUnavailable
+
+_FILES: Final = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page/style.css": ("style.css", "text/css; charset=utf-8"),
+    "/page/app.js": ("app.js", "text/javascript; charset=utf-8"),
+    "/page/answer.js": ("answer.js", "text/javascript; charset=utf-8"),
+    "/page/events.js": ("events.js", "text/javascript; charset=utf-8"),
+    "/page/figures.js": ("figures.js", "text/javascript; charset=utf-8"),
+    "/page/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+
+PAGE_PATHS: Final = frozenset(_FILES)
+"""They hold nothing of this server and answer without a key: a browser cannot send one with an address."""
+
+_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+def page_routes(context: ServerContext) -> APIRouter:
+    """The files, read once, and `/page/settings`."""
+    router = APIRouter(include_in_schema=False)
+    folder = files("foreword.server.page")
+    for path, (name, media_type) in _FILES.items():
+        send = partial(_send, (folder / name).read_bytes(), media_type)
+        router.add_api_route(path, send, methods=["GET"], response_model=None)
+
+    @router.get("/page/settings")
+    async def settings() -> Response:
+        """What the page may offer."""
+        return Response(
+            msgspec.json.encode(_settings(context)), headers=_HEADERS, media_type="application/json"
+        )
+
+    return router
+
+
+async def _send(content: bytes, media_type: str) -> Response:
+    return Response(content, headers=_HEADERS, media_type=media_type)
+
+
+def _settings(context: ServerContext) -> dict[str, object]:
+    known = context.settings
+    try:
+        longest: int | None = context.engine.limits().max_model_len
+    except EngineUnavailable:
+        longest = None
+    return {
+        "model": known.model_name,
+        "methods": sorted(known.methods),
+        "default_method": known.default_method,
+        "shows_speculation": known.show_speculation,
+        "max_model_len": longest,
+    }

@@ -1,0 +1,1 @@
+"""Frames and processes: an engine in a process of its own."""

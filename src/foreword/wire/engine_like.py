@@ -1,0 +1,42 @@
+"""What the server needs of an engine; `foreword.engine.engine.Engine` is one, tests bring their own."""
+
+from typing import Protocol
+
+from foreword.engine.answers.stream import AnswerStream
+from foreword.engine.messages import EngineStats, NewRequest
+
+
+class EngineLike(Protocol):
+    """Answers many requests at once."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt and its answer together."""
+        ...
+
+    def submit(self, request: NewRequest) -> AnswerStream:
+        """Start answering; `RequestError` at once for what cannot be answered, `EngineStopped` if it is over.
+
+        The deltas of all n answers come through one stream, which ends with the last of them.
+        """
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Stop answering: what is unfinished ends with `finish_reason="abort"`. Unknown ids are ignored."""
+        ...
+
+    def speculate(self, on: bool) -> None:
+        """Guess ahead or don't, for all requests."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """How it is doing."""
+        ...
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Refuse new requests and wait for the running ones; False if they did not end in time."""
+        ...
+
+    def close(self) -> None:
+        """Stop, and give everything back."""
+        ...

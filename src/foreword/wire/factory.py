@@ -1,0 +1,18 @@
+"""Makes the real engine in its process."""
+
+from foreword.engine.config import EngineConfig
+from foreword.engine.engine import Engine
+from foreword.wire.engine_like import EngineLike
+from foreword.wire.frames import Start
+
+
+def load_engine(start: Start) -> EngineLike:
+    """Load the model and start the engine's thread."""
+    return Engine.load(
+        start.model,
+        dtype=start.dtype,
+        device=start.device,
+        backend=start.backend,
+        speculation=start.speculation,
+        config=EngineConfig(**start.config),
+    )

@@ -1,0 +1,136 @@
+"""One connection to one engine process: requests out, deltas in, and everybody told when it breaks."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from itertools import count
+
+from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
+from foreword.errors import RequestError
+from foreword.wire import frames as wire
+from foreword.wire.client import EngineUnavailable
+
+_Item = AnswerDelta | Exception
+
+
+@dataclass
+class _Inbox:
+    """What has come for a request, and how many of its answers are still to end."""
+
+    unfinished: int
+    items: "asyncio.Queue[_Item]" = field(default_factory=asyncio.Queue)
+
+
+class EngineLink:
+    """Lives as long as the engine process does."""
+
+    def __init__(self, channel: wire.Channel) -> None:
+        self._channel = channel
+        self._inboxes: dict[str, _Inbox] = {}
+        self._stats: dict[int, asyncio.Future[EngineStats]] = {}
+        self._numbers = count()
+        self._broken: str | None = None
+        self.ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
+        self.fatal: str | None = None  # what the engine process said before it left
+
+    @property
+    def in_flight(self) -> int:
+        """Requests whose deltas somebody takes."""
+        return len(self._inboxes)
+
+    @property
+    def awaited(self) -> int:
+        """Requests whose end has not come; one whose deltas are taken slowly may have ended."""
+        return sum(inbox.unfinished > 0 for inbox in self._inboxes.values())
+
+    def send(self, message: wire.ToEngine) -> None:
+        """Hand a message over; nothing happens if the link is broken."""
+        if self._broken is None:
+            self._channel.send(message)
+
+    async def answer(self, request: NewRequest) -> AsyncGenerator[AnswerDelta, None]:
+        """Deltas until every one of the request's answers has ended; leaving early aborts it."""
+        if self._broken is not None:
+            raise EngineUnavailable(self._broken)
+        unfinished = request.params.n
+        inbox = self._inboxes[request.request_id] = _Inbox(unfinished)
+        self.send(wire.Submit(request))
+        try:
+            while unfinished:
+                item = await inbox.items.get()
+                if isinstance(item, Exception):
+                    unfinished = 0
+                    raise item
+                unfinished -= item.finish_reason is not None
+                yield item
+                if not inbox.items.empty():
+                    await asyncio.sleep(
+                        0
+                    )  # a stream with much to tell does not keep the others from their turn
+        finally:
+            del self._inboxes[request.request_id]
+            if unfinished:
+                self.send(wire.Abort(request.request_id))
+
+    async def stats(self, timeout: float) -> EngineStats | None:
+        """Ask how the engine is doing."""
+        number = next(self._numbers)
+        reply: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._stats[number] = reply
+        self.send(wire.StatsWanted(number))
+        try:
+            return await asyncio.wait_for(reply, timeout)
+        except (TimeoutError, EngineUnavailable):
+            return None
+        finally:
+            self._stats.pop(number, None)
+
+    async def listen(self) -> None:
+        """Pass on what comes in until the channel ends; raises `ChannelError` for damaged frames."""
+        async for frame in self._channel.frames():
+            self._pass_on(wire.decode_from_engine(frame))
+
+    def abort_all(self) -> None:
+        """Ask the engine to end everything that runs."""
+        for request_id in self._inboxes:
+            self.send(wire.Abort(request_id))
+
+    def _pass_on(self, message: wire.FromEngine) -> None:
+        match message:
+            case wire.Deltas(deltas):
+                for delta in deltas:
+                    self._put(delta.request_id, delta)
+            case wire.Refused(request_id, error):
+                self._put(request_id, RequestError(error))
+            case wire.Stats(number, engine):
+                if (reply := self._stats.get(number)) is not None and not reply.done():
+                    reply.set_result(engine)
+            case wire.Ready():
+                if not self.ready.done():
+                    self.ready.set_result(message)
+            case wire.Fatal(error):
+                self.fatal = error
+
+    def _put(self, request_id: str, item: _Item) -> None:
+        """Deliver; what comes for a request that nobody waits for any more is dropped."""
+        if (inbox := self._inboxes.get(request_id)) is None:
+            return
+        if isinstance(item, Exception):
+            inbox.unfinished = 0
+        else:
+            inbox.unfinished -= item.finish_reason is not None
+        inbox.items.put_nowait(item)
+
+    def break_off(self, reason: str) -> None:
+        """The engine is gone: tell everybody who waits, and refuse what comes."""
+        if self._broken is not None:
+            return
+        self._broken = reason
+        self._channel.close()
+        for inbox in self._inboxes.values():
+            inbox.items.put_nowait(EngineUnavailable(reason))
+        for reply in self._stats.values():
+            if not reply.done():
+                reply.set_exception(EngineUnavailable(reason))
+        if not self.ready.done():
+            self.ready.cancel()

@@ -1,0 +1,178 @@
+"""The engine's process: loads the model, then answers what comes over the channel until it closes.
+
+Run as `python -m foreword.wire.process FD MODULE:FUNCTION`, with a connected socket as FD.
+"""
+
+import asyncio
+import gc
+import importlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+
+from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.errors import EngineStopped, ForewordError, RequestError
+from foreword.wire import frames as wire
+from foreword.wire.engine_like import EngineLike
+from foreword.wire.frames import Channel
+
+log = logging.getLogger("foreword.wire.process")
+
+EngineFactory = Callable[[wire.Start], EngineLike]
+"""Makes the engine that a `Start` message describes."""
+
+
+def find_factory(name: str) -> EngineFactory:
+    """The function that `module:function` names."""
+    module, _, function = name.partition(":")
+    factory: EngineFactory = getattr(importlib.import_module(module), function)
+    return factory
+
+
+class EngineServant:
+    """Carries messages between a channel and an engine."""
+
+    def __init__(self, channel: Channel, engine: EngineLike) -> None:
+        self._channel = channel
+        self._engine = engine
+        self._draining: asyncio.Task[None] | None = None
+        self._fresh: list[AnswerDelta] = []  # that will be sent together
+        self._over = asyncio.Event()
+        self.exit_code = 0
+
+    async def serve(self, incoming: AsyncIterator[bytes]) -> None:
+        """Do what the messages say until the channel closes, a drain is over, or the engine dies."""
+        self._channel.send(wire.Ready(self._engine.max_model_len))
+        listening = asyncio.ensure_future(self._listen(incoming))
+        over = asyncio.ensure_future(self._over.wait())
+        await asyncio.wait((listening, over), return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        self._over.set()  # what the engine says of its own end from now on is no news
+        if listening.done():
+            listening.result()
+        listening.cancel()
+
+    async def _listen(self, incoming: AsyncIterator[bytes]) -> None:
+        async for frame in incoming:
+            self._obey(wire.decode_to_engine(frame))
+
+    def _obey(self, message: wire.ToEngine) -> None:
+        match message:
+            case wire.Submit(request):
+                self._submit(request)
+            case wire.Abort(request_id):
+                self._engine.abort(request_id)
+            case wire.Speculate(on):
+                self._engine.speculate(on)
+            case wire.StatsWanted(number):
+                self._channel.send(wire.Stats(number, self._engine.stats()))
+            case wire.Drain(deadline):
+                self._draining = asyncio.create_task(self._drain(deadline))
+            case wire.Start():
+                raise wire.ChannelError("a second Start came over the channel")
+
+    def _submit(self, request: NewRequest) -> None:
+        try:
+            stream = self._engine.submit(request)
+        except RequestError as error:
+            self._channel.send(wire.Refused(request.request_id, str(error)))
+        except EngineStopped as error:
+            self._die(error)
+        except Exception as error:  # nothing was queued: it costs this request alone
+            log.exception("a request could not be taken")
+            self._channel.send(wire.Refused(request.request_id, f"{type(error).__name__}: {error}"))
+        else:
+            stream.forward_to(partial(self._take, request.request_id))
+
+    def _take(self, request_id: str, item: AnswerDelta | Exception) -> None:
+        """Keep a delta until all that came with it are here: one message, and one wakeup of the API process, a pass."""
+        if isinstance(item, RequestError):
+            self._channel.send(wire.Refused(request_id, str(item)))
+        elif isinstance(item, Exception):
+            self._die(item)
+        else:
+            if not self._fresh:
+                asyncio.get_running_loop().call_soon(self._send_fresh)
+            self._fresh.append(item)
+            if item.prompt_logprobs:
+                self._send_fresh()  # they are long; several of them might be too much for a frame
+
+    def _send_fresh(self) -> None:
+        fresh, self._fresh = self._fresh, []
+        if fresh:
+            self._channel.send(wire.Deltas(fresh))
+
+    async def _drain(self, deadline: float) -> None:
+        if not await self._engine.drain(deadline):
+            log.warning("some answers did not end within %.1f s and are given up", deadline)
+        self._send_fresh()
+        self._over.set()
+
+    def _die(self, error: Exception) -> None:
+        """An engine that has failed is not mended from inside: say so and leave; a fresh one is started."""
+        if self._over.is_set():
+            return
+        log.error("the engine has died: %s", error, exc_info=not isinstance(error, ForewordError))
+        self._channel.send(wire.Fatal(str(error) or type(error).__name__))
+        self.exit_code = 1
+        self._over.set()
+
+
+async def run(connection: socket.socket, factory: str) -> int:
+    """Wait for `Start`, load, serve; the exit code."""
+    channel = Channel(*await asyncio.open_connection(sock=connection))
+    incoming = channel.frames()
+    try:
+        first = await anext(incoming, None)
+        if first is None:
+            return 0
+        start = wire.decode_to_engine(first)
+        if not isinstance(start, wire.Start):
+            raise wire.ChannelError("the first message must be Start")
+        return await _load_and_serve(channel, incoming, factory, start)
+    except wire.ChannelError as error:
+        log.error("closing the channel: %s", error)
+        return 1
+    finally:
+        channel.close()
+
+
+async def _load_and_serve(
+    channel: Channel, incoming: AsyncIterator[bytes], factory: str, start: wire.Start
+) -> int:
+    try:
+        engine = find_factory(factory)(start)
+    except Exception as error:
+        log.error("the engine cannot start: %s", error, exc_info=not isinstance(error, ForewordError))
+        channel.send(wire.Fatal(str(error) or type(error).__name__))
+        await channel.flush()
+        return 1
+    gc.collect()
+    gc.freeze()  # what is loaded stays; the collector need not walk through all of it between two tokens
+    servant = EngineServant(channel, engine)
+    try:
+        await servant.serve(incoming)
+        await channel.flush()
+    except ConnectionError:
+        log.warning("the API process is gone")
+    finally:
+        engine.close()
+        gc.unfreeze()  # or the native objects would outlive their module
+    return servant.exit_code
+
+
+def main() -> None:
+    """Entry of the process. Signals to the whole group are the API process's to handle: it closes the channel."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    descriptor, factory_name = sys.argv[1:]
+    connection = socket.socket(fileno=int(descriptor))
+    sys.exit(asyncio.run(run(connection, factory_name)))
+
+
+if __name__ == "__main__":
+    main()

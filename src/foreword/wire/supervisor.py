@@ -1,0 +1,229 @@
+"""Keeps an engine process running: starts it, notices its death, starts another, and ends it in peace."""
+
+import asyncio
+import logging
+import socket
+import sys
+from asyncio.subprocess import Process
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from time import monotonic
+
+from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
+from foreword.errors import ForewordError
+from foreword.wire import frames as wire
+from foreword.wire.client import EngineLimits, EngineState, EngineUnavailable
+from foreword.wire.link import EngineLink
+from foreword.wire.watchdog import wait_until_hung
+
+log = logging.getLogger("foreword.server")
+
+DEFAULT_FACTORY = "foreword.wire.factory:load_engine"
+"""Makes the real engine."""
+
+
+class EngineStartError(ForewordError):
+    """The engine could not be started even once; the message says why."""
+
+
+@dataclass(frozen=True)
+class SupervisorSettings:
+    """How an engine process is started and watched."""
+
+    start: wire.Start  # what it loads
+    factory: str = DEFAULT_FACTORY  # "module:function" that makes the engine in its process
+    first_pause: float = 0.2  # seconds before the first restart; doubled with every further one
+    longest_pause: float = 30.0  # most seconds between restarts
+    calm_after: float = 60.0  # an engine that ran so many seconds starts the pauses anew
+    hang_seconds: float = 60.0  # an engine that gives no sign of life for so long is killed
+    stats_timeout: float = 2.0  # seconds to wait for the engine's figures
+    close_timeout: float = 10.0  # seconds that the process has to exit before it is killed
+
+
+class Supervisor:
+    """An `EngineClient` whose engine is a child process."""
+
+    def __init__(self, settings: SupervisorSettings) -> None:
+        self._settings = settings
+        self._state = EngineState.STARTING
+        self._link: EngineLink | None = None
+        self._process: Process | None = None
+        self._limits: EngineLimits | None = None
+        self._restarts = 0
+        self._speculate = True
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> EngineState:
+        """Where the engine stands."""
+        return self._state
+
+    @property
+    def restarts(self) -> int:
+        """How often the engine died and was started again."""
+        return self._restarts
+
+    @property
+    def process_id(self) -> int | None:
+        """The engine process, if there is one."""
+        return None if self._process is None else self._process.pid
+
+    def limits(self) -> EngineLimits:
+        """What the engine can take."""
+        if self._limits is None:
+            raise EngineUnavailable("the engine is still starting; try again")
+        return self._limits
+
+    def submit(self, request: NewRequest) -> AsyncGenerator[AnswerDelta, None]:
+        """The deltas of all n answers."""
+        if self._link is None or self._state not in (EngineState.READY, EngineState.DRAINING):
+            raise EngineUnavailable(f"the engine is {self._state}; try again")
+        return self._link.answer(request)
+
+    def speculate(self, on: bool) -> None:
+        """Guess ahead or don't, for all requests, also after a restart."""
+        self._speculate = on
+        if self._link is not None:
+            self._link.send(wire.Speculate(on))
+
+    async def stats(self) -> EngineStats | None:
+        """How the engine is doing."""
+        if self._link is None or not self._link.ready.done():
+            return None
+        return await self._link.stats(self._settings.stats_timeout)
+
+    async def start(self, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Start the engine and keep it running; returns when it is ready for the first time.
+
+        An engine that cannot be started at all raises `EngineStartError`.
+        """
+        first_ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watching = asyncio.create_task(self._keep_running(first_ready))
+        await first_ready
+        on_ready()
+
+    async def _keep_running(self, first_ready: asyncio.Future[None]) -> None:
+        pause = self._settings.first_pause
+        while True:
+            began = monotonic()
+            reason = await self._run_once(first_ready)
+            if self._state in (EngineState.DRAINING, EngineState.STOPPED):
+                if not first_ready.done():
+                    first_ready.set_exception(EngineStartError("stopped before the engine was ready"))
+                return
+            if not first_ready.done():
+                self._state = EngineState.STOPPED
+                first_ready.set_exception(EngineStartError(reason))
+                return
+            self._state = EngineState.RESTARTING
+            self._restarts += 1
+            if monotonic() - began > self._settings.calm_after:
+                pause = self._settings.first_pause
+            log.error("%s; starting another in %.1f s", reason, pause)
+            await asyncio.sleep(pause)
+            if self._state is not EngineState.RESTARTING:
+                return
+            pause = min(2 * pause, self._settings.longest_pause)
+
+    async def _run_once(self, first_ready: asyncio.Future[None]) -> str:
+        """Run one engine process until it ends; why it ended."""
+        try:
+            link = await self._launch()
+        except OSError as error:
+            return f"the engine process cannot be started: {error}"
+        link.ready.add_done_callback(lambda done: self._became_ready(done, first_ready))
+        watching = asyncio.create_task(self._kill_if_hung(link))
+        reason = "the engine process is gone"
+        try:
+            await link.listen()
+        except wire.ChannelError as error:
+            reason = f"the engine's channel is damaged: {error}"
+            log.error("%s; closing it", reason)
+        finally:
+            watching.cancel()
+            self._link = None
+            if self._state is EngineState.READY:
+                self._state = EngineState.RESTARTING  # before anybody is told, so that nobody finds it ready
+            link.break_off("the engine has died; try again")
+            code = await self._reap(
+                self._settings.close_timeout if self._state is EngineState.STOPPED else 1.0
+            )
+        return link.fatal or (reason if code is None else f"{reason}, exit code {code}")
+
+    async def _kill_if_hung(self, link: EngineLink) -> None:
+        """End a process that does not move; what it does not answer then ends as after any other death."""
+        await asyncio.wait((link.ready,))  # loading a model may take as long as it takes
+        await wait_until_hung(link, self._settings.hang_seconds)
+        link.fatal = f"the engine gave no sign of life for {self._settings.hang_seconds:g} s and was killed"
+        if self._process is not None:
+            self._process.kill()
+
+    async def _launch(self) -> EngineLink:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "foreword.wire.process",
+                    str(theirs.fileno()),
+                    self._settings.factory,
+                    pass_fds=(theirs.fileno(),),
+                    stdin=asyncio.subprocess.DEVNULL,
+                )
+            except OSError:
+                ours.close()
+                raise
+        link = EngineLink(wire.Channel(*await asyncio.open_connection(sock=ours)))
+        link.send(self._settings.start)
+        self._link = link
+        return link
+
+    def _became_ready(self, done: "asyncio.Future[wire.Ready]", first_ready: asyncio.Future[None]) -> None:
+        if done.cancelled():
+            return
+        told = done.result()
+        self._limits = EngineLimits(told.max_model_len)
+        if self._state in (EngineState.STARTING, EngineState.RESTARTING):
+            self._state = EngineState.READY
+        if not self._speculate:
+            self.speculate(False)
+        if not first_ready.done():
+            first_ready.set_result(None)
+        log.info("the engine is ready")
+
+    async def _reap(self, patience: float) -> int | None:
+        """Wait for the process, whose channel is closed, and kill it if it stays."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        try:
+            return await asyncio.wait_for(process.wait(), patience)
+        except TimeoutError:
+            log.warning("the engine process did not exit within %.0f s: killed", patience)
+            process.kill()
+            return await process.wait()
+
+    def begin_drain(self) -> None:
+        """From now on nothing new is to come; what was accepted may still be submitted and ends as usual."""
+        if self._state is not EngineState.STOPPED:
+            self._state = EngineState.DRAINING
+
+    def abort_all(self) -> None:
+        """End everything that runs, with `finish_reason="abort"`."""
+        if self._link is not None:
+            self._link.abort_all()
+
+    async def stop(self) -> None:
+        """End the engine process; call it when nothing runs any more."""
+        self._state = EngineState.STOPPED
+        if self._link is not None and self._link.ready.done():
+            self._link.send(wire.Drain(self._settings.close_timeout / 2))
+        elif self._process is not None:
+            self._process.kill()  # it is loading a model, and would not listen before it has
+        elif self._watching is not None:
+            self._watching.cancel()  # it waits to start another
+        if self._watching is not None:
+            done, _ = await asyncio.wait((self._watching,), timeout=2 * self._settings.close_timeout)
+            if not done:
+                self._watching.cancel()

@@ -1,0 +1,266 @@
+"""Logits to distributions: each row with its own history, in any company, natively and in torch."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from foreword.acceptance.batch import Judgement, RowStatus
+from foreword.acceptance.draw import best_of_all, draw, sample
+from foreword.acceptance.judge import draw_rows, judge
+from foreword.acceptance.noise import Stream, absorbed, key_tensor, stems
+from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.pipeline.distribution import RowShape, distributions, shape_rows
+from foreword.acceptance.reference.distribution import probabilities
+from foreword.kernels import sampler as native
+from foreword.proofs.cases import Case, random_case, target_logits
+from foreword.proofs.pathwise import likely_tree
+from foreword.speculation.draft import Draft
+from helpers.judging import PLAIN, dense_probabilities, judgement, sampler
+
+
+@pytest.fixture(params=["native", "torch"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "torch":
+        monkeypatch.setattr(native, "native_sampler", lambda: None)
+    elif native.native_sampler() is None:
+        pytest.skip("the native extension is not built")
+    return request.param
+
+
+def batch_of(cases: Sequence[Case], rng: np.random.Generator) -> tuple[Judgement, list[list[list[int]]]]:
+    """Random trees for the cases, all in one batch, and the generated tokens up to every row."""
+    drafts, histories, samplers = [], [], []
+    for case in cases:
+        tree = likely_tree(rng, case.limits.vocab_size, [])
+        drafts.append(Draft(tuple(tree.tokens), tuple(tree.parents)))
+        generated = [int(t) for t in rng.integers(0, case.limits.vocab_size, rng.integers(0, 5))]
+        histories.append([[*generated, *tree.path(node)] for node in range(-1, len(tree.tokens))])
+        samplers.append(case.sampler())
+        samplers[-1].commit(generated)
+    seen = [[[*c.prompt, *g] for g in mine] for c, mine in zip(cases, histories, strict=True)]
+    return judgement(target_logits(cases, seen), drafts, samplers), histories
+
+
+def test_every_row_has_the_distribution_of_the_reference(backend: str):
+    rng = np.random.default_rng(3)
+    for _ in range(12):
+        cases = [random_case(rng) for _ in range(20)]
+        judged, histories = batch_of(cases, rng)
+        dense = dense_probabilities(judged)
+        row = 0
+        for case, mine in zip(cases, histories, strict=True):
+            for generated in mine:
+                logits = judged.logits[row].tolist()
+                expected = probabilities(logits, case.params, case.limits, case.prompt, generated)
+                assert dense[row, : len(expected)] == pytest.approx(expected, abs=1e-12), (case, generated)
+                assert not dense[row, len(expected) :].any()
+                row += 1
+
+
+def test_judging_changes_neither_logits_nor_q(backend: str):
+    rng = np.random.default_rng(5)
+    judged, _ = batch_of([random_case(rng) for _ in range(30)], rng)
+    before, q = judged.logits.clone(), judged.trees.q.probs.copy()
+    judge(judged)
+    assert torch.equal(judged.logits, before)
+    assert np.array_equal(judged.trees.q.probs, q)
+
+
+@pytest.mark.parametrize("vocab", [5, 64, 1003, 49152])
+def test_native_and_torch_agree(vocab: int, monkeypatch: pytest.MonkeyPatch):
+    if native.native_sampler() is None:
+        pytest.skip("the native extension is not built")
+    generator = torch.Generator().manual_seed(vocab)
+    rows = 24
+    logits = torch.randn(rows, vocab, generator=generator) * torch.linspace(0.01, 6, rows)[:, None]
+    logits[3, vocab // 2 :] = -torch.inf
+    logits[4] = logits[4].round()
+    logits[5] = 0.0
+    rng = np.random.default_rng(vocab)
+    shape = RowShape(
+        torch.from_numpy(rng.choice([0.0, 0.2, 0.7, 1.0, 2.0], rows)),
+        torch.from_numpy(rng.choice([vocab, 1, 3, max(1, vocab // 2)], rows)),
+        torch.from_numpy(rng.choice([1.0, 0.9, 0.5, 0.999999, 1e-6], rows)),
+        torch.from_numpy(rng.choice([0.0, 0.0, 0.1, 1.0], rows)),
+    )
+    keys = absorbed(stems(11, 0, Stream.TARGET, 0), np.arange(rows))
+    natively = shape_rows(logits, shape)
+    tokens = draw(natively, keys)
+    monkeypatch.setattr(native, "native_sampler", lambda: None)
+    slowly = shape_rows(logits, shape)
+    assert torch.equal(natively.floor, slowly.floor)
+    assert torch.equal(natively.peak, slowly.peak)
+    assert torch.equal(natively.only, slowly.only)
+    assert torch.equal(tokens, draw(slowly, keys))
+    assert torch.equal(tokens, best_of_all(slowly, key_tensor(keys)))  # as devices do it
+
+
+def test_one_native_call_is_floors_and_draw_of_torch(monkeypatch: pytest.MonkeyPatch):
+    if native.native_sampler() is None:
+        pytest.skip("the native extension is not built")
+    rng = np.random.default_rng(21)
+    judged, _ = batch_of([random_case(rng) for _ in range(200)], rng)
+    logits = judged.logits.clone()
+    for row, poison in ((3, torch.nan), (9, torch.inf)):
+        logits[row, 2] = poison
+    logits[17] = -torch.inf
+    natively = draw_rows(judged, logits)
+    monkeypatch.setattr(native, "native_sampler", lambda: None)
+    slowly = draw_rows(judged, logits)
+    assert natively.tolist() == slowly.tolist()
+    assert natively[:, [3, 9, 17]].tolist() == [[-1, -1, -1], [1, 1, 2]]
+    keys = absorbed(judged.row_records["stem"], judged.positions)
+    assert torch.equal(slowly, sample(logits, RowShape.of(judged), keys))
+
+
+def test_a_row_is_the_same_in_any_company(backend: str):
+    vocab, rows = 1003, 40
+    logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1)) * 3
+    rng = np.random.default_rng(2)
+    params = [
+        SamplingParams(temperature=float(rng.uniform(0.3, 2)), top_p=float(rng.uniform(0.5, 1)), seed=i)
+        for i in range(rows)
+    ]
+    samplers = [sampler(p, vocab) for p in params]
+
+    def shaped(order: Sequence[int], padding: int) -> list[tuple[float, int]]:
+        padded = torch.nn.functional.pad(logits[list(order)], (0, padding), value=99.0)
+        judged = judgement(padded, [PLAIN] * len(order), [samplers[i] for i in order])
+        found = distributions(judged)
+        return list(zip(found.floor.tolist(), judge(judged).own_tokens.tolist(), strict=True))
+
+    together = shaped(range(rows), 0)
+    for _ in range(10):
+        order = rng.permutation(rows)[: rng.integers(1, rows)]
+        assert shaped(order, int(rng.integers(0, 9))) == [together[i] for i in order]
+
+
+def test_padding_behind_the_vocabulary_never_comes_out(backend: str):
+    vocab = 40
+    logits = torch.randn(200, vocab + 24)
+    logits[:, vocab:] = 50.0
+    for temperature in (0.0, 1.0):
+        params = [SamplingParams(temperature=temperature, seed=i) for i in range(200)]
+        judged = judgement(logits, [PLAIN] * 200, [sampler(p, vocab) for p in params])
+        assert judged.logits.shape == (200, vocab)
+        own = judge(judged).own_tokens
+        assert ((own >= 0) & (own < vocab)).all()
+
+
+def test_logits_that_do_not_fit_the_rows_are_an_error():
+    with pytest.raises(ValueError, match="rows"):
+        judgement(torch.zeros(3, 10), [PLAIN], [sampler(SamplingParams(), 10)])
+    with pytest.raises(ValueError, match="rows"):
+        judgement(torch.zeros(1, 9), [PLAIN], [sampler(SamplingParams(), 10)])
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_poisoned_row_fails_its_own_request_alone(backend: str, poison: float):
+    params = SamplingParams(temperature=0.0)
+    logits = torch.full((4, 10), -1.0)
+    logits[:, 3] = 5.0
+    logits[1, 7] = poison
+    verdicts = judge(judgement(logits, [PLAIN] * 4, [sampler(params, 10)] * 4))
+    assert verdicts.status.tolist() == [RowStatus.OK, RowStatus.NOT_FINITE, RowStatus.OK, RowStatus.OK]
+    assert verdicts.own_tokens.tolist() == [3, -1, 3, 3]
+    assert "NaN" in (verdicts.error(1) or "")
+
+
+@pytest.mark.parametrize("poison", [float("nan"), -float("inf")])
+def test_a_poisoned_branch_that_is_not_taken_fails_nothing(backend: str, poison: float):
+    logits = torch.full((4, 10), -1.0)
+    logits[:, 3] = 5.0
+    logits[1] = poison  # after node 0, token 4, which is not what the target says
+    draft = Draft((4, 3, 3), (-1, -1, 1))
+    verdicts = judge(judgement(logits, [draft], [sampler(SamplingParams(temperature=0), 10)]))
+    assert verdicts.path(0) == [1, 2]
+    assert verdicts.error(0) is None
+    logits[3] = poison  # after node 2, which is taken
+    verdicts = judge(judgement(logits, [draft], [sampler(SamplingParams(temperature=0), 10)]))
+    assert verdicts.error(0) is not None
+
+
+def test_a_grammar_mask_is_kept(backend: str):
+    logits = torch.randn(300, 12)
+    mask = torch.rand(300, 12) < 0.3
+    mask[:, 5] = True
+    mask[7] = False
+    params = [SamplingParams(seed=i) for i in range(300)]
+    judged = judgement(logits, [PLAIN] * 300, [sampler(p, 12) for p in params])
+    verdicts = judge(replace(judged, row_mask=mask))
+    good = np.arange(300) != 7
+    assert mask[torch.from_numpy(good)][torch.arange(299), verdicts.own_tokens[good]].all()
+    assert verdicts.status[7] == RowStatus.ALL_MASKED
+
+
+def test_greedy_takes_the_first_of_equal_logits(backend: str):
+    logits = torch.zeros(1, 30)
+    logits[0, [7, 9, 20]] = 2.0
+    assert judge(judgement(logits, [PLAIN], [sampler(SamplingParams(temperature=0), 30)])).own_tokens == [7]
+
+
+def test_bad_words_count_the_draft_path(backend: str):
+    logits = torch.zeros(6, 10)
+    limits = {"bad_words": ((1, 2, 3), (5,), (2, 4))}
+    draft = Draft((2, 3, 2, 4, 9), (-1, 0, 0, 2, -1))
+    judged = judgement(logits, [draft], [sampler(SamplingParams(), 10, prompt=[8, 1], **limits)])
+    banned = [set(np.flatnonzero(row == 0).tolist()) for row in dense_probabilities(judged)]
+    assert banned == [{5}, {5, 3, 4}, {5}, {5, 4}, {5}, {5}]
+
+
+def test_minimum_length_counts_the_draft_path(backend: str):
+    params = SamplingParams(min_tokens=3, stop_token_ids=(6,))
+    request = sampler(params, 10, end_ids=(2,))
+    request.commit([4])
+    judged = judgement(torch.zeros(4, 10), [Draft.chain([4, 4, 4], 2)], [request])
+    banned = [set(np.flatnonzero(row == 0).tolist()) for row in dense_probabilities(judged)]
+    assert banned == [{2, 6}, {2, 6}, set(), set()]
+
+
+def test_penalties_count_the_draft_path(backend: str):
+    params = SamplingParams(frequency_penalty=0.5, presence_penalty=0.25)
+    judged = judgement(torch.zeros(4, 6), [Draft((3, 3, 4), (-1, 0, -1))], [sampler(params, 6)])
+    odds = np.log(dense_probabilities(judged)) - np.log(dense_probabilities(judged)[:, :1])
+    assert odds[:, 3] == pytest.approx([0, -0.75, -1.25, 0], abs=1e-6)
+    assert odds[:, 4] == pytest.approx([0, 0, 0, -0.75], abs=1e-6)
+
+
+def test_transformers_agrees_where_it_means_the_same():
+    transformers = pytest.importorskip("transformers")
+    from transformers.generation import logits_process as hf
+
+    del transformers
+    vocab, prompt, generated = 50, [3, 4, 5, 4], [7, 8]
+    history = torch.tensor([[*prompt, *generated]])
+    params = SamplingParams(
+        temperature=0.8,
+        top_k=20,
+        top_p=0.85,
+        min_p=0.02,
+        repetition_penalty=1.3,
+        min_tokens=4,
+        logit_bias={9: 1.5, 10: -2.0},
+    )
+    words = ((8, 11), (12,), (4, 7, 13))
+    processors = [
+        hf.SequenceBiasLogitsProcessor([[[9], 1.5], [[10], -2.0]]),
+        hf.RepetitionPenaltyLogitsProcessor(1.3),
+        hf.NoBadWordsLogitsProcessor([list(word) for word in words], eos_token_id=2),
+        hf.MinNewTokensLengthLogitsProcessor(len(prompt), 4, 2, device="cpu"),
+        hf.TemperatureLogitsWarper(0.8),
+        hf.TopKLogitsWarper(20),
+        hf.TopPLogitsWarper(0.85),
+        hf.MinPLogitsWarper(0.02),
+    ]
+    for seed in range(50):
+        logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(seed)) * 3
+        request = sampler(params, vocab, prompt, end_ids=(2,), bad_words=words)
+        request.commit(generated)
+        ours = dense_probabilities(judgement(logits, [PLAIN], [request]))[0]
+        scores = logits.clone()
+        for processor in processors:
+            scores = processor(history, scores)
+        assert ours == pytest.approx(scores.softmax(-1)[0].double().numpy(), abs=1e-6)

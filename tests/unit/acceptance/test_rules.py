@@ -1,0 +1,227 @@
+"""The rules against their scalar references, noise and all, and what they refuse."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from foreword.acceptance.judge import judge
+from foreword.acceptance.noise import Stream
+from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.reference import noise, rules
+from foreword.acceptance.reference.distribution import probabilities
+from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.acceptance.rules.drawn import Drawn
+from foreword.acceptance.rules.rule import Rule
+from foreword.errors import RequestError
+from foreword.proofs.cases import Case, random_case, target_logits
+from foreword.proofs.draft_models import DraftModel, Guessing
+from foreword.proofs.pathwise import likely_tree
+from foreword.speculation.draft import Draft
+from helpers.judging import PLAIN, judgement, sampler
+
+
+def row_after(case: Case, tokens: Sequence[int]) -> list[float]:
+    logits = target_logits([case], [[[*case.prompt, *tokens]]])[0].tolist()
+    return probabilities(logits, case.params, case.limits, case.prompt, tokens)
+
+
+def noise_key(case: Case, stream: Stream, nonce: int, position: int) -> int:
+    return noise.row_key(case.seed, case.sample, stream, nonce, position)
+
+
+def logits_along(case: Case, done: Sequence[int], draft: Draft) -> torch.Tensor:
+    paths = [[]]
+    for token, parent in zip(draft.tokens, draft.parents, strict=True):
+        paths.append([*paths[parent + 1], token])
+    return target_logits([case], [[[*case.prompt, *done, *path] for path in paths]])
+
+
+def test_coupled_is_its_reference():
+    rng = np.random.default_rng(8)
+    for _ in range(150):
+        case = random_case(rng)
+        tree = likely_tree(rng, case.limits.vocab_size, [])
+        draft = Draft(tuple(tree.tokens), tuple(tree.parents))
+
+        def next_token(path: list[int], case: Case = case) -> int:
+            key = noise_key(case, Stream.TARGET, 0, len(case.prompt) + len(path))
+            return rules.draw(row_after(case, path), key)
+
+        expected = rules.coupled(next_token, tree.tokens, tree.parents)
+        verdicts = judge(judgement(logits_along(case, [], draft), [draft], [case.sampler()]))
+        path = [tree.tokens[node] for node in verdicts.path(0)]
+        assert path == [tree.tokens[node] for node in expected[0]]
+        assert verdicts.own_tokens[0] == expected[1]
+
+
+@pytest.mark.parametrize("guessing", list(Guessing))
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+def test_chain_rules_are_their_references(rule: Rule, guessing: Guessing):
+    rng = np.random.default_rng(9)
+    lengths = set()
+    for _ in range(40):
+        case = random_case(rng, rule)
+        model, done, steps = DraftModel(case, guessing, 0.7), [int(rng.integers(6))], int(rng.integers(1, 4))
+        request = case.sampler()
+        for _ in range(steps - 1):
+            request.commit([])
+        request.commit(done)
+        tokens, drawn, q, p = random_chain(model, case, done, rng)
+        draft = Draft.chain(tokens, 0)
+        draft = Draft(draft.tokens, draft.parents, drawn=drawn)
+        start = len(case.prompt) + len(done)
+        chance = [noise.uniform(noise_key(case, Stream.ACCEPT, steps, start + i)) for i in range(len(tokens))]
+        if rule is Rule.TOKEN:
+            count, scale = rules.token_stop(rules.token_acceptance(p, q, tokens), chance), 1.0
+        else:
+            accept, carried = rules.block_acceptance(p, q, tokens)
+            count = rules.block_stop(accept, chance)
+            scale = carried[count]
+        left = rules.residual(p[count], q[count], scale) if count < len(tokens) else p[count]
+        own = rules.draw(left, noise_key(case, Stream.RESIDUAL, steps, start + count))
+        verdicts = judge(judgement(logits_along(case, done, draft), [draft], [request]))
+        assert verdicts.path(0) == list(range(count))
+        assert verdicts.own_tokens[0] == own
+        lengths.add(count)
+    assert len(lengths) > 2, "the cases are too much alike"
+
+
+def random_chain(
+    model: DraftModel, case: Case, done: list[int], rng: np.random.Generator
+) -> tuple[list[int], tuple[Drawn | None, ...], list[list[float]], list[list[float]]]:
+    tokens: list[int] = []
+    drawn: list[Drawn | None] = []
+    q: list[list[float]] = []
+    p = [row_after(case, done)]
+    for _ in range(int(rng.integers(1, 5))):
+        guesses = list(model.guesses((*case.prompt, *done, *tokens)))
+        token, law, _ = guesses[rng.choice(len(guesses), p=[chance for *_, chance in guesses])]
+        row = np.zeros(case.limits.vocab_size)
+        row[[token] if law is None else law.ids] = 1.0 if law is None else law.probs
+        tokens.append(token)
+        drawn.append(law)
+        q.append(row.tolist())
+        p.append(row_after(case, [*done, *tokens]))
+    return tokens, tuple(drawn), q, p
+
+
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+def test_a_tree_is_refused_by_the_chain_rules(rule: Rule):
+    tree = Draft((1, 2), (-1, -1))
+    judged = judgement(torch.zeros(3, 9), [tree], [sampler(SamplingParams(), 9, rule=rule)])
+    with pytest.raises(RequestError, match=f"{rule.name.lower()}.*chains only"):
+        judge(judged)
+
+
+def test_an_unknown_rule_is_refused_by_name():
+    with pytest.raises(RequestError, match="typical"):
+        Rule.parse("typical")
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+def test_greedy_is_every_rules_limit(rule: Rule):
+    generator = torch.Generator().manual_seed(4)
+    for _ in range(50):
+        logits = torch.randn(5, 12, generator=generator).round(decimals=1)
+        best = logits.argmax(-1).tolist()
+        guesses = [best[i] if torch.rand(1, generator=generator) < 0.8 else 3 for i in range(4)]
+        judged = judgement(
+            logits, [Draft.chain(guesses, 0)], [sampler(SamplingParams(temperature=0), 12, rule=rule)]
+        )
+        right = next((i for i in range(4) if guesses[i] != best[i]), 4)
+        verdicts = judge(judged)
+        assert verdicts.path(0) == list(range(right))
+        assert verdicts.own_tokens[0] == best[right]
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+def test_a_guess_outside_the_vocabulary_is_never_accepted(rule: Rule):
+    logits = torch.zeros(4, 16)
+    logits[:, 10:] = 30.0  # padding
+    for seed in range(100):
+        params = SamplingParams(seed=seed)
+        verdicts = judge(judgement(logits, [Draft.chain([12, 12, 1], 0)], [sampler(params, 10, rule=rule)]))
+        assert verdicts.path(0) == []
+        assert 0 <= verdicts.own_tokens[0] < 10
+
+
+def test_rules_and_shapes_share_a_batch():
+    rng = np.random.default_rng(12)
+    cases = [random_case(rng, Rule(i % 3)) for i in range(30)]
+    drafts = []
+    for case in cases:
+        tokens = [int(t) for t in rng.integers(0, case.limits.vocab_size, rng.integers(0, 5))]
+        drafts.append(Draft.chain(tokens, 0))
+    alone = []
+    for case, draft in zip(cases, drafts, strict=True):
+        found = judge(judgement(logits_along(case, [], draft), [draft], [case.sampler()]))
+        alone.append((found.path(0), int(found.own_tokens[0])))
+    widest = max(case.limits.vocab_size for case in cases)
+    rows = [
+        torch.nn.functional.pad(logits, (0, widest - logits.shape[1]), value=-torch.inf)
+        for logits in (logits_along(c, [], d) for c, d in zip(cases, drafts, strict=True))
+    ]
+    together = judge(judgement(torch.cat(rows), drafts, [case.sampler() for case in cases]))
+    assert [(together.path(i), int(together.own_tokens[i])) for i in range(30)] == alone
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("bad_row", range(4))
+def test_a_failing_row_keeps_the_tokens_accepted_before_it(rule: Rule, poison: float, bad_row: int):
+    logits = torch.full((4, 9), -1.0)
+    truth = [5, 6, 7, 8]
+    for row, token in enumerate(truth):
+        logits[row, token] = 9.0
+    logits[bad_row, 0 if poison == float("inf") else slice(None)] = poison
+    guesses = [0 if row == bad_row else token for row, token in enumerate(truth[:3])]
+    for draft in (Draft.chain(truth[:3], 1), Draft.chain(guesses, 1)):
+        judged = judgement(logits, [draft], [sampler(SamplingParams(temperature=0), 9, rule=rule)])
+        verdicts = judge(judged)
+        assert verdicts.error(0) is not None
+        assert verdicts.path(0) == list(range(bad_row))
+        assert verdicts.tokens(judged.trees, 0) == truth[:bad_row]
+
+
+def test_the_deepest_of_equal_siblings_is_followed():
+    logits = torch.full((4, 9), 0.0)
+    logits[0, 5] = logits[2, 6] = logits[1, 6] = 9.0
+    draft = Draft((5, 5, 6), (-1, -1, 1))
+    verdicts = judge(judgement(logits, [draft], [sampler(SamplingParams(temperature=0), 9)]))
+    assert verdicts.path(0) == [1, 2]
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+def test_seed_and_sample_decide_and_nothing_else_does(rule: Rule):
+    logits = torch.zeros(1, 1000)
+
+    def own(seed: int, sample: int) -> int:
+        request = RequestSampler(SamplingParams(), TokenLimits(1000), [1], seed, sample=sample, rule=rule)
+        return int(judge(judgement(logits, [PLAIN], [request])).own_tokens[0])
+
+    drawn = {(seed, sample): own(seed, sample) for seed in range(12) for sample in range(4)}
+    assert len(set(drawn.values())) > 40
+    assert all(own(*name) == token for name, token in drawn.items())
+
+
+@pytest.mark.parametrize(
+    ("ids", "probs"),
+    [([1, 1], [0.5, 0.5]), ([1, 2], [0.5, 0.6]), ([1], [np.nan]), ([1, 2], [-0.5, 1.5]), ([-1], [1.0])],
+)
+def test_a_q_that_is_no_distribution_is_an_error(ids: list[int], probs: list[float]):
+    with pytest.raises(ValueError, match="q"):
+        Drawn(np.array(ids), np.array(probs))
+
+
+def test_a_q_that_cannot_draw_its_token_is_an_error():
+    with pytest.raises(ValueError, match="cannot be drawn"):
+        Draft((4,), (-1,), drawn=(Drawn(np.array([1, 2]), np.array([0.5, 0.5])),))
+
+
+def test_q_cannot_be_changed_behind_its_token():
+    q = Drawn(np.array([2, 1]), np.array([0.25, 0.75]))
+    with pytest.raises(ValueError, match="read-only"):
+        q.probs[0] = 0.0
+    assert q.prob(1) == 0.75

@@ -1,0 +1,76 @@
+"""Which backend and which numbers are used, and what is said when the CPU kernels are missing."""
+
+import logging
+
+import pytest
+import torch
+
+from foreword.backends import choice as module
+from foreword.backends.choice import choose_backend
+from foreword.errors import RequestError
+from foreword.kernels.native import NativeStatus, choose_isa, choose_threads
+from helpers.native import needs_native
+
+CPU = torch.device("cpu")
+MISSING = NativeStatus(False, "not built", ())
+
+
+@needs_native
+def test_auto_on_the_cpu_is_native_in_8_bits():
+    choice = choose_backend("auto", "auto", CPU)
+    assert choice.form is not None
+    assert choice.form.name == "int8"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_torch_numbers_stay_with_torch(dtype: str):
+    assert choose_backend("auto", dtype, CPU).form is None
+
+
+@needs_native
+def test_float32_on_the_kernels_must_be_asked_for():
+    choice = choose_backend("native", "float32", CPU)
+    assert choice.form is not None
+    assert choice.form.floats
+
+
+def test_a_gpu_is_torch_in_bfloat16():
+    choice = choose_backend("auto", "auto", torch.device("cuda"))
+    assert choice.form is None
+    assert choice.torch_dtype == torch.bfloat16
+
+
+def test_without_kernels_torch_runs_and_says_so_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(module, "native_status", lambda: MISSING)
+    with caplog.at_level(logging.WARNING):
+        choice = choose_backend("auto", "auto", CPU)
+    assert choice.form is None
+    assert [record.getMessage().count("\n") for record in caplog.records] == [0]
+    with pytest.raises(RequestError, match="not built"):
+        choose_backend("native", "auto", CPU)
+    with pytest.raises(RequestError, match="not built"):
+        choose_backend("auto", "int8", CPU)
+
+
+@pytest.mark.parametrize(("backend", "dtype"), [("gpu", "auto"), ("auto", "int7"), ("torch", "int8")])
+def test_contradictions_are_refused(backend: str, dtype: str):
+    with pytest.raises(RequestError):
+        choose_backend(backend, dtype, CPU)
+
+
+def test_instruction_set_and_threads_from_the_environment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("FOREWORD_ISA", raising=False)
+    assert choose_isa(("fast", "slow")) == "fast"
+    monkeypatch.setenv("FOREWORD_ISA", "slow")
+    assert choose_isa(("fast", "slow")) == "slow"
+    with pytest.raises(RequestError, match="slow"):
+        choose_isa(("fast",))
+    monkeypatch.setenv("FOREWORD_THREADS", "3")
+    assert choose_threads() == 3
+    assert choose_threads(5) == 5
+    for bad in ("0", "many", "-1"):
+        monkeypatch.setenv("FOREWORD_THREADS", bad)
+        with pytest.raises(RequestError):
+            choose_threads()

@@ -1,0 +1,187 @@
+"""Metrics: names that dashboards know, and numbers that add up."""
+
+from prometheus_client import Histogram
+
+from foreword.acceptance.params import SamplingParams
+from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest, RequestStats
+from foreword.server.ops.metrics import Metrics, observe_runs
+from foreword.server.ops.request_meter import RequestMeter
+from foreword.server.ops.stats_sum import Costs, sum_stats
+
+VLLM_NAMES = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "num_preemptions_total",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "request_success_total",
+    "request_prompt_tokens",
+    "request_generation_tokens",
+    "request_params_n",
+    "request_params_max_tokens",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "request_time_per_output_token_seconds",
+    "e2e_request_latency_seconds",
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_inference_time_seconds",
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+    "spec_decode_num_drafts_total",
+    "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
+    "spec_decode_num_accepted_tokens_per_pos_total",
+)
+
+OUR_NAMES = (
+    "spec_decode_draft_seconds_total",
+    "spec_decode_verify_seconds_total",
+    "spec_decode_accept_seconds_total",
+    "spec_decode_accepted_run_length",
+    "spec_decode_num_first_rejections_per_pos_total",
+    "spec_decode_rollback_tokens_total",
+    "spec_decode_rejected_kv_bytes_total",
+    "spec_decode_target_passes_per_output_token",
+    "spec_decode_drafter_faults_total",
+    "spec_decode_drafter_memory_bytes",
+    "spec_decode_enabled",
+    "engine_steps_total",
+    "engine_step_seconds_total",
+    "engine_step_faults_total",
+    "kv_cache_pages_used",
+)
+
+STATS = RequestStats(
+    prompt_tokens=10,
+    cached_tokens=4,
+    output_tokens=9,
+    passes=5,
+    drafts=4,
+    drafted=7,
+    accepted=4,
+    drafted_per_position=(4, 3),
+    accepted_per_position=(3, 1),
+    rejected_per_position=(1, 2),
+    rollback_tokens=3,
+    rejected_kv_bytes=192,
+    method="ngram",
+    cohort="ngram/greedy",
+    draft_seconds=0.5,
+    preemptions=2,
+)
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"foreword:{name}", {"model_name": "m", **labels})
+
+
+def test_the_names_are_vllms_behind_our_prefix_and_ours():
+    page = Metrics("m").page().decode()
+    for name in (*VLLM_NAMES, *OUR_NAMES):
+        assert f"# TYPE foreword:{name} " in page, name
+
+
+def test_an_answer_is_counted_by_method_and_cohort():
+    metrics = Metrics("m")
+    metrics.note_answer(STATS)
+    metrics.note_prompt(STATS)
+    labels = {"method": "ngram", "cohort": "ngram/greedy"}
+    assert value(metrics, "spec_decode_num_drafts_total", **labels) == 4
+    assert value(metrics, "spec_decode_num_draft_tokens_total", **labels) == 7
+    assert value(metrics, "spec_decode_num_accepted_tokens_total", **labels) == 4
+    assert value(metrics, "spec_decode_num_accepted_tokens_per_pos_total", **labels, position="0") == 3
+    assert value(metrics, "spec_decode_num_accepted_tokens_per_pos_total", **labels, position="1") == 1
+    assert value(metrics, "spec_decode_num_first_rejections_per_pos_total", **labels, position="1") == 2
+    assert value(metrics, "spec_decode_rejected_kv_bytes_total", **labels) == 192
+    assert value(metrics, "spec_decode_draft_seconds_total", **labels) == 0.5
+    assert value(metrics, "spec_decode_target_passes_per_output_token_sum", **labels) == 5 / 9
+    assert value(metrics, "generation_tokens_total") == 9
+    assert value(metrics, "prompt_tokens_total") == 10
+
+
+def test_runs_have_the_lengths_that_the_positions_tell():
+    histogram = Histogram("runs", "x", buckets=(0, 1, 2), registry=None)
+    observe_runs(
+        histogram, STATS
+    )  # of four drafts one was refused at once, two after one guess, one after two
+    counts = {s.labels["le"]: s.value for s in next(iter(histogram.collect())).samples if "le" in s.labels}
+    assert counts == {"0.0": 1, "1.0": 3, "2.0": 4, "+Inf": 4}
+
+
+def test_a_fresh_engines_counters_go_on_from_the_old_ones():
+    metrics = Metrics("m")
+    for faults, restarts in ((2, 0), (5, 0), (5, 0), (1, 1), (4, 1), (6, 2)):
+        metrics.note_engine(EngineStats(preemptions=2 * faults, drafter_faults={"ngram": faults}), restarts)
+    assert value(metrics, "spec_decode_drafter_faults_total", method="ngram") == 5 + 4 + 6
+    assert value(metrics, "num_preemptions_total") == 10 + 8 + 12
+
+
+def test_the_engines_own_figures():
+    metrics = Metrics("m")
+    metrics.note_engine(
+        EngineStats(
+            kv_pages=10,
+            kv_pages_used=5,
+            prefix_queries=30,
+            prefix_hits=20,
+            steps=7,
+            draft_seconds=1.0,
+            verify_seconds=4.0,
+            accept_seconds=0.5,
+            step_seconds=6.0,
+            speculating=False,
+            drafter_memory_bytes=1000,
+            step_faults={"verify": 3},
+        ),
+        restarts=0,
+    )
+    assert value(metrics, "kv_cache_usage_perc") == 0.5
+    assert value(metrics, "kv_cache_pages_used") == 5
+    assert value(metrics, "prefix_cache_queries_total") == 30
+    assert value(metrics, "prefix_cache_hits_total") == 20
+    assert value(metrics, "engine_steps_total") == 7
+    stages = {"draft": 1.0, "verify": 4.0, "accept": 0.5, "other": 0.5}
+    for stage, seconds in stages.items():
+        assert value(metrics, "engine_step_seconds_total", stage=stage) == seconds
+    assert value(metrics, "spec_decode_enabled") == 0
+    assert value(metrics, "spec_decode_drafter_memory_bytes") == 1000
+    assert value(metrics, "engine_step_faults_total", stage="verify") == 3
+
+
+def test_a_request_is_measured_from_acceptance_to_end():
+    metrics = Metrics("m")
+    request = NewRequest("a", (1,), SamplingParams(n=2, max_tokens=5))
+    meter = RequestMeter(metrics, "m", request, 0.0)
+    for index in (0, 1):
+        meter.note(AnswerDelta("a", index, "", ()))  # text that is held back is no token
+        meter.note(AnswerDelta("a", index, "x", (1,)))
+        meter.note(AnswerDelta("a", index, "yz", (2, 3)))
+        meter.note(AnswerDelta("a", index, "", (4,), finish_reason="length", stats=STATS))
+    assert value(metrics, "time_to_first_token_seconds_count") == 2
+    assert value(metrics, "inter_token_latency_seconds_count") == 4
+    assert value(metrics, "e2e_request_latency_seconds_count") == 2
+    assert value(metrics, "request_success_total", finished_reason="length") == 2
+    assert value(metrics, "prompt_tokens_total") == 10  # one prompt, two answers
+    assert value(metrics, "request_params_n_sum") == 2
+
+
+def test_costs_of_several_answers_add_up_and_a_prompt_counts_once():
+    total = sum_stats([(0, STATS), (1, STATS)])
+    assert (total.prompt_tokens, total.cached_tokens, total.output_tokens) == (10, 4, 18)
+    assert total.accepted_per_position == (6, 2)
+    assert total.method == "ngram"
+    assert sum_stats([(0, STATS), (0, STATS)]).prompt_tokens == 20
+
+
+def test_costs_are_complete_with_the_last_end():
+    costs = Costs(2)
+    end = AnswerDelta("a", 0, "", (), finish_reason="stop", stats=STATS)
+    assert [costs.note(AnswerDelta("a", 0, "x", (1,))), costs.note(end), costs.note(end)] == [
+        False,
+        False,
+        True,
+    ]
+    assert costs.total().output_tokens == 18

@@ -1,0 +1,158 @@
+"""Passes laid out in memory that is used again equal the plain definition, whatever was there before."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import fields
+from itertools import pairwise
+
+import pytest
+import torch
+
+from foreword.backends.batch import MAX_DRAFT_NODES, ForwardBatch
+from foreword.kv.paged_cache import KvSequence, PagedCache, RowMove
+from foreword.speculation.batch_memory import PageTables
+from foreword.speculation.draft import Draft
+from foreword.speculation.layout import BatchBuffers, Share
+from helpers.trees import random_tokens, random_tree
+
+
+def by_definition(cache: PagedCache, shares: Sequence[Share], moves: Sequence[RowMove]) -> dict[str, object]:
+    """Row by row, in plain lists."""
+    rows, logit_rows, starts = [], [], [0]
+    for share in shares:
+        end = share.kv.computed + share.run
+        for row in range(share.kv.computed, end):
+            if row >= end - share.run_logits:
+                logit_rows.append(len(rows))
+            rows.append((share.tokens[row], row, cache.slot(share.kv, row), row + 1, 0))
+        for node in range(share.first_node, len(share.draft)):
+            mask = share.draft.ancestor_masks()[node]
+            signed = mask - (1 << 64) if mask >> 63 else mask
+            position = end + share.draft.depths()[node] - 1
+            logit_rows.append(len(rows))
+            rows.append((share.draft.tokens[node], position, cache.slot(share.kv, end + node), end, signed))
+        starts.append(len(rows))
+    most_pages = max((len(share.kv.pages) for share in shares), default=0)
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[]] * 5
+    return {
+        "token_ids": columns[0],
+        "positions": columns[1],
+        "slots": columns[2],
+        "prefix_lens": columns[3],
+        "ancestor_masks": [[mask] for mask in columns[4]],
+        "row_starts": starts,
+        "block_tables": [s.kv.pages + [0] * (most_pages - len(s.kv.pages)) for s in shares],
+        "kv_lens": [share.kv.computed + share.run + len(share.draft) for share in shares],
+        "logit_rows": logit_rows,
+        "kv_copies": [[move.source, cache.slot(move.owner, move.row)] for move in moves],
+        "hidden_rows": [],
+    }
+
+
+def as_lists(batch: ForwardBatch) -> dict[str, object]:
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    return {name: value.tolist() for name, value in values.items() if isinstance(value, torch.Tensor)}
+
+
+def sequence(cache: PagedCache, computed: int, rows: int) -> KvSequence:
+    kv = cache.open()
+    cache.reserve(kv, computed)
+    cache.advance(kv, computed)
+    cache.reserve(kv, rows)
+    return kv
+
+
+def random_share(rng: random.Random, cache: PagedCache) -> Share:
+    computed, run = rng.choice([0, 1, 15, 16, 17, 100]), rng.choice([0, 1, 1, 1, 2, 16, 40])
+    draft = random_tree(rng, rng.choice([0, 0, 1, 5, 20, MAX_DRAFT_NODES]), computed + run)
+    first_node = rng.randint(0, len(draft)) if run == 0 else 0
+    kv = sequence(cache, computed, run + len(draft))
+    return Share(kv, random_tokens(rng, computed + run), run, draft, first_node, rng.choice([0, 1, 1, 3, 99]))
+
+
+@pytest.mark.parametrize("entries", [0, 1, 300, 1 << 16])
+def test_any_pass_after_any_other_equals_the_definition(entries: int):
+    rng = random.Random(entries)
+    buffers = BatchBuffers(entries)
+    for _ in range(60):
+        cache = PagedCache(400)
+        churn = [sequence(cache, 1, 0) for _ in range(400)]
+        for kv in rng.sample(churn, 400):
+            cache.close(kv)
+        shares = [random_share(rng, cache) for _ in range(rng.choice([0, 1, 1, 2, 7, 20]))]
+        owners = [share.kv for share in shares if share.kv.computed]
+        moves = [
+            RowMove(rng.choice(owners), rng.randrange(6400), 0) for _ in range(rng.randint(0, 9)) if owners
+        ]
+        expected = by_definition(cache, shares, moves)
+        assert as_lists(buffers.lay_out(cache, shares, moves)) == expected
+        assert as_lists(BatchBuffers(entries=0).lay_out(cache, shares, moves)) == expected
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_memory_that_fits_exactly_and_memory_that_is_one_entry_short(missing: int):
+    cache = PagedCache(64)
+    tokens = list(range(40))
+    shares = [
+        Share(sequence(cache, 39, 65), tokens, 1, Draft.chain(range(MAX_DRAFT_NODES), 40)) for _ in range(3)
+    ]
+    expected = by_definition(cache, shares, [])
+    entries = sum(
+        value.numel() * value.itemsize // 4
+        for value in vars(BatchBuffers(entries=0).lay_out(cache, shares, [])).values()
+        if isinstance(value, torch.Tensor)
+    )
+    buffers = BatchBuffers(entries - missing)
+    for _ in range(3):
+        assert as_lists(buffers.lay_out(cache, shares, [])) == expected
+
+
+def test_a_batch_holds_while_the_next_one_is_laid_out():
+    cache, buffers = PagedCache(400), BatchBuffers(200)
+    rng = random.Random(3)
+    shares = [[random_share(rng, cache)] for _ in range(12)]
+    before = buffers.lay_out(cache, shares[0], [])
+    for last, following in pairwise(shares):
+        batch = buffers.lay_out(cache, following, [])  # some of these make the memory grow
+        assert as_lists(before) == by_definition(cache, last, [])
+        before = batch
+
+
+def test_pages_that_were_exchanged_behind_the_same_length_are_seen():
+    cache, buffers = PagedCache(64), BatchBuffers()
+    kv, other = sequence(cache, 60, 1), cache.open()
+    share = Share(kv, list(range(64)), 1, Draft())
+    for kept in (60, 48, 20, 0, 33):
+        for _ in range(2):
+            assert as_lists(buffers.lay_out(cache, [share], [])) == by_definition(cache, [share], [])
+        pages = list(kv.pages)
+        cache.rewind(kv, kept)
+        cache.reserve(other, other.reserved + 20)  # takes what was given back
+        cache.reserve(kv, 61 - kept)
+        cache.advance(kv, 60 - kept)
+        assert len(kv.pages) == len(pages)
+        assert (kv.pages != pages) == (kept < 60)
+
+
+def test_a_shorter_request_does_not_inherit_the_pages_of_a_longer_one():
+    cache, buffers = PagedCache(64), BatchBuffers()
+    shares = [Share(sequence(cache, rows, 1), list(range(rows + 1)), 1, Draft()) for rows in (200, 10, 90)]
+    for order in ([0, 1], [1, 0], [2, 0], [1, 0], [0], [1], [2, 1, 0]):
+        chosen = [shares[index] for index in order]
+        assert as_lists(buffers.lay_out(cache, chosen, [])) == by_definition(cache, chosen, [])
+
+
+def test_a_growing_request_does_not_make_room_for_more_requests():
+    cache, tables = PagedCache(1000), PageTables()
+    kv = cache.open()
+    for rows in range(0, 16_000, 160):
+        cache.reserve(kv, rows)
+        assert tables.of([kv], 16).tolist() == [kv.pages]
+    assert tables.of([kv], 16).base.size <= 2 * 1000
+
+
+def test_a_run_behind_the_last_token_is_refused():
+    cache = PagedCache(8)
+    for rows in (2, 3):
+        with pytest.raises(ValueError, match="last token"):
+            BatchBuffers(entries=0).lay_out(cache, [Share(sequence(cache, 0, rows), [5], rows, Draft())], [])

@@ -1,0 +1,47 @@
+"""When an engine counts as hung, and when it is only idle or slow."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from foreword.engine.messages import EngineStats
+from foreword.wire.watchdog import LOOKS, wait_until_hung
+
+
+class Engine:
+    """Answers what it is told to, and fails the test if it is asked beyond that."""
+
+    def __init__(self, told: list[EngineStats | None], awaited: int) -> None:
+        self._told: Iterator[EngineStats | None] = iter(told)
+        self.awaited = awaited
+        self.asked = 0
+
+    async def stats(self, timeout: float) -> EngineStats | None:
+        self.asked += 1
+        return next(self._told)
+
+
+def looks_until_hung(told: list[EngineStats | None], awaited: int = 1) -> int:
+    engine = Engine(told, awaited)
+    asyncio.run(wait_until_hung(engine, 0.004))
+    return engine.asked
+
+
+def test_silence_is_a_hang():
+    assert looks_until_hung([None] * LOOKS) == LOOKS
+
+
+def test_silence_counts_from_the_last_sign_of_life():
+    told = [None, None, EngineStats(steps=1), None, EngineStats(steps=2), *[None] * LOOKS]
+    assert looks_until_hung(told) == len(told)
+
+
+def test_an_engine_with_work_that_does_not_step_hangs():
+    told = [EngineStats(steps=7)] * (LOOKS + 1)
+    assert looks_until_hung(told) == LOOKS + 1
+
+
+def test_an_idle_engine_does_not_hang():
+    with pytest.raises(RuntimeError, match="StopIteration"):  # it is asked for ever
+        looks_until_hung([EngineStats(steps=7)] * 50, awaited=0)
