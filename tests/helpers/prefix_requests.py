@@ -1,6 +1,7 @@
 """Requests that come, compute their rows, publish them and go."""
 
-from foreword.kv.paged_cache import KvSequence, PagedCache
+from foreword.kv.paged_cache import PagedCache
+from foreword.kv.sequence import KvSequence
 
 PAGE = 4
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from foreword.kv.paged_cache import KvSequence, PagedCache, RowMove
+from foreword.kv.paged_cache import PagedCache
+from foreword.kv.sequence import KvSequence, RowMove
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.proofs.lone_request import lone_request
 from foreword.speculation.draft import Draft, stack
-from foreword.speculation.protocols import Scheduled
+from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
 from foreword.speculation.verdict import NOTHING_DRAWN
 
@@ -52,13 +52,13 @@ class _Verified:
         self.target = target
         self.request = lone_request(self.cache, tokens[:context], target.config.vocab_size, params, seed=1)
         self.draft = Draft.chain(tokens[context:], context)
-        with Transaction(self.cache, [Scheduled(self.request, context - 1)]) as transaction:
+        with Transaction(self.cache, [PassEntry.of(self.request, context - 1)]) as transaction:
             target.verify(transaction.batch([Draft()]))
             transaction.commit([NOTHING_DRAWN])
 
     def verify(self) -> tuple[float, Tensor]:
         """Seconds of one pass, and its logits [chain + 1, vocab]."""
-        with Transaction(self.cache, [Scheduled(self.request, 1)]) as transaction:  # left without commit
+        with Transaction(self.cache, [PassEntry.of(self.request, 1)]) as transaction:  # left without commit
             batch = transaction.batch([self.draft])
             began = perf_counter()
             logits = self.target.verify(batch).logits

@@ -15,7 +15,7 @@ from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.proofs.lone_request import lone_request
 from foreword.speculation.draft import Draft
-from foreword.speculation.protocols import Scheduled
+from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
 from foreword.speculation.verdict import NOTHING_DRAWN
 
@@ -87,8 +87,8 @@ class DecoderTimer:
         return lone_request(self._cache, random_tokens(length, vocab_size), vocab_size)
 
     def _pass(self, request: Request, rows: int, draft: Draft | None = None, commit: bool = False) -> float:
-        share = Scheduled(request, rows)
-        with Transaction(self._cache, [share]) as transaction:  # left without commit: every pass starts alike
+        entry = PassEntry.of(request, rows)
+        with Transaction(self._cache, [entry]) as transaction:  # left without commit: every pass starts alike
             batch = transaction.batch([draft or Draft()])
             began = perf_counter()
             self._target.verify(batch).logits.cpu()  # waits for the device

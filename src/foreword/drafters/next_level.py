@@ -30,7 +30,7 @@ def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
         if token < 0:  # the model has no distribution here
             tree.frontier = []
             continue
-        needs_q = tree.request.sampler.rule is not Rule.COUPLED and int(shaped.only[row]) < 0
+        needs_q = tree.request.sampling.rule is not Rule.COUPLED and int(shaped.only[row]) < 0
         tree.grow([(0.0, tree.frontier[0], token, _drawn_from(shaped, row) if needs_q else None)])
 
 
@@ -67,7 +67,7 @@ def grow_trees(trees: Sequence[GrowingTree], logits: Tensor, width: int) -> None
 
 def _scores(tree: GrowingTree, logits: Tensor, ids: Tensor) -> Tensor:
     """[frontier, ranked], 0 for the best sibling; the largest logits stand first."""
-    temperature = float(tree.request.sampler.record["temperature"])
+    temperature = float(tree.request.sampling.record["temperature"])
     if temperature == 0:
         return torch.log_softmax(logits.double(), dim=-1)
     keys = key_tensor(tree.keys(), logits.device)
@@ -81,7 +81,7 @@ def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tens
     Penalties and bad words depend on the text and are left to the target: they cost a draft some
     acceptance and never its exactness.
     """
-    samplers = [tree.request.sampler for tree in trees for _ in tree.frontier]
+    samplers = [tree.request.sampling for tree in trees for _ in tree.frontier]
     corrected = logits
     for row, sampler in enumerate(samplers):
         if not len(sampler.bias_ids) and sampler.allowed_ids is None:
@@ -98,7 +98,7 @@ def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tens
 
 def row_shape(trees: Sequence[GrowingTree], logits: Tensor) -> RowShape:
     """The requests' own temperature, top-k, top-p and min-p, one row for each tree."""
-    records = np.array([tree.request.sampler.record for tree in trees])
+    records = np.array([tree.request.sampling.record for tree in trees])
 
     def column(name: str) -> Tensor:
         return torch.from_numpy(records[name].copy()).to(logits.device)

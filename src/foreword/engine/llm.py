@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, TypeVar
 
 from foreword.acceptance.params import SamplingParams
@@ -10,14 +11,14 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.engine.answers.collector import OutputCollector
 from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.config import EngineConfig
-from foreword.engine.core import EngineCore, Parts
+from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.messages import NewRequest, SpeculationSetting
 from foreword.errors import RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.progress import Progress
-from foreword.speculation.protocols import Drafter
+from foreword.speculation.drafting import Drafter
 
 Prompt = str | Mapping[str, Sequence[int]]
 """Text, or `{"prompt_token_ids": [...]}` as in vLLM."""
@@ -61,7 +62,11 @@ class LLM:
 
     def speculate(self, speculation: str | Mapping[str, Any] | None) -> None:
         """Change who guesses ahead, or turn it off with None, without loading the model again."""
-        self.engine.rack.set_default(None if speculation is None else SpeculationConfig.parse(speculation))
+        self.engine.drafters.set_default(None if speculation is None else SpeculationConfig.parse(speculation))
+
+    def close(self) -> None:
+        """Give back what drafters hold; the LLM answers no more."""
+        self.engine.close()
 
     def build_drafter(self, wanted: SpeculationConfig) -> Drafter:
         """A drafter for this model that no engine uses yet."""
@@ -144,10 +149,18 @@ def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, raw: bool = False) -> li
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" not in prompt:
             raise RequestError('a prompt is a string or {"prompt_token_ids": [...]}')
-        return list(prompt["prompt_token_ids"])
+        return _whole_numbers(prompt["prompt_token_ids"])
     if raw or tokenizer.chat_template is None:
         return tokenizer.encode(prompt)
     return tokenizer.encode_chat([{"role": "user", "content": prompt}])
+
+
+def _whole_numbers(ids: Sequence[int]) -> list[int]:
+    """Token ids as plain ints, numpy's and torch's too."""
+    try:
+        return [index(token) for token in ids]
+    except TypeError:
+        raise RequestError("prompt_token_ids must be whole numbers") from None
 
 
 @dataclass(frozen=True)
@@ -162,7 +175,7 @@ def make_core(
     loaded: LoadedModel, config: EngineConfig | None, speculation: SpeculationConfig | None
 ) -> EngineCore:
     """An engine for a loaded model."""
-    parts = Parts(config or EngineConfig(), build_drafter=loaded.build_drafter, speculation=speculation)
+    parts = EngineParts(config or EngineConfig(), build_drafter=loaded.build_drafter, speculation=speculation)
     return EngineCore(loaded.decoder, loaded.vocabulary(), parts)
 
 

@@ -25,11 +25,12 @@ class NewRequest:
 
 @dataclass(frozen=True)
 class RequestStats:
-    """What answering cost. Times are in seconds; those of shared passes are divided by rows."""
+    """What answering cost. Times are in seconds; shared passes are divided by rows, drafting by requests."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
     output_tokens: int = 0
+    first_tokens: int = 0  # of these, the ones that the pass of the first token committed
     queue_seconds: float = 0.0  # arrival to first pass
     prefill_seconds: float = 0.0  # first pass to first token
     decode_seconds: float = 0.0  # first token to last
@@ -37,6 +38,7 @@ class RequestStats:
     verify_seconds: float = 0.0  # its part of the target's passes
     accept_seconds: float = 0.0  # its part of judging and committing
     passes: int = 0  # target passes that it took part in
+    asks: int = 0  # passes for which a drafter was asked
     drafts: int = 0  # passes that judged guesses of it
     drafted: int = 0  # guesses that were judged
     accepted: int = 0  # guesses that were committed

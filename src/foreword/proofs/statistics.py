@@ -24,7 +24,7 @@ from foreword.proofs.drawing_drafter import DrawingDrafter
 from foreword.proofs.lone_request import lone_request
 from foreword.proofs.tiny_model import tiny_decoder
 from foreword.speculation.draft import Draft
-from foreword.speculation.protocols import Scheduled
+from foreword.speculation.requests import PassEntry
 from foreword.speculation.step import Stepper
 from foreword.speculation.transaction import Transaction
 
@@ -69,7 +69,7 @@ def plain_logits(decoder: Decoder, tokens: Sequence[int]) -> list[float]:
     cache = PagedCache(1)
     decoder.allocate_kv(1, PAGE_SIZE)
     request = new_request(0, Rule.COUPLED, cache, tokens)
-    with Transaction(cache, [Scheduled(request, len(tokens))]) as transaction:
+    with Transaction(cache, [PassEntry.of(request, len(tokens))]) as transaction:
         row: list[float] = decoder.verify(transaction.batch([Draft()])).logits[0].tolist()
         return row
 
@@ -91,7 +91,7 @@ def sampled_counts(
         seeds = range(seed + start, seed + min(start + BATCH, samples))
         requests = [new_request(number, rule, cache) for number in seeds]
         while live := [request for request in requests if request.finish_reason is None]:
-            stepper.step([Scheduled(r, len(r.tokens) - r.kv.computed) for r in live])
+            stepper.step([PassEntry.of(r, len(r.tokens) - r.kv.computed) for r in live])
         for request in requests:
             counts[tuple(request.output_ids)] += 1
             cache.close(request.kv)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from foreword.backends.batch import MASK_WORDS, BatchArrays, ForwardBatch, Ints
-from foreword.kv.paged_cache import KvSequence
+from foreword.kv.sequence import KvSequence
 
 _KEPT_VIEWS = 256
 """Sizes whose views are kept: making them takes longer than filling them, and few sizes come again and again."""

@@ -10,7 +10,8 @@ from itertools import accumulate
 import numpy as np
 
 from foreword.backends.batch import BatchArrays, ForwardBatch
-from foreword.kv.paged_cache import KvSequence, PagedCache, RowMove
+from foreword.kv.paged_cache import PagedCache
+from foreword.kv.sequence import KvSequence, RowMove
 from foreword.speculation.batch_memory import BatchMemory, BatchSizes, PageTables
 from foreword.speculation.draft import Draft
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from foreword.kv.block_pool import OutOfPages
-from foreword.kv.paged_cache import KvSequence, PagedCache
+from foreword.kv.paged_cache import PagedCache
+from foreword.kv.sequence import KvSequence
 from foreword.kv.prefix_cache import PrefixNode
 from helpers.pretend_memory import PretendMemory
 

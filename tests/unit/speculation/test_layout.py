@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from foreword.backends.batch import MAX_DRAFT_NODES, ForwardBatch
-from foreword.kv.paged_cache import KvSequence, PagedCache, RowMove
+from foreword.kv.paged_cache import PagedCache
+from foreword.kv.sequence import KvSequence, RowMove
 from foreword.speculation.batch_memory import PageTables
 from foreword.speculation.draft import Draft
 from foreword.speculation.layout import BatchBuffers, Share
