@@ -1,7 +1,7 @@
 """How decoding scales with the batch, plain and speculative, and what the engine itself costs per step."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle, islice
 from statistics import median
 from time import perf_counter

@@ -14,7 +14,14 @@ from foreword.speculation.caller_thread import CallerThread
 from foreword.speculation.drafting import Drafter, needs_of
 from foreword.speculation.guard import GuardedDrafter
 
-_OWN_KEYS = ("method", "num_speculative_tokens", "max_depth", "combine", "draft_timeout")
+_OWN_KEYS = (
+    "method",
+    "num_speculative_tokens",
+    "max_depth",
+    "disable_by_batch_size",
+    "combine",
+    "draft_timeout",
+)
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,9 @@ class SpeculationConfig:
         5  # most guesses for a request in one pass: a chain's length, a tree's nodes
     )
     max_depth: int | None = None  # deepest level of a tree; None: as deep as there are nodes
+    disable_by_batch_size: int | None = (
+        None  # plain decoding while at least so many requests run; None: never
+    )
     combine: str = "first"  # several methods: "first" that has something to say, or "merge" into one tree
     draft_timeout: float = 1.0  # seconds after which a plug-in's guesses are not waited for
     options: tuple[tuple[str, Any], ...] = ()  # settings of the drafters themselves
@@ -63,6 +73,9 @@ class SpeculationConfig:
         _whole_number("num_speculative_tokens", self.num_speculative_tokens)
         if self.max_depth is not None:
             _whole_number("max_depth", self.max_depth)
+        batch = self.disable_by_batch_size
+        if batch is not None and (not isinstance(batch, int) or isinstance(batch, bool) or batch < 2):
+            raise RequestError(f"speculation: disable_by_batch_size must be at least 2, not {batch!r}")
         if self.combine not in ("first", "merge"):
             raise RequestError(f"speculation: combine must be 'first' or 'merge', not {self.combine!r}")
         if not isinstance(self.draft_timeout, int | float) or not self.draft_timeout > 0:

@@ -187,9 +187,7 @@ class EngineCore:
             drafter_memory_bytes=self.drafters.memory_bytes(),
             drafter_faults=dict(self.drafters.fault_counts()),
             step_faults=dict(self.faults),
-            acceptance={
-                name: (s.drafts, s.drafted, s.accepted) for name, s in cohorts.items() if s.asks
-            },
+            acceptance={name: (s.drafts, s.drafted, s.accepted) for name, s in cohorts.items() if s.asks},
         )
 
     def close(self) -> None:

@@ -2,13 +2,13 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from threading import Lock
 
 from foreword.acceptance.rules.rule import Rule, check_exact
 from foreword.drafters.config import SpeculationConfig
-from foreword.engine.messages import SpeculationSetting
+from foreword.drafters.overrides import SpeculationSetting, parse_setting
 from foreword.errors import RequestError
 from foreword.speculation.drafting import Drafter, DrafterNeeds, added_memory, all_faults, close_all, needs_of
 from foreword.speculation.requests import DraftPlan, StepRequest, as_drafter_sees
@@ -58,23 +58,16 @@ class DrafterPool:
 
     def resolve(self, setting: SpeculationSetting) -> DraftPlan | None:
         """Who drafts for a request with this setting; see `SpeculationConfig.parse`."""
-        config = self._config(setting)
-        return self.default if config is self._default_config else None if config is None else self._get(config)
+        config = parse_setting(setting, self._default_config)
+        return (
+            self.default if config is self._default_config else None if config is None else self._get(config)
+        )
 
     def is_ready(self, setting: SpeculationSetting) -> bool:
         """Whether `resolve` would answer at once, without making a drafter."""
-        config = self._config(setting)
+        config = parse_setting(setting, self._default_config)
         with self._lock:
             return config is None or _key(config) in self._drafters
-
-    def _config(self, setting: SpeculationSetting) -> SpeculationConfig | None:
-        if setting is None or setting is True:
-            return self._default_config
-        if setting is False:
-            return None
-        if not isinstance(setting, Mapping):
-            raise RequestError('speculation must be true, false or an object such as {"method": "ngram"}')
-        return SpeculationConfig.parse(setting, self._default_config)
 
     def begin(self, request: StepRequest) -> None:
         """A request that may ask its drafter from now on."""
@@ -119,7 +112,9 @@ class DrafterPool:
     def _get(self, config: SpeculationConfig) -> DraftPlan:
         check_exact(self._rule, is_chain=not config.makes_trees)
         key = _key(config)
-        with self._building:  # apart from the books, which the engine's thread reads while a drafter is being made
+        with (
+            self._building
+        ):  # apart from the books, which the engine's thread reads while a drafter is being made
             with self._lock:
                 drafter = self._drafters.pop(key, None)
             drafter = drafter or self._made(config)
@@ -127,7 +122,9 @@ class DrafterPool:
                 self._drafters[key] = drafter
                 self._make_room()
         most = config.num_speculative_tokens
-        return DraftPlan("+".join(config.method), drafter, most, config.max_depth or most)
+        return DraftPlan(
+            "+".join(config.method), drafter, most, config.max_depth or most, config.disable_by_batch_size
+        )
 
     def _made(self, config: SpeculationConfig) -> Drafter:
         drafter = self._build(config)
@@ -160,4 +157,7 @@ class DrafterPool:
 
 def _key(config: SpeculationConfig) -> str:
     """The same for configurations that one drafter can serve: sizes are a matter of each ask."""
-    return json.dumps(replace(config, num_speculative_tokens=1, max_depth=None).as_mapping(), sort_keys=True)
+    return json.dumps(
+        replace(config, num_speculative_tokens=1, max_depth=None, disable_by_batch_size=None).as_mapping(),
+        sort_keys=True,
+    )

@@ -14,6 +14,7 @@ from typing import Any
 
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.answers.collector import OutputCollector
 from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.answers.stream import AnswerStream
@@ -21,7 +22,7 @@ from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.llm import Prompt, encode_prompt, make_core
 from foreword.engine.loader import load_model
-from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest, SpeculationSetting
+from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.errors import EngineStopped, RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL
 from foreword.models.tokenization.tokenizer import Tokenizer

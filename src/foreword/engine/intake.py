@@ -47,7 +47,7 @@ class Intake:
                 params,
                 RequestSampler(params, known, new.prompt_token_ids, seed, sample=index, rule=self.rule),
                 limits,
-                Identity(new.request_id, index, new.tenant, speculation, new.progress),
+                Identity(new.request_id, index, new.tenant, speculation, new.progress, new.prediction),
                 self.vocabulary.answer_text(stops),
             )
             for index in range(params.n)

@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.answers.collector import OutputCollector
 from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.loader import LoadedModel, load_model
-from foreword.engine.messages import NewRequest, SpeculationSetting
+from foreword.engine.messages import NewRequest
 from foreword.errors import RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL
 from foreword.models.tokenization.tokenizer import Tokenizer
@@ -62,7 +63,9 @@ class LLM:
 
     def speculate(self, speculation: str | Mapping[str, Any] | None) -> None:
         """Change who guesses ahead, or turn it off with None, without loading the model again."""
-        self.engine.drafters.set_default(None if speculation is None else SpeculationConfig.parse(speculation))
+        self.engine.drafters.set_default(
+            None if speculation is None else SpeculationConfig.parse(speculation)
+        )
 
     def close(self) -> None:
         """Give back what drafters hold; the LLM answers no more."""

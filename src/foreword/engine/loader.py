@@ -71,7 +71,9 @@ class LoadedModel:
         def encode(text: str) -> list[int]:
             return self.tokenizer.encode(text, add_special_tokens=False)
 
-        return DrafterResources(self.decoder, self.checkpoint, encode, self.loader.load, self.loader.load_beside)
+        return DrafterResources(
+            self.decoder, self.checkpoint, encode, self.loader.load, self.loader.load_beside
+        )
 
 
 def load_model(

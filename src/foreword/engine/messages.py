@@ -2,13 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
-
-SpeculationSetting = Mapping[str, Any] | bool | None
-"""A request's own wish: None or True for the engine's default, False for none, or the keys of a configuration."""
+from foreword.drafters.overrides import SpeculationSetting
 
 
 @dataclass(frozen=True)
@@ -21,6 +18,7 @@ class NewRequest:
     tenant: str = ""  # whose request it is: nothing is cached or learned across tenants
     speculation: SpeculationSetting = None
     progress: bool = False  # whether every delta says what the answer has cost so far
+    prediction: tuple[int, ...] = ()  # what the user expects as the answer, for drafters that use it
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class Identity:
     tenant: str = ""  # nothing is cached or learned across tenants
     speculation: DraftPlan | None = None  # who drafts for it; None: nobody
     tells_progress: bool = False  # every delta says what the answer has cost so far
+    prediction: Sequence[int] = ()  # what its user expects as the answer
 
 
 @dataclass
@@ -82,6 +83,7 @@ class Request:
         self.sampler = sampler
         self.limits = limits
         self.speculation = identity.speculation
+        self.prediction = identity.prediction
         self.kv = KvSequence()
         self.epoch = 0
         self.finish_reason: str | None = None

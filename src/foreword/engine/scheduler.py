@@ -101,7 +101,9 @@ class Scheduler:
         decoding = [request for request in requests if request.lag == 1]
         budget = self._sizes.max_rows - len(requests)
         if len(decoding) < len(requests):
-            guesses = self._policy.rows_wanted(decoding, self._situation) if self._situation.speculating else 0
+            guesses = (
+                self._policy.rows_wanted(decoding, self._situation) if self._situation.speculating else 0
+            )
             budget -= min(guesses, budget // 2)
             if decoding:
                 budget = min(budget, self._rows_in_time(len(requests)))
@@ -160,11 +162,17 @@ class Scheduler:
         )  # rows that were not computed here tell no log probabilities
         matching = cache.matching_pages(request.tenant, tokens)
         rows = request.prompt_len - 1
-        if leader is not None and leader.kv.computed >= rows > matching * page_size and cache.can_fork(leader.kv, rows):
+        if (
+            leader is not None
+            and leader.kv.computed >= rows > matching * page_size
+            and cache.can_fork(leader.kv, rows)
+        ):
             source = leader.kv
             return _Start(rows // page_size, lambda: cache.fork(source, rows))
         idle = cache.idle_matching_pages(request.tenant, tokens)
-        return _Start(matching - idle, lambda: cache.open(request.tenant, tokens, again=request.ledger.passes > 0))
+        return _Start(
+            matching - idle, lambda: cache.open(request.tenant, tokens, again=request.ledger.passes > 0)
+        )
 
 
 @dataclass(frozen=True)

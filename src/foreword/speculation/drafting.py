@@ -48,10 +48,11 @@ class DraftRequest:
     prompt_len: int = 0  # how many of the tokens are the prompt
     tenant: str = ""  # whose request it is; nothing is learned from one tenant for another
     epoch: int = 0  # advances when the request's state is rebuilt, so that older drafts show as stale
+    prediction: Sequence[int] = ()  # what its user expects as the answer
 
     def without_text(self) -> "DraftRequest":
         """Enough to know it by."""
-        return replace(self, tokens=(), prompt_len=0)
+        return replace(self, tokens=(), prompt_len=0, prediction=())
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ class DraftPlan:
     drafter: Drafter
     max_nodes: int
     max_depth: int
+    max_batch: int | None = None  # it drafts while fewer than this many requests run; None: always
 
 
 class StepRequest(Protocol):
@@ -32,6 +33,7 @@ class StepRequest(Protocol):
     sampler: RequestSampler  # its parameters, and what its committed tokens mean to them
     epoch: int  # advances when the request's state is rebuilt, so that older drafts show as stale
     speculation: DraftPlan | None  # who drafts for it, as it was asked for; None: nobody
+    prediction: Sequence[int]  # what its user expects as the answer; empty: nothing is known
     acceptance: AcceptanceStats  # how its drafts have fared
 
     @property
@@ -76,6 +78,7 @@ def as_drafter_sees(request: StepRequest) -> DraftRequest:
         request.prompt_len,
         request.tenant,
         request.epoch,
+        request.prediction,
     )
 
 

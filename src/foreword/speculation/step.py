@@ -63,9 +63,7 @@ class Stepper:
             transaction.reserve()
             proposal = self._propose(entries, self._plan(entries) if plans is None else plans)
             observation = Observation.of(entries)
-            batch = transaction.batch(
-                proposal.drafts, self._buffers, observation.taps, observation.wanted
-            )
+            batch = transaction.batch(proposal.drafts, self._buffers, observation.taps, observation.wanted)
             handed_over = self.clock()
             output = self.target.forward(batch)
         except BaseException:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from foreword.drafters.config import SpeculationConfig
-from foreword.engine.messages import SpeculationSetting
+from foreword.drafters.overrides import SpeculationSetting
 from foreword.errors import RequestError
 from foreword.server.errors import ApiError
 from foreword.server.settings import ServerSettings
