@@ -46,7 +46,8 @@ def _verdict(place: int, part: Part, draft: Draft, judged: Judgement, found: Ver
         error=found.error(place),
         drafted=len(draft),
         depth=max(draft.depths(), default=0),
-        rejected=tuple(token for node, token in enumerate(draft.tokens) if node not in path),
+        draft_tokens=draft.tokens,
+        draft_parents=draft.parents,
     )
 
 

@@ -20,7 +20,8 @@ class Verdict:
     error: str | None = None  # why the request cannot go on behind these tokens, unless they end it
     drafted: int = 0  # nodes that were judged
     depth: int = 0  # levels that the judged draft had
-    rejected: tuple[int, ...] = ()  # tokens of the nodes that were judged and not accepted
+    draft_tokens: tuple[int, ...] = ()  # of the nodes that were judged
+    draft_parents: tuple[int, ...] = ()  # of the same nodes, as `Draft` has them
 
 
 NOTHING_DRAWN = Verdict()
