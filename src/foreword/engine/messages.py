@@ -53,6 +53,16 @@ class RequestStats:
 
 
 @dataclass(frozen=True)
+class DraftShown:
+    """The guesses that one pass judged, as a tree, and how many tokens the answer gained by it."""
+
+    tokens: tuple[int, ...]  # [nodes]; none: the pass had no guesses
+    parents: tuple[int, ...]  # [nodes], index of an earlier node, or -1 behind the text
+    accepted: tuple[int, ...]  # nodes whose tokens were committed, first to last
+    gained: int  # committed tokens: those, then one of the target's own unless the answer ended before it
+
+
+@dataclass(frozen=True)
 class AnswerDelta:
     """What an answer has gained."""
 
@@ -61,7 +71,7 @@ class AnswerDelta:
     text: str  # certain by now; text that may turn out to be a stop string is held back
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
-    rejected: tuple[int, ...] = ()  # guesses that were judged and not accepted while these tokens were gained
+    drafts: tuple[DraftShown, ...] = ()  # one per pass that these tokens are from, if progress is asked for
     from_draft: int = 0  # how many of the tokens, from the first on, were accepted guesses
     finish_reason: str | None = None  # "stop", "length", "abort" or "error"
     stop_reason: int | str | None = (

@@ -9,7 +9,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler
 from foreword.engine.answers.text import AnswerText
 from foreword.engine.ledger import RequestLedger
-from foreword.engine.messages import AnswerDelta, RequestStats
+from foreword.engine.messages import AnswerDelta, DraftShown, RequestStats
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.acceptance_stats import AcceptanceStats
 from foreword.speculation.requests import DraftPlan
@@ -46,7 +46,7 @@ class _Fresh:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     from_draft: int = 0
-    rejected: tuple[int, ...] = ()
+    drafts: list[DraftShown] = field(default_factory=list)
 
 
 class _End(NamedTuple):
@@ -180,7 +180,7 @@ class Request:
             token_ids=tuple(fresh.tokens),
             logprobs=tuple(fresh.logprobs),
             from_draft=fresh.from_draft,
-            rejected=fresh.rejected,
+            drafts=tuple(fresh.drafts),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             error=self.error,
@@ -229,7 +229,9 @@ class Request:
         fresh.tokens += verdict.tokens
         fresh.logprobs += verdict.logprobs
         fresh.from_draft += len(verdict.path)
-        fresh.rejected += verdict.rejected
+        if self._tells_progress and verdict.tokens:
+            shown = DraftShown(verdict.draft.tokens, verdict.draft.parents, verdict.path, len(verdict.tokens))
+            fresh.drafts.append(shown)
 
     def _text_of(self, tokens: Sequence[int], end: _End) -> str:
         if self._text is None:

@@ -45,9 +45,7 @@ def _verdict(place: int, entry: PassEntry, draft: Draft, judged: Judgement, foun
         tuple(logprobs),
         error=found.error(place),
         poisoned=found.states[place] == RowStatus.NOT_FINITE,
-        drafted=len(draft),
-        depth=draft.depth,
-        rejected=tuple(token for node, token in enumerate(draft.tokens) if node not in path),
+        draft=draft,
         draws=found.draws_of(judged.trees, place),
     )
 

@@ -118,6 +118,9 @@ class Draft:
         )
 
 
+NO_DRAFT = Draft()
+
+
 # Most drafts are chains, so that a few shapes come back at every step.
 @lru_cache(maxsize=1024)
 def _depths(parents: tuple[int, ...]) -> tuple[int, ...]:

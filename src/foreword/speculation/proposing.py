@@ -5,12 +5,10 @@ from dataclasses import dataclass, replace
 
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.kv.paged_cache import PagedCache
-from foreword.speculation.draft import Draft
+from foreword.speculation.draft import NO_DRAFT, Draft
 from foreword.speculation.drafting import Ask, DraftRequest, needs_of
 from foreword.speculation.report import DrafterCall
 from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
-
-NO_DRAFT = Draft()
 
 Plans = Sequence[DraftPlan | None]
 

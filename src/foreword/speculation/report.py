@@ -1,7 +1,7 @@
 """What a step did, written once: statistics, costs, policies and benchmarks all read this."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import StepRequest
@@ -30,9 +30,13 @@ class RequestReport:
     context: int = 0  # KV rows that were there before
     draws: bool = False  # whether its next token was drawn
     asked: str = ""  # the drafter that was asked for it; empty: none
-    draft: Draft = field(default_factory=Draft)  # what was judged
     draft_seconds: float = 0.0  # its part of its drafter's call
     applied: bool = True  # False: the request was gone when its verdict came
+
+    @property
+    def draft(self) -> Draft:
+        """What was judged."""
+        return self.verdict.draft
 
     @property
     def rows(self) -> int:

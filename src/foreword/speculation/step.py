@@ -125,12 +125,9 @@ def _report(
             context=entry.computed,
             draws=entry.draws,
             asked=who.method,
-            draft=draft,
             draft_seconds=who.seconds,
             applied=present,
         )
-        for entry, verdict, who, draft, present in zip(
-            entries, verdicts, asked, proposal.drafts, applied, strict=True
-        )
+        for entry, verdict, who, present in zip(entries, verdicts, asked, applied, strict=True)
     ]
     return StepReport(parts, proposal.calls, seconds)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from foreword.acceptance.logprobs import TokenLogprobs
+from foreword.speculation.draft import NO_DRAFT, Draft
 
 
 @dataclass(frozen=True)
@@ -16,9 +17,7 @@ class Verdict:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt tokens after the scored rows, if wanted
     error: str | None = None  # why the request cannot go on after these tokens, unless they end it
     poisoned: bool = False  # the pass computed numbers that are none: the rows it wrote must not be reused
-    drafted: int = 0  # nodes that were judged
-    depth: int = 0  # levels that the judged draft had
-    rejected: tuple[int, ...] = ()  # tokens of the nodes that were judged and not accepted
+    draft: Draft = NO_DRAFT  # what was judged
     draws: tuple[int, ...] = ()  # what the target draws after the text, then after every node; if known
 
 

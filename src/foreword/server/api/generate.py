@@ -11,10 +11,11 @@ from foreword.server.api.answering import Answer, Job
 from foreword.server.api.identity import Caller, new_id
 from foreword.server.api.logprobs import LogprobWriter
 from foreword.server.api.openai_types import GenerateRequest
+from foreword.server.api.passes import PassShown, passes_of
 from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.sampling_types import check_logprobs
 from foreword.server.api.speculation_override import check_speculation
-from foreword.server.api.token_texts import TokenTexts, token_text
+from foreword.server.api.token_texts import TokenTexts
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 from foreword.server.ops.stats_sum import Costs
@@ -42,7 +43,7 @@ class Origin(Struct, frozen=True, omit_defaults=True):
 
     pieces: list[str]  # the text of each token; together they are the event's text
     from_draft: int | UnsetType = UNSET  # how many of them, from the first on, were guesses
-    rejected: list[str] | UnsetType = UNSET  # guesses that were judged and not accepted on the way
+    passes: list[PassShown] | UnsetType = UNSET  # the passes that the tokens are from
     progress: "AnswerProgress | UnsetType" = UNSET
 
 
@@ -55,6 +56,7 @@ class AnswerProgress(Struct, frozen=True):
     accepted: int
     drafted_per_position: tuple[int, ...]  # drafts that reached the position
     accepted_per_position: tuple[int, ...]
+    decode_ms: float  # since the first token
     draft_ms: float
     verify_ms: float
     accept_ms: float
@@ -69,6 +71,7 @@ class AnswerProgress(Struct, frozen=True):
             stats.accepted,
             stats.drafted_per_position,
             stats.accepted_per_position,
+            1e3 * stats.decode_seconds,
             1e3 * stats.draft_seconds,
             1e3 * stats.verify_seconds,
             1e3 * stats.accept_seconds,
@@ -169,9 +172,8 @@ class GenerateDialect:
     def _origin(self, pieces: list[str], delta: AnswerDelta) -> Origin:
         if not self._show_speculation:
             return Origin(pieces)
-        rejected = [token_text(self._tokenizer, token) for token in delta.rejected]
         progress = UNSET if delta.progress is None else AnswerProgress.of(delta.progress)
-        return Origin(pieces, delta.from_draft, rejected, progress)
+        return Origin(pieces, delta.from_draft, passes_of(self._tokenizer, delta), progress)
 
     def _extras(self, costs: Costs) -> Extras:
         return extras_of(costs, self._show_speculation)
