@@ -8,7 +8,7 @@ from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
 
 SpeculationSetting = Mapping[str, Any] | bool | None
-"""A request's own wish: None or True for the engine's default, False for none, or the keys of a configuration."""
+"""A request's own setting: None or True for the engine's default, False for none, or the keys of a configuration."""
 
 
 @dataclass(frozen=True)

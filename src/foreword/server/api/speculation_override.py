@@ -1,4 +1,4 @@
-"""A request's own wish about guessing: checked here, because what it may name depends on the server."""
+"""What a request may change about guessing: checked here, because that depends on the server."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,16 +19,18 @@ _KEYS = frozenset({"method", "num_speculative_tokens", "max_depth"}) | _LOOKUP_K
 _LONGEST_LOOKUP = 64
 
 
-def check_speculation(wish: bool | Mapping[str, Any] | None, settings: ServerSettings) -> SpeculationSetting:
-    """The wish as the engine takes it, or 400."""
-    if wish is None or isinstance(wish, bool):
-        return wish
-    for key in wish:
+def check_speculation(
+    override: bool | Mapping[str, Any] | None, settings: ServerSettings
+) -> SpeculationSetting:
+    """The override as the engine takes it, or 400."""
+    if override is None or isinstance(override, bool):
+        return override
+    for key in override:
         if key not in _KEYS:
             raise _refusal(f"unknown key {key[:64]!r}; a request may set {', '.join(sorted(_KEYS))}")
-    if "method" not in wish and settings.default_method is None:
+    if "method" not in override and settings.default_method is None:
         raise _refusal(f"name a method: {', '.join(sorted(settings.methods))}")
-    asked = {"method": settings.default_method, **wish}
+    asked = {"method": settings.default_method, **override}
     method = asked["method"]
     if not isinstance(method, str) or method not in settings.methods:
         raise _refusal(f"method must be one of {', '.join(sorted(settings.methods))}")
@@ -39,9 +41,7 @@ def check_speculation(wish: bool | Mapping[str, Any] | None, settings: ServerSet
             raise _refusal(f"{key} can be at most {_LONGEST_LOOKUP}")
     # A drafter with a model keeps the settings that the server gave it; how far it guesses is all there is to check.
     _try(asked if method in FREE_METHODS else asked | {"method": "ngram"})
-    return dict(
-        wish
-    )  # without a method, the engine changes only these keys of what the server was started with
+    return dict(override)  # without a method, the engine changes only these keys of the server's own setting
 
 
 def _try(asked: Mapping[str, Any]) -> None:

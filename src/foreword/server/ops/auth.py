@@ -14,7 +14,7 @@ OPEN_PATHS = frozenset({"/health", "/ready"}) | PAGE_PATHS
 """Routes that answer without a key."""
 
 
-class Doorkeeper:
+class AuthMiddleware:
     """ASGI middleware: refuses long headers and unknown keys, and notes whose request it is.
 
     Puts `tenant` (a hash of the key; empty without keys) and `trusted` into the request's state.
@@ -30,16 +30,16 @@ class Doorkeeper:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = self._judge(scope)
+        refusal = self._refusal(scope)
         if refusal is not None:
             await refusal.response()(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _judge(self, scope: Scope) -> ApiError | None:
+    def _refusal(self, scope: Scope) -> ApiError | None:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self._header_bytes:
             return ApiError(431, f"the request's headers are longer than {self._header_bytes} bytes")
-        # Headers are read as latin-1; a key with other letters is sent as UTF-8.
+        # Headers are read as latin-1; a key beyond it is sent as UTF-8.
         header = Headers(scope=scope).get("authorization", "").encode("latin-1", "replace")
         tenant = self._tenant(header.decode("utf-8", "surrogateescape"))
         state = scope.setdefault("state", {})
