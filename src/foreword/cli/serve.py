@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +36,17 @@ def serve(
         typer.Option(
             help="Key that clients must send; may be repeated. Default: FOREWORD_API_KEY (commas between)."
         ),
+    ] = None,
+    allowed_hosts: Annotated[
+        str | None,
+        typer.Option(
+            help="Names that clients may call this server by, with commas; *: any. Default: this machine's own names "
+            "where it listens on 127.0.0.1, any elsewhere."
+        ),
+    ] = None,
+    cors_origins: Annotated[
+        str | None,
+        typer.Option(help="Web pages that may use this server, with commas: https://example.org; *: all."),
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen beyond this machine without an API key.")
@@ -96,6 +108,8 @@ def serve(
     settings = ServerSettings(
         model_name=served_model_name or _short_name(model),
         api_keys=keys,
+        allowed_hosts=address.allowed_hosts(_listed(allowed_hosts)),
+        cors_origins=_origins(cors_origins),
         limits=Limits(running=max_num_seqs, queued=max_queued),
         methods=FREE_METHODS | set(methods),
         default_method=methods[0] if methods else None,
@@ -139,6 +153,18 @@ def _keys(given: list[str] | None) -> tuple[str, ...]:
     if given and len(kept) != len(given):
         raise RequestError("an API key is empty; leave --api-key out or give one")
     return kept
+
+
+def _listed(option: str | None) -> list[str]:
+    return [entry.strip() for entry in (option or "").split(",") if entry.strip()]
+
+
+def _origins(option: str | None) -> tuple[str, ...]:
+    origins = tuple(origin.lower().rstrip("/") for origin in _listed(option))
+    for origin in origins:
+        if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@]+", origin):
+            raise RequestError(f"--cors-origins takes origins such as https://example.org, not {origin!r}")
+    return origins
 
 
 def _pacing(name: str) -> str:

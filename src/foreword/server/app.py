@@ -12,6 +12,7 @@ from foreword.server.errors import install_error_handlers
 from foreword.server.ops.admission import Admission
 from foreword.server.ops.auth import AuthMiddleware
 from foreword.server.ops.metrics import Metrics
+from foreword.server.ops.origins import OriginMiddleware
 from foreword.server.ops.routes import ops_routes
 from foreword.server.page.routes import page_routes
 from foreword.server.settings import ServerSettings
@@ -37,5 +38,7 @@ def create_app(context: ServerContext) -> FastAPI:
     app.include_router(ops_routes(context))
     app.include_router(page_routes(context))
     install_error_handlers(app, context.metrics.note_refusal)
-    app.add_middleware(AuthMiddleware, settings=context.settings)
+    # The last that is added sees a request first.
+    app.add_middleware(AuthMiddleware, settings=context.settings, on_refusal=context.metrics.note_refusal)
+    app.add_middleware(OriginMiddleware, settings=context.settings, on_refusal=context.metrics.note_refusal)
     return app

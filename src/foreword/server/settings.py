@@ -34,6 +34,10 @@ class ServerSettings:
 
     model_name: str  # what clients call the model; also the default where a request names none
     api_keys: tuple[str, ...] = ()  # any of these opens the door; none: no door
+    allowed_hosts: tuple[str, ...] | None = (
+        None  # names in `Host` headers, this machine's own aside; None: any
+    )
+    cors_origins: tuple[str, ...] = ()  # web pages that may ask, besides the server's own; "*": all
     limits: Limits = field(default_factory=Limits)
     methods: frozenset[str] = frozenset({"ngram", "suffix"})  # drafters that a request may ask for
     default_method: str | None = None  # who drafts for requests that set only a depth; None: nobody

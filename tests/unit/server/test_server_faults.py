@@ -15,7 +15,8 @@ from foreword.wire.supervisor import EngineStartError, Supervisor, SupervisorSet
 
 @pytest.mark.parametrize("key", ["plain", "schlüssel", "ключ"])
 def test_a_key_may_have_any_characters(key: str):
-    auth = AuthMiddleware(None, ServerSettings("m", api_keys=(key,)))  # type: ignore[arg-type]
+    settings = ServerSettings("m", api_keys=(key,))
+    auth = AuthMiddleware(None, settings, lambda _: None)  # type: ignore[arg-type]
     sent = [(b"authorization", f"Bearer {key}".encode())]
     assert auth._refusal({"type": "http", "path": "/v1/models", "headers": sent}) is None
     wrong = [(b"authorization", f"Bearer {key}x".encode())]

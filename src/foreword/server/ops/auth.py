@@ -1,6 +1,7 @@
 """Who is asking: API keys, compared in constant time, before anything of the request is looked at."""
 
 import hmac
+from collections.abc import Callable
 from hashlib import sha256
 
 from starlette.datastructures import Headers
@@ -20,8 +21,9 @@ class AuthMiddleware:
     Puts `tenant` (a hash of the key; empty without keys) and `trusted` into the request's state.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings, on_refusal: Callable[[int], None]) -> None:
         self._app = app
+        self._on_refusal = on_refusal
         self._header_bytes = settings.limits.header_bytes
         self._tenants = {_digest(key): tenant_of(key) for key in settings.api_keys}
 
@@ -32,6 +34,7 @@ class AuthMiddleware:
             return
         refusal = self._refusal(scope)
         if refusal is not None:
+            self._on_refusal(refusal.status)
             await refusal.response()(scope, receive, send)
             return
         await self._app(scope, receive, send)
