@@ -16,13 +16,15 @@ from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.answers.collector import OutputCollector
+from foreword.engine.answers.ends import OpenAnswers
 from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.answers.stream import AnswerStream
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
-from foreword.engine.llm import Prompt, encode_prompt, make_core
+from foreword.engine.llm import make_core
 from foreword.engine.loader import load_model
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
+from foreword.engine.prompts import Prompt, encode_prompt
 from foreword.errors import EngineStopped, RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL
 from foreword.models.tokenization.tokenizer import Tokenizer
@@ -43,7 +45,7 @@ class _Listener:
     """A request's stream and how many of its answers are still to end."""
 
     stream: AnswerStream
-    answers: int
+    open: OpenAnswers
 
 
 @dataclass
@@ -64,7 +66,7 @@ class _Listeners:
                 raise RequestError(
                     f"a request with the id {stream.request_id!r} is being answered; choose another id"
                 )
-            self.by_request[stream.request_id] = _Listener(stream, answers)
+            self.by_request[stream.request_id] = _Listener(stream, OpenAnswers(answers))
             self.idle.clear()
             return True
 
@@ -89,8 +91,7 @@ class _Listeners:
             listener = self.by_request.get(delta.request_id)
             if listener is None:
                 return None
-            listener.answers -= delta.finish_reason is not None
-            if not listener.answers:
+            if listener.open.note(delta):
                 self._forget(delta.request_id)
             return listener.stream
 

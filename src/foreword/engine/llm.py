@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import index
 from typing import Any, TypeVar
 
 from foreword.acceptance.params import SamplingParams
@@ -15,14 +14,11 @@ from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.messages import NewRequest
+from foreword.engine.prompts import Prompt, encode_prompt
 from foreword.errors import RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL
-from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.progress import Progress
 from foreword.speculation.drafting import Drafter
-
-Prompt = str | Mapping[str, Sequence[int]]
-"""Text, or `{"prompt_token_ids": [...]}` as in vLLM."""
 
 Messages = Sequence[Mapping[str, str]]
 """A conversation: `[{"role": "user", "content": "..."}]`."""
@@ -121,14 +117,14 @@ class LLM:
         if self._is_busy:
             raise RequestError("an LLM answers one call at a time; use foreword.Engine for more")
         chosen_params = _spread(params, len(encoded), "sets of sampling parameters")
-        wishes = _spread(how.speculation, len(encoded), "speculation settings")
+        settings = _spread(how.speculation, len(encoded), "speculation settings")
         collectors: dict[str, OutputCollector] = {}
         self._is_busy = True
         try:
-            for prompt, ids, given, wish in zip(prompts, encoded, chosen_params, wishes, strict=True):
+            for prompt, ids, given, setting in zip(prompts, encoded, chosen_params, settings, strict=True):
                 name = f"llm-{next(self._numbers)}"
                 chosen = given or SamplingParams()
-                self.engine.add(NewRequest(name, tuple(ids), chosen, speculation=wish))
+                self.engine.add(NewRequest(name, tuple(ids), chosen, speculation=setting))
                 shown = prompt if isinstance(prompt, str) else None
                 collectors[name] = OutputCollector(name, shown, ids, chosen, self.tokenizer)
             self._finish(collectors, how.on_text)
@@ -147,25 +143,6 @@ class LLM:
                     on_text(places[delta.request_id], delta.text)
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, raw: bool = False) -> list[int]:
-    """The token ids of a prompt; text goes through the model's chat template unless `raw`."""
-    if isinstance(prompt, Mapping):
-        if "prompt_token_ids" not in prompt:
-            raise RequestError('a prompt is a string or {"prompt_token_ids": [...]}')
-        return _whole_numbers(prompt["prompt_token_ids"])
-    if raw or tokenizer.chat_template is None:
-        return tokenizer.encode(prompt)
-    return tokenizer.encode_chat([{"role": "user", "content": prompt}])
-
-
-def _whole_numbers(ids: Sequence[int]) -> list[int]:
-    """Token ids as plain ints, numpy's and torch's too."""
-    try:
-        return [index(token) for token in ids]
-    except TypeError:
-        raise RequestError("prompt_token_ids must be whole numbers") from None
-
-
 @dataclass(frozen=True)
 class _How:
     """How prompts are answered, besides their parameters."""
@@ -182,10 +159,10 @@ def make_core(
     return EngineCore(loaded.decoder, loaded.vocabulary(), parts)
 
 
-_Wish = TypeVar("_Wish")
+_Given = TypeVar("_Given")
 
 
-def _spread(given: "_Wish | Sequence[_Wish]", count: int, what: str) -> "Sequence[_Wish]":
+def _spread(given: "_Given | Sequence[_Given]", count: int, what: str) -> "Sequence[_Given]":
     """One for every prompt."""
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
         return [given] * count

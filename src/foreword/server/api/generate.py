@@ -5,9 +5,12 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
+from foreword.engine.answers.collector import Answer
+from foreword.engine.answers.costs import Costs
+from foreword.engine.answers.token_texts import TokenTexts
 from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
 from foreword.server.api.answer_types import Extras, PromptLogprobs, Speculation, Usage, extras_of, usage_of
-from foreword.server.api.answering import Answer, Job
+from foreword.server.api.answering import Job
 from foreword.server.api.identity import Caller, new_id
 from foreword.server.api.logprobs import LogprobWriter
 from foreword.server.api.openai_types import GenerateRequest
@@ -15,10 +18,8 @@ from foreword.server.api.passes import PassShown, passes_of
 from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.sampling_types import check_logprobs
 from foreword.server.api.speculation_override import check_speculation
-from foreword.server.api.token_texts import TokenTexts
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
-from foreword.server.ops.stats_sum import Costs
 from foreword.server.settings import ServerSettings
 
 _DEFAULT_MAX_TOKENS = 256  # the library's
@@ -101,18 +102,18 @@ class GenerateEnd(Struct):
 
 async def generate_job(context: ServerContext, body: GenerateRequest, caller: Caller) -> Job:
     """Encode the prompt as the library does and word the answer."""
-    wish = check_speculation(
+    speculation = check_speculation(
         body.speculation if body.speculative is None else body.speculative, context.settings
     )
     if isinstance(body.prompt, str):
-        ids = await context.prompts.plain_or_chat(body.prompt, raw=body.raw)
+        ids = await context.prompts.prompt(body.prompt, raw=body.raw)
     else:
         ids = body.prompt
     engine, limits = context.engine.limits(), context.settings.limits
     room = room_for_answer(ids, body.max_tokens, engine.max_model_len, limits.prompt_tokens)
     max_tokens = min(room, _DEFAULT_MAX_TOKENS) if body.max_tokens is None else room
     params = body.sampling_params(max_tokens, body.logprobs)
-    request = NewRequest(new_id("gen"), tuple(ids), params, caller.tenant, wish, progress=body.stream)
+    request = NewRequest(new_id("gen"), tuple(ids), params, caller.tenant, speculation, progress=body.stream)
     return Job([request], GenerateDialect(context, body), body.stream)
 
 
@@ -143,8 +144,8 @@ class GenerateDialect:
     def chunk(self, choice: int, delta: AnswerDelta) -> Generated:
         """What an answer has gained."""
         self._costs.note(delta)
-        answer = Answer(0, choice)
-        answer.add(delta)
+        answer = Answer(choice)
+        answer.take(delta)
         written = self._written(answer)
         written.origin = self._origin(self._texts[choice].pieces(delta), delta)
         return written
@@ -180,14 +181,13 @@ class GenerateDialect:
 
     def _written(self, answer: Answer) -> Generated:
         last = answer.last
-        ended = last is not None and last.finish_reason is not None
         return Generated(
             answer.index,
             answer.text,
             answer.token_ids,
-            last.finish_reason if last is not None else None,
-            last.stop_reason if last is not None else None,
-            last.seed if last is not None and ended else UNSET,
+            last.finish_reason,
+            last.stop_reason,
+            UNSET if last.finish_reason is None else last.seed,
             self._logprobs.prompt(answer.logprobs)[1:] if self._wants_logprobs else UNSET,
             self._logprobs.prompt(answer.prompt_logprobs) if answer.prompt_logprobs else UNSET,
         )

@@ -2,9 +2,9 @@
 
 from msgspec import Struct
 
+from foreword.engine.answers.token_texts import token_text
 from foreword.engine.messages import AnswerDelta
 from foreword.models.tokenization.tokenizer import Tokenizer
-from foreword.server.api.token_texts import token_text
 
 
 class PassShown(Struct, frozen=True):

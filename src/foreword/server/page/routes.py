@@ -10,7 +10,6 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from foreword.server.context import ServerContext
-from foreword.wire.client import EngineUnavailable
 
 _FOLDER: Final = files("foreword.server.page") / "static"
 _MEDIA_TYPES: Final = {
@@ -62,14 +61,10 @@ async def _send(content: bytes, media_type: str) -> Response:
 
 def _settings(context: ServerContext) -> dict[str, object]:
     known = context.settings
-    try:
-        longest: int | None = context.engine.limits().max_model_len
-    except EngineUnavailable:
-        longest = None
     return {
         "model": known.model_name,
         "methods": sorted(known.methods),
         "default_method": known.default_method,
         "shows_speculation": known.show_speculation,
-        "max_model_len": longest,
+        "max_model_len": context.max_model_len,
     }
