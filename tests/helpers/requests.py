@@ -10,7 +10,9 @@ from foreword.engine.request import Request, RequestLimits
 _numbers = count()
 
 
-def lone_request(prompt: Sequence[int], params: SamplingParams | None = None, vocab_size: int = 1 << 20) -> Request:
+def lone_request(
+    prompt: Sequence[int], params: SamplingParams | None = None, vocab_size: int = 1 << 20
+) -> Request:
     """A prompt that has computed nothing; its context never ends."""
     chosen = params or SamplingParams(temperature=0)
     sampler = RequestSampler(chosen, TokenLimits(vocab_size), prompt, seed=0)

@@ -19,7 +19,9 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture(scope="module")
 def server(tiny_model):
-    settings = ServerSettings("tiny", limits=Limits(running=256, queued=0), speculation=SpeculationConfig.parse({"method": "ngram"}))
+    settings = ServerSettings(
+        "tiny", limits=Limits(running=256, queued=0), speculation=SpeculationConfig.parse({"method": "ngram"})
+    )
     with local_server(tiny_model, settings, FakeEngine(step_seconds=0.0005, capacity=64)) as running:
         yield running
 

@@ -21,6 +21,7 @@ from foreword.cli.console import (
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
+    from foreword.drafters.config import SpeculationConfig
     from foreword.server.settings import ServerSettings
 
 

@@ -117,7 +117,9 @@ def test_a_drawn_node_is_cut_for_its_q_and_never_for_its_token(guarded):
     inside = Drawn(np.array([1, 2]), np.array([0.5, 0.5]))
     kept = Draft.chain([1], 1, drawn=[inside])
     for came_out in (3, VOCAB):
-        drafter = guarded(lambda asks, token=came_out: [Draft.chain([1, token, 1], 1, 0, [inside, q, inside])])
+        drafter = guarded(
+            lambda asks, token=came_out: [Draft.chain([1, token, 1], 1, 0, [inside, q, inside])]
+        )
         assert drafter.propose(asks()) == [kept]
 
 
@@ -240,5 +242,7 @@ def test_a_drafter_that_hangs_for_ever_keeps_no_process_alive():
         "except NoAnswer:\n"
         "    print('left')\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
+    )
     assert ended.stdout == "left\n"
