@@ -15,7 +15,7 @@ from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.registry import drafter_kinds
 from foreword.engine.config import EngineConfig
-from foreword.engine.core import EngineCore, Parts
+from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.messages import NewRequest
 from foreword.engine.request import Request
 from foreword.errors import RequestError
@@ -146,7 +146,7 @@ def engine_with(
     config = SpeculationConfig.parse(form)
     drafter = llm.build_drafter(config)
     policy = policy_type(drafter, config.num_speculative_tokens, config.max_depth, **options)
-    return EngineCore(llm.engine.target, llm.loaded.vocabulary(), Parts(policy=policy)), drafter
+    return EngineCore(llm.engine.target, llm.loaded.vocabulary(), EngineParts(policy=policy)), drafter
 
 
 def start(engine: EngineCore) -> list[Request]:
@@ -192,7 +192,7 @@ def test_failures_and_cancellations_leave_no_trace(
     engine, _ = engine_with(llm, form, FixedPolicy)
     requests = start(engine)
     rng = random.Random(1)
-    verify, judge = engine.target.verify, judging.judge
+    forward, judge = engine.target.forward, judging.judge
     last_fault = [0]  # calls since then; a request that fails whatever is tried would be given up
 
     def failing(real: Any) -> Any:
@@ -205,7 +205,7 @@ def test_failures_and_cancellations_leave_no_trace(
 
         return call
 
-    monkeypatch.setattr(engine.target, "verify", failing(verify))
+    monkeypatch.setattr(engine.target, "forward", failing(forward))
     monkeypatch.setattr(judging, "judge", failing(judge))
     cancelled = {3, 8}
     for step in range(2000):

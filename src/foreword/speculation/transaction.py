@@ -8,7 +8,7 @@ from foreword.backends.batch import ForwardBatch, Tap
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import RowMove
 from foreword.speculation.draft import Draft
-from foreword.speculation.layout import BatchBuffers, Share
+from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.verdict import Verdict
 
@@ -59,7 +59,7 @@ class Transaction:
         self._moves = self._cache.take_moves()
         watched = observed or [False] * len(self.entries)
         rows = [
-            Share(
+            SequenceRows(
                 entry.kv,
                 entry.request.tokens,
                 entry.run,

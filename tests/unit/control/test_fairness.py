@@ -19,6 +19,7 @@ from foreword.speculation.protocols import Ask, Planned, Scheduled, Speculation,
 from foreword.speculation.situation import Situation
 from helpers.checked_target import CheckedTarget
 from helpers.engines import ask, core_on, run
+from helpers.pretend_store import PRETEND_ROWS
 from helpers.saboteur import Saboteur
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
@@ -29,7 +30,8 @@ def target() -> Any:
 
 
 def small_core(pages: int, policy: FixedPolicy | None = None, **config: Any) -> EngineCore:
-    return core_on(target(), policy=policy, kv_cache_memory_bytes=pages * PAGE_SIZE, **config)
+    memory = pages * PAGE_SIZE * PRETEND_ROWS.bytes_per_row
+    return core_on(target(), policy=policy, kv_cache_memory_bytes=memory, **config)
 
 
 class Liar:
@@ -149,7 +151,7 @@ def test_a_guess_takes_no_page_that_is_cached_or_wanted():
     request = ask(core, list(range(12)), SamplingParams(max_tokens=40, seed=1, **GREEDY))
     request.kv = cache.open()
     cache.reserve(request.kv, 12)
-    plan = [Planned(Scheduled(request, 12), Liar(), max_nodes=60, max_depth=60)]
+    plan = [Planned(PassEntry.of(request, 12), Liar(), max_nodes=60, max_depth=60)]
     fitted = fit_to_room(plan, cache, max_rows=None)
     assert fitted[0].max_nodes == 4 + PAGE_SIZE  # the rest of its page and the one free page
     assert cache.matching_pages("", range(17)) == 1
@@ -191,7 +193,7 @@ def test_a_draft_from_before_a_preemption_is_not_judged():
 
 
 def planned(request: Any, run_rows: int, guesses: int) -> Planned:
-    share = Scheduled(request, run_rows)
+    share = PassEntry.of(request, run_rows)
     return Planned(share, Liar(), guesses, guesses, "liar") if guesses else Planned(share)
 
 
