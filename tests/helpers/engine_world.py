@@ -15,7 +15,8 @@ from foreword.engine.request import Request
 from foreword.engine.vocabulary import Vocabulary
 from foreword.kv.paged_cache import PAGE_SIZE
 from foreword.speculation.draft import Draft
-from foreword.speculation.protocols import Ask, Planned, Scheduled, StepRequest
+from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.requests import DraftPlan, PassEntry
 from foreword.speculation.situation import Situation
 from helpers.checked_target import CheckedTarget, Definition, PlainAnswer
 from helpers.pretend_store import PRETEND_ROWS
@@ -90,7 +91,7 @@ class PretendDrafter(RandomTreeDrafter):
             return nonsense(self._rng, drafts)
         return drafts
 
-    def forget(self, request: StepRequest) -> None:
+    def forget(self, request: DraftRequest) -> None:
         self.holds.discard(request.request_id)
         self._late.pop(request.request_id, None)
         self._world.saboteur.strike("forget")
@@ -117,9 +118,9 @@ class SabotagedPolicy(FixedPolicy):
         super().__init__()
         self._world = world
 
-    def plan(self, scheduled: Sequence[Scheduled], situation: Situation) -> list[Planned]:
+    def plan(self, entries: Sequence[PassEntry], situation: Situation) -> list[DraftPlan | None]:
         self._world.saboteur.strike("plan")
-        plan = super().plan(scheduled, situation)
+        plan = super().plan(entries, situation)
         if self._world.saboteur.is_due("nonsense plan"):
             self._world.saboteur.note("nonsense plan")
             return self._world.rng.choice([plan[1:], plan[::-1], [*plan, *plan], []])
@@ -173,7 +174,7 @@ class World:
         self.drafters.append(PretendDrafter(self, TRUTH[config.method[0]]))
         return self.drafters[-1]
 
-    def next_token(self, history: Sequence[int], request: StepRequest) -> int:
+    def next_token(self, history: Sequence[int], request: DraftRequest) -> int:
         """What a drafter that knows the truth says."""
         promised = self._promised[request.request_id]
         if tuple(history) == promised[: len(history)] and len(history) < len(promised):

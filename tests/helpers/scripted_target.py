@@ -9,7 +9,7 @@ import torch
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.kv.spec import RowSpec
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.protocols import Ask, StepRequest
+from foreword.speculation.drafting import Ask, DraftRequest
 from helpers.pretend_store import PRETEND_ROWS, PretendStore
 
 PROMPT_LEN = 3
@@ -69,7 +69,7 @@ class ScriptedTarget:
 class ScriptDrafter:
     """Drafts what will come: whole chains, chains with a wrong guess in them, or trees with wrong branches."""
 
-    def __init__(self, next_token: Callable[[StepRequest, int], int], vocab_size: int, seed: int) -> None:
+    def __init__(self, next_token: Callable[[DraftRequest, int], int], vocab_size: int, seed: int) -> None:
         """`next_token` knows what a request's answer has at a place, counted from its start."""
         self._next_token = next_token
         self._vocab_size = vocab_size
@@ -78,7 +78,7 @@ class ScriptDrafter:
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         return [self._draft(ask) for ask in asks]
 
-    def forget(self, request: StepRequest) -> None:
+    def forget(self, request: DraftRequest) -> None:
         pass
 
     def _draft(self, ask: Ask) -> Draft:

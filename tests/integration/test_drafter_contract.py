@@ -20,7 +20,8 @@ from foreword.engine.messages import NewRequest
 from foreword.engine.request import Request
 from foreword.errors import RequestError
 from foreword.speculation import accept as judging
-from foreword.speculation.protocols import Ask, Drafter, Planned, Scheduled
+from foreword.speculation.drafting import Ask, Drafter
+from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
 from foreword.speculation.situation import Situation
 
 FORMS: list[dict[str, Any]] = [
@@ -125,7 +126,7 @@ def test_guesses_are_made_and_accepted(llm: LLM, form: dict[str, Any]):
     assert sum(output.timings.draft_n for output in outputs) > 0
     assert sum(output.timings.draft_n_accepted for output in outputs) > 0
     assert sum(output.timings.passes for output in outputs) < 120
-    assert all(not guard.faults for guard in _guards(llm.engine.rack.default.drafter))
+    assert all(not guard.faults for guard in _guards(llm.engine.drafters.default.drafter))
 
 
 class Flickering(FixedPolicy):
@@ -135,9 +136,9 @@ class Flickering(FixedPolicy):
         super().__init__(*args)
         self._rng = random.Random(seed)
 
-    def plan(self, scheduled: Sequence[Scheduled], situation: Situation) -> list[Planned]:
-        planned = super().plan(scheduled, situation)
-        return [p if self._rng.random() < 0.3 else Planned(p.scheduled) for p in planned]
+    def plan(self, entries: Sequence[PassEntry], situation: Situation) -> list[DraftPlan | None]:
+        plans = super().plan(entries, situation)
+        return [plan if self._rng.random() < 0.3 else None for plan in plans]
 
 
 def engine_with(
@@ -176,7 +177,7 @@ def test_a_drafter_guesses_as_a_fresh_one_would(llm: LLM, form: dict[str, Any]):
         for _ in range(4):
             engine.step()
         live = [r for r in requests if r.finish_reason is None and r.output_ids and r.room > 4]
-        asks = [Ask(request, 6, 3) for request in live]
+        asks = [Ask(as_drafter_sees(request), 6, 3) for request in live]
         fresh = llm.build_drafter(SpeculationConfig.parse(form))
         for _ in range(8):  # a long text may take several calls to catch up with
             expected, found = fresh.propose(asks), drafter.propose(asks)
@@ -234,7 +235,7 @@ def test_ended_requests_leave_nothing_in_the_drafter(llm: LLM, form: dict[str, A
         assert not any(held)
         if hasattr(drafter, "_cache"):
             drafter.check_integrity()
-            assert drafter._cache.pool.num_free == drafter._cache.pool.num_pages
+            assert drafter._cache.available_pages == drafter._cache.pool.num_pages
 
 
 def _guards(drafter: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.engine.request import Request
 from foreword.engine.vocabulary import Vocabulary
-from foreword.speculation.protocols import StepRequest
+from foreword.speculation.drafting import DraftRequest
 from helpers.byte_pieces import EOS, BytePieces
 from helpers.end_cases import END_IDS, SCRIPT_LEN, VOCAB, EndCase
 from helpers.scripted_target import PROMPT_LEN, ScriptDrafter, ScriptedTarget, prompt_of
@@ -63,7 +63,7 @@ class Blocks:
         vocabulary = Vocabulary(VOCAB, END_IDS, BytePieces())  # type: ignore[arg-type]
         self.core = EngineCore(self.target, vocabulary, EngineParts(config, policy))  # type: ignore[arg-type]
 
-    def _next_token(self, request: StepRequest, place: int) -> int:
+    def _next_token(self, request: DraftRequest, place: int) -> int:
         script = sum(token * VOCAB**i for i, token in enumerate(request.tokens[:PROMPT_LEN]))
         return self.cases[script].token(min(place, SCRIPT_LEN - 1))
 

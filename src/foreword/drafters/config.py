@@ -70,6 +70,8 @@ class SpeculationConfig:
         for name in self.method:
             if name not in kinds:
                 raise RequestError(f"speculation: there is no method {name!r}; there are {', '.join(kinds)}")
+            if kinds[name].defect:
+                raise RequestError(f"speculation: {kinds[name].defect}")
         _whole_number("num_speculative_tokens", self.num_speculative_tokens)
         if self.max_depth is not None:
             _whole_number("max_depth", self.max_depth)

@@ -112,4 +112,4 @@ def _broken(reason: str) -> DrafterKind:
     def refuse(*_: object) -> Any:  # noqa: ANN401 - it never returns
         raise RequestError(reason)
 
-    return DrafterKind(f"broken: {reason}", _NoSettings, refuse, makes_trees=refuse)
+    return DrafterKind("cannot be loaded", _NoSettings, refuse, defect=reason)

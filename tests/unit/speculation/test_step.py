@@ -16,7 +16,9 @@ from foreword.engine.request import Request, RequestLimits
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation import accept as judging
 from foreword.speculation.draft import Draft, stack
-from foreword.speculation.protocols import Ask
+from foreword.speculation.drafting import Ask
+from foreword.speculation.recovery import Recovery
+from foreword.speculation.requests import PassEntry
 from foreword.speculation.step import Stepper
 from helpers.history_target import HistoryTarget
 from helpers.scripted_drafters import RandomTreeDrafter
@@ -65,7 +67,10 @@ def test_any_draft_and_any_schedule_give_the_plain_text(seed: int):
         make_request(cache, [rng.randrange(11) for _ in range(rng.randint(1, 40))], seed * 100 + i, eos=3)
         for i in range(5)
     ]
-    drafter = RandomTreeDrafter(lambda h, r: next_token(target, h, r), 11, rng.random(), seed)
+    by_number = {r.request_id: r for r in requests}
+    drafter = RandomTreeDrafter(
+        lambda h, r: next_token(target, h, by_number[r.request_id]), 11, rng.random(), seed
+    )
     stepper = Stepper(target, cache, FixedPolicy(drafter, rng.choice([0, 1, 4, 12, 64])))
     run_to_end(stepper, requests, rng)
     for request in requests:
@@ -86,7 +91,7 @@ def test_a_perfect_chain_saves_passes():
         def _chain(self, ask: Ask) -> Draft:
             history = list(ask.request.tokens)
             for _ in range(min(ask.max_nodes, ask.max_depth)):
-                history.append(next_token(target, history, ask.request))
+                history.append(next_token(target, history, request))
             return Draft.chain(history[len(ask.request.tokens) :], len(ask.request.tokens))
 
     stepper = Stepper(target, cache, FixedPolicy(Perfect(), 4))
@@ -143,17 +148,19 @@ def test_a_failure_at_any_stage_is_recovered_from(stage: str, monkeypatch: pytes
     rng = random.Random(stage)
     target, cache = HistoryTarget(), PagedCache(30)
     requests = [make_request(cache, [rng.randrange(11) for _ in range(9)], seed=i) for i in range(3)]
-    drafter = RandomTreeDrafter(lambda h, r: next_token(target, h, r), 11, 0.7, 5)
+    by_number = {r.request_id: r for r in requests}
+    drafter = RandomTreeDrafter(lambda h, r: next_token(target, h, by_number[r.request_id]), 11, 0.7, 5)
     policy = FixedPolicy(drafter, 6)
     stepper = Stepper(target, cache, policy)
+    recovery = Recovery(stepper)
     owner: Any = {"plan": policy, "propose": drafter, "forward": target, "judge": judging}.get(stage)
 
     while live := [r for r in requests if r.finish_reason is None]:
         with monkeypatch.context() as broken:
             place = owner or live[0]
             broken.setattr(place, stage, fails_once(getattr(place, stage)))
-            result = stepper.step([PassEntry.of(r, r.lag) for r in live])
-        assert all(result.applied)
+            report = recovery.resolve(recovery.launch([PassEntry.of(r, r.lag) for r in live]))
+        assert all(part.applied for part in report.requests)
         cache.check_integrity()
         if stage == "commit":
             break
@@ -188,7 +195,8 @@ def test_a_request_that_breaks_every_pass_fails_alone():
 
     target.forward = poisoned  # type: ignore[method-assign]
     stepper = Stepper(target, cache, FixedPolicy())
-    stepper.step([PassEntry.of(r, r.lag) for r in requests])
+    recovery = Recovery(stepper)
+    recovery.resolve(recovery.launch([PassEntry.of(r, r.lag) for r in requests]))
     assert [r.finish_reason for r in requests] == [None, "error", None]
     assert "token 4 at place 2" in (requests[1].error or "")
     cache.check_integrity()
@@ -207,8 +215,8 @@ def test_a_verdict_for_a_request_that_is_gone_is_dropped():
     cache.close(preempted.kv)
     preempted.preempt()
     preempted.kv = cache.open()
-    result = stepper.resolve(launched)
-    assert result.applied == [False, False, True]
+    report = stepper.resolve(launched)
+    assert [part.applied for part in report.requests] == [False, False, True]
     assert (cancelled.output_ids, preempted.output_ids) == ([], [])
     assert preempted.kv.computed == 0
     assert len(present.output_ids) == 1
