@@ -8,6 +8,7 @@ from typing import Any
 
 from foreword.acceptance.params import SamplingParams
 from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.backends.interface import KvStore
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.answers.outputs import RequestOutput
@@ -46,13 +47,13 @@ class GatedDecoder(TorchDecoder):
             self._limit = self.passes + passes
             self._gate.notify_all()
 
-    def verify(self, batch: ForwardBatch) -> ForwardOutput:
+    def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
         with self._gate:
             assert self._gate.wait_for(lambda: self.passes < self._limit, timeout=20)
             self.passes += 1
         if self.failure is not None:
             raise self.failure
-        return super().verify(batch)
+        return super().forward(batch, store)
 
 
 class Bench:

@@ -123,7 +123,7 @@ class Runner:
     def _core(self, how: Configuration) -> EngineCore:
         decoder = self._model.decoder
         config = EngineConfig(
-            kv_cache_memory_bytes=how.kv_rows * decoder.kv_bytes_per_row(),
+            kv_cache_memory_bytes=how.kv_rows * decoder.kv_rows().bytes_per_row,
             max_num_batched_tokens=how.max_rows,
             max_num_seqs=how.max_running,
             enable_prefix_caching=how.prefix_caching,

@@ -18,6 +18,7 @@ from foreword.speculation.draft import Draft
 from foreword.speculation.protocols import Ask, Planned, Scheduled, StepRequest
 from foreword.speculation.situation import Situation
 from helpers.checked_target import CheckedTarget, Definition, PlainAnswer
+from helpers.pretend_store import PRETEND_ROWS
 from helpers.saboteur import PlantedError, Saboteur, nonsense
 from helpers.scripted_drafters import RandomTreeDrafter
 
@@ -158,7 +159,7 @@ class World:
     def _core(self) -> EngineCore:
         sizes = self.sizes
         config = EngineConfig(
-            kv_cache_memory_bytes=sizes.pages * PAGE_SIZE,
+            kv_cache_memory_bytes=sizes.pages * PAGE_SIZE * PRETEND_ROWS.bytes_per_row,
             max_num_batched_tokens=sizes.max_rows,
             max_num_seqs=max(sizes.max_running, sizes.pages // 6 + 1),
             enable_prefix_caching=sizes.prefix_caching,
@@ -260,7 +261,8 @@ def check_stats(told: Told, stats: Any) -> None:
     assert stats.prompt_tokens == told.request.prompt_len
     assert 0 <= stats.cached_tokens < max(stats.prompt_tokens, 1)
     assert 0 <= stats.accepted <= stats.drafted
-    assert stats.rollback_tokens == stats.rejected_kv_bytes == stats.drafted - stats.accepted
+    assert stats.rollback_tokens == stats.drafted - stats.accepted
+    assert stats.rejected_kv_bytes == stats.rollback_tokens * PRETEND_ROWS.bytes_per_row
     assert len(stats.drafted_per_position) == len(stats.accepted_per_position)
     assert sum(stats.accepted_per_position) == stats.accepted
     assert max(stats.drafted_per_position, default=0) == stats.drafts <= stats.passes

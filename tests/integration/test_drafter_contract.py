@@ -192,7 +192,7 @@ def test_failures_and_cancellations_leave_no_trace(
     engine, _ = engine_with(llm, form, FixedPolicy)
     requests = start(engine)
     rng = random.Random(1)
-    verify, judge = engine.target.verify, judging.judge
+    forward, judge = engine.target.forward, judging.judge
     last_fault = [0]  # calls since then; a request that fails whatever is tried would be given up
 
     def failing(real: Any) -> Any:
@@ -205,7 +205,7 @@ def test_failures_and_cancellations_leave_no_trace(
 
         return call
 
-    monkeypatch.setattr(engine.target, "verify", failing(verify))
+    monkeypatch.setattr(engine.target, "forward", failing(forward))
     monkeypatch.setattr(judging, "judge", failing(judge))
     cancelled = {3, 8}
     for step in range(2000):

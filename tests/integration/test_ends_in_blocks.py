@@ -124,7 +124,7 @@ def check(blocks: Blocks, number: int, answer: Answer) -> None:
     assert stats.output_tokens == len(expected.tokens)
     assert stats.accepted == sum(delta.from_draft for delta in answer.deltas)
     assert stats.rollback_tokens == stats.drafted - stats.accepted
-    assert stats.rejected_kv_bytes == stats.rollback_tokens * blocks.target.kv_bytes_per_row()
+    assert stats.rejected_kv_bytes == stats.rollback_tokens * blocks.target.kv_rows().bytes_per_row
 
 
 def kind_of_end(case: EndCase, answer: Answer) -> str:

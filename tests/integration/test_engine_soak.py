@@ -35,7 +35,7 @@ class Soak:
         self.drafters: list[Drafter] = []
         self.cancelled = 0
         self._model = model
-        row_bytes = model.decoder.kv_bytes_per_row()
+        row_bytes = model.decoder.kv_rows().bytes_per_row
         config = EngineConfig(
             kv_cache_memory_bytes=40 * 16 * row_bytes, max_num_batched_tokens=96, max_num_seqs=16
         )

@@ -15,6 +15,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.interface import Decoder
+from foreword.backends.runner import ModelRunner
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.proofs.lone_request import lone_request
@@ -48,12 +49,11 @@ class _Verified:
     def __init__(self, target: Decoder, tokens: Sequence[int], chain: int, params: SamplingParams) -> None:
         context = len(tokens) - chain
         self.cache = PagedCache(-(-len(tokens) // PAGE_SIZE))
-        target.allocate_kv(self.cache.pool.num_pages, PAGE_SIZE)
-        self.target = target
+        self.runner = ModelRunner.allocate(target, self.cache.pool.num_pages, PAGE_SIZE)
         self.request = lone_request(self.cache, tokens[:context], target.config.vocab_size, params, seed=1)
         self.draft = Draft.chain(tokens[context:], context)
         with Transaction(self.cache, [Scheduled(self.request, context - 1)]) as transaction:
-            target.verify(transaction.batch([Draft()]))
+            self.runner.forward(transaction.batch([Draft()]))
             transaction.commit([NOTHING_DRAWN])
 
     def verify(self) -> tuple[float, Tensor]:
@@ -61,7 +61,7 @@ class _Verified:
         with Transaction(self.cache, [Scheduled(self.request, 1)]) as transaction:  # left without commit
             batch = transaction.batch([self.draft])
             began = perf_counter()
-            logits = self.target.verify(batch).logits
+            logits = self.runner.forward(batch).logits
             logits[0, 0].item()  # waits for the device
             return perf_counter() - began, logits
 

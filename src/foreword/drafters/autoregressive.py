@@ -7,6 +7,7 @@ from torch import Tensor
 
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.backends.interface import Decoder
+from foreword.backends.runner import ModelRunner
 from foreword.drafters.guessed_tree import GrowingTree
 from foreword.drafters.next_level import grow_chains, grow_trees
 from foreword.errors import RequestError
@@ -40,13 +41,12 @@ class AutoregressiveDrafter:
 
     def __init__(self, decoder: Decoder, size: DraftingSize, weight_bytes: int = 0) -> None:
         """`weight_bytes` is the memory of weights that the decoder does not share with the target."""
-        self._decoder = decoder
         self._weight_bytes = weight_bytes
         self._size = size
         self._cache = PagedCache(-(-size.kv_tokens // PAGE_SIZE))
         self._buffers = BatchBuffers()
         self._known: dict[int, tuple[int, KvSequence]] = {}  # request -> (epoch, its KV here)
-        decoder.allocate_kv(self._cache.pool.num_pages, PAGE_SIZE)
+        self._runner = ModelRunner.allocate(decoder, self._cache.pool.num_pages, PAGE_SIZE)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`, for every ask; none where its own KV cache is full."""
@@ -68,7 +68,7 @@ class AutoregressiveDrafter:
 
     def memory_bytes(self) -> int:
         """What drafting adds: weights of its own, and the KV cache when it is full."""
-        kv = self._cache.pool.num_pages * PAGE_SIZE * self._decoder.kv_bytes_per_row()
+        kv = self._cache.pool.num_pages * PAGE_SIZE * self._runner.store.bytes_per_row
         return self._weight_bytes + kv
 
     def check_integrity(self) -> None:
@@ -136,4 +136,4 @@ class AutoregressiveDrafter:
 
     def _run(self, shares: Sequence[Share]) -> Tensor:
         batch = self._buffers.lay_out(self._cache, shares, self._cache.take_moves())
-        return self._decoder.verify(batch).logits
+        return self._runner.forward(batch).logits

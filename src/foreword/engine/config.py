@@ -32,7 +32,7 @@ class EngineConfig:
 
     def num_pages(self, target: Decoder) -> int:
         """Pages of KV memory for this model."""
-        page_bytes = target.kv_bytes_per_row() * PAGE_SIZE
+        page_bytes = target.kv_rows().bytes_per_row * PAGE_SIZE
         affordable = self.kv_cache_memory_bytes // page_bytes
         if affordable < 1:
             raise RequestError(f"kv_cache_memory_bytes must be at least {page_bytes}, one page of KV")

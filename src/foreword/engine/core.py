@@ -7,6 +7,7 @@ from time import perf_counter
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.interface import Decoder
+from foreword.backends.runner import ModelRunner
 from foreword.control.fair_share import FairShare
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
@@ -73,8 +74,8 @@ class EngineCore:
         config = parts.config
         num_pages = config.num_pages(target)
         self.max_model_len = config.context_length(target)
-        target.allocate_kv(num_pages, PAGE_SIZE)
         self.target = target
+        self.runner = ModelRunner.allocate(target, num_pages, PAGE_SIZE)
         self.cache = PagedCache(num_pages, prefix_caching=config.enable_prefix_caching)
         self.scheduler = Scheduler(
             self.cache, SchedulerSizes(config.max_num_batched_tokens, config.max_num_seqs)
@@ -82,11 +83,10 @@ class EngineCore:
         rule = Rule.parse(config.acceptance_rule)
         self.rack = DrafterRack(parts.build_drafter or _no_drafters, rule, parts.speculation)
         self._policy = FairShare(parts.policy, config.max_draft_share)
-        self._stepper = Stepper(target, self.cache, self._policy, config.max_num_batched_tokens)
+        self._stepper = Stepper(self.runner, self.cache, self._policy, config.max_num_batched_tokens)
         self._intake = Intake(
             vocabulary, self.max_model_len, rule, self.rack, self.scheduler.check, itertools.count()
         )
-        self._kv_row_bytes = target.kv_bytes_per_row()
         self._active: dict[
             str, list[Request]
         ] = {}  # by the user's id, those of its answers that have not ended
@@ -120,7 +120,7 @@ class EngineCore:
         """Check a request and make ready what it needs; nothing is queued. Raises `RequestError`."""
         requests = self._intake.admit(new)
         for request in requests:
-            request.ledger.kv_bytes_per_row = self._kv_row_bytes
+            request.ledger.kv_bytes_per_row = self.runner.store.bytes_per_row
         return requests
 
     def enqueue(self, requests: list[Request]) -> None:

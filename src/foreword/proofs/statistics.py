@@ -17,6 +17,7 @@ from foreword.acceptance.request import TokenLimits
 from foreword.acceptance.rules.drawn import Floats
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.interface import Decoder
+from foreword.backends.runner import ModelRunner
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.request import Request
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
@@ -67,10 +68,10 @@ def true_law(decoder: Decoder) -> Floats:
 def plain_logits(decoder: Decoder, tokens: Sequence[int]) -> list[float]:
     """Logits after a text, on fresh memory."""
     cache = PagedCache(1)
-    decoder.allocate_kv(1, PAGE_SIZE)
+    runner = ModelRunner.allocate(decoder, 1, PAGE_SIZE)
     request = new_request(0, Rule.COUPLED, cache, tokens)
     with Transaction(cache, [Scheduled(request, len(tokens))]) as transaction:
-        row: list[float] = decoder.verify(transaction.batch([Draft()])).logits[0].tolist()
+        row: list[float] = runner.forward(transaction.batch([Draft()])).logits[0].tolist()
         return row
 
 
@@ -84,8 +85,8 @@ def sampled_counts(
 ) -> Floats:
     """[texts], how often each text came out of the real step, drafts and all."""
     cache = PagedCache(BATCH)
-    decoder.allocate_kv(BATCH, PAGE_SIZE)
-    stepper = Stepper(decoder, cache, FixedPolicy(DrawingDrafter(VOCAB, CHAIN), CHAIN))
+    runner = ModelRunner.allocate(decoder, BATCH, PAGE_SIZE)
+    stepper = Stepper(runner, cache, FixedPolicy(DrawingDrafter(VOCAB, CHAIN), CHAIN))
     counts: Counter[tuple[int, ...]] = Counter()
     for start in range(0, samples, BATCH):
         seeds = range(seed + start, seed + min(start + BATCH, samples))

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from foreword.backends.batch import BatchArrays, ForwardBatch
+from foreword.backends.batch import BatchArrays, ForwardBatch, Tap
 from foreword.kv.paged_cache import KvSequence, PagedCache, RowMove
 from foreword.speculation.batch_memory import BatchMemory, BatchSizes, PageTables
 from foreword.speculation.draft import Draft
@@ -25,6 +25,7 @@ class Share:
     draft: Draft  # nodes behind the run; all that are in this pass get their logits
     first_node: int = 0  # nodes before this one have their KV from an earlier pass of the same draft
     run_logits: int = 1  # how many of the last tokens of the run get their logits, if there are so many
+    wants_hidden: bool = False  # whether the hidden states of all its rows in this pass are wanted
 
     @property
     def nodes(self) -> int:
@@ -44,16 +45,28 @@ class BatchBuffers:
         self._memory, self._other_memory = BatchMemory(entries), BatchMemory(entries)
         self._tables = PageTables()
 
-    def lay_out(self, cache: PagedCache, shares: Sequence[Share], moves: Sequence[RowMove]) -> ForwardBatch:
-        """The batch of one pass. `moves` are done before anything else."""
+    def lay_out(
+        self,
+        cache: PagedCache,
+        shares: Sequence[Share],
+        moves: Sequence[RowMove],
+        taps: tuple[Tap, ...] = (),
+    ) -> ForwardBatch:
+        """The batch of one pass. `moves` are done before anything else; `taps` say which hidden states are kept.
+
+        The hidden states of a pass stand one share after the other, those of a share in the order of its rows.
+        """
         self._memory, self._other_memory = self._other_memory, self._memory
         tables = self._tables.of([share.kv for share in shares], cache.page_size)
         counts = [share.run + share.nodes for share in shares]
         wanted = _logit_rows(shares)
-        sizes = BatchSizes(sum(counts), len(shares), tables.shape[1], len(wanted), len(moves))
-        arrays, batch = self._memory.views(sizes)
+        hidden = _hidden_rows(shares, counts) if taps else []
+        sizes = BatchSizes(sum(counts), len(shares), tables.shape[1], len(wanted), len(moves), len(hidden))
+        arrays, batch = self._memory.views(sizes, taps)
         arrays.block_tables[:] = tables
         arrays.logit_rows[:] = wanted
+        if hidden:
+            arrays.hidden_rows[:] = hidden
         arrays.kv_lens[:] = [share.kv.computed + share.run + len(share.draft) for share in shares]
         arrays.row_starts[:] = [0, *accumulate(counts)]
         _fill_places(arrays, shares, counts, cache.page_size)
@@ -70,6 +83,16 @@ def _logit_rows(shares: Sequence[Share]) -> list[int]:
         nodes = share.nodes
         end += share.run + nodes
         rows += range(end - nodes - min(share.run_logits, share.run), end)
+    return rows
+
+
+def _hidden_rows(shares: Sequence[Share], counts: Sequence[int]) -> list[int]:
+    rows: list[int] = []
+    end = 0
+    for share, count in zip(shares, counts, strict=True):
+        end += count
+        if share.wants_hidden:
+            rows += range(end - count, end)
     return rows
 
 

@@ -173,6 +173,6 @@ class Policy(Protocol):
 class Target(Protocol):
     """The model whose output distribution is promised."""
 
-    def verify(self, batch: ForwardBatch) -> ForwardOutput:
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
         """One pass over all rows of the batch."""
         ...

@@ -100,7 +100,7 @@ class Stepper:
             proposal = propose(fit_to_room(plan, self.cache, self.max_rows))
             batch = transaction.batch(proposal.drafts, self._buffers)
             began = perf_counter()
-            output = self.target.verify(batch)
+            output = self.target.forward(batch)
         except Exception as error:
             transaction.abort()
             return Launched(scheduled, transaction, _raising(error), proposal, perf_counter() - began)

@@ -19,6 +19,7 @@ from foreword.speculation.protocols import Ask, Planned, Scheduled, Speculation,
 from foreword.speculation.situation import Situation
 from helpers.checked_target import CheckedTarget
 from helpers.engines import ask, core_on, run
+from helpers.pretend_store import PRETEND_ROWS
 from helpers.saboteur import Saboteur
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
@@ -29,7 +30,8 @@ def target() -> Any:
 
 
 def small_core(pages: int, policy: FixedPolicy | None = None, **config: Any) -> EngineCore:
-    return core_on(target(), policy=policy, kv_cache_memory_bytes=pages * PAGE_SIZE, **config)
+    memory = pages * PAGE_SIZE * PRETEND_ROWS.bytes_per_row
+    return core_on(target(), policy=policy, kv_cache_memory_bytes=memory, **config)
 
 
 class Liar:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from foreword.backends.batch import MAX_DRAFT_NODES, ForwardBatch
+from foreword.backends.batch import MAX_DRAFT_NODES, ForwardBatch, Tap
 from foreword.kv.paged_cache import KvSequence, PagedCache, RowMove
 from foreword.speculation.batch_memory import PageTables
 from foreword.speculation.draft import Draft
@@ -16,9 +16,11 @@ from foreword.speculation.layout import BatchBuffers, Share
 from helpers.trees import random_tokens, random_tree
 
 
-def by_definition(cache: PagedCache, shares: Sequence[Share], moves: Sequence[RowMove]) -> dict[str, object]:
+def by_definition(
+    cache: PagedCache, shares: Sequence[Share], moves: Sequence[RowMove], tapped: bool = False
+) -> dict[str, object]:
     """Row by row, in plain lists."""
-    rows, logit_rows, starts = [], [], [0]
+    rows, logit_rows, hidden_rows, starts = [], [], [], [0]
     for share in shares:
         end = share.kv.computed + share.run
         for row in range(share.kv.computed, end):
@@ -31,6 +33,8 @@ def by_definition(cache: PagedCache, shares: Sequence[Share], moves: Sequence[Ro
             position = end + share.draft.depths()[node] - 1
             logit_rows.append(len(rows))
             rows.append((share.draft.tokens[node], position, cache.slot(share.kv, end + node), end, signed))
+        if share.wants_hidden and tapped:
+            hidden_rows += range(starts[-1], len(rows))
         starts.append(len(rows))
     most_pages = max((len(share.kv.pages) for share in shares), default=0)
     columns = [list(column) for column in zip(*rows, strict=True)] or [[]] * 5
@@ -45,7 +49,7 @@ def by_definition(cache: PagedCache, shares: Sequence[Share], moves: Sequence[Ro
         "kv_lens": [share.kv.computed + share.run + len(share.draft) for share in shares],
         "logit_rows": logit_rows,
         "kv_copies": [[move.source, cache.slot(move.owner, move.row)] for move in moves],
-        "hidden_rows": [],
+        "hidden_rows": hidden_rows,
     }
 
 
@@ -67,7 +71,15 @@ def random_share(rng: random.Random, cache: PagedCache) -> Share:
     draft = random_tree(rng, rng.choice([0, 0, 1, 5, 20, MAX_DRAFT_NODES]), computed + run)
     first_node = rng.randint(0, len(draft)) if run == 0 else 0
     kv = sequence(cache, computed, run + len(draft))
-    return Share(kv, random_tokens(rng, computed + run), run, draft, first_node, rng.choice([0, 1, 1, 3, 99]))
+    return Share(
+        kv,
+        random_tokens(rng, computed + run),
+        run,
+        draft,
+        first_node,
+        rng.choice([0, 1, 1, 3, 99]),
+        rng.random() < 0.5,
+    )
 
 
 @pytest.mark.parametrize("entries", [0, 1, 300, 1 << 16])
@@ -84,9 +96,12 @@ def test_any_pass_after_any_other_equals_the_definition(entries: int):
         moves = [
             RowMove(rng.choice(owners), rng.randrange(6400), 0) for _ in range(rng.randint(0, 9)) if owners
         ]
-        expected = by_definition(cache, shares, moves)
-        assert as_lists(buffers.lay_out(cache, shares, moves)) == expected
-        assert as_lists(BatchBuffers(entries=0).lay_out(cache, shares, moves)) == expected
+        taps = rng.choice([(), (Tap(0),), (Tap(1), Tap(2, normed=True))])
+        expected = by_definition(cache, shares, moves, bool(taps))
+        for own in (buffers, BatchBuffers(entries=0)):
+            batch = own.lay_out(cache, shares, moves, taps)
+            assert as_lists(batch) == expected
+            assert batch.taps == taps
 
 
 @pytest.mark.parametrize("missing", [0, 1])

@@ -137,7 +137,7 @@ class PlantedError(Exception):
     pass
 
 
-@pytest.mark.parametrize("stage", ["plan", "propose", "verify", "judge", "kept", "commit"])
+@pytest.mark.parametrize("stage", ["plan", "propose", "forward", "judge", "kept", "commit"])
 def test_a_failure_at_any_stage_is_recovered_from(stage: str, monkeypatch: pytest.MonkeyPatch):
     """Whatever breaks in a step with guesses, the step goes on without them, and the text is the same."""
     rng = random.Random(stage)
@@ -146,7 +146,7 @@ def test_a_failure_at_any_stage_is_recovered_from(stage: str, monkeypatch: pytes
     drafter = RandomTreeDrafter(lambda h, r: next_token(target, h, r), 11, 0.7, 5)
     policy = FixedPolicy(drafter, 6)
     stepper = Stepper(target, cache, policy)
-    owner: Any = {"plan": policy, "propose": drafter, "verify": target, "judge": judging}.get(stage)
+    owner: Any = {"plan": policy, "propose": drafter, "forward": target, "judge": judging}.get(stage)
 
     while live := [r for r in requests if r.finish_reason is None]:
         with monkeypatch.context() as broken:
@@ -179,14 +179,14 @@ def fails_once(real: Callable[..., Any]) -> Callable[..., Any]:
 def test_a_request_that_breaks_every_pass_fails_alone():
     target, cache = HistoryTarget(), PagedCache(30)
     requests = [make_request(cache, [1, 2, 3 + i], seed=i) for i in range(3)]
-    real = target.verify
+    real = target.forward
 
     def poisoned(batch: ForwardBatch) -> ForwardOutput:
         if 4 in batch.token_ids[batch.positions == 2].tolist():
             raise PlantedError("token 4 at place 2")
         return real(batch)
 
-    target.verify = poisoned  # type: ignore[method-assign]
+    target.forward = poisoned  # type: ignore[method-assign]
     stepper = Stepper(target, cache, FixedPolicy())
     stepper.step([Scheduled(r, r.lag) for r in requests])
     assert [r.finish_reason for r in requests] == [None, "error", None]
