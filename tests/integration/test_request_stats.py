@@ -51,7 +51,7 @@ def test_parts_of_the_time_add_up_to_the_engines(config: dict):
     assert totals.draft_seconds + totals.verify_seconds + totals.accept_seconds <= totals.step_seconds
     assert max(stats.passes for stats in found) <= totals.steps
     drafts = [sum(getattr(stats, name) for stats in found) for name in ("drafts", "drafted", "accepted")]
-    assert tuple(drafts) == totals.acceptance["plain/sampled"]
+    assert tuple(drafts) == totals.acceptance["given/sampled"]
 
 
 def test_a_pass_is_divided_by_rows():

@@ -23,9 +23,9 @@ class DrafterKind:
     settings: type  # a frozen dataclass; its fields are the keys that a user may set
     build: Callable[[Any, DrafterResources], Drafter]  # (settings, resources) -> drafter
     makes_trees: Callable[[Any], bool] = lambda settings: False  # whether its drafts may branch
-    can_hang: bool = (
-        True  # its calls are made in a thread with a time limit, which costs a quarter of a millisecond
-    )
+    # Whether its calls need a thread with a time limit, which costs a quarter of a millisecond.
+    can_hang: bool = True
+    defect: str = ""  # why it cannot be used; empty: it can
 
     def configure(self, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of the type `settings`
         """The settings with these values; a value of the wrong kind is refused by name."""
