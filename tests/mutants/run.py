@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from catalogue import MUTANTS, Mutant
+from chains import CHAIN_MUTANTS
 from ends import END_MUTANTS
 from engine import ENGINE_MUTANTS
 from rich.console import Console
@@ -92,9 +93,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     parser.add_argument("--bug", type=int, help="only the mutants of this number")
     arguments = parser.parse_args()
-    chosen = [
-        mutant for mutant in (*MUTANTS, *ENGINE_MUTANTS, *END_MUTANTS) if arguments.bug in (None, mutant.bug)
-    ]
+    catalogue = (*MUTANTS, *ENGINE_MUTANTS, *END_MUTANTS, *CHAIN_MUTANTS)
+    chosen = [mutant for mutant in catalogue if arguments.bug in (None, mutant.bug)]
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "src"
