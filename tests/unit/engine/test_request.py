@@ -82,5 +82,7 @@ def test_drafts_are_told_to_those_who_watch(watched: bool):
     r.commit(Verdict())  # nothing gained: nothing to tell
     r.commit(Verdict(tokens=(4,)))
     drafts = r.take_delta().drafts
-    assert drafts == ((DraftShown((7, 8, 6), (-1, -1, 1), (1,), 2), DraftShown((), (), (), 1)) if watched else ())
+    assert drafts == (
+        (DraftShown((7, 8, 6), (-1, -1, 1), (1,), 2), DraftShown((), (), (), 1)) if watched else ()
+    )
     assert r.take_delta().drafts == ()
