@@ -22,8 +22,8 @@ from foreword.acceptance.params import SamplingParams
 from foreword.backends.interface import Decoder
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.autoregressive import AutoregressiveDrafter, DraftingSize
-from foreword.speculation.draft import Draft
 from foreword.speculation.acceptance_stats import AcceptanceStats
+from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, Drafter, DraftRequest
 from helpers.engines import ask, core_on, run
 from helpers.markov_pair import TEMPERATURE, MarkovDecoder, next_token_law, peaked_logits
