@@ -3,13 +3,13 @@
 from typing import Any
 
 import pytest
-from foreword.kv.spec import RowSpec
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.drafter_pool import MAX_DRAFTERS, DrafterPool
 from foreword.engine.request import Request
 from foreword.errors import RequestError
+from foreword.kv.spec import RowSpec
 from foreword.speculation.drafting import DrafterNeeds
 from foreword.speculation.requests import DraftPlan
 from helpers.requests import lone_request
