@@ -72,9 +72,8 @@ void Decoder::set_ends(Matrix embedding, Matrix head, std::vector<float> final_n
     final_norm_ = std::move(final_norm);
 }
 
-int64_t Decoder::kv_bytes_per_row() const {
-    const int64_t numbers = 2 * static_cast<int64_t>(layers_.size()) * shape_.num_kv_heads * shape_.padded_dim();
-    return numbers * static_cast<int64_t>(sizeof(float));
+RowKind Decoder::kv_rows() const {
+    return {static_cast<int64_t>(layers_.size()), shape_.num_kv_heads, shape_.head_dim};
 }
 
 int64_t Decoder::weight_bytes() const {
@@ -87,31 +86,16 @@ int64_t Decoder::weight_bytes() const {
     return static_cast<int64_t>(total);
 }
 
-void Decoder::allocate_kv(int64_t pages) {
-    require(pages >= 0, "the number of pages cannot be negative");
-    std::lock_guard<std::mutex> lock(one_pass_);
-    kv_memory_.reset();
-    // Small pages: a large one would be filled by the first row of every layer.
-    kv_memory_ = std::make_unique<Memory>(static_cast<size_t>(pages * kPageSize * kv_bytes_per_row()), false);
-    pages_ = pages;
-}
-
-KvView Decoder::kv(int64_t layer) const {
-    const int64_t size = pages_ * kPageSize * shape_.num_kv_heads * shape_.padded_dim();   // of one layer's keys
-    float* keys = reinterpret_cast<float*>(kv_memory_->data()) + 2 * layer * size;
-    return {keys, keys + size, shape_.num_kv_heads, shape_.head_dim, shape_.padded_dim()};
-}
-
-void Decoder::check(const Batch& batch) const {
+void Decoder::check(const Batch& batch, const KvStore& store) const {
     require(embedding_ && head_, "the decoder has no embedding or head yet");
-    require(kv_memory_ != nullptr, "no KV memory was allocated");
-    const int64_t slots = pages_ * kPageSize;
+    require(store.kinds().front() == kv_rows(), "the KV store was made for another decoder");
+    const int64_t slots = store.slots();
     require_below(batch.token_ids, batch.rows, shape_.vocab_size, "a token id is outside the vocabulary");
     require_below(batch.slots, batch.rows, slots, "a KV slot is outside the pages");
     require_below(batch.kv_copies, 2 * batch.copies, slots, "a KV copy is outside the pages");
     require_below(batch.logit_rows, batch.wanted, batch.rows, "a logit row is outside the batch");
     require_below(batch.hidden_rows, batch.hidden_wanted, batch.rows, "a hidden row is outside the batch");
-    require_below(batch.block_tables, batch.requests * batch.table_width, pages_ > 0 ? pages_ : 1,
+    require_below(batch.block_tables, batch.requests * batch.table_width, store.pages() > 0 ? store.pages() : 1,
                   "a block table names a page that does not exist");
     require(batch.row_starts[0] == 0 && batch.row_starts[batch.requests] == batch.rows,
             "row_starts must begin with 0 and end with the number of rows");
@@ -125,15 +109,17 @@ void Decoder::check(const Batch& batch) const {
             require(last > 0, "a row must see at least itself");
         }
     }
-    for (int64_t layer : batch.hidden_layers) {
-        require(layer >= 0 && layer <= static_cast<int64_t>(layers_.size()), "a hidden layer does not exist");
+    const int64_t layers = static_cast<int64_t>(layers_.size());
+    for (const Tap& tap : batch.taps) {
+        require(tap.layer >= 0 && tap.layer <= layers, "hidden states are wanted of a layer that does not exist");
+        require(!tap.normed || tap.layer == layers, "the final norm follows the last layer alone");
     }
 }
 
-void Decoder::verify(const Batch& batch, float* logits, float* hidden) {
+void Decoder::forward(const Batch& batch, KvStore& store, float* logits, float* hidden) {
     std::lock_guard<std::mutex> lock(one_pass_);
-    check(batch);
-    Pass(*this, batch, logits, hidden).run();
+    check(batch, store);
+    Pass(*this, batch, store, logits, hidden).run();
 }
 
 }  // namespace foreword

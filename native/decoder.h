@@ -1,10 +1,11 @@
-// A decoder of the llama family: packed weights, KV memory, and what a pass needs between calls.
+// A decoder of the llama family: packed weights, and what a pass needs between calls.
 #pragma once
 
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "kv_store.h"
 #include "packed_matrix.h"
 #include "thread_pool.h"
 #include "types.h"
@@ -22,7 +23,6 @@ struct DecoderShape {
 
     int64_t query_width() const { return num_heads * head_dim; }
     int64_t kv_width() const { return num_kv_heads * head_dim; }
-    int64_t padded_dim() const { return (head_dim + 7) / 8 * 8; }
 };
 
 using Matrix = std::shared_ptr<PackedMatrix>;
@@ -35,7 +35,13 @@ struct Layer {
     Matrix gate, up, down;
 };
 
-// The arrays of a forward batch; see models/batch.py.
+// Where hidden states are taken: after so many layers, before or after the final norm.
+struct Tap {
+    int64_t layer;
+    bool normed;
+};
+
+// The arrays of a forward batch; see backends/batch.py.
 struct Batch {
     int64_t rows, requests, table_width, wanted, copies, hidden_wanted;
     const int32_t* token_ids;
@@ -49,7 +55,7 @@ struct Batch {
     const int32_t* logit_rows;
     const int32_t* kv_copies;
     const int32_t* hidden_rows;
-    std::vector<int64_t> hidden_layers;
+    std::vector<Tap> taps;
 };
 
 class Decoder {
@@ -58,22 +64,20 @@ public:
 
     void add_layer(Layer layer);
     void set_ends(Matrix embedding, Matrix head, std::vector<float> final_norm);
-    void allocate_kv(int64_t pages);
 
-    // logits [wanted, vocab]; hidden [hidden layers, hidden wanted, hidden size].
-    void verify(const Batch& batch, float* logits, float* hidden);
+    // logits [wanted, vocab]; hidden [taps, hidden wanted, hidden size]. The store's first kind of rows is this decoder's.
+    void forward(const Batch& batch, KvStore& store, float* logits, float* hidden);
 
     const DecoderShape& shape() const { return shape_; }
     int threads() const { return pool_.size(); }
     const char* isa() const { return kernels_.name; }
-    int64_t kv_bytes_per_row() const;
     int64_t weight_bytes() const;
 
 private:
     friend class Pass;
-    void check(const Batch& batch) const;
+    void check(const Batch& batch, const KvStore& store) const;
     void check_layer(const Layer& layer) const;
-    KvView kv(int64_t layer) const;
+    RowKind kv_rows() const;
 
     DecoderShape shape_;
     const KernelTable& kernels_;
@@ -82,8 +86,6 @@ private:
     std::vector<Layer> layers_;
     Matrix embedding_, head_;
     std::vector<float> final_norm_;
-    int64_t pages_ = 0;
-    std::unique_ptr<Memory> kv_memory_;
     std::vector<float> workspace_;   // kept between passes; grows to the largest batch
     std::mutex one_pass_;
 };

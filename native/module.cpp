@@ -2,8 +2,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -153,11 +155,11 @@ std::vector<std::string> instruction_sets() {
     return names;
 }
 
-// Arguments of Decoder.verify that are arrays with one entry per row must agree on the number of rows.
-void verify(Decoder& decoder, const Ints& token_ids, const Ints& positions, const Ints& slots, const Ints& prefix_lens,
+// Arguments of Decoder.forward that are arrays with one entry per row must agree on the number of rows.
+void forward(Decoder& decoder, KvStore& store, const Ints& token_ids, const Ints& positions, const Ints& slots, const Ints& prefix_lens,
             const Array<const int64_t, 2>& masks, const Ints& row_starts, const Array<const int32_t, 2>& block_tables,
             const Ints& kv_lens, const Ints& logit_rows, const Array<const int32_t, 2>& kv_copies, const Ints& hidden_rows,
-            const std::vector<int64_t>& hidden_layers, const Array<float, 2>& logits, const Array<float, 3>& hidden) {
+            const std::vector<std::pair<int64_t, bool>>& taps, const Array<float, 2>& logits, const Array<float, 3>& hidden) {
     const int64_t rows = length(token_ids), requests = length(kv_lens), wanted = length(logit_rows);
     const bool fits = length(positions) == rows && length(slots) == rows && length(prefix_lens) == rows &&
                       static_cast<int64_t>(masks.shape(0)) == rows && masks.shape(1) == 1 && length(row_starts) == requests + 1 &&
@@ -165,15 +167,17 @@ void verify(Decoder& decoder, const Ints& token_ids, const Ints& positions, cons
     if (!fits) throw std::invalid_argument("the arrays of the batch do not fit together");
     const bool room = static_cast<int64_t>(logits.shape(0)) == wanted &&
                       static_cast<int64_t>(logits.shape(1)) == decoder.shape().vocab_size &&
-                      hidden.shape(0) == hidden_layers.size() && static_cast<int64_t>(hidden.shape(1)) == length(hidden_rows) &&
+                      hidden.shape(0) == taps.size() && static_cast<int64_t>(hidden.shape(1)) == length(hidden_rows) &&
                       static_cast<int64_t>(hidden.shape(2)) == decoder.shape().hidden_size;
     if (!room) throw std::invalid_argument("the output arrays do not fit the batch");
+    std::vector<Tap> places;
+    for (const auto& [layer, normed] : taps) places.push_back({layer, normed});
     const Batch batch{rows, requests, static_cast<int64_t>(block_tables.shape(1)), wanted,
                       static_cast<int64_t>(kv_copies.shape(0)), length(hidden_rows), token_ids.data(), positions.data(),
                       slots.data(), prefix_lens.data(), masks.data(), row_starts.data(), block_tables.data(),
-                      kv_lens.data(), logit_rows.data(), kv_copies.data(), hidden_rows.data(), hidden_layers};
+                      kv_lens.data(), logit_rows.data(), kv_copies.data(), hidden_rows.data(), places};
     nb::gil_scoped_release free;
-    decoder.verify(batch, logits.data(), hidden.data());
+    decoder.forward(batch, store, logits.data(), hidden.data());
 }
 
 void bind_matrix(nb::module_& m) {
@@ -196,6 +200,46 @@ void bind_matrix(nb::module_& m) {
         .def_prop_ro("nbytes", &PackedMatrix::bytes);
 }
 
+using Rows = nb::ndarray<nb::numpy, float, nb::ndim<5>>;
+
+// Keys [layers, pages, kv heads, numbers, 16] and values [layers, pages, kv heads, 16, numbers] of one kind, as views.
+std::pair<Rows, Rows> arrays(KvStore& store, int64_t kind) {
+    if (kind < 0 || kind >= static_cast<int64_t>(store.kinds().size())) throw std::invalid_argument("there are no such KV rows");
+    const RowKind& rows = store.kinds()[static_cast<size_t>(kind)];
+    const KvView first = store.view(static_cast<size_t>(kind), 0);
+    const auto layers = static_cast<size_t>(rows.layers), pages = static_cast<size_t>(store.pages());
+    const auto heads = static_cast<size_t>(rows.kv_heads), dim = static_cast<size_t>(rows.padded_dim());
+    const auto page = static_cast<size_t>(kPageSize);
+    const int64_t head = rows.padded_dim() * kPageSize, layer = 2 * store.pages() * rows.kv_heads * head;
+    const nb::object owner = nb::find(store);
+    return {Rows(first.keys, {layers, pages, heads, dim, page}, owner, {layer, rows.kv_heads * head, head, kPageSize, 1}),
+            Rows(first.values, {layers, pages, heads, page, dim}, owner,
+                 {layer, rows.kv_heads * head, head, rows.padded_dim(), 1})};
+}
+
+void move_rows(KvStore& store, const Array<const int32_t, 2>& copies) {
+    const int64_t count = static_cast<int64_t>(copies.shape(0));
+    if (count > 0 && copies.shape(1) != 2) throw std::invalid_argument("a copy is a pair of KV rows");
+    for (int64_t i = 0; i < 2 * count; ++i) {
+        if (copies.data()[i] < 0 || copies.data()[i] >= store.slots()) throw std::invalid_argument("a KV copy is outside the pages");
+    }
+    nb::gil_scoped_release free;
+    for (int64_t layer = 0; layer < store.layers(); ++layer) store.move(layer, copies.data(), count);
+}
+
+void bind_kv_store(nb::module_& m) {
+    nb::class_<KvStore>(m, "KvStore")
+        .def("__init__", [](KvStore* self, int64_t pages, const std::vector<std::tuple<int64_t, int64_t, int64_t>>& kinds) {
+            std::vector<RowKind> rows;
+            for (const auto& [layers, kv_heads, head_dim] : kinds) rows.push_back({layers, kv_heads, head_dim});
+            new (self) KvStore(pages, std::move(rows));
+        }, nb::arg("pages"), nb::arg("kinds"))
+        .def("arrays", &arrays, nb::arg("kind"))
+        .def("move", &move_rows, nb::arg("copies"))
+        .def_prop_ro("pages", &KvStore::pages)
+        .def_prop_ro("bytes_per_row", &KvStore::bytes_per_row);
+}
+
 void bind_decoder(nb::module_& m) {
     nb::class_<Decoder>(m, "Decoder")
         .def("__init__", [](Decoder* self, int64_t vocab_size, int64_t hidden_size, int64_t intermediate_size,
@@ -216,13 +260,11 @@ void bind_decoder(nb::module_& m) {
         .def("set_ends", [](Decoder& self, Matrix embedding, Matrix head, const Floats& final_norm) {
             self.set_ends(std::move(embedding), std::move(head), copied(final_norm));
         }, nb::arg("embedding"), nb::arg("head"), nb::arg("final_norm"))
-        .def("allocate_kv", &Decoder::allocate_kv, nb::arg("pages"))
-        .def("verify", &verify, nb::arg("token_ids"), nb::arg("positions"), nb::arg("slots"), nb::arg("prefix_lens"),
+        .def("forward", &forward, nb::arg("store"), nb::arg("token_ids"), nb::arg("positions"), nb::arg("slots"), nb::arg("prefix_lens"),
              nb::arg("masks"), nb::arg("row_starts"), nb::arg("block_tables"), nb::arg("kv_lens"), nb::arg("logit_rows"),
-             nb::arg("kv_copies"), nb::arg("hidden_rows"), nb::arg("hidden_layers"), nb::arg("logits"), nb::arg("hidden"))
+             nb::arg("kv_copies"), nb::arg("hidden_rows"), nb::arg("taps"), nb::arg("logits"), nb::arg("hidden"))
         .def_prop_ro("threads", &Decoder::threads)
         .def_prop_ro("isa", &Decoder::isa)
-        .def_prop_ro("kv_bytes_per_row", &Decoder::kv_bytes_per_row)
         .def_prop_ro("weight_bytes", &Decoder::weight_bytes);
 }
 
@@ -237,6 +279,7 @@ NB_MODULE(_native, m) {
     m.def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("out"), nb::arg("isa"));
     m.def("silu_mul", &silu_mul, nb::arg("gate"), nb::arg("up"), nb::arg("isa"));
     bind_matrix(m);
+    bind_kv_store(m);
     bind_decoder(m);
     register_sampler(m);
 }

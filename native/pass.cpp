@@ -39,21 +39,10 @@ void fill_row(const KernelTable& kernels, const MatrixView& reader, const float*
                      into.scale + row * into.groups, into.sum + row * into.groups);
 }
 
-// Visits the numbers of one KV row: every key by itself, values head by head.
-template <typename Visit>
-void visit_kv_row(const KvView& kv, int64_t slot, Visit&& visit) {
-    const int64_t page = slot / kPageSize, offset = slot % kPageSize, dim = kv.padded_dim;
-    for (int64_t head = 0; head < kv.kv_heads; ++head) {
-        const int64_t base = (page * kv.kv_heads + head) * dim * kPageSize;
-        for (int64_t d = 0; d < dim; ++d) visit(kv.keys + base + d * kPageSize + offset, int64_t{1});
-        visit(kv.values + base + offset * dim, dim);
-    }
-}
-
 }  // namespace
 
-Pass::Pass(Decoder& decoder, const Batch& batch, float* logits, float* hidden)
-    : decoder_(decoder), batch_(batch), shape_(decoder.shape_), kernels_(decoder.kernels_), pool_(decoder.pool_),
+Pass::Pass(Decoder& decoder, const Batch& batch, KvStore& store, float* logits, float* hidden)
+    : decoder_(decoder), batch_(batch), store_(store), shape_(decoder.shape_), kernels_(decoder.kernels_), pool_(decoder.pool_),
       logits_(logits), hidden_(hidden), heads_width_(shape_.query_width() + 2 * shape_.kv_width()) {
     lay_out();
     plan_attention();
@@ -64,7 +53,7 @@ void Pass::lay_out() {
     const int64_t widest = std::max({shape_.hidden_size, shape_.query_width(), shape_.intermediate_size});
     const int64_t padded = (widest + kMaxGroup - 1) / kMaxGroup * kMaxGroup, groups = padded / kBlock;
     const int64_t group_heads = shape_.num_heads / shape_.num_kv_heads;
-    scratch_each_ = std::max(attention_scratch(shape_.padded_dim(), kAttentionRows, group_heads),
+    scratch_each_ = std::max(attention_scratch(store_.kinds().front().padded_dim(), kAttentionRows, group_heads),
                              (linear_scratch(widest) + 3) / 4) + widest + kAlign;
     for (int round = 0; round < 2; ++round) {
         std::vector<float>& space = decoder_.workspace_;
@@ -120,23 +109,9 @@ void Pass::work(int thread) {
     logits_of_wanted_rows(thread);
 }
 
-// All rows are read before any is written: a committed path may overlap itself.
 void Pass::move_kv_rows() {
     if (batch_.copies == 0) return;
-    pool_.share(static_cast<int64_t>(decoder_.layers_.size()), 1, [&](int64_t layer, int64_t) {
-        const KvView kv = decoder_.kv(layer);
-        std::vector<float> kept;
-        for (int64_t i = 0; i < batch_.copies; ++i) {
-            visit_kv_row(kv, batch_.kv_copies[2 * i], [&](const float* p, int64_t n) { kept.insert(kept.end(), p, p + n); });
-        }
-        const float* next = kept.data();
-        for (int64_t i = 0; i < batch_.copies; ++i) {
-            visit_kv_row(kv, batch_.kv_copies[2 * i + 1], [&](float* p, int64_t n) {
-                std::copy_n(next, n, p);
-                next += n;
-            });
-        }
-    });
+    pool_.share(store_.layers(), 1, [&](int64_t layer, int64_t) { store_.move(layer, batch_.kv_copies, batch_.copies); });
 }
 
 void Pass::embed() {
@@ -192,7 +167,7 @@ void Pass::quantize_rows(const float* values, int64_t width, const PackedMatrix&
 // Norms and rotates queries in place; rotated keys and values go to their slots.
 void Pass::place_heads(int64_t index) {
     const Layer& layer = decoder_.layers_[static_cast<size_t>(index)];
-    const KvView kv = decoder_.kv(index);
+    const KvView rows = kv(index);
     const int64_t dim = shape_.head_dim, half = dim / 2;
     pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) {
         float* heads = heads_ + row * heads_width_;
@@ -204,17 +179,17 @@ void Pass::place_heads(int64_t index) {
         }
         const float* keys = heads + shape_.query_width();
         for (int64_t head = 0; head < shape_.num_kv_heads; ++head) {
-            kernels_.store_kv(kv, batch_.slots[row], head, keys + head * dim, keys + shape_.kv_width() + head * dim);
+            kernels_.store_kv(rows, batch_.slots[row], head, keys + head * dim, keys + shape_.kv_width() + head * dim);
         }
     });
 }
 
 void Pass::attend(int64_t index, int thread) {
-    const KvView kv = decoder_.kv(index);
+    const KvView rows = kv(index);
     pool_.share(static_cast<int64_t>(tasks_.size()), 1, [&](int64_t number, int64_t) {
         AttentionTask task = tasks_[static_cast<size_t>(number)];
         task.scratch = floats_of(thread);
-        kernels_.attention(kv, task);
+        kernels_.attention(rows, task);
     });
 }
 
@@ -253,15 +228,21 @@ void Pass::gate_and_up(const Layer& layer, int thread) {
 }
 
 void Pass::keep_hidden(int64_t index) {
-    const std::vector<int64_t>& wanted = batch_.hidden_layers;
-    for (size_t place = 0; place < wanted.size(); ++place) {
-        if (wanted[place] != index) continue;
-        float* out = hidden_ + static_cast<int64_t>(place) * batch_.hidden_wanted * shape_.hidden_size;
+    const int64_t width = shape_.hidden_size;
+    for (size_t place = 0; place < batch_.taps.size(); ++place) {
+        const Tap& tap = batch_.taps[place];
+        if (tap.layer != index) continue;
+        float* out = hidden_ + static_cast<int64_t>(place) * batch_.hidden_wanted * width;
         pool_.share(batch_.hidden_wanted, 1, [&](int64_t i, int64_t) {
-            std::memcpy(out + i * shape_.hidden_size, stream_ + batch_.hidden_rows[i] * shape_.hidden_size,
-                        static_cast<size_t>(shape_.hidden_size) * sizeof(float));
+            const float* row = stream_ + batch_.hidden_rows[i] * width;
+            if (tap.normed) final_norm(row, out + i * width);
+            else std::copy_n(row, width, out + i * width);
         });
     }
+}
+
+void Pass::final_norm(const float* row, float* out) const {
+    kernels_.rms_norm(row, decoder_.final_norm_.data(), shape_.rms_norm_eps, shape_.hidden_size, out);
 }
 
 void Pass::logits_of_wanted_rows(int thread) {
@@ -270,8 +251,7 @@ void Pass::logits_of_wanted_rows(int thread) {
     ActivationView into = activations(head, batch_.wanted);
     std::vector<float> normed(static_cast<size_t>(shape_.hidden_size));
     pool_.share(batch_.wanted, 1, [&](int64_t i, int64_t) {
-        const float* row = stream_ + batch_.logit_rows[i] * shape_.hidden_size;
-        kernels_.rms_norm(row, decoder_.final_norm_.data(), shape_.rms_norm_eps, shape_.hidden_size, normed.data());
+        final_norm(stream_ + batch_.logit_rows[i] * shape_.hidden_size, normed.data());
         fill_row(kernels_, head.view(), normed.data(), i, into);
     });
     linears({{&head, {logits_, shape_.vocab_size, nullptr, false}}}, into, thread);

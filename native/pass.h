@@ -7,7 +7,7 @@ namespace foreword {
 
 class Pass {
 public:
-    Pass(Decoder& decoder, const Batch& batch, float* logits, float* hidden);
+    Pass(Decoder& decoder, const Batch& batch, KvStore& store, float* logits, float* hidden);
     void run();
 
 private:
@@ -26,9 +26,11 @@ private:
     void quantize_rows(const float* values, int64_t width, const PackedMatrix& reader, const ActivationView& into);
     void place_heads(int64_t index);
     void attend(int64_t index, int thread);
+    KvView kv(int64_t layer) const { return store_.view(0, layer); }
     void linears(const std::vector<Job>& jobs, const ActivationView& input, int thread);
     void gate_and_up(const Layer& layer, int thread);
     void keep_hidden(int64_t index);
+    void final_norm(const float* row, float* out) const;
     void logits_of_wanted_rows(int thread);
     ActivationView activations(const PackedMatrix& reader, int64_t rows) const;
     uint8_t* bytes_of(int thread) const { return reinterpret_cast<uint8_t*>(thread_scratch_ + thread * scratch_each_); }
@@ -36,6 +38,7 @@ private:
 
     Decoder& decoder_;
     const Batch& batch_;
+    KvStore& store_;
     const DecoderShape& shape_;
     const KernelTable& kernels_;
     ThreadPool& pool_;

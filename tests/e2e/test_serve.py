@@ -153,15 +153,15 @@ def test_the_default_model_over_http_equals_the_library(default_model):
     config = '{"method": "ngram", "num_speculative_tokens": 4}'
     with serve("smollm2-135m", "--speculative-config", config, factory=None) as server, server.http() as http:
         for prompt, text in zip(prompts, expected, strict=True):
-            for wish in (True, False, {"method": "suffix"}, {"num_speculative_tokens": 2}):
+            for override in (True, False, {"method": "suffix"}, {"num_speculative_tokens": 2}):
                 body = {
                     "prompt": prompt,
                     "temperature": 0.8,
                     "seed": 5,
                     "max_tokens": 24,
-                    "speculation": wish,
+                    "speculation": override,
                 }
                 answer = http.post("/generate", json=body).json()
-                assert answer["text"] == text, wish
-                assert (answer["speculation"]["drafts"] > 0) <= (wish is not False)
+                assert answer["text"] == text, override
+                assert (answer["speculation"]["drafts"] > 0) <= (override is not False)
         assert server.terminate() == 0

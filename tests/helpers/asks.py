@@ -1,26 +1,31 @@
 """Requests and asks for drafters that are tested alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import count
 
-from foreword.speculation.protocols import Ask
+from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.speculation.drafting import Ask, DraftRequest
 
 _numbers = count()
 
 
-@dataclass
-class TextRequest:
+def text_request(
+    tokens: Sequence[int],
+    *,
+    prompt_len: int = 0,
+    tenant: str = "",
+    epoch: int = 0,
+    request_id: int | None = None,
+    vocab_size: int = 1 << 20,
+) -> DraftRequest:
     """A request that is only its text."""
-
-    tokens: list[int]
-    prompt_len: int = 0
-    tenant: str = ""
-    epoch: int = 0
-    request_id: int = field(default_factory=lambda: next(_numbers))
+    sampler = RequestSampler(SamplingParams(temperature=0), TokenLimits(vocab_size), list(tokens), seed=0)
+    number = next(_numbers) if request_id is None else request_id
+    return DraftRequest(number, tokens, sampler.drafting(), prompt_len, tenant, epoch)
 
 
-def ask(request: TextRequest | Sequence[int], max_nodes: int = 8, max_depth: int = 64) -> Ask:
-    if not isinstance(request, TextRequest):
-        request = TextRequest(list(request))
-    return Ask(request, max_nodes, max_depth)  # type: ignore[arg-type]
+def ask(request: DraftRequest | Sequence[int], max_nodes: int = 8, max_depth: int = 64) -> Ask:
+    if not isinstance(request, DraftRequest):
+        request = text_request(request)
+    return Ask(request, max_nodes, max_depth)

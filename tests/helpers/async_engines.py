@@ -8,12 +8,13 @@ from typing import Any
 
 from foreword.acceptance.params import SamplingParams
 from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.backends.interface import KvStore
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.answers.stream import AnswerStream
 from foreword.engine.config import EngineConfig
-from foreword.engine.core import EngineCore, Parts
+from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.engine import Engine
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.engine.vocabulary import Vocabulary
@@ -46,13 +47,13 @@ class GatedDecoder(TorchDecoder):
             self._limit = self.passes + passes
             self._gate.notify_all()
 
-    def verify(self, batch: ForwardBatch) -> ForwardOutput:
+    def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
         with self._gate:
             assert self._gate.wait_for(lambda: self.passes < self._limit, timeout=20)
             self.passes += 1
         if self.failure is not None:
             raise self.failure
-        return super().verify(batch)
+        return super().forward(batch, store)
 
 
 class Bench:
@@ -64,7 +65,7 @@ class Bench:
         policy = FixedPolicy(DrawingDrafter(VOCAB, 4), 4)
         vocabulary = Vocabulary(VOCAB, frozenset({0}), tokenizer)  # type: ignore[arg-type]
         config = EngineConfig(kv_cache_memory_bytes=1 << 20)
-        self.core = EngineCore(self.decoder, vocabulary, Parts(config, policy))
+        self.core = EngineCore(self.decoder, vocabulary, EngineParts(config, policy))
         self.engine = Engine(self.core, tokenizer)  # type: ignore[arg-type]
 
     @property

@@ -13,8 +13,10 @@ from foreword.acceptance.judge import judge
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.kv.spec import RowSpec
 from foreword.speculation.draft import Draft, stack
 from helpers.history_target import HistoryTarget
+from helpers.pretend_store import PRETEND_ROWS, PretendStore
 from helpers.saboteur import Saboteur
 
 
@@ -31,25 +33,26 @@ class CheckedTarget(HistoryTarget):
         self.contradictions: list[str] = []
         self.most_rows = 0  # of any pass
 
-    def kv_bytes_per_row(self) -> int:
-        return 1
+    def kv_rows(self) -> RowSpec:
+        return PRETEND_ROWS
 
-    def allocate_kv(self, num_pages: int, page_size: int) -> None:
+    def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> PretendStore:
         assert page_size == self.page_size
         self.memory.clear()
+        return PretendStore(num_pages, page_size, extra)
 
     def logits_after(self, history: Sequence[int]) -> torch.Tensor:
         generator = torch.Generator().manual_seed(zlib.crc32(bytes(history)))
         return 2.0 * torch.randn(self.vocab_size, generator=generator)
 
-    def verify(self, batch: ForwardBatch) -> ForwardOutput:
+    def forward(self, batch: ForwardBatch, store: object = None) -> ForwardOutput:
         self.most_rows = max(self.most_rows, len(batch.token_ids))
         self.saboteur.strike("verify")
         if self.saboteur.is_due("torn verify"):
             self._write_half(batch)
             self.saboteur.strike("torn verify")
         try:
-            output = super().verify(batch)
+            output = super().forward(batch)
         except (AssertionError, LookupError) as error:
             self.contradictions.append(repr(error))
             raise

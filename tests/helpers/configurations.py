@@ -9,7 +9,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
-from foreword.engine.core import EngineCore, Parts
+from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.loader import LoadedModel
 from foreword.engine.messages import NewRequest
 from foreword.speculation.protocols import Drafter
@@ -123,13 +123,15 @@ class Runner:
     def _core(self, how: Configuration) -> EngineCore:
         decoder = self._model.decoder
         config = EngineConfig(
-            kv_cache_memory_bytes=how.kv_rows * decoder.kv_bytes_per_row(),
+            kv_cache_memory_bytes=how.kv_rows * decoder.kv_rows().bytes_per_row,
             max_num_batched_tokens=how.max_rows,
             max_num_seqs=how.max_running,
             enable_prefix_caching=how.prefix_caching,
             max_draft_share=100.0,
         )
-        return EngineCore(decoder, self._model.vocabulary(), Parts(config, FixedPolicy(), self._drafter))
+        return EngineCore(
+            decoder, self._model.vocabulary(), EngineParts(config, FixedPolicy(), self._drafter)
+        )
 
     def _drafter(self, config: SpeculationConfig) -> Drafter:
         key = repr((config.method, config.combine, config.options))

@@ -9,15 +9,17 @@ from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
-from foreword.engine.core import EngineCore, Parts
+from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.messages import NewRequest
 from foreword.engine.request import Request
 from foreword.engine.vocabulary import Vocabulary
 from foreword.kv.paged_cache import PAGE_SIZE
 from foreword.speculation.draft import Draft
-from foreword.speculation.protocols import Ask, Planned, Scheduled, StepRequest
+from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.requests import DraftPlan, PassEntry
 from foreword.speculation.situation import Situation
 from helpers.checked_target import CheckedTarget, Definition, PlainAnswer
+from helpers.pretend_store import PRETEND_ROWS
 from helpers.saboteur import PlantedError, Saboteur, nonsense
 from helpers.scripted_drafters import RandomTreeDrafter
 
@@ -89,7 +91,7 @@ class PretendDrafter(RandomTreeDrafter):
             return nonsense(self._rng, drafts)
         return drafts
 
-    def forget(self, request: StepRequest) -> None:
+    def forget(self, request: DraftRequest) -> None:
         self.holds.discard(request.request_id)
         self._late.pop(request.request_id, None)
         self._world.saboteur.strike("forget")
@@ -116,9 +118,9 @@ class SabotagedPolicy(FixedPolicy):
         super().__init__()
         self._world = world
 
-    def plan(self, scheduled: Sequence[Scheduled], situation: Situation) -> list[Planned]:
+    def plan(self, entries: Sequence[PassEntry], situation: Situation) -> list[DraftPlan | None]:
         self._world.saboteur.strike("plan")
-        plan = super().plan(scheduled, situation)
+        plan = super().plan(entries, situation)
         if self._world.saboteur.is_due("nonsense plan"):
             self._world.saboteur.note("nonsense plan")
             return self._world.rng.choice([plan[1:], plan[::-1], [*plan, *plan], []])
@@ -158,21 +160,21 @@ class World:
     def _core(self) -> EngineCore:
         sizes = self.sizes
         config = EngineConfig(
-            kv_cache_memory_bytes=sizes.pages * PAGE_SIZE,
+            kv_cache_memory_bytes=sizes.pages * PAGE_SIZE * PRETEND_ROWS.bytes_per_row,
             max_num_batched_tokens=sizes.max_rows,
             max_num_seqs=max(sizes.max_running, sizes.pages // 6 + 1),
             enable_prefix_caching=sizes.prefix_caching,
             max_draft_share=self.rng.choice((0.5, 1e9, 1e9)),
         )
         default = SpeculationConfig.parse({"method": "ngram", "num_speculative_tokens": 4})
-        parts = Parts(config, SabotagedPolicy(self), self._build, default)
+        parts = EngineParts(config, SabotagedPolicy(self), self._build, default)
         return EngineCore(self.target, Vocabulary(VOCAB, END_IDS), parts)  # type: ignore[arg-type]
 
     def _build(self, config: SpeculationConfig) -> PretendDrafter:
         self.drafters.append(PretendDrafter(self, TRUTH[config.method[0]]))
         return self.drafters[-1]
 
-    def next_token(self, history: Sequence[int], request: StepRequest) -> int:
+    def next_token(self, history: Sequence[int], request: DraftRequest) -> int:
         """What a drafter that knows the truth says."""
         promised = self._promised[request.request_id]
         if tuple(history) == promised[: len(history)] and len(history) < len(promised):
@@ -260,7 +262,8 @@ def check_stats(told: Told, stats: Any) -> None:
     assert stats.prompt_tokens == told.request.prompt_len
     assert 0 <= stats.cached_tokens < max(stats.prompt_tokens, 1)
     assert 0 <= stats.accepted <= stats.drafted
-    assert stats.rollback_tokens == stats.rejected_kv_bytes == stats.drafted - stats.accepted
+    assert stats.rollback_tokens == stats.drafted - stats.accepted
+    assert stats.rejected_kv_bytes == stats.rollback_tokens * PRETEND_ROWS.bytes_per_row
     assert len(stats.drafted_per_position) == len(stats.accepted_per_position)
     assert sum(stats.accepted_per_position) == stats.accepted
     assert max(stats.drafted_per_position, default=0) == stats.drafts <= stats.passes

@@ -9,7 +9,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.backends.interface import Decoder
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.config import EngineConfig
-from foreword.engine.core import EngineCore, Parts
+from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.messages import NewRequest
 from foreword.engine.request import Request
 from foreword.engine.vocabulary import Vocabulary
@@ -39,7 +39,7 @@ def core_on(
     vocabulary = WordVocabulary(
         target.config.vocab_size, frozenset(end_ids), words=tuple(tuple(word) for word in words)
     )
-    return EngineCore(target, vocabulary, Parts(EngineConfig(**config), policy or FixedPolicy()))
+    return EngineCore(target, vocabulary, EngineParts(EngineConfig(**config), policy or FixedPolicy()))
 
 
 def ask(core: EngineCore, prompt: Sequence[int], params: SamplingParams, **options: Any) -> Request:

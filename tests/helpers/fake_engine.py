@@ -5,6 +5,7 @@ Its vocabulary is that of the tiny tokenizer: ids 3 to 96 are the visible ASCII 
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from time import monotonic
@@ -13,12 +14,13 @@ import numpy as np
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.engine.answers.stream import AnswerStream
-from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest, RequestStats
+from foreword.engine.messages import AnswerDelta, DraftShown, EngineStats, NewRequest, RequestStats
 from foreword.errors import EngineStopped, RequestError
 from foreword.wire.frames import Start
 
 FIRST_VISIBLE = 3
 VISIBLE = 94
+WRONG = FIRST_VISIBLE + 5
 
 
 def token_text(token: int) -> str:
@@ -77,7 +79,7 @@ class FakeAnswer:
             text[self.told : upto],
             tuple(fresh),
             tuple(_logprobs(t, params.logprobs) for t in fresh) if params.logprobs is not None else (),
-            rejected=tuple(FIRST_VISIBLE + k for k in range(3 - len(fresh))) if self.drafts else (),
+            drafts=(self._draft(fresh),) if self.request.progress else (),
             from_draft=len(fresh) - 1,
             finish_reason=reason,
             stop_reason=stopped,
@@ -88,6 +90,18 @@ class FakeAnswer:
         )
         self.told = max(self.told, upto)
         self.inbox.deliver(delta)
+
+    def _draft(self, fresh: list[int]) -> DraftShown:
+        """Two guesses; with a depth of 8 and more they have siblings that are all wrong."""
+        if not self.drafts:
+            return DraftShown((), (), (), len(fresh))
+        accepted = fresh[:-1]
+        wrong = [FIRST_VISIBLE + k for k in range(2 - len(accepted))]
+        wish = self.request.speculation
+        branches = isinstance(wish, Mapping) and wish.get("num_speculative_tokens", 0) >= 8
+        siblings = (WRONG, WRONG, WRONG) if branches else ()
+        parents = (-1, 0, -1, 2, 0)[: 2 + len(siblings)]
+        return DraftShown((*accepted, *wrong, *siblings), parents, tuple(range(len(accepted))), len(fresh))
 
     def _prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
         wanted = self.request.params.prompt_logprobs
@@ -110,6 +124,8 @@ class FakeAnswer:
             queue_seconds=max(self.started - self.arrived, 0.0),
             prefill_seconds=0.001,
             decode_seconds=monotonic() - self.started if self.started else 0.0,
+            draft_seconds=0.001 * drafts,
+            verify_seconds=0.01 * self.passes + 0.002 * drafts,
             passes=self.passes,
             drafts=drafts,
             drafted=2 * drafts,

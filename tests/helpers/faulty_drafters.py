@@ -11,7 +11,7 @@ from foreword.acceptance.rules.drawn import Drawn
 from foreword.drafters.ngram import NgramConfig, NgramDrafter
 from foreword.drafters.registry import DrafterKind
 from foreword.speculation.draft import Draft
-from foreword.speculation.protocols import Ask, StepRequest
+from foreword.speculation.drafting import Ask, DraftRequest
 
 HANG_SECONDS = 0.3
 
@@ -33,7 +33,7 @@ class FaultyDrafter:
         self._calls += 1
         return self._misbehave(asks) if self._calls % 2 else self._honest.propose(asks)
 
-    def forget(self, request: StepRequest) -> None:
+    def forget(self, request: DraftRequest) -> None:
         self._honest.forget(request)
 
 

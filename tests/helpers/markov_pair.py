@@ -1,5 +1,6 @@
 """Two pretend decoders whose logits follow from the last two tokens: a target, and one that drafts for it."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,6 +8,8 @@ import numpy as np
 import torch
 
 from foreword.backends.batch import BatchArrays, ForwardBatch, ForwardOutput
+from foreword.kv.spec import RowSpec
+from helpers.pretend_store import PRETEND_ROWS, PretendStore
 
 VOCAB = 3
 PEAK, NOISE = 2.1, 0.4
@@ -26,14 +29,15 @@ class MarkovDecoder:
         self._memory = np.empty(0, np.int64)
         self._page_size = 0
 
-    def kv_bytes_per_row(self) -> int:
-        return 1
+    def kv_rows(self) -> RowSpec:
+        return PRETEND_ROWS
 
-    def allocate_kv(self, num_pages: int, page_size: int) -> None:
+    def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> PretendStore:
         self._page_size = page_size
         self._memory = np.full(num_pages * page_size, -(10**9))
+        return PretendStore(num_pages, page_size, extra)
 
-    def verify(self, batch: ForwardBatch) -> ForwardOutput:
+    def forward(self, batch: ForwardBatch, _store: object) -> ForwardOutput:
         arrays = batch.arrays
         self._memory[arrays.kv_copies[:, 1]] = self._memory[arrays.kv_copies[:, 0]]
         self._memory[arrays.slots] = arrays.token_ids

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +12,14 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.backends.batch import ForwardBatch
 from foreword.backends.interface import Decoder
+from foreword.backends.runner import ModelRunner
+from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.torch.weights import load_weights
 from foreword.engine.request import Request, RequestLimits
 from foreword.kv.paged_cache import PagedCache
+from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.speculation.draft import Draft
-from foreword.speculation.protocols import Scheduled
+from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
 from foreword.speculation.verdict import NOTHING_DRAWN
 
@@ -22,6 +27,12 @@ DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")),
 ]
+
+
+def torch_decoder(path: Path) -> TorchDecoder:
+    """The reference."""
+    checkpoint = open_checkpoint(path)
+    return TorchDecoder(checkpoint.config, load_weights(checkpoint, torch.float32, torch.device("cpu")))
 
 
 def make_request(cache: PagedCache, tokens: Sequence[int]) -> Request:
@@ -40,26 +51,25 @@ def with_all_logits(batch: ForwardBatch) -> ForwardBatch:
 def all_logits(decoder: Decoder, tokens: Sequence[int]) -> torch.Tensor:
     """Logits after every token of one text, in one pass on fresh memory: float32 [tokens, vocab]."""
     cache = PagedCache(-(-len(tokens) // 16))
-    decoder.allocate_kv(cache.pool.num_pages, cache.page_size)
-    with Transaction(cache, [Scheduled(make_request(cache, tokens), len(tokens))]) as transaction:
-        return decoder.verify(with_all_logits(transaction.batch([Draft()]))).logits.cpu()
+    runner = ModelRunner.allocate(decoder, cache.pool.num_pages, cache.page_size)
+    with Transaction(cache, [PassEntry.of(make_request(cache, tokens), len(tokens))]) as transaction:
+        return runner.forward(with_all_logits(transaction.batch([Draft()]))).logits.cpu()
 
 
-def fragmented_cache(decoder: Decoder, num_pages: int, seed: int) -> PagedCache:
-    """A cache whose free pages come in random order, its memory full of garbage."""
+def fragmented_cache(decoder: Decoder, num_pages: int, seed: int) -> tuple[ModelRunner, PagedCache]:
+    """The decoder with fresh memory, and a cache for it whose free pages come in random order."""
     cache = PagedCache(num_pages)
-    decoder.allocate_kv(num_pages, cache.page_size)
     churn = [cache.open() for _ in range(num_pages)]
     for sequence in churn:
         cache.reserve(sequence, 1)
     random.Random(seed).shuffle(churn)
     for sequence in churn:
         cache.close(sequence)
-    return cache
+    return ModelRunner.allocate(decoder, num_pages, cache.page_size), cache
 
 
-def compute(decoder: Decoder, cache: PagedCache, request: Request, rows: int) -> None:
+def compute(runner: ModelRunner, cache: PagedCache, request: Request, rows: int) -> None:
     """Compute the KV of the request's next committed tokens."""
-    with Transaction(cache, [Scheduled(request, rows)]) as transaction:
-        decoder.verify(transaction.batch([Draft()]))
+    with Transaction(cache, [PassEntry.of(request, rows)]) as transaction:
+        runner.forward(transaction.batch([Draft()]))
         transaction.commit([NOTHING_DRAWN])

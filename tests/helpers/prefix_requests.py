@@ -1,6 +1,7 @@
 """Requests that come, compute their rows, publish them and go."""
 
-from foreword.kv.paged_cache import KvSequence, PagedCache
+from foreword.kv.paged_cache import PagedCache
+from foreword.kv.sequence import KvSequence
 
 PAGE = 4
 
@@ -13,7 +14,7 @@ def compute(cache: PagedCache, sequence: KvSequence, tokens: list[int]) -> None:
     """Every token but the newest gets its row; what is full is published."""
     rows = len(tokens) - 1 - sequence.computed
     cache.reserve(sequence, rows)
-    cache.take_moves()
+    cache.settle_moves(cache.take_moves())
     cache.commit(sequence, rows, [])
     cache.publish(sequence, tokens)
     cache.check_integrity()

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from foreword.kv.paged_cache import KvSequence, PagedCache, RowMove
+from foreword.kv.paged_cache import PagedCache
+from foreword.kv.sequence import KvSequence, RowMove
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class PretendMemory:
             for sequence in under_way.sequences:
                 self.cache.rollback(sequence)
             self.cache.lose_moves(under_way.moves)
+        else:
+            self.cache.settle_moves(under_way.moves)
 
     def run_pass(self, writes: Mapping[KvSequence, Sequence[object]], *, fail: bool = False) -> None:
         """Both halves at once."""

@@ -9,7 +9,7 @@ import pytest
 
 from foreword.engine.core import EngineCore
 from foreword.engine.request import Request
-from foreword.kv.paged_cache import KvSequence
+from foreword.kv.sequence import KvSequence
 from foreword.speculation import accept as judging
 
 ONLY_GUESSES = ("plan", "nonsense plan", "propose", "nonsense drafts", "forget")

@@ -4,9 +4,9 @@ import random
 from collections.abc import Callable, Sequence
 
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.protocols import Ask, StepRequest
+from foreword.speculation.drafting import Ask, DraftRequest
 
-Oracle = Callable[[Sequence[int], StepRequest], int]
+Oracle = Callable[[Sequence[int], DraftRequest], int]
 """The token that follows these tokens."""
 
 
@@ -21,6 +21,9 @@ class RandomTreeDrafter:
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         return [self._tree(ask) for ask in asks]
+
+    def forget(self, request: DraftRequest) -> None:
+        pass
 
     def _tree(self, ask: Ask) -> Draft:
         histories = {ROOT: list(ask.request.tokens)}
@@ -39,7 +42,7 @@ class RandomTreeDrafter:
             depths[node] = depths[parent] + 1
         return Draft(tuple(tokens), tuple(parents), len(ask.request.tokens), ask.request.epoch)
 
-    def _token(self, history: list[int], request: StepRequest) -> int:
+    def _token(self, history: list[int], request: DraftRequest) -> int:
         if self._rng.random() < self._truth:
             return self._oracle(history, request)
         return self._rng.randrange(self._vocab_size)

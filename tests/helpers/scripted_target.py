@@ -7,8 +7,10 @@ import numpy as np
 import torch
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.kv.spec import RowSpec
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.protocols import Ask, StepRequest
+from foreword.speculation.drafting import Ask, DraftRequest
+from helpers.pretend_store import PRETEND_ROWS, PretendStore
 
 PROMPT_LEN = 3
 """Tokens that name the script, as digits of its number."""
@@ -35,12 +37,13 @@ class ScriptedTarget:
         self._noise = torch.randn(256, vocab_size, generator=torch.Generator().manual_seed(0))
         self._memory = torch.empty(0, dtype=torch.int64)
 
-    def kv_bytes_per_row(self) -> int:
-        return 8
+    def kv_rows(self) -> RowSpec:
+        return PRETEND_ROWS
 
-    def allocate_kv(self, num_pages: int, page_size: int) -> None:
+    def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> PretendStore:
         self._page_size = page_size
         self._memory = torch.full((num_pages * page_size,), -(10**9))
+        return PretendStore(num_pages, page_size, extra)
 
     def logits(self, scripts: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         """What is said at these places of these scripts: float32 [rows, vocab]."""
@@ -51,7 +54,7 @@ class ScriptedTarget:
         logits[rows, self._scripts[scripts, places]] = LIKELY
         return logits
 
-    def verify(self, batch: ForwardBatch) -> ForwardOutput:
+    def forward(self, batch: ForwardBatch, store: object = None) -> ForwardOutput:
         copies = batch.kv_copies.long()
         self._memory[copies[:, 1]] = self._memory[copies[:, 0]]
         self._memory[batch.slots.long()] = batch.token_ids.long()
@@ -66,7 +69,7 @@ class ScriptedTarget:
 class ScriptDrafter:
     """Drafts what will come: whole chains, chains with a wrong guess in them, or trees with wrong branches."""
 
-    def __init__(self, next_token: Callable[[StepRequest, int], int], vocab_size: int, seed: int) -> None:
+    def __init__(self, next_token: Callable[[DraftRequest, int], int], vocab_size: int, seed: int) -> None:
         """`next_token` knows what a request's answer has at a place, counted from its start."""
         self._next_token = next_token
         self._vocab_size = vocab_size
@@ -75,7 +78,7 @@ class ScriptDrafter:
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         return [self._draft(ask) for ask in asks]
 
-    def forget(self, request: StepRequest) -> None:
+    def forget(self, request: DraftRequest) -> None:
         pass
 
     def _draft(self, ask: Ask) -> Draft:

@@ -8,7 +8,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.engine.answers.outputs import CompletionOutput, RequestOutput
 from foreword.engine.llm import LLM
 
-WISHES: tuple[Any, ...] = (
+OVERRIDES: tuple[Any, ...] = (
     None,
     True,
     False,
@@ -37,7 +37,7 @@ class Case:
     chat: bool
     text: str
     params: dict[str, Any]  # fields of SamplingParams but logprobs
-    wish: Any
+    override: Any
     logprobs: int | None = None
 
     def sampling_params(self) -> SamplingParams:
@@ -50,7 +50,7 @@ class Case:
     def openai_arguments(self) -> dict[str, Any]:
         """For `create` of the official client."""
         known = {k: v for k, v in self.params.items() if k in OPENAI_FIELDS | {"max_tokens"}}
-        extra = {k: v for k, v in self.params.items() if k not in known} | {"speculation": self.wish}
+        extra = {k: v for k, v in self.params.items() if k not in known} | {"speculation": self.override}
         known |= {"messages": self.messages} if self.chat else {"prompt": self.text}
         if self.logprobs is not None:
             known |= (
@@ -90,7 +90,7 @@ def draw_case(rng: random.Random, tokens: int = 24) -> Case:
     params["min_tokens"] = min(params.get("min_tokens", 0), params["max_tokens"])
     logprobs = rng.choice((None, None, 0, 2, 5))
     text = rng.choice(TEXTS)[: rng.randint(5, 60)]
-    return Case(rng.random() < 0.5, text, params, rng.choice(WISHES), logprobs)
+    return Case(rng.random() < 0.5, text, params, rng.choice(OVERRIDES), logprobs)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.proofs.tiny_model import tiny_decoder
-from foreword.speculation.protocols import StepRequest
+from foreword.speculation.drafting import DraftRequest
 from helpers.engines import core_on
 from helpers.passes import all_logits
 from helpers.scripted_target import ScriptDrafter
@@ -80,7 +80,7 @@ def requests() -> list[NewRequest]:
 def knowing_policy(seed: int) -> FixedPolicy:
     """Drafts of what comes out, some of them wrong, some of them trees."""
 
-    def next_token(request: StepRequest, place: int) -> int:
+    def next_token(request: DraftRequest, place: int) -> int:
         known = texts()[f"{request.name}/0"]  # type: ignore[attr-defined]
         return known[min(place, len(known) - 1)]
 

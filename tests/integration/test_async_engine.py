@@ -268,13 +268,13 @@ def test_what_cannot_be_answered_is_refused_at_once(bench: Bench):
 def test_when_the_thread_dies_every_stream_hears_of_it(bench: Bench, error: BaseException):
     bench.decoder.allow(0)
 
-    def broken() -> list[AnswerDelta]:
+    def broken(_: object) -> list[AnswerDelta]:
         raise error
 
     async def main() -> None:
         streams = [bench.engine.submit(new(f"r{i}")) for i in range(3)]
         await until(lambda: bool(bench.core.scheduler.running))
-        bench.core.step = broken  # type: ignore[method-assign]
+        bench.core.resolve = broken  # type: ignore[method-assign]
         bench.decoder.allow(inf)
         for stream in streams:
             with pytest.raises(EngineStopped, match=type(error).__name__):
@@ -339,6 +339,6 @@ def test_statistics_tell_how_things_stand(bench: Bench):
     assert stats.speculating
     assert stats.step_faults == {}
     assert 0 < stats.verify_seconds <= stats.step_seconds
-    drafts, drafted, accepted = stats.acceptance["plain/sampled"]
+    drafts, drafted, accepted = stats.acceptance["given/sampled"]
     assert 0 < accepted < drafted
     assert 0 < drafts <= stats.steps * 2

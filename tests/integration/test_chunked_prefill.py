@@ -2,7 +2,7 @@
 
 from foreword.acceptance.params import SamplingParams
 from foreword.engine.config import EngineConfig
-from foreword.engine.core import EngineCore, Parts
+from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.loader import load_model
 from foreword.engine.messages import NewRequest
 
@@ -12,7 +12,7 @@ LONG = 400
 
 def test_every_pass_over_a_chunk_gives_each_running_answer_a_token(tiny_model):
     loaded = load_model(str(tiny_model))
-    parts = Parts(EngineConfig(max_num_batched_tokens=CHUNK), build_drafter=loaded.build_drafter)
+    parts = EngineParts(EngineConfig(max_num_batched_tokens=CHUNK), build_drafter=loaded.build_drafter)
     core = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
     others = {
         "plain": False,

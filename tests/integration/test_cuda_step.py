@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from foreword.backends.batch import Tap
+from foreword.backends.runner import ModelRunner
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.staging import Staging
 from foreword.backends.torch.weights import load_weights
 from foreword.engine.request import Request
 from foreword.kv.paged_cache import PagedCache
+from foreword.kv.spec import DECODER_ROWS
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.speculation.draft import Draft
-from foreword.speculation.layout import BatchBuffers, Share
+from foreword.speculation.layout import BatchBuffers, SequenceRows
 from helpers.passes import DEVICES, make_request
 from helpers.tiny_models import make_hf_model
 from helpers.trees import random_tokens, random_tree
@@ -29,14 +32,14 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_hf_model(tmp_path_factory.mktemp("model"), "qwen3", tied=True)
 
 
-def make_decoder(path: Path, device: str, bucketed: bool) -> TorchDecoder:
+def make_runner(path: Path, device: str, bucketed: bool) -> ModelRunner:
     checkpoint = open_checkpoint(path)
     weights = load_weights(checkpoint, torch.float32, torch.device(device))
     decoder = TorchDecoder(checkpoint.config, weights, bucketed=bucketed)
-    decoder.allocate_kv(PAGES, 16)
-    for memory in (decoder._keys, decoder._values):
+    runner = ModelRunner.allocate(decoder, PAGES, 16)
+    for memory in runner.store.arrays(DECODER_ROWS):
         memory[:, : PAGES * 16] = torch.nan  # what nobody has written must not matter
-    return decoder
+    return runner
 
 
 @contextmanager
@@ -57,29 +60,31 @@ class Pair:
 
     def __init__(self, path: Path, device: str) -> None:
         self.device = device
-        self.plain, self.padded = make_decoder(path, "cpu", False), make_decoder(path, device, True)
+        self.plain, self.padded = make_runner(path, "cpu", False), make_runner(path, device, True)
         self.cache, self.buffers = PagedCache(PAGES), BatchBuffers(entries=64)
 
-    def run(self, shares: Sequence[Share], hidden_rows: Sequence[int] = ()) -> None:
+    def run(self, shares: Sequence[SequenceRows], hidden_rows: Sequence[int] = ()) -> None:
         """One pass on both, compared; then the runs are final."""
         batch = self.buffers.lay_out(self.cache, shares, self.cache.take_moves())
         rows = torch.tensor(hidden_rows, dtype=torch.int32)
-        batch = replace(batch, hidden_rows=rows, hidden_layers=(0, 2) if hidden_rows else ())
-        expected = self.plain.verify(batch)
+        batch = replace(
+            batch, hidden_rows=rows, taps=(Tap(0), Tap(2), Tap(2, normed=True)) if hidden_rows else ()
+        )
+        expected = self.plain.forward(batch)
         with no_waiting(self.device):
-            output = self.padded.verify(batch)
+            output = self.padded.forward(batch)
         assert output.logits.isfinite().all()
         torch.testing.assert_close(output.logits.cpu(), expected.logits, atol=1e-4, rtol=0)
         assert set(output.hidden) == set(expected.hidden)
-        for layer, states in expected.hidden.items():
-            torch.testing.assert_close(output.hidden[layer].cpu(), states, atol=1e-4, rtol=0)
+        for tap, states in expected.hidden.items():
+            torch.testing.assert_close(output.hidden[tap].cpu(), states, atol=1e-4, rtol=0)
 
     def open(self, tokens: Sequence[int]) -> Request:
         return make_request(self.cache, tokens)
 
-    def share(self, request: Request, run: int, draft: Draft, run_logits: int = 1) -> Share:
+    def share(self, request: Request, run: int, draft: Draft, run_logits: int = 1) -> SequenceRows:
         self.cache.reserve(request.kv, run + len(draft))
-        return Share(request.kv, request.tokens, run, draft, run_logits=run_logits)
+        return SequenceRows(request.kv, request.tokens, run, draft, run_logits=run_logits)
 
 
 @pytest.fixture(params=DEVICES)
@@ -130,7 +135,8 @@ def test_no_logits_wanted(pair: Pair):
 
 
 def test_what_padding_computes_harms_nobody(pair: Pair):
-    for decoder in (pair.plain, pair.padded):
+    for decoder in (pair.plain.decoder, pair.padded.decoder):
+        assert isinstance(decoder, TorchDecoder)
         embedding = decoder.weights.embedding.clone()
         embedding[0] = torch.nan  # of the token that padding rows have
         decoder._weights = replace(decoder.weights, embedding=embedding)
@@ -144,8 +150,8 @@ def test_passes_that_nobody_waits_for_keep_their_own_batches(pair: Pair):
     outputs, expected = [], []
     for _ in tokens:
         batch = pair.buffers.lay_out(pair.cache, [pair.share(request, 1, Draft())], [])
-        expected.append(pair.plain.verify(batch).logits)
-        outputs.append(pair.padded.verify(batch).logits)
+        expected.append(pair.plain.forward(batch).logits)
+        outputs.append(pair.padded.forward(batch).logits)
         pair.cache.commit(request.kv, 1, [])
     torch.testing.assert_close(torch.cat(outputs).cpu(), torch.cat(expected), atol=1e-4, rtol=0)
 
@@ -153,7 +159,7 @@ def test_passes_that_nobody_waits_for_keep_their_own_batches(pair: Pair):
 @pytest.mark.parametrize("entries", [0, 1, 50, 1 << 14])
 def test_staging_that_is_too_small_grows(model_path: Path, entries: int):
     pair = Pair(model_path, "cpu")
-    pair.padded._staging = Staging(torch.device("cpu"), bucketed=True, entries=entries)
+    pair.padded.decoder._staging = Staging(torch.device("cpu"), bucketed=True, entries=entries)
     rng = random.Random(entries)
     for count in (1, 30, 3, 100, 9):
         request = pair.open(random_tokens(rng, count))

@@ -15,12 +15,13 @@ from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.registry import drafter_kinds
 from foreword.engine.config import EngineConfig
-from foreword.engine.core import EngineCore, Parts
+from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.messages import NewRequest
 from foreword.engine.request import Request
 from foreword.errors import RequestError
 from foreword.speculation import accept as judging
-from foreword.speculation.protocols import Ask, Drafter, Planned, Scheduled
+from foreword.speculation.drafting import Ask, Drafter
+from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
 from foreword.speculation.situation import Situation
 
 FORMS: list[dict[str, Any]] = [
@@ -125,7 +126,7 @@ def test_guesses_are_made_and_accepted(llm: LLM, form: dict[str, Any]):
     assert sum(output.timings.draft_n for output in outputs) > 0
     assert sum(output.timings.draft_n_accepted for output in outputs) > 0
     assert sum(output.timings.passes for output in outputs) < 120
-    assert all(not guard.faults for guard in _guards(llm.engine.rack.default.drafter))
+    assert all(not guard.faults for guard in _guards(llm.engine.drafters.default.drafter))
 
 
 class Flickering(FixedPolicy):
@@ -135,9 +136,9 @@ class Flickering(FixedPolicy):
         super().__init__(*args)
         self._rng = random.Random(seed)
 
-    def plan(self, scheduled: Sequence[Scheduled], situation: Situation) -> list[Planned]:
-        planned = super().plan(scheduled, situation)
-        return [p if self._rng.random() < 0.3 else Planned(p.scheduled) for p in planned]
+    def plan(self, entries: Sequence[PassEntry], situation: Situation) -> list[DraftPlan | None]:
+        plans = super().plan(entries, situation)
+        return [plan if self._rng.random() < 0.3 else None for plan in plans]
 
 
 def engine_with(
@@ -146,7 +147,7 @@ def engine_with(
     config = SpeculationConfig.parse(form)
     drafter = llm.build_drafter(config)
     policy = policy_type(drafter, config.num_speculative_tokens, config.max_depth, **options)
-    return EngineCore(llm.engine.target, llm.loaded.vocabulary(), Parts(policy=policy)), drafter
+    return EngineCore(llm.engine.target, llm.loaded.vocabulary(), EngineParts(policy=policy)), drafter
 
 
 def start(engine: EngineCore) -> list[Request]:
@@ -176,7 +177,7 @@ def test_a_drafter_guesses_as_a_fresh_one_would(llm: LLM, form: dict[str, Any]):
         for _ in range(4):
             engine.step()
         live = [r for r in requests if r.finish_reason is None and r.output_ids and r.room > 4]
-        asks = [Ask(request, 6, 3) for request in live]
+        asks = [Ask(as_drafter_sees(request), 6, 3) for request in live]
         fresh = llm.build_drafter(SpeculationConfig.parse(form))
         for _ in range(8):  # a long text may take several calls to catch up with
             expected, found = fresh.propose(asks), drafter.propose(asks)
@@ -192,7 +193,7 @@ def test_failures_and_cancellations_leave_no_trace(
     engine, _ = engine_with(llm, form, FixedPolicy)
     requests = start(engine)
     rng = random.Random(1)
-    verify, judge = engine.target.verify, judging.judge
+    forward, judge = engine.target.forward, judging.judge
     last_fault = [0]  # calls since then; a request that fails whatever is tried would be given up
 
     def failing(real: Any) -> Any:
@@ -205,7 +206,7 @@ def test_failures_and_cancellations_leave_no_trace(
 
         return call
 
-    monkeypatch.setattr(engine.target, "verify", failing(verify))
+    monkeypatch.setattr(engine.target, "forward", failing(forward))
     monkeypatch.setattr(judging, "judge", failing(judge))
     cancelled = {3, 8}
     for step in range(2000):
@@ -234,7 +235,7 @@ def test_ended_requests_leave_nothing_in_the_drafter(llm: LLM, form: dict[str, A
         assert not any(held)
         if hasattr(drafter, "_cache"):
             drafter.check_integrity()
-            assert drafter._cache.pool.num_free == drafter._cache.pool.num_pages
+            assert drafter._cache.available_pages == drafter._cache.pool.num_pages
 
 
 def _guards(drafter: Any) -> list[Any]:

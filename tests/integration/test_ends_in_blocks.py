@@ -10,11 +10,11 @@ import torch
 from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.config import EngineConfig
-from foreword.engine.core import EngineCore, Parts
+from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.engine.request import Request
 from foreword.engine.vocabulary import Vocabulary
-from foreword.speculation.protocols import StepRequest
+from foreword.speculation.drafting import DraftRequest
 from helpers.byte_pieces import EOS, BytePieces
 from helpers.end_cases import END_IDS, SCRIPT_LEN, VOCAB, EndCase
 from helpers.scripted_target import PROMPT_LEN, ScriptDrafter, ScriptedTarget, prompt_of
@@ -61,9 +61,9 @@ class Blocks:
         )
         policy = FixedPolicy(drafter, 3 * (BLOCK - 1), BLOCK - 1) if drafting else FixedPolicy()
         vocabulary = Vocabulary(VOCAB, END_IDS, BytePieces())  # type: ignore[arg-type]
-        self.core = EngineCore(self.target, vocabulary, Parts(config, policy))  # type: ignore[arg-type]
+        self.core = EngineCore(self.target, vocabulary, EngineParts(config, policy))  # type: ignore[arg-type]
 
-    def _next_token(self, request: StepRequest, place: int) -> int:
+    def _next_token(self, request: DraftRequest, place: int) -> int:
         script = sum(token * VOCAB**i for i, token in enumerate(request.tokens[:PROMPT_LEN]))
         return self.cases[script].token(min(place, SCRIPT_LEN - 1))
 
@@ -124,7 +124,7 @@ def check(blocks: Blocks, number: int, answer: Answer) -> None:
     assert stats.output_tokens == len(expected.tokens)
     assert stats.accepted == sum(delta.from_draft for delta in answer.deltas)
     assert stats.rollback_tokens == stats.drafted - stats.accepted
-    assert stats.rejected_kv_bytes == stats.rollback_tokens * blocks.target.kv_bytes_per_row()
+    assert stats.rejected_kv_bytes == stats.rollback_tokens * blocks.target.kv_rows().bytes_per_row
 
 
 def kind_of_end(case: EndCase, answer: Answer) -> str:

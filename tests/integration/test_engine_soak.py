@@ -12,7 +12,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
-from foreword.engine.core import EngineCore, Parts
+from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.messages import NewRequest
 from foreword.speculation.protocols import Drafter
@@ -35,11 +35,13 @@ class Soak:
         self.drafters: list[Drafter] = []
         self.cancelled = 0
         self._model = model
-        row_bytes = model.decoder.kv_bytes_per_row()
+        row_bytes = model.decoder.kv_rows().bytes_per_row
         config = EngineConfig(
             kv_cache_memory_bytes=40 * 16 * row_bytes, max_num_batched_tokens=96, max_num_seqs=16
         )
-        self.core = EngineCore(model.decoder, model.vocabulary(), Parts(config, FixedPolicy(), self._build))
+        self.core = EngineCore(
+            model.decoder, model.vocabulary(), EngineParts(config, FixedPolicy(), self._build)
+        )
         self._numbers = iter(range(1 << 30))
 
     def _build(self, config: SpeculationConfig) -> Drafter:

@@ -90,7 +90,7 @@ def test_each_prompt_may_have_its_own_parameters(llm: LLM):
 
 
 def test_more_requests_than_pages_wait_their_turn(tiny_model: Path, llm: LLM):
-    page_bytes = llm.engine.target.kv_bytes_per_row() * 16
+    page_bytes = llm.engine.target.kv_rows().bytes_per_row * 16
     config = EngineConfig(kv_cache_memory_bytes=6 * page_bytes)
     small = LLM(str(tiny_model), dtype="float32", device="cpu", config=config)
     params = SamplingParams(temperature=0.9, max_tokens=30, seed=8)

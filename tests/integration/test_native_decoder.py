@@ -7,18 +7,18 @@ import gguf
 import pytest
 import torch
 
-from foreword.backends.torch.decoder import TorchDecoder
-from foreword.backends.torch.weights import load_weights
+from foreword.backends.batch import Tap
 from foreword.errors import CheckpointError, RequestError
-from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.speculation.draft import Draft
-from foreword.speculation.protocols import Scheduled
+from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
 from helpers.native import INSTRUCTION_SETS, native_decoder, needs_native
-from helpers.passes import all_logits, fragmented_cache, make_request
+from helpers.passes import all_logits, fragmented_cache, make_request, torch_decoder
 from helpers.tiny_models import TINY_VOCAB, make_hf_model, write_gguf
 
 pytestmark = needs_native
+
+TAPS = (Tap(2), Tap(0), Tap(1), Tap(2, normed=True))
 
 CASES = [
     ("llama", True, {}),
@@ -39,11 +39,6 @@ CASES = [
 
 def tokens(count: int) -> list[int]:
     return torch.randint(0, TINY_VOCAB, (count,), generator=torch.Generator().manual_seed(7)).tolist()
-
-
-def torch_decoder(path: Path) -> TorchDecoder:
-    checkpoint = open_checkpoint(path)
-    return TorchDecoder(checkpoint.config, load_weights(checkpoint, torch.float32, torch.device("cpu")))
 
 
 @pytest.mark.parametrize(("architecture", "tied", "overrides"), CASES)
@@ -90,21 +85,30 @@ def test_q4_without_4_bit_blocks_is_refused(tiny_model: Path):
 def test_hidden_states_of_chosen_layers_and_rows(tiny_model: Path):
     outputs = []
     for decoder in (native_decoder(tiny_model, "float32"), torch_decoder(tiny_model)):
-        cache = fragmented_cache(decoder, 4, seed=1)
-        with Transaction(cache, [Scheduled(make_request(cache, tokens(20)), 20)]) as transaction:
+        runner, cache = fragmented_cache(decoder, 4, seed=1)
+        with Transaction(cache, [PassEntry.of(make_request(cache, tokens(20)), 20)]) as transaction:
             rows = torch.tensor([19, 3, 7, 3], dtype=torch.int32)
-            batch = replace(transaction.batch([Draft()]), hidden_rows=rows, hidden_layers=(2, 0, 1))
-            outputs.append(decoder.verify(batch).hidden)
+            batch = replace(transaction.batch([Draft()]), hidden_rows=rows, taps=TAPS)
+            outputs.append(runner.forward(batch).hidden)
     ours, theirs = outputs
-    assert set(ours) == {0, 1, 2}
-    for layer in ours:
-        torch.testing.assert_close(ours[layer], theirs[layer], atol=1e-4, rtol=0)
+    assert list(ours) == list(TAPS)
+    for tap in TAPS:
+        torch.testing.assert_close(ours[tap], theirs[tap], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("tap", [Tap(3), Tap(-1), Tap(1, normed=True)])
+def test_hidden_states_that_the_model_does_not_have(tiny_model: Path, tap: Tap):
+    runner, cache = fragmented_cache(native_decoder(tiny_model, "int8"), 4, seed=1)
+    with Transaction(cache, [PassEntry.of(make_request(cache, [1, 2, 3]), 3)]) as transaction:
+        batch = replace(transaction.batch([Draft()]), taps=(tap,))
+        with pytest.raises(ValueError, match=r"norm|layer"):
+            runner.forward(batch)
 
 
 def test_a_batch_that_points_outside_is_refused_not_followed(tiny_model: Path):
     decoder = native_decoder(tiny_model, "int8")
-    cache = fragmented_cache(decoder, 4, seed=1)
-    with Transaction(cache, [Scheduled(make_request(cache, tokens(20)), 20)]) as transaction:
+    runner, cache = fragmented_cache(decoder, 4, seed=1)
+    with Transaction(cache, [PassEntry.of(make_request(cache, tokens(20)), 20)]) as transaction:
         batch = transaction.batch([Draft()])
     for name, value in (
         ("token_ids", TINY_VOCAB),
@@ -116,19 +120,19 @@ def test_a_batch_that_points_outside_is_refused_not_followed(tiny_model: Path):
         broken = getattr(batch, name).clone()
         broken.view(-1)[0] = value
         with pytest.raises(ValueError):
-            decoder.verify(replace(batch, **{name: broken}))
+            runner.forward(replace(batch, **{name: broken}))
     with pytest.raises(RequestError, match="16 rows"):
-        decoder.allocate_kv(4, 32)
+        decoder.new_kv_store(4, 32)
 
 
 def test_logits_of_chosen_rows_only_and_of_none(tiny_model: Path):
     decoder = native_decoder(tiny_model, "int8")
     everything = all_logits(decoder, tokens(30))
     for wanted in ([29], [3, 3, 0, 29], []):
-        cache = fragmented_cache(decoder, 4, seed=1)
-        with Transaction(cache, [Scheduled(make_request(cache, tokens(30)), 30)]) as transaction:
+        runner, cache = fragmented_cache(decoder, 4, seed=1)
+        with Transaction(cache, [PassEntry.of(make_request(cache, tokens(30)), 30)]) as transaction:
             batch = replace(transaction.batch([Draft()]), logit_rows=torch.tensor(wanted, dtype=torch.int32))
-            assert torch.equal(decoder.verify(batch).logits, everything[wanted])
+            assert torch.equal(runner.forward(batch).logits, everything[wanted])
 
 
 @pytest.mark.model

@@ -51,7 +51,7 @@ def test_parts_of_the_time_add_up_to_the_engines(config: dict):
     assert totals.draft_seconds + totals.verify_seconds + totals.accept_seconds <= totals.step_seconds
     assert max(stats.passes for stats in found) <= totals.steps
     drafts = [sum(getattr(stats, name) for stats in found) for name in ("drafts", "drafted", "accepted")]
-    assert tuple(drafts) == totals.acceptance["plain/sampled"]
+    assert tuple(drafts) == totals.acceptance["given/sampled"]
 
 
 def test_a_pass_is_divided_by_rows():
@@ -72,7 +72,7 @@ def test_counts_of_guesses_fit_together():
     for stats in finish(core).values():
         assert 0 < stats.accepted < stats.drafted
         assert stats.rollback_tokens == stats.drafted - stats.accepted
-        assert stats.rejected_kv_bytes == stats.rollback_tokens * core.target.kv_bytes_per_row()
+        assert stats.rejected_kv_bytes == stats.rollback_tokens * core.target.kv_rows().bytes_per_row
         assert stats.drafted_per_position[0] == stats.drafts
         assert sum(stats.drafted_per_position) == stats.drafted, "chains have one guess at a level"
         assert sum(stats.accepted_per_position) == stats.accepted

@@ -8,6 +8,7 @@ import torch
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.backends.interface import KvStore
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
@@ -118,8 +119,8 @@ def test_there_is_a_logprob_for_every_token(drafting: bool):
 class PoisonedDecoder(TorchDecoder):
     """Says NaN after token 5, as a broken kernel might."""
 
-    def verify(self, batch: ForwardBatch) -> ForwardOutput:
-        output = super().verify(batch)
+    def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
+        output = super().forward(batch, store)
         logits = output.logits.clone()
         logits[batch.token_ids[batch.logit_rows.long()] == 5] = torch.nan
         return ForwardOutput(logits, output.hidden)

@@ -26,16 +26,16 @@ def connected(
 
     async def run() -> None:
         ours, theirs = socket.socketpair()
-        servant = asyncio.create_task(engine_process.run(theirs, factory))
+        host = asyncio.create_task(engine_process.run(theirs, factory))
         link = EngineLink(wire.Channel(*await asyncio.open_connection(sock=ours)))
         listening = asyncio.create_task(link.listen())
         link.send(wire.Start("model", config=dict(config)))
-        await asyncio.wait((link.ready, servant), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((link.ready, host), return_when=asyncio.FIRST_COMPLETED)
         try:
-            await test(link, servant)
+            await test(link, host)
         finally:
             link.break_off("over")
-            await asyncio.wait_for(asyncio.gather(servant, listening, return_exceptions=True), 30)
+            await asyncio.wait_for(asyncio.gather(host, listening, return_exceptions=True), 30)
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
@@ -101,12 +101,12 @@ def test_the_switch_and_the_figures():
 
 
 def test_drain_ends_the_process_when_all_is_said():
-    async def test(link: EngineLink, servant: "asyncio.Task[int]") -> None:
+    async def test(link: EngineLink, host: "asyncio.Task[int]") -> None:
         deltas = link.answer(request(tokens=20))
         await anext(deltas)
         link.send(wire.Drain(30))
         assert [d.finish_reason async for d in deltas][-1] == "length"
-        assert await servant == 0
+        assert await host == 0
 
     connected(test, step_seconds=0.01)
 
@@ -127,8 +127,8 @@ def test_a_dead_engine_is_told_to_all_who_wait():
 
 
 def test_an_engine_that_cannot_be_made_says_why():
-    async def test(link: EngineLink, servant: "asyncio.Task[int]") -> None:
-        assert await servant == 1
+    async def test(link: EngineLink, host: "asyncio.Task[int]") -> None:
+        assert await host == 1
         await asyncio.sleep(0.05)
         assert link.fatal == "this model is broken; get another"
 
@@ -136,9 +136,9 @@ def test_an_engine_that_cannot_be_made_says_why():
 
 
 def test_an_engine_that_dies_ends_its_process():
-    async def dies(link: EngineLink, servant: "asyncio.Task[int]") -> None:
+    async def dies(link: EngineLink, host: "asyncio.Task[int]") -> None:
         waiting = asyncio.ensure_future(anext(link.answer(request())))
-        assert await servant == 1
+        assert await host == 1
         await asyncio.sleep(0.05)
         assert link.fatal == "the fake engine has stopped"
         waiting.cancel()
@@ -148,9 +148,9 @@ def test_an_engine_that_dies_ends_its_process():
 
 @pytest.mark.parametrize("damage", [b"\xff\xff\xff\xff", b"\0\0\0\3abc", wire.encode(wire.Start("again"))])
 def test_a_damaged_frame_ends_the_engine_process_with_a_line_in_the_log(damage, caplog):
-    async def test(link: EngineLink, servant: "asyncio.Task[int]") -> None:
+    async def test(link: EngineLink, host: "asyncio.Task[int]") -> None:
         link._channel._writer.write(damage)
-        assert await servant == 1
+        assert await host == 1
 
     connected(test)
     assert "closing the channel" in caplog.text

@@ -30,7 +30,9 @@ def client(server):
 def test_hostile_bodies_are_refused(server, client, name):
     big = len(HOSTILE_BODIES[name]) > 200_000
     for route in ROUTES[:2] if big else ROUTES:
-        answer = client.post(route, content=HOSTILE_BODIES[name])
+        answer = client.post(
+            route, content=HOSTILE_BODIES[name], headers={"content-type": "application/json"}
+        )
         may_pass = route == "/tokenize" or (route == "/generate" and name in ("an empty text",))
         allowed = (200, 400, 413) if may_pass else (400, 413)
         assert answer.status_code in allowed, (route, answer.status_code, answer.text[:300])
@@ -69,8 +71,40 @@ def test_unknown_routes_and_methods_have_the_same_shape(server):
         assert client.get("/docs").status_code == 404
 
 
-def test_the_form_of_the_body_does_not_depend_on_its_content_type(server):
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "text/plain",
+        "text/plain;charset=UTF-8",
+        "application/x-www-form-urlencoded",
+        "",
+        "multipart/form-data",
+    ],
+)
+def test_what_any_page_may_send_is_no_body(server, kind):
+    body = json.dumps({"prompt": "hi", "max_tokens": 2})
+    asked = len(server.engine.requests)
     with server.http() as client:
-        body = json.dumps({"prompt": "hi", "max_tokens": 2})
-        answer = client.post("/v1/completions", content=body, headers={"content-type": "text/plain"})
-        assert answer.status_code == 200
+        for route in ROUTES:
+            answer = client.post(route, content=body, headers={"content-type": kind} if kind else {})
+            assert answer.status_code == 415
+            assert "application/json" in answer.json()["error"]["message"]
+    assert len(server.engine.requests) == asked
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/json; charset=utf-8", "Application/JSON", "application/ld+json"]
+)
+def test_json_goes_by_several_names(server, kind):
+    body = json.dumps({"prompt": "hi", "max_tokens": 2})
+    with server.http() as client:
+        answer = client.post("/v1/completions", content=body, headers={"content-type": kind})
+    assert answer.status_code == 200
+
+
+def test_a_page_of_another_origin_is_refused_in_the_same_shape(server):
+    with server.http() as client:
+        answer = client.get("/v1/models", headers={"origin": "https://evil.example"})
+        assert answer.status_code == 403
+        assert answer.json()["error"]["code"] == "origin_not_allowed"
+        assert client.get("/v1/models", headers={"origin": server.url}).status_code == 200

@@ -98,7 +98,23 @@ def test_streams_tell_where_tokens_came_from(burst):
     assert end["speculation"]["accepted"] == accepted > 0
     last = grown[-1]["origin"]["progress"]
     assert (last["output_tokens"], last["passes"]) == (40, end["timings"]["passes"])
-    assert any(event["origin"]["rejected"] for event in grown)
+    passes = [shown for event in grown for shown in event["origin"]["passes"]]
+    assert len(passes) == last["passes"]
+    assert sum(shown["gained"] for shown in passes) == 40
+    assert sum(len(shown["accepted"]) for shown in passes) == accepted
+    assert all(len(shown["guesses"]) == len(shown["parents"]) == 2 for shown in passes)
+    assert any(len(shown["accepted"]) < 2 for shown in passes)
+
+
+def test_a_paced_stream_has_a_pass_with_its_first_token(even):
+    *grown, _ = events(b"".join(chunks(even, "/generate", ASK)))
+    left = 0
+    for event in grown:
+        for shown in event["origin"].get("passes", ()):
+            assert left == 0
+            left = shown["gained"]
+        left -= len(event["token_ids"])
+    assert left == 0
 
 
 def test_hidden_speculation_is_hidden_in_streams_too(tiny_model):
@@ -129,7 +145,7 @@ def test_the_page_is_static_and_its_data_is_behind_the_key(tiny_model):
 
 
 def test_the_page_needs_no_inline_code_and_nobody_else():
-    folder = files("foreword.server") / "page"
+    folder = files("foreword.server.page") / "static"
     names = {entry.name for entry in folder.iterdir()}
     assert {path.removeprefix("/page/") for path in PAGE_PATHS} - {"/"} | {"index.html"} == names
     for name in names:

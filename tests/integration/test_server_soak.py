@@ -13,7 +13,7 @@ from foreword.server.settings import ServerSettings
 from helpers.fake_engine import FakeEngine
 from helpers.local_server import local_server
 from helpers.serve_process import idle_health, serve
-from helpers.served_cases import WISHES
+from helpers.served_cases import OVERRIDES
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +54,7 @@ class Client(threading.Thread):
             "temperature": self._random.choice((0, 1)),
             "n": self._random.choice((1, 1, 1, 2)),
             "ignore_eos": True,
-            "speculation": self._random.choice(WISHES),
+            "speculation": self._random.choice(OVERRIDES),
             "stream": True,
         }
         with http.stream("POST", "/v1/completions", json=body) as answer:

@@ -4,18 +4,21 @@ This is what lets speculation promise identical text, so nothing here has a tole
 """
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from foreword.backends.batch import Tap
 from foreword.backends.cpu.decoder import NativeDecoder
+from foreword.backends.runner import ModelRunner
 from foreword.engine.request import Request
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import Draft
-from foreword.speculation.protocols import Scheduled
+from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
-from foreword.speculation.verdict import Verdict
+from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
 from helpers.native import INSTRUCTION_SETS, native_decoder, needs_native
 from helpers.passes import all_logits, compute, fragmented_cache, make_request, with_all_logits
 from helpers.tiny_models import make_hf_model
@@ -53,17 +56,15 @@ def decoder(request: pytest.FixtureRequest, path: Path) -> NativeDecoder:
 
 def one_by_one(decoder: NativeDecoder, ids: list[int], seed: int = 0) -> torch.Tensor:
     """Logits after every token when each comes alone."""
-    cache = fragmented_cache(decoder, -(-len(ids) // 16) + 3, seed)
+    runner, cache = fragmented_cache(decoder, -(-len(ids) // 16) + 3, seed)
     request = make_request(cache, ids)
-    return torch.cat([run(decoder, cache, request, 1) for _ in ids])
+    return torch.cat([run(runner, cache, request, 1) for _ in ids])
 
 
-def run(decoder: NativeDecoder, cache: PagedCache, request: Request, rows: int) -> torch.Tensor:
+def run(runner: ModelRunner, cache: PagedCache, request: Request, rows: int) -> torch.Tensor:
     """Compute the next committed tokens of a request and give all their logits."""
-    from foreword.speculation.verdict import NOTHING_DRAWN
-
-    with Transaction(cache, [Scheduled(request, rows)]) as transaction:
-        logits = decoder.verify(with_all_logits(transaction.batch([Draft()]))).logits
+    with Transaction(cache, [PassEntry.of(request, rows)]) as transaction:
+        logits = runner.forward(with_all_logits(transaction.batch([Draft()]))).logits
         transaction.commit([NOTHING_DRAWN])
     return logits
 
@@ -78,12 +79,12 @@ def test_chunks_of_any_size_on_any_pages(decoder: NativeDecoder, seed: int):
     rng = random.Random(seed)
     ids = random_tokens(rng, rng.choice([33, 64, 97, 140]))
     expected = all_logits(decoder, ids)
-    cache = fragmented_cache(decoder, 12, seed)
+    runner, cache = fragmented_cache(decoder, 12, seed)
     request = make_request(cache, ids)
     parts = []
     while (done := request.kv.computed) < len(ids):
         parts.append(
-            run(decoder, cache, request, min(rng.choice([1, 2, 3, 5, 7, 16, 31, 63]), len(ids) - done))
+            run(runner, cache, request, min(rng.choice([1, 2, 3, 5, 7, 16, 31, 63]), len(ids) - done))
         )
     assert torch.equal(torch.cat(parts), expected)
 
@@ -93,33 +94,60 @@ def test_every_tree_node_equals_its_path_typed_alone(decoder: NativeDecoder, see
     rng = random.Random(100 + seed)
     prompt = random_tokens(rng, rng.choice([1, 15, 16, 31, 37, 60]))
     nodes = rng.choice([1, 5, 20, 64])
-    cache = fragmented_cache(decoder, 12, seed)
+    runner, cache = fragmented_cache(decoder, 12, seed)
     request = make_request(cache, prompt)
     if len(prompt) > 1:
-        compute(decoder, cache, request, len(prompt) - 1)
+        compute(runner, cache, request, len(prompt) - 1)
     draft = random_tree(rng, nodes, len(prompt))
-    with Transaction(cache, [Scheduled(request, 1)]) as transaction:
-        tree = decoder.verify(with_all_logits(transaction.batch([draft]))).logits
+    with Transaction(cache, [PassEntry.of(request, 1)]) as transaction:
+        tree = runner.forward(with_all_logits(transaction.batch([draft]))).logits
     for node in range(nodes):
         alone = prompt + [draft.tokens[n] for n in root_path(draft, node)]
         assert torch.equal(tree[1 + node], all_logits(decoder, alone)[-1])
+
+
+def test_hidden_states_do_not_depend_on_what_runs_beside_them(decoder: NativeDecoder):
+    last = decoder.config.num_layers
+    taps = (Tap(0), Tap(1), Tap(last), Tap(last, normed=True))
+    ids, other = random_tokens(random.Random(11), 50), random_tokens(random.Random(12), 20)
+
+    def hidden(runs: list[int], *texts: list[int]) -> list[torch.Tensor]:
+        """Of the first text's rows, in chunks of these sizes beside the other texts."""
+        runner, cache = fragmented_cache(decoder, 12, seed=1)
+        first, *beside = [make_request(cache, text) for text in texts]
+        found: list[list[torch.Tensor]] = [[] for _ in taps]
+        for run in runs:
+            scheduled = [PassEntry.of(first, run), *(PassEntry.of(request, 2) for request in beside)]
+            with Transaction(cache, scheduled) as transaction:
+                rows = torch.arange(run, dtype=torch.int32)
+                batch = replace(transaction.batch([Draft()] * len(scheduled)), hidden_rows=rows, taps=taps)
+                states = runner.forward(batch).hidden
+                transaction.commit([NOTHING_DRAWN] * len(scheduled))
+            for place, tap in enumerate(taps):
+                found[place].append(states[tap])
+        return [torch.cat(parts) for parts in found]
+
+    expected = hidden([50], ids)
+    assert not torch.equal(expected[2], expected[3])
+    for ours, theirs in zip(hidden([1, 16, 3, 30], ids, other), expected, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_moved_path_continues_as_if_it_had_been_typed(decoder: NativeDecoder, seed: int):
     rng = random.Random(200 + seed)
     prompt = random_tokens(rng, 30)
-    cache = fragmented_cache(decoder, 12, seed)
+    runner, cache = fragmented_cache(decoder, 12, seed)
     request = make_request(cache, prompt)
-    compute(decoder, cache, request, len(prompt) - 1)
+    compute(runner, cache, request, len(prompt) - 1)
     draft = random_tree(rng, 40, len(prompt))
     path = root_path(draft, max(range(40), key=lambda node: len(root_path(draft, node))))
     assert path != list(range(len(path))), "the path must need moves"
-    with Transaction(cache, [Scheduled(request, 1)]) as transaction:
-        decoder.verify(transaction.batch([draft]))
+    with Transaction(cache, [PassEntry.of(request, 1)]) as transaction:
+        runner.forward(transaction.batch([draft]))
         transaction.commit([Verdict(tuple(path), (*(draft.tokens[node] for node in path), 11))])
-    with Transaction(cache, [Scheduled(request, 1)]) as transaction:
-        continued = decoder.verify(with_all_logits(transaction.batch([Draft()]))).logits
+    with Transaction(cache, [PassEntry.of(request, 1)]) as transaction:
+        continued = runner.forward(with_all_logits(transaction.batch([Draft()]))).logits
     assert torch.equal(continued[-1], all_logits(decoder, request.tokens)[-1])
 
 
@@ -134,15 +162,15 @@ def test_a_mixed_batch_in_any_order_equals_every_request_alone(decoder: NativeDe
         random_tree(rng, rng.randint(0, 20), len(prompt)) if count == 1 else Draft()
         for prompt, count in zip(prompts, runs, strict=True)
     ]
-    cache = fragmented_cache(decoder, 40, seed)
+    runner, cache = fragmented_cache(decoder, 40, seed)
     requests = [make_request(cache, prompt) for prompt in prompts]
     for request, prompt, count in zip(requests, prompts, runs, strict=True):
         if len(prompt) > count:
-            compute(decoder, cache, request, len(prompt) - count)
-    shares = [Scheduled(request, count) for request, count in zip(requests, runs, strict=True)]
+            compute(runner, cache, request, len(prompt) - count)
+    shares = [PassEntry.of(request, count) for request, count in zip(requests, runs, strict=True)]
     with Transaction(cache, shares) as transaction:
         batch = with_all_logits(transaction.batch(drafts))
-        logits = decoder.verify(batch).logits
+        logits = runner.forward(batch).logits
     starts = batch.row_starts.tolist()
     for index, (prompt, draft) in enumerate(zip(prompts, drafts, strict=True)):
         rows = logits[starts[index] : starts[index + 1]]
@@ -176,9 +204,9 @@ def test_smollm2_is_invariant_too(default_model: Path, form: str):
     assert torch.equal(one_by_one(decoder, ids[:40]), expected[:40])
     single = native_decoder(default_model, form, threads=1)
     assert torch.equal(all_logits(single, ids), expected)
-    cache = fragmented_cache(decoder, 12, seed=1)
+    runner, cache = fragmented_cache(decoder, 12, seed=1)
     request = make_request(cache, ids[:70])
-    compute(decoder, cache, request, 69)
-    with Transaction(cache, [Scheduled(request, 1)]) as transaction:
-        chain = decoder.verify(with_all_logits(transaction.batch([Draft.chain(ids[70:86], 70)]))).logits
+    compute(runner, cache, request, 69)
+    with Transaction(cache, [PassEntry.of(request, 1)]) as transaction:
+        chain = runner.forward(with_all_logits(transaction.batch([Draft.chain(ids[70:86], 70)]))).logits
     assert torch.equal(chain, expected[69:86])

@@ -77,9 +77,16 @@ class Verdicts:
     paths: list[list[int]]  # per request its accepted nodes, from the first level down
     own: list[int]  # [requests], correction or bonus; NO_TOKEN where the request failed
     states: list[int]  # [requests], RowStatus of the row that the own token comes from
+    draws: Sequence[int] = ()  # [rows], what the coupled rule draws after every row; empty for other rules
 
     @staticmethod
-    def at(trees: DraftTrees, stops: Sequence[int], own: Sequence[int], states: Sequence[int]) -> "Verdicts":
+    def at(
+        trees: DraftTrees,
+        stops: Sequence[int],
+        own: Sequence[int],
+        states: Sequence[int],
+        draws: Sequence[int] = (),
+    ) -> "Verdicts":
         """Verdicts from the last accepted row of every request, the root if no node was accepted."""
         paths = [
             [row - root - 1 for row in trees.path_to(stop)] if stop != root else []
@@ -88,7 +95,7 @@ class Verdicts:
         kept = [
             token if state == RowStatus.OK else NO_TOKEN for token, state in zip(own, states, strict=True)
         ]
-        return Verdicts(paths, kept, list(states))
+        return Verdicts(paths, kept, list(states), draws)
 
     @cached_property
     def own_tokens(self) -> Ints:
@@ -111,6 +118,10 @@ class Verdicts:
         if self.own[request] != NO_TOKEN:
             tokens.append(self.own[request])
         return tokens
+
+    def draws_of(self, trees: DraftTrees, request: int) -> tuple[int, ...]:
+        """What one request's rule draws after its text and after every node of its draft, where that is known."""
+        return tuple(self.draws[trees.starts[request] : trees.starts[request + 1]])
 
     def error(self, request: int) -> str | None:
         """Why a request cannot go on behind its accepted tokens, or None."""

@@ -1,6 +1,6 @@
 """The one call that judges every draft of a step: logits to distributions to verdicts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
@@ -24,6 +24,7 @@ class _Outcome:
     stops: list[int]  # [requests], last accepted rows
     own: list[int]  # [requests]
     states: list[int]  # [requests], RowStatus of the stop rows
+    draws: list[int] = field(default_factory=list)  # [rows], of the coupled rule
 
 
 def judge(judged: Judgement) -> Verdicts:
@@ -41,7 +42,7 @@ def judge(judged: Judgement) -> Verdicts:
         outcome = _Outcome(trees.starts[:-1], [NO_TOKEN] * requests, [int(RowStatus.OK)] * requests)
     if chain_rules:
         _run_chain_rules(judged, logits, chain_rules, outcome)
-    return Verdicts.at(trees, outcome.stops, outcome.own, outcome.states)
+    return Verdicts.at(trees, outcome.stops, outcome.own, outcome.states, outcome.draws)
 
 
 def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:
@@ -59,7 +60,7 @@ def _run_coupled(judged: Judgement, drawn: Tensor | Ints) -> _Outcome:
     """For all requests; those of other rules are overwritten."""
     draws, states = drawn.tolist()  # the one wait for the device
     stops = coupled.stop_rows(judged.trees, draws)
-    return _Outcome(stops, [draws[row] for row in stops], [states[row] for row in stops])
+    return _Outcome(stops, [draws[row] for row in stops], [states[row] for row in stops], draws)
 
 
 def _run_chain_rules(judged: Judgement, logits: Tensor, chain_rules: list[Rule], outcome: _Outcome) -> None:

@@ -14,6 +14,7 @@ from foreword.errors import RequestError
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Record = npt.NDArray[np.void]
 
 RECORD = np.dtype(
     [
@@ -46,6 +47,34 @@ class TokenLimits:
     vocab_size: int  # ids that may come out are 0 .. vocab_size - 1
     end_ids: tuple[int, ...] = ()  # the model's end-of-sequence tokens
     bad_words: tuple[tuple[int, ...], ...] = ()  # the request's bad_words as token ids
+
+
+@dataclass(frozen=True)
+class DraftSampling:
+    """A request's parameters as a drafter uses them: a value, which later steps do not change."""
+
+    vocab_size: int  # ids that may come out are 0 .. vocab_size - 1
+    record: Record  # RECORD
+    bias_ids: Ints
+    bias_values: Floats
+    allowed_ids: Ints | None  # None: all
+
+    @property
+    def rule(self) -> Rule:
+        """How its drafts are judged."""
+        return Rule(int(self.record["rule"]))
+
+    def keys(self, positions: Numbers) -> Keys:
+        """[positions], the keys a drafter draws with: its token is argmax(log q + gumbel(key, id)).
+
+        Only *coupled* shares the target's noise. The other rules would be biased by it, and by using one
+        position's noise twice: theirs is a stream of its own, and the nonce changes with every step.
+        """
+        record = self.record
+        if self.rule is Rule.COUPLED:
+            return absorbed(np.array([record["stem"]]), positions)
+        stem = stems(int(record["seed"]), int(record["sample"]), Stream.DRAFT, int(record["nonce"]))
+        return absorbed(stem, positions)
 
 
 class RequestSampler:
@@ -107,16 +136,11 @@ class RequestSampler:
         """How its drafts are judged."""
         return Rule(int(self.record["rule"]))
 
-    def drafting_keys(self, positions: Numbers) -> Keys:
-        """[positions], the keys a drafter draws with: its token is argmax(log q + gumbel(key, id)).
-
-        Only *coupled* shares the target's noise. The other rules would be biased by it, and by using one
-        position's noise twice: theirs is a stream of its own, and the nonce changes with every step.
-        """
-        if self.rule is Rule.COUPLED:
-            return absorbed(np.array([self.record["stem"]]), positions)
-        stem = stems(self.seed, int(self.record["sample"]), Stream.DRAFT, int(self.record["nonce"]))
-        return absorbed(stem, positions)
+    def drafting(self) -> "DraftSampling":
+        """What a drafter has to know to draw as this request does, at this step."""
+        return DraftSampling(
+            self.vocab_size, self.record.copy(), self.bias_ids, self.bias_values, self.allowed_ids
+        )
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Learn the tokens that a step has committed, and leave that step's random numbers behind."""

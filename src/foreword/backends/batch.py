@@ -1,6 +1,6 @@
 """The one explicit value that a target pass gets, and the one that it returns."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -17,6 +17,13 @@ MASK_WORDS = (MAX_DRAFT_NODES + 63) // 64
 
 
 Ints = NDArray[np.int32]
+
+
+class Tap(NamedTuple):
+    """A place in the decoder whose hidden states can be asked for."""
+
+    layer: int  # the residual stream after this many layers; 0 is the embedding
+    normed: bool = False  # after the final norm; only with the last layer
 
 
 class BatchArrays(NamedTuple):
@@ -56,7 +63,7 @@ class ForwardBatch:
     logit_rows: Tensor  # int32 [wanted], rows whose logits are returned, in this order
     kv_copies: Tensor  # int32 [copies, 2], (from, to) physical KV rows; done before anything else
     hidden_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int32))  # int32 [wanted]
-    hidden_layers: tuple[int, ...] = ()  # layer i: the residual stream after i layers; 0 is the embedding
+    taps: tuple[Tap, ...] = ()  # where the hidden states of `hidden_rows` are taken
 
     @cached_property
     def arrays(self) -> BatchArrays:
@@ -64,9 +71,18 @@ class ForwardBatch:
         return BatchArrays(*(getattr(self, name).numpy() for name in BatchArrays._fields))
 
 
+def check_taps(taps: Iterable[Tap], num_layers: int) -> None:
+    """Refuse taps that a decoder of so many layers does not have."""
+    for tap in taps:
+        if not 0 <= tap.layer <= num_layers:
+            raise ValueError(f"there are no hidden states after layer {tap.layer} of {num_layers}")
+        if tap.normed and tap.layer != num_layers:
+            raise ValueError("the final norm follows the last layer alone")
+
+
 @dataclass(frozen=True)
 class ForwardOutput:
     """What a target pass returns."""
 
     logits: Tensor  # float32 [len(logit_rows), vocab]
-    hidden: Mapping[int, Tensor]  # layer -> [len(hidden_rows), hidden size], before the final norm
+    hidden: Mapping[Tap, Tensor]  # [len(hidden_rows), hidden size] for every tap of the batch

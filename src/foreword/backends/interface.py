@@ -1,22 +1,56 @@
-"""What every decoder offers, whatever runs it."""
+"""What every backend offers: a decoder, and stores for the KV of its passes."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.kv.spec import PageSpec, RowSpec
 from foreword.models.config import ModelConfig
 
 
+class KvStore(Protocol):
+    """The bytes of all kinds of KV rows, in pages. Who may use which page is none of its business."""
+
+    @property
+    def spec(self) -> PageSpec:
+        """The kinds of rows."""
+        ...
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that there is room for."""
+        ...
+
+    @property
+    def page_size(self) -> int:
+        """Rows in a page."""
+        ...
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Memory of one token's rows of all kinds."""
+        ...
+
+    def arrays(self, name: str) -> tuple[Tensor, Tensor]:
+        """Keys and values of one kind, layer by layer, in the backend's own layout; writing changes the store."""
+        ...
+
+    def move(self, copies: Tensor) -> None:
+        """Copy rows (from, to) of all kinds together, int32 [copies, 2]; all are read before any is written."""
+        ...
+
+
 class Decoder(Protocol):
-    """A loaded model that owns its KV memory."""
+    """A loaded model. It holds weights only: where its KV is, every pass is told."""
 
     config: ModelConfig
 
     @property
     def device(self) -> torch.device:
-        """Where the weights and the KV are."""
+        """Where the weights are."""
         ...
 
     @property
@@ -30,17 +64,20 @@ class Decoder(Protocol):
         ...
 
     def with_layers(self, layers: Sequence[int]) -> "Decoder":
-        """A decoder that runs only these layers of this one: the same weights, KV memory of its own."""
+        """A decoder that runs only these layers of this one, with the same weights."""
         ...
 
-    def kv_bytes_per_row(self) -> int:
-        """Memory that one token's keys and values take in all layers."""
+    def kv_rows(self) -> RowSpec:
+        """What a token of this decoder keeps."""
         ...
 
-    def allocate_kv(self, num_pages: int, page_size: int) -> None:
-        """Make room for `num_pages` pages of KV; what was there is gone."""
+    def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> KvStore:
+        """Memory for this decoder's rows and the `extra` ones, on its device."""
         ...
 
-    def verify(self, batch: ForwardBatch) -> ForwardOutput:
-        """One pass over all rows of `batch` (on the CPU); KV rows are moved and written as it says."""
+    def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
+        """One pass over all rows of `batch` (on the CPU); KV rows are moved and written as it says.
+
+        The store is one that this decoder made, or one with the same rows.
+        """
         ...

@@ -15,11 +15,12 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.interface import Decoder
+from foreword.backends.runner import ModelRunner
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.proofs.lone_request import lone_request
 from foreword.speculation.draft import Draft, stack
-from foreword.speculation.protocols import Scheduled
+from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
 from foreword.speculation.verdict import NOTHING_DRAWN
 
@@ -48,20 +49,19 @@ class _Verified:
     def __init__(self, target: Decoder, tokens: Sequence[int], chain: int, params: SamplingParams) -> None:
         context = len(tokens) - chain
         self.cache = PagedCache(-(-len(tokens) // PAGE_SIZE))
-        target.allocate_kv(self.cache.pool.num_pages, PAGE_SIZE)
-        self.target = target
+        self.runner = ModelRunner.allocate(target, self.cache.pool.num_pages, PAGE_SIZE)
         self.request = lone_request(self.cache, tokens[:context], target.config.vocab_size, params, seed=1)
         self.draft = Draft.chain(tokens[context:], context)
-        with Transaction(self.cache, [Scheduled(self.request, context - 1)]) as transaction:
-            target.verify(transaction.batch([Draft()]))
+        with Transaction(self.cache, [PassEntry.of(self.request, context - 1)]) as transaction:
+            self.runner.forward(transaction.batch([Draft()]))
             transaction.commit([NOTHING_DRAWN])
 
     def verify(self) -> tuple[float, Tensor]:
         """Seconds of one pass, and its logits [chain + 1, vocab]."""
-        with Transaction(self.cache, [Scheduled(self.request, 1)]) as transaction:  # left without commit
+        with Transaction(self.cache, [PassEntry.of(self.request, 1)]) as transaction:  # left without commit
             batch = transaction.batch([self.draft])
             began = perf_counter()
-            logits = self.target.verify(batch).logits
+            logits = self.runner.forward(batch).logits
             logits[0, 0].item()  # waits for the device
             return perf_counter() - began, logits
 

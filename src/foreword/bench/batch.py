@@ -1,13 +1,13 @@
 """How decoding scales with the batch, plain and speculative, and what the engine itself costs per step."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle, islice
 from statistics import median
 from time import perf_counter
 
 from foreword.acceptance.params import SamplingParams
-from foreword.engine.core import EngineCore, StepSeconds
+from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.request import Request
 from foreword.errors import RequestError
@@ -67,7 +67,7 @@ def measure_batches(
     on_progress: Callable[[str, int, int], None],
 ) -> list[BatchRow]:
     """Every batch size, `repeats` times plain and speculative in turns, about `tokens` for each request."""
-    if engine.rack.default is None:
+    if engine.drafters.default is None:
         raise RequestError("a speculative configuration is needed to compare with")
     if repeats < 1 or tokens < 2 or not batches or min(batches) < 1:
         raise RequestError("--repeats and every batch must be at least 1, --tokens at least 2")
@@ -114,22 +114,21 @@ def _room(engine: EngineCore, prompts: Sequence[Sequence[int]], tokens: int) -> 
 def _decode(engine: EngineCore, requests: Sequence[Request], wanted: int) -> BatchRun:
     had = sum(len(request.tokens) for request in requests)
     drafted, accepted = _guesses(requests)
-    before: StepSeconds = replace(engine.seconds)
+    before, steps = engine.seconds, engine.steps
     began, gained = perf_counter(), 0
     while gained < wanted:
         engine.step()
         gained = sum(len(request.tokens) for request in requests) - had
-    seconds, after = perf_counter() - began, engine.seconds
+    seconds, spent = perf_counter() - began, engine.seconds - before
     if any(request.finish_reason is not None for request in requests):
         raise RequestError("a request ended before the measurement; lower --tokens or enlarge the KV cache")
-    passes = (after.draft + after.verify + after.accept) - (before.draft + before.verify + before.accept)
     all_drafted, all_accepted = _guesses(requests)
     return BatchRun(
         batch=len(requests),
         tokens=gained,
-        steps=after.steps - before.steps,
+        steps=engine.steps - steps,
         seconds=seconds,
-        host_seconds=seconds - passes,
+        host_seconds=seconds - spent.draft - spent.verify - spent.accept,
         drafted=all_drafted - drafted,
         accepted=all_accepted - accepted,
     )

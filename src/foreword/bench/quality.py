@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from foreword.backends.interface import Decoder
+from foreword.backends.runner import ModelRunner
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.proofs.lone_request import lone_request
 from foreword.speculation.draft import Draft
-from foreword.speculation.protocols import Scheduled
+from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
 
 WINDOW = 512
@@ -74,9 +75,9 @@ def measure_quality(
 def _log_probabilities(decoder: Decoder, tokens: list[int]) -> Tensor:
     """Next-token distributions after every token of a text by itself: float32 [tokens, vocab]."""
     cache = PagedCache(-(-len(tokens) // PAGE_SIZE))
-    decoder.allocate_kv(cache.pool.num_pages, PAGE_SIZE)
+    runner = ModelRunner.allocate(decoder, cache.pool.num_pages, PAGE_SIZE)
     request = lone_request(cache, tokens, decoder.config.vocab_size)
-    with Transaction(cache, [Scheduled(request, len(tokens))]) as transaction:
+    with Transaction(cache, [PassEntry.of(request, len(tokens))]) as transaction:
         rows = torch.arange(len(tokens), dtype=torch.int32)
         batch = replace(transaction.batch([Draft()]), logit_rows=rows)
-        return decoder.verify(batch).logits.log_softmax(-1)
+        return runner.forward(batch).logits.log_softmax(-1)

@@ -10,12 +10,13 @@ import torch
 
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.backends.interface import Decoder
+from foreword.backends.runner import ModelRunner
 from foreword.engine.request import Request
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.proofs.lone_request import lone_request
 from foreword.speculation.draft import Draft
-from foreword.speculation.protocols import Scheduled
+from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
 from foreword.speculation.verdict import NOTHING_DRAWN
 
@@ -63,9 +64,8 @@ class DecoderTimer:
     """Times passes of a decoder of ours: the newest committed token and a chain behind it."""
 
     def __init__(self, target: Decoder, context: int, most_tokens: int) -> None:
-        self._target = target
         self._cache = PagedCache(-(-context // PAGE_SIZE) + -(-most_tokens // PAGE_SIZE) + 1)
-        target.allocate_kv(self._cache.pool.num_pages, PAGE_SIZE)
+        self._runner = ModelRunner.allocate(target, self._cache.pool.num_pages, PAGE_SIZE)
         self._request = self._new_request(context)
         if context > 1:
             self._pass(self._request, context - 1, commit=True)
@@ -83,15 +83,15 @@ class DecoderTimer:
         return seconds
 
     def _new_request(self, length: int) -> Request:
-        vocab_size = self._target.config.vocab_size
+        vocab_size = self._runner.decoder.config.vocab_size
         return lone_request(self._cache, random_tokens(length, vocab_size), vocab_size)
 
     def _pass(self, request: Request, rows: int, draft: Draft | None = None, commit: bool = False) -> float:
-        share = Scheduled(request, rows)
-        with Transaction(self._cache, [share]) as transaction:  # left without commit: every pass starts alike
+        entry = PassEntry.of(request, rows)
+        with Transaction(self._cache, [entry]) as transaction:  # left without commit: every pass starts alike
             batch = transaction.batch([draft or Draft()])
             began = perf_counter()
-            self._target.verify(batch).logits.cpu()  # waits for the device
+            self._runner.forward(batch).logits.cpu()  # waits for the device
             seconds = perf_counter() - began
             if commit:
                 transaction.commit([NOTHING_DRAWN])

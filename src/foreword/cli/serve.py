@@ -1,11 +1,11 @@
 """`foreword serve`: answer over HTTP."""
 
 import asyncio
-import json
 import logging
 import os
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,7 @@ from foreword.cli.console import (
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
+    from foreword.drafters.config import SpeculationConfig
     from foreword.server.settings import ServerSettings
 
 
@@ -35,6 +36,17 @@ def serve(
         typer.Option(
             help="Key that clients must send; may be repeated. Default: FOREWORD_API_KEY (commas between)."
         ),
+    ] = None,
+    allowed_hosts: Annotated[
+        str | None,
+        typer.Option(
+            help="Names that clients may call this server by, with commas; *: any. Default: this machine's own names "
+            "where it listens on 127.0.0.1, any elsewhere."
+        ),
+    ] = None,
+    cors_origins: Annotated[
+        str | None,
+        typer.Option(help="Web pages that may use this server, with commas: https://example.org; *: all."),
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen beyond this machine without an API key.")
@@ -82,9 +94,9 @@ def serve(
     address = Address(host, port)
     address.check(bool(keys), insecure)
     _need_server_extra()
+    from foreword.drafters.overrides import FREE_METHODS
     from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.models.sources.resolve import resolve_model
-    from foreword.server.api.speculation_override import FREE_METHODS
     from foreword.server.running import ServerRun
     from foreword.server.settings import Limits, ServerSettings
     from foreword.wire.frames import Start
@@ -92,13 +104,14 @@ def serve(
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     speculation = _parsed(speculative_config)
-    methods = _methods(speculation)
     settings = ServerSettings(
         model_name=served_model_name or _short_name(model),
         api_keys=keys,
+        allowed_hosts=address.allowed_hosts(_listed(allowed_hosts)),
+        cors_origins=_origins(cors_origins),
         limits=Limits(running=max_num_seqs, queued=max_queued),
-        methods=FREE_METHODS | set(methods),
-        default_method=methods[0] if methods else None,
+        methods=FREE_METHODS | set(() if speculation is None else speculation.method),
+        speculation=speculation,
         show_speculation=not hide_speculation,
         stream_pacing=_pacing(stream_pacing),
         allow_switch=speculation_switch,
@@ -108,7 +121,8 @@ def serve(
         path = resolve_model(model, on_progress=on_stage)
     tokenizer = open_checkpoint(path).tokenizer()
     config = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
-    start = Start(str(path), dtype, device, backend, speculation, config)
+    wanted = None if speculation is None else speculation.as_mapping()
+    start = Start(str(path), dtype, device, backend, wanted, config)
     supervision = SupervisorSettings(start, engine_factory or DEFAULT_FACTORY, hang_seconds=hang_seconds)
     run = ServerRun(settings, supervision, tokenizer, address)
     stderr.print(f"[dim]loading {settings.model_name} ...[/dim]")
@@ -141,6 +155,18 @@ def _keys(given: list[str] | None) -> tuple[str, ...]:
     return kept
 
 
+def _listed(option: str | None) -> list[str]:
+    return [entry.strip() for entry in (option or "").split(",") if entry.strip()]
+
+
+def _origins(option: str | None) -> tuple[str, ...]:
+    origins = tuple(origin.lower().rstrip("/") for origin in _listed(option))
+    for origin in origins:
+        if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@]+", origin):
+            raise RequestError(f"--cors-origins takes origins such as https://example.org, not {origin!r}")
+    return origins
+
+
 def _pacing(name: str) -> str:
     from foreword.server.api.pacing import PACINGS
 
@@ -149,19 +175,10 @@ def _pacing(name: str) -> str:
     return name
 
 
-def _parsed(speculative_config: str | None) -> dict[str, Any] | None:
+def _parsed(speculative_config: str | None) -> "SpeculationConfig | None":
     from foreword.drafters.config import SpeculationConfig
 
-    if speculative_config is None:
-        return None
-    SpeculationConfig.parse(speculative_config)
-    parsed: dict[str, Any] = json.loads(speculative_config)
-    return parsed
-
-
-def _methods(speculation: dict[str, Any] | None) -> list[str]:
-    method = (speculation or {}).get("method", [])
-    return [method] if isinstance(method, str) else list(method)
+    return None if speculative_config is None else SpeculationConfig.parse(speculative_config)
 
 
 def _short_name(model: str) -> str:

@@ -3,8 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Drafter
 from foreword.speculation.proposing import fair_shares
-from foreword.speculation.protocols import Planned, Policy, Scheduled, StepRequest, added_memory
+from foreword.speculation.protocols import Policy
+from foreword.speculation.report import StepReport
+from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
 from foreword.speculation.situation import Situation
 
 
@@ -19,41 +23,56 @@ class FairShare:
         self._policy = policy
         self._share = share
 
-    def plan(self, scheduled: Sequence[Scheduled], situation: Situation) -> Sequence[Planned]:
+    def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
         """The inner policy's plan, with fewer guesses where they would cost others too much."""
-        plan = self._policy.plan(scheduled, situation)
-        wanted = [planned.max_nodes if planned.drafter is not None else 0 for planned in plan]
-        if not any(wanted) or all(planned.drafter is not None for planned in plan):
-            return plan
-        affordable = self._affordable(plan, sum(wanted), situation)
-        shares = fair_shares(wanted, affordable)
+        plans = self._policy.plan(entries, situation)
+        drafting = [plan for plan in plans if plan is not None]
+        if not drafting or len(drafting) == len(plans):
+            return plans
+        wanted = [0 if plan is None else plan.max_nodes for plan in plans]
+        shares = fair_shares(wanted, self._affordable(entries, drafting, situation))
         return [
-            replace(planned, max_nodes=nodes) if nodes else replace(planned, drafter=None)
-            for planned, nodes in zip(plan, shares, strict=True)
+            replace(plan, max_nodes=nodes) if plan is not None and nodes else None
+            for plan, nodes in zip(plans, shares, strict=True)
         ]
 
-    def _affordable(self, plan: Sequence[Planned], wanted: int, situation: Situation) -> int:
-        """Most guesses, up to `wanted`, that keep the step within its share; all before the first measurement."""
-        plain_rows = sum(planned.scheduled.run for planned in plan)
-        plain = situation.costs.pass_seconds(plain_rows)
+    def _affordable(
+        self, entries: Sequence[PassEntry], plans: Sequence[DraftPlan], situation: Situation
+    ) -> int:
+        """Most guesses that keep the step within its share; all before the first measurement."""
+        rows, context = sum(entry.run for entry in entries), max(entry.computed for entry in entries)
+        costs, wanted = situation.costs, sum(plan.max_nodes for plan in plans)
+        plain = costs.step_seconds(rows, context)
         if plain is None:
             return wanted
-        methods = {planned.method for planned in plan if planned.drafter is not None}
+        levels = {plan.method: 0 for plan in plans}
+        for plan in plans:
+            levels[plan.method] = max(levels[plan.method], min(plan.max_depth, plan.max_nodes))
+        drafting = sum(costs.draft_seconds(method, deepest) for method, deepest in levels.items())
         low, high = 0, wanted
         while low < high:
             guesses = (low + high + 1) // 2
-            longer = situation.costs.pass_seconds(plain_rows + guesses) or plain
-            drafting = sum(situation.costs.drafting_seconds(method, guesses) for method in methods)
+            longer = costs.step_seconds(rows + guesses, context) or plain
             if longer + drafting <= (1 + self._share) * plain:
                 low = guesses
             else:
                 high = guesses - 1
         return low
 
-    def forget(self, request: StepRequest) -> None:
-        """Pass it on."""
-        self._policy.forget(request)
+    def trim(
+        self, entries: Sequence[PassEntry], drafts: Sequence[Draft], situation: Situation
+    ) -> Sequence[Draft]:
+        """The inner policy's."""
+        return self._policy.trim(entries, drafts, situation)
 
-    def memory_bytes(self) -> int | None:
-        """Of the inner policy."""
-        return added_memory([self._policy])
+    def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation) -> int:
+        """The inner policy's."""
+        return self._policy.rows_wanted(requests, situation)
+
+    def learn(self, report: StepReport) -> None:
+        """Pass it on."""
+        self._policy.learn(report)
+
+    def drafters(self) -> Sequence[Drafter]:
+        """The inner policy's."""
+        return self._policy.drafters()

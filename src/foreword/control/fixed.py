@@ -2,14 +2,10 @@
 
 from collections.abc import Sequence
 
-from foreword.speculation.protocols import (
-    Drafter,
-    Planned,
-    Scheduled,
-    Speculation,
-    StepRequest,
-    added_memory,
-)
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Drafter
+from foreword.speculation.report import StepReport
+from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
 from foreword.speculation.situation import Situation
 
 
@@ -23,27 +19,34 @@ class FixedPolicy:
         self, drafter: Drafter | None = None, max_nodes: int = 0, max_depth: int | None = None
     ) -> None:
         depth = max_nodes if max_depth is None else max_depth
-        self._everyone = None if drafter is None else Speculation("given", drafter, max_nodes, depth)
+        self._everyone = None if drafter is None else DraftPlan("given", drafter, max_nodes, depth)
 
-    def plan(self, scheduled: Sequence[Scheduled], situation: Situation) -> list[Planned]:
-        """The same at every step, however it goes."""
-        return [self._planned(share) for share in scheduled]
+    def plan(self, entries: Sequence[PassEntry], situation: Situation) -> list[DraftPlan | None]:
+        """The same at every step, however it goes; nobody where as many run as a plan allows at most."""
+        plans = [self._chosen(entry.request) for entry in entries]
+        return [
+            None if plan is None or (plan.max_batch is not None and len(plans) >= plan.max_batch) else plan
+            for plan in plans
+        ]
 
-    def _planned(self, share: Scheduled) -> Planned:
-        chosen = self._chosen(share.request)
-        if chosen is None:
-            return Planned(share)
-        return Planned(share, chosen.drafter, chosen.max_nodes, chosen.max_depth, chosen.method)
+    def trim(
+        self, entries: Sequence[PassEntry], drafts: Sequence[Draft], situation: Situation
+    ) -> Sequence[Draft]:
+        """Everything is verified."""
+        return drafts
 
-    def forget(self, request: StepRequest) -> None:
-        """Tell its drafter."""
-        chosen = self._chosen(request)
-        if chosen is not None:
-            chosen.drafter.forget(request)
+    def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation) -> int:
+        """All that may be guessed beside a prompt, which is one more request."""
+        plans = [plan for plan in map(self._chosen, requests) if plan is not None]
+        running = len(requests) + 1
+        return sum(plan.max_nodes for plan in plans if plan.max_batch is None or running < plan.max_batch)
 
-    def memory_bytes(self) -> int | None:
-        """What the given drafter says of its memory."""
-        return added_memory([] if self._everyone is None else [self._everyone.drafter])
+    def learn(self, report: StepReport) -> None:
+        """It never changes its mind."""
 
-    def _chosen(self, request: StepRequest) -> Speculation | None:
+    def drafters(self) -> list[Drafter]:
+        """The given one."""
+        return [] if self._everyone is None else [self._everyone.drafter]
+
+    def _chosen(self, request: StepRequest) -> DraftPlan | None:
         return self._everyone or request.speculation

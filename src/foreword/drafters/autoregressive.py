@@ -7,14 +7,17 @@ from torch import Tensor
 
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.backends.interface import Decoder
+from foreword.backends.runner import ModelRunner
 from foreword.drafters.guessed_tree import GrowingTree
 from foreword.drafters.next_level import grow_chains, grow_trees
 from foreword.errors import RequestError
 from foreword.kv.block_pool import OutOfPages
-from foreword.kv.paged_cache import PAGE_SIZE, KvSequence, PagedCache
+from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
+from foreword.kv.sequence import KvSequence
 from foreword.speculation.draft import Draft
-from foreword.speculation.layout import BatchBuffers, Share
-from foreword.speculation.protocols import Ask, StepRequest
+from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.layout import BatchBuffers, SequenceRows
+from foreword.speculation.proposing import fair_shares
 
 
 @dataclass(frozen=True)
@@ -36,17 +39,17 @@ class AutoregressiveDrafter:
     `propose` first feeds it what was committed since it was last asked, so that it can be left out for a
     while, or see a request late, and still be right. It never reads more in one call than one pass takes, so
     that a long prompt holds nobody up: until it has caught up, it has nothing to say about that request.
+    Equal beginnings of a tenant's texts are read once.
     """
 
     def __init__(self, decoder: Decoder, size: DraftingSize, weight_bytes: int = 0) -> None:
         """`weight_bytes` is the memory of weights that the decoder does not share with the target."""
-        self._decoder = decoder
         self._weight_bytes = weight_bytes
         self._size = size
-        self._cache = PagedCache(-(-size.kv_tokens // PAGE_SIZE))
+        self._cache = PagedCache(-(-size.kv_tokens // PAGE_SIZE), prefix_caching=True)
         self._buffers = BatchBuffers()
         self._known: dict[int, tuple[int, KvSequence]] = {}  # request -> (epoch, its KV here)
-        decoder.allocate_kv(self._cache.pool.num_pages, PAGE_SIZE)
+        self._runner = ModelRunner.allocate(decoder, self._cache.pool.num_pages, PAGE_SIZE)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`, for every ask; none where its own KV cache is full."""
@@ -60,7 +63,7 @@ class AutoregressiveDrafter:
                 self._cache.rollback(self._kv(tree.request))
         return [growing[index].draft() if index in growing else Draft() for index in range(len(asks))]
 
-    def forget(self, request: StepRequest) -> None:
+    def forget(self, request: DraftRequest) -> None:
         """Give back the KV of a request that has ended."""
         known = self._known.pop(request.request_id, None)
         if known is not None:
@@ -68,7 +71,7 @@ class AutoregressiveDrafter:
 
     def memory_bytes(self) -> int:
         """What drafting adds: weights of its own, and the KV cache when it is full."""
-        kv = self._cache.pool.num_pages * PAGE_SIZE * self._decoder.kv_bytes_per_row()
+        kv = self._cache.pool.num_pages * PAGE_SIZE * self._runner.store.bytes_per_row
         return self._weight_bytes + kv
 
     def check_integrity(self) -> None:
@@ -83,7 +86,7 @@ class AutoregressiveDrafter:
             self.forget(request)
             kv = None
         if kv is None:
-            kv = self._cache.open()
+            kv = self._cache.open(request.tenant, request.tokens)
             self._known[request.request_id] = (request.epoch, kv)
         self._cache.rewind(kv, len(request.tokens) - 1)  # the newest token's logits are always needed
         if ask.max_nodes < 1 or ask.max_depth < 1:
@@ -94,7 +97,7 @@ class AutoregressiveDrafter:
             return False
         return True
 
-    def _kv(self, request: StepRequest) -> KvSequence:
+    def _kv(self, request: DraftRequest) -> KvSequence:
         return self._known[request.request_id][1]
 
     def _write(self, trees: Sequence[GrowingTree]) -> None:
@@ -102,7 +105,7 @@ class AutoregressiveDrafter:
         trees = [tree for tree in trees if self._kv(tree.request).computed == len(tree.request.tokens) - 1]
         if not trees:
             return
-        logits = self._run([Share(self._kv(t.request), t.request.tokens, 1, Draft()) for t in trees])
+        logits = self._run([SequenceRows(self._kv(t.request), t.request.tokens, 1, Draft()) for t in trees])
         for tree in trees:
             self._cache.advance(self._kv(tree.request), 1)
         while trees:
@@ -116,24 +119,29 @@ class AutoregressiveDrafter:
 
     def _catch_up(self, trees: Sequence[GrowingTree]) -> None:
         """Compute committed tokens up to the newest, of many requests in one pass."""
-        if shares := self._missed(trees):
-            self._run(shares)
-            for share in shares:
-                self._cache.advance(share.kv, share.run)
+        if missed := self._missed(trees):
+            self._run(missed)
+            for rows in missed:
+                self._cache.advance(rows.kv, rows.run)
+                self._publish(rows.kv, rows.tokens)
 
-    def _missed(self, trees: Sequence[GrowingTree]) -> list[Share]:
-        budget, shares = self._size.rows_per_pass, []
-        for tree in trees:
-            kv, tokens = self._kv(tree.request), tree.request.tokens
-            run = min(len(tokens) - 1 - kv.computed, budget)
-            if run > 0:
-                shares.append(Share(kv, tokens, run, Draft(), run_logits=0))
-                budget -= run
-        return shares
+    def _publish(self, kv: KvSequence, tokens: Sequence[int]) -> None:
+        """Let other requests start with the full pages; the newest token's row is computed again and stays out."""
+        if kv.computed // PAGE_SIZE > kv.published:
+            self._cache.publish(kv, tokens[:-1])
 
-    def _newest_level(self, tree: GrowingTree) -> Share:
-        return Share(self._kv(tree.request), tree.request.tokens, 0, tree.draft(), tree.frontier[0])
+    def _missed(self, trees: Sequence[GrowingTree]) -> list[SequenceRows]:
+        """What each has to read, those with little first: a long text must not keep the others from guessing."""
+        behind = [len(tree.request.tokens) - 1 - self._kv(tree.request).computed for tree in trees]
+        runs = fair_shares(behind, self._size.rows_per_pass)
+        return [
+            SequenceRows(self._kv(tree.request), tree.request.tokens, run, Draft(), run_logits=0)
+            for tree, run in zip(trees, runs, strict=True)
+            if run > 0
+        ]
 
-    def _run(self, shares: Sequence[Share]) -> Tensor:
-        batch = self._buffers.lay_out(self._cache, shares, self._cache.take_moves())
-        return self._decoder.verify(batch).logits
+    def _newest_level(self, tree: GrowingTree) -> SequenceRows:
+        return SequenceRows(self._kv(tree.request), tree.request.tokens, 0, tree.draft(), tree.frontier[0])
+
+    def _run(self, rows: Sequence[SequenceRows]) -> Tensor:
+        return self._runner.forward(self._buffers.lay_out(self._cache, rows, ())).logits

@@ -2,9 +2,23 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.protocols import Ask, Drafter, StepRequest, added_memory, all_faults
+from foreword.speculation.drafting import (
+    NO_NEEDS,
+    Ask,
+    Commit,
+    Drafter,
+    DrafterNeeds,
+    DraftRequest,
+    Observes,
+    added_memory,
+    all_faults,
+    close_all,
+    needs_of,
+)
 
 
 class _Several:
@@ -12,8 +26,19 @@ class _Several:
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
+        self.needs: DrafterNeeds = reduce(or_, map(needs_of, drafters), NO_NEEDS)
 
-    def forget(self, request: StepRequest) -> None:
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """Tell those that need to know."""
+        for drafter in self._drafters:
+            if isinstance(drafter, Observes) and drafter.needs:
+                drafter.observe(commits)
+
+    def close(self) -> None:
+        """All of them."""
+        close_all(self._drafters)
+
+    def forget(self, request: DraftRequest) -> None:
         """Pass it on."""
         for drafter in self._drafters:
             drafter.forget(request)
@@ -47,7 +72,10 @@ class Merged(_Several):
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """For every ask one tree within its node budget."""
-        answers = [drafter.propose(asks) for drafter in self._drafters]
+        answers = [
+            [draft.rebase(ask.request.tokens) for draft, ask in zip(drafter.propose(asks), asks, strict=True)]
+            for drafter in self._drafters
+        ]
         return [
             merge(drafts, ask.max_nodes) for drafts, ask in zip(zip(*answers, strict=True), asks, strict=True)
         ]

@@ -8,12 +8,20 @@ from typing import Any
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.drafters.combined import FirstOf, Merged
 from foreword.drafters.registry import drafter_kinds
-from foreword.drafters.resources import Workshop
+from foreword.drafters.resources import DrafterResources
 from foreword.errors import ForewordError, RequestError
+from foreword.speculation.caller_thread import CallerThread
+from foreword.speculation.drafting import Drafter, needs_of
 from foreword.speculation.guard import GuardedDrafter
-from foreword.speculation.protocols import Drafter
 
-_OWN_KEYS = ("method", "num_speculative_tokens", "max_depth", "combine", "draft_timeout")
+_OWN_KEYS = (
+    "method",
+    "num_speculative_tokens",
+    "max_depth",
+    "disable_by_batch_size",
+    "combine",
+    "draft_timeout",
+)
 
 
 @dataclass(frozen=True)
@@ -25,22 +33,35 @@ class SpeculationConfig:
         5  # most guesses for a request in one pass: a chain's length, a tree's nodes
     )
     max_depth: int | None = None  # deepest level of a tree; None: as deep as there are nodes
+    disable_by_batch_size: int | None = (
+        None  # plain decoding while at least so many requests run; None: never
+    )
     combine: str = "first"  # several methods: "first" that has something to say, or "merge" into one tree
-    draft_timeout: float = 1.0  # seconds after which a drafter's guesses are not waited for
+    draft_timeout: float = 1.0  # seconds after which a plug-in's guesses are not waited for
     options: tuple[tuple[str, Any], ...] = ()  # settings of the drafters themselves
 
     @staticmethod
-    def parse(value: "str | Mapping[str, Any]") -> "SpeculationConfig":
-        """Read a JSON text or an object; every key and value is checked and refused by name."""
+    def parse(
+        value: "str | Mapping[str, Any]", base: "SpeculationConfig | None" = None
+    ) -> "SpeculationConfig":
+        """Read a JSON text or an object; every key and value is checked and refused by name.
+
+        Without a method, or with the base's own, only the keys that are named differ from `base`.
+        """
         given = _as_mapping(value)
+        if base is not None and _methods(given.get("method", list(base.method))) == base.method:
+            given = {**base.as_mapping(), **given}
         if "method" not in given:
-            raise RequestError(f"speculation needs a method: one of {', '.join(drafter_kinds())}")
-        method = given["method"]
-        listed = [method] if isinstance(method, str) else method if isinstance(method, list) else []
-        methods = tuple(listed) if all(isinstance(name, str) for name in listed) else ()
+            raise RequestError(
+                f"speculation: give a method, one of {', '.join(drafter_kinds())}; "
+                "there is no default whose keys could be changed"
+            )
         own = {key: given[key] for key in _OWN_KEYS if key in given and key != "method"}
         options = tuple((key, value) for key, value in given.items() if key not in _OWN_KEYS)
-        return SpeculationConfig(methods, **own, options=options)
+        config = SpeculationConfig(_methods(given["method"]), **own, options=options)
+        for name in config.method:
+            config._settings(name)
+        return config
 
     def __post_init__(self) -> None:
         kinds = drafter_kinds()
@@ -49,9 +70,14 @@ class SpeculationConfig:
         for name in self.method:
             if name not in kinds:
                 raise RequestError(f"speculation: there is no method {name!r}; there are {', '.join(kinds)}")
+            if kinds[name].defect:
+                raise RequestError(f"speculation: {kinds[name].defect}")
         _whole_number("num_speculative_tokens", self.num_speculative_tokens)
         if self.max_depth is not None:
             _whole_number("max_depth", self.max_depth)
+        batch = self.disable_by_batch_size
+        if batch is not None and (not isinstance(batch, int) or isinstance(batch, bool) or batch < 2):
+            raise RequestError(f"speculation: disable_by_batch_size must be at least 2, not {batch!r}")
         if self.combine not in ("first", "merge"):
             raise RequestError(f"speculation: combine must be 'first' or 'merge', not {self.combine!r}")
         if not isinstance(self.draft_timeout, int | float) or not self.draft_timeout > 0:
@@ -73,27 +99,36 @@ class SpeculationConfig:
         own: dict[str, Any] = {key: getattr(self, key) for key in _OWN_KEYS}
         return own | {"method": list(self.method)} | dict(self.options)
 
-    def build(self, workshop: Workshop) -> Drafter:
+    def build(self, resources: DrafterResources) -> Drafter:
         """The drafter, guarded against its own faults."""
-        drafters = [self._build_one(name, workshop) for name in self.method]
+        drafters = [self._build_one(name, resources) for name in self.method]
         if len(drafters) == 1:
             return drafters[0]
         return FirstOf(drafters) if self.combine == "first" else Merged(drafters)
 
-    def _build_one(self, name: str, workshop: Workshop) -> Drafter:
+    def _build_one(self, name: str, resources: DrafterResources) -> Drafter:
+        kind = drafter_kinds()[name]
         try:
-            drafter = drafter_kinds()[name].build(self._settings(name), workshop)
+            drafter = kind.build(self._settings(name), resources)
         except ForewordError:
             raise
         except Exception as error:  # a drafter may be anyone's code, and its settings anyone's JSON
             reason = " ".join(str(error).split()) or type(error).__name__
             raise RequestError(f"speculation: {name} cannot be made with these settings: {reason}") from error
-        return GuardedDrafter(drafter, name, workshop.target.config.vocab_size, self.draft_timeout)
+        # A thread that was left behind must not go on writing KV pages: who has rows there is called in place.
+        in_place = not kind.can_hang or bool(needs_of(drafter))
+        return GuardedDrafter(drafter, name, None if in_place else CallerThread(name, self.draft_timeout))
 
     def _settings(self, name: str) -> Any:  # noqa: ANN401 - of the drafter's own type
         kind = drafter_kinds()[name]
         own = {field.name for field in fields(kind.settings)}
         return kind.configure({key: value for key, value in self.options if key in own})
+
+
+def _methods(method: object) -> tuple[str, ...]:
+    """One name or a list of names; nothing for anything else."""
+    listed = [method] if isinstance(method, str) else method if isinstance(method, list | tuple) else []
+    return tuple(listed) if all(isinstance(name, str) for name in listed) else ()
 
 
 def _as_mapping(value: str | Mapping[str, Any]) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foreword.drafters.autoregressive import AutoregressiveDrafter, DraftingSize
-from foreword.drafters.resources import Workshop
+from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import Checkpoint, open_checkpoint
 from foreword.models.sources.resolve import resolve_model
@@ -18,11 +18,11 @@ class DraftModelConfig:
     tree_width: int = 1  # nodes on every level of the draft; 1 is a chain
 
 
-def build_draft_model(config: DraftModelConfig, workshop: Workshop) -> AutoregressiveDrafter:
+def build_draft_model(config: DraftModelConfig, resources: DrafterResources) -> AutoregressiveDrafter:
     """Load the draft model beside the target; its tokens must mean the same."""
     checkpoint = open_checkpoint(Path(resolve_model(config.model)))
-    check_same_vocabulary(workshop.checkpoint, checkpoint)
-    decoder = workshop.load_decoder(checkpoint)
+    check_same_vocabulary(resources.checkpoint, checkpoint)
+    decoder = resources.load_decoder(checkpoint)
     return AutoregressiveDrafter(decoder, DraftingSize(config.tree_width), decoder.weight_bytes)
 
 

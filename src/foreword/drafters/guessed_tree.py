@@ -6,7 +6,7 @@ import numpy as np
 
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.speculation.draft import ROOT, Draft
-from foreword.speculation.protocols import Ask
+from foreword.speculation.drafting import Ask
 
 
 class GrowingTree:
@@ -53,4 +53,4 @@ class GrowingTree:
     def keys(self) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
         """The rule's noise for the tokens that follow the frontier, one key for each of its nodes."""
         positions = np.full(len(self.frontier), len(self.request.tokens) + self.depth)
-        return self.request.sampler.drafting_keys(positions)
+        return self.request.sampling.keys(positions)

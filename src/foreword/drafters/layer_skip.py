@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from foreword.drafters.autoregressive import AutoregressiveDrafter, DraftingSize
-from foreword.drafters.resources import Workshop
+from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
 
 
@@ -22,12 +22,12 @@ class LayerSkipConfig:
         return tuple(self.layers)
 
 
-def build_layer_skip(config: LayerSkipConfig, workshop: Workshop) -> AutoregressiveDrafter:
+def build_layer_skip(config: LayerSkipConfig, resources: DrafterResources) -> AutoregressiveDrafter:
     """A drafter that shares the target's weights and adds only a KV cache."""
-    num_layers = workshop.target.config.num_layers
+    num_layers = resources.target.config.num_layers
     kept = config.kept(num_layers)
     if not kept or list(kept) != sorted(set(kept)) or not 0 <= kept[0] <= kept[-1] < num_layers:
         raise RequestError(
             f"speculation: layers must be ascending and within 0 .. {num_layers - 1}, not {list(kept)}"
         )
-    return AutoregressiveDrafter(workshop.target.with_layers(kept), DraftingSize(config.tree_width))
+    return AutoregressiveDrafter(resources.target.with_layers(kept), DraftingSize(config.tree_width))

@@ -28,7 +28,7 @@ def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     keys = np.concatenate([tree.keys() for tree in trees])
     tokens = draw(shaped, keys).tolist()
     only = shaped.only.tolist()
-    rules = [tree.request.sampler.rule for tree in trees]
+    rules = [tree.request.sampling.rule for tree in trees]
     telling = [row for row, rule in enumerate(rules) if rule is not Rule.COUPLED and only[row] < 0]
     drawn = _drawn_from(shaped, telling)
     for row, (tree, token) in enumerate(zip(trees, tokens, strict=True)):
@@ -77,7 +77,7 @@ def grow_trees(trees: Sequence[GrowingTree], logits: Tensor, width: int) -> None
 
 def _scores(tree: GrowingTree, logits: Tensor, ids: Tensor) -> Tensor:
     """[frontier, ranked], 0 for the best sibling; the largest logits stand first."""
-    temperature = float(tree.request.sampler.record["temperature"])
+    temperature = float(tree.request.sampling.record["temperature"])
     if temperature == 0:
         return torch.log_softmax(logits.double(), dim=-1)
     keys = key_tensor(tree.keys(), logits.device)
@@ -90,7 +90,7 @@ def known_tokens(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:
 
     A guess that is thrown away because of what was drawn would bias *token* and *block*: what is drawn is judged.
     """
-    return logits[:, : min(tree.request.sampler.vocab_size for tree in trees)]
+    return logits[:, : min(tree.request.sampling.vocab_size for tree in trees)]
 
 
 def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tens
     Penalties and bad words depend on the text and are left to the target: they cost a draft some
     acceptance and never its exactness.
     """
-    samplers = [tree.request.sampler for tree in trees for _ in tree.frontier]
+    samplers = [tree.request.sampling for tree in trees for _ in tree.frontier]
     corrected = logits
     for row, sampler in enumerate(samplers):
         if not len(sampler.bias_ids) and sampler.allowed_ids is None:
@@ -116,7 +116,7 @@ def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tens
 
 def row_shape(trees: Sequence[GrowingTree], logits: Tensor) -> RowShape:
     """The requests' own temperature, top-k, top-p and min-p, one row for each tree."""
-    records = np.array([tree.request.sampler.record for tree in trees])
+    records = np.array([tree.request.sampling.record for tree in trees])
 
     def column(name: str) -> Tensor:
         return torch.from_numpy(records[name].copy()).to(logits.device)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from foreword.errors import RequestError
 from foreword.speculation.draft import Draft
-from foreword.speculation.protocols import Ask, StepRequest
+from foreword.speculation.drafting import Ask, DraftRequest
 
 _BYTES_PER_RUN = 600
 """Memory of one indexed run with its key and followers, as tracemalloc has it on CPython 3.11."""
@@ -98,7 +98,7 @@ class NgramDrafter:
         """A chain for every ask, empty where nothing matches."""
         return [self._chain(ask) for ask in asks]
 
-    def forget(self, request: StepRequest) -> None:
+    def forget(self, request: DraftRequest) -> None:
         """Drop the index of a request that has ended."""
         self._indexes.pop(request.request_id, None)
 
@@ -113,7 +113,7 @@ class NgramDrafter:
         guessed = index.guess(min(ask.max_nodes, ask.max_depth))
         return Draft.chain(guessed, len(request.tokens), request.epoch)
 
-    def _index(self, request: StepRequest) -> NgramIndex:
+    def _index(self, request: DraftRequest) -> NgramIndex:
         """The request's index; a new one if its text is not the indexed text grown on."""
         epoch, index = self._indexes.get(request.request_id, (request.epoch, None))
         if index is None or epoch != request.epoch or len(index) > len(request.tokens):

@@ -1,15 +1,15 @@
 """The drafters that there are by name, ours and those that other packages add."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
-from foreword.drafters.resources import Workshop
+from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
-from foreword.speculation.protocols import Drafter
+from foreword.speculation.drafting import Drafter
 
 ENTRY_POINTS = "foreword.drafters"
 """Group of entry points under which another package offers a `DrafterKind`; the entry's name is the method."""
@@ -21,8 +21,11 @@ class DrafterKind:
 
     summary: str  # one line for listings
     settings: type  # a frozen dataclass; its fields are the keys that a user may set
-    build: Callable[[Any, Workshop], Drafter]  # (settings, workshop) -> drafter
+    build: Callable[[Any, DrafterResources], Drafter]  # (settings, resources) -> drafter
     makes_trees: Callable[[Any], bool] = lambda settings: False  # whether its drafts may branch
+    # Whether its calls need a thread with a time limit, which costs a quarter of a millisecond.
+    can_hang: bool = True
+    defect: str = ""  # why it cannot be used; empty: it can
 
     def configure(self, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of the type `settings`
         """The settings with these values; a value of the wrong kind is refused by name."""
@@ -48,7 +51,7 @@ def _builtin_kinds() -> dict[str, DrafterKind]:
     from foreword.drafters.self_quantized import SelfQuantizedConfig, build_self_quantized
     from foreword.drafters.suffix import SuffixConfig, build_suffix_drafter
 
-    return {
+    kinds = {
         "ngram": DrafterKind(
             "looks the last tokens up earlier in the text", NgramConfig, lambda s, _: NgramDrafter(s)
         ),
@@ -68,6 +71,7 @@ def _builtin_kinds() -> dict[str, DrafterKind]:
             "the target without some of its layers", LayerSkipConfig, build_layer_skip, _is_wide
         ),
     }
+    return {name: replace(kind, can_hang=False) for name, kind in kinds.items()}
 
 
 def _is_wide(settings: Any) -> bool:  # noqa: ANN401 - settings of a model-based drafter
@@ -88,10 +92,24 @@ def drafter_kinds() -> Mapping[str, DrafterKind]:
 
 
 def _load(entry: Any) -> DrafterKind:  # noqa: ANN401 - importlib's EntryPoint
+    """Another package's kind; one that cannot be loaded is refused when it is asked for, and bothers nobody else."""
     try:
         kind = entry.load()
     except Exception as error:
-        raise RequestError(f"drafter {entry.name!r} of {entry.value} cannot be loaded: {error}") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return _broken(f"drafter {entry.name!r} of {entry.value} cannot be loaded: {reason}")
     if not isinstance(kind, DrafterKind):
-        raise RequestError(f"drafter {entry.name!r}: {entry.value} is not a DrafterKind")
+        return _broken(f"drafter {entry.name!r}: {entry.value} is not a DrafterKind")
     return kind
+
+
+@dataclass(frozen=True)
+class _NoSettings:
+    """Of a kind that cannot be used anyway."""
+
+
+def _broken(reason: str) -> DrafterKind:
+    def refuse(*_: object) -> Any:  # noqa: ANN401 - it never returns
+        raise RequestError(reason)
+
+    return DrafterKind("cannot be loaded", _NoSettings, refuse, defect=reason)

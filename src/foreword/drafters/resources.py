@@ -8,7 +8,7 @@ from foreword.models.formats.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
-class Workshop:
+class DrafterResources:
     """The target and its files, for drafters that need them."""
 
     target: Decoder  # the loaded target

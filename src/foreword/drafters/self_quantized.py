@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from foreword.drafters.autoregressive import AutoregressiveDrafter, DraftingSize
 from foreword.drafters.low_bits import LowBitCheckpoint
-from foreword.drafters.resources import Workshop
+from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
 
 
@@ -20,8 +20,8 @@ class SelfQuantizedConfig:
             raise RequestError(f"speculation: bits must be 2, 3 or 4, not {self.bits}")
 
 
-def build_self_quantized(config: SelfQuantizedConfig, workshop: Workshop) -> AutoregressiveDrafter:
+def build_self_quantized(config: SelfQuantizedConfig, resources: DrafterResources) -> AutoregressiveDrafter:
     """A coarse copy of the target's layers; embedding, head and last norm are the target's own."""
-    coarse = LowBitCheckpoint(workshop.checkpoint, config.bits)
-    decoder = workshop.load_beside(coarse, workshop.target)
+    coarse = LowBitCheckpoint(resources.checkpoint, config.bits)
+    decoder = resources.load_beside(coarse, resources.target)
     return AutoregressiveDrafter(decoder, DraftingSize(config.tree_width), decoder.layer_bytes)

@@ -1,26 +1,22 @@
 """Guesses from suffixes seen before: in this request's text and in past answers of the same tenant."""
 
 import heapq
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from foreword.drafters.resources import Workshop
+from foreword.drafters.resources import DrafterResources
 from foreword.drafters.suffix_automaton import ROOT, SuffixAutomaton
 from foreword.errors import RequestError
 from foreword.speculation import draft as drafts
 from foreword.speculation.draft import Draft
-from foreword.speculation.protocols import Ask, StepRequest
+from foreword.speculation.drafting import Ask, DraftRequest
 
 _REMATCHED = 64
 """Tokens that are read again to find a request's place in a store that has changed."""
 
 _WIDEST = 8
 """Followers of one node that are looked at."""
-
-_BYTES_PER_STORED_TOKEN = 8
-"""Memory of one token of a past answer beside the automaton."""
 
 
 MOST_TENANTS = 256
@@ -34,7 +30,7 @@ class SuffixConfig:
     min_match: int = 2  # shortest suffix that is trusted
     depth_per_match: float = 2.0  # guesses go this many times as deep as the match is long
     min_probability: float = 0.2  # estimated probability below which a node is left out
-    max_stored_tokens: int = 65_536  # past answers kept for each tenant; the oldest go first
+    max_stored_tokens: int = 65_536  # past answers kept for each tenant; the older half goes first
     warm_file: str = ""  # a text file that every tenant's store begins with; empty: none
 
     def __post_init__(self) -> None:
@@ -49,40 +45,37 @@ class SuffixConfig:
 
 
 class SuffixStore:
-    """Past answers of one tenant; when there are too many tokens, the older half is dropped."""
+    """Past answers of one tenant in two generations; when the younger one is full, the older one is dropped.
+
+    Nothing is ever built anew: that would take longer than many steps, while the engine waits.
+    """
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
-        self._texts: deque[tuple[int, ...]] = deque()
-        self.automaton = SuffixAutomaton()
+        self.automata = [SuffixAutomaton()]  # the youngest last, at most two
         self.version = 0  # advances whenever states may have changed
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are remembered."""
+        return sum(automaton.num_tokens for automaton in self.automata)
+
     def add(self, text: Sequence[int]) -> None:
-        """Remember a text, at most as much of its end as may be kept at all."""
-        kept = tuple(text[max(0, len(text) - self._max_tokens) :])
+        """Remember a text, at most as much of its end as one generation holds."""
+        most = self._max_tokens // 2
+        kept = text[max(0, len(text) - most) :]
         if not kept:
             return
-        self._texts.append(kept)
-        self._learn(kept)
-        if self.automaton.num_tokens > self._max_tokens:
-            self._evict()
+        if self.automata[-1].num_tokens + len(kept) > most:
+            self.automata = [self.automata[-1], SuffixAutomaton()]
+        youngest = self.automata[-1]
+        youngest.start_text()
+        youngest.extend(kept)
         self.version += 1
 
     def memory_bytes(self) -> int:
-        """About what the answers and their automaton take."""
-        return self.automaton.memory_bytes() + _BYTES_PER_STORED_TOKEN * sum(map(len, self._texts))
-
-    def _learn(self, text: Sequence[int]) -> None:
-        self.automaton.start_text()
-        self.automaton.extend(text)
-
-    def _evict(self) -> None:
-        tokens = self.automaton.num_tokens
-        while len(self._texts) > 1 and tokens > self._max_tokens // 2:
-            tokens -= len(self._texts.popleft())
-        self.automaton = SuffixAutomaton()
-        for text in self._texts:
-            self._learn(text)
+        """About what the automata take."""
+        return sum(automaton.memory_bytes() for automaton in self.automata)
 
 
 @dataclass(frozen=True)
@@ -102,7 +95,7 @@ class _Reader:
         self.own = SuffixAutomaton()
         self._store = store
         self._version = store.version
-        self._state, self._length = ROOT, 0
+        self._places = [(ROOT, 0) for _ in store.automata]  # (state, length of the match) in each
 
     def read(self, tokens: Sequence[int]) -> None:
         """Catch up with the request's text."""
@@ -110,21 +103,27 @@ class _Reader:
         self.own.extend(fresh)
         if self._version != self._store.version:
             self._version = self._store.version
-            self._state, self._length = ROOT, 0
+            self._places = [(ROOT, 0) for _ in self._store.automata]
             fresh = tokens[max(0, len(tokens) - _REMATCHED) :]
-        for token in fresh:
-            self._state, self._length = self._store.automaton.follow(self._state, self._length, token)
+        for index, automaton in enumerate(self._store.automata):
+            state, length = self._places[index]
+            for token in fresh:
+                state, length = automaton.follow(state, length, token)
+            self._places[index] = state, length
 
     def matches(self) -> list[Match]:
         """The places that the text's end leads to, in its own past and in the store."""
         own = self.own.earlier_suffix()
         return [
             Match(self.own, own, self.own.lengths[own]),
-            Match(self._store.automaton, self._state, self._length),
+            *(
+                Match(automaton, state, length)
+                for automaton, (state, length) in zip(self._store.automata, self._places, strict=True)
+            ),
         ]
 
 
-def build_suffix_drafter(config: SuffixConfig, workshop: Workshop) -> "SuffixDrafter":
+def build_suffix_drafter(config: SuffixConfig, resources: DrafterResources) -> "SuffixDrafter":
     """A suffix drafter, warmed from a text file if the config names one."""
     if not config.warm_file:
         return SuffixDrafter(config)
@@ -132,7 +131,7 @@ def build_suffix_drafter(config: SuffixConfig, workshop: Workshop) -> "SuffixDra
         text = Path(config.warm_file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"warm_file {config.warm_file} cannot be read as text: {error}") from None
-    return SuffixDrafter(config, workshop.encode(text))
+    return SuffixDrafter(config, resources.encode(text))
 
 
 class SuffixDrafter:
@@ -148,7 +147,7 @@ class SuffixDrafter:
         """A tree for every ask, from the place that promises most accepted tokens."""
         return [self._tree(ask) for ask in asks]
 
-    def forget(self, request: StepRequest) -> None:
+    def forget(self, request: DraftRequest) -> None:
         """A request has ended: remember its answer for its tenant, drop the rest."""
         if self._readers.pop(request.request_id, None) is not None:
             self.store(request.tenant).add(request.tokens[request.prompt_len :])
@@ -181,7 +180,7 @@ class SuffixDrafter:
         best = max(trees, key=lambda tree: tree.expected, default=GuessedTree())
         return Draft(tuple(best.tokens), tuple(best.parents), len(request.tokens), request.epoch)
 
-    def _reader(self, request: StepRequest) -> _Reader:
+    def _reader(self, request: DraftRequest) -> _Reader:
         reader = self._readers.get(request.request_id)
         if reader is None or reader.epoch != request.epoch or reader.own.num_tokens > len(request.tokens):
             reader = self._readers[request.request_id] = _Reader(request.epoch, self.store(request.tenant))

@@ -2,95 +2,83 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from time import perf_counter
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.interface import Decoder
+from foreword.backends.runner import ModelRunner
 from foreword.control.fair_share import FairShare
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
-from foreword.engine.drafter_pool import Build, DrafterRack
+from foreword.engine.drafter_pool import Build, DrafterPool
 from foreword.engine.intake import Intake
+from foreword.engine.ledger import RequestLedger
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.engine.request import Request
 from foreword.engine.scheduler import Scheduler, SchedulerSizes
 from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
-from foreword.speculation.protocols import Drafter, Policy, added_memory
+from foreword.speculation.drafting import NO_NEEDS, Drafter, DrafterNeeds, needs_of
+from foreword.speculation.protocols import Policy
+from foreword.speculation.recovery import Recovery, UnderWay
+from foreword.speculation.report import StageSeconds, StepReport
 from foreword.speculation.situation import Situation
-from foreword.speculation.step import Launched, Stepper, StepResult
-
-
-@dataclass
-class StepSeconds:
-    """Where the time of an engine's steps went, added up."""
-
-    steps: int = 0
-    draft: float = 0.0
-    verify: float = 0.0
-    accept: float = 0.0
-    total: float = 0.0  # all of the step; what the other three leave is scheduling and bookkeeping
-
-    def add(self, result: StepResult, total: float) -> None:
-        """Count one step."""
-        self.steps += 1
-        self.draft += result.draft_seconds
-        self.verify += result.verify_seconds
-        self.accept += result.accept_seconds
-        self.total += total
+from foreword.speculation.step import Stepper
 
 
 @dataclass(frozen=True)
-class UnderWay:
-    """A step of the engine between its two halves."""
-
-    requests: list[Request]  # in the order of the pass
-    launched: Launched
-    began: float
-
-
-@dataclass(frozen=True)
-class Parts:
+class EngineParts:
     """What an engine may be given instead of its own."""
 
     config: EngineConfig = field(default_factory=EngineConfig)
     policy: Policy = field(default_factory=FixedPolicy)  # who drafts, with what, how deep
     build_drafter: Build | None = None  # makes the drafters that requests ask for; None: they cannot ask
     speculation: SpeculationConfig | None = None  # of requests that don't ask
+    clock: Callable[[], float] = perf_counter  # seconds
 
 
 class EngineCore:
-    """Owns target, KV and scheduler; every `step` is one target pass for all requests that run.
+    """Owns target, KV, scheduler and drafters; every `step` is one target pass for all requests that run.
 
     It belongs to one thread, but for `prepare`, which any thread may call.
     """
 
-    def __init__(self, target: Decoder, vocabulary: Vocabulary, parts: Parts | None = None) -> None:
-        parts = parts or Parts()
-        config = parts.config
-        num_pages = config.num_pages(target)
-        self.max_model_len = config.context_length(target)
-        target.allocate_kv(num_pages, PAGE_SIZE)
-        self.target = target
-        self.cache = PagedCache(num_pages, prefix_caching=config.enable_prefix_caching)
-        self.scheduler = Scheduler(
-            self.cache, SchedulerSizes(config.max_num_batched_tokens, config.max_num_seqs)
-        )
-        rule = Rule.parse(config.acceptance_rule)
-        self.rack = DrafterRack(parts.build_drafter or _no_drafters, rule, parts.speculation)
+    def __init__(self, target: Decoder, vocabulary: Vocabulary, parts: EngineParts | None = None) -> None:
+        parts = parts or EngineParts()
+        config, rule = parts.config, Rule.parse(parts.config.acceptance_rule)
         self._policy = FairShare(parts.policy, config.max_draft_share)
-        self._stepper = Stepper(target, self.cache, self._policy, config.max_num_batched_tokens)
-        self._intake = Intake(
-            vocabulary, self.max_model_len, rule, self.rack, self.scheduler.check, itertools.count()
+        brought = self._policy.drafters()
+        self.drafters = DrafterPool(parts.build_drafter or _no_drafters, rule, parts.speculation, brought)
+        self.drafters.provided = needs = _needs(self.drafters, brought)
+        num_pages = config.num_pages(target, needs.rows)
+        self.max_model_len = config.context_length(target, needs.rows)
+        self.target = target
+        self.runner = ModelRunner.allocate(target, num_pages, PAGE_SIZE, needs.rows)
+        self.cache = PagedCache(num_pages, prefix_caching=config.enable_prefix_caching)
+        self._clock = parts.clock
+        self._stepper = Stepper(
+            self.runner, self.cache, self._policy, config.max_num_batched_tokens, clock=parts.clock
         )
-        self._kv_row_bytes = target.kv_bytes_per_row()
-        self._active: dict[
-            str, list[Request]
-        ] = {}  # by the user's id, those of its answers that have not ended
-        self.seconds = StepSeconds()
+        self._recovery = Recovery(self._stepper)
+        self.scheduler = Scheduler(
+            self.cache,
+            SchedulerSizes(config.max_num_batched_tokens, config.max_num_seqs, config.max_step_seconds),
+            self._policy,
+            self._stepper.situation,
+        )
+        self._intake = Intake(
+            vocabulary, self.max_model_len, rule, self.drafters, self.scheduler.check, itertools.count()
+        )
+        # By the user's id, those of its answers that have not ended.
+        self._active: dict[str, list[Request]] = {}
+        self.steps = 0
+        self.seconds = StageSeconds()  # where the time of all steps went
 
     @property
     def has_requests(self) -> bool:
@@ -100,11 +88,11 @@ class EngineCore:
     @property
     def speculating(self) -> bool:
         """The switch for everyone: off, all requests decode plainly; on, as they wished."""
-        return self._stepper.situation.speculating
+        return self.situation.speculating
 
     @speculating.setter
     def speculating(self, on: bool) -> None:
-        self._stepper.situation.speculating = on
+        self.situation.speculating = on
 
     @property
     def situation(self) -> Situation:
@@ -114,13 +102,18 @@ class EngineCore:
     @property
     def faults(self) -> Counter[str]:
         """What went wrong in steps and was recovered from, by stage."""
-        return self._stepper.faults
+        return self._stepper.faults.counts
+
+    def is_prepared_for(self, new: NewRequest) -> bool:
+        """Whether `prepare` would answer at once, without making a drafter first."""
+        return self.drafters.is_ready(new.speculation)
 
     def prepare(self, new: NewRequest) -> list[Request]:
         """Check a request and make ready what it needs; nothing is queued. Raises `RequestError`."""
         requests = self._intake.admit(new)
         for request in requests:
-            request.ledger.kv_bytes_per_row = self._kv_row_bytes
+            request.kv_bytes_per_row = self.runner.store.bytes_per_row
+            request.ledger = RequestLedger(self._clock)
         return requests
 
     def enqueue(self, requests: list[Request]) -> None:
@@ -129,6 +122,8 @@ class EngineCore:
         if name in self._active:
             raise RequestError(f"a request with the id {name!r} is being answered; choose another id")
         self._active[name] = list(requests)
+        for request in requests:
+            self.drafters.begin(request)
         self.scheduler.add(requests)
 
     def add(self, new: NewRequest) -> list[Request]:
@@ -151,22 +146,26 @@ class EngineCore:
         return [] if under_way is None else self.resolve(under_way)
 
     def launch(self) -> UnderWay | None:
-        """Hand the next pass to the device; None if there is nothing to do."""
-        began = perf_counter()
-        scheduled = self.scheduler.schedule(self.speculating)
-        if not scheduled:
+        """Hand the next pass to the device; None if nothing can be launched now.
+
+        Another step may be launched before this one is resolved, for requests that are not in it. Steps are
+        resolved in the order in which they were launched.
+        """
+        began = self._clock()
+        entries = self.scheduler.schedule()
+        if not entries:
             return None
-        requests = list(self.scheduler.running)
-        for request in requests:
-            request.ledger.started = request.ledger.started or began
-        return UnderWay(requests, self._stepper.launch(scheduled), began)
+        for entry in entries:
+            assert isinstance(entry.request, Request)
+            entry.request.ledger.start(began)
+        return self._recovery.launch(entries)
 
     def resolve(self, under_way: UnderWay) -> list[AnswerDelta]:
-        """Wait for the pass and commit it."""
-        result = self._stepper.resolve(under_way.launched)
-        deltas = self._settle(under_way.requests, result)
-        self.seconds.add(result, perf_counter() - under_way.began)
-        return deltas
+        """Wait for the pass and commit it; returns what the answers have gained."""
+        report = self._recovery.resolve(under_way)
+        self.steps += 1
+        self.seconds += report.seconds
+        return self._settle(report)
 
     def stats(self) -> EngineStats:
         """How things stand."""
@@ -179,30 +178,32 @@ class EngineCore:
             prefix_queries=self.cache.prefix_queries,
             prefix_hits=self.cache.prefix_hits,
             preemptions=self.scheduler.preemptions,
-            steps=self.seconds.steps,
+            steps=self.steps,
             draft_seconds=self.seconds.draft,
             verify_seconds=self.seconds.verify,
             accept_seconds=self.seconds.accept,
             step_seconds=self.seconds.total,
             speculating=self.speculating,
-            drafter_memory_bytes=added_memory([self.rack, self._policy]),
-            drafter_faults=dict(self.rack.fault_counts()),
+            drafter_memory_bytes=self.drafters.memory_bytes(),
+            drafter_faults=dict(self.drafters.fault_counts()),
             step_faults=dict(self.faults),
-            acceptance={name: (s.drafts, s.drafted, s.accepted) for name, s in cohorts.items()},
+            acceptance={name: (s.drafts, s.drafted, s.accepted) for name, s in cohorts.items() if s.asks},
         )
 
-    def _settle(self, requests: list[Request], result: StepResult) -> list[AnswerDelta]:
+    def close(self) -> None:
+        """Give back what drafters hold; nothing is answered any more."""
+        self.drafters.close()
+
+    def _settle(self, report: StepReport) -> list[AnswerDelta]:
         """Do the books of a step and say what the answers have gained."""
-        now, all_rows, deltas = perf_counter(), max(sum(result.rows), 1), []
-        for request, verdict, applied, rows in zip(
-            requests, result.verdicts, result.applied, result.rows, strict=True
-        ):
-            if not applied:
+        deltas = []
+        for part in report.requests:
+            request = part.request
+            assert isinstance(request, Request)
+            if not part.applied:
                 continue
-            request.ledger.count_pass(result, rows / all_rows)
-            if verdict.tokens or request.finish_reason is not None:
-                request.ledger.first_token = request.ledger.first_token or now
-                request.ledger.finished = now
+            request.ledger.observe(part, report)
+            if part.verdict.tokens or request.finish_reason is not None:
                 deltas.append(request.take_delta())
             if request.finish_reason is not None:
                 self._remove(request)
@@ -214,10 +215,8 @@ class EngineCore:
         answers.remove(request)
         if not answers:
             del self._active[request.name]
-        try:
-            self._policy.forget(request)
-        except Exception as error:  # what a drafter keeps too long costs memory, never an answer
-            self._stepper.note_fault("forget", error)
+        with self._stepper.faults.forgiven("forget"):  # what a drafter keeps too long costs memory, no answer
+            self.drafters.end(request)
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` if requests, queues and pages contradict each other."""
@@ -234,7 +233,13 @@ class EngineCore:
             raise AssertionError("a KV sequence belongs to nobody")
 
 
+def _needs(drafters: DrafterPool, brought: Sequence[Drafter]) -> DrafterNeeds:
+    """What the drafters that are there from the start have to be given."""
+    known = [*brought, *([] if drafters.default is None else [drafters.default.drafter])]
+    return reduce(or_, map(needs_of, known), NO_NEEDS)
+
+
 def _no_drafters(config: SpeculationConfig) -> Drafter:
     raise RequestError(
-        f"this engine cannot make drafters, so method {'+'.join(config.method)!r} is not to be had"
+        f"this engine cannot make drafters, so method {'+'.join(config.method)!r} is not available"
     )

@@ -5,6 +5,7 @@ import atexit
 import logging
 import secrets
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -13,18 +14,22 @@ from typing import Any
 
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.answers.collector import OutputCollector
+from foreword.engine.answers.ends import OpenAnswers
 from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.answers.stream import AnswerStream
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
-from foreword.engine.llm import Prompt, encode_prompt, make_core
+from foreword.engine.llm import make_core
 from foreword.engine.loader import load_model
-from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest, SpeculationSetting
+from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
+from foreword.engine.prompts import Prompt, encode_prompt
 from foreword.errors import EngineStopped, RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.progress import Progress
+from foreword.speculation.recovery import UnderWay
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +45,7 @@ class _Listener:
     """A request's stream and how many of its answers are still to end."""
 
     stream: AnswerStream
-    answers: int
+    open: OpenAnswers
 
 
 @dataclass
@@ -61,7 +66,7 @@ class _Listeners:
                 raise RequestError(
                     f"a request with the id {stream.request_id!r} is being answered; choose another id"
                 )
-            self.by_request[stream.request_id] = _Listener(stream, answers)
+            self.by_request[stream.request_id] = _Listener(stream, OpenAnswers(answers))
             self.idle.clear()
             return True
 
@@ -71,14 +76,22 @@ class _Listeners:
             listener = self.by_request.get(stream.request_id)
             return listener is not None and listener.stream is stream
 
+    def forget(self, stream: AnswerStream) -> bool:
+        """Stop listening; False if it was forgotten before."""
+        with self.lock:
+            listener = self.by_request.get(stream.request_id)
+            if listener is None or listener.stream is not stream:
+                return False
+            self._forget(stream.request_id)
+            return True
+
     def note(self, delta: AnswerDelta) -> AnswerStream | None:
         """Who listens to this delta; forgotten with the end of the last answer."""
         with self.lock:
             listener = self.by_request.get(delta.request_id)
             if listener is None:
                 return None
-            listener.answers -= delta.finish_reason is not None
-            if not listener.answers:
+            if listener.open.note(delta):
                 self._forget(delta.request_id)
             return listener.stream
 
@@ -109,8 +122,12 @@ class Engine:
     ...     print(output.outputs[0].text)
     """
 
-    def __init__(self, core: EngineCore, tokenizer: Tokenizer | None = None) -> None:
-        """Take over `core`: from now on only the engine's thread touches it."""
+    def __init__(self, core: EngineCore, tokenizer: Tokenizer | None = None, *, steps_ahead: int = 1) -> None:
+        """Take over `core`: from now on only the engine's thread touches it.
+
+        At most `steps_ahead` steps are under way at once. More than one lets requests that come while a pass runs on
+        a GPU be launched behind it.
+        """
         self._core = core
         self._tokenizer = tokenizer
         self._mail: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -118,6 +135,7 @@ class Engine:
         self._listeners.idle.set()
         self._refusal: str | None = None  # why no request is taken
         self._snapshot, self._snapshot_at = core.stats(), monotonic()
+        self._steps_ahead = steps_ahead
         self._thread = threading.Thread(target=self._run, name="foreword-engine", daemon=True)
         self._thread.start()
         # A thread that is inside the kernels when the interpreter goes away would take the process down with it.
@@ -142,15 +160,31 @@ class Engine:
     def submit(self, request: NewRequest) -> AnswerStream:
         """Queue a request and listen to it, on the running event loop.
 
-        Raises `RequestError` for what cannot be answered and `EngineStopped` when nothing is taken any more.
+        Raises `RequestError` for what cannot be answered and `EngineStopped` when nothing is taken any more. Where a
+        drafter has to be made for the request, the stream raises what is wrong with it.
         """
         self._check_accepting()
-        prepared = self._core.prepare(request)
+        prepared = self._core.prepare(request) if self._core.is_prepared_for(request) else None
         stream = AnswerStream(request.request_id, request.params.n, self._abandon)
         if not self._listeners.add(stream, request.params.n):
             self._check_accepting()
-        self._mail.put(lambda: self._core.enqueue(prepared))
+        if prepared is not None:
+            self._mail.put(lambda: self._core.enqueue(prepared))
+        else:  # a drafter has to be made first, which may load a model: the event loop does not wait for it
+            threading.Thread(
+                target=self._prepare, args=(request, stream), name="foreword-prepare", daemon=True
+            ).start()
         return stream
+
+    def _prepare(self, request: NewRequest, stream: AnswerStream) -> None:
+        """In a thread of its own; the stream hears why a request cannot be answered."""
+        try:
+            prepared = self._core.prepare(request)
+        except Exception as error:
+            if self._listeners.forget(stream):
+                _post(stream.loop, [(stream, error)])
+            return
+        self._mail.put(lambda: self._core.enqueue(prepared) if self._listeners.knows(stream) else None)
 
     async def generate(
         self,
@@ -221,23 +255,30 @@ class Engine:
         self._refusal = self._refusal or "the engine is closed"
         self._mail.put(None)
         self._thread.join()
+        self._core.close()
 
     def _abandon(self, stream: AnswerStream) -> None:
         """Nobody reads this stream any more. Its request may have ended, and its id may be another's by now."""
-        self._mail.put(
-            lambda: self._deliver(
-                self._core.abort(stream.request_id) if self._listeners.knows(stream) else []
-            )
-        )
+
+        def stop() -> None:
+            if self._listeners.knows(stream):
+                self._deliver(self._core.abort(stream.request_id))
+                self._listeners.forget(stream)  # it may still be waiting for its drafter
+
+        self._mail.put(stop)
 
     def _check_accepting(self) -> None:
         if self._refusal is not None:
             raise EngineStopped(self._refusal)
 
     def _run(self) -> None:
+        under_way: deque[UnderWay] = deque()
         try:
-            while self._take_mail():
-                self._deliver(self._core.step())
+            while self._take_mail(bool(under_way)):
+                while len(under_way) < self._steps_ahead and (launched := self._core.launch()) is not None:
+                    under_way.append(launched)
+                if under_way:
+                    self._deliver(self._core.resolve(under_way.popleft()))
                 if monotonic() - self._snapshot_at > STATS_INTERVAL or not self._core.has_requests:
                     self._snapshot, self._snapshot_at = self._core.stats(), monotonic()
             stopped = EngineStopped("the engine was closed")
@@ -248,17 +289,17 @@ class Engine:
         for stream in self._listeners.take_all():
             _post(stream.loop, [(stream, stopped)])
 
-    def _take_mail(self) -> bool:
+    def _take_mail(self, is_busy: bool) -> bool:
         """Do what callers have asked for, waiting if there is nothing else to do; False when it is time to stop."""
-        may_wait = not self._core.has_requests
+        may_wait = not is_busy and not self._core.has_requests
         while True:
             try:
-                letter = self._mail.get(block=may_wait)
+                task = self._mail.get(block=may_wait)
             except Empty:
                 return True
-            if letter is None:
+            if task is None:
                 return False
-            letter()
+            task()
             may_wait = False
 
     def _deliver(self, deltas: list[AnswerDelta]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules.rule import Rule
 from foreword.engine.answers.text import StopTexts
-from foreword.engine.drafter_pool import DrafterRack
+from foreword.engine.drafter_pool import DrafterPool
 from foreword.engine.messages import NewRequest
 from foreword.engine.request import Identity, Request, RequestLimits
 from foreword.engine.vocabulary import Vocabulary
@@ -22,7 +22,7 @@ class Intake:
     vocabulary: Vocabulary
     context_length: int
     rule: Rule
-    rack: DrafterRack
+    drafters: DrafterPool
     check: Callable[[Request], None]  # the scheduler's: whether it can ever run
     _numbers: "itertools.count[int]"
 
@@ -39,7 +39,7 @@ class Intake:
             self.vocabulary.size, tuple(end_ids), self.vocabulary.bad_word_ids(params.bad_words)
         )
         stops = StopTexts(params.stop_texts, params.include_stop_str_in_output, params.min_tokens)
-        speculation = self.rack.resolve(new.speculation)
+        speculation = self.drafters.resolve(new.speculation)
         requests = [
             Request(
                 next(self._numbers),
@@ -47,7 +47,7 @@ class Intake:
                 params,
                 RequestSampler(params, known, new.prompt_token_ids, seed, sample=index, rule=self.rule),
                 limits,
-                Identity(new.request_id, index, new.tenant, speculation, new.progress),
+                Identity(new.request_id, index, new.tenant, speculation, new.progress, new.prediction),
                 self.vocabulary.answer_text(stops),
             )
             for index in range(params.n)
@@ -61,7 +61,7 @@ class Intake:
         if not prompt:
             raise RequestError("the prompt has no tokens; give at least one")
         size = self.vocabulary.size
-        bad = next((token for token in prompt if not 0 <= token < size), None)
+        bad = next((t for t in prompt if not isinstance(t, int) or not 0 <= t < size), None)
         if bad is not None:
             raise RequestError(f"token id {bad} in the prompt is outside the vocabulary of {size}")
         if len(prompt) >= self.context_length:

@@ -1,66 +1,62 @@
 """When things happened to a request, and what they cost."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING
 
-from foreword.engine.messages import RequestStats
-from foreword.speculation.step import StepResult
-
-if TYPE_CHECKING:
-    from foreword.engine.request import Request
+from foreword.speculation.report import RequestReport, StageSeconds, StepReport
 
 
 @dataclass
 class RequestLedger:
     """Times in seconds of one monotonic clock, and counts that grow with every pass."""
 
-    arrived: float = field(default_factory=perf_counter)
+    clock: Callable[[], float] = perf_counter
+    arrived: float = field(init=False)
     started: float | None = None  # its first pass began
     first_token: float | None = None  # its first token was committed
-    finished: float | None = None
+    first_tokens: int = 0  # tokens that were committed together with it
+    finished: float | None = None  # its newest token was committed
     passes: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
-    draft_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    accept_seconds: float = 0.0
-    kv_bytes_per_row: int = 0
+    seconds: StageSeconds = field(default_factory=StageSeconds)  # its part of the passes that it took part in
 
-    def count_pass(self, result: StepResult, part: float) -> None:
-        """Count a pass of which this request's rows were that part."""
+    def __post_init__(self) -> None:
+        self.arrived = self.clock()
+
+    def start(self, now: float) -> None:
+        """A pass that it takes part in begins."""
+        if self.started is None:
+            self.started = now
+
+    def observe(self, part: RequestReport, report: StepReport) -> None:
+        """Count a pass: drafting is billed to those who were asked, the rest by rows."""
+        share = part.rows / max(report.rows, 1)
         self.passes += 1
-        self.draft_seconds += part * result.draft_seconds
-        self.verify_seconds += part * result.verify_seconds
-        self.accept_seconds += part * result.accept_seconds
-
-    def stats(self, request: "Request") -> RequestStats:
-        """What answering has cost so far."""
-        started = self.started or self.arrived
-        first = self.first_token or started
-        finished = self.finished or first
-        acceptance = request.acceptance
-        thrown_away = acceptance.drafted - acceptance.accepted
-        return RequestStats(
-            prompt_tokens=request.prompt_len,
-            cached_tokens=self.cached_tokens,
-            output_tokens=len(request.tokens) - request.prompt_len,
-            queue_seconds=started - self.arrived,
-            prefill_seconds=first - started,
-            decode_seconds=finished - first,
-            draft_seconds=self.draft_seconds,
-            verify_seconds=self.verify_seconds,
-            accept_seconds=self.accept_seconds,
-            passes=self.passes,
-            drafts=acceptance.drafts,
-            drafted=acceptance.drafted,
-            accepted=acceptance.accepted,
-            drafted_per_position=tuple(acceptance.drafted_per_position),
-            accepted_per_position=tuple(acceptance.accepted_per_position),
-            rejected_per_position=tuple(acceptance.rejected_per_position),
-            rollback_tokens=thrown_away,
-            rejected_kv_bytes=thrown_away * self.kv_bytes_per_row,
-            preemptions=self.preemptions,
-            method="" if request.speculation is None else request.speculation.method,
-            cohort=request.cohort,
+        self.seconds += StageSeconds(
+            part.draft_seconds,
+            share * report.seconds.verify,
+            share * report.seconds.accept,
+            part.draft_seconds + share * (report.seconds.total - report.seconds.draft),
         )
+        if part.verdict.tokens or part.verdict.error is not None:
+            self.finished = self.clock()
+            if self.first_token is None:
+                self.first_token, self.first_tokens = self.finished, len(part.verdict.tokens)
+
+    @property
+    def queue_seconds(self) -> float:
+        """Arrival to first pass."""
+        return (self.started or self.arrived) - self.arrived
+
+    @property
+    def prefill_seconds(self) -> float:
+        """First pass to first token."""
+        started = self.started or self.arrived
+        return (self.first_token or started) - started
+
+    @property
+    def decode_seconds(self) -> float:
+        """First token to last."""
+        return (self.finished or 0.0) - (self.first_token or 0.0) if self.first_token is not None else 0.0

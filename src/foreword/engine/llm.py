@@ -7,20 +7,18 @@ from typing import Any, TypeVar
 
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.answers.collector import OutputCollector
 from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.config import EngineConfig
-from foreword.engine.core import EngineCore, Parts
+from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.loader import LoadedModel, load_model
-from foreword.engine.messages import NewRequest, SpeculationSetting
+from foreword.engine.messages import NewRequest
+from foreword.engine.prompts import Prompt, encode_prompt
 from foreword.errors import RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL
-from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.progress import Progress
-from foreword.speculation.protocols import Drafter
-
-Prompt = str | Mapping[str, Sequence[int]]
-"""Text, or `{"prompt_token_ids": [...]}` as in vLLM."""
+from foreword.speculation.drafting import Drafter
 
 Messages = Sequence[Mapping[str, str]]
 """A conversation: `[{"role": "user", "content": "..."}]`."""
@@ -61,7 +59,13 @@ class LLM:
 
     def speculate(self, speculation: str | Mapping[str, Any] | None) -> None:
         """Change who guesses ahead, or turn it off with None, without loading the model again."""
-        self.engine.rack.set_default(None if speculation is None else SpeculationConfig.parse(speculation))
+        self.engine.drafters.set_default(
+            None if speculation is None else SpeculationConfig.parse(speculation)
+        )
+
+    def close(self) -> None:
+        """Give back what drafters hold; the LLM answers no more."""
+        self.engine.close()
 
     def build_drafter(self, wanted: SpeculationConfig) -> Drafter:
         """A drafter for this model that no engine uses yet."""
@@ -113,14 +117,14 @@ class LLM:
         if self._is_busy:
             raise RequestError("an LLM answers one call at a time; use foreword.Engine for more")
         chosen_params = _spread(params, len(encoded), "sets of sampling parameters")
-        wishes = _spread(how.speculation, len(encoded), "speculation settings")
+        settings = _spread(how.speculation, len(encoded), "speculation settings")
         collectors: dict[str, OutputCollector] = {}
         self._is_busy = True
         try:
-            for prompt, ids, given, wish in zip(prompts, encoded, chosen_params, wishes, strict=True):
+            for prompt, ids, given, setting in zip(prompts, encoded, chosen_params, settings, strict=True):
                 name = f"llm-{next(self._numbers)}"
                 chosen = given or SamplingParams()
-                self.engine.add(NewRequest(name, tuple(ids), chosen, speculation=wish))
+                self.engine.add(NewRequest(name, tuple(ids), chosen, speculation=setting))
                 shown = prompt if isinstance(prompt, str) else None
                 collectors[name] = OutputCollector(name, shown, ids, chosen, self.tokenizer)
             self._finish(collectors, how.on_text)
@@ -139,17 +143,6 @@ class LLM:
                     on_text(places[delta.request_id], delta.text)
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, raw: bool = False) -> list[int]:
-    """The token ids of a prompt; text goes through the model's chat template unless `raw`."""
-    if isinstance(prompt, Mapping):
-        if "prompt_token_ids" not in prompt:
-            raise RequestError('a prompt is a string or {"prompt_token_ids": [...]}')
-        return list(prompt["prompt_token_ids"])
-    if raw or tokenizer.chat_template is None:
-        return tokenizer.encode(prompt)
-    return tokenizer.encode_chat([{"role": "user", "content": prompt}])
-
-
 @dataclass(frozen=True)
 class _How:
     """How prompts are answered, besides their parameters."""
@@ -162,14 +155,14 @@ def make_core(
     loaded: LoadedModel, config: EngineConfig | None, speculation: SpeculationConfig | None
 ) -> EngineCore:
     """An engine for a loaded model."""
-    parts = Parts(config or EngineConfig(), build_drafter=loaded.build_drafter, speculation=speculation)
+    parts = EngineParts(config or EngineConfig(), build_drafter=loaded.build_drafter, speculation=speculation)
     return EngineCore(loaded.decoder, loaded.vocabulary(), parts)
 
 
-_Wish = TypeVar("_Wish")
+_Given = TypeVar("_Given")
 
 
-def _spread(given: "_Wish | Sequence[_Wish]", count: int, what: str) -> "Sequence[_Wish]":
+def _spread(given: "_Given | Sequence[_Given]", count: int, what: str) -> "Sequence[_Given]":
     """One for every prompt."""
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
         return [given] * count

@@ -12,14 +12,14 @@ from foreword.backends.interface import Decoder
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
 from foreword.drafters.config import SpeculationConfig
-from foreword.drafters.resources import Workshop
+from foreword.drafters.resources import DrafterResources
 from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import Checkpoint, open_checkpoint
 from foreword.models.sources.resolve import resolve_model
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.progress import Progress
-from foreword.speculation.protocols import Drafter
+from foreword.speculation.drafting import Drafter
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,17 @@ class LoadedModel:
 
     def build_drafter(self, wanted: SpeculationConfig) -> Drafter:
         """A drafter for this model."""
-        return wanted.build(self.workshop())
+        return wanted.build(self.resources())
 
-    def workshop(self) -> Workshop:
+    def resources(self) -> DrafterResources:
         """What drafters for this model may be made from."""
 
         def encode(text: str) -> list[int]:
             return self.tokenizer.encode(text, add_special_tokens=False)
 
-        return Workshop(self.decoder, self.checkpoint, encode, self.loader.load, self.loader.load_beside)
+        return DrafterResources(
+            self.decoder, self.checkpoint, encode, self.loader.load, self.loader.load_beside
+        )
 
 
 def load_model(

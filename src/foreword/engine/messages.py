@@ -2,13 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
-
-SpeculationSetting = Mapping[str, Any] | bool | None
-"""A request's own wish: None or True for the engine's default, False for none, or the keys of a configuration."""
+from foreword.drafters.overrides import SpeculationSetting
 
 
 @dataclass(frozen=True)
@@ -21,15 +18,17 @@ class NewRequest:
     tenant: str = ""  # whose request it is: nothing is cached or learned across tenants
     speculation: SpeculationSetting = None
     progress: bool = False  # whether every delta says what the answer has cost so far
+    prediction: tuple[int, ...] = ()  # what the user expects as the answer, for drafters that use it
 
 
 @dataclass(frozen=True)
 class RequestStats:
-    """What answering cost. Times are in seconds; those of shared passes are divided by rows."""
+    """What answering cost. Times are in seconds; shared passes are divided by rows, drafting by requests."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
     output_tokens: int = 0
+    first_tokens: int = 0  # of these, the ones that the pass of the first token committed
     queue_seconds: float = 0.0  # arrival to first pass
     prefill_seconds: float = 0.0  # first pass to first token
     decode_seconds: float = 0.0  # first token to last
@@ -37,6 +36,7 @@ class RequestStats:
     verify_seconds: float = 0.0  # its part of the target's passes
     accept_seconds: float = 0.0  # its part of judging and committing
     passes: int = 0  # target passes that it took part in
+    asks: int = 0  # passes for which a drafter was asked
     drafts: int = 0  # passes that judged guesses of it
     drafted: int = 0  # guesses that were judged
     accepted: int = 0  # guesses that were committed
@@ -53,6 +53,16 @@ class RequestStats:
 
 
 @dataclass(frozen=True)
+class DraftShown:
+    """The guesses that one pass judged, as a tree, and how many tokens the answer gained by it."""
+
+    tokens: tuple[int, ...]  # [nodes]; none: the pass had no guesses
+    parents: tuple[int, ...]  # [nodes], index of an earlier node, or -1 behind the text
+    accepted: tuple[int, ...]  # nodes whose tokens were committed, first to last
+    gained: int  # committed tokens: those, then one of the target's own unless the answer ended before it
+
+
+@dataclass(frozen=True)
 class AnswerDelta:
     """What an answer has gained."""
 
@@ -61,7 +71,7 @@ class AnswerDelta:
     text: str  # certain by now; text that may turn out to be a stop string is held back
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
-    rejected: tuple[int, ...] = ()  # guesses that were judged and not accepted while these tokens were gained
+    drafts: tuple[DraftShown, ...] = ()  # one per pass that these tokens are from, if progress is asked for
     from_draft: int = 0  # how many of the tokens, from the first on, were accepted guesses
     finish_reason: str | None = None  # "stop", "length", "abort" or "error"
     stop_reason: int | str | None = (

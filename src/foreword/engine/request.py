@@ -9,10 +9,11 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler
 from foreword.engine.answers.text import AnswerText
 from foreword.engine.ledger import RequestLedger
-from foreword.engine.messages import AnswerDelta
-from foreword.kv.paged_cache import KvSequence
-from foreword.speculation.protocols import Speculation
-from foreword.speculation.situation import AcceptanceStats
+from foreword.engine.messages import AnswerDelta, DraftShown, RequestStats
+from foreword.kv.sequence import KvSequence
+from foreword.speculation.acceptance_stats import AcceptanceStats
+from foreword.speculation.requests import DraftPlan
+from foreword.speculation.situation import cohort_name
 from foreword.speculation.verdict import Verdict
 
 
@@ -32,8 +33,9 @@ class Identity:
     name: str = ""  # the request's id, as its user knows it
     index: int = 0  # which of the n answers to the same prompt
     tenant: str = ""  # nothing is cached or learned across tenants
-    speculation: Speculation | None = None  # who drafts for it; None: nobody
+    speculation: DraftPlan | None = None  # who drafts for it; None: nobody
     tells_progress: bool = False  # every delta says what the answer has cost so far
+    prediction: Sequence[int] = ()  # what its user expects as the answer
 
 
 @dataclass
@@ -44,7 +46,7 @@ class _Fresh:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     from_draft: int = 0
-    rejected: tuple[int, ...] = ()
+    drafts: list[DraftShown] = field(default_factory=list)
 
 
 class _End(NamedTuple):
@@ -81,6 +83,7 @@ class Request:
         self.sampler = sampler
         self.limits = limits
         self.speculation = identity.speculation
+        self.prediction = identity.prediction
         self.kv = KvSequence()
         self.epoch = 0
         self.finish_reason: str | None = None
@@ -89,6 +92,7 @@ class Request:
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_scores: list[TokenLogprobs] = []
         self.ledger = RequestLedger()
+        self.kv_bytes_per_row = 0  # of the engine that it is prepared for
         self.acceptance = AcceptanceStats()
         self._text = text
         self._fresh = _Fresh()
@@ -96,9 +100,8 @@ class Request:
 
     @property
     def cohort(self) -> str:
-        """Requests with the same drafter that draw in the same way are counted together."""
-        method = "plain" if self.speculation is None else self.speculation.method
-        return f"{method}/{'greedy' if self.params.temperature == 0 else 'sampled'}"
+        """Requests with the same that are drafted for in the same way are counted together."""
+        return "greedy" if self.params.temperature == 0 else "sampled"
 
     @property
     def prompt_logprobs(self) -> int | None:
@@ -177,14 +180,46 @@ class Request:
             token_ids=tuple(fresh.tokens),
             logprobs=tuple(fresh.logprobs),
             from_draft=fresh.from_draft,
-            rejected=fresh.rejected,
+            drafts=tuple(fresh.drafts),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             error=self.error,
             seed=self.sampler.seed,
-            stats=None if self.finish_reason is None else self.ledger.stats(self),
-            progress=self.ledger.stats(self) if self._tells_progress else None,
+            stats=None if self.finish_reason is None else self.stats(),
+            progress=self.stats() if self._tells_progress else None,
             prompt_logprobs=tuple(self.prompt_scores) if is_first else (),
+        )
+
+    def stats(self) -> RequestStats:
+        """What answering has cost so far."""
+        ledger, acceptance = self.ledger, self.acceptance
+        # A drafter that was never asked, because guessing is switched off or never paid, did not draft.
+        method = self.speculation.method if self.speculation is not None and acceptance.asks else ""
+        thrown_away = acceptance.drafted - acceptance.accepted
+        return RequestStats(
+            prompt_tokens=self.prompt_len,
+            cached_tokens=ledger.cached_tokens,
+            output_tokens=len(self.tokens) - self.prompt_len,
+            first_tokens=ledger.first_tokens,
+            queue_seconds=ledger.queue_seconds,
+            prefill_seconds=ledger.prefill_seconds,
+            decode_seconds=ledger.decode_seconds,
+            draft_seconds=ledger.seconds.draft,
+            verify_seconds=ledger.seconds.verify,
+            accept_seconds=ledger.seconds.accept,
+            passes=ledger.passes,
+            asks=acceptance.asks,
+            drafts=acceptance.drafts,
+            drafted=acceptance.drafted,
+            accepted=acceptance.accepted,
+            drafted_per_position=tuple(acceptance.drafted_per_position),
+            accepted_per_position=tuple(acceptance.accepted_per_position),
+            rejected_per_position=tuple(acceptance.rejected_per_position),
+            rollback_tokens=thrown_away,
+            rejected_kv_bytes=thrown_away * self.kv_bytes_per_row,
+            preemptions=ledger.preemptions,
+            method=method,
+            cohort=cohort_name(method, self.cohort),
         )
 
     def _write(self, verdict: Verdict, end: _End) -> None:
@@ -194,7 +229,9 @@ class Request:
         fresh.tokens += verdict.tokens
         fresh.logprobs += verdict.logprobs
         fresh.from_draft += len(verdict.path)
-        fresh.rejected += verdict.rejected
+        if self._tells_progress and verdict.tokens:
+            shown = DraftShown(verdict.draft.tokens, verdict.draft.parents, verdict.path, len(verdict.tokens))
+            fresh.drafts.append(shown)
 
     def _text_of(self, tokens: Sequence[int], end: _End) -> str:
         if self._text is None:

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 from foreword.engine.request import Request
 from foreword.errors import RequestError
-from foreword.kv.paged_cache import KvSequence, PagedCache
-from foreword.speculation.protocols import Scheduled
+from foreword.kv.paged_cache import PagedCache
+from foreword.kv.sequence import KvSequence
+from foreword.speculation.protocols import Policy
+from foreword.speculation.requests import PassEntry
+from foreword.speculation.situation import Situation
 
 
 @dataclass(frozen=True)
@@ -16,20 +19,30 @@ class SchedulerSizes:
 
     max_rows: int  # rows of a pass, guesses included
     max_running: int  # requests that run at once
+    max_seconds: float | None = None  # what a pass with prompts may take while others decode; None: no bound
+
+
+MIN_CHUNK = 16
+"""Prompt rows that a pass computes at least, however long they take."""
 
 
 class Scheduler:
     """First come, first served, and everyone who runs takes part in every pass.
 
     Each running request gets one row, so nobody starves; what is left of the row budget goes to prompts in the
-    order of arrival, after a part of it was set aside for guesses. When pages run out, the request that came last
-    gives its pages back and waits at its old place in the queue to be computed again. The oldest is never put off,
-    and a single request always fits, so that every request is answered.
+    order of arrival, after a part of it was set aside for guesses that the policy will make. While others decode, a
+    chunk of a prompt is no longer than what fits into a step of bounded time. When pages run out, the request that
+    came last gives its pages back and waits at its old place in the queue to be computed again. The oldest is never
+    put off, and a single request always fits, so that every request is answered.
     """
 
-    def __init__(self, cache: PagedCache, sizes: SchedulerSizes) -> None:
+    def __init__(
+        self, cache: PagedCache, sizes: SchedulerSizes, policy: Policy, situation: Situation
+    ) -> None:
         self._cache = cache
         self._sizes = sizes
+        self._policy = policy
+        self._situation = situation
         self.waiting: list[Request] = []  # by arrival
         self.running: list[Request] = []  # by arrival
         self.preemptions = 0
@@ -61,12 +74,20 @@ class Scheduler:
         elif request in self.waiting:
             self.waiting.remove(request)
 
-    def schedule(self, speculating: bool = True) -> list[Scheduled]:
-        """The requests of the next pass, each with the number of committed tokens that it computes."""
+    def schedule(self) -> list[PassEntry]:
+        """The requests of the next pass, each with the number of committed tokens that it computes.
+
+        Those that a pass under way works on are left out.
+        """
         self._admit()
-        runs = self._runs(speculating)
+        free = [request for request in self.running if not self._cache.is_busy(request.kv)]
+        runs = self._runs(free)
         self._make_room(runs)
-        return [Scheduled(request, runs[request.request_id]) for request in self.running]
+        return [
+            PassEntry.of(request, runs[request.request_id])
+            for request in self.running
+            if request.request_id in runs
+        ]
 
     def preempt(self, request: Request) -> None:
         """Take the pages of a running request; it waits at its old place and is computed again."""
@@ -76,24 +97,38 @@ class Scheduler:
         self.preemptions += 1
         insort(self.waiting, request, key=_arrival)
 
-    def _runs(self, speculating: bool) -> dict[int, int]:
-        budget = self._sizes.max_rows - len(self.running)
-        budget -= min(self._guesses_wanted() if speculating else 0, budget // 2)
+    def _runs(self, requests: list[Request]) -> dict[int, int]:
+        decoding = [request for request in requests if request.lag == 1]
+        budget = self._sizes.max_rows - len(requests)
+        if len(decoding) < len(requests):
+            guesses = (
+                self._policy.rows_wanted(decoding, self._situation) if self._situation.speculating else 0
+            )
+            budget -= min(guesses, budget // 2)
+            if decoding:
+                budget = min(budget, self._rows_in_time(len(requests)))
         runs = {}
-        for request in self.running:
+        for request in requests:
             more = min(request.lag - 1, budget)
             runs[request.request_id] = 1 + more
             budget -= more
         return runs
 
-    def _guesses_wanted(self) -> int:
-        """Rows that requests which decode would like to guess ahead."""
-        return sum(r.speculation.max_nodes for r in self.running if r.speculation is not None and r.lag == 1)
+    def _rows_in_time(self, requests: int) -> int:
+        """Prompt rows that fit into the time of a step beside one row for each request."""
+        if self._sizes.max_seconds is None:
+            return self._sizes.max_rows
+        return max(self._situation.costs.prompt_rows_within(self._sizes.max_seconds) - requests, MIN_CHUNK)
 
     def _make_room(self, runs: dict[int, int]) -> None:
         """Preempt from the newest on until the pages of everyone else's rows are there."""
-        while sum(self._missing(r, runs[r.request_id]) for r in self.running) > self._cache.available_pages:
-            self.preempt(self.running[-1])
+        while self._missing_in_all(runs) > self._cache.available_pages:
+            newest = self.running[-1]
+            runs.pop(newest.request_id, None)
+            self.preempt(newest)
+
+    def _missing_in_all(self, runs: dict[int, int]) -> int:
+        return sum(self._missing(r, runs[r.request_id]) for r in self.running if r.request_id in runs)
 
     def _missing(self, request: Request, run: int) -> int:
         """Pages that the request lacks for its next `run` rows."""
@@ -112,7 +147,7 @@ class Scheduler:
             if self._cache.pages_for(len(request.tokens)) - start.shared_pages > spare:
                 return
             request.kv = start.open()
-            if request.ledger.started is None:
+            if not request.ledger.passes:
                 request.ledger.cached_tokens = request.kv.computed
             promised += self._missing(request, request.lag)
             self.waiting.remove(request)
@@ -127,11 +162,17 @@ class Scheduler:
         )  # rows that were not computed here tell no log probabilities
         matching = cache.matching_pages(request.tenant, tokens)
         rows = request.prompt_len - 1
-        if leader is not None and leader.kv.computed >= rows > matching * page_size:
+        if (
+            leader is not None
+            and leader.kv.computed >= rows > matching * page_size
+            and cache.can_fork(leader.kv, rows)
+        ):
             source = leader.kv
             return _Start(rows // page_size, lambda: cache.fork(source, rows))
         idle = cache.idle_matching_pages(request.tenant, tokens)
-        return _Start(matching - idle, lambda: cache.open(request.tenant, tokens))
+        return _Start(
+            matching - idle, lambda: cache.open(request.tenant, tokens, again=request.ledger.passes > 0)
+        )
 
 
 @dataclass(frozen=True)

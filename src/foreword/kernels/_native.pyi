@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 from numpy import float32, float64, int8, int32, int64, uint8, uint64
 from numpy.typing import NDArray
 from torch import Tensor
@@ -45,6 +47,15 @@ class PackedMatrix:
     @property
     def nbytes(self) -> int: ...
 
+class KvStore:
+    def __init__(self, pages: int, kinds: list[tuple[int, int, int]]) -> None: ...
+    def arrays(self, kind: int) -> tuple[NDArray[float32], NDArray[float32]]: ...
+    def move(self, copies: Ints) -> None: ...
+    @property
+    def pages(self) -> int: ...
+    @property
+    def bytes_per_row(self) -> int: ...
+
 class Decoder:
     def __init__(
         self,
@@ -68,9 +79,9 @@ class Decoder:
         key_norm: Floats | None,
     ) -> None: ...
     def set_ends(self, embedding: PackedMatrix, head: PackedMatrix, final_norm: Floats) -> None: ...
-    def allocate_kv(self, pages: int) -> None: ...
-    def verify(
+    def forward(
         self,
+        store: KvStore,
         token_ids: Ints,
         positions: Ints,
         slots: Ints,
@@ -82,7 +93,7 @@ class Decoder:
         logit_rows: Ints,
         kv_copies: Ints,
         hidden_rows: Ints,
-        hidden_layers: list[int],
+        taps: Sequence[tuple[int, bool]],
         logits: Floats,
         hidden: Floats,
     ) -> None: ...
@@ -90,8 +101,6 @@ class Decoder:
     def threads(self) -> int: ...
     @property
     def isa(self) -> str: ...
-    @property
-    def kv_bytes_per_row(self) -> int: ...
     @property
     def weight_bytes(self) -> int: ...
 

@@ -1,39 +1,14 @@
 """Per-request block tables with provisional rows behind the computed end."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from foreword.kv.block_pool import BlockPool
-from foreword.kv.prefix_cache import PrefixCache, PrefixNode
+from foreword.kv.prefix_cache import PrefixCache
+from foreword.kv.row_moves import RowMoves
+from foreword.kv.sequence import KvSequence, RowMove
 
 PAGE_SIZE = 16
 """KV rows in one page."""
-
-
-@dataclass(eq=False)
-class KvSequence:
-    """The KV rows of one request: `computed` finished ones, then provisional ones up to `reserved`."""
-
-    pages: list[int] = field(default_factory=list)  # physical pages in logical order
-    computed: int = 0  # rows [0, computed) are final
-    reserved: int = 0  # rows [computed, reserved) may be written by the pass under way
-    tenant: str = ""  # whose published pages it may share
-    chain: list[PrefixNode] = field(default_factory=list)  # the published pages that it starts with
-    publishes: bool = False  # whether its full pages may still be published
-
-    @property
-    def published(self) -> int:
-        """How many of its pages, from the first on, are published."""
-        return len(self.chain)
-
-
-@dataclass(frozen=True)
-class RowMove:
-    """A final row that still lies where the last pass wrote it; the next pass moves it first."""
-
-    owner: KvSequence
-    source: int  # physical row
-    row: int  # logical row of the owner
 
 
 class PagedCache:
@@ -41,8 +16,8 @@ class PagedCache:
 
     It never touches the KV bytes: a pass writes rows where it is told to, and moves rows that a commit
     left pending before it does anything else. Pages freed by a commit may therefore still be the source
-    of a pending move; nobody writes them before that move is done. Between taking moves and knowing that
-    the pass did them, their owners must be neither forked nor published.
+    of a pending move; nobody writes them before that move is done. Several passes may be under way at once, done
+    by the device in the order in which they were laid out, but one at a time for each sequence.
     """
 
     def __init__(self, num_pages: int, page_size: int = PAGE_SIZE, prefix_caching: bool = False) -> None:
@@ -53,7 +28,7 @@ class PagedCache:
         self.prefix_hits = 0  # those of them whose rows were there already
         self._prefix = PrefixCache(self.pool, page_size)
         self._sequences: set[KvSequence] = set()
-        self._pending: dict[KvSequence, list[RowMove]] = {}  # per owner, rows ascending
+        self._moves = RowMoves()
 
     @property
     def free_pages(self) -> int:
@@ -65,15 +40,16 @@ class PagedCache:
         """Pages that can be had: free ones and published ones that nobody uses."""
         return self.pool.num_free + self._prefix.num_idle
 
-    def open(self, tenant: str = "", tokens: Sequence[int] = ()) -> KvSequence:
+    def open(self, tenant: str = "", tokens: Sequence[int] = (), *, again: bool = False) -> KvSequence:
         """A new sequence that starts with the tenant's published pages for `tokens`.
 
-        At least the last token is left to be computed: its logits are needed.
+        At least the last token is left to be computed: its logits are needed. A text that is computed `again`,
+        after its request was preempted, does not count as a query.
         """
         chain = self._prefix.match(tenant, tokens)
         self._prefix.hold(chain)
         rows = len(chain) * self.page_size
-        if self.prefix_caching:
+        if self.prefix_caching and not again:
             self.prefix_queries += len(tokens)
             self.prefix_hits += rows
         pages = [node.page for node in chain]
@@ -101,7 +77,7 @@ class PagedCache:
     def close(self, sequence: KvSequence) -> None:
         """Forget a sequence and give its pages back; the published ones stay until they are evicted."""
         self._sequences.remove(sequence)
-        self._pending.pop(sequence, None)
+        self._moves.forget(sequence)
         self.pool.release(sequence.pages[sequence.published :])
         self._prefix.let_go(sequence.chain)
         sequence.pages, sequence.chain = [], []
@@ -116,7 +92,9 @@ class PagedCache:
         rows = sequence.computed if rows is None else rows
         if not 0 <= rows <= sequence.computed:
             raise ValueError(f"{rows} rows are forked and {sequence.computed} are computed")
-        shared = min(rows, self._settled(sequence)) // self.page_size
+        if not self.can_fork(sequence, rows):
+            raise AssertionError("a row is forked that a pass under way may still lose")
+        shared = min(rows, self._moves.settled(sequence)) // self.page_size
         own = self._allocate(self.pages_for(rows) - shared)
         chain = sequence.chain[:shared]
         self._prefix.hold(chain)
@@ -124,10 +102,33 @@ class PagedCache:
         pages = sequence.pages[:shared] + own
         copy = KvSequence(pages, rows, rows, sequence.tenant, chain, sequence.publishes)
         self._sequences.add(copy)
-        moved = {move.row: move.source for move in self._pending.get(sequence, ())}
+        moved = self._moves.sources(sequence)
         for row in range(shared * self.page_size, rows):
-            self._move(copy, moved.get(row, self.slot(sequence, row)), row)
+            self._moves.add(copy, moved.get(row, self.slot(sequence, row)), row)
         return copy
+
+    def can_fork(self, sequence: KvSequence, rows: int) -> bool:
+        """Whether none of the first `rows` rows is being moved by a pass under way, which could fail."""
+        first = self._moves.first_moving(sequence)
+        return first is None or rows <= first
+
+    def is_busy(self, sequence: KvSequence) -> bool:
+        """Whether a pass under way writes or moves its rows: what comes next depends on how that ends."""
+        return sequence.in_pass or self._moves.first_moving(sequence) is not None
+
+    def begin_pass(self, sequences: Sequence[KvSequence]) -> None:
+        """A pass will write the reserved rows of these; raises, and begins nothing, if another one is under way."""
+        if any(self.is_busy(sequence) for sequence in sequences):
+            raise AssertionError("a second pass is laid out for a sequence before the first has ended")
+        if len(set(map(id, sequences))) != len(sequences):
+            raise AssertionError("a sequence is in the same pass twice")
+        for sequence in sequences:
+            sequence.in_pass = True
+
+    def end_pass(self, sequences: Sequence[KvSequence]) -> None:
+        """The pass is done, or was given up."""
+        for sequence in sequences:
+            sequence.in_pass = False
 
     def publish(self, sequence: KvSequence, tokens: Sequence[int]) -> None:
         """Let later sequences of the tenant start with the full pages that hold `tokens`' finished rows.
@@ -138,7 +139,7 @@ class PagedCache:
         """
         if not sequence.publishes:
             return
-        full = min(self._settled(sequence), len(tokens)) // self.page_size
+        full = min(self._moves.settled(sequence), len(tokens)) // self.page_size
         for position in range(sequence.published, full):
             first = position * self.page_size
             text = tuple(tokens[first : first + self.page_size])
@@ -153,6 +154,19 @@ class PagedCache:
             else:
                 node = self._prefix.add(parent, text, page)
             sequence.chain.append(node)
+
+    def distrust(self, sequence: KvSequence) -> None:
+        """Unpublish the pages that a sequence starts with and all that build on them: some may hold no numbers.
+
+        Whoever uses them keeps them and publishes nothing any more.
+        """
+        sequence.publishes = False
+        if not sequence.chain:
+            return
+        removed = self._prefix.remove(sequence.chain[0])
+        for user in self._sequences:
+            if user.chain and user.chain[0] in removed:
+                user.chain, user.publishes = [], False
 
     def clear_prefix_cache(self) -> None:
         """Unpublish everything. Sequences that are open now keep their rows but publish none any more."""
@@ -191,7 +205,7 @@ class PagedCache:
             raise ValueError("more rows are committed than were reserved")
         for step, node in enumerate(path):
             if node != step:
-                self._move(sequence, self.slot(sequence, base + node), base + step)
+                self._moves.add(sequence, self.slot(sequence, base + node), base + step)
         sequence.computed = base + len(path)
         self.rollback(sequence)
 
@@ -205,9 +219,7 @@ class PagedCache:
         """Keep at most the first `rows` computed rows; the others have to be computed again."""
         if rows < sequence.published * self.page_size:
             raise AssertionError("published rows would be computed again")
-        kept = [move for move in self._pending.pop(sequence, ()) if move.row < rows]
-        if kept:
-            self._pending[sequence] = kept
+        self._moves.cut(sequence, rows)
         sequence.computed = min(sequence.computed, rows)
         self.rollback(sequence)
 
@@ -221,16 +233,19 @@ class PagedCache:
     @property
     def pending_moves(self) -> tuple[RowMove, ...]:
         """Moves that the next pass has to do."""
-        return tuple(move for moves in self._pending.values() for move in moves)
+        return self._moves.pending
 
     def take_moves(self) -> list[RowMove]:
-        """Hand the pending moves to the pass that does them."""
-        moves = list(self.pending_moves)
-        self._pending.clear()
-        return moves
+        """Hand the pending moves to the pass that does them; it tells how they went when it has ended."""
+        return self._moves.take()
+
+    def settle_moves(self, moves: Sequence[RowMove]) -> None:
+        """A pass has done these moves."""
+        self._moves.settle(moves)
 
     def lose_moves(self, moves: Sequence[RowMove]) -> None:
         """A pass failed with these moves: which were done is unknown, so their rows count as not computed."""
+        self.settle_moves(moves)
         for move in moves:
             if move.owner in self._sequences:
                 self.rewind(move.owner, move.row)
@@ -240,16 +255,11 @@ class PagedCache:
         published = self._prefix.published_pages()
         self.pool.check_integrity([*(sequence.pages for sequence in self._sequences), published])
         self._prefix.check_integrity()
+        self._moves.check_integrity(self._sequences)
         for sequence in self._sequences:
             if not 0 <= sequence.computed <= sequence.reserved <= len(sequence.pages) * self.page_size:
                 raise AssertionError(f"lengths out of order: {sequence}")
             self._check_chain(sequence, set(published))
-        for owner, moves in self._pending.items():
-            rows = [move.row for move in moves]
-            if owner not in self._sequences or not rows or rows[-1] >= owner.computed:
-                raise AssertionError(f"a pending move has no owner: {moves}")
-            if rows != sorted(rows) or any(move.owner is not owner for move in moves):
-                raise AssertionError(f"pending moves are out of order: {moves}")
 
     def _check_chain(self, sequence: KvSequence, published: set[int]) -> None:
         """The published pages of a sequence are its first ones, finished, and one chain of its tenant."""
@@ -261,7 +271,7 @@ class PagedCache:
                 or self._prefix.find(parent, node.tokens) is not node
             ):
                 raise AssertionError(f"a table and its published chain differ: {sequence}")
-        if sequence.published * self.page_size > self._settled(sequence):
+        if sequence.published * self.page_size > self._moves.settled(sequence):
             raise AssertionError(f"rows are published that are not finished: {sequence}")
         if published & set(sequence.pages[sequence.published :]):
             raise AssertionError(f"a published page lies outside the chain: {sequence}")
@@ -272,11 +282,3 @@ class PagedCache:
         if 0 < missing <= self._prefix.num_idle:
             self._prefix.evict(missing)
         return self.pool.allocate(count)
-
-    def _move(self, owner: KvSequence, source: int, row: int) -> None:
-        self._pending.setdefault(owner, []).append(RowMove(owner, source, row))
-
-    def _settled(self, sequence: KvSequence) -> int:
-        """Computed rows before the first one that still waits for its move."""
-        moves = self._pending.get(sequence)
-        return moves[0].row if moves else sequence.computed

@@ -84,6 +84,21 @@ class PrefixCache:
             del self._nodes[node.parent, node.tokens]
             self._pool.release([node.page])
 
+    def remove(self, first: PrefixNode) -> set[PrefixNode]:
+        """Unpublish a page and all that follow it; those in use stay with their users alone. Returns the nodes."""
+        removed = {first}
+        for node in list(self._nodes.values()):
+            above: PrefixNode | str = node
+            while isinstance(above, PrefixNode) and above not in removed:
+                above = above.parent
+            if isinstance(above, PrefixNode):
+                removed.add(node)
+        for node in removed:
+            del self._nodes[node.parent, node.tokens]
+            self._idle.pop(node, None)
+            self._pool.release([node.page])
+        return removed
+
     def clear(self) -> None:
         """Unpublish every page; those in use stay with their users alone."""
         self._pool.release(node.page for node in self._nodes.values())

@@ -8,7 +8,7 @@ import torch
 from foreword.acceptance.noise import gumbel, key_tensor
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.speculation.draft import Draft
-from foreword.speculation.protocols import Ask, StepRequest
+from foreword.speculation.drafting import Ask, DraftRequest
 
 
 class DrawingDrafter:
@@ -21,7 +21,7 @@ class DrawingDrafter:
         self._ids = torch.arange(vocab_size)
         self._length = length
 
-    def forget(self, request: StepRequest) -> None:
+    def forget(self, request: DraftRequest) -> None:
         """It keeps nothing."""
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
@@ -31,7 +31,7 @@ class DrawingDrafter:
     def _chain(self, ask: Ask) -> Draft:
         length = min(self._length, ask.max_depth, ask.max_nodes)
         end = len(ask.request.tokens)
-        keys = key_tensor(ask.request.sampler.drafting_keys(np.arange(end, end + length)))
+        keys = key_tensor(ask.request.sampling.keys(np.arange(end, end + length)))
         noise = gumbel(keys[:, None].expand(length, len(self._ids)), self._ids.expand(length, -1)).numpy()
         newest, tokens, drawn = ask.request.tokens[-1], [], []
         for row in noise:
@@ -39,5 +39,4 @@ class DrawingDrafter:
             newest = int(np.argmax(np.log(q.probs) + row))
             tokens.append(newest)
             drawn.append(q)
-        chain = Draft.chain(tokens, end, ask.request.epoch)
-        return Draft(chain.tokens, chain.parents, end, ask.request.epoch, tuple(drawn))
+        return Draft.chain(tokens, end, ask.request.epoch, drawn)

@@ -17,6 +17,7 @@ from foreword.acceptance.request import TokenLimits
 from foreword.acceptance.rules.drawn import Floats
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.interface import Decoder
+from foreword.backends.runner import ModelRunner
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.request import Request
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
@@ -24,7 +25,7 @@ from foreword.proofs.drawing_drafter import DrawingDrafter
 from foreword.proofs.lone_request import lone_request
 from foreword.proofs.tiny_model import tiny_decoder
 from foreword.speculation.draft import Draft
-from foreword.speculation.protocols import Scheduled
+from foreword.speculation.requests import PassEntry
 from foreword.speculation.step import Stepper
 from foreword.speculation.transaction import Transaction
 
@@ -67,10 +68,10 @@ def true_law(decoder: Decoder) -> Floats:
 def plain_logits(decoder: Decoder, tokens: Sequence[int]) -> list[float]:
     """Logits after a text, on fresh memory."""
     cache = PagedCache(1)
-    decoder.allocate_kv(1, PAGE_SIZE)
+    runner = ModelRunner.allocate(decoder, 1, PAGE_SIZE)
     request = new_request(0, Rule.COUPLED, cache, tokens)
-    with Transaction(cache, [Scheduled(request, len(tokens))]) as transaction:
-        row: list[float] = decoder.verify(transaction.batch([Draft()])).logits[0].tolist()
+    with Transaction(cache, [PassEntry.of(request, len(tokens))]) as transaction:
+        row: list[float] = runner.forward(transaction.batch([Draft()])).logits[0].tolist()
         return row
 
 
@@ -84,14 +85,14 @@ def sampled_counts(
 ) -> Floats:
     """[texts], how often each text came out of the real step, drafts and all."""
     cache = PagedCache(BATCH)
-    decoder.allocate_kv(BATCH, PAGE_SIZE)
-    stepper = Stepper(decoder, cache, FixedPolicy(DrawingDrafter(VOCAB, CHAIN), CHAIN))
+    runner = ModelRunner.allocate(decoder, BATCH, PAGE_SIZE)
+    stepper = Stepper(runner, cache, FixedPolicy(DrawingDrafter(VOCAB, CHAIN), CHAIN))
     counts: Counter[tuple[int, ...]] = Counter()
     for start in range(0, samples, BATCH):
         seeds = range(seed + start, seed + min(start + BATCH, samples))
         requests = [new_request(number, rule, cache) for number in seeds]
         while live := [request for request in requests if request.finish_reason is None]:
-            stepper.step([Scheduled(r, len(r.tokens) - r.kv.computed) for r in live])
+            stepper.step([PassEntry.of(r, len(r.tokens) - r.kv.computed) for r in live])
         for request in requests:
             counts[tuple(request.output_ids)] += 1
             cache.close(request.kv)

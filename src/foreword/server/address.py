@@ -2,6 +2,7 @@
 
 import ipaddress
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foreword.errors import RequestError
@@ -16,11 +17,17 @@ class Address:
 
     def check(self, has_key: bool, insecure: bool) -> None:
         """Refuse to be reachable from other machines without a key, unless that is what is wanted."""
-        if not (has_key or insecure or _is_loopback(self.host)):
+        if not (has_key or insecure or is_loopback(self.host)):
             raise RequestError(
                 f"{self.host} can be reached from other machines: give an API key (--api-key or FOREWORD_API_KEY), "
                 "or --insecure if you mean it"
             )
+
+    def allowed_hosts(self, given: Sequence[str]) -> tuple[str, ...] | None:
+        """Names that a `Host` header may have; None: any, which is the default beyond this machine."""
+        if not (given or is_loopback(self.host)):
+            return None
+        return tuple(dict.fromkeys((host_name(self.host), *map(host_name, given))))
 
     def bind(self) -> socket.socket:
         """A listening socket."""
@@ -36,8 +43,17 @@ class Address:
         return listening
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can be meant."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def host_name(host: str) -> str:
+    """A `Host` header without its port, in small letters; an IPv6 address without its brackets."""
+    name, _, port = host.lower().rpartition(":")
+    if not name or not (port.isdecimal() or not port) or (":" in name and not name.endswith("]")):
+        name = host.lower()
+    return name.removeprefix("[").removesuffix("]").removesuffix(".")

@@ -4,14 +4,16 @@ from fastapi import FastAPI
 
 from foreword import __version__
 from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.server.api.foreword_routes import foreword_routes
 from foreword.server.api.openai_routes import openai_routes
 from foreword.server.api.prompts import PromptEncoder
 from foreword.server.context import ServerContext
 from foreword.server.errors import install_error_handlers
 from foreword.server.ops.admission import Admission
-from foreword.server.ops.auth import Doorkeeper
+from foreword.server.ops.auth import AuthMiddleware
 from foreword.server.ops.metrics import Metrics
-from foreword.server.ops.routes import native_routes
+from foreword.server.ops.origins import OriginMiddleware
+from foreword.server.ops.routes import ops_routes
 from foreword.server.page.routes import page_routes
 from foreword.server.settings import ServerSettings
 from foreword.wire.client import EngineClient
@@ -32,8 +34,11 @@ def create_app(context: ServerContext) -> FastAPI:
     """The ASGI application. Its page loads nothing from elsewhere; `/openapi.json` describes the rest."""
     app = FastAPI(title="Foreword", version=__version__, docs_url=None, redoc_url=None)
     app.include_router(openai_routes(context))
-    app.include_router(native_routes(context))
+    app.include_router(foreword_routes(context))
+    app.include_router(ops_routes(context))
     app.include_router(page_routes(context))
     install_error_handlers(app, context.metrics.note_refusal)
-    app.add_middleware(Doorkeeper, settings=context.settings)
+    # The last that is added sees a request first.
+    app.add_middleware(AuthMiddleware, settings=context.settings, on_refusal=context.metrics.note_refusal)
+    app.add_middleware(OriginMiddleware, settings=context.settings, on_refusal=context.metrics.note_refusal)
     return app

@@ -3,15 +3,15 @@
 from dataclasses import dataclass, field
 from time import monotonic, time
 
+from foreword.engine.answers.costs import sum_stats
 from foreword.engine.messages import RequestStats
 from foreword.server.api.pacing import PaceMemory
 from foreword.server.api.prompts import PromptEncoder
 from foreword.server.errors import ApiError
 from foreword.server.ops.admission import Admission
 from foreword.server.ops.metrics import Metrics
-from foreword.server.ops.stats_sum import sum_stats
 from foreword.server.settings import ServerSettings
-from foreword.wire.client import EngineClient
+from foreword.wire.client import EngineClient, EngineUnavailable
 
 
 @dataclass
@@ -31,6 +31,14 @@ class ServerContext:
     def note_totals(self, index: int, stats: RequestStats) -> None:
         """Count a finished answer for /health."""
         self.totals = sum_stats(((0, self.totals), (index, stats)))
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Most tokens of a prompt with its answer; None until the engine has been ready once."""
+        try:
+            return self.engine.limits().max_model_len
+        except EngineUnavailable:
+            return None
 
     def check_model(self, name: str | None) -> None:
         """404 for a model that is not here."""

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from foreword import __version__
+from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.overrides import FREE_METHODS
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,13 @@ class ServerSettings:
 
     model_name: str  # what clients call the model; also the default where a request names none
     api_keys: tuple[str, ...] = ()  # any of these opens the door; none: no door
+    allowed_hosts: tuple[str, ...] | None = (
+        None  # names in `Host` headers, this machine's own aside; None: any
+    )
+    cors_origins: tuple[str, ...] = ()  # web pages that may ask, besides the server's own; "*": all
     limits: Limits = field(default_factory=Limits)
-    methods: frozenset[str] = frozenset({"ngram", "suffix"})  # drafters that a request may ask for
-    default_method: str | None = None  # who drafts for requests that set only a depth; None: nobody
+    methods: frozenset[str] = FREE_METHODS  # drafters that a request may ask for
+    speculation: SpeculationConfig | None = None  # of requests that don't ask; None: plain decoding
     show_speculation: bool = True  # acceptance in answers and /health; it tells watchers about the text
     stream_pacing: str = "burst"  # "burst": tokens are sent as they come; "even": at an even cadence, padded
     allow_switch: bool = False  # POST /speculation turns guessing off and on for everybody
@@ -44,6 +50,11 @@ class ServerSettings:
     tokenize_threads: int = 2  # threads that encode long prompts beside the event loop
     inline_characters: int = 4096  # prompts up to this length are encoded at once, without a thread
     fingerprint: str = f"foreword-{__version__}"  # `system_fingerprint` of answers
+
+    @property
+    def default_method(self) -> str | None:
+        """Who drafts for requests that don't ask, for people."""
+        return None if self.speculation is None else "+".join(self.speculation.method)
 
 
 def tenant_of(api_key: str) -> str:

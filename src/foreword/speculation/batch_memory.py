@@ -7,11 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from foreword.backends.batch import MASK_WORDS, BatchArrays, ForwardBatch, Ints
-from foreword.kv.paged_cache import KvSequence
+from foreword.backends.batch import MASK_WORDS, BatchArrays, ForwardBatch, Ints, Tap
+from foreword.kv.sequence import KvSequence
 
 _KEPT_VIEWS = 256
 """Sizes whose views are kept: making them takes longer than filling them, and few sizes come again and again."""
+
+
+Taps = tuple[Tap, ...]
 
 
 class BatchSizes(NamedTuple):
@@ -22,12 +25,13 @@ class BatchSizes(NamedTuple):
     pages: int  # of the longest block table
     logit_rows: int
     kv_copies: int
+    hidden_rows: int = 0
 
     @property
     def entries(self) -> int:
         """32-bit numbers in all arrays together."""
         per_row, per_request = 4 + 2 * MASK_WORDS, 2 + self.pages
-        fixed = 1 + self.logit_rows + 2 * self.kv_copies
+        fixed = 1 + self.logit_rows + 2 * self.kv_copies + self.hidden_rows
         return self.rows * per_row + self.requests * per_request + fixed
 
 
@@ -36,9 +40,9 @@ class BatchMemory:
 
     def __init__(self, entries: int) -> None:
         self._memory = np.empty(entries, dtype=np.int32)
-        self._views: dict[BatchSizes, tuple[BatchArrays, ForwardBatch]] = {}
+        self._views: dict[tuple[BatchSizes, Taps], tuple[BatchArrays, ForwardBatch]] = {}
 
-    def views(self, sizes: BatchSizes) -> tuple[BatchArrays, ForwardBatch]:
+    def views(self, sizes: BatchSizes, taps: Taps = ()) -> tuple[BatchArrays, ForwardBatch]:
         """Arrays of these sizes, with anything in them, and the batch that looks at them.
 
         They overwrite those that were given out before; if they need a larger block, those keep the old one.
@@ -46,7 +50,7 @@ class BatchMemory:
         if sizes.entries > len(self._memory):
             self._memory = np.empty(max(sizes.entries, 2 * len(self._memory)), dtype=np.int32)
             self._views.clear()
-        views = self._views.get(sizes)
+        views = self._views.get((sizes, taps))
         if views is None:
             if len(self._views) == _KEPT_VIEWS:
                 self._views.clear()
@@ -54,7 +58,7 @@ class BatchMemory:
             tensors: dict[str, Any] = {
                 name: torch.from_numpy(array) for name, array in arrays._asdict().items()
             }
-            views = self._views[sizes] = arrays, ForwardBatch(**tensors)
+            views = self._views[sizes, taps] = arrays, ForwardBatch(**tensors, taps=taps)
         return views
 
     def _carve(self, sizes: BatchSizes) -> BatchArrays:
@@ -77,7 +81,7 @@ class BatchMemory:
             block_tables=take(requests, sizes.pages),
             logit_rows=take(sizes.logit_rows),
             kv_copies=take(sizes.kv_copies, 2),
-            hidden_rows=take(0),
+            hidden_rows=take(sizes.hidden_rows),
         )
 
 

@@ -1,8 +1,9 @@
 """A draft: a tree of guessed tokens for one request."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import index
 
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.trees import DraftTrees
@@ -26,6 +27,10 @@ class Draft:
     drawn: tuple[Drawn | None, ...] = ()  # [nodes], or empty where every token was chosen
 
     def __post_init__(self) -> None:
+        # Drafters are anyone's code: arrays and lists of numpy numbers become tuples of plain ones.
+        object.__setattr__(self, "tokens", tuple(map(index, self.tokens)))
+        object.__setattr__(self, "parents", tuple(map(index, self.parents)))
+        object.__setattr__(self, "drawn", tuple(self.drawn))
         if len(self.tokens) != len(self.parents):
             raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
         for node, parent in enumerate(self.parents):
@@ -38,9 +43,11 @@ class Draft:
                 raise ValueError(f"token {self.tokens[node]} of node {node} cannot be drawn from its own q")
 
     @staticmethod
-    def chain(tokens: Sequence[int], committed_len: int, epoch: int = 0) -> "Draft":
+    def chain(
+        tokens: Sequence[int], committed_len: int, epoch: int = 0, drawn: Sequence[Drawn | None] = ()
+    ) -> "Draft":
         """A draft in which every token follows the one before it."""
-        return Draft(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), committed_len, epoch)
+        return Draft(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), committed_len, epoch, tuple(drawn))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -49,9 +56,69 @@ class Draft:
         """Depth of every node; the first level is 1."""
         return _depths(self.parents)
 
+    @property
+    def depth(self) -> int:
+        """Levels."""
+        return max(self.depths(), default=0)
+
     def ancestor_masks(self) -> tuple[int, ...]:
         """Per node, a bit for every node on the way from the root to it, itself included."""
         return _ancestor_masks(self.parents)
+
+    def keep(self, wanted: Callable[[int], bool]) -> "Draft":
+        """The nodes that are wanted and whose ancestors all are.
+
+        Under *token* and *block* a drawn node may be left out only for what was fixed before it was drawn: its
+        place, its q, the nodes above it. To leave it out for its token would bias them.
+        """
+        kept: dict[int, int] = {ROOT: ROOT}  # node -> its number among those that stay
+        for node, parent in enumerate(self.parents):
+            if parent in kept and wanted(node):
+                kept[node] = len(kept) - 1
+        nodes = [node for node in kept if node != ROOT]
+        return self if len(nodes) == len(self) else self._only(nodes, kept, self.committed_len)
+
+    def within(self, max_nodes: int, max_depth: int) -> "Draft":
+        """At most so many nodes, the first ones, and so many levels."""
+        if len(self) <= max_nodes and self.depth <= max_depth:
+            return self
+        depths = self.depths()
+        shallow = self.keep(lambda node: depths[node] <= max_depth)
+        return shallow.keep(lambda node: node < max_nodes)
+
+    def rebase(self, tokens: Sequence[int]) -> "Draft":
+        """What is left of the draft for the same text grown to `tokens`; nothing if it took another way.
+
+        The nodes that the text has passed are behind it, their followers come next. That is exact for drawn nodes
+        too: whether one stays depends on the nodes above it and on the text, not on its own token.
+        """
+        node, followed = ROOT, range(self.committed_len, len(tokens))
+        for position in followed:
+            here = (n for n, parent in enumerate(self.parents) if parent == node)
+            found = next((n for n in here if self.tokens[n] == tokens[position]), None)
+            if found is None:
+                return Draft(committed_len=len(tokens), epoch=self.epoch)
+            node = found
+        if not followed:
+            return self if self.committed_len == len(tokens) else Draft(committed_len=len(tokens))
+        kept = {node: ROOT}
+        for below in range(node + 1, len(self)):
+            if self.parents[below] in kept:
+                kept[below] = len(kept) - 1
+        return self._only([n for n in kept if n != node], kept, len(tokens))
+
+    def _only(self, nodes: Iterable[int], numbers: dict[int, int], committed_len: int) -> "Draft":
+        chosen = list(nodes)
+        return Draft(
+            tuple(self.tokens[node] for node in chosen),
+            tuple(numbers[self.parents[node]] for node in chosen),
+            committed_len,
+            self.epoch,
+            tuple(self.drawn[node] for node in chosen) if self.drawn else (),
+        )
+
+
+NO_DRAFT = Draft()
 
 
 # Most drafts are chains, so that a few shapes come back at every step.

@@ -9,14 +9,15 @@ from itertools import accumulate
 
 import numpy as np
 
-from foreword.backends.batch import BatchArrays, ForwardBatch
-from foreword.kv.paged_cache import KvSequence, PagedCache, RowMove
+from foreword.backends.batch import BatchArrays, ForwardBatch, Tap
+from foreword.kv.paged_cache import PagedCache
+from foreword.kv.sequence import KvSequence, RowMove
 from foreword.speculation.batch_memory import BatchMemory, BatchSizes, PageTables
 from foreword.speculation.draft import Draft
 
 
 @dataclass(frozen=True)
-class Share:
+class SequenceRows:
     """One sequence's rows of a pass."""
 
     kv: KvSequence  # its rows behind the computed end are reserved
@@ -25,6 +26,7 @@ class Share:
     draft: Draft  # nodes behind the run; all that are in this pass get their logits
     first_node: int = 0  # nodes before this one have their KV from an earlier pass of the same draft
     run_logits: int = 1  # how many of the last tokens of the run get their logits, if there are so many
+    wants_hidden: bool = False  # whether the hidden states of all its rows in this pass are wanted
 
     @property
     def nodes(self) -> int:
@@ -44,42 +46,66 @@ class BatchBuffers:
         self._memory, self._other_memory = BatchMemory(entries), BatchMemory(entries)
         self._tables = PageTables()
 
-    def lay_out(self, cache: PagedCache, shares: Sequence[Share], moves: Sequence[RowMove]) -> ForwardBatch:
-        """The batch of one pass. `moves` are done before anything else."""
+    def lay_out(
+        self,
+        cache: PagedCache,
+        parts: Sequence[SequenceRows],
+        moves: Sequence[RowMove],
+        taps: tuple[Tap, ...] = (),
+    ) -> ForwardBatch:
+        """The batch of one pass. `moves` are done before anything else; `taps` say which hidden states are kept.
+
+        The hidden states of a pass stand one sequence after the other, those of a sequence in the order of its rows.
+        """
         self._memory, self._other_memory = self._other_memory, self._memory
-        tables = self._tables.of([share.kv for share in shares], cache.page_size)
-        counts = [share.run + share.nodes for share in shares]
-        wanted = _logit_rows(shares)
-        sizes = BatchSizes(sum(counts), len(shares), tables.shape[1], len(wanted), len(moves))
-        arrays, batch = self._memory.views(sizes)
+        tables = self._tables.of([part.kv for part in parts], cache.page_size)
+        counts = [part.run + part.nodes for part in parts]
+        wanted = _logit_rows(parts)
+        hidden = _hidden_rows(parts, counts) if taps else []
+        sizes = BatchSizes(sum(counts), len(parts), tables.shape[1], len(wanted), len(moves), len(hidden))
+        arrays, batch = self._memory.views(sizes, taps)
         arrays.block_tables[:] = tables
         arrays.logit_rows[:] = wanted
-        arrays.kv_lens[:] = [share.kv.computed + share.run + len(share.draft) for share in shares]
+        if hidden:
+            arrays.hidden_rows[:] = hidden
+        arrays.kv_lens[:] = [part.kv.computed + part.run + len(part.draft) for part in parts]
         arrays.row_starts[:] = [0, *accumulate(counts)]
-        _fill_places(arrays, shares, counts, cache.page_size)
-        _fill_tokens(arrays, shares)
+        _fill_places(arrays, parts, counts, cache.page_size)
+        _fill_tokens(arrays, parts)
         if moves:
             arrays.kv_copies[:] = [(move.source, cache.slot(move.owner, move.row)) for move in moves]
         return batch
 
 
-def _logit_rows(shares: Sequence[Share]) -> list[int]:
+def _logit_rows(parts: Sequence[SequenceRows]) -> list[int]:
     rows: list[int] = []
     end = 0
-    for share in shares:
-        nodes = share.nodes
-        end += share.run + nodes
-        rows += range(end - nodes - min(share.run_logits, share.run), end)
+    for part in parts:
+        nodes = part.nodes
+        end += part.run + nodes
+        rows += range(end - nodes - min(part.run_logits, part.run), end)
     return rows
 
 
-def _fill_places(arrays: BatchArrays, shares: Sequence[Share], counts: list[int], page_size: int) -> None:
+def _hidden_rows(parts: Sequence[SequenceRows], counts: Sequence[int]) -> list[int]:
+    rows: list[int] = []
+    end = 0
+    for part, count in zip(parts, counts, strict=True):
+        end += count
+        if part.wants_hidden:
+            rows += range(end - count, end)
+    return rows
+
+
+def _fill_places(
+    arrays: BatchArrays, parts: Sequence[SequenceRows], counts: list[int], page_size: int
+) -> None:
     """Where every row stands and how far it sees; nodes are given positions as if they were a chain."""
     figures: list[tuple[int, ...]] = []
     start = 0
-    for request, (share, count) in enumerate(zip(shares, counts, strict=True)):
-        first = share.kv.computed
-        figures.append((first - start, first + share.run, share.first_node, request))
+    for request, (part, count) in enumerate(zip(parts, counts, strict=True)):
+        first = part.kv.computed
+        figures.append((first - start, first + part.run, part.first_node, request))
         start += count
     per_request = np.array(figures, dtype=np.int32).reshape(-1, 4)
     shift, end, first_node, request_of = per_request.repeat(counts, axis=0).T  # each [rows]
@@ -92,22 +118,22 @@ def _fill_places(arrays: BatchArrays, shares: Sequence[Share], counts: list[int]
     arrays.positions[:] = kv_row
 
 
-def _fill_tokens(arrays: BatchArrays, shares: Sequence[Share]) -> None:
+def _fill_tokens(arrays: BatchArrays, parts: Sequence[SequenceRows]) -> None:
     """Every row's token, and the masks and positions of nodes."""
     tokens: list[int] = []
     nodes: list[int] = []  # rows
     depths: list[int] = []
     masks: list[int] = []
-    for share in shares:
-        first, draft = share.kv.computed, share.draft
-        tokens += share.tokens[first : first + share.run]
+    for part in parts:
+        first, draft = part.kv.computed, part.draft
+        tokens += part.tokens[first : first + part.run]
         if len(draft):
-            nodes += range(len(tokens), len(tokens) + share.nodes)
-            tokens += draft.tokens[share.first_node :]
-            depths += draft.depths()[share.first_node :]
-            masks += draft.ancestor_masks()[share.first_node :]
+            nodes += range(len(tokens), len(tokens) + part.nodes)
+            tokens += draft.tokens[part.first_node :]
+            depths += draft.depths()[part.first_node :]
+            masks += draft.ancestor_masks()[part.first_node :]
     if len(tokens) != len(arrays.token_ids):
-        raise ValueError("a share's run goes behind its last token")
+        raise ValueError("a part's run goes behind its last token")
     arrays.token_ids[:] = tokens
     arrays.ancestor_masks.fill(0)
     if nodes:

@@ -1,32 +1,36 @@
-"""Ask the drafters, for no more than there is room for."""
+"""Ask the drafters, for no more than there is room for, and keep what can be used of their answers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
 
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.kv.paged_cache import PagedCache
-from foreword.speculation.draft import Draft
-from foreword.speculation.protocols import Ask, Planned
+from foreword.speculation.draft import NO_DRAFT, Draft
+from foreword.speculation.drafting import Ask, DraftRequest, needs_of
+from foreword.speculation.report import DrafterCall
+from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
 
-NO_DRAFT = Draft()
+Plans = Sequence[DraftPlan | None]
 
 
 @dataclass(frozen=True)
-class DraftingCall:
-    """One call of a drafter."""
+class Asked:
+    """Who was asked for a request, and its part of what that took."""
 
-    method: str
-    guesses: int  # that were asked for, of all requests
-    seconds: float
+    method: str = ""  # empty: nobody
+    seconds: float = 0.0
+
+
+NOBODY = Asked()
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """The drafts of a step, one for every planned request, and what they cost."""
+    """The drafts of a step, one for every entry, and what they cost."""
 
     drafts: Sequence[Draft] = ()
-    calls: Sequence[DraftingCall] = ()
+    calls: Sequence[DrafterCall] = ()
+    asked: Sequence[Asked] = ()
 
     @property
     def seconds(self) -> float:
@@ -34,27 +38,36 @@ class Proposal:
         return sum(call.seconds for call in self.calls)
 
 
-def fit_to_room(plan: Sequence[Planned], cache: PagedCache, max_rows: int | None) -> list[Planned]:
-    """The plan with drafts cut to the pass's row budget and to pages that nobody wants for anything else.
+def fit_to_room(
+    entries: Sequence[PassEntry], plans: Plans, cache: PagedCache, max_rows: int | None
+) -> list[DraftPlan | None]:
+    """The plans cut to the pass's row budget and to pages that nobody wants for anything else.
 
     The committed tokens of the pass have their pages already. Nothing is evicted or preempted for a guess.
     """
-    wanted = [_wanted(planned) for planned in plan]
+    fitted = [_sensible(entry, plan) for entry, plan in zip(entries, plans, strict=True)]
+    wanted = [0 if plan is None else plan.max_nodes for plan in fitted]
     if not any(wanted):
-        return [replace(planned, drafter=None) if planned.drafter else planned for planned in plan]
+        return fitted
     if max_rows is not None:
-        wanted = fair_shares(wanted, max_rows - sum(planned.scheduled.run for planned in plan))
-    free_pages, fitted = cache.free_pages, []
-    for planned, wish in zip(plan, wanted, strict=True):
-        kv = planned.scheduled.request.kv
-        reserved = kv.computed + planned.scheduled.run
-        nodes = min(wish, (len(kv.pages) + free_pages) * cache.page_size - reserved)
-        if nodes < 1:
-            fitted.append(replace(planned, drafter=None))
+        wanted = fair_shares(wanted, max_rows - sum(entry.run for entry in entries))
+    free_pages = cache.free_pages
+    for place, (entry, plan, most) in enumerate(zip(entries, fitted, wanted, strict=True)):
+        if plan is None:
             continue
-        free_pages -= max(0, cache.pages_for(reserved + nodes) - len(kv.pages))
-        fitted.append(replace(planned, max_nodes=nodes))
+        reserved, held = entry.computed + entry.run, len(entry.kv.pages)
+        nodes = min(most, (held + free_pages) * cache.page_size - reserved)
+        free_pages -= max(0, cache.pages_for(reserved + max(nodes, 0)) - held)
+        fitted[place] = replace(plan, max_nodes=nodes) if nodes > 0 else None
     return fitted
+
+
+def _sensible(entry: PassEntry, plan: DraftPlan | None) -> DraftPlan | None:
+    """The plan as far as its guesses could be committed: the target adds a token after the deepest of them."""
+    if plan is None or not entry.draws:
+        return None
+    nodes, depth = min(plan.max_nodes, MAX_DRAFT_NODES), min(plan.max_depth, entry.request.room - 1)
+    return replace(plan, max_nodes=nodes, max_depth=depth) if nodes > 0 and depth > 0 else None
 
 
 def fair_shares(wanted: Sequence[int], total: int) -> list[int]:
@@ -67,41 +80,58 @@ def fair_shares(wanted: Sequence[int], total: int) -> list[int]:
     return shares
 
 
-def _wanted(planned: Planned) -> int:
-    """Guesses that make sense for this request now."""
-    if planned.drafter is None or not planned.scheduled.reaches_end or _depth(planned) < 1:
-        return 0
-    return min(planned.max_nodes, MAX_DRAFT_NODES)
-
-
-def _depth(planned: Planned) -> int:
-    # The target adds a token of its own behind the deepest accepted node.
-    return min(planned.max_depth, planned.scheduled.request.room - 1)
-
-
-def propose(plan: Sequence[Planned]) -> Proposal:
-    """One draft for every planned request. Each drafter is asked once, for all of its requests."""
-    drafts = [NO_DRAFT] * len(plan)
-    by_drafter: dict[int, list[int]] = {}
-    for index, planned in enumerate(plan):
-        if planned.drafter is not None and _wanted(planned):
-            by_drafter.setdefault(id(planned.drafter), []).append(index)
+def propose(entries: Sequence[PassEntry], plans: Plans, clock: Callable[[], float]) -> Proposal:
+    """One draft for every entry. Each drafter is asked once, for all of its requests."""
+    drafts, asked = [NO_DRAFT] * len(entries), [NOBODY] * len(entries)
+    by_drafter: dict[int, list[tuple[int, DraftPlan]]] = {}
+    for index, plan in enumerate(plans):
+        if plan is not None:
+            by_drafter.setdefault(id(plan.drafter), []).append((index, plan))
     calls = []
-    for indexes in by_drafter.values():
-        first = plan[indexes[0]]
-        assert first.drafter is not None
-        asks = [Ask(plan[i].scheduled.request, _wanted(plan[i]), _depth(plan[i])) for i in indexes]
-        began = perf_counter()
-        for index, ask, draft in zip(indexes, asks, first.drafter.propose(asks), strict=True):
-            drafts[index] = draft if fits(draft, ask) else NO_DRAFT
-        guesses = sum(ask.max_nodes for ask in asks)
-        calls.append(DraftingCall(first.method, guesses, perf_counter() - began))
-    return Proposal(drafts, calls)
+    for group in by_drafter.values():
+        first = group[0][1]
+        asks = [_ask(entries[index], plan) for index, plan in group]
+        began = clock()
+        answers = first.drafter.propose(asks)
+        seconds = clock() - began
+        for (index, plan), ask, draft in zip(group, asks, answers, strict=True):
+            drafts[index] = usable(draft, ask)
+            asked[index] = Asked(plan.method, seconds / len(group))
+        calls.append(
+            DrafterCall(
+                first.method,
+                asks=len(group),
+                guesses=sum(ask.max_nodes for ask in asks),
+                levels=max(ask.max_depth for ask in asks),
+                empty=sum(not len(drafts[index]) for index, _ in group),
+                seconds=seconds,
+            )
+        )
+    return Proposal(drafts, calls, asked)
 
 
-def fits(draft: Draft, ask: Ask) -> bool:
-    """Whether a draft was made for the request as it is now, of known tokens, within what was asked."""
-    request = ask.request
-    fresh = draft.committed_len == len(request.tokens) and draft.epoch == request.epoch
-    known = all(0 <= token < request.sampler.vocab_size for token in draft.tokens)
-    return fresh and known and len(draft) <= ask.max_nodes and max(draft.depths(), default=0) <= ask.max_depth
+def _ask(entry: PassEntry, plan: DraftPlan) -> Ask:
+    kv = entry.kv if needs_of(plan.drafter).rows else None
+    return Ask(as_drafter_sees(entry.request), plan.max_nodes, plan.max_depth, kv)
+
+
+def usable(draft: Draft, ask: Ask) -> Draft:
+    """What of a draft the request can use as it is now: of its text, of tokens that exist, within the ask.
+
+    A node is left out for its place, for its parent, or because q reaches outside the vocabulary: all fixed before
+    its token was drawn. A chosen token has no q and may be left out for what it is.
+    """
+    if draft.epoch != ask.request.epoch:
+        return NO_DRAFT
+    return known_tokens(draft.rebase(ask.request.tokens), ask.request).within(ask.max_nodes, ask.max_depth)
+
+
+def known_tokens(draft: Draft, request: DraftRequest) -> Draft:
+    """The draft without nodes that are, or could have been, outside the vocabulary."""
+    size = request.sampling.vocab_size
+
+    def is_known(node: int) -> bool:
+        q = draft.drawn[node] if draft.drawn else None
+        return 0 <= draft.tokens[node] < size if q is None else int(q.ids[-1]) < size
+
+    return draft.keep(is_known)

@@ -1,51 +1,26 @@
 """What a policy may look at: how drafts have fared, and what steps have cost."""
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 
-RECENT_DRAFTS = 16
-"""Drafts over which recent acceptance is averaged, roughly."""
+from foreword.speculation.acceptance_stats import AcceptanceStats
+from foreword.speculation.report import DrafterCall, StepReport
 
 COST_MEMORY = 0.1
 """Weight of the newest measurement in a moving average of costs."""
 
+MAX_COHORTS = 64
+"""Cohorts that are counted apart; those that come later are counted together."""
 
-@dataclass
-class AcceptanceStats:
-    """How the drafts of a request, or of a cohort, have fared."""
+OTHER = "other"
 
-    drafts: int = 0
-    drafted: int = 0  # nodes that were judged
-    accepted: int = 0  # nodes that were committed
-    drafted_per_position: list[int] = field(default_factory=list)  # drafts that reached this level
-    accepted_per_position: list[int] = field(default_factory=list)  # drafts accepted at this level
-    rejected_per_position: list[int] = field(
-        default_factory=list
-    )  # drafts whose first rejected guess is here
-    recent: float | None = None  # accepted levels / drafted levels of late; None before the first draft
+FIRST_CHUNK = 64
+"""Rows of the first step with a prompt chunk while others decode, before anything is known of its cost."""
 
-    def observe(self, drafted: int, depth: int, accepted: int) -> None:
-        """Count one judged draft of `depth` levels; an empty one does not count."""
-        if not drafted:
-            return
-        self.drafts += 1
-        self.drafted += drafted
-        self.accepted += accepted
-        missing = depth - len(self.drafted_per_position)
-        self.drafted_per_position += [0] * missing
-        self.accepted_per_position += [0] * missing
-        self.rejected_per_position += [0] * missing
-        for level in range(depth):
-            self.drafted_per_position[level] += 1
-            self.accepted_per_position[level] += level < accepted
-        if accepted < depth:
-            self.rejected_per_position[accepted] += 1
-        share = accepted / depth
-        self.recent = share if self.recent is None else self.recent + (share - self.recent) / RECENT_DRAFTS
+MOST_ROWS = 1 << 16
 
 
-class StepCosts:
-    """The measured time of a target pass by its rows, and of a drafter's call by its guesses.
+class StepCurve:
+    """The measured time of steps by their rows.
 
     Row counts are put in buckets, four to a doubling. Between known buckets the cost is
     interpolated; outside them it grows as `rows + PRIOR_ROWS`, which is how a small model on a CPU behaves.
@@ -54,29 +29,20 @@ class StepCosts:
     PRIOR_ROWS = 4
 
     def __init__(self) -> None:
-        self._passes: dict[int, tuple[float, float]] = {}  # bucket -> (mean rows, mean seconds)
-        self._drafting: defaultdict[str, float] = defaultdict(float)  # method -> seconds per guess
+        self._buckets: dict[int, tuple[float, float]] = {}  # bucket -> (mean rows, mean seconds)
 
-    def observe_pass(self, rows: int, seconds: float) -> None:
-        """Learn from one target pass."""
+    def observe(self, rows: int, seconds: float) -> None:
+        """Learn from one step."""
         bucket = _bucket(rows)
-        known = self._passes.get(bucket)
-        if known is None:
-            self._passes[bucket] = (float(rows), seconds)
-        else:
-            self._passes[bucket] = tuple(  # type: ignore[assignment]
-                old + COST_MEMORY * (new - old) for old, new in zip(known, (rows, seconds), strict=True)
-            )
+        mean_rows, mean_seconds = self._buckets.get(bucket, (float(rows), seconds))
+        self._buckets[bucket] = (
+            mean_rows + COST_MEMORY * (rows - mean_rows),
+            mean_seconds + COST_MEMORY * (seconds - mean_seconds),
+        )
 
-    def observe_drafting(self, method: str, guesses: int, seconds: float) -> None:
-        """Learn from one call of a drafter that was asked for so many guesses in all."""
-        each = seconds / max(guesses, 1)
-        known = self._drafting.get(method)
-        self._drafting[method] = each if known is None else known + COST_MEMORY * (each - known)
-
-    def pass_seconds(self, rows: int) -> float | None:
-        """Expected time of a pass over so many rows; None before the first was measured."""
-        points = sorted(self._passes.values())
+    def seconds(self, rows: int) -> float | None:
+        """Expected time of a step over so many rows; None before the first was measured."""
+        points = self.points()
         if not points:
             return None
         below = [point for point in points if point[0] <= rows]
@@ -87,13 +53,94 @@ class StepCosts:
         at, seconds = below[-1] if below else above[0]
         return seconds * (rows + self.PRIOR_ROWS) / (at + self.PRIOR_ROWS)
 
-    def drafting_seconds(self, method: str, guesses: int) -> float:
-        """Expected time of a drafter's call for so many guesses; 0 before the first was measured."""
-        return self._drafting.get(method, 0.0) * guesses
-
-    def curve(self) -> list[tuple[float, float]]:
+    def points(self) -> list[tuple[float, float]]:
         """What was measured: (rows, seconds), by rows."""
-        return sorted(self._passes.values())
+        return sorted(self._buckets.values())
+
+
+class CallCost:
+    """A drafter's call as a + b * levels: a lookup costs the same at any depth, a model a pass per level.
+
+    Least squares over calls that fade; while only one depth was seen, all of the cost is taken for `a`.
+    """
+
+    def __init__(self) -> None:
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+
+    def observe(self, levels: int, seconds: float) -> None:
+        """Learn from one call."""
+        keep = 1 - COST_MEMORY
+        self._weight = keep * self._weight + 1
+        self._x = keep * self._x + levels
+        self._y = keep * self._y + seconds
+        self._xx = keep * self._xx + levels * levels
+        self._xy = keep * self._xy + levels * seconds
+
+    def seconds(self, levels: int) -> float:
+        """Expected time of a call; 0 before the first was measured."""
+        if not self._weight:
+            return 0.0
+        x, y = self._x / self._weight, self._y / self._weight
+        spread = self._xx / self._weight - x * x
+        slope = (self._xy / self._weight - x * y) / spread if spread > 1e-6 else 0.0
+        slope = min(max(slope, 0.0), y / x if x else 0.0)  # neither part of the cost is negative
+        return y + slope * (levels - x)
+
+
+class StepCosts:
+    """What whole steps cost besides drafting, and what drafting costs.
+
+    A step's time is all of its wall time but its drafters': on a GPU a pass has only been launched when `forward`
+    returns. Steps with prompt chunks are kept apart from those that only decode, and long contexts from short ones.
+    """
+
+    CONTEXT_BANDS = (1024, 8192)
+
+    def __init__(self) -> None:
+        self._decoding = [StepCurve() for _ in range(len(self.CONTEXT_BANDS) + 1)]
+        self._prompts = StepCurve()
+        self._calls: dict[str, CallCost] = {}
+
+    def observe(self, report: StepReport) -> None:
+        """Learn from one step; one that had to be tried again teaches nothing."""
+        for call in report.calls:
+            self._observe_call(call)
+        if not report.rows or report.passes != 1:
+            return
+        curve = self._band(report.longest_context) if report.decodes_only else self._prompts
+        curve.observe(report.rows, report.seconds.total - report.seconds.draft)
+
+    def step_seconds(self, rows: int, context: int = 0) -> float | None:
+        """Expected time of a step that decodes so many rows; None before anything was measured."""
+        near = [self._band(context), *self._decoding, self._prompts]
+        return next((found for curve in near if (found := curve.seconds(rows)) is not None), None)
+
+    def prompt_rows_within(self, seconds: float) -> int:
+        """Rows of a step with prompt chunks that takes so long; a cautious number before the first was measured."""
+        rows = FIRST_CHUNK
+        if self._prompts.seconds(rows) is None:
+            return rows
+        while rows < MOST_ROWS and (self._prompts.seconds(2 * rows) or 0) <= seconds:
+            rows *= 2
+        while rows > 1 and (self._prompts.seconds(rows) or 0) > seconds:
+            rows //= 2
+        step = rows // 2
+        while step:
+            if (self._prompts.seconds(rows + step) or 0) <= seconds:
+                rows += step
+            step //= 2
+        return rows
+
+    def draft_seconds(self, method: str, levels: int) -> float:
+        """Expected time of a drafter's call; 0 before the first was measured."""
+        cost = self._calls.get(method)
+        return 0.0 if cost is None else cost.seconds(levels)
+
+    def _observe_call(self, call: DrafterCall) -> None:
+        self._calls.setdefault(call.method, CallCost()).observe(call.levels, call.seconds)
+
+    def _band(self, context: int) -> StepCurve:
+        return self._decoding[sum(context >= bound for bound in self.CONTEXT_BANDS)]
 
 
 def _bucket(rows: int) -> int:
@@ -102,10 +149,29 @@ def _bucket(rows: int) -> int:
     return (rows >> scale) << scale
 
 
+def cohort_name(method: str, cohort: str) -> str:
+    """Requests of one cohort, by who was asked to draft for them; empty: nobody."""
+    return f"{method or 'plain'}/{cohort}"
+
+
 @dataclass
 class Situation:
     """All that was measured so far, and the switch for the whole engine."""
 
     speculating: bool = True  # False: everyone decodes plainly
     costs: StepCosts = field(default_factory=StepCosts)
-    cohorts: defaultdict[str, AcceptanceStats] = field(default_factory=lambda: defaultdict(AcceptanceStats))
+    cohorts: dict[str, AcceptanceStats] = field(default_factory=dict)
+
+    def learn(self, report: StepReport) -> None:
+        """Take one step into account."""
+        self.costs.observe(report)
+        for part in report.requests:
+            if part.applied:
+                cohort = self._cohort(cohort_name(part.asked, part.request.cohort))
+                for stats in (part.request.acceptance, cohort):
+                    stats.observe(bool(part.asked), part.draft, len(part.verdict.path))
+
+    def _cohort(self, name: str) -> AcceptanceStats:
+        if name not in self.cohorts and len(self.cohorts) >= MAX_COHORTS:
+            name = OTHER
+        return self.cohorts.setdefault(name, AcceptanceStats())

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from foreword.acceptance.logprobs import TokenLogprobs
+from foreword.speculation.draft import NO_DRAFT, Draft
 
 
 @dataclass(frozen=True)
@@ -10,17 +11,14 @@ class Verdict:
     """The accepted path through a draft and the tokens that it commits."""
 
     path: tuple[int, ...] = ()  # accepted nodes, root first
-    tokens: tuple[
-        int, ...
-    ] = ()  # their tokens, then one of the target's own unless the answer ended before it
+    # The path's tokens, then one of the target's own unless the answer ended before it.
+    tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token if the request wants them
-    prompt_logprobs: tuple[
-        TokenLogprobs, ...
-    ] = ()  # of the prompt tokens behind the rows of this pass, if wanted
-    error: str | None = None  # why the request cannot go on behind these tokens, unless they end it
-    drafted: int = 0  # nodes that were judged
-    depth: int = 0  # levels that the judged draft had
-    rejected: tuple[int, ...] = ()  # tokens of the nodes that were judged and not accepted
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt tokens after the scored rows, if wanted
+    error: str | None = None  # why the request cannot go on after these tokens, unless they end it
+    poisoned: bool = False  # the pass computed numbers that are none: the rows it wrote must not be reused
+    draft: Draft = NO_DRAFT  # what was judged
+    draws: tuple[int, ...] = ()  # what the target draws after the text, then after every node; if known
 
 
 NOTHING_DRAWN = Verdict()

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from itertools import count
 
+from foreword.engine.answers.ends import OpenAnswers
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.errors import RequestError
 from foreword.wire import frames as wire
@@ -15,9 +16,9 @@ _Item = AnswerDelta | Exception
 
 @dataclass
 class _Inbox:
-    """What has come for a request, and how many of its answers are still to end."""
+    """What has come for a request, and which of its answers are still to end."""
 
-    unfinished: int
+    open: OpenAnswers
     items: "asyncio.Queue[_Item]" = field(default_factory=asyncio.Queue)
 
 
@@ -41,7 +42,7 @@ class EngineLink:
     @property
     def awaited(self) -> int:
         """Requests whose end has not come; one whose deltas are taken slowly may have ended."""
-        return sum(inbox.unfinished > 0 for inbox in self._inboxes.values())
+        return sum(inbox.open.left > 0 for inbox in self._inboxes.values())
 
     def send(self, message: wire.ToEngine) -> None:
         """Hand a message over; nothing happens if the link is broken."""
@@ -52,24 +53,19 @@ class EngineLink:
         """Deltas until every one of the request's answers has ended; leaving early aborts it."""
         if self._broken is not None:
             raise EngineUnavailable(self._broken)
-        unfinished = request.params.n
-        inbox = self._inboxes[request.request_id] = _Inbox(unfinished)
+        inbox = self._inboxes[request.request_id] = _Inbox(OpenAnswers(request.params.n))
         self.send(wire.Submit(request))
         try:
-            while unfinished:
+            while inbox.open.left or not inbox.items.empty():
                 item = await inbox.items.get()
                 if isinstance(item, Exception):
-                    unfinished = 0
                     raise item
-                unfinished -= item.finish_reason is not None
                 yield item
-                if not inbox.items.empty():
-                    await asyncio.sleep(
-                        0
-                    )  # a stream with much to tell does not keep the others from their turn
+                if not inbox.items.empty():  # a stream with much to tell gives the others their turn
+                    await asyncio.sleep(0)
         finally:
             del self._inboxes[request.request_id]
-            if unfinished:
+            if inbox.open.left:
                 self.send(wire.Abort(request.request_id))
 
     async def stats(self, timeout: float) -> EngineStats | None:
@@ -113,13 +109,9 @@ class EngineLink:
 
     def _put(self, request_id: str, item: _Item) -> None:
         """Deliver; what comes for a request that nobody waits for any more is dropped."""
-        if (inbox := self._inboxes.get(request_id)) is None:
-            return
-        if isinstance(item, Exception):
-            inbox.unfinished = 0
-        else:
-            inbox.unfinished -= item.finish_reason is not None
-        inbox.items.put_nowait(item)
+        if (inbox := self._inboxes.get(request_id)) is not None:
+            inbox.open.note(item)
+            inbox.items.put_nowait(item)
 
     def break_off(self, reason: str) -> None:
         """The engine is gone: tell everybody who waits, and refuse what comes."""
@@ -127,8 +119,9 @@ class EngineLink:
             return
         self._broken = reason
         self._channel.close()
-        for inbox in self._inboxes.values():
-            inbox.items.put_nowait(EngineUnavailable(reason))
+        for request_id, inbox in self._inboxes.items():
+            if inbox.open.left:
+                self._put(request_id, EngineUnavailable(reason))
         for reply in self._stats.values():
             if not reply.done():
                 reply.set_exception(EngineUnavailable(reason))

@@ -32,7 +32,7 @@ def find_factory(name: str) -> EngineFactory:
     return factory
 
 
-class EngineServant:
+class EngineHost:
     """Carries messages between a channel and an engine."""
 
     def __init__(self, channel: Channel, engine: EngineLike) -> None:
@@ -57,9 +57,9 @@ class EngineServant:
 
     async def _listen(self, incoming: AsyncIterator[bytes]) -> None:
         async for frame in incoming:
-            self._obey(wire.decode_to_engine(frame))
+            self._handle(wire.decode_to_engine(frame))
 
-    def _obey(self, message: wire.ToEngine) -> None:
+    def _handle(self, message: wire.ToEngine) -> None:
         match message:
             case wire.Submit(request):
                 self._submit(request)
@@ -152,16 +152,16 @@ async def _load_and_serve(
         return 1
     gc.collect()
     gc.freeze()  # what is loaded stays; the collector need not walk through all of it between two tokens
-    servant = EngineServant(channel, engine)
+    host = EngineHost(channel, engine)
     try:
-        await servant.serve(incoming)
+        await host.serve(incoming)
         await channel.flush()
     except ConnectionError:
         log.warning("the API process is gone")
     finally:
         engine.close()
         gc.unfreeze()  # or the native objects would outlive their module
-    return servant.exit_code
+    return host.exit_code
 
 
 def main() -> None:

@@ -1,7 +1,6 @@
 """Notices an engine process that is alive and does nothing."""
 
 import asyncio
-from time import monotonic
 from typing import Protocol
 
 from foreword.engine.messages import EngineStats
@@ -32,9 +31,10 @@ async def wait_until_hung(link: Watched, patience: float) -> None:
     A sign of life is an answer that tells of steps since the last one, or any answer while nothing is to be done.
     """
     interval = min(patience / LOOKS, LONGEST_INTERVAL)
-    steps, last_sign = -1, monotonic()
-    while monotonic() - last_sign < patience:
+    clock = asyncio.get_running_loop().time
+    steps, last_sign = -1, clock()
+    while clock() - last_sign < patience:
         await asyncio.sleep(interval / 2)
         stats = await link.stats(interval / 2)
         if stats is not None and (stats.steps != steps or not link.awaited):
-            steps, last_sign = stats.steps, monotonic()
+            steps, last_sign = stats.steps, clock()

@@ -29,14 +29,17 @@ def byte_ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     return tuple(by_bytes[bytes([byte])] for byte in text.encode())
 
 
-def delta(tokens: tuple[int, ...], from_draft: int = 0, finish: str | None = None, **more) -> AnswerDelta:
-    return AnswerDelta("r", 0, "", tokens, from_draft=from_draft, finish_reason=finish, **more)
+def delta(text: str, tokens: tuple[int, ...], from_draft: int = 0, finish: str | None = None) -> AnswerDelta:
+    return AnswerDelta("r", 0, text, tokens, from_draft=from_draft, finish_reason=finish)
 
 
 def test_the_first_tokens_of_a_delta_are_guesses_and_the_rest_the_targets(tokenizer: Tokenizer):
     reader = PieceReader(tokenizer)
-    assert list(reader.read(delta(byte_ids(tokenizer, "ab"), 0))) == [Piece("a", False), Piece("b", False)]
-    assert list(reader.read(delta(byte_ids(tokenizer, "cde"), 2))) == [
+    assert list(reader.read(delta("ab", byte_ids(tokenizer, "ab"), 0))) == [
+        Piece("a", False),
+        Piece("b", False),
+    ]
+    assert list(reader.read(delta("cde", byte_ids(tokenizer, "cde"), 2))) == [
         Piece("c", True),
         Piece("d", True),
         Piece("e", False),
@@ -46,22 +49,24 @@ def test_the_first_tokens_of_a_delta_are_guesses_and_the_rest_the_targets(tokeni
 def test_a_character_in_several_tokens_comes_once_with_the_last(tokenizer: Tokenizer):
     reader = PieceReader(tokenizer)
     ids = byte_ids(tokenizer, "é€")  # 2 and 3 bytes
-    assert list(reader.read(delta(ids[:3], 3))) == [Piece("é", True)]
-    assert list(reader.read(delta(ids[3:], 1))) == [Piece("€", False)]
+    assert list(reader.read(delta("é", ids[:3], 3))) == [Piece("é", True)]
+    assert list(reader.read(delta("€", ids[3:], 1))) == [Piece("€", False)]
 
 
 def test_half_a_character_at_the_end_is_shown_as_such(tokenizer: Tokenizer):
     reader = PieceReader(tokenizer)
     ids = byte_ids(tokenizer, "x€")
-    assert list(reader.read(delta(ids[:2], 2))) == [Piece("x", True)]
-    assert list(reader.read(delta((), 0, "abort"))) == [Piece("\ufffd", False)]
+    assert list(reader.read(delta("x", ids[:2], 2))) == [Piece("x", True)]
+    assert list(reader.read(delta("\ufffd", (), 0, "abort"))) == [Piece("\ufffd", False)]
 
 
 def test_the_token_that_ends_an_answer_is_not_shown(tokenizer: Tokenizer):
     (a, b) = byte_ids(tokenizer, "ab")
-    assert list(PieceReader(tokenizer).read(delta((a, END), 2, "stop"))) == [Piece("a", True)]
-    assert list(PieceReader(tokenizer).read(delta((a, b), 0, "stop"))) == [Piece("a", False)]  # a plain eos
-    assert list(PieceReader(tokenizer).read(delta((a, b), 0, "length"))) == [
+    assert list(PieceReader(tokenizer).read(delta("a", (a, END), 2, "stop"))) == [Piece("a", True)]
+    assert list(PieceReader(tokenizer).read(delta("a", (a, b), 0, "stop"))) == [
+        Piece("a", False)
+    ]  # a plain eos
+    assert list(PieceReader(tokenizer).read(delta("ab", (a, b), 0, "length"))) == [
         Piece("a", False),
         Piece("b", False),
     ]

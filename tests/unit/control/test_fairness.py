@@ -14,11 +14,16 @@ from foreword.engine.messages import NewRequest
 from foreword.engine.request import Request
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Ask, DraftRequest
 from foreword.speculation.proposing import fit_to_room
-from foreword.speculation.protocols import Ask, Planned, Scheduled, Speculation, StepRequest
+from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
+from foreword.speculation.requests import DraftPlan, PassEntry
 from foreword.speculation.situation import Situation
+from foreword.speculation.verdict import Verdict
 from helpers.checked_target import CheckedTarget
 from helpers.engines import ask, core_on, run
+from helpers.pretend_store import PRETEND_ROWS
+from helpers.requests import lone_request
 from helpers.saboteur import Saboteur
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
@@ -29,7 +34,8 @@ def target() -> Any:
 
 
 def small_core(pages: int, policy: FixedPolicy | None = None, **config: Any) -> EngineCore:
-    return core_on(target(), policy=policy, kv_cache_memory_bytes=pages * PAGE_SIZE, **config)
+    memory = pages * PAGE_SIZE * PRETEND_ROWS.bytes_per_row
+    return core_on(target(), policy=policy, kv_cache_memory_bytes=memory, **config)
 
 
 class Liar:
@@ -47,7 +53,7 @@ class Liar:
         tokens = [12] * min(ask.max_nodes, ask.max_depth)
         return Draft.chain(tokens, len(ask.request.tokens), ask.request.epoch)
 
-    def forget(self, request: StepRequest) -> None:
+    def forget(self, request: DraftRequest) -> None:
         pass
 
 
@@ -149,15 +155,19 @@ def test_a_guess_takes_no_page_that_is_cached_or_wanted():
     request = ask(core, list(range(12)), SamplingParams(max_tokens=40, seed=1, **GREEDY))
     request.kv = cache.open()
     cache.reserve(request.kv, 12)
-    plan = [Planned(Scheduled(request, 12), Liar(), max_nodes=60, max_depth=60)]
-    fitted = fit_to_room(plan, cache, max_rows=None)
-    assert fitted[0].max_nodes == 4 + PAGE_SIZE  # the rest of its page and the one free page
+    entries = [PassEntry.of(request, 12)]
+
+    def guesses(max_rows: int | None = None) -> int:
+        (plan,) = fit_to_room(entries, [DraftPlan("liar", Liar(), 60, 60)], cache, max_rows)
+        return 0 if plan is None else plan.max_nodes
+
+    assert guesses() == 4 + PAGE_SIZE  # the rest of its page and the one free page
     assert cache.matching_pages("", range(17)) == 1
     taken = cache.open()
     cache.reserve(taken, 16)
-    assert fit_to_room(plan, cache, max_rows=None)[0].max_nodes == 4
-    assert fit_to_room(plan, cache, max_rows=14)[0].max_nodes == 2
-    assert fit_to_room(plan, cache, max_rows=12)[0].drafter is None
+    assert guesses() == 4
+    assert guesses(max_rows=14) == 2
+    assert guesses(max_rows=12) == 0
 
 
 class Late:
@@ -171,7 +181,7 @@ class Late:
         before, self._before = self._before, now
         return before or [Draft()] * len(asks)
 
-    def forget(self, request: StepRequest) -> None:
+    def forget(self, request: DraftRequest) -> None:
         pass
 
 
@@ -190,53 +200,65 @@ def test_a_draft_from_before_a_preemption_is_not_judged():
     assert request.finish_reason == "length"
 
 
-def planned(request: Any, run_rows: int, guesses: int) -> Planned:
-    share = Scheduled(request, run_rows)
-    return Planned(share, Liar(), guesses, guesses, "liar") if guesses else Planned(share)
-
-
 class GivenPlan(FixedPolicy):
-    def __init__(self, plan: list[Planned]) -> None:
+    def __init__(self, wanted: Sequence[int]) -> None:
         super().__init__()
-        self._given = plan
+        self._given = [DraftPlan("liar", Liar(), nodes, nodes) if nodes else None for nodes in wanted]
 
-    def plan(self, scheduled: Sequence[Scheduled], situation: Situation) -> list[Planned]:
+    def plan(self, entries: Sequence[PassEntry], situation: Situation) -> list[DraftPlan | None]:
         return self._given
+
+
+def measured(situation: Situation, rows: int, seconds: float, calls: Sequence[DrafterCall] = ()) -> None:
+    """A step of so many rows that took so long."""
+    part = RequestReport(lone_request([1]), Verdict(draft=Draft.chain([1] * (rows - 1), 0)), run=1)
+    situation.costs.observe(StepReport([part], calls, StageSeconds(total=seconds)))
+
+
+def guesses_of(plans: Sequence[DraftPlan | None]) -> list[int]:
+    return [0 if plan is None else plan.max_nodes for plan in plans]
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_guesses_lengthen_a_mixed_step_by_no_more_than_their_share(seed: int):
     rng = random.Random(seed)
-    core = small_core(8)
-    request = ask(core, [1, 2, 3], SamplingParams(max_tokens=8, seed=1))
     situation = Situation()
     for _ in range(rng.randint(1, 40)):
         rows = rng.randint(1, 300)
-        situation.costs.observe_pass(rows, rng.uniform(0.5, 2) * (rows + 20) * 1e-4)
-    situation.costs.observe_drafting("liar", 10, rng.choice((0.0, 1e-4, 1e-2)))
+        measured(situation, rows, rng.uniform(0.5, 2) * (rows + 20) * 1e-4)
+    call = DrafterCall("liar", 1, 10, 10, 0, rng.choice((0.0, 1e-4, 1e-2)))
+    measured(situation, 1, 20e-4, [call])
     wanted = [0, *(rng.choice((0, 3, 20, 60)) for _ in range(rng.randint(1, 8)))]
-    plan = [planned(request, rng.choice((1, 1, 30)), guesses) for guesses in wanted]
+    entries = [PassEntry.of(lone_request([1] * 40), rng.choice((1, 1, 30))) for _ in wanted]
     share = rng.choice((0.0, 0.1, 0.5, 2.0))
-    cut = FairShare(GivenPlan(plan), share).plan([p.scheduled for p in plan], situation)
-    rows = sum(p.scheduled.run for p in plan)
-    guesses = [p.max_nodes if p.drafter is not None else 0 for p in cut]
+    guesses = guesses_of(FairShare(GivenPlan(wanted), share).plan(entries, situation))
+    rows = sum(entry.run for entry in entries)
     assert all(0 <= got <= asked for got, asked in zip(guesses, wanted, strict=True))
     if sum(guesses):
         costs = situation.costs
-        plain, longer = costs.pass_seconds(rows), costs.pass_seconds(rows + sum(guesses))
+        plain, longer = costs.step_seconds(rows), costs.step_seconds(rows + sum(guesses))
         assert plain is not None
         assert longer is not None
-        assert longer + costs.drafting_seconds("liar", sum(guesses)) <= (1 + share) * plain * (1 + 1e-9)
+        assert longer + costs.draft_seconds("liar", max(guesses)) <= (1 + share) * plain * (1 + 1e-9)
 
 
 def test_a_step_in_which_everyone_speculates_is_not_cut():
-    core = small_core(8)
-    request = ask(core, [1, 2, 3], SamplingParams(max_tokens=8, seed=1))
     situation = Situation()
-    situation.costs.observe_pass(1, 0.01)
-    plan = [planned(request, 1, 60), planned(request, 1, 20)]
-    cut = FairShare(GivenPlan(plan), 0.0).plan([p.scheduled for p in plan], situation)
-    assert [p.max_nodes for p in cut] == [60, 20]
+    measured(situation, 1, 0.01)
+    entries = [PassEntry.of(lone_request([1]), 1) for _ in range(2)]
+    plans = FairShare(GivenPlan([60, 20]), 0.0).plan(entries, situation)
+    assert guesses_of(plans) == [60, 20]
+
+
+def test_a_plan_for_few_requests_is_dropped_when_there_are_many():
+    policy = FixedPolicy()
+    requests = [lone_request([1]) for _ in range(3)]
+    for request in requests:
+        request.speculation = DraftPlan("liar", Liar(), 5, 5, max_batch=2)
+    entries = [PassEntry.of(request, 1) for request in requests]
+    assert guesses_of(policy.plan(entries[:1], Situation())) == [5]
+    assert guesses_of(policy.plan(entries[:2], Situation())) == [0, 0]
+    assert policy.rows_wanted(requests[:1], Situation()) == 0
 
 
 def test_a_plain_request_beside_speculating_ones_is_not_slowed_down_by_their_guesses():
@@ -244,7 +266,7 @@ def test_a_plain_request_beside_speculating_ones_is_not_slowed_down_by_their_gue
     core = small_core(20, FixedPolicy(), max_draft_share=0.0)
     liar = Liar()
     speculating = ask(core, [1, 2], SamplingParams(max_tokens=12, seed=1, **GREEDY))
-    speculating.speculation = Speculation("liar", liar, 20, 20)
+    speculating.speculation = DraftPlan("liar", liar, 20, 20)
     core.step()
     asked = len(liar.asked)
     plain = ask(core, [3, 4], SamplingParams(max_tokens=4, seed=1, **GREEDY))

@@ -4,7 +4,7 @@ import pytest
 
 from foreword.drafters.combined import FirstOf, Merged, merge
 from foreword.speculation.draft import ROOT, Draft
-from helpers.asks import TextRequest, ask
+from helpers.asks import ask, text_request
 
 
 class Saying:
@@ -35,7 +35,7 @@ def test_the_first_with_something_to_say_is_heard():
     drafts = combined.propose([ask([0]), ask([1]), ask([2])])
     assert [draft.tokens for draft in drafts] == [(1,), (8, 9), ()]
     assert second.asked == [2]  # only for those that the first left open
-    combined.forget(TextRequest([0]))
+    combined.forget(text_request([0]))
     assert (first.forgotten, second.forgotten) == (1, 1)
 
 

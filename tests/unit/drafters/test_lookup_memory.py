@@ -10,7 +10,7 @@ import pytest
 
 from foreword.drafters.ngram import NgramConfig, NgramDrafter
 from foreword.drafters.suffix import SuffixConfig, SuffixDrafter
-from helpers.asks import TextRequest, ask
+from helpers.asks import ask, text_request
 
 
 def ngram() -> NgramDrafter:
@@ -33,7 +33,7 @@ def text(kind: str, length: int) -> list[int]:
 @pytest.mark.parametrize("make", [ngram, suffix])
 @pytest.mark.parametrize("kind", ["varied", "repeating", "narrow"])
 def test_the_estimate_is_near_what_python_allocates(make: Callable, kind: str):
-    requests = [TextRequest(text(kind, length)) for length in (1500, 3000)]
+    requests = [text_request(text(kind, length)) for length in (1500, 3000)]
     gc.collect()
     tracemalloc.start()
     drafter = make()
@@ -48,12 +48,12 @@ def test_the_estimate_is_near_what_python_allocates(make: Callable, kind: str):
 def test_it_grows_with_the_text_and_falls_when_requests_end(make: Callable):
     drafter = make()
     assert drafter.memory_bytes() == 0
-    requests = [TextRequest(text("varied", 200)) for _ in range(3)]
+    requests = [text_request(text("varied", 200)) for _ in range(3)]
     sizes = []
     for request in requests:
         drafter.propose([ask(request)])
         sizes.append(drafter.memory_bytes())
-        request.tokens += text("narrow", 200)
+        request.tokens.extend(text("narrow", 200))
         drafter.propose([ask(request)])
         sizes.append(drafter.memory_bytes())
     assert all(later > earlier for earlier, later in itertools.pairwise(sizes))
@@ -68,8 +68,8 @@ def test_what_a_store_remembers_is_counted_and_bounded():
     drafter = SuffixDrafter(SuffixConfig(max_stored_tokens=500))
     remembered = []
     for turn in range(12):
-        request = TextRequest(text("varied", 200), prompt_len=100, tenant="one")
-        request.tokens = [token + turn for token in request.tokens]
+        tokens = [token + turn for token in text("varied", 200)]
+        request = text_request(tokens, prompt_len=100, tenant="one")
         drafter.propose([ask(request)])
         drafter.forget(request)
         remembered.append(drafter.memory_bytes())

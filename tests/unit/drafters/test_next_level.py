@@ -10,7 +10,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.autoregressive import AutoregressiveDrafter, DraftingSize
 from foreword.speculation.draft import Draft
-from foreword.speculation.protocols import Ask
+from foreword.speculation.drafting import Ask
 from helpers.engines import ask, core_on, run
 from helpers.markov_pair import TEMPERATURE, VOCAB, MarkovDecoder, next_token_law, peaked_logits
 

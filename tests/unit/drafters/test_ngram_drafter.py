@@ -1,10 +1,11 @@
 import random
+from dataclasses import replace
 
 import pytest
 
 from foreword.drafters.ngram import NgramConfig, NgramDrafter
 from foreword.errors import RequestError
-from helpers.asks import TextRequest, ask
+from helpers.asks import ask, text_request
 
 
 def guess(text: list[int], max_nodes: int = 4, **config: int) -> list[int]:
@@ -53,23 +54,23 @@ def test_guesses_stay_within_nodes_and_depth():
 @pytest.mark.parametrize("seed", range(10))
 def test_growing_step_by_step_equals_reading_at_once(seed: int):
     rng = random.Random(seed)
-    drafter, request = NgramDrafter(NgramConfig()), TextRequest([1])
+    drafter, request = NgramDrafter(NgramConfig()), text_request([1])
     for _ in range(60):
-        request.tokens += [rng.randrange(4) for _ in range(rng.randint(1, 5))]
+        request.tokens.extend(rng.randrange(4) for _ in range(rng.randint(1, 5)))
         assert list(drafter.propose([ask(request)])[0].tokens) == guess(request.tokens, 8)
 
 
 def test_a_text_that_shrank_or_was_rebuilt_is_read_anew():
-    drafter, request = NgramDrafter(NgramConfig()), TextRequest([1, 2, 3, 4, 1, 2])
+    drafter, request = NgramDrafter(NgramConfig()), text_request([1, 2, 3, 4, 1, 2])
     assert drafter.propose([ask(request, 1)])[0].tokens == (3,)
-    request.tokens = [5, 6, 7, 5, 6]
+    request = replace(request, tokens=[5, 6, 7, 5, 6])
     assert drafter.propose([ask(request, 1)])[0].tokens == (7,)
-    request.tokens, request.epoch = [5, 6, 8, 9, 5, 6, 8], 1
+    request = replace(request, tokens=[5, 6, 8, 9, 5, 6, 8], epoch=1)
     assert drafter.propose([ask(request, 1)])[0].tokens == (9,)
 
 
 def test_forgetting_frees_the_index():
-    drafter, request = NgramDrafter(NgramConfig()), TextRequest([1, 2, 1, 2])
+    drafter, request = NgramDrafter(NgramConfig()), text_request([1, 2, 1, 2])
     drafter.propose([ask(request)])
     drafter.forget(request)
     drafter.forget(request)
@@ -89,7 +90,7 @@ def test_a_step_does_the_same_work_at_any_length_of_text():
     reads = []
     for length in (100, 8000):
         drafter = NgramDrafter(NgramConfig())
-        request = TextRequest([random.Random(1).randrange(50) for _ in range(length)])
+        request = text_request([random.Random(1).randrange(50) for _ in range(length)])
         drafter.propose([ask(request)])
         index = drafter._indexes[request.request_id][1]
         index._tokens = CountingList(index._tokens)

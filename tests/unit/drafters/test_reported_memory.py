@@ -2,10 +2,9 @@
 
 import pytest
 
-from foreword.control.fixed import FixedPolicy
 from foreword.drafters.combined import FirstOf, Merged
+from foreword.speculation.drafting import ReportsMemory, added_memory
 from foreword.speculation.guard import GuardedDrafter
-from foreword.speculation.protocols import ReportsMemory
 
 
 class Silent:
@@ -22,15 +21,15 @@ class Heavy(Silent):
 
 
 def guarded(drafter) -> GuardedDrafter:
-    return GuardedDrafter(drafter, "test", vocab_size=4, time_limit=5.0)
+    return GuardedDrafter(drafter, "test")
 
 
 def test_only_those_that_can_say_count():
     assert isinstance(Heavy(), ReportsMemory)
     assert not isinstance(Silent(), ReportsMemory)
-    assert FixedPolicy(guarded(Heavy()), 4).memory_bytes() == 1000
-    assert FixedPolicy(guarded(Silent()), 4).memory_bytes() is None
-    assert FixedPolicy().memory_bytes() is None
+    assert guarded(Heavy()).memory_bytes() == 1000
+    assert guarded(Silent()).memory_bytes() is None
+    assert added_memory([]) is None
 
 
 @pytest.mark.parametrize("combined", [FirstOf, Merged])

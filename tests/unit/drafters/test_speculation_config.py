@@ -85,7 +85,39 @@ def test_another_package_may_add_a_drafter_but_not_replace_ours(monkeypatch: pyt
     assert kinds["theirs"] is theirs
     assert kinds["ngram"] is not theirs
     assert SpeculationConfig.parse({"method": "theirs", "prompt_lookup_max": 3}).method == ("theirs",)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [_Entry("bad", object())])
-    drafter_kinds.cache_clear()
-    with pytest.raises(RequestError, match="bad"):
-        drafter_kinds()
+
+
+class _Unloadable(_Entry):
+    def load(self) -> object:
+        raise ImportError("no module named\nmissing")
+
+
+@pytest.mark.usefixtures("_kinds_anew")
+@pytest.mark.parametrize("entry", [_Entry("bad", object()), _Unloadable("bad", None)])
+def test_a_broken_plug_in_is_refused_by_name_and_bothers_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, entry: _Entry
+):
+    from foreword.drafters import registry
+
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    assert SpeculationConfig.parse({"method": "ngram"}).method == ("ngram",)
+    with pytest.raises(RequestError, match="bad") as caught:
+        SpeculationConfig.parse({"method": "bad"})
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_setting_does_not_name_stays_as_the_base_has_it():
+    base = SpeculationConfig.parse({"method": "ngram", "prompt_lookup_max": 7, "num_speculative_tokens": 3})
+    for given in ({"num_speculative_tokens": 9}, {"method": "ngram", "num_speculative_tokens": 9}):
+        changed = SpeculationConfig.parse(given, base)
+        assert dict(changed.options) == {"prompt_lookup_max": 7}
+        assert changed.num_speculative_tokens == 9
+    assert SpeculationConfig.parse({"method": "suffix"}, base).options == ()
+    with pytest.raises(RequestError, match="give a method"):
+        SpeculationConfig.parse({"num_speculative_tokens": 9})
+
+
+@pytest.mark.parametrize("size", [1, 0, True, "2", 2.5])
+def test_a_batch_size_to_stop_at_is_checked(size: object):
+    with pytest.raises(RequestError, match="disable_by_batch_size"):
+        SpeculationConfig.parse({"method": "ngram", "disable_by_batch_size": size})

@@ -2,10 +2,10 @@ import random
 
 import pytest
 
-from foreword.drafters.suffix import MOST_TENANTS, SuffixConfig, SuffixDrafter
+from foreword.drafters.suffix import MOST_TENANTS, SuffixConfig, SuffixDrafter, SuffixStore
 from foreword.errors import RequestError
 from foreword.speculation.draft import ROOT, Draft
-from helpers.asks import TextRequest, ask
+from helpers.asks import ask, text_request
 
 
 def paths(draft: Draft) -> set[tuple[int, ...]]:
@@ -53,7 +53,7 @@ def test_nothing_known_is_nothing_said(text: list[int]):
 
 
 def finish(drafter: SuffixDrafter, prompt: list[int], answer: list[int], tenant: str) -> None:
-    request = TextRequest(prompt + answer, prompt_len=len(prompt), tenant=tenant)
+    request = text_request(prompt + answer, prompt_len=len(prompt), tenant=tenant)
     drafter.propose([ask(request)])
     drafter.forget(request)
 
@@ -62,25 +62,25 @@ def test_past_answers_help_their_own_tenant_and_nobody_else():
     drafter = SuffixDrafter(SuffixConfig())
     finish(drafter, [50], [1, 2, 3, 4, 5, 6], tenant="alice")
     for tenant, expected in (("alice", (3, 4, 5, 6)), ("bob", ()), ("", ())):
-        request = TextRequest([70, 1, 2], prompt_len=1, tenant=tenant)
+        request = text_request([70, 1, 2], prompt_len=1, tenant=tenant)
         assert drafter.propose([ask(request, 4)])[0].tokens == expected
 
 
 def test_prompts_are_not_remembered():
     drafter = SuffixDrafter(SuffixConfig())
     finish(drafter, [1, 2, 3, 4, 5], [9, 9], tenant="alice")
-    assert len(drafter.propose([ask(TextRequest([8, 1, 2], tenant="alice"))])[0]) == 0
+    assert len(drafter.propose([ask(text_request([8, 1, 2], tenant="alice"))])[0]) == 0
 
 
 def test_the_store_is_bounded_and_the_oldest_go_first():
     drafter = SuffixDrafter(SuffixConfig(max_stored_tokens=100))
     for number in range(50):
         finish(drafter, [0], [1000 + number * 10 + i for i in range(10)], tenant="t")
-        assert drafter.store("t").automaton.num_tokens <= 100
+        assert drafter.store("t").num_tokens <= 100
 
     def remembers(number: int) -> bool:
         start = 1000 + number * 10
-        return len(drafter.propose([ask(TextRequest([start, start + 1], tenant="t"))])[0]) > 0
+        return len(drafter.propose([ask(text_request([start, start + 1], tenant="t"))])[0]) > 0
 
     assert remembers(49)
     assert not remembers(0)
@@ -89,8 +89,19 @@ def test_the_store_is_bounded_and_the_oldest_go_first():
 def test_an_answer_longer_than_the_store_keeps_its_end():
     drafter = SuffixDrafter(SuffixConfig(max_stored_tokens=10))
     finish(drafter, [0], list(range(100, 130)), tenant="t")
-    assert drafter.store("t").automaton.num_tokens == 10
-    assert drafter.propose([ask(TextRequest([125, 126], tenant="t"), 2)])[0].tokens == (127, 128)
+    assert drafter.store("t").num_tokens == 5  # what one of its two generations holds
+    assert drafter.propose([ask(text_request([125, 126], tenant="t"), 2)])[0].tokens == (127, 128)
+
+
+def test_a_full_store_makes_room_without_building_anything_anew():
+    """The engine waits while a request is forgotten: the work is that of the new answer alone."""
+    store = SuffixStore(max_tokens=1000)
+    for number in range(200):
+        before = store.automata[-1]
+        store.add(range(10 * number, 10 * number + 10))
+        assert store.automata[-1] is before or store.automata[-1].num_tokens == 10
+        assert all(automaton.num_tokens <= 500 for automaton in store.automata)
+    assert len(store.automata) == 2
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -98,20 +109,20 @@ def test_a_store_that_changes_under_a_running_request_is_matched_again(seed: int
     """The draft of a request that ran on while others ended is that of a fresh reader of the same text."""
     rng = random.Random(seed)
     drafter = SuffixDrafter(SuffixConfig(max_stored_tokens=200))
-    request = TextRequest([0])
+    request = text_request([0])
     for _ in range(30):
-        request.tokens += [rng.randrange(4) for _ in range(3)]
+        request.tokens.extend(rng.randrange(4) for _ in range(3))
         finish(drafter, [9], [rng.randrange(4) for _ in range(20)], tenant="")
         running = drafter.propose([ask(request)])[0]
-        fresh = TextRequest(list(request.tokens))
+        fresh = text_request(list(request.tokens))
         assert drafter.propose([ask(fresh)])[0].tokens == running.tokens
         drafter._readers.pop(fresh.request_id)
 
 
 def test_forgetting_a_request_that_never_drafted_stores_nothing():
     drafter = SuffixDrafter(SuffixConfig())
-    drafter.forget(TextRequest([1, 2, 3]))
-    assert drafter.store("").automaton.num_tokens == 0
+    drafter.forget(text_request([1, 2, 3]))
+    assert drafter.store("").num_tokens == 0
 
 
 @pytest.mark.parametrize(

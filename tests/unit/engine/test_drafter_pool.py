@@ -6,8 +6,13 @@ import pytest
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.drafters.config import SpeculationConfig
-from foreword.engine.drafter_pool import MOST_DRAFTERS, DrafterRack
+from foreword.engine.drafter_pool import MAX_DRAFTERS, DrafterPool
+from foreword.engine.request import Request
 from foreword.errors import RequestError
+from foreword.kv.spec import RowSpec
+from foreword.speculation.drafting import DrafterNeeds
+from foreword.speculation.requests import DraftPlan
+from helpers.requests import lone_request
 
 
 class Named:
@@ -15,30 +20,35 @@ class Named:
 
     def __init__(self, config: SpeculationConfig) -> None:
         self.config = config
+        self.forgotten: list[int] = []
+        self.is_closed = False
 
     def propose(self, asks: Any) -> list[Any]:
         return []
 
     def forget(self, request: Any) -> None:
-        """Nothing is kept."""
+        self.forgotten.append(request.request_id)
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
-def rack(default: dict[str, Any] | None = None, rule: Rule = Rule.COUPLED) -> DrafterRack:
-    return DrafterRack(Named, rule, None if default is None else SpeculationConfig.parse(default))
+def pool(default: dict[str, Any] | None = None, rule: Rule = Rule.COUPLED) -> DrafterPool:
+    return DrafterPool(Named, rule, None if default is None else SpeculationConfig.parse(default))
 
 
 def test_a_request_that_does_not_say_gets_the_default():
-    with_default = rack({"method": "ngram", "num_speculative_tokens": 4})
+    with_default = pool({"method": "ngram", "num_speculative_tokens": 4})
     for setting in (None, True):
         found = with_default.resolve(setting)
         assert found is not None
         assert (found.method, found.max_nodes, found.max_depth) == ("ngram", 4, 4)
     assert with_default.resolve(False) is None
-    assert rack().resolve(None) is None
+    assert pool().resolve(None) is None
 
 
 def test_a_depth_alone_changes_the_default_and_shares_its_drafter():
-    with_default = rack({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5})
+    with_default = pool({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5})
     deep = with_default.resolve({"num_speculative_tokens": 9, "max_depth": 3})
     assert deep is not None
     assert (deep.max_nodes, deep.max_depth) == (9, 3)
@@ -47,10 +57,10 @@ def test_a_depth_alone_changes_the_default_and_shares_its_drafter():
 
 
 def test_drafters_are_shared_by_equal_settings_only():
-    shelf = rack()
-    first = shelf.resolve({"method": "ngram"})
-    again = shelf.resolve({"method": "ngram", "num_speculative_tokens": 9})
-    other = shelf.resolve({"method": "ngram", "prompt_lookup_max": 7})
+    drafters = pool()
+    first = drafters.resolve({"method": "ngram"})
+    again = drafters.resolve({"method": "ngram", "num_speculative_tokens": 9})
+    other = drafters.resolve({"method": "ngram", "prompt_lookup_max": 7})
     assert first is not None
     assert again is not None
     assert other is not None
@@ -58,19 +68,19 @@ def test_drafters_are_shared_by_equal_settings_only():
     assert first.drafter is not other.drafter
 
 
-def test_no_number_of_wishes_keeps_more_than_so_many_drafters():
-    shelf = rack()
-    for most in range(1, 3 * MOST_DRAFTERS):
-        shelf.resolve({"method": "ngram", "prompt_lookup_max": 2 + most})
-    assert len(shelf._drafters) == MOST_DRAFTERS
+def test_no_number_of_settings_keeps_more_than_a_few_drafters():
+    drafters = pool()
+    for most in range(1, 3 * MAX_DRAFTERS):
+        drafters.resolve({"method": "ngram", "prompt_lookup_max": 2 + most})
+    assert len(drafters._drafters) == MAX_DRAFTERS
 
 
 def test_a_default_that_is_replaced_is_let_go():
-    shelf = rack({"method": "ngram"})
-    shelf.set_default(SpeculationConfig.parse({"method": "suffix"}))
-    assert len(shelf._drafters) == 1
-    shelf.set_default(None)
-    assert (shelf.default, len(shelf._drafters)) == (None, 0)
+    drafters = pool({"method": "ngram"})
+    drafters.set_default(SpeculationConfig.parse({"method": "suffix"}))
+    assert len(drafters._drafters) == 1
+    drafters.set_default(None)
+    assert (drafters.default, len(drafters._drafters)) == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -82,31 +92,101 @@ def test_a_default_that_is_replaced_is_let_go():
         ("ngram", "true, false or an object"),
     ],
 )
-def test_bad_wishes_are_refused_in_one_line(setting: Any, message: str):
+def test_bad_settings_are_refused_in_one_line(setting: Any, message: str):
     with pytest.raises(RequestError, match=message) as caught:
-        rack().resolve(setting)
+        pool().resolve(setting)
     assert "\n" not in str(caught.value)
 
 
 def test_a_tree_is_refused_under_a_rule_for_chains():
     with pytest.raises(RequestError, match="chains only"):
-        rack(rule=Rule.TOKEN).resolve({"method": "suffix"})
+        pool(rule=Rule.TOKEN).resolve({"method": "suffix"})
 
 
 def test_naming_the_default_method_keeps_what_the_default_was_given():
     given = {"method": "layer_skip", "layers": [0, 2], "draft_timeout": 5.0}
-    shelf = rack(given)
-    named = shelf.resolve({"method": "layer_skip", "num_speculative_tokens": 2})
+    drafters = pool(given)
+    named = drafters.resolve({"method": "layer_skip", "num_speculative_tokens": 2})
     assert named is not None
-    assert shelf.default is not None
-    assert (named.drafter is shelf.default.drafter, named.max_nodes) == (True, 2)
+    assert drafters.default is not None
+    assert (named.drafter is drafters.default.drafter, named.max_nodes) == (True, 2)
 
 
 def test_the_default_is_never_let_go_for_others():
-    shelf = rack({"method": "suffix"})
-    for most in range(1, 3 * MOST_DRAFTERS):
-        shelf.resolve({"method": "ngram", "prompt_lookup_max": 2 + most})
-    again = shelf.resolve({"method": "suffix", "num_speculative_tokens": 2})
+    drafters = pool({"method": "suffix"})
+    for most in range(1, 3 * MAX_DRAFTERS):
+        drafters.resolve({"method": "ngram", "prompt_lookup_max": 2 + most})
+    again = drafters.resolve({"method": "suffix", "num_speculative_tokens": 2})
     assert again is not None
-    assert shelf.default is not None
-    assert again.drafter is shelf.default.drafter
+    assert drafters.default is not None
+    assert again.drafter is drafters.default.drafter
+
+
+def user_of(plan: DraftPlan | None) -> Request:
+    request = lone_request([1, 2])
+    request.speculation = plan
+    return request
+
+
+def test_a_drafter_is_told_when_its_request_ends():
+    drafters = pool({"method": "ngram"})
+    request = user_of(drafters.resolve(None))
+    drafters.begin(request)
+    drafters.end(request)
+    assert drafters.default.drafter.forgotten == [request.request_id]
+
+
+def test_a_drafter_that_is_let_go_is_closed_with_the_last_of_its_requests():
+    drafters = pool({"method": "ngram"})
+    old = drafters.default.drafter
+    requests = [user_of(drafters.resolve(None)) for _ in range(2)]
+    for request in requests:
+        drafters.begin(request)
+    drafters.set_default(None)
+    assert not old.is_closed
+    drafters.end(requests[0])
+    assert not old.is_closed
+    drafters.end(requests[1])
+    assert old.is_closed
+    assert len(old.forgotten) == 2
+
+
+def test_a_drafter_that_nobody_uses_is_closed_at_once():
+    drafters = pool({"method": "ngram"})
+    old = drafters.default.drafter
+    drafters.set_default(SpeculationConfig.parse({"method": "suffix"}))
+    assert old.is_closed
+
+
+def test_closing_the_pool_closes_everyone_it_made_or_was_brought():
+    brought = Named(SpeculationConfig.parse({"method": "ngram"}))
+    drafters = DrafterPool(Named, Rule.COUPLED, SpeculationConfig.parse({"method": "suffix"}), [brought])
+    made = drafters.default.drafter
+    drafters.close()
+    assert made.is_closed
+    assert brought.is_closed
+
+
+def test_a_drafter_whose_rows_the_pages_do_not_have_is_refused_by_name():
+    class WithRows(Named):
+        needs = DrafterNeeds(rows=(RowSpec("head", 1, 1, 8),))
+
+        def observe(self, commits: Any) -> None:
+            pass
+
+    drafters = DrafterPool(WithRows, Rule.COUPLED)
+    drafters.provided = DrafterNeeds()
+    with pytest.raises(RequestError, match="ngram keeps rows of its own"):
+        drafters.resolve({"method": "ngram"})
+    drafters.provided = WithRows.needs
+    assert drafters.resolve({"method": "ngram"}) is not None
+
+
+def test_what_is_at_hand_needs_no_making():
+    drafters = pool({"method": "ngram"})
+    assert drafters.is_ready(None)
+    assert drafters.is_ready(False)
+    assert drafters.is_ready({"num_speculative_tokens": 9})
+    assert not drafters.is_ready({"method": "suffix"})
+    drafters.resolve({"method": "suffix"})
+    assert drafters.is_ready({"method": "suffix"})

@@ -6,7 +6,8 @@ from contextlib import suppress
 import pytest
 
 from foreword.kv.block_pool import OutOfPages
-from foreword.kv.paged_cache import KvSequence, PagedCache
+from foreword.kv.paged_cache import PagedCache
+from foreword.kv.sequence import KvSequence
 from helpers.pretend_memory import PretendMemory
 
 PAGE = 4

@@ -2,7 +2,8 @@
 
 import pytest
 
-from foreword.kv.paged_cache import KvSequence, PagedCache
+from foreword.kv.paged_cache import PagedCache
+from foreword.kv.sequence import KvSequence
 from helpers.prefix_requests import PAGE, answered, caching, compute
 from helpers.pretend_memory import PretendMemory
 

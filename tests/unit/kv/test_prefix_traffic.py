@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import pytest
 
 from foreword.kv.block_pool import OutOfPages
-from foreword.kv.paged_cache import KvSequence, PagedCache
+from foreword.kv.paged_cache import PagedCache
 from foreword.kv.prefix_cache import PrefixNode
+from foreword.kv.sequence import KvSequence
 from helpers.pretend_memory import PretendMemory
 
 TENANTS = ("", "b")

@@ -6,20 +6,21 @@ from typing import Any
 import pytest
 
 from foreword.engine.messages import NewRequest
-from foreword.server.ops.auth import Doorkeeper
+from foreword.server.ops.auth import AuthMiddleware
 from foreword.server.settings import ServerSettings
 from foreword.wire import frames as wire
-from foreword.wire.process import EngineServant
+from foreword.wire.process import EngineHost
 from foreword.wire.supervisor import EngineStartError, Supervisor, SupervisorSettings
 
 
 @pytest.mark.parametrize("key", ["plain", "schlüssel", "ключ"])
-def test_a_key_in_any_letters_opens_the_door(key: str):
-    door = Doorkeeper(None, ServerSettings("m", api_keys=(key,)))  # type: ignore[arg-type]
+def test_a_key_may_have_any_characters(key: str):
+    settings = ServerSettings("m", api_keys=(key,))
+    auth = AuthMiddleware(None, settings, lambda _: None)  # type: ignore[arg-type]
     sent = [(b"authorization", f"Bearer {key}".encode())]
-    assert door._judge({"type": "http", "path": "/v1/models", "headers": sent}) is None
+    assert auth._refusal({"type": "http", "path": "/v1/models", "headers": sent}) is None
     wrong = [(b"authorization", f"Bearer {key}x".encode())]
-    refused = door._judge({"type": "http", "path": "/v1/models", "headers": wrong})
+    refused = auth._refusal({"type": "http", "path": "/v1/models", "headers": wrong})
     assert refused is not None
     assert refused.status == 401
 
@@ -34,15 +35,15 @@ def test_a_request_that_the_engine_stumbles_over_is_refused_alone():
         def submit(self, request: NewRequest) -> None:
             raise OverflowError("a number out of the blue")
 
-    async def submit() -> EngineServant:
-        servant = EngineServant(Channel(), Stumbling())  # type: ignore[arg-type]
-        servant._submit(NewRequest("r", (1,)))
-        return servant
+    async def submit() -> EngineHost:
+        host = EngineHost(Channel(), Stumbling())  # type: ignore[arg-type]
+        host._submit(NewRequest("r", (1,)))
+        return host
 
-    servant = asyncio.run(submit())
+    host = asyncio.run(submit())
     assert isinstance(sent[0], wire.Refused)
     assert "out of the blue" in sent[0].error
-    assert servant.exit_code == 0
+    assert host.exit_code == 0
 
 
 def test_an_engine_process_that_cannot_be_made_is_said_so(monkeypatch: pytest.MonkeyPatch):

@@ -3,10 +3,10 @@
 from prometheus_client import Histogram
 
 from foreword.acceptance.params import SamplingParams
+from foreword.engine.answers.costs import Costs, sum_stats
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest, RequestStats
 from foreword.server.ops.metrics import Metrics, observe_runs
 from foreword.server.ops.request_meter import RequestMeter
-from foreword.server.ops.stats_sum import Costs, sum_stats
 
 VLLM_NAMES = (
     "num_requests_running",

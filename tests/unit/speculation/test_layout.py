@@ -8,17 +8,20 @@ from itertools import pairwise
 import pytest
 import torch
 
-from foreword.backends.batch import MAX_DRAFT_NODES, ForwardBatch
-from foreword.kv.paged_cache import KvSequence, PagedCache, RowMove
+from foreword.backends.batch import MAX_DRAFT_NODES, ForwardBatch, Tap
+from foreword.kv.paged_cache import PagedCache
+from foreword.kv.sequence import KvSequence, RowMove
 from foreword.speculation.batch_memory import PageTables
 from foreword.speculation.draft import Draft
-from foreword.speculation.layout import BatchBuffers, Share
+from foreword.speculation.layout import BatchBuffers, SequenceRows
 from helpers.trees import random_tokens, random_tree
 
 
-def by_definition(cache: PagedCache, shares: Sequence[Share], moves: Sequence[RowMove]) -> dict[str, object]:
+def by_definition(
+    cache: PagedCache, shares: Sequence[SequenceRows], moves: Sequence[RowMove], tapped: bool = False
+) -> dict[str, object]:
     """Row by row, in plain lists."""
-    rows, logit_rows, starts = [], [], [0]
+    rows, logit_rows, hidden_rows, starts = [], [], [], [0]
     for share in shares:
         end = share.kv.computed + share.run
         for row in range(share.kv.computed, end):
@@ -31,6 +34,8 @@ def by_definition(cache: PagedCache, shares: Sequence[Share], moves: Sequence[Ro
             position = end + share.draft.depths()[node] - 1
             logit_rows.append(len(rows))
             rows.append((share.draft.tokens[node], position, cache.slot(share.kv, end + node), end, signed))
+        if share.wants_hidden and tapped:
+            hidden_rows += range(starts[-1], len(rows))
         starts.append(len(rows))
     most_pages = max((len(share.kv.pages) for share in shares), default=0)
     columns = [list(column) for column in zip(*rows, strict=True)] or [[]] * 5
@@ -45,7 +50,7 @@ def by_definition(cache: PagedCache, shares: Sequence[Share], moves: Sequence[Ro
         "kv_lens": [share.kv.computed + share.run + len(share.draft) for share in shares],
         "logit_rows": logit_rows,
         "kv_copies": [[move.source, cache.slot(move.owner, move.row)] for move in moves],
-        "hidden_rows": [],
+        "hidden_rows": hidden_rows,
     }
 
 
@@ -62,12 +67,20 @@ def sequence(cache: PagedCache, computed: int, rows: int) -> KvSequence:
     return kv
 
 
-def random_share(rng: random.Random, cache: PagedCache) -> Share:
+def random_share(rng: random.Random, cache: PagedCache) -> SequenceRows:
     computed, run = rng.choice([0, 1, 15, 16, 17, 100]), rng.choice([0, 1, 1, 1, 2, 16, 40])
     draft = random_tree(rng, rng.choice([0, 0, 1, 5, 20, MAX_DRAFT_NODES]), computed + run)
     first_node = rng.randint(0, len(draft)) if run == 0 else 0
     kv = sequence(cache, computed, run + len(draft))
-    return Share(kv, random_tokens(rng, computed + run), run, draft, first_node, rng.choice([0, 1, 1, 3, 99]))
+    return SequenceRows(
+        kv,
+        random_tokens(rng, computed + run),
+        run,
+        draft,
+        first_node,
+        rng.choice([0, 1, 1, 3, 99]),
+        rng.random() < 0.5,
+    )
 
 
 @pytest.mark.parametrize("entries", [0, 1, 300, 1 << 16])
@@ -84,9 +97,12 @@ def test_any_pass_after_any_other_equals_the_definition(entries: int):
         moves = [
             RowMove(rng.choice(owners), rng.randrange(6400), 0) for _ in range(rng.randint(0, 9)) if owners
         ]
-        expected = by_definition(cache, shares, moves)
-        assert as_lists(buffers.lay_out(cache, shares, moves)) == expected
-        assert as_lists(BatchBuffers(entries=0).lay_out(cache, shares, moves)) == expected
+        taps = rng.choice([(), (Tap(0),), (Tap(1), Tap(2, normed=True))])
+        expected = by_definition(cache, shares, moves, bool(taps))
+        for own in (buffers, BatchBuffers(entries=0)):
+            batch = own.lay_out(cache, shares, moves, taps)
+            assert as_lists(batch) == expected
+            assert batch.taps == taps
 
 
 @pytest.mark.parametrize("missing", [0, 1])
@@ -94,7 +110,8 @@ def test_memory_that_fits_exactly_and_memory_that_is_one_entry_short(missing: in
     cache = PagedCache(64)
     tokens = list(range(40))
     shares = [
-        Share(sequence(cache, 39, 65), tokens, 1, Draft.chain(range(MAX_DRAFT_NODES), 40)) for _ in range(3)
+        SequenceRows(sequence(cache, 39, 65), tokens, 1, Draft.chain(range(MAX_DRAFT_NODES), 40))
+        for _ in range(3)
     ]
     expected = by_definition(cache, shares, [])
     entries = sum(
@@ -121,7 +138,7 @@ def test_a_batch_holds_while_the_next_one_is_laid_out():
 def test_pages_that_were_exchanged_behind_the_same_length_are_seen():
     cache, buffers = PagedCache(64), BatchBuffers()
     kv, other = sequence(cache, 60, 1), cache.open()
-    share = Share(kv, list(range(64)), 1, Draft())
+    share = SequenceRows(kv, list(range(64)), 1, Draft())
     for kept in (60, 48, 20, 0, 33):
         for _ in range(2):
             assert as_lists(buffers.lay_out(cache, [share], [])) == by_definition(cache, [share], [])
@@ -136,7 +153,9 @@ def test_pages_that_were_exchanged_behind_the_same_length_are_seen():
 
 def test_a_shorter_request_does_not_inherit_the_pages_of_a_longer_one():
     cache, buffers = PagedCache(64), BatchBuffers()
-    shares = [Share(sequence(cache, rows, 1), list(range(rows + 1)), 1, Draft()) for rows in (200, 10, 90)]
+    shares = [
+        SequenceRows(sequence(cache, rows, 1), list(range(rows + 1)), 1, Draft()) for rows in (200, 10, 90)
+    ]
     for order in ([0, 1], [1, 0], [2, 0], [1, 0], [0], [1], [2, 1, 0]):
         chosen = [shares[index] for index in order]
         assert as_lists(buffers.lay_out(cache, chosen, [])) == by_definition(cache, chosen, [])
@@ -155,4 +174,6 @@ def test_a_run_behind_the_last_token_is_refused():
     cache = PagedCache(8)
     for rows in (2, 3):
         with pytest.raises(ValueError, match="last token"):
-            BatchBuffers(entries=0).lay_out(cache, [Share(sequence(cache, 0, rows), [5], rows, Draft())], [])
+            BatchBuffers(entries=0).lay_out(
+                cache, [SequenceRows(sequence(cache, 0, rows), [5], rows, Draft())], []
+            )

@@ -2,50 +2,124 @@
 
 import pytest
 
+from foreword.speculation.acceptance_stats import AcceptanceStats
+from foreword.speculation.draft import Draft
 from foreword.speculation.proposing import fair_shares
-from foreword.speculation.situation import AcceptanceStats, StepCosts
+from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
+from foreword.speculation.situation import MAX_COHORTS, OTHER, CallCost, Situation, StepCosts, StepCurve
+from foreword.speculation.verdict import Verdict
+from helpers.requests import lone_request
 
 
 def test_acceptance_is_counted_by_position():
     stats = AcceptanceStats()
-    stats.observe(drafted=5, depth=5, accepted=2)
-    stats.observe(drafted=7, depth=3, accepted=3)  # a tree
-    stats.observe(drafted=0, depth=0, accepted=0)  # nobody guessed: says nothing
-    assert (stats.drafts, stats.drafted, stats.accepted) == (2, 12, 5)
+    stats.observe(True, Draft.chain([1] * 5, 0), accepted=2)
+    stats.observe(True, Draft((1,) * 7, (-1, -1, -1, 0, 1, 3, 3), 0), accepted=3)  # a tree of three levels
+    stats.observe(True, Draft(), accepted=0)  # it had nothing to say
+    stats.observe(False, Draft(), accepted=0)  # nobody was asked
+    assert (stats.asks, stats.drafts, stats.drafted, stats.accepted) == (3, 2, 12, 5)
+    assert stats.coverage == pytest.approx(2 / 3)
     assert stats.drafted_per_position == [2, 2, 2, 1, 1]
+    assert stats.reached_per_position == [2, 2, 2, 0, 0]
     assert stats.accepted_per_position == [2, 2, 1, 0, 0]
-    assert stats.recent == pytest.approx(0.4 + (1.0 - 0.4) / 16)
+    assert stats.rejected_per_position == [0, 0, 1, 0, 0]
 
 
-def test_the_cost_of_a_pass_is_what_was_measured_between_and_beyond():
-    costs = StepCosts()
-    assert costs.pass_seconds(4) is None
-    costs.observe_pass(1, 5.0)
-    assert costs.pass_seconds(1) == 5.0
-    assert costs.pass_seconds(6) == pytest.approx(10.0)  # twice the rows plus the prior's four
-    costs.observe_pass(8, 12.0)
-    assert costs.pass_seconds(8) == 12.0
-    assert costs.pass_seconds(4) == pytest.approx(5 + 7 * 3 / 7)
-    assert costs.pass_seconds(20) == pytest.approx(24.0)
-    assert costs.curve() == [(1.0, 5.0), (8.0, 12.0)]
+def test_the_cost_of_a_step_is_what_was_measured_between_and_beyond():
+    curve = StepCurve()
+    assert curve.seconds(4) is None
+    curve.observe(1, 5.0)
+    assert curve.seconds(1) == 5.0
+    assert curve.seconds(6) == pytest.approx(10.0)  # twice the rows plus the prior's four
+    curve.observe(8, 12.0)
+    assert curve.seconds(8) == 12.0
+    assert curve.seconds(4) == pytest.approx(5 + 7 * 3 / 7)
+    assert curve.seconds(20) == pytest.approx(24.0)
+    assert curve.points() == [(1.0, 5.0), (8.0, 12.0)]
 
 
 def test_new_measurements_move_an_old_cost_slowly():
-    costs = StepCosts()
-    costs.observe_pass(2, 1.0)
-    costs.observe_pass(2, 2.0)
-    assert costs.pass_seconds(2) == pytest.approx(1.1)
+    curve = StepCurve()
+    curve.observe(2, 1.0)
+    curve.observe(2, 2.0)
+    assert curve.seconds(2) == pytest.approx(1.1)
     for _ in range(100):
-        costs.observe_pass(2, 2.0)
-    assert costs.pass_seconds(2) == pytest.approx(2.0, rel=1e-3)
+        curve.observe(2, 2.0)
+    assert curve.seconds(2) == pytest.approx(2.0, rel=1e-3)
 
 
-def test_drafting_costs_are_kept_by_method_and_guess():
+@pytest.mark.parametrize(("fixed", "per_level"), [(0.2, 0.0), (0.0, 3.0), (0.5, 1.0)])
+def test_a_drafters_call_costs_something_fixed_and_something_a_level(fixed: float, per_level: float):
+    cost = CallCost()
+    assert cost.seconds(5) == 0.0
+    for levels in (1, 3, 5, 2, 4):
+        cost.observe(levels, fixed + per_level * levels)
+    for levels in (1, 8, 16):
+        assert cost.seconds(levels) == pytest.approx(fixed + per_level * levels)
+
+
+def test_a_call_whose_depth_never_changed_costs_the_same_at_any():
+    cost = CallCost()
+    cost.observe(4, 0.3)
+    cost.observe(4, 0.3)
+    assert cost.seconds(1) == cost.seconds(9) == pytest.approx(0.3)
+
+
+def report(*runs: int, context: int = 0, seconds: StageSeconds, **others) -> StepReport:
+    parts = [RequestReport(lone_request([1]), Verdict(), run=run, context=context) for run in runs]
+    return StepReport(parts, seconds=seconds, **others)
+
+
+def test_a_step_costs_its_whole_time_but_for_drafting():
     costs = StepCosts()
-    assert costs.drafting_seconds("ngram", 5) == 0.0
-    costs.observe_drafting("ngram", 4, 0.4)
-    assert costs.drafting_seconds("ngram", 5) == pytest.approx(0.5)
-    assert costs.drafting_seconds("suffix", 5) == 0.0
+    costs.observe(report(1, 1, seconds=StageSeconds(draft=3.0, verify=0.1, accept=0.5, total=10.0)))
+    assert costs.step_seconds(2) == pytest.approx(7.0)
+
+
+def test_prompt_chunks_and_long_contexts_do_not_blur_the_cost_of_decoding():
+    costs = StepCosts()
+    costs.observe(report(30, 1, seconds=StageSeconds(total=50.0)))
+    costs.observe(report(1, seconds=StageSeconds(total=1.0)))
+    costs.observe(report(1, context=20_000, seconds=StageSeconds(total=4.0)))
+    assert costs.step_seconds(1) == pytest.approx(1.0)
+    assert costs.step_seconds(1, context=20_000) == pytest.approx(4.0)
+    assert costs.step_seconds(1, context=5_000) == pytest.approx(1.0)  # nothing is known: the shorter one's
+
+
+def test_a_step_that_was_tried_again_teaches_nothing():
+    costs = StepCosts()
+    costs.observe(report(1, seconds=StageSeconds(total=9.0), passes=2))
+    assert costs.step_seconds(1) is None
+
+
+def test_drafting_is_kept_by_method():
+    costs = StepCosts()
+    calls = [DrafterCall("ngram", asks=2, guesses=8, levels=4, empty=1, seconds=0.4)]
+    costs.observe(report(1, seconds=StageSeconds(draft=0.4, total=1.0), calls=calls))
+    assert costs.draft_seconds("ngram", 4) == pytest.approx(0.4)
+    assert costs.draft_seconds("suffix", 4) == 0.0
+
+
+@pytest.mark.parametrize("seconds", [0.01, 0.1, 1.0, 100.0])
+def test_as_many_prompt_rows_as_fit_into_a_time(seconds: float):
+    costs = StepCosts()
+    first = costs.prompt_rows_within(seconds)
+    assert first == 64  # cautious before anything is known
+    for rows in (64, 128, 512):
+        costs.observe(report(rows, seconds=StageSeconds(total=0.004 * rows)))
+    fitting = costs.prompt_rows_within(seconds)
+    step = costs._prompts.seconds
+    assert fitting == 1 or (step(fitting) or 0) <= seconds
+    assert fitting >= 1 << 16 or (step(fitting + 1) or 0) > seconds
+
+
+def test_users_cannot_name_any_number_of_cohorts():
+    situation = Situation()
+    for number in range(3 * MAX_COHORTS):
+        part = RequestReport(lone_request([1]), Verdict(), asked=f"method-{number}")
+        situation.learn(StepReport([part]))
+    assert len(situation.cohorts) == MAX_COHORTS + 1
+    assert situation.cohorts[OTHER].asks == 2 * MAX_COHORTS
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ from foreword.engine.request import Request, RequestLimits
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation import accept as judging
 from foreword.speculation.draft import Draft, stack
-from foreword.speculation.protocols import Ask, Scheduled
+from foreword.speculation.drafting import Ask
+from foreword.speculation.recovery import Recovery
+from foreword.speculation.requests import PassEntry
 from foreword.speculation.step import Stepper
 from helpers.history_target import HistoryTarget
 from helpers.scripted_drafters import RandomTreeDrafter
@@ -53,7 +55,7 @@ def run_to_end(stepper: Stepper, requests: Sequence[Request], rng: random.Random
     """Random subsets of the requests take part in each pass, prompts in random chunks."""
     while running := [r for r in requests if r.finish_reason is None]:
         chosen = rng.sample(running, rng.randint(1, len(running)))
-        stepper.step([Scheduled(r, rng.randint(1, len(r.tokens) - r.kv.computed)) for r in chosen])
+        stepper.step([PassEntry.of(r, rng.randint(1, len(r.tokens) - r.kv.computed)) for r in chosen])
         assert all(r.kv.computed <= len(r.tokens) for r in requests), "KV of a token that was cut off"
 
 
@@ -65,7 +67,10 @@ def test_any_draft_and_any_schedule_give_the_plain_text(seed: int):
         make_request(cache, [rng.randrange(11) for _ in range(rng.randint(1, 40))], seed * 100 + i, eos=3)
         for i in range(5)
     ]
-    drafter = RandomTreeDrafter(lambda h, r: next_token(target, h, r), 11, rng.random(), seed)
+    by_number = {r.request_id: r for r in requests}
+    drafter = RandomTreeDrafter(
+        lambda h, r: next_token(target, h, by_number[r.request_id]), 11, rng.random(), seed
+    )
     stepper = Stepper(target, cache, FixedPolicy(drafter, rng.choice([0, 1, 4, 12, 64])))
     run_to_end(stepper, requests, rng)
     for request in requests:
@@ -86,12 +91,12 @@ def test_a_perfect_chain_saves_passes():
         def _chain(self, ask: Ask) -> Draft:
             history = list(ask.request.tokens)
             for _ in range(min(ask.max_nodes, ask.max_depth)):
-                history.append(next_token(target, history, ask.request))
+                history.append(next_token(target, history, request))
             return Draft.chain(history[len(ask.request.tokens) :], len(ask.request.tokens))
 
     stepper = Stepper(target, cache, FixedPolicy(Perfect(), 4))
     while request.finish_reason is None:
-        stepper.step([Scheduled(request, len(request.tokens) - request.kv.computed)])
+        stepper.step([PassEntry.of(request, len(request.tokens) - request.kv.computed)])
     assert target.passes == 4  # 20 tokens, five a pass
     assert request.output_ids == plain_text(target, request)
 
@@ -114,7 +119,7 @@ def test_a_stale_oversized_or_nonsensical_draft_is_dropped(draft: Draft):
         def propose(self, asks: Sequence[Ask]) -> list[Draft]:
             return [draft] * len(asks)
 
-    verdicts = Stepper(target, cache, FixedPolicy(Stubborn(), 8)).step([Scheduled(request, 3)]).verdicts
+    verdicts = Stepper(target, cache, FixedPolicy(Stubborn(), 8)).step([PassEntry.of(request, 3)]).verdicts
     assert verdicts[0].path == ()
     assert request.output_ids == plain_text(target, request)[:1]
 
@@ -137,23 +142,25 @@ class PlantedError(Exception):
     pass
 
 
-@pytest.mark.parametrize("stage", ["plan", "propose", "verify", "judge", "kept", "commit"])
+@pytest.mark.parametrize("stage", ["plan", "propose", "forward", "judge", "kept", "commit"])
 def test_a_failure_at_any_stage_is_recovered_from(stage: str, monkeypatch: pytest.MonkeyPatch):
     """Whatever breaks in a step with guesses, the step goes on without them, and the text is the same."""
     rng = random.Random(stage)
     target, cache = HistoryTarget(), PagedCache(30)
     requests = [make_request(cache, [rng.randrange(11) for _ in range(9)], seed=i) for i in range(3)]
-    drafter = RandomTreeDrafter(lambda h, r: next_token(target, h, r), 11, 0.7, 5)
+    by_number = {r.request_id: r for r in requests}
+    drafter = RandomTreeDrafter(lambda h, r: next_token(target, h, by_number[r.request_id]), 11, 0.7, 5)
     policy = FixedPolicy(drafter, 6)
     stepper = Stepper(target, cache, policy)
-    owner: Any = {"plan": policy, "propose": drafter, "verify": target, "judge": judging}.get(stage)
+    recovery = Recovery(stepper)
+    owner: Any = {"plan": policy, "propose": drafter, "forward": target, "judge": judging}.get(stage)
 
     while live := [r for r in requests if r.finish_reason is None]:
         with monkeypatch.context() as broken:
             place = owner or live[0]
             broken.setattr(place, stage, fails_once(getattr(place, stage)))
-            result = stepper.step([Scheduled(r, r.lag) for r in live])
-        assert all(result.applied)
+            report = recovery.resolve(recovery.launch([PassEntry.of(r, r.lag) for r in live]))
+        assert all(part.applied for part in report.requests)
         cache.check_integrity()
         if stage == "commit":
             break
@@ -179,16 +186,17 @@ def fails_once(real: Callable[..., Any]) -> Callable[..., Any]:
 def test_a_request_that_breaks_every_pass_fails_alone():
     target, cache = HistoryTarget(), PagedCache(30)
     requests = [make_request(cache, [1, 2, 3 + i], seed=i) for i in range(3)]
-    real = target.verify
+    real = target.forward
 
     def poisoned(batch: ForwardBatch) -> ForwardOutput:
         if 4 in batch.token_ids[batch.positions == 2].tolist():
             raise PlantedError("token 4 at place 2")
         return real(batch)
 
-    target.verify = poisoned  # type: ignore[method-assign]
+    target.forward = poisoned  # type: ignore[method-assign]
     stepper = Stepper(target, cache, FixedPolicy())
-    stepper.step([Scheduled(r, r.lag) for r in requests])
+    recovery = Recovery(stepper)
+    recovery.resolve(recovery.launch([PassEntry.of(r, r.lag) for r in requests]))
     assert [r.finish_reason for r in requests] == [None, "error", None]
     assert "token 4 at place 2" in (requests[1].error or "")
     cache.check_integrity()
@@ -202,13 +210,13 @@ def test_a_verdict_for_a_request_that_is_gone_is_dropped():
     target, cache = HistoryTarget(), PagedCache(30)
     cancelled, preempted, present = (make_request(cache, [1, 2, 3], seed=i) for i in range(3))
     stepper = Stepper(target, cache, FixedPolicy())
-    launched = stepper.launch([Scheduled(r, 3) for r in (cancelled, preempted, present)])
+    launched = stepper.launch([PassEntry.of(r, 3) for r in (cancelled, preempted, present)])
     cache.close(cancelled.kv)
     cache.close(preempted.kv)
     preempted.preempt()
     preempted.kv = cache.open()
-    result = stepper.resolve(launched)
-    assert result.applied == [False, False, True]
+    report = stepper.resolve(launched)
+    assert [part.applied for part in report.requests] == [False, False, True]
     assert (cancelled.output_ids, preempted.output_ids) == ([], [])
     assert preempted.kv.computed == 0
     assert len(present.output_ids) == 1
@@ -220,7 +228,7 @@ def test_a_verdict_for_a_request_that_is_gone_is_dropped():
 def test_launch_commits_nothing_and_an_abandoned_one_can_be_aborted():
     target, cache = HistoryTarget(), PagedCache(8)
     request = make_request(cache, [1, 2, 3], seed=1)
-    launched = Stepper(target, cache, FixedPolicy()).launch([Scheduled(request, 3)])
+    launched = Stepper(target, cache, FixedPolicy()).launch([PassEntry.of(request, 3)])
     assert request.output_ids == []
     assert request.kv.computed == 0
     launched.transaction.abort()

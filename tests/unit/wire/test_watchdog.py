@@ -7,6 +7,7 @@ import pytest
 
 from foreword.engine.messages import EngineStats
 from foreword.wire.watchdog import LOOKS, wait_until_hung
+from helpers.virtual_time import run_in_virtual_time
 
 
 class Engine:
@@ -19,12 +20,13 @@ class Engine:
 
     async def stats(self, timeout: float) -> EngineStats | None:
         self.asked += 1
+        await asyncio.sleep(timeout)
         return next(self._told)
 
 
 def looks_until_hung(told: list[EngineStats | None], awaited: int = 1) -> int:
     engine = Engine(told, awaited)
-    asyncio.run(wait_until_hung(engine, 0.004))
+    run_in_virtual_time(wait_until_hung(engine, float(LOOKS)))
     return engine.asked
 
 

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.backends.cpu.kv_store import HEAD_ALIGNMENT, CpuKvStore
 from foreword.backends.cpu.packing import MatrixPacker, WeightForm
-from foreword.errors import RequestError
+from foreword.backends.interface import KvStore
 from foreword.kernels.native import choose_isa, choose_threads, native_status
+from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.rope import inverse_frequencies
@@ -43,10 +45,7 @@ class NativeWeights:
 
 
 class NativeDecoder:
-    """A target on the CPU kernels; it owns its KV.
-
-    KV is float32: turning half precision into floats costs more here than reading twice the bytes.
-    """
+    """A decoder on the CPU kernels."""
 
     def __init__(self, config: ModelConfig, weights: NativeWeights, form: WeightForm, threads: int) -> None:
         from foreword.kernels import _native
@@ -83,13 +82,13 @@ class NativeDecoder:
         return sum(matrix.nbytes for layer in self._weights.layers for matrix in layer.matrices)
 
     def with_layers(self, layers: Sequence[int]) -> "NativeDecoder":
-        """A decoder that runs only these layers of this one: the same weights, KV memory of its own."""
+        """A decoder that runs only these layers of this one: the same weights."""
         weights = replace(self._weights, layers=tuple(self._weights.layers[layer] for layer in layers))
         return NativeDecoder(replace(self.config, num_layers=len(layers)), weights, self.form, self.threads)
 
     @property
     def device(self) -> torch.device:
-        """Where the weights and the KV are."""
+        """Where the weights are."""
         return torch.device("cpu")
 
     @property
@@ -107,26 +106,32 @@ class NativeDecoder:
         """Memory of the packed matrices."""
         return self._native.weight_bytes
 
-    def kv_bytes_per_row(self) -> int:
-        """Memory that one token's keys and values take in all layers."""
-        return self._native.kv_bytes_per_row
+    def kv_rows(self) -> RowSpec:
+        """Keys and values of all layers."""
+        config = self.config
+        return RowSpec(
+            DECODER_ROWS,
+            config.num_layers,
+            config.num_kv_heads,
+            config.head_dim,
+            dtype="float32",
+            alignment=HEAD_ALIGNMENT,
+        )
 
-    def allocate_kv(self, num_pages: int, page_size: int) -> None:
-        """Make room for `num_pages` pages of KV; what was there is gone."""
-        from foreword.kernels._native import PAGE_SIZE
+    def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> CpuKvStore:
+        """Memory for this decoder's rows and the `extra` ones; it is touched only when it is used."""
+        return CpuKvStore(PageSpec.of(self.kv_rows(), extra), num_pages, page_size)
 
-        if page_size != PAGE_SIZE:
-            raise RequestError(f"the CPU kernels need pages of {PAGE_SIZE} rows, not {page_size}")
-        self._native.allocate_kv(num_pages)
-
-    def verify(self, batch: ForwardBatch) -> ForwardOutput:
+    def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
         """One pass over all rows of `batch`; KV rows are moved and written as it says."""
+        if not isinstance(store, CpuKvStore):
+            raise ValueError("the KV store was made for another decoder")
         arrays = batch.arrays  # handing over torch tensors takes longer than a small pass
-        layers = list(dict.fromkeys(batch.hidden_layers))
+        taps = list(dict.fromkeys(batch.taps))
         logits = torch.empty((len(arrays.logit_rows), self.config.vocab_size), dtype=torch.float32)
-        hidden = np.empty((len(layers), len(arrays.hidden_rows), self.config.hidden_size), dtype=np.float32)
-        self._native.verify(*arrays, layers, logits.numpy(), hidden)
-        return ForwardOutput(logits, dict(zip(layers, map(torch.from_numpy, hidden), strict=True)))
+        hidden = np.empty((len(taps), len(arrays.hidden_rows), self.config.hidden_size), dtype=np.float32)
+        self._native.forward(store.native, *arrays, taps, logits.numpy(), hidden)
+        return ForwardOutput(logits, dict(zip(taps, map(torch.from_numpy, hidden), strict=True)))
 
 
 def load_native_decoder(

@@ -1,16 +1,19 @@
 """The llama-family decoder in plain torch, on CPU and CUDA."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
 
-from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps
+from foreword.backends.interface import KvStore
 from foreword.backends.torch.attention import GroupView, group_views, paged_attention
-from foreword.backends.torch.staging import Staging
+from foreword.backends.torch.kv_store import TorchKvStore
+from foreword.backends.torch.staging import StagedBatch, Staging
 from foreword.backends.torch.weights import DecoderWeights, LayerWeights
+from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.config import ModelConfig
 from foreword.models.rope import inverse_frequencies, rotate
 
@@ -22,12 +25,18 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * scaled.to(x.dtype)
 
 
-class TorchDecoder:
-    """A target in plain torch: one pass over a `ForwardBatch`, KV in paged tensors that it owns.
+@dataclass(frozen=True)
+class PagedKv:
+    """The KV of one layer during a pass."""
 
-    Behind the pages its KV memory has two more rows: one that padding writes to, and one of zeros that stands
-    for rows which a request does not have.
-    """
+    keys: Tensor  # [physical rows, kv heads, dim]
+    values: Tensor
+    slots: Tensor  # int64 [rows], where the pass writes
+    views: list[GroupView]  # what it reads
+
+
+class TorchDecoder:
+    """A decoder in plain torch: one pass over a `ForwardBatch`, KV in the paged tensors of a store."""
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, *, bucketed: bool | None = None) -> None:
         """`bucketed` pads every size of a pass to a power of two; by default on a GPU alone."""
@@ -36,13 +45,14 @@ class TorchDecoder:
         self._inverse_frequencies = inverse_frequencies(config).to(weights.embedding.device)
         self._bucketed = self.device.type == "cuda" if bucketed is None else bucketed
         self._staging = Staging(self.device, self._bucketed)
-        self._page_size = 0
-        self._paged_rows = 0
-        self._keys = self._values = torch.empty(0)
+        dtype = str(weights.embedding.dtype).removeprefix("torch.")
+        self._kv_rows = RowSpec(
+            DECODER_ROWS, config.num_layers, config.num_kv_heads, config.head_dim, dtype=dtype
+        )
 
     @property
     def device(self) -> torch.device:
-        """Where the weights and the KV are."""
+        """Where the weights are."""
         return self._weights.embedding.device
 
     @property
@@ -64,64 +74,60 @@ class TorchDecoder:
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def with_layers(self, layers: Sequence[int]) -> "TorchDecoder":
-        """A decoder that runs only these layers of this one: the same weights, KV memory of its own."""
+        """A decoder that runs only these layers of this one: the same weights."""
         weights = replace(self._weights, layers=tuple(self._weights.layers[layer] for layer in layers))
         config = replace(self.config, num_layers=len(layers))
         return TorchDecoder(config, weights, bucketed=self._bucketed)
 
-    def kv_bytes_per_row(self) -> int:
-        """Memory that one token's keys and values take in all layers."""
-        return 2 * self.config.num_layers * self.config.kv_width * self._weights.embedding.element_size()
+    def kv_rows(self) -> RowSpec:
+        """Keys and values of all layers, in the numbers of the weights."""
+        return self._kv_rows
 
-    def allocate_kv(self, num_pages: int, page_size: int) -> None:
-        """Make room for `num_pages` pages of KV; what was there is gone."""
-        self._page_size, self._paged_rows = page_size, num_pages * page_size
-        config = self.config
-        shape = (config.num_layers, self._paged_rows + 2, config.num_kv_heads, config.head_dim)
-        self._keys = torch.empty(shape, dtype=self._weights.embedding.dtype, device=self.device)
-        self._values = torch.empty_like(self._keys)
-        self._keys[:, self._paged_rows :] = 0
-        self._values[:, self._paged_rows :] = 0
+    def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> TorchKvStore:
+        """Memory for this decoder's rows and the `extra` ones, on its device."""
+        return TorchKvStore(PageSpec.of(self.kv_rows(), extra), num_pages, page_size, self.device)
 
     @torch.inference_mode()
-    def verify(self, batch: ForwardBatch) -> ForwardOutput:
+    def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
         """One pass over all rows of `batch` (on the CPU); KV rows are written as it says.
 
         Nothing in it waits for the device: the host goes on while the pass is under way.
         """
-        staged = self._staging.stage(batch, self._page_size, spare_slot=self._paged_rows)
-        views = group_views(staged, self._page_size, empty_slot=self._paged_rows + 1)
+        if not isinstance(store, TorchKvStore) or store.spec.decoder != self._kv_rows:
+            raise ValueError("the KV store was made for another decoder")
+        check_taps(batch.taps, len(self._weights.layers))
+        staged = self._staging.stage(batch, store.page_size, store.spare_slot)
+        views = group_views(staged, store.page_size, store.empty_slot)
         batch = staged.batch
-        self._move_rows(batch.kv_copies.long())
+        store.move(batch.kv_copies)
+        keys, values = store.arrays(DECODER_ROWS)
         angles = batch.positions.unsqueeze(1).float() * self._inverse_frequencies  # [rows, head_dim / 2]
         stream = embedding(batch.token_ids, self._weights.embedding)  # [rows, hidden]
         cos_sin = angles.cos().to(stream.dtype), angles.sin().to(stream.dtype)
         slots = batch.slots.long()
-        hidden = {}
+        hidden: dict[Tap, Tensor] = {}
         for index, layer in enumerate(self._weights.layers):
-            if index in batch.hidden_layers:
-                hidden[index] = stream[batch.hidden_rows][: staged.num_hidden]
-            stream = stream + self._attention(index, layer, stream, cos_sin, slots, views)
+            self._keep_hidden(hidden, staged, index, stream)
+            kv = PagedKv(keys[index], values[index], slots, views)
+            stream = stream + self._attention(layer, stream, cos_sin, kv)
             stream = stream + self._mlp(layer, stream)
-        if len(self._weights.layers) in batch.hidden_layers:
-            hidden[len(self._weights.layers)] = stream[batch.hidden_rows][: staged.num_hidden]
-        last = rms_norm(stream[batch.logit_rows], self._weights.final_norm, self.config.rms_norm_eps)
+        self._keep_hidden(hidden, staged, len(self._weights.layers), stream)
+        last = self._final_norm(stream[batch.logit_rows])
         return ForwardOutput(linear(last, self._weights.head).float()[: staged.num_logits], hidden)
 
-    def _move_rows(self, copies: Tensor) -> None:
-        if len(copies):
-            source, target = copies.unbind(1)
-            self._keys[:, target] = self._keys[:, source]
-            self._values[:, target] = self._values[:, source]
+    def _keep_hidden(
+        self, hidden: dict[Tap, Tensor], staged: StagedBatch, layer: int, stream: Tensor
+    ) -> None:
+        for tap in staged.batch.taps:
+            if tap.layer == layer:
+                rows = stream[staged.batch.hidden_rows][: staged.num_hidden]
+                hidden[tap] = self._final_norm(rows) if tap.normed else rows
+
+    def _final_norm(self, rows: Tensor) -> Tensor:
+        return rms_norm(rows, self._weights.final_norm, self.config.rms_norm_eps)
 
     def _attention(
-        self,
-        index: int,
-        layer: LayerWeights,
-        stream: Tensor,
-        cos_sin: tuple[Tensor, Tensor],
-        slots: Tensor,
-        views: list[GroupView],
+        self, layer: LayerWeights, stream: Tensor, cos_sin: tuple[Tensor, Tensor], kv: PagedKv
     ) -> Tensor:
         config = self.config
         normed = rms_norm(stream, layer.input_norm, config.rms_norm_eps)
@@ -131,9 +137,9 @@ class TorchDecoder:
         if layer.query_norm is not None and layer.key_norm is not None:
             q = rms_norm(q, layer.query_norm, config.rms_norm_eps)
             k = rms_norm(k, layer.key_norm, config.rms_norm_eps)
-        self._keys[index, slots] = rotate(k, *cos_sin)
-        self._values[index, slots] = v
-        attended = paged_attention(rotate(q, *cos_sin), self._keys[index], self._values[index], views)
+        kv.keys[kv.slots] = rotate(k, *cos_sin)
+        kv.values[kv.slots] = v
+        attended = paged_attention(rotate(q, *cos_sin), kv.keys, kv.values, kv.views)
         return linear(attended.reshape(len(stream), -1), layer.output, layer.output_bias)
 
     def _mlp(self, layer: LayerWeights, stream: Tensor) -> Tensor:

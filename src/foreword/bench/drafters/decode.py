@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 from foreword.acceptance.params import SamplingParams
+from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.core import EngineCore
-from foreword.engine.messages import NewRequest, SpeculationSetting
+from foreword.engine.messages import NewRequest
 from foreword.engine.request import Request
 from foreword.errors import RequestError
-from foreword.speculation.protocols import added_memory
+from foreword.speculation.drafting import added_memory
 
 OnTokens = Callable[[Sequence[int]], None]
 """Called with the newly committed tokens after every pass that committed any."""
@@ -59,7 +60,7 @@ def decode(
 
 
 def _decode_rest(engine: EngineCore, request: Request, on_tokens: OnTokens | None) -> Run:
-    before, acceptance = replace(engine.seconds), replace(request.acceptance)
+    before, acceptance = engine.seconds, replace(request.acceptance)
     passes_before = request.ledger.passes
     tokens_before = len(request.tokens)
     memory = _MemoryQuestions(request)
@@ -67,16 +68,16 @@ def _decode_rest(engine: EngineCore, request: Request, on_tokens: OnTokens | Non
     while request.finish_reason is None:
         memory.ask_now_and_then()
         _step(engine, request, on_tokens)
-    seconds = perf_counter() - began - memory.seconds
+    seconds, spent = perf_counter() - began - memory.seconds, engine.seconds - before
     return Run(
         tokens=len(request.tokens) - tokens_before,
         passes=request.ledger.passes - passes_before,
         drafted=request.acceptance.drafted - acceptance.drafted,
         accepted=request.acceptance.accepted - acceptance.accepted,
         seconds=seconds,
-        draft_seconds=engine.seconds.draft - before.draft,
-        verify_seconds=engine.seconds.verify - before.verify,
-        accept_seconds=engine.seconds.accept - before.accept,
+        draft_seconds=spent.draft,
+        verify_seconds=spent.verify,
+        accept_seconds=spent.accept,
         memory_bytes=memory.largest,
         token_ids=tuple(request.output_ids),
     )

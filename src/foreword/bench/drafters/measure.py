@@ -11,8 +11,8 @@ from foreword.bench.drafters.decode import Run, decode
 from foreword.bench.drafters.methods import Method
 from foreword.bench.drafters.prompts import BenchPrompt
 from foreword.bench.drafters.records import Record
+from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.llm import LLM
-from foreword.engine.messages import SpeculationSetting
 from foreword.errors import RequestError
 
 PLAIN = "plain"

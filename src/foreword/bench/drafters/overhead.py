@@ -1,21 +1,24 @@
 """What guessing costs, next to the passes that it is meant to save."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle, islice
 from statistics import median
 
 from foreword.acceptance.params import SamplingParams
 from foreword.bench.drafters.methods import Method
 from foreword.bench.drafters.prompts import own_prompts
+from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
-from foreword.engine.core import EngineCore, Parts, StepSeconds
+from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
 from foreword.engine.request import Request
 from foreword.errors import RequestError
 from foreword.speculation.draft import Draft
-from foreword.speculation.protocols import Ask, Drafter, Planned, Scheduled, StepRequest
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest
+from foreword.speculation.report import StageSeconds
+from foreword.speculation.requests import DraftPlan, PassEntry
 from foreword.speculation.situation import Situation
 
 VERIFY_ROWS = (1, 6)
@@ -44,29 +47,29 @@ class WildGuesses:
         """The same token over and over."""
         return [Draft.chain([0] * ask.max_nodes, len(ask.request.tokens), ask.request.epoch) for ask in asks]
 
-    def forget(self, request: StepRequest) -> None:
+    def forget(self, request: DraftRequest) -> None:
         """Nothing is kept."""
 
 
-class TurnPolicy:
+class TurnPolicy(FixedPolicy):
     """Lets the drafters of one request take turns, step by step."""
 
     def __init__(self, turns: Mapping[str, tuple[Drafter, int]]) -> None:
+        super().__init__()
         self._turns = turns  # name -> (drafter, number of guesses)
         self.turn: str | None = None  # who drafts for the next step; None: nobody
         self.max_nodes = max(nodes for _, nodes in turns.values())
 
-    def plan(self, scheduled: Sequence[Scheduled], situation: Situation) -> list[Planned]:
+    def plan(self, entries: Sequence[PassEntry], situation: Situation) -> list[DraftPlan | None]:
         """Everything to the one whose turn it is."""
         if self.turn is None:
-            return [Planned(share) for share in scheduled]
+            return [None] * len(entries)
         drafter, nodes = self._turns[self.turn]
-        return [Planned(share, drafter, nodes, nodes) for share in scheduled]
+        return [DraftPlan(self.turn, drafter, nodes, nodes)] * len(entries)
 
-    def forget(self, request: StepRequest) -> None:
-        """Tell everyone."""
-        for drafter, _ in self._turns.values():
-            drafter.forget(request)
+    def drafters(self) -> list[Drafter]:
+        """All who take turns."""
+        return [drafter for drafter, _ in self._turns.values()]
 
 
 def measure_overhead(
@@ -85,7 +88,7 @@ def measure_overhead(
         label: (llm.build_drafter(config), config.num_speculative_tokens) for label, config in configs.items()
     }
     policy = TurnPolicy(turns)
-    engine = EngineCore(llm.engine.target, llm.loaded.vocabulary(), Parts(policy=policy))
+    engine = EngineCore(llm.engine.target, llm.loaded.vocabulary(), EngineParts(policy=policy))
     tokens = (repeats + 1) * len(turns) * (policy.max_nodes + 1) + 1  # if every guess were accepted
     if not contexts or min(contexts) < 1 or max(contexts) + tokens > engine.max_model_len:
         raise RequestError(f"contexts must be in 1 .. {engine.max_model_len - tokens} for this model")
@@ -102,23 +105,23 @@ def measure_overhead(
 
 def _take_turns(
     engine: EngineCore, policy: TurnPolicy, request: Request, turns: Sequence[str], repeats: int
-) -> dict[str, list[StepSeconds]]:
+) -> dict[str, list[StageSeconds]]:
     """Where the time of every turn's steps went; each one's first is apart from `repeats` others."""
     policy.turn = None
     while not request.output_ids:
         engine.step()
-    steps: dict[str, list[StepSeconds]] = {turn: [] for turn in turns}
+    steps: dict[str, list[StageSeconds]] = {turn: [] for turn in turns}
     for _ in range(repeats + 1):
         for turn in turns:
             policy.turn = turn
-            engine.seconds = StepSeconds()
+            before = engine.seconds
             engine.step()
-            steps[turn].append(replace(engine.seconds))
+            steps[turn].append(engine.seconds - before)
     engine.abort(request.name)
     return steps
 
 
-def _overhead(label: str, context: int, steps: Mapping[str, Sequence[StepSeconds]]) -> Overhead:
+def _overhead(label: str, context: int, steps: Mapping[str, Sequence[StageSeconds]]) -> Overhead:
     first, *later = (1e3 * step.draft for step in steps[label])
     passes = {rows: [1e3 * step.verify for step in steps[_rows(rows)][1:]] for rows in VERIFY_ROWS}
     return Overhead(label, context, first, median(later), {rows: median(ms) for rows, ms in passes.items()})

@@ -68,7 +68,7 @@ class ChatSession:
     def use(self, speculation: Mapping[str, Any]) -> SpeculationConfig:
         """Guess with this from now on; raises `RequestError`, and changes nothing, if that cannot be."""
         config = SpeculationConfig.parse(speculation)
-        self._llm.engine.rack.resolve(
+        self._llm.engine.drafters.resolve(
             config.as_mapping()
         )  # makes the drafter now, not with the next question
         self.speculation = config.as_mapping()

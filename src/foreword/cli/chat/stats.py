@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from foreword.engine.answers.costs import add_fields
 from foreword.engine.messages import RequestStats
 
 
@@ -51,8 +50,7 @@ class Tally:
         )
 
     def __add__(self, other: "Tally") -> "Tally":
-        sums: dict[str, Any] = {name: _added(one, getattr(other, name)) for name, one in vars(self).items()}
-        return Tally(**sums)
+        return add_fields(self, other)
 
     @property
     def tokens_per_pass(self) -> float | None:
@@ -63,12 +61,6 @@ class Tally:
     def tokens_per_second(self) -> float | None:
         """While decoding; None before that took any time."""
         return self.decoded_tokens / self.decode_seconds if self.decode_seconds > 0 else None
-
-
-def _added(one: Any, other: Any) -> Any:  # noqa: ANN401 - numbers, or tuples of them
-    if isinstance(one, tuple):
-        return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
-    return one + other
 
 
 def summary_line(tally: Tally) -> str:

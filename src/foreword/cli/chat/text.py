@@ -4,8 +4,8 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from foreword.engine.answers.token_texts import TokenTexts
 from foreword.engine.messages import AnswerDelta
-from foreword.models.tokenization.detokenizer import IncrementalDetokenizer
 from foreword.models.tokenization.tokenizer import Tokenizer
 
 _ALLOWED_CONTROLS = "\n\t"
@@ -26,18 +26,13 @@ class PieceReader:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        self._texts = TokenTexts(tokenizer)
 
     def read(self, delta: AnswerDelta) -> Iterator[Piece]:
         """The pieces of the next delta; the token that only ended the answer has none."""
-        ends_answer = delta.finish_reason == "stop" and delta.stop_reason is None
-        spoken = delta.token_ids[:-1] if ends_answer else delta.token_ids
-        for place, token in enumerate(spoken):
-            text = self._detokenizer.push(token)
+        for place, text in enumerate(self._texts.pieces(delta)):
             if text:
                 yield Piece(text, guessed=place < delta.from_draft)
-        if delta.finish_reason is not None and (rest := self._detokenizer.finish()):
-            yield Piece(rest, guessed=False)
 
 
 def visible(text: str) -> str:

@@ -4,25 +4,36 @@ from collections.abc import Sequence
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
+from foreword.engine.answers.ends import OpenAnswers
 from foreword.engine.answers.outputs import CompletionOutput, Logprob, RequestOutput, TokenAlternatives
+from foreword.engine.answers.token_texts import token_text
 from foreword.engine.messages import AnswerDelta
 from foreword.models.tokenization.tokenizer import Tokenizer
 
 
-class _Answer:
+class Answer:
     """One answer as far as it has come."""
 
-    def __init__(self) -> None:
-        self.text: list[str] = []
+    def __init__(self, index: int = 0) -> None:
+        self.index = index  # which of the answers to its prompt
+        self._texts: list[str] = []
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
-        self.last: AnswerDelta | None = None
+        self.prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+        self.last = AnswerDelta("", index, "", ())  # has the end, once there is one
 
     def take(self, delta: AnswerDelta) -> None:
-        self.text.append(delta.text)
+        """It has grown."""
+        self._texts.append(delta.text)
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
+        self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
         self.last = delta
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self._texts)
 
 
 class OutputCollector:
@@ -41,33 +52,33 @@ class OutputCollector:
         self._prompt_token_ids = list(prompt_token_ids)
         self._params = params
         self._tokenizer = tokenizer
-        self._answers = [_Answer() for _ in range(params.n)]
-        self._prompt_scores: Sequence[TokenLogprobs] = ()
+        self._answers = [Answer(index) for index in range(params.n)]
+        self._open = OpenAnswers(params.n)
 
     @property
     def finished(self) -> bool:
         """Whether all answers have ended."""
-        return all(a.last is not None and a.last.finish_reason is not None for a in self._answers)
+        return not self._open.left
 
     def take(self, delta: AnswerDelta) -> None:
         """Add what an answer has gained."""
         self._answers[delta.index].take(delta)
-        self._prompt_scores = delta.prompt_logprobs or self._prompt_scores
+        self._open.note(delta)
 
     def output(self) -> RequestOutput:
         """Everything so far."""
-        answers = [self._completion(index, answer) for index, answer in enumerate(self._answers)]
+        answers = [self._completion(answer) for answer in self._answers]
         scores: list[TokenAlternatives | None] | None = None
         if self._params.prompt_logprobs is not None:
-            scores = [None, *self._alternatives(self._prompt_scores)]
+            scores = [None, *self._alternatives(self._answers[0].prompt_logprobs)]
         ids = list(self._prompt_token_ids)
         return RequestOutput(self._prompt, ids, answers, self._request_id, scores)
 
-    def _completion(self, index: int, answer: _Answer) -> CompletionOutput:
-        last = answer.last or AnswerDelta(self._request_id, index, "", ())
+    def _completion(self, answer: Answer) -> CompletionOutput:
+        last = answer.last
         return CompletionOutput(
-            index=index,
-            text="".join(answer.text),
+            index=answer.index,
+            text=answer.text,
             token_ids=list(answer.token_ids),
             finish_reason=last.finish_reason,
             seed=last.seed,
@@ -85,9 +96,9 @@ def alternatives(found: TokenLogprobs, tokenizer: Tokenizer) -> TokenAlternative
     """A token's log probability and its competitors' for people to read, the most likely first."""
 
     def shown(token: int, logprob: float, rank: int) -> Logprob:
-        return Logprob(logprob, rank, tokenizer.decode([token], skip_special_tokens=False))
+        return Logprob(logprob, rank, token_text(tokenizer, token))
 
     top = zip(found.top_ids.tolist(), found.top_logprobs.tolist(), strict=True)
     entries = {token: shown(token, value, place + 1) for place, (token, value) in enumerate(top)}
-    entries.setdefault(found.token, shown(found.token, found.logprob, found.rank))
+    entries[found.token] = shown(found.token, found.logprob, found.rank)
     return entries

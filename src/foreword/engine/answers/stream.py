@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
+from foreword.engine.answers.ends import OpenAnswers
 from foreword.engine.messages import AnswerDelta
 
 
@@ -18,7 +19,7 @@ class AnswerStream:
         self.request_id = request_id
         self.loop = asyncio.get_running_loop()
         self._abort = abort
-        self._open_answers = answers
+        self._open = OpenAnswers(answers)
         self._arrived: deque[AnswerDelta | Exception] = deque()
         self._more = asyncio.Event()
         self._take: Callable[[AnswerDelta | Exception], None] | None = None
@@ -38,15 +39,9 @@ class AnswerStream:
             self._more.set()
 
     def _hand_over(self, item: AnswerDelta | Exception) -> None:
-        if self._take is not None and self._open_answers:
-            self._count_end(item)
+        if self._take is not None and self._open.left:
+            self._open.note(item)
             self._take(item)
-
-    def _count_end(self, item: AnswerDelta | Exception) -> None:
-        if isinstance(item, Exception):
-            self._open_answers = 0
-        else:
-            self._open_answers -= item.finish_reason is not None
 
     @property
     def has_more(self) -> bool:
@@ -55,12 +50,12 @@ class AnswerStream:
 
     async def __aiter__(self) -> AsyncIterator[AnswerDelta]:
         try:
-            while self._open_answers:
+            while self._open.left:
                 if not self._arrived:
                     self._more.clear()
                     await self._more.wait()
                 item = self._arrived.popleft()
-                self._count_end(item)
+                self._open.note(item)
                 if isinstance(item, Exception):
                     raise item
                 yield item
@@ -69,6 +64,6 @@ class AnswerStream:
 
     async def aclose(self) -> None:
         """Stop listening; aborts what has not ended. Safe to repeat."""
-        if self._open_answers:
-            self._open_answers = 0
+        if self._open.left:
+            self._open.left = 0
             self._abort(self)

@@ -5,8 +5,8 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
+from foreword.engine.answers.costs import Costs
 from foreword.engine.messages import RequestStats
-from foreword.server.ops.stats_sum import Costs
 
 
 class CachedTokens(Struct, frozen=True):

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import ExitStack, aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
@@ -11,7 +11,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foreword.acceptance.logprobs import TokenLogprobs
+from foreword.engine.answers.collector import Answer
+from foreword.engine.answers.costs import Costs
+from foreword.engine.answers.token_texts import TokenTexts
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.server.api.streaming import (
     DONE,
@@ -22,40 +24,12 @@ from foreword.server.api.streaming import (
     event,
     unless_client_leaves,
 )
-from foreword.server.api.token_texts import TokenTexts
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError, as_api_error
 from foreword.server.ops.request_meter import RequestMeter
-from foreword.server.ops.stats_sum import Costs
 
 _INLINE_LOGPROBS = 64
 """Longer lists of log probabilities are worded in a thread, so that no other request waits for them."""
-
-
-@dataclass
-class Answer:
-    """One answer as far as it has come."""
-
-    prompt: int  # which of the request's prompts it answers
-    index: int  # which of the answers to that prompt it is
-    texts: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    last: AnswerDelta | None = None
-
-    def add(self, delta: AnswerDelta) -> None:
-        """It has grown."""
-        self.texts.append(delta.text)
-        self.token_ids += delta.token_ids
-        self.logprobs += delta.logprobs
-        self.prompt_logprobs = delta.prompt_logprobs or self.prompt_logprobs
-        self.last = delta
-
-    @property
-    def text(self) -> str:
-        """All of it."""
-        return "".join(self.texts)
 
 
 class Dialect(Protocol):
@@ -104,10 +78,10 @@ async def respond(context: ServerContext, request: Request, job: Job, places: Ex
 async def _gather(context: ServerContext, job: Job) -> bytes:
     n = job.requests[0].params.n
     costs = Costs(n * len(job.requests))
-    answers = [Answer(p, i) for p in range(len(job.requests)) for i in range(n)]
+    answers = [Answer(index) for _ in job.requests for index in range(n)]
     async with aclosing(all_deltas(context, job.requests)) as deltas:
         async for prompt, delta in deltas:
-            answers[prompt * n + delta.index].add(delta)
+            answers[prompt * n + delta.index].take(delta)
             costs.note(delta)
     listed = sum(len(answer.logprobs) + len(answer.prompt_logprobs) for answer in answers)
     if listed <= _INLINE_LOGPROBS:

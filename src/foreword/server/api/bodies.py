@@ -22,7 +22,7 @@ _DISCARDED_BODIES = (
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    """The whole body, or 413 if it is too long, 408 if it takes too long."""
+    """The whole body, or 413 if it is too long, 408 if it takes too long, 415 if it does not say that it is JSON."""
     kept = bytearray()
     seen = 0
     try:
@@ -39,7 +39,15 @@ async def read_body(request: Request, limits: Limits) -> bytes:
         raise ApiError(400, "the client left before its body had arrived") from None
     if seen > limits.body_bytes:
         raise ApiError(413, f"the body is longer than {limits.body_bytes} bytes; send less")
+    if not _is_json(request.headers.get("content-type", "")):
+        raise ApiError(415, "send the body as JSON, with the header Content-Type: application/json")
     return bytes(kept)
+
+
+def _is_json(content_type: str) -> bool:
+    """Of the types that a page may send anywhere without being asked back, none is JSON."""
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
 async def parse_body(data: bytes, model: type[Body], limits: Limits) -> Body:

@@ -6,6 +6,8 @@ from time import time
 from msgspec import UNSET
 
 from foreword.acceptance.logprobs import TokenLogprobs
+from foreword.engine.answers.collector import Answer
+from foreword.engine.answers.costs import Costs
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.server.api.answer_types import (
     ChatChoice,
@@ -17,7 +19,7 @@ from foreword.server.api.answer_types import (
     extras_of,
     usage_of,
 )
-from foreword.server.api.answering import Answer, Job
+from foreword.server.api.answering import Job
 from foreword.server.api.identity import Caller, new_id
 from foreword.server.api.logprobs import LogprobWriter
 from foreword.server.api.openai_types import ChatRequest
@@ -25,14 +27,13 @@ from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.sampling_types import check_logprobs
 from foreword.server.api.speculation_override import check_speculation
 from foreword.server.context import ServerContext
-from foreword.server.ops.stats_sum import Costs
 from foreword.server.settings import ServerSettings
 
 
 async def chat_job(context: ServerContext, body: ChatRequest, caller: Caller) -> Job:
     """Put the conversation into the model's template and word the answer."""
     answer_id = new_id("chatcmpl")
-    wish = check_speculation(body.speculation, context.settings)
+    speculation = check_speculation(body.speculation, context.settings)
     ids = await context.prompts.chat(
         body.messages, add_generation_prompt=body.add_generation_prompt is not False
     )
@@ -41,7 +42,7 @@ async def chat_job(context: ServerContext, body: ChatRequest, caller: Caller) ->
     max_tokens = room_for_answer(ids, wanted, engine.max_model_len, limits.prompt_tokens)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = body.sampling_params(max_tokens, logprobs)
-    request = NewRequest(answer_id, tuple(ids), params, caller.tenant, wish)
+    request = NewRequest(answer_id, tuple(ids), params, caller.tenant, speculation)
     return Job([request], ChatDialect(context, body, answer_id), bool(body.stream))
 
 
@@ -114,12 +115,11 @@ class ChatDialect:
         """All choices."""
         choices = []
         for number, answer in enumerate(answers):
-            choice = ChatChoice(number, ChatMessage(answer.text), self._written(answer.logprobs))
-            if answer.last is not None:
-                choice.finish_reason = answer.last.finish_reason
-                choice.stop_reason = answer.last.stop_reason
-                choice.seed = answer.last.seed
-            choices.append(choice)
+            message, logprobs = ChatMessage(answer.text), self._written(answer.logprobs)
+            last = answer.last
+            choices.append(
+                ChatChoice(number, message, logprobs, last.finish_reason, last.stop_reason, last.seed)
+            )
         frame = ChatCompletion(
             self._id,
             self._created,

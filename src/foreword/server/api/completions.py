@@ -6,6 +6,8 @@ from time import time
 from msgspec import UNSET
 
 from foreword.acceptance.logprobs import TokenLogprobs
+from foreword.engine.answers.collector import Answer
+from foreword.engine.answers.costs import Costs
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.server.api.answer_types import (
     Completion,
@@ -14,7 +16,7 @@ from foreword.server.api.answer_types import (
     extras_of,
     usage_of,
 )
-from foreword.server.api.answering import Answer, Job
+from foreword.server.api.answering import Job
 from foreword.server.api.identity import Caller, new_id
 from foreword.server.api.logprobs import LogprobWriter
 from foreword.server.api.openai_types import CompletionRequest
@@ -23,7 +25,6 @@ from foreword.server.api.sampling_types import check_logprobs
 from foreword.server.api.speculation_override import check_speculation
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
-from foreword.server.ops.stats_sum import Costs
 from foreword.server.settings import ServerSettings
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -33,7 +34,7 @@ async def completion_job(context: ServerContext, body: CompletionRequest, caller
     """Encode the prompts and word the answer."""
     limits, engine = context.settings.limits, context.engine.limits()
     answer_id = new_id("cmpl")
-    wish = check_speculation(body.speculation, context.settings)
+    speculation = check_speculation(body.speculation, context.settings)
     requests = []
     for number, prompt in enumerate(body.prompts()):
         ids = prompt if isinstance(prompt, list) else await context.prompts.text(prompt)
@@ -41,7 +42,7 @@ async def completion_job(context: ServerContext, body: CompletionRequest, caller
         wanted = min(_DEFAULT_MAX_TOKENS, room) if body.max_tokens is None else body.max_tokens
         max_tokens = room_for_answer(ids, wanted, engine.max_model_len, limits.prompt_tokens)
         params = body.sampling_params(max_tokens, body.logprobs)
-        requests.append(NewRequest(f"{answer_id}-{number}", tuple(ids), params, caller.tenant, wish))
+        requests.append(NewRequest(f"{answer_id}-{number}", tuple(ids), params, caller.tenant, speculation))
     return Job(requests, CompletionDialect(context, body, answer_id), bool(body.stream))
 
 
@@ -108,8 +109,7 @@ class CompletionDialect:
         choices = []
         for number, answer in enumerate(answers):
             choice = CompletionChoice(number, answer.text, self._written(number, answer.logprobs))
-            if answer.last is not None:
-                _note_end(choice, answer.last)
+            _note_end(choice, answer.last)
             if answer.prompt_logprobs:
                 choice.prompt_logprobs = self._logprobs.prompt(answer.prompt_logprobs)
             choices.append(choice)

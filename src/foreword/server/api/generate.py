@@ -5,19 +5,21 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
+from foreword.engine.answers.collector import Answer
+from foreword.engine.answers.costs import Costs
+from foreword.engine.answers.token_texts import TokenTexts
 from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
 from foreword.server.api.answer_types import Extras, PromptLogprobs, Speculation, Usage, extras_of, usage_of
-from foreword.server.api.answering import Answer, Job
+from foreword.server.api.answering import Job
 from foreword.server.api.identity import Caller, new_id
 from foreword.server.api.logprobs import LogprobWriter
 from foreword.server.api.openai_types import GenerateRequest
+from foreword.server.api.passes import PassShown, passes_of
 from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.sampling_types import check_logprobs
 from foreword.server.api.speculation_override import check_speculation
-from foreword.server.api.token_texts import TokenTexts, token_text
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
-from foreword.server.ops.stats_sum import Costs
 from foreword.server.settings import ServerSettings
 
 _DEFAULT_MAX_TOKENS = 256  # the library's
@@ -42,7 +44,7 @@ class Origin(Struct, frozen=True, omit_defaults=True):
 
     pieces: list[str]  # the text of each token; together they are the event's text
     from_draft: int | UnsetType = UNSET  # how many of them, from the first on, were guesses
-    rejected: list[str] | UnsetType = UNSET  # guesses that were judged and not accepted on the way
+    passes: list[PassShown] | UnsetType = UNSET  # the passes that the tokens are from
     progress: "AnswerProgress | UnsetType" = UNSET
 
 
@@ -55,6 +57,7 @@ class AnswerProgress(Struct, frozen=True):
     accepted: int
     drafted_per_position: tuple[int, ...]  # drafts that reached the position
     accepted_per_position: tuple[int, ...]
+    decode_ms: float  # since the first token
     draft_ms: float
     verify_ms: float
     accept_ms: float
@@ -69,6 +72,7 @@ class AnswerProgress(Struct, frozen=True):
             stats.accepted,
             stats.drafted_per_position,
             stats.accepted_per_position,
+            1e3 * stats.decode_seconds,
             1e3 * stats.draft_seconds,
             1e3 * stats.verify_seconds,
             1e3 * stats.accept_seconds,
@@ -98,18 +102,18 @@ class GenerateEnd(Struct):
 
 async def generate_job(context: ServerContext, body: GenerateRequest, caller: Caller) -> Job:
     """Encode the prompt as the library does and word the answer."""
-    wish = check_speculation(
+    speculation = check_speculation(
         body.speculation if body.speculative is None else body.speculative, context.settings
     )
     if isinstance(body.prompt, str):
-        ids = await context.prompts.plain_or_chat(body.prompt, raw=body.raw)
+        ids = await context.prompts.prompt(body.prompt, raw=body.raw)
     else:
         ids = body.prompt
     engine, limits = context.engine.limits(), context.settings.limits
     room = room_for_answer(ids, body.max_tokens, engine.max_model_len, limits.prompt_tokens)
     max_tokens = min(room, _DEFAULT_MAX_TOKENS) if body.max_tokens is None else room
     params = body.sampling_params(max_tokens, body.logprobs)
-    request = NewRequest(new_id("gen"), tuple(ids), params, caller.tenant, wish, progress=body.stream)
+    request = NewRequest(new_id("gen"), tuple(ids), params, caller.tenant, speculation, progress=body.stream)
     return Job([request], GenerateDialect(context, body), body.stream)
 
 
@@ -140,8 +144,8 @@ class GenerateDialect:
     def chunk(self, choice: int, delta: AnswerDelta) -> Generated:
         """What an answer has gained."""
         self._costs.note(delta)
-        answer = Answer(0, choice)
-        answer.add(delta)
+        answer = Answer(choice)
+        answer.take(delta)
         written = self._written(answer)
         written.origin = self._origin(self._texts[choice].pieces(delta), delta)
         return written
@@ -169,23 +173,21 @@ class GenerateDialect:
     def _origin(self, pieces: list[str], delta: AnswerDelta) -> Origin:
         if not self._show_speculation:
             return Origin(pieces)
-        rejected = [token_text(self._tokenizer, token) for token in delta.rejected]
         progress = UNSET if delta.progress is None else AnswerProgress.of(delta.progress)
-        return Origin(pieces, delta.from_draft, rejected, progress)
+        return Origin(pieces, delta.from_draft, passes_of(self._tokenizer, delta), progress)
 
     def _extras(self, costs: Costs) -> Extras:
         return extras_of(costs, self._show_speculation)
 
     def _written(self, answer: Answer) -> Generated:
         last = answer.last
-        ended = last is not None and last.finish_reason is not None
         return Generated(
             answer.index,
             answer.text,
             answer.token_ids,
-            last.finish_reason if last is not None else None,
-            last.stop_reason if last is not None else None,
-            last.seed if last is not None and ended else UNSET,
+            last.finish_reason,
+            last.stop_reason,
+            UNSET if last.finish_reason is None else last.seed,
             self._logprobs.prompt(answer.logprobs)[1:] if self._wants_logprobs else UNSET,
             self._logprobs.prompt(answer.prompt_logprobs) if answer.prompt_logprobs else UNSET,
         )

@@ -15,7 +15,7 @@ class Caller:
 
 
 def caller_of(request: Request) -> Caller:
-    """What the doorkeeper noted about a request."""
+    """What `AuthMiddleware` noted about a request."""
     return Caller(request.state.tenant, request.state.trusted)
 
 

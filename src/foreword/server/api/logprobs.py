@@ -2,9 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from foreword.acceptance.logprobs import TokenLogprobs
+from foreword.engine.answers.collector import alternatives
+from foreword.engine.answers.token_texts import token_text
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.server.api.answer_types import (
     ChatLogprobs,
@@ -25,7 +28,7 @@ class LogprobWriter:
         self._tokenizer = tokenizer
 
     def _text(self, token: int) -> str:
-        return self._tokenizer.decode([token], skip_special_tokens=False)
+        return token_text(self._tokenizer, token)
 
     def _bytes(self, token: int) -> list[int]:
         return list(self._tokenizer.token_bytes(token, skip_special_tokens=False))
@@ -61,16 +64,10 @@ class LogprobWriter:
         return [None, *(self._ranked(entry) for entry in entries)]
 
     def _ranked(self, entry: TokenLogprobs) -> dict[str, dict[str, Any]]:
-        found = {
-            str(token): {"logprob": value, "rank": place + 1, "decoded_token": self._text(token)}
-            for place, (token, value) in enumerate(_top(entry))
+        found = alternatives(entry, self._tokenizer)
+        return {
+            str(token): asdict(replace(one, logprob=_finite(one.logprob))) for token, one in found.items()
         }
-        own = {
-            "logprob": _finite(entry.logprob),
-            "rank": entry.rank,
-            "decoded_token": self._text(entry.token),
-        }
-        return found | {str(entry.token): own}
 
 
 def _top(entry: TokenLogprobs) -> list[tuple[int, float]]:

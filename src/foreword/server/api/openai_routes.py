@@ -1,70 +1,15 @@
-"""OpenAI's routes, and the one way that every request for answers goes."""
+"""OpenAI's routes."""
 
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
-from typing import Any, TypeVar
-
-import msgspec
 from fastapi import APIRouter
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foreword.server.api.answering import Job, respond
-from foreword.server.api.bodies import parse_body, read_body
 from foreword.server.api.chat import chat_job, check_chat
 from foreword.server.api.completions import check_completion, completion_job
-from foreword.server.api.identity import Caller, caller_of
+from foreword.server.api.entry import answer_request, json_answer, takes
 from foreword.server.api.openai_types import ChatRequest, CompletionRequest
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
-from foreword.server.settings import ServerSettings
-from foreword.wire.client import EngineState, EngineUnavailable
-
-Body = TypeVar("Body", bound=BaseModel)
-
-
-def takes(model: type[BaseModel]) -> dict[str, Any]:
-    """The body's schema for the OpenAPI page; the body itself is read and checked by us, not by FastAPI."""
-    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(schema)}}}}
-
-
-def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with its definitions in the places that refer to them."""
-    definitions = schema.pop("$defs", {})
-
-    def resolve(value: Any) -> Any:  # noqa: ANN401 - any JSON
-        if isinstance(value, dict):
-            if "$ref" in value:
-                return resolve(definitions[value["$ref"].rsplit("/", 1)[1]])
-            return {key: resolve(entry) for key, entry in value.items()}
-        return [resolve(entry) for entry in value] if isinstance(value, list) else value
-
-    resolved: dict[str, Any] = resolve(schema)
-    return resolved
-
-
-async def answer_request(
-    context: ServerContext,
-    request: Request,
-    model: type[Body],
-    check: Callable[[Body, ServerSettings], int],
-    prepare: Callable[[ServerContext, Body, Caller], Awaitable[Job]],
-) -> Response:
-    """Read, check, admit, encode, answer. What is refused is refused at the first of these that finds a fault."""
-    limits = context.settings.limits
-    data = await read_body(request, limits)
-    context.admission.check(1)
-    body = await parse_body(data, model, limits)
-    context.check_model(getattr(body, "model", None))
-    answers = check(body, context.settings)
-    if context.engine.state in (EngineState.STARTING, EngineState.RESTARTING, EngineState.STOPPED):
-        raise EngineUnavailable(f"the engine is {context.engine.state}; try again")
-    with ExitStack() as places:
-        places.enter_context(context.admission.admit(answers))
-        job = await prepare(context, body, caller_of(request))
-        return await respond(context, request, job, places)
 
 
 def openai_routes(context: ServerContext) -> APIRouter:
@@ -84,7 +29,7 @@ def openai_routes(context: ServerContext) -> APIRouter:
     @router.get("/models")
     async def models() -> Response:
         """The one model that this server has."""
-        return _json({"object": "list", "data": [_model(context)]})
+        return json_answer({"object": "list", "data": [_model(context)]})
 
     @router.get("/models/{name:path}")
     async def model(name: str) -> Response:
@@ -92,7 +37,7 @@ def openai_routes(context: ServerContext) -> APIRouter:
         if not name:
             raise ApiError(404, "name a model")
         context.check_model(name)
-        return _json(_model(context))
+        return json_answer(_model(context))
 
     return router
 
@@ -104,11 +49,5 @@ def _model(context: ServerContext) -> dict[str, object]:
         "created": context.started_at,
         "owned_by": "foreword",
     }
-    try:
-        return known | {"max_model_len": context.engine.limits().max_model_len}
-    except EngineUnavailable:
-        return known
-
-
-def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+    longest = context.max_model_len
+    return known if longest is None else known | {"max_model_len": longest}

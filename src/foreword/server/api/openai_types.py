@@ -194,9 +194,3 @@ class DetokenizeRequest(StrictBody):
     tokens: TokenIds
     skip_special_tokens: bool = False
     model: str | None = Field(None, max_length=512)
-
-
-class SwitchRequest(StrictBody):
-    """`POST /speculation`."""
-
-    enabled: bool

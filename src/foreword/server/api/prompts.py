@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from foreword.engine.prompts import encode_prompt
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.server.api.openai_types import Message
 from foreword.server.errors import ApiError
@@ -40,11 +41,9 @@ class PromptEncoder:
             lambda: self.tokenizer.encode_chat(shown, add_generation_prompt=add_generation_prompt),
         )
 
-    async def plain_or_chat(self, text: str, *, raw: bool) -> list[int]:
+    async def prompt(self, text: str, *, raw: bool) -> list[int]:
         """A text as the library takes it: a user's message, unless it is raw or the model has no chat format."""
-        if raw or self.tokenizer.chat_template is None:
-            return await self.text(text)
-        return await self.chat([Message.model_validate({"role": "user", "content": text})])
+        return await self._do(len(text), lambda: encode_prompt(self.tokenizer, text, raw))
 
     async def back(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of token ids."""

@@ -12,7 +12,7 @@ NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Texts = Annotated[list[NonEmpty], Field(fail_fast=True)]
-SpeculationWish = bool | dict[str, Any] | None
+SpeculationOverride = bool | dict[str, Any] | None
 """`false`: no guessing for this request; an object: who guesses and how far; `true` or null: as the server does."""
 
 
@@ -50,7 +50,7 @@ class SamplingFields(StrictBody):
     allowed_token_ids: TokenIds | None = None
     prompt_logprobs: int | None = Field(None, ge=0)
     include_stop_str_in_output: bool | None = None
-    speculation: SpeculationWish = None
+    speculation: SpeculationOverride = None
 
     @model_validator(mode="after")
     def _check_bias(self) -> Self:

@@ -1,6 +1,7 @@
 """Who is asking: API keys, compared in constant time, before anything of the request is looked at."""
 
 import hmac
+from collections.abc import Callable
 from hashlib import sha256
 
 from starlette.datastructures import Headers
@@ -14,14 +15,15 @@ OPEN_PATHS = frozenset({"/health", "/ready"}) | PAGE_PATHS
 """Routes that answer without a key."""
 
 
-class Doorkeeper:
+class AuthMiddleware:
     """ASGI middleware: refuses long headers and unknown keys, and notes whose request it is.
 
     Puts `tenant` (a hash of the key; empty without keys) and `trusted` into the request's state.
     """
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings, on_refusal: Callable[[int], None]) -> None:
         self._app = app
+        self._on_refusal = on_refusal
         self._header_bytes = settings.limits.header_bytes
         self._tenants = {_digest(key): tenant_of(key) for key in settings.api_keys}
 
@@ -30,16 +32,17 @@ class Doorkeeper:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = self._judge(scope)
+        refusal = self._refusal(scope)
         if refusal is not None:
+            self._on_refusal(refusal.status)
             await refusal.response()(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _judge(self, scope: Scope) -> ApiError | None:
+    def _refusal(self, scope: Scope) -> ApiError | None:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self._header_bytes:
             return ApiError(431, f"the request's headers are longer than {self._header_bytes} bytes")
-        # Headers are read as latin-1; a key with other letters is sent as UTF-8.
+        # Headers are read as latin-1; a key beyond it is sent as UTF-8.
         header = Headers(scope=scope).get("authorization", "").encode("latin-1", "replace")
         tenant = self._tenant(header.decode("utf-8", "surrogateescape"))
         state = scope.setdefault("state", {})

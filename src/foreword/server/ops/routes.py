@@ -1,4 +1,4 @@
-"""Our own routes: generate, tokens, health, metrics."""
+"""Routes for operators: health, readiness, metrics, the switch."""
 
 from time import monotonic
 from typing import Any
@@ -10,40 +10,33 @@ from starlette.responses import Response
 
 from foreword.engine.messages import EngineStats
 from foreword.server.api.answer_types import speculation_of
-from foreword.server.api.bodies import parse_body, read_body
-from foreword.server.api.generate import check_generate, generate_job
+from foreword.server.api.entry import body_of, json_answer, takes
 from foreword.server.api.identity import caller_of
-from foreword.server.api.openai_routes import answer_request, takes
-from foreword.server.api.openai_types import (
-    DetokenizeRequest,
-    GenerateRequest,
-    SwitchRequest,
-    TokenizeRequest,
-)
+from foreword.server.api.sampling_types import StrictBody
 from foreword.server.context import ServerContext
-from foreword.server.errors import ApiError
-from foreword.wire.client import EngineState, EngineUnavailable
+from foreword.wire.client import EngineState
 
 
-def native_routes(context: ServerContext) -> APIRouter:
-    """`/generate` and what watches over it."""
+class SwitchRequest(StrictBody):
+    """`POST /speculation`."""
+
+    enabled: bool
+
+
+def ops_routes(context: ServerContext) -> APIRouter:
+    """What watches over the server, and the switch where that was asked for."""
     router = APIRouter()
-
-    @router.post("/generate", openapi_extra=takes(GenerateRequest))
-    async def generate(request: Request) -> Response:
-        """Answer a prompt, in the library's words."""
-        return await answer_request(context, request, GenerateRequest, check_generate, generate_job)
 
     @router.get("/health")
     async def health(request: Request) -> Response:
         """How the server is doing; 200 as long as it answers at all."""
-        return _json(await _health(context, caller_of(request).trusted))
+        return json_answer(await _health(context, caller_of(request).trusted))
 
     @router.get("/ready")
     async def ready() -> Response:
         """200 if a request would be taken now, else 503."""
         state = context.engine.state
-        return _json({"status": state.value}, 200 if state is EngineState.READY else 503)
+        return json_answer({"status": state.value}, 200 if state is EngineState.READY else 503)
 
     @router.get("/metrics")
     async def metrics() -> Response:
@@ -51,46 +44,18 @@ def native_routes(context: ServerContext) -> APIRouter:
         await _refresh(context)
         return Response(context.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    _add_token_routes(router, context)
     if context.settings.allow_switch:
         _add_switch(router, context)
     return router
 
 
-def _add_token_routes(router: APIRouter, context: ServerContext) -> None:
-    limits = context.settings.limits
-
-    @router.post("/tokenize", openapi_extra=takes(TokenizeRequest))
-    async def tokenize(request: Request) -> Response:
-        """Token ids of a text or a conversation."""
-        body = await parse_body(await read_body(request, limits), TokenizeRequest, limits)
-        context.check_model(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise ApiError(400, "give either prompt or messages", param="prompt")
-        if body.messages is not None:
-            ids = await context.prompts.chat(body.messages, add_generation_prompt=body.add_generation_prompt)
-        else:
-            ids = await context.prompts.text(body.prompt or "", add_special_tokens=body.add_special_tokens)
-        return _json({"tokens": ids, "count": len(ids)} | _max_model_len(context))
-
-    @router.post("/detokenize", openapi_extra=takes(DetokenizeRequest))
-    async def detokenize(request: Request) -> Response:
-        """The text of token ids."""
-        body = await parse_body(await read_body(request, limits), DetokenizeRequest, limits)
-        context.check_model(body.model)
-        text = await context.prompts.back(body.tokens, skip_special_tokens=body.skip_special_tokens)
-        return _json({"prompt": text})
-
-
 def _add_switch(router: APIRouter, context: ServerContext) -> None:
-    limits = context.settings.limits
-
     @router.post("/speculation", openapi_extra=takes(SwitchRequest))
     async def switch(request: Request) -> Response:
         """Turn guessing on or off for everybody; no text changes."""
-        body = await parse_body(await read_body(request, limits), SwitchRequest, limits)
+        body = await body_of(context, request, SwitchRequest)
         context.engine.speculate(body.enabled)
-        return _json({"enabled": body.enabled})
+        return json_answer({"enabled": body.enabled})
 
 
 async def _health(context: ServerContext, trusted: bool) -> dict[str, Any]:
@@ -145,14 +110,3 @@ async def _refresh(context: ServerContext) -> None:
     metrics.restarts.set(context.engine.restarts)
     if (stats := await context.engine.stats()) is not None:
         metrics.note_engine(stats, context.engine.restarts)
-
-
-def _max_model_len(context: ServerContext) -> dict[str, int]:
-    try:
-        return {"max_model_len": context.engine.limits().max_model_len}
-    except EngineUnavailable:
-        return {}
-
-
-def _json(value: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")

@@ -2,6 +2,7 @@
 
 from functools import partial
 from importlib.resources import files
+from pathlib import PurePath
 from typing import Final
 
 import msgspec
@@ -9,16 +10,16 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from foreword.server.context import ServerContext
-from foreword.wire.client import EngineUnavailable
 
+_FOLDER: Final = files("foreword.server.page") / "static"
+_MEDIA_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
 _FILES: Final = {
-    "/": ("index.html", "text/html; charset=utf-8"),
-    "/page/style.css": ("style.css", "text/css; charset=utf-8"),
-    "/page/app.js": ("app.js", "text/javascript; charset=utf-8"),
-    "/page/answer.js": ("answer.js", "text/javascript; charset=utf-8"),
-    "/page/events.js": ("events.js", "text/javascript; charset=utf-8"),
-    "/page/figures.js": ("figures.js", "text/javascript; charset=utf-8"),
-    "/page/icon.svg": ("icon.svg", "image/svg+xml"),
+    "/" if entry.name == "index.html" else f"/page/{entry.name}": entry for entry in _FOLDER.iterdir()
 }
 
 PAGE_PATHS: Final = frozenset(_FILES)
@@ -40,9 +41,8 @@ _HEADERS: Final = {
 def page_routes(context: ServerContext) -> APIRouter:
     """The files, read once, and `/page/settings`."""
     router = APIRouter(include_in_schema=False)
-    folder = files("foreword.server.page")
-    for path, (name, media_type) in _FILES.items():
-        send = partial(_send, (folder / name).read_bytes(), media_type)
+    for path, entry in _FILES.items():
+        send = partial(_send, entry.read_bytes(), _MEDIA_TYPES[PurePath(entry.name).suffix])
         router.add_api_route(path, send, methods=["GET"], response_model=None)
 
     @router.get("/page/settings")
@@ -61,14 +61,10 @@ async def _send(content: bytes, media_type: str) -> Response:
 
 def _settings(context: ServerContext) -> dict[str, object]:
     known = context.settings
-    try:
-        longest: int | None = context.engine.limits().max_model_len
-    except EngineUnavailable:
-        longest = None
     return {
         "model": known.model_name,
         "methods": sorted(known.methods),
         "default_method": known.default_method,
         "shows_speculation": known.show_speculation,
-        "max_model_len": longest,
+        "max_model_len": context.max_model_len,
     }

@@ -2,38 +2,7 @@
 
 const at = (id) => document.getElementById(id);
 const percent = (part, whole) => (whole > 0 ? `${Math.round((100 * part) / whole)} %` : "–");
-
-// A run as far as it has come: what the server told last, and the clock of this page until the engine's own arrives.
-export class Run {
-  constructor() {
-    this.tokens = 0;
-    this.began = null;
-    this.now = null;
-    this.progress = null;
-    this.timings = null;
-  }
-
-  note(event) {
-    this.now = performance.now();
-    this.began ??= this.now;
-    if (event.timings) this.timings = event.timings;
-    this.tokens += event.token_ids?.length ?? 0;
-    this.progress = event.origin?.progress ?? this.progress;
-  }
-
-  get seconds() {
-    return this.timings ? this.timings.predicted_ms / 1e3 : (this.now - this.began) / 1e3;
-  }
-
-  get rate() {
-    return this.tokens > 1 && this.seconds > 0 ? (this.tokens - 1) / this.seconds : 0;
-  }
-
-  get line() {
-    const passes = this.progress ? ` in ${this.progress.passes} passes` : "";
-    return `${this.tokens} tokens${passes}, ${this.seconds.toFixed(2)} s, ${this.rate.toFixed(1)} per second`;
-  }
-}
+const MOST_LABELS = 10;
 
 export function showRun(run) {
   at("rate").textContent = run.rate ? run.rate.toFixed(1) : "–";
@@ -57,6 +26,7 @@ export function clearFigures() {
 function showPositions({ drafted_per_position: drafted, accepted_per_position: accepted }) {
   const columns = at("positions");
   while (columns.children.length < drafted.length) columns.append(column(columns.children.length + 1));
+  columns.classList.toggle("many", drafted.length > MOST_LABELS);
   drafted.forEach((count, place) => {
     const item = columns.children[place];
     const part = count ? (accepted[place] ?? 0) / count : 0;

@@ -47,7 +47,7 @@ class TokenTexts:
                 text=piece,
                 token_ids=delta.token_ids[place : place + 1],
                 logprobs=delta.logprobs[place : place + 1],
-                rejected=delta.rejected if place == min(delta.from_draft, last) else (),
+                drafts=delta.drafts if place == 0 else (),
                 from_draft=int(place < delta.from_draft),
                 finish_reason=delta.finish_reason if place == last else None,
                 stop_reason=delta.stop_reason if place == last else None,

@@ -1,49 +1,52 @@
 """Adding up what several answers cost."""
 
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from foreword.engine.answers.ends import OpenAnswers
 from foreword.engine.answers.outputs import Timings
 from foreword.engine.messages import AnswerDelta, RequestStats
 
-_OF_THE_PROMPT = frozenset({"prompt_tokens", "cached_tokens"})
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Counted = TypeVar("Counted", bound=DataclassInstance)
+
+
+def add_fields(one: "Counted", other: "Counted") -> "Counted":
+    """Field by field: numbers and tuples of numbers are added; of two texts the first that says something stays."""
+    sums = {field.name: _added(getattr(one, field.name), getattr(other, field.name)) for field in fields(one)}
+    return replace(one, **sums)
+
+
+def _added(one: Any, other: Any) -> Any:  # noqa: ANN401 - numbers, tuples of them, or texts
+    if isinstance(one, tuple):
+        return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0))
+    return one or other if isinstance(one, str) else one + other
 
 
 def sum_stats(by_answer: Iterable[tuple[int, RequestStats]]) -> RequestStats:
     """Counts and seconds of (sample index, stats) pairs, added; a prompt with several answers counts once."""
-    total: dict[str, object] = {}
+    total = RequestStats()
     for index, stats in by_answer:
-        for field in fields(stats):
-            value = getattr(stats, field.name)
-            if field.name in _OF_THE_PROMPT and index > 0:
-                continue
-            total[field.name] = _added(total.get(field.name), value)
-    return RequestStats(**total)  # type: ignore[arg-type]
-
-
-def _added(so_far: object, value: object) -> object:
-    if isinstance(value, tuple):
-        before = so_far if isinstance(so_far, tuple) else ()
-        return tuple(a + b for a, b in zip_longest(before, value, fillvalue=0))
-    if isinstance(value, int | float):
-        return value + (so_far if isinstance(so_far, int | float) else 0)
-    return so_far or value
+        total = add_fields(total, replace(stats, prompt_tokens=0, cached_tokens=0) if index else stats)
+    return total
 
 
 class Costs:
     """Of a request with several answers, complete when all of them have ended."""
 
     def __init__(self, answers: int) -> None:
-        self._missing = answers
+        self._open = OpenAnswers(answers)
         self._ends: list[tuple[int, RequestStats]] = []
 
     def note(self, delta: AnswerDelta) -> bool:
         """Take a delta; True if it was the last of all."""
         if delta.stats is not None:
             self._ends.append((delta.index, delta.stats))
-        self._missing -= delta.finish_reason is not None
-        return self._missing == 0
+        return self._open.note(delta)
 
     def total(self) -> RequestStats:
         """Everything so far."""

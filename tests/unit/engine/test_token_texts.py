@@ -3,10 +3,10 @@
 import pytest
 
 from foreword.engine.answers.text import AnswerText, StopTexts
-from foreword.engine.messages import AnswerDelta
+from foreword.engine.answers.token_texts import TokenTexts, token_text
+from foreword.engine.messages import AnswerDelta, DraftShown
 from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.tokenization.detokenizer import IncrementalDetokenizer
-from foreword.server.api.token_texts import TokenTexts, token_text
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def deltas_of(tokenizer, ids: list[int], sizes: list[int], stop: str = "") -> li
                 0,
                 text + (words.finish() if ended else ""),
                 tuple(taken),
-                rejected=(5, 6),
+                drafts=(DraftShown((5, 6), (-1, 0), (), size),),
                 from_draft=size - 1,
                 finish_reason="length" if ended else None,
             )
@@ -59,7 +59,7 @@ def test_pieces_are_the_text_whatever_was_held_back(tokenizer, text, stop, size)
         assert [unit.text for unit in units] == pieces
         assert tuple(token for unit in units for token in unit.token_ids) == delta.token_ids
         assert [unit.from_draft for unit in units] == [1] * (len(units) - 1) + [0]
-        assert [unit.rejected for unit in units] == [()] * (len(units) - 1) + [(5, 6)]
+        assert [unit.drafts for unit in units] == [delta.drafts] + [()] * (len(units) - 1)
         assert [unit.finish_reason for unit in units] == [None] * (len(units) - 1) + [delta.finish_reason]
     assert "".join(delta.text for delta in deltas) == text
 

@@ -1,0 +1,55 @@
+"""KV memory of the CPU kernels."""
+
+import torch
+from torch import Tensor
+
+from foreword.errors import RequestError
+from foreword.kv.spec import PageSpec, RowSpec
+
+HEAD_ALIGNMENT = 8
+"""Numbers that the kernels read at once: a head is filled up to a multiple."""
+
+
+class CpuKvStore:
+    """Keys and values of every kind in float32, as the attention kernel reads them.
+
+    Keys are [layers, pages, kv heads, numbers, rows of a page], values the same with the last two exchanged.
+    Half precision would save memory, but turning it into floats costs more than reading twice the bytes.
+    """
+
+    def __init__(self, spec: PageSpec, num_pages: int, page_size: int) -> None:
+        from foreword.kernels import _native
+
+        if page_size != _native.PAGE_SIZE:
+            raise RequestError(f"the CPU kernels need pages of {_native.PAGE_SIZE} rows, not {page_size}")
+        for row in spec.rows:
+            _check(row)
+        self.spec = spec
+        self.num_pages = num_pages
+        self.page_size = page_size
+        kinds = [(row.num_layers, row.num_kv_heads, row.head_dim) for row in spec.rows]
+        self.native = _native.KvStore(num_pages, kinds)
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Memory of one token's rows of all kinds."""
+        return self.native.bytes_per_row
+
+    def arrays(self, name: str) -> tuple[Tensor, Tensor]:
+        """Keys and values of one kind; heads are filled up to a multiple of eight numbers."""
+        keys, values = self.native.arrays(self.spec.index(name))
+        return torch.from_numpy(keys), torch.from_numpy(values)
+
+    def move(self, copies: Tensor) -> None:
+        """Copy rows (from, to) of all kinds, int32 [copies, 2]; all are read before any is written."""
+        self.native.move(copies.numpy())
+
+
+def _check(row: RowSpec) -> None:
+    if row.values != row.head_dim:
+        raise RequestError(
+            f"KV rows {row.name}: the CPU kernels need keys and values of the same size, "
+            f"not {row.head_dim} and {row.values}"
+        )
+    if row.dtype != "float32":
+        raise RequestError(f"KV rows {row.name}: the CPU kernels keep float32, not {row.dtype}")

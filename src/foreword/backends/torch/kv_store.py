@@ -1,0 +1,50 @@
+"""KV memory in torch tensors."""
+
+import torch
+from torch import Tensor
+
+from foreword.kv.spec import PageSpec, RowSpec
+
+
+class TorchKvStore:
+    """Keys and values of every kind: [layers, physical rows, kv heads, numbers].
+
+    Behind the pages there are two more rows: one that padding writes to, and one of zeros that stands for
+    rows which a request does not have.
+    """
+
+    def __init__(self, spec: PageSpec, num_pages: int, page_size: int, device: torch.device) -> None:
+        self.spec = spec
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.spare_slot = num_pages * page_size  # padding writes here
+        self.empty_slot = self.spare_slot + 1  # zeros
+        self._arrays = {row.name: self._allocate(row, device) for row in spec.rows}
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Memory of one token's rows of all kinds."""
+        return self.spec.bytes_per_row
+
+    def arrays(self, name: str) -> tuple[Tensor, Tensor]:
+        """Keys and values of one kind."""
+        return self._arrays[name]
+
+    def move(self, copies: Tensor) -> None:
+        """Copy rows (from, to) of all kinds, int32 [copies, 2]; all are read before any is written."""
+        if len(copies):
+            source, target = copies.long().unbind(1)
+            for pair in self._arrays.values():
+                for array in pair:
+                    array[:, target] = array[:, source]
+
+    def _allocate(self, row: RowSpec, device: torch.device) -> tuple[Tensor, Tensor]:
+        dtype: torch.dtype = getattr(torch, row.dtype)
+
+        def rows(numbers: int) -> Tensor:
+            shape = (row.num_layers, self.empty_slot + 1, row.num_kv_heads, numbers)
+            memory = torch.empty(shape, dtype=dtype, device=device)
+            memory[:, self.spare_slot :] = 0
+            return memory
+
+        return rows(row.head_dim), rows(row.values)

@@ -1,0 +1,29 @@
+"""Prompts to token ids, the same for library, server and benchmarks."""
+
+from collections.abc import Mapping, Sequence
+from operator import index
+
+from foreword.errors import RequestError
+from foreword.models.tokenization.tokenizer import Tokenizer
+
+Prompt = str | Mapping[str, Sequence[int]]
+"""Text, or `{"prompt_token_ids": [...]}` as in vLLM."""
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, raw: bool = False) -> list[int]:
+    """The token ids of a prompt; text goes through the model's chat template unless `raw`."""
+    if isinstance(prompt, Mapping):
+        if "prompt_token_ids" not in prompt:
+            raise RequestError('a prompt is a string or {"prompt_token_ids": [...]}')
+        return _whole_numbers(prompt["prompt_token_ids"])
+    if raw or tokenizer.chat_template is None:
+        return tokenizer.encode(prompt)
+    return tokenizer.encode_chat([{"role": "user", "content": prompt}])
+
+
+def _whole_numbers(ids: Sequence[int]) -> list[int]:
+    """Token ids as plain ints, numpy's and torch's too."""
+    try:
+        return [index(token) for token in ids]
+    except TypeError:
+        raise RequestError("prompt_token_ids must be whole numbers") from None

@@ -1,0 +1,32 @@
+"""The KV rows of one request."""
+
+from dataclasses import dataclass, field
+
+from foreword.kv.prefix_cache import PrefixNode
+
+
+@dataclass(eq=False)
+class KvSequence:
+    """The KV rows of one request: `computed` finished ones, then provisional ones up to `reserved`."""
+
+    pages: list[int] = field(default_factory=list)  # physical pages in logical order
+    computed: int = 0  # rows [0, computed) are final
+    reserved: int = 0  # rows [computed, reserved) may be written by the pass under way
+    tenant: str = ""  # whose published pages it may share
+    chain: list[PrefixNode] = field(default_factory=list)  # the published pages that it starts with
+    publishes: bool = False  # whether its full pages may still be published
+    in_pass: bool = False  # a pass that may write its reserved rows is under way
+
+    @property
+    def published(self) -> int:
+        """How many of its pages, from the first on, are published."""
+        return len(self.chain)
+
+
+@dataclass(frozen=True)
+class RowMove:
+    """A final row that still lies where the last pass wrote it; the next pass moves it first."""
+
+    owner: KvSequence
+    source: int  # physical row
+    row: int  # logical row of the owner

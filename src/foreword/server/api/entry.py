@@ -1,0 +1,75 @@
+"""The one way that every request for answers goes: read, check, admit, encode, answer."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foreword.server.api.answering import Job, respond
+from foreword.server.api.bodies import parse_body, read_body
+from foreword.server.api.identity import Caller, caller_of
+from foreword.server.context import ServerContext
+from foreword.server.settings import ServerSettings
+from foreword.wire.client import EngineState, EngineUnavailable
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+async def answer_request(
+    context: ServerContext,
+    request: Request,
+    model: type[Body],
+    check: Callable[[Body, ServerSettings], int],
+    prepare: Callable[[ServerContext, Body, Caller], Awaitable[Job]],
+) -> Response:
+    """What is refused is refused at the first step that finds a fault."""
+    limits = context.settings.limits
+    data = await read_body(request, limits)
+    context.admission.check(1)
+    body = await parse_body(data, model, limits)
+    context.check_model(getattr(body, "model", None))
+    answers = check(body, context.settings)
+    if context.engine.state in (EngineState.STARTING, EngineState.RESTARTING, EngineState.STOPPED):
+        raise EngineUnavailable(f"the engine is {context.engine.state}; try again")
+    with ExitStack() as places:
+        places.enter_context(context.admission.admit(answers))
+        job = await prepare(context, body, caller_of(request))
+        return await respond(context, request, job, places)
+
+
+async def body_of(context: ServerContext, request: Request, model: type[Body]) -> Body:
+    """The body of a request that needs no engine."""
+    limits = context.settings.limits
+    body = await parse_body(await read_body(request, limits), model, limits)
+    context.check_model(getattr(body, "model", None))
+    return body
+
+
+def json_answer(value: object, status: int = 200) -> Response:
+    """A whole answer."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def takes(model: type[BaseModel]) -> dict[str, Any]:
+    """The body's schema for the OpenAPI page; the body itself is read and checked by us, not by FastAPI."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(schema)}}}}
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with its definitions in the places that refer to them."""
+    definitions = schema.pop("$defs", {})
+
+    def resolve(value: Any) -> Any:  # noqa: ANN401 - any JSON
+        if isinstance(value, dict):
+            if "$ref" in value:
+                return resolve(definitions[value["$ref"].rsplit("/", 1)[1]])
+            return {key: resolve(entry) for key, entry in value.items()}
+        return [resolve(entry) for entry in value] if isinstance(value, list) else value
+
+    resolved: dict[str, Any] = resolve(schema)
+    return resolved

@@ -1,0 +1,228 @@
+// The playground: runs the prompt once or twice, shows what comes, and lets it be looked at pass by pass.
+
+import { AnswerView, hideTip } from "./answer.js";
+import { showDraft } from "./draft.js";
+import { Refusal, get, stream, useKey } from "./events.js";
+import { clearFigures, showRun } from "./figures.js";
+import { clearOutlook, showOutlook } from "./outlook.js";
+import { Overview } from "./overview.js";
+import { Race } from "./race.js";
+import { Replay } from "./replay.js";
+import { Run } from "./run.js";
+import { applyPreset, methodName, offerMethods, question, readAddress, writeAddress } from "./settings.js";
+import { soon } from "./svg.js";
+
+const at = (id) => document.getElementById(id);
+const guessed = new AnswerView(at("guessed"), (index) => select(index));
+const plain = new AnswerView(at("plain"), (index) => plain.select(index));
+const overview = new Overview(at("overview"), (index) => select(index));
+const race = new Race();
+const replay = new Replay(showTime);
+let running = null; // the AbortController of what runs now
+let runs = []; // what is on the page: the first, and plain decoding where it was compared
+let depth = 1; // that the first was asked for with
+
+async function start() {
+  try {
+    const settings = await get("page/settings");
+    at("about").textContent = `${settings.model} · guesses ahead, checks every guess, says the same.`;
+    offerMethods(settings);
+    if (settings.max_model_len) at("max-tokens").max = settings.max_model_len;
+    for (const part of document.querySelectorAll(".guessing, #legend")) part.hidden = !settings.shows_speculation;
+    at("hidden-note").hidden = settings.shows_speculation;
+    readAddress();
+    applyLook();
+    at("key-form").hidden = true;
+    at("error").textContent = "";
+  } catch (error) {
+    report(error);
+  }
+}
+
+function report(error) {
+  if (error.name === "AbortError") {
+    at("status").textContent = `Stopped. ${withSeed(runs.at(-1).line)}.`;
+    return;
+  }
+  at("status").textContent = "";
+  if (error instanceof Refusal && error.status === 401) {
+    at("key-form").hidden = false;
+    at("key").focus();
+    at("error").textContent = at("key").value ? "The server does not know this key." : "";
+    return;
+  }
+  at("error").textContent = error.message;
+}
+
+const drawRace = soon(() => race.draw(runs));
+
+async function decode(view, body, name) {
+  const run = new Run(name);
+  const isFirst = runs.push(run) === 1;
+  view.busy = true;
+  try {
+    for await (const event of stream("generate", body, running.signal)) {
+      const known = run.passes.length;
+      view.add(run.note(event));
+      view.figures.textContent = run.line;
+      if (isFirst) {
+        showRun(run);
+        run.passes.slice(known).forEach((pass) => overview.add(pass));
+      }
+      if (!at("race").hidden) drawRace();
+    }
+  } finally {
+    view.busy = false;
+  }
+  if (isFirst && body.speculation) view.title.textContent = `Speculative: ${run.name}`;
+  return run;
+}
+
+async function ask() {
+  const body = question();
+  const compares = at("compare").checked && body.speculation !== false;
+  clear(body, compares);
+  running = new AbortController();
+  setBusy(true);
+  try {
+    at("status").textContent = `Answering with seed ${body.seed} …`;
+    const first = await decode(guessed, body, body.speculation ? methodName() : "plain");
+    at("status").textContent = `Finished. ${withSeed(first.line)}.`;
+    if (compares) {
+      // After the other and not beside it, since two answers at once would slow each other down.
+      at("status").textContent = `The same prompt and seed ${body.seed} without guessing …`;
+      judge(first, await decode(plain, { ...body, speculation: false }, "plain"));
+    }
+  } catch (error) {
+    report(error);
+  } finally {
+    running = null;
+    setBusy(false);
+    if (runs[0].timed) examine();
+  }
+}
+
+function clear(body, compares) {
+  runs = [];
+  depth = body.speculation ? body.speculation.num_speculative_tokens : 1;
+  for (const part of [guessed, plain, overview, race, replay]) part.clear();
+  showDraft(null);
+  clearFigures();
+  clearOutlook();
+  at("error").textContent = at("verdict").textContent = "";
+  at("verdict").className = "";
+  at("results").hidden = false;
+  plain.article.hidden = at("race").hidden = !compares;
+  if (at("hidden-note").hidden === false) at("race").hidden = true;
+  at("passes").classList.toggle("empty", body.speculation === false);
+  guessed.title.textContent = body.speculation ? `Speculative: ${methodName()}` : "Plain decoding";
+  at("keep-seed").hidden = at("seed").value !== "";
+  at("keep-seed").dataset.seed = body.seed;
+  writeAddress(body.seed);
+}
+
+function withSeed(line) {
+  return `${line}, seed ${at("keep-seed").dataset.seed}`;
+}
+
+// What can be said once a run has ended, in whatever way.
+function examine() {
+  const same = runs.length > 1 && isSame(...runs);
+  if (guessed.passes.some((pass) => pass.guesses.length)) showOutlook(runs[0], same ? runs[1] : null, depth);
+  if (!at("race").hidden) race.draw(runs);
+  replay.load(runs);
+  select(runs[0].passes.findIndex((pass) => pass.guesses.length && pass.rejected && pass.accepted.length));
+}
+
+function isSame(first, second) {
+  return first.text === second.text && String(first.tokenIds) === String(second.tokenIds);
+}
+
+function judge(first, second) {
+  at("status").textContent = `Both runs have finished, seed ${at("keep-seed").dataset.seed}.`;
+  const same = isSame(first, second);
+  at("verdict").classList.toggle("differs", !same);
+  if (!same) {
+    const place = second.tokenIds.findIndex((token, index) => token !== first.tokenIds[index]);
+    at("verdict").textContent = `The texts differ, from token ${(place < 0 ? second.tokens : place) + 1} on.`;
+    return;
+  }
+  const saved = second.seconds - first.seconds;
+  const part = second.seconds > 0 ? Math.abs(Math.round((100 * saved) / second.seconds)) : 0;
+  const outcome = saved >= 0 ? "Guessing saved" : "Guessing cost";
+  at("verdict").textContent =
+    `Identical, all ${second.tokens} tokens. ${outcome} ${Math.abs(saved).toFixed(2)} s of decoding (${part} %).`;
+}
+
+function select(index, pending = false) {
+  const pass = runs[0]?.passes[index];
+  guessed.select(index);
+  overview.select(pass ? index : null);
+  showDraft(pass, { pending });
+}
+
+function showTime(time) {
+  guessed.showTime(time);
+  plain.showTime(time);
+  race.showTime(time);
+  if (time === null) return;
+  const { passes } = runs[0];
+  const under = passes.findIndex((pass) => pass.begin <= time && time < pass.end);
+  select(under < 0 ? passes.length - 1 : under, under >= 0);
+}
+
+function setBusy(on) {
+  at("run").disabled = on;
+  at("stop").disabled = !on;
+}
+
+function applyLook() {
+  at("answers").classList.toggle("with-ghosts", at("ghosts").checked);
+  at("answers").classList.toggle("mono", at("mono").checked);
+}
+
+at("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (!running) ask();
+});
+at("ask").addEventListener("change", () => writeAddress());
+for (const id of ["ghosts", "mono"]) {
+  at(id).addEventListener("change", () => {
+    applyLook();
+    writeAddress(at("keep-seed").dataset.seed);
+  });
+}
+for (const chip of document.querySelectorAll(".chip")) {
+  chip.addEventListener("click", () => {
+    applyPreset(chip.dataset.preset);
+    writeAddress();
+  });
+}
+at("keep-seed").addEventListener("click", () => {
+  at("seed").value = at("keep-seed").dataset.seed;
+  at("keep-seed").hidden = true;
+  writeAddress();
+});
+at("stop").addEventListener("click", () => running?.abort());
+at("prompt").addEventListener("keydown", (press) => {
+  if (press.key === "Enter" && (press.ctrlKey || press.metaKey)) at("ask").requestSubmit();
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address holds the settings
+  at("prompt").focus();
+});
+document.addEventListener("keydown", (press) => {
+  if (press.key !== "Escape") return;
+  hideTip();
+  running?.abort();
+});
+addEventListener("hashchange", () => {
+  readAddress();
+  applyLook();
+});
+at("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  useKey(at("key").value.trim());
+  start();
+});
+start();

@@ -1,0 +1,70 @@
+// One pass at a time: its guesses as a strip, or as a tree where they branch, and what the target added.
+
+import { element, visible } from "./text.js";
+
+const at = (id) => document.getElementById(id);
+
+// Show a pass; one that is `pending` was not judged yet.
+export function showDraft(pass, { pending = false } = {}) {
+  const panel = at("draft");
+  panel.hidden = !pass;
+  if (!pass) return;
+  at("draft-title").textContent = `Pass ${pass.index + 1}`;
+  at("draft-about").textContent = about(pass, pending);
+  const picture = pass.branches ? tree(pass, pending) : strip(pass, pending);
+  picture.classList.toggle("pending", pending);
+  at("draft-picture").replaceChildren(picture);
+}
+
+function about(pass, pending) {
+  const guesses = `${pass.guesses.length} ${pass.guesses.length === 1 ? "guess" : "guesses"}`;
+  if (pending) return `${guesses}, not checked yet`;
+  const time = pass.end > pass.begin ? `, ${(pass.end - pass.begin).toFixed(1)} ms` : "";
+  const outcome = pass.guesses.length ? `${guesses}, ${pass.accepted.length} accepted` : "no guesses";
+  return `${outcome}, ${pass.gained} ${pass.gained === 1 ? "token" : "tokens"} gained${time}`;
+}
+
+function strip(pass, pending) {
+  const row = element("ol", "strip");
+  pass.guesses.forEach((_, node) => row.append(item(cell(pass, node, pending))));
+  if (pass.own !== null && !pending) row.append(item(ownCell(pass)));
+  return row;
+}
+
+function tree(pass, pending) {
+  const root = element("ul", "tree");
+  root.append(...branch(pass, -1, pending));
+  return root;
+}
+
+function branch(pass, node, pending) {
+  const last = pass.accepted.at(-1) ?? -1;
+  const items = pass.childrenOf(node).map((child) => {
+    const made = item(cell(pass, child, pending));
+    const below = branch(pass, child, pending);
+    if (below.length) {
+      const list = element("ul");
+      list.append(...below);
+      made.append(list);
+    }
+    return made;
+  });
+  if (node === last && pass.own !== null && !pending) items.push(item(ownCell(pass)));
+  return items;
+}
+
+function item(content) {
+  const made = element("li");
+  made.append(content);
+  return made;
+}
+
+function cell(pass, node, pending) {
+  if (pending) return element("span", "cell guess", visible(pass.guesses[node]));
+  if (pass.accepted.includes(node)) return element("span", "cell accepted", visible(pass.guesses[node]));
+  return element("s", "cell rejected", visible(pass.guesses[node]));
+}
+
+function ownCell(pass) {
+  return element("span", "cell own", visible(pass.own));
+}

@@ -1,0 +1,79 @@
+// Both runs on one time axis: a bar per pass, as wide as it took and as high as the tokens that it brought.
+
+import { shape } from "./svg.js";
+import { element } from "./text.js";
+
+const at = (id) => document.getElementById(id);
+const TICKS = 5;
+const LAST_TICK = 0.93; // of the axis: what a tick says needs room
+
+export class Race {
+  constructor() {
+    this.lanes = [...at("race").querySelectorAll(".lane")].map((lane) => ({
+      picture: lane.querySelector("svg"), label: lane.querySelector(".label"), result: lane.querySelector(".result"),
+    }));
+    this.clear();
+  }
+
+  clear() {
+    this.runs = [];
+    this.drawn = [0, 0];
+    this.tallest = 1;
+    for (const { picture, label, result } of this.lanes) {
+      picture.replaceChildren();
+      label.textContent = result.textContent = "";
+    }
+    at("race-axis").replaceChildren();
+    this.showTime(null);
+  }
+
+  get length() {
+    return Math.max(...this.runs.map((run) => run.duration), 1);
+  }
+
+  // Draw what the runs have gained since the last time.
+  draw(runs) {
+    this.runs = runs;
+    runs.forEach((run, lane) => {
+      for (; this.drawn[lane] < run.timed; this.drawn[lane] += 1) this.bar(lane, run.passes[this.drawn[lane]]);
+      this.lanes[lane].label.textContent = run.name;
+      this.lanes[lane].result.textContent = `${run.tokens} tokens · ${run.seconds.toFixed(2)} s`;
+    });
+    for (const { picture } of this.lanes) picture.setAttribute("viewBox", `0 ${-this.tallest} ${this.length} ${this.tallest}`);
+    this.axis();
+  }
+
+  bar(lane, pass) {
+    const { picture } = this.lanes[lane];
+    const width = Math.max(pass.end - pass.begin, 0);
+    const right = pass.accepted.length;
+    const own = pass.gained - right;
+    this.tallest = Math.max(this.tallest, pass.gained);
+    const place = { x: pass.begin, width };
+    if (right) picture.append(shape("rect", { ...place, class: "accepted", y: -right, height: right }));
+    if (own) picture.append(shape("rect", { ...place, class: "own", y: -right - own, height: own }));
+    picture.append(shape("line", { class: "edge", x1: pass.end, x2: pass.end, y1: 0, y2: -pass.gained }));
+  }
+
+  axis() {
+    const step = niceStep(this.length / TICKS);
+    const ticks = [];
+    for (let time = 0; time <= LAST_TICK * this.length; time += step) {
+      const tick = element("span", "tick", time < 1000 && step < 100 ? `${time} ms` : `${(time / 1e3).toFixed(1)} s`);
+      tick.style.left = `${(100 * time) / this.length}%`;
+      ticks.push(tick);
+    }
+    at("race-axis").replaceChildren(...ticks);
+  }
+
+  showTime(time) {
+    const cursor = at("race-cursor");
+    cursor.hidden = time === null;
+    if (time !== null) cursor.style.left = `${(100 * Math.min(time, this.length)) / this.length}%`;
+  }
+}
+
+function niceStep(least) {
+  const power = 10 ** Math.floor(Math.log10(least));
+  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= least);
+}

@@ -1,0 +1,175 @@
+"""What drafters see, say and need."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, overload, runtime_checkable
+
+from torch import Tensor
+
+from foreword.acceptance.request import DraftSampling
+from foreword.backends.batch import Tap
+from foreword.kv.sequence import KvSequence
+from foreword.kv.spec import RowSpec
+from foreword.speculation.draft import Draft
+
+
+class Text(Sequence[int]):
+    """The first tokens of a list that only ever grows: they stay the same while it does, without a copy."""
+
+    __slots__ = ("_length", "_tokens")
+
+    def __init__(self, tokens: list[int], length: int | None = None) -> None:
+        self._tokens = tokens
+        self._length = len(tokens) if length is None else length
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[int]: ...
+    def __getitem__(self, place: int | slice) -> int | list[int]:
+        if isinstance(place, slice):
+            return self._tokens[slice(*place.indices(self._length))]
+        if not -self._length <= place < self._length:
+            raise IndexError(place)
+        return self._tokens[place % self._length]
+
+
+@dataclass(frozen=True)
+class DraftRequest:
+    """A request as a drafter sees it: a value, which could be sent to another machine."""
+
+    request_id: int  # no other request ever has the same
+    tokens: Sequence[int]  # committed: the prompt, then what was generated
+    sampling: DraftSampling
+    prompt_len: int = 0  # how many of the tokens are the prompt
+    tenant: str = ""  # whose request it is; nothing is learned from one tenant for another
+    epoch: int = 0  # advances when the request's state is rebuilt, so that older drafts show as stale
+    prediction: Sequence[int] = ()  # what its user expects as the answer
+
+    def without_text(self) -> "DraftRequest":
+        """Enough to know it by."""
+        return replace(self, tokens=(), prompt_len=0, prediction=())
+
+
+@dataclass(frozen=True)
+class Ask:
+    """How much to guess for one request."""
+
+    request: DraftRequest
+    max_nodes: int
+    max_depth: int
+    kv: KvSequence | None = None  # its pages, for a drafter with rows of its own in them
+
+
+@dataclass(frozen=True)
+class DrafterNeeds:
+    """What a drafter has to be given besides the tokens."""
+
+    taps: tuple[Tap, ...] = ()  # hidden states of the target, told with every commit
+    rows: tuple[RowSpec, ...] = ()  # KV rows of its own in the target's pages
+    draws: bool = False  # what the target itself draws behind every node that is judged
+
+    def __or__(self, other: "DrafterNeeds") -> "DrafterNeeds":
+        taps = tuple(dict.fromkeys((*self.taps, *other.taps)))
+        rows = tuple(dict.fromkeys((*self.rows, *other.rows)))
+        return DrafterNeeds(taps, rows, self.draws or other.draws)
+
+    def __bool__(self) -> bool:
+        return bool(self.taps or self.rows or self.draws)
+
+
+NO_NEEDS = DrafterNeeds()
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What a pass has made final for one request: prompt chunks, accepted guesses and corrections alike."""
+
+    request: DraftRequest  # with what was committed
+    first: int  # position of the first token that got its KV row, and so its hidden states, in this pass
+    rows: int  # how many did, one after the other; the newest token is not among them
+    hidden: Mapping[Tap, Tensor] = field(default_factory=dict)  # [rows, hidden size], if asked for
+    draft: Draft = field(default_factory=Draft)  # what was judged
+    draws: tuple[int, ...] = ()  # what the target draws behind the text, then behind every node; if asked for
+    kv: KvSequence | None = None  # its pages, for a drafter with rows of its own in them
+
+
+class Drafter(Protocol):
+    """Anything that guesses."""
+
+    def propose(self, asks: Sequence[Ask]) -> Sequence[Draft]:
+        """One draft for every ask, an empty one where there is nothing to say.
+
+        A draft for an older, shorter text is welcome: it is rebased along what was committed since.
+        """
+        ...
+
+    def forget(self, request: DraftRequest) -> None:
+        """The request has ended: drop what is kept for it."""
+        ...
+
+
+@runtime_checkable
+class Observes(Protocol):
+    """A drafter that needs more than tokens, and is told what was committed together with it."""
+
+    needs: DrafterNeeds
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """Learn from a pass, whether or not it was asked to guess for it."""
+        ...
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """A drafter that has something to give back."""
+
+    def close(self) -> None:
+        """Nobody asks any more."""
+        ...
+
+
+def needs_of(drafter: object) -> DrafterNeeds:
+    """What it declares; nothing if it declares nothing."""
+    return drafter.needs if isinstance(drafter, Observes) else NO_NEEDS
+
+
+def close_all(parts: Iterable[object]) -> None:
+    """Close the parts that can be closed."""
+    for part in parts:
+        if isinstance(part, Closes):
+            part.close()
+
+
+@runtime_checkable
+class ReportsMemory(Protocol):
+    """A drafter, or what is made of drafters, that can say how much memory it adds."""
+
+    def memory_bytes(self) -> int | None:
+        """Bytes beside the target's own; None where nobody knows."""
+        ...
+
+
+def added_memory(parts: Iterable[object]) -> int | None:
+    """Sum over the parts that can say; None if none can."""
+    sizes = [part.memory_bytes() for part in parts if isinstance(part, ReportsMemory)]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known else None
+
+
+@runtime_checkable
+class ReportsFaults(Protocol):
+    """A drafter, or what is made of drafters, that counts what went wrong and cost only its guesses."""
+
+    def fault_counts(self) -> Counter[str]:
+        """By drafter and kind: `ngram/timeout`."""
+        ...
+
+
+def all_faults(parts: Iterable[object]) -> Counter[str]:
+    """Of the parts that count theirs."""
+    return sum((part.fault_counts() for part in parts if isinstance(part, ReportsFaults)), Counter())

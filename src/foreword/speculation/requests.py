@@ -1,0 +1,109 @@
+"""A request as the step sees it, and its part of a pass."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from foreword.acceptance.request import RequestSampler
+from foreword.kv.sequence import KvSequence
+from foreword.speculation.acceptance_stats import AcceptanceStats
+from foreword.speculation.drafting import Drafter, DraftRequest, Text
+from foreword.speculation.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """Who drafts for a request and how much at most; None stands for plain decoding."""
+
+    method: str  # the drafter's name, for people
+    drafter: Drafter
+    max_nodes: int
+    max_depth: int
+    max_batch: int | None = None  # it drafts while fewer than this many requests run; None: always
+
+
+class StepRequest(Protocol):
+    """A request as the step sees it."""
+
+    request_id: int  # no other request ever has the same
+    tenant: str  # whose request it is; nothing is learned from one tenant for another
+    prompt_len: int  # how many of the tokens are the prompt
+    tokens: list[int]  # committed: the prompt, then what was generated; only ever grows
+    kv: KvSequence  # its computed rows chase its tokens; the newest token has none yet
+    sampler: RequestSampler  # its parameters, and what its committed tokens mean to them
+    epoch: int  # advances when the request's state is rebuilt, so that older drafts show as stale
+    speculation: DraftPlan | None  # who drafts for it, as it was asked for; None: nobody
+    prediction: Sequence[int]  # what its user expects as the answer; empty: nothing is known
+    acceptance: AcceptanceStats  # how its drafts have fared
+
+    @property
+    def cohort(self) -> str:
+        """Requests with the same are counted together."""
+        ...
+
+    @property
+    def prompt_logprobs(self) -> int | None:
+        """Alternatives per prompt token that are wanted; None: no log probabilities of the prompt."""
+        ...
+
+    @property
+    def scored(self) -> int:
+        """Leading prompt tokens whose successors' log probabilities are known."""
+        ...
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be committed."""
+        ...
+
+    def kept(self, tokens: Sequence[int]) -> int:
+        """How many of these next tokens belong to the answer: it may end inside them."""
+        ...
+
+    def commit(self, verdict: Verdict) -> None:
+        """Take the verdict's tokens and all that belongs to them, or raise and change nothing."""
+        ...
+
+    def fail(self, error: str) -> None:
+        """End the answer with an error; other requests go on."""
+        ...
+
+
+def as_drafter_sees(request: StepRequest) -> DraftRequest:
+    """The request as it is now."""
+    return DraftRequest(
+        request.request_id,
+        Text(request.tokens),
+        request.sampler.drafting(),
+        request.prompt_len,
+        request.tenant,
+        request.epoch,
+        request.prediction,
+    )
+
+
+@dataclass(frozen=True)
+class PassEntry:
+    """A request's part of a pass, as things are when the pass begins: it may be cancelled before the pass ends."""
+
+    request: StepRequest
+    kv: KvSequence
+    computed: int  # KV rows that are there already
+    run: int  # committed tokens that get their KV
+    scored: int  # of these, the ones that tell how likely the next prompt token was, before the newest token
+    draws: bool  # whether the newest token is among them, so that the next one can be drawn
+
+    @staticmethod
+    def of(request: StepRequest, run: int) -> "PassEntry":
+        """The request's next `run` committed tokens that have no KV yet.
+
+        Nothing is generated until all prompt tokens are scored, so that scored rows end the run.
+        """
+        first, scored = request.kv.computed, 0
+        if request.prompt_logprobs is not None:
+            scored = max(0, min(first + run, request.prompt_len - 1) - max(first, request.scored))
+        return PassEntry(request, request.kv, first, run, scored, first + run == len(request.tokens))
+
+    def again(self) -> "PassEntry":
+        """The same for another try: a pass that failed may have lost rows."""
+        return PassEntry.of(self.request, self.run)

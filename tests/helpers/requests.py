@@ -1,0 +1,19 @@
+"""Requests without an engine."""
+
+from collections.abc import Sequence
+from itertools import count
+
+from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.engine.request import Request, RequestLimits
+
+_numbers = count()
+
+
+def lone_request(
+    prompt: Sequence[int], params: SamplingParams | None = None, vocab_size: int = 1 << 20
+) -> Request:
+    """A prompt that has computed nothing; its context never ends."""
+    chosen = params or SamplingParams(temperature=0)
+    sampler = RequestSampler(chosen, TokenLimits(vocab_size), prompt, seed=0)
+    return Request(next(_numbers), prompt, chosen, sampler, RequestLimits(1 << 30, frozenset()))

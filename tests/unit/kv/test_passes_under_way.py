@@ -1,0 +1,124 @@
+"""Several passes at once: one for each sequence, and nothing counts as done before it is."""
+
+import pytest
+
+from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
+from foreword.kv.sequence import KvSequence
+
+
+def computed(cache: PagedCache, rows: int, tenant: str = "", publish: bool = True) -> KvSequence:
+    """A sequence whose token i is i."""
+    sequence = cache.open(tenant)
+    cache.reserve(sequence, rows)
+    cache.commit(sequence, rows, ())
+    if publish:
+        cache.publish(sequence, list(range(rows)))
+    return sequence
+
+
+def with_moves(cache: PagedCache) -> KvSequence:
+    """A sequence whose row 15, the last of its first page, waits for its move."""
+    sequence = computed(cache, 14, publish=False)
+    cache.reserve(sequence, 6)
+    cache.commit(sequence, 1, (2, 3))
+    assert [move.row for move in cache.pending_moves] == [15, 16]
+    return sequence
+
+
+def test_a_second_pass_for_the_same_sequence_is_refused():
+    cache = PagedCache(4)
+    one, other = cache.open(), cache.open()
+    cache.begin_pass([one])
+    with pytest.raises(AssertionError, match="before the first has ended"):
+        cache.begin_pass([other, one])
+    assert not other.in_pass
+    cache.begin_pass([other])
+    cache.end_pass([one, other])
+    cache.begin_pass([one])
+    with pytest.raises(AssertionError, match="twice"):
+        cache.begin_pass([other, other])
+
+
+def test_moves_under_way_are_not_done_yet():
+    """Neither published nor forked, and the next pass for their owner has to wait for them."""
+    cache = PagedCache(8, prefix_caching=True)
+    sequence = with_moves(cache)
+    moves = cache.take_moves()
+    cache.check_integrity()
+    assert cache.take_moves() == []
+    cache.publish(sequence, list(range(17)))
+    assert sequence.published == 0
+    assert cache.can_fork(sequence, 15)
+    assert not cache.can_fork(sequence, 16)
+    with pytest.raises(AssertionError, match="may still lose"):
+        cache.fork(sequence)
+    assert cache.is_busy(sequence)
+    with pytest.raises(AssertionError, match="before the first has ended"):
+        cache.begin_pass([sequence])
+    cache.settle_moves(moves)
+    assert not cache.is_busy(sequence)
+    cache.publish(sequence, list(range(17)))
+    assert sequence.published == 1
+    cache.check_integrity()
+
+
+def test_moves_that_are_lost_take_their_rows_with_them():
+    cache = PagedCache(8, prefix_caching=True)
+    sequence = with_moves(cache)
+    cache.lose_moves(cache.take_moves())
+    assert sequence.computed == 15
+    assert not cache.is_busy(sequence)
+    cache.check_integrity()
+
+
+def test_moves_of_a_sequence_that_was_closed_meanwhile_concern_nobody():
+    cache = PagedCache(8)
+    sequence = with_moves(cache)
+    moves = cache.take_moves()
+    cache.close(sequence)
+    cache.lose_moves(moves)
+    cache.settle_moves(moves)
+    cache.check_integrity()
+    assert cache.free_pages == 8
+
+
+def test_pages_that_are_not_trusted_are_found_by_nobody():
+    """Everything that builds on the first page goes; other texts and other tenants keep theirs."""
+    cache = PagedCache(20, prefix_caching=True)
+    bad = computed(cache, 3 * PAGE_SIZE)
+    other_tenant = computed(cache, 2 * PAGE_SIZE, tenant="other")
+    text = list(range(3 * PAGE_SIZE))
+    sibling = cache.open("", [*text[:PAGE_SIZE], *range(500, 520)])
+    cache.reserve(sibling, PAGE_SIZE)
+    cache.commit(sibling, PAGE_SIZE, ())
+    cache.publish(sibling, [*text[:PAGE_SIZE], *range(500, 500 + PAGE_SIZE)])
+    assert sibling.published == 2
+    cache.distrust(bad)
+    cache.check_integrity()
+    assert cache.matching_pages("", [*text, 0]) == 0
+    assert cache.matching_pages("", [*text[:PAGE_SIZE], *range(500, 520)]) == 0
+    assert cache.matching_pages("other", [*text, 0]) == 2
+    for sequence in (bad, sibling, other_tenant):
+        cache.close(sequence)
+        cache.check_integrity()
+    assert cache.available_pages == 20
+
+
+def test_what_a_distrusted_sequence_computes_later_is_not_published():
+    cache = PagedCache(20, prefix_caching=True)
+    bad = computed(cache, PAGE_SIZE)
+    cache.distrust(bad)
+    cache.reserve(bad, PAGE_SIZE)
+    cache.commit(bad, PAGE_SIZE, ())
+    cache.publish(bad, list(range(2 * PAGE_SIZE)))
+    assert cache.matching_pages("", list(range(40))) == 0
+
+
+def test_a_text_that_is_computed_again_is_no_new_query():
+    cache = PagedCache(8, prefix_caching=True)
+    computed(cache, PAGE_SIZE)
+    queries = cache.prefix_queries
+    cache.open("", list(range(20)), again=True)
+    assert (cache.prefix_queries, cache.prefix_hits) == (queries, 0)
+    cache.open("", list(range(20)))
+    assert (cache.prefix_queries, cache.prefix_hits) == (queries + 20, PAGE_SIZE)
