@@ -207,8 +207,8 @@ MUTANTS = (
         29,
         "room for four guesses only",
         "speculation/transaction.py",
-        "part.run + len(draft))",
-        "part.run + min(len(draft), 4))",
+        "entry.run + len(draft))",
+        "entry.run + min(len(draft), 4))",
         (STEP,),
     ),
     Mutant(
@@ -255,8 +255,8 @@ MUTANTS = (
         41,
         "a drafter that was off does not catch up",
         "drafters/autoregressive.py",
-        "        if shares := self._missed(trees):",
-        "        if shares := self._missed(trees)[:0]:",
+        "        if missed := self._missed(trees):",
+        "        if missed := self._missed(trees)[:0]:",
         (f"{CONTRACT}::test_a_drafter_guesses_as_a_fresh_one_would",),
     ),
 )
