@@ -130,7 +130,7 @@ class NativeDecoder:
         taps = list(dict.fromkeys(batch.taps))
         logits = torch.empty((len(arrays.logit_rows), self.config.vocab_size), dtype=torch.float32)
         hidden = np.empty((len(taps), len(arrays.hidden_rows), self.config.hidden_size), dtype=np.float32)
-        self._native.forward(store.native, *arrays, taps, logits.numpy(), hidden)
+        self._native.forward(store.native, arrays, taps, logits.numpy(), hidden)
         return ForwardOutput(logits, dict(zip(taps, map(torch.from_numpy, hidden), strict=True)))
 
 
