@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from foreword.backends.batch import BATCH_ARRAYS, BatchArrays, BatchSizes, ForwardBatch
-from helpers.native import needs_native
+from helpers.cpu import needs_cpu_kernels
 
 SIZES = BatchSizes(rows=5, requests=3, pages=4, logit_rows=2, kv_copies=6, hidden_rows=1)
 
@@ -18,7 +18,7 @@ def test_the_declaration_names_every_array_once_and_in_order():
     assert {field.name for field in fields(ForwardBatch)} == {*names, "taps"}
 
 
-@needs_native
+@needs_cpu_kernels
 def test_the_kernels_read_the_same_arrays_in_the_same_order():
     from foreword.kernels import _native
 
