@@ -10,7 +10,7 @@ from helpers.browser import Page, browser
 from helpers.fake_engine import FIRST_VISIBLE, FakeEngine, expected_tokens, token_text
 from helpers.local_server import LocalServer, local_server
 
-SETTINGS = ServerSettings("tiny", default_method="ngram")
+SETTINGS = ServerSettings("tiny", default_methods=("ngram",))
 HOSTILE = '<img/src=x/onerror="window.hit=1"><script>window.hit=1</script>&lt;b>'
 GUESSED, PLAIN = "#guessed .text", "#plain .text"
 

@@ -107,6 +107,7 @@ class FakeAnswer:
         return RequestStats(
             prompt_tokens=len(self.request.prompt_token_ids),
             output_tokens=self.done,
+            first_tokens=min(self.done, 1),
             queue_seconds=max(self.started - self.arrived, 0.0),
             prefill_seconds=0.001,
             decode_seconds=monotonic() - self.started if self.started else 0.0,
@@ -144,7 +145,7 @@ class FakeEngine:
         self._step_seconds = step_seconds
         self._capacity = capacity
         self.max_model_len = max_model_len
-        self._drafting = drafting
+        self.drafting = drafting
         self._answers: list[FakeAnswer] = []
         self._loop: asyncio.Task[None] | None = None
         self._stopped = False
@@ -159,7 +160,7 @@ class FakeEngine:
             raise RequestError(f"a token id in the prompt is outside the vocabulary of {self.vocab_size}")
         self.requests.append(request)
         inbox = AnswerStream(request.request_id, request.params.n, lambda left: self.abort(left.request_id))
-        drafts = self._drafting if request.speculation in (None, True) else request.speculation is not False
+        drafts = self.drafting if request.speculation in (None, True) else request.speculation is not False
         for index in range(request.params.n):
             tokens = expected_tokens(request, index, request.params.max_tokens)
             self._answers.append(FakeAnswer(request, index, inbox, tokens, drafts))
@@ -183,7 +184,7 @@ class FakeEngine:
         self._answers = [answer for answer in self._answers if not answer.finished]
 
     def speculate(self, on: bool) -> None:
-        self._drafting = on
+        self.drafting = on
 
     def stats(self) -> EngineStats:
         count = len(self._answers)

@@ -13,7 +13,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 
 @pytest.fixture(scope="module")
 def server(tiny_model):
-    settings = ServerSettings("tiny", default_method="ngram")
+    settings = ServerSettings("tiny", default_methods=("ngram",))
     with local_server(tiny_model, settings, FakeEngine(step_seconds=0.0005)) as running:
         yield running
 

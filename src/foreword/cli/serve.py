@@ -112,7 +112,7 @@ def serve(
         cors_origins=_origins(cors_origins),
         limits=Limits(running=max_num_seqs, queued=max_queued),
         methods=FREE_METHODS | set(methods),
-        default_method=methods[0] if methods else None,
+        default_methods=tuple(methods),
         show_speculation=not hide_speculation,
         stream_pacing=_pacing(stream_pacing),
         allow_switch=speculation_switch,
@@ -131,7 +131,7 @@ def serve(
 
 def _tell_ready(url: str, settings: "ServerSettings") -> None:
     guard = "API key required" if settings.api_keys else "no API key"
-    drafting = settings.default_method or "no"
+    drafting = "+".join(settings.default_methods) or "no"
     stdout.print(f"{settings.model_name} is ready on {url} ({guard}, {drafting} drafting)", soft_wrap=True)
 
 

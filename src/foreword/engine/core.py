@@ -201,8 +201,7 @@ class EngineCore:
                 continue
             request.ledger.count_pass(result, rows / all_rows)
             if verdict.tokens or request.finish_reason is not None:
-                request.ledger.first_token = request.ledger.first_token or now
-                request.ledger.finished = now
+                request.ledger.note_tokens(len(verdict.tokens), now)
                 deltas.append(request.take_delta())
             if request.finish_reason is not None:
                 self._remove(request)

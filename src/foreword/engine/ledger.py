@@ -17,7 +17,8 @@ class RequestLedger:
 
     arrived: float = field(default_factory=perf_counter)
     started: float | None = None  # its first pass began
-    first_token: float | None = None  # its first token was committed
+    first_token: float | None = None  # its first tokens were committed
+    first_tokens: int = 0  # how many those were
     finished: float | None = None
     passes: int = 0
     cached_tokens: int = 0
@@ -34,6 +35,12 @@ class RequestLedger:
         self.verify_seconds += part * result.verify_seconds
         self.accept_seconds += part * result.accept_seconds
 
+    def note_tokens(self, count: int, now: float) -> None:
+        """So many tokens were committed."""
+        if self.first_token is None:
+            self.first_token, self.first_tokens = now, count
+        self.finished = now
+
     def stats(self, request: "Request") -> RequestStats:
         """What answering has cost so far."""
         started = self.started or self.arrived
@@ -45,6 +52,7 @@ class RequestLedger:
             prompt_tokens=request.prompt_len,
             cached_tokens=self.cached_tokens,
             output_tokens=len(request.tokens) - request.prompt_len,
+            first_tokens=self.first_tokens,
             queue_seconds=started - self.arrived,
             prefill_seconds=first - started,
             decode_seconds=finished - first,

@@ -23,6 +23,11 @@ class NewRequest:
     progress: bool = False  # whether every delta says what the answer has cost so far
 
 
+def cohort_of(method: str, params: SamplingParams) -> str:
+    """The class of requests that one is counted with: those with the same drafter that draw in the same way."""
+    return f"{method or 'plain'}/{'greedy' if params.temperature == 0 else 'sampled'}"
+
+
 @dataclass(frozen=True)
 class RequestStats:
     """What answering cost. Times are in seconds; those of shared passes are divided by rows."""
@@ -30,9 +35,10 @@ class RequestStats:
     prompt_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
     output_tokens: int = 0
+    first_tokens: int = 0  # of those, the ones that the first pass to give any has given
     queue_seconds: float = 0.0  # arrival to first pass
-    prefill_seconds: float = 0.0  # first pass to first token
-    decode_seconds: float = 0.0  # first token to last
+    prefill_seconds: float = 0.0  # first pass to the first tokens
+    decode_seconds: float = 0.0  # the first tokens to the last
     draft_seconds: float = 0.0  # its part of the time that drafters took
     verify_seconds: float = 0.0  # its part of the target's passes
     accept_seconds: float = 0.0  # its part of judging and committing

@@ -9,7 +9,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler
 from foreword.engine.answers.text import AnswerText
 from foreword.engine.ledger import RequestLedger
-from foreword.engine.messages import AnswerDelta
+from foreword.engine.messages import AnswerDelta, cohort_of
 from foreword.kv.paged_cache import KvSequence
 from foreword.speculation.protocols import Speculation
 from foreword.speculation.situation import AcceptanceStats
@@ -97,8 +97,7 @@ class Request:
     @property
     def cohort(self) -> str:
         """Requests with the same drafter that draw in the same way are counted together."""
-        method = "plain" if self.speculation is None else self.speculation.method
-        return f"{method}/{'greedy' if self.params.temperature == 0 else 'sampled'}"
+        return cohort_of("" if self.speculation is None else self.speculation.method, self.params)
 
     @property
     def prompt_logprobs(self) -> int | None:

@@ -46,7 +46,7 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = ()  # web pages that may ask, besides the server's own; "*": all
     limits: Limits = field(default_factory=Limits)
     methods: frozenset[str] = frozenset({"ngram", "suffix"})  # drafters that a request may ask for
-    default_method: str | None = None  # who drafts for requests that set only a depth; None: nobody
+    default_methods: tuple[str, ...] = ()  # who drafts for requests that don't say; none: nobody
     show_speculation: bool = True  # acceptance in answers and /health; it tells watchers about the text
     stream_pacing: str = "burst"  # "burst": tokens are sent as they come; "even": at an even cadence, padded
     allow_switch: bool = False  # POST /speculation turns guessing off and on for everybody
@@ -54,6 +54,11 @@ class ServerSettings:
     tokenize_threads: int = 2  # threads that encode long prompts beside the event loop
     inline_characters: int = 4096  # prompts up to this length are encoded at once, without a thread
     fingerprint: str = f"foreword-{__version__}"  # `system_fingerprint` of answers
+
+    @property
+    def default_method(self) -> str | None:
+        """Who drafts for requests that set only a depth; None: nobody."""
+        return self.default_methods[0] if self.default_methods else None
 
 
 def tenant_of(api_key: str) -> str:

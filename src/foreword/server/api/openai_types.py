@@ -54,6 +54,7 @@ class StreamOptions(StrictBody):
     """What a stream tells besides text."""
 
     include_usage: bool | None = None  # one more chunk at the end, with the number of tokens
+    continuous_usage_stats: bool | None = None  # vLLM's: with include_usage, every chunk says it up to there
     include_obfuscation: bool | None = None  # accepted for OpenAI's clients; nothing is padded
 
 

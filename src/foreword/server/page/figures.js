@@ -7,6 +7,7 @@ const percent = (part, whole) => (whole > 0 ? `${Math.round((100 * part) / whole
 export class Run {
   constructor() {
     this.tokens = 0;
+    this.first = 0; // tokens of the first delivery, which took no time of decoding
     this.began = null;
     this.now = null;
     this.progress = null;
@@ -17,7 +18,9 @@ export class Run {
     this.now = performance.now();
     this.began ??= this.now;
     if (event.timings) this.timings = event.timings;
-    this.tokens += event.token_ids?.length ?? 0;
+    const fresh = event.token_ids?.length ?? 0;
+    if (!this.tokens) this.first = fresh;
+    this.tokens += fresh;
     this.progress = event.origin?.progress ?? this.progress;
   }
 
@@ -26,7 +29,7 @@ export class Run {
   }
 
   get rate() {
-    return this.tokens > 1 && this.seconds > 0 ? (this.tokens - 1) / this.seconds : 0;
+    return this.tokens > this.first && this.seconds > 0 ? (this.tokens - this.first) / this.seconds : 0;
   }
 
   get line() {
