@@ -4,6 +4,7 @@ Its vocabulary is that of the tiny tokenizer: ids 3 to 96 are the visible ASCII 
 """
 
 import asyncio
+import json
 import time
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -220,6 +221,11 @@ def load_slow_fake(start: Start) -> FakeEngine:
 def load_broken(start: Start) -> FakeEngine:
     """An engine that cannot be loaded."""
     raise RequestError("this model is broken; get another")
+
+
+def load_telling(start: Start) -> FakeEngine:
+    """An engine that only says what it was started with."""
+    raise RequestError(json.dumps({"speculation": start.speculation} | start.config, sort_keys=True))
 
 
 def load_dying(start: Start) -> FakeEngine:

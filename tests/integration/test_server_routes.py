@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 
+from foreword import __version__
 from foreword.server.settings import ServerSettings, tenant_of
 from foreword.wire.client import EngineState
 from helpers.fake_engine import FakeEngine
@@ -227,6 +228,24 @@ def test_health_and_readiness_tell_the_truth(server):
             assert refused.json()["error"]["type"] == "service_unavailable_error"
         finally:
             server.client.state = EngineState.READY
+
+
+def test_the_version_and_heads(server):
+    with server.http() as http:
+        assert http.get("/version").json() == {"version": __version__}
+        for path in ("/health", "/ready"):
+            answer = http.head(path)
+            assert (answer.status_code, answer.content) == (200, b"")
+            assert answer.headers["content-type"] == "application/json"
+
+
+def test_every_answer_has_the_requests_id(server):
+    with server.http() as http:
+        body = {"prompt": "x", "max_tokens": 2}
+        for more in ({}, {"stream": True}, {"n": 0}):
+            answer = http.post("/v1/completions", json=body | more, headers={"X-Request-Id": "mine-1"})
+            assert answer.headers["x-request-id"] == "mine-1"
+        assert http.get("/nothing").headers["x-request-id"].startswith("req-")
 
 
 def test_openapi_describes_the_bodies(server):

@@ -5,6 +5,12 @@ from hashlib import sha256
 
 from foreword import __version__
 
+FREE_METHODS = frozenset({"ngram", "suffix"})
+"""Drafters that need no model and no memory worth counting: any request may ask for them."""
+
+STREAM_PACINGS = ("burst", "even")
+"""Tokens as they come; or at an even cadence, padded."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -45,10 +51,11 @@ class ServerSettings:
     )
     cors_origins: tuple[str, ...] = ()  # web pages that may ask, besides the server's own; "*": all
     limits: Limits = field(default_factory=Limits)
-    methods: frozenset[str] = frozenset({"ngram", "suffix"})  # drafters that a request may ask for
+    methods: frozenset[str] = FREE_METHODS  # drafters that a request may ask for
     default_methods: tuple[str, ...] = ()  # who drafts for requests that don't say; none: nobody
     show_speculation: bool = True  # acceptance in answers and /health; it tells watchers about the text
-    stream_pacing: str = "burst"  # "burst": tokens are sent as they come; "even": at an even cadence, padded
+    stream_pacing: str = STREAM_PACINGS[0]
+    access_log: bool = False  # a line for every request
     allow_switch: bool = False  # POST /speculation turns guessing off and on for everybody
     drain_seconds: float = 30.0  # how long a stopping server waits for running answers
     tokenize_threads: int = 2  # threads that encode long prompts beside the event loop

@@ -7,10 +7,7 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.engine.messages import SpeculationSetting
 from foreword.errors import RequestError
 from foreword.server.errors import ApiError
-from foreword.server.settings import ServerSettings
-
-FREE_METHODS = frozenset({"ngram", "suffix"})
-"""Drafters that need no model and no memory worth counting: any request may ask for them."""
+from foreword.server.settings import FREE_METHODS, ServerSettings
 
 _LOOKUP_KEYS = frozenset({"prompt_lookup_min", "prompt_lookup_max"})
 _KEYS = frozenset({"method", "num_speculative_tokens", "max_depth"}) | _LOOKUP_KEYS

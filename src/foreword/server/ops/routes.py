@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foreword import __version__
 from foreword.engine.answers.costs import sum_stats
 from foreword.engine.messages import EngineStats
 from foreword.server.api.answer_types import speculation_of
@@ -28,11 +29,18 @@ def ops_routes(context: ServerContext) -> APIRouter:
     """What watches over the server, and the switch where that was asked for."""
     router = APIRouter()
 
+    @router.get("/version")
+    async def version() -> Response:
+        """As vLLM has it."""
+        return json_answer({"version": __version__})
+
+    @router.head("/health", include_in_schema=False)
     @router.get("/health")
     async def health(request: Request) -> Response:
         """How the server is doing; 200 as long as it answers at all."""
         return json_answer(await _health(context, caller_of(request).trusted))
 
+    @router.head("/ready", include_in_schema=False)
     @router.get("/ready")
     async def ready() -> Response:
         """200 if a request would be taken now, else 503."""
