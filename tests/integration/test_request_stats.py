@@ -8,7 +8,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
-from foreword.engine.messages import NewRequest, RequestStats
+from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
 from foreword.engine.vocabulary import Vocabulary
 from foreword.proofs.drawing_drafter import DrawingDrafter
 from foreword.proofs.tiny_model import tiny_decoder
@@ -102,6 +102,19 @@ def test_times_are_those_of_the_stages():
         assert min(stats.queue_seconds, stats.prefill_seconds, stats.decode_seconds) > 0
     assert second.queue_seconds >= first.prefill_seconds + first.decode_seconds
     assert first.prefill_seconds + first.decode_seconds < core.seconds.total
+
+
+@pytest.mark.parametrize("drafting", [True, False])
+def test_the_tokens_of_the_first_pass_are_told_apart(drafting: bool):
+    core = engine(drafting=drafting)
+    ask(core, "r")
+    first: AnswerDelta | None = None
+    while core.has_requests:
+        for delta in core.step():
+            first = first or delta
+            if delta.stats is not None:
+                assert delta.stats.first_tokens == len(first.token_ids) >= 1
+    assert first is not None
 
 
 def test_chunks_of_a_prompt_are_passes():
@@ -198,11 +211,3 @@ def test_a_drafter_that_was_never_asked_is_not_named():
     stats = finish(core)["off/0"]
     assert (stats.method, stats.cohort, stats.drafts) == ("", "plain/sampled", 0)
     assert core.stats().acceptance == {}
-
-
-def test_tokens_of_the_first_pass_are_told_apart():
-    """They took no decoding time: a rate that counts them flatters guessing."""
-    core = engine()
-    ask(core, "one")
-    stats = finish(core)["one/0"]
-    assert 1 <= stats.first_tokens <= 5
