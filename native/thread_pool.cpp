@@ -1,5 +1,9 @@
 #include "thread_pool.h"
 
+#include <stdexcept>
+#include <string>
+#include <system_error>
+
 namespace foreword {
 
 namespace {
@@ -19,12 +23,22 @@ thread_local int this_thread = 0;   // a worker's place in its pool; whoever cal
 }  // namespace
 
 ThreadPool::ThreadPool(int threads) : taken_(static_cast<size_t>(threads)) {
-    for (int thread = 1; thread < threads; ++thread) {
-        workers_.emplace_back([this, thread] { work(thread); });
+    workers_.reserve(static_cast<size_t>(threads));
+    try {
+        for (int thread = 1; thread < threads; ++thread) {
+            workers_.emplace_back([this, thread] { work(thread); });
+        }
+    } catch (const std::system_error& error) {
+        const size_t started = workers_.size();
+        stop();
+        throw std::runtime_error("only " + std::to_string(started + 1) + " of " + std::to_string(threads) +
+                                 " threads could be started: " + error.what());
     }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
     {
         std::lock_guard<std::mutex> lock(mutex_);
         stopping_ = true;

@@ -13,6 +13,7 @@ namespace foreword {
 
 class ThreadPool {
 public:
+    // Throws if a thread cannot be started; those that were are ended first.
     explicit ThreadPool(int threads);
     ~ThreadPool();
     ThreadPool(const ThreadPool&) = delete;
@@ -52,6 +53,7 @@ private:
 
     static int current_thread();
     void work(int thread);
+    void stop();
     void forget_taken();
     void await_generation(uint64_t arrived_in);
 
