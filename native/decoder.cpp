@@ -131,6 +131,7 @@ void Decoder::check(const Batch& batch) const {
 }
 
 void Decoder::verify(const Batch& batch, float* logits, float* hidden) {
+    pool_.require_own_process();
     std::lock_guard<std::mutex> lock(one_pass_);
     check(batch);
     Pass(*this, batch, logits, hidden).run();

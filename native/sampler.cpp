@@ -364,6 +364,7 @@ RowToken row_sample(const float* logits, int64_t vocab, const RowShape& shape, u
 // One row is not worth waking another thread for.
 template <typename Row>
 void Sampler::each_row(int64_t rows, Row&& row) {
+    pool_.require_own_process();
     std::lock_guard<std::mutex> lock(busy_);
     if (rows == 1) return row(0, scratch_[0]);
     pool_.run([&](int thread) {

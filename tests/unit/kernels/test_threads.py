@@ -11,7 +11,9 @@ from foreword.errors import RequestError
 from foreword.kernels.native import choose_threads
 from helpers.native import needs_native
 
-IMPORTS = "import os, resource, numpy as np; from foreword.kernels import _native\n"
+TESTS = Path(__file__).parents[2]
+
+IMPORTS = "import os, resource, signal, sys, numpy as np; from foreword.kernels import _native\n"
 
 WITHOUT_ROOM_FOR_STACKS = """
 mapped = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -21,8 +23,14 @@ resource.setrlimit(resource.RLIMIT_AS, (mapped + (256 << 20), resource.RLIM_INFI
 
 def run_script(script: str) -> str:
     """What a fresh interpreter prints, within a limit: a hang is a failure."""
+    path = [str(TESTS), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
-        [sys.executable, "-c", IMPORTS + script], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", IMPORTS + script],
+        env=os.environ | {"FOREWORD_THREADS": "3", "PYTHONPATH": os.pathsep.join(path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -61,3 +69,56 @@ print(len(os.listdir("/proc/self/task")) - before)
     message, left = run_script(script).splitlines()
     assert "of 1000 threads could be started" in message
     assert left == "0"
+
+
+FORKED = """
+child = os.fork()
+if child == 0:
+    signal.alarm(30)  # ends a child that hangs
+    {in_child}
+    sys.exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@needs_native
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_decoder_in_a_forked_child_raises_and_can_be_dropped(threads: int):
+    build = f"""
+from dataclasses import replace
+from foreword.backends.cpu.decoder import load_native_decoder
+from foreword.backends.cpu.packing import FORMS
+from helpers.passes import all_logits
+from helpers.random_checkpoint import SMOLLM2_SHAPE, RandomCheckpoint
+
+shape = replace(SMOLLM2_SHAPE, num_layers=1, vocab_size=64)
+decoder = load_native_decoder(RandomCheckpoint(shape), FORMS["int8"], threads={threads})
+all_logits(decoder, [1, 2, 3])
+"""
+    in_child = """
+    try:
+        all_logits(decoder, [1, 2, 3])
+    except RuntimeError as error:
+        print(error, flush=True)
+    del decoder
+"""
+    message, status = run_script(build + FORKED.format(in_child=in_child)).splitlines()
+    assert "forked" in message
+    assert status == "0"
+
+
+@needs_native
+def test_a_forked_child_draws_with_a_sampler_of_its_own():
+    build = """
+import torch
+from foreword.kernels.sampler import draw, native_sampler
+
+rows = torch.zeros(3), torch.zeros(3), torch.ones(3, dtype=torch.float64), torch.full((3,), -1)
+arguments = torch.zeros(3, 100), *rows, torch.arange(3)
+before = draw(native_sampler(), *arguments).tolist()
+print(before, flush=True)
+"""
+    in_child = "print(draw(native_sampler(), *arguments).tolist(), flush=True)"
+    parent, child, status = run_script(build + FORKED.format(in_child=in_child)).splitlines()
+    assert child == parent
+    assert status == "0"
