@@ -154,6 +154,8 @@ class World:
         self._promised: dict[int, tuple[int, ...]] = {}  # by request, prompt and answer
         self._beginnings = [self._tokens(self.rng.randint(16, 50)) for _ in range(2)]
         self.told: dict[tuple[str, int], Told] = {}
+        self.is_open = True  # whether users may still come
+        self.overlapping = 0  # steps that were launched while another was under way
         self.forced = 0  # preemptions that the engine did not decide on
         self.prompt_scores: dict[str, list[float]] = {}  # by name, where asked for
 

@@ -12,6 +12,7 @@ from foreword.engine.ledger import RequestLedger
 from foreword.engine.messages import AnswerDelta, DraftShown, RequestStats
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.acceptance_stats import AcceptanceStats
+from foreword.speculation.drafting import Drafter
 from foreword.speculation.requests import DraftPlan
 from foreword.speculation.situation import cohort_name
 from foreword.speculation.verdict import Verdict
@@ -83,6 +84,7 @@ class Request:
         self.sampler = sampler
         self.limits = limits
         self.speculation = identity.speculation
+        self.asked: dict[int, Drafter] = {}
         self.prediction = identity.prediction
         self.kv = KvSequence()
         self.epoch = 0
