@@ -45,6 +45,8 @@ class FakeAnswer:
     drafts: bool
     arrived: float = field(default_factory=monotonic)
     started: float = 0.0
+    first: float = 0.0  # when its first token came, and its last
+    last: float = 0.0
     done: int = 0
     passes: int = 0
     told: int = 0  # characters of the text that were given out
@@ -54,6 +56,8 @@ class FakeAnswer:
     def advance(self) -> None:
         """One pass: one token, or up to three when guessing."""
         self.started = self.started or monotonic()
+        self.last = monotonic()
+        self.first = self.first or self.last
         self.passes += 1
         run = (self.done % 3) if self.drafts else 0
         fresh = self.tokens[self.done : self.done + 1 + run]
@@ -123,7 +127,7 @@ class FakeAnswer:
             output_tokens=self.done,
             queue_seconds=max(self.started - self.arrived, 0.0),
             prefill_seconds=0.001,
-            decode_seconds=monotonic() - self.started if self.started else 0.0,
+            decode_seconds=self.last - self.first,
             draft_seconds=0.001 * drafts,
             verify_seconds=0.01 * self.passes + 0.002 * drafts,
             passes=self.passes,

@@ -11,13 +11,13 @@ from typing import Any
 
 import httpx
 import openai
-import uvicorn
 
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.models.formats.checkpoint import open_checkpoint
-from foreword.server.app import create_app, create_context
+from foreword.server.app import create_context
 from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings
+from foreword.server.web import WebServer
 from foreword.wire.client import EngineLimits, EngineState
 from helpers.fake_engine import FakeEngine
 
@@ -69,11 +69,7 @@ def local_server(model: Path, settings: ServerSettings, engine: FakeEngine) -> I
     listening = socket.create_server(("127.0.0.1", 0))
     client = LocalEngine(engine)
     context = create_context(settings, client, open_checkpoint(model).tokenizer())
-    limit = 2 * settings.limits.header_bytes
-    config = uvicorn.Config(
-        create_app(context), http="h11", h11_max_incomplete_event_size=limit, log_config=None, lifespan="off"
-    )
-    web = uvicorn.Server(config)
+    web = WebServer(context)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_until_complete, args=(web.serve([listening]),), daemon=True)
     thread.start()

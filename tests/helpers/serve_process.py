@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 
@@ -37,14 +37,21 @@ class ServeProcess:
 
 
 @contextmanager
-def serve(model: Path | str, *options: str, factory: str | None = "load_slow_fake") -> Iterator[ServeProcess]:
-    """Start the command and wait for its line; killed at the end if it still runs."""
+def serve(
+    model: Path | str,
+    *options: str,
+    factory: str | None = "load_slow_fake",
+    log: IO[str] | None = None,
+    files: int | None = None,
+) -> Iterator[ServeProcess]:
+    """Start the command and wait for its line; killed at the end if it still runs. `files` it may have open at once."""
     fake = () if factory is None else ("--engine-factory", f"helpers.fake_engine:{factory}")
     command = [sys.executable, "-m", "foreword", "serve", str(model), "--port", "0", *fake, *options]
     paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": paths}
-    )
+    if files is not None:
+        command = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "serve", *command]
+    environment = os.environ | {"PYTHONPATH": paths}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

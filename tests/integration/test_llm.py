@@ -41,6 +41,16 @@ def test_without_a_seed_a_fresh_one_is_returned_and_gives_the_text_again(llm: LL
     assert texts(llm, ["the"], SamplingParams(max_tokens=16, seed=first.seed)) == [first.text]
 
 
+def test_control_tokens_are_parsed_in_raw_prompts_unless_that_is_switched_off(llm: LLM):
+    text = "<|im_start|>user"
+    params = SamplingParams(max_tokens=1, temperature=0)
+    parsed = llm.generate(text, params, raw=True)[0].prompt_token_ids
+    assert parsed == [1, *llm.tokenizer.encode("user")]
+    plain = llm.generate(text, params, raw=True, parse_special=False)[0].prompt_token_ids
+    assert plain == llm.tokenizer.encode(text) != parsed
+    assert llm.encode(text) == llm.tokenizer.encode_chat([{"role": "user", "content": text}])
+
+
 def test_the_prompt_chunk_size_does_not_change_the_answer(tiny_model: Path, llm: LLM):
     chunked = LLM(
         str(tiny_model), dtype="float32", device="cpu", config=EngineConfig(max_num_batched_tokens=7)

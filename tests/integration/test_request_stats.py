@@ -137,3 +137,23 @@ def test_an_aborted_request_tells_what_it_has_cost():
     assert delta.stats.passes == 2
     assert delta.stats.output_tokens >= 2
     assert delta.stats.queue_seconds > 0
+
+
+def test_the_drafts_of_a_watched_answer_are_its_passes():
+    core = engine()
+    core.add(NewRequest("watched", PROMPT, PARAMS, progress=True))
+    tokens: list[int] = []
+    while core.has_requests:
+        for delta in core.step():
+            (draft,) = delta.drafts
+            assert draft.gained == len(delta.token_ids)
+            assert len(draft.accepted) == delta.from_draft
+            guessed = tuple(draft.tokens[node] for node in draft.accepted)
+            assert guessed == delta.token_ids[: len(guessed)]
+            assert [draft.parents[node] for node in draft.accepted] == [-1, *draft.accepted][
+                : len(draft.accepted)
+            ]
+            tokens += delta.token_ids
+            if delta.progress is not None and delta.stats is not None:
+                assert delta.progress.decode_seconds == delta.stats.decode_seconds
+    assert len(tokens) == PARAMS.max_tokens

@@ -134,6 +134,60 @@ def test_tokens_and_back(server):
         assert http.post("/tokenize", json={}).status_code == 400
 
 
+def test_control_tokens_are_parsed_in_raw_text_unless_that_is_switched_off(server):
+    tokenizer = server.context.prompts.tokenizer
+    text = "<|im_start|>hi<|im_end|>"
+    parsed, plain = tokenizer.encode(text, parse_special=True), tokenizer.encode(text)
+    assert parsed != plain
+    with server.http() as http:
+        for fields, expected in (
+            ({}, parsed),
+            ({"parse_special": True}, parsed),
+            ({"parse_special": False}, plain),
+        ):
+            assert http.post("/tokenize", json={"prompt": text} | fields).json()["tokens"] == expected
+            for route, more in (("/v1/completions", {}), ("/generate", {"raw": True})):
+                body = {"prompt": text, "max_tokens": 1, **more, **fields}
+                assert http.post(route, json=body).status_code == 200
+                assert list(server.engine.requests[-1].prompt_token_ids) == expected
+        user = [{"role": "user", "content": text}]
+        http.post("/generate", json={"prompt": text, "max_tokens": 1})
+        assert list(server.engine.requests[-1].prompt_token_ids) == tokenizer.encode_chat(user)
+        http.post("/v1/chat/completions", json={"messages": user, "max_tokens": 1})
+        assert list(server.engine.requests[-1].prompt_token_ids) == tokenizer.encode_chat(user)
+        assert tokenizer.encode_chat(user) != tokenizer.encode_chat([{"role": "user", "content": "hi"}])
+
+
+def test_special_tokens_are_added_unless_that_is_switched_off(server, monkeypatch):
+    tokenizer, added = server.context.prompts.tokenizer, []
+    encode = tokenizer.encode
+
+    def noting(text: str, **options: bool) -> list[int]:
+        added.append(options["add_special_tokens"])
+        return encode(text, **options)
+
+    monkeypatch.setattr(tokenizer, "encode", noting)
+    with server.http() as http:
+        for wanted in (True, False):
+            for route, body in (
+                ("/tokenize", {"prompt": "x"}),
+                ("/v1/completions", {"prompt": "x", "max_tokens": 1}),
+                ("/generate", {"prompt": "x", "raw": True, "max_tokens": 1}),
+            ):
+                assert http.post(route, json=body | {"add_special_tokens": wanted}).status_code == 200
+    assert added == [True] * 3 + [False] * 3
+
+
+def test_ids_that_are_no_tokens_are_refused(server):
+    with server.http() as http:
+        for tokens in ([360], [5, 100_000], [5] * 5000 + [361]):
+            answer = http.post("/detokenize", json={"tokens": tokens})
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == "tokens"
+            assert str(tokens[-1]) in answer.json()["error"]["message"]
+        assert http.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
+
+
 def test_health_and_readiness_tell_the_truth(server):
     with server.http() as http:
         assert http.get("/health").json()["status"] == "ok"

@@ -199,8 +199,8 @@ MUTANTS = (
         11,
         "another page size in the draft model's slots",
         "drafters/autoregressive.py",
-        "ModelRunner.allocate(decoder, self._cache.pool.num_pages, PAGE_SIZE)",
-        "ModelRunner.allocate(decoder, 2 * self._cache.pool.num_pages, PAGE_SIZE // 2)",
+        "decoder, self._cache.pool.num_pages, PAGE_SIZE, vocab_size",
+        "decoder, 2 * self._cache.pool.num_pages, PAGE_SIZE // 2, vocab_size",
         (f"{CONTRACT}::test_guesses_are_made_and_accepted",),
     ),
     Mutant(

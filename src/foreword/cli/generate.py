@@ -40,6 +40,10 @@ def generate(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is: no chat template.")
     ] = False,
+    parse_special: Annotated[
+        bool,
+        typer.Option(help="With --raw: names of control tokens in the prompt become those tokens."),
+    ] = True,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
@@ -69,7 +73,9 @@ def generate(
         print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
 
     streamed = not as_json and n == 1
-    output = llm.generate(prompt, params, raw=raw, on_text=show if streamed else None)[0]
+    output = llm.generate(
+        prompt, params, raw=raw, parse_special=parse_special, on_text=show if streamed else None
+    )[0]
     for answer in output.outputs:
         if answer.error is not None:
             raise RequestError(answer.error)

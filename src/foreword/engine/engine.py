@@ -195,6 +195,7 @@ class Engine:
         tenant: str = "",
         speculation: SpeculationSetting = None,
         raw: bool = False,
+        parse_special: bool = True,
     ) -> AsyncIterator[RequestOutput]:
         """Answer a prompt; every output holds all that is known so far, the last one is finished.
 
@@ -203,7 +204,7 @@ class Engine:
         if self._tokenizer is None:
             raise RequestError("this engine has no tokenizer; submit token ids")
         chosen = params or SamplingParams()
-        ids = encode_prompt(self._tokenizer, prompt, raw)
+        ids = encode_prompt(self._tokenizer, prompt, raw, parse_special=parse_special)
         name = request_id or f"request-{secrets.token_hex(8)}"
         shown = prompt if isinstance(prompt, str) else None
         collector = OutputCollector(name, shown, ids, chosen, self._tokenizer)

@@ -77,17 +77,19 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         raw: bool = False,
+        parse_special: bool = True,
         speculation: SpeculationSetting | Sequence[SpeculationSetting] = None,
         on_text: OnText | None = None,
     ) -> list[RequestOutput]:
         """Answer prompts, all in the same passes.
 
-        A text prompt of a model with a chat template is sent as a user's message unless `raw`. `speculation` is
+        A text prompt of a model with a chat template is sent as a user's message unless `raw`; in raw text control
+        tokens' names become those tokens, unless `parse_special` is False. `speculation` is
         False for plain decoding, or the keys of a configuration that differ from the model's; one for all prompts or
         one for each. `on_text` hears the first of n answers.
         """
         listed: Sequence[Prompt] = [prompts] if isinstance(prompts, str | Mapping) else prompts
-        encoded = [self.encode(prompt, raw) for prompt in listed]
+        encoded = [self.encode(prompt, raw, parse_special) for prompt in listed]
         return self._run(listed, encoded, params, _How(on_text, speculation))
 
     def chat(
@@ -103,9 +105,9 @@ class LLM:
         encoded = [self.tokenizer.encode_chat(conversation) for conversation in listed]  # type: ignore[arg-type]
         return self._run([None] * len(encoded), encoded, params, _How(on_text, speculation))
 
-    def encode(self, prompt: Prompt, raw: bool = False) -> list[int]:
+    def encode(self, prompt: Prompt, raw: bool = False, parse_special: bool = True) -> list[int]:
         """The token ids that `generate` makes of a prompt."""
-        return encode_prompt(self.tokenizer, prompt, raw)
+        return encode_prompt(self.tokenizer, prompt, raw, parse_special=parse_special)
 
     def _run(
         self,

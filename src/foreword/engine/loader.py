@@ -57,9 +57,14 @@ class LoadedModel:
     checkpoint: Checkpoint
     loader: DecoderLoader
 
+    @property
+    def vocab_size(self) -> int:
+        """Ids that can be drawn: the tokenizer's. The embedding may have more rows, which stand for nothing."""
+        return min(self.tokenizer.vocab_size, self.decoder.config.vocab_size)
+
     def vocabulary(self) -> Vocabulary:
         """What an engine has to know about its tokens."""
-        return Vocabulary(self.decoder.config.vocab_size, frozenset(self.tokenizer.eos_ids), self.tokenizer)
+        return Vocabulary(self.vocab_size, frozenset(self.tokenizer.eos_ids), self.tokenizer)
 
     def build_drafter(self, wanted: SpeculationConfig) -> Drafter:
         """A drafter for this model."""
@@ -72,7 +77,12 @@ class LoadedModel:
             return self.tokenizer.encode(text, add_special_tokens=False)
 
         return DrafterResources(
-            self.decoder, self.checkpoint, encode, self.loader.load, self.loader.load_beside
+            self.decoder,
+            self.checkpoint,
+            encode,
+            self.loader.load,
+            self.loader.load_beside,
+            self.vocab_size,
         )
 
 

@@ -15,6 +15,12 @@ class Limits:
     body_bytes: int = 2 * 1024 * 1024  # longest request body
     body_seconds: float = 30.0  # a body that takes longer to arrive is given up
     header_bytes: int = 16 * 1024  # all header lines of a request together
+    header_seconds: float = (
+        10.0  # from a connection's, or a request's, first byte to the end of its header lines
+    )
+    idle_seconds: float = 30.0  # a connection without a request is closed
+    stall_seconds: float = 60.0  # a client that does not read what it is sent is left
+    connections: int = 1024  # open at once; fewer where the process may open fewer files
     json_depth: int = 16  # objects and lists inside each other
     object_keys: int = 1024  # keys of one JSON object, token ids of a logit_bias included
     prompts: int = 64  # prompts in one completion request

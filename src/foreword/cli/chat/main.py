@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from foreword.cli.chat.session import ChatSession, Outcome
     from foreword.cli.chat.text import Piece
 
-# Blue and orange: told apart by nearly everyone, readable on dark and on light.
+# Blue and orange: told apart by nearly everyone, readable on dark and on light. The page has the same (docs/page.md).
 GUESSED_STYLE = "dodger_blue1"
 OWN_STYLE = "dark_orange"
 

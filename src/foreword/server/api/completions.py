@@ -37,7 +37,7 @@ async def completion_job(context: ServerContext, body: CompletionRequest, caller
     speculation = check_speculation(body.speculation, context.settings)
     requests = []
     for number, prompt in enumerate(body.prompts()):
-        ids = prompt if isinstance(prompt, list) else await context.prompts.text(prompt)
+        ids = prompt if isinstance(prompt, list) else await context.prompts.text(prompt, body)
         room = room_for_answer(ids, None, engine.max_model_len, limits.prompt_tokens)
         wanted = min(_DEFAULT_MAX_TOKENS, room) if body.max_tokens is None else body.max_tokens
         max_tokens = room_for_answer(ids, wanted, engine.max_model_len, limits.prompt_tokens)

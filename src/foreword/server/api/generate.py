@@ -106,7 +106,7 @@ async def generate_job(context: ServerContext, body: GenerateRequest, caller: Ca
         body.speculation if body.speculative is None else body.speculative, context.settings
     )
     if isinstance(body.prompt, str):
-        ids = await context.prompts.prompt(body.prompt, raw=body.raw)
+        ids = await context.prompts.text(body.prompt, body, raw=body.raw)
     else:
         ids = body.prompt
     engine, limits = context.engine.limits(), context.settings.limits

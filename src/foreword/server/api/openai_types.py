@@ -43,6 +43,13 @@ def _unsupported(name: str) -> Any:  # noqa: ANN401 - a type for pydantic
     return Annotated[None, _refuse_unless_neutral(name), WithJsonSchema({"enum": values})]
 
 
+class RawText(StrictBody):
+    """How a text becomes tokens where it does not go through a chat template; vLLM's and llama.cpp's names."""
+
+    add_special_tokens: bool = True  # put those around it that the model was trained with
+    parse_special: bool = True  # names of control tokens in it become those tokens
+
+
 class StreamOptions(StrictBody):
     """What a stream tells besides text."""
 
@@ -91,7 +98,7 @@ _PROMPT_SCHEMA = {
 }
 
 
-class CompletionRequest(OpenAIFields):
+class CompletionRequest(OpenAIFields, RawText):
     """`POST /v1/completions`."""
 
     prompt: Annotated[Any, BeforeValidator(_checked_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
@@ -167,7 +174,7 @@ class ChatRequest(OpenAIFields):
         return value
 
 
-class GenerateRequest(SamplingFields):
+class GenerateRequest(SamplingFields, RawText):
     """`POST /generate`: our own route, in the library's words."""
 
     prompt: str | Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
@@ -178,12 +185,11 @@ class GenerateRequest(SamplingFields):
     speculative: bool | dict[str, Any] | None = None  # another name for `speculation`
 
 
-class TokenizeRequest(StrictBody):
+class TokenizeRequest(RawText):
     """`POST /tokenize`: a text or a conversation."""
 
     prompt: str | None = None
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)] | None = None
-    add_special_tokens: bool = True
     add_generation_prompt: bool = True
     model: str | None = Field(None, max_length=512)
 
