@@ -38,11 +38,13 @@ def core_on(
     clock: Callable[[], float] | None = None,
     **config: Any,
 ) -> EngineCore:
-    """An engine on whose clock no time passes, unless another one is given."""
+    """An engine on a clock of its own, on which everything takes a little time."""
     vocabulary = WordVocabulary(
         target.config.vocab_size, frozenset(end_ids), words=tuple(tuple(word) for word in words)
     )
-    parts = EngineParts(EngineConfig(**config), policy or FixedPolicy(), clock=clock or ScriptedClock())
+    parts = EngineParts(
+        EngineConfig(**config), policy or FixedPolicy(), clock=clock or ScriptedClock(tick=1e-4)
+    )
     return EngineCore(target, vocabulary, parts)
 
 
