@@ -12,7 +12,7 @@ from foreword import LLM, SamplingParams
 from foreword.engine.config import EngineConfig
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import open_checkpoint
-from helpers.native import needs_native
+from helpers.cpu import needs_cpu_kernels
 from helpers.passes import all_logits, torch_decoder
 from helpers.tiny_models import TINY_VOCAB, make_hf_model, write_gguf
 
@@ -45,7 +45,7 @@ def make_llm(path: Path, backend: str = "torch", **more: Any) -> LLM:
     return LLM(str(path), device="cpu", backend=backend, dtype="float32", **more)
 
 
-@pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize("backend", ["torch", pytest.param("cpu", marks=needs_cpu_kernels)])
 def test_padding_ids_never_come_out(path: Path, backend: str):
     llm = make_llm(path, backend)
     params = [SamplingParams(seed=seed, temperature=2.0, max_tokens=20, ignore_eos=True) for seed in range(4)]

@@ -66,9 +66,9 @@ CHAIN_MUTANTS = (
     Mutant(
         7,
         "a draft model draws padding ids, and its draft is dropped because of what was drawn",
-        "drafters/next_level.py",
-        "with_fixed_corrections(trees, known_tokens(trees, logits))\n    shaped",
-        "with_fixed_corrections(trees, logits)\n    shaped",
+        "drafters/autoregressive.py",
+        ", vocab_size=vocab_size",
+        "",
         (f"{CHAINS}::test_a_draft_model_with_padding_ids_keeps_the_law",),
     ),
 )

@@ -27,7 +27,7 @@ from foreword.engine.request import Request
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, Drafter, DraftRequest
 from helpers.engines import ask, core_on, run
-from helpers.markov_pair import TEMPERATURE, MarkovDecoder, next_token_law, peaked_logits
+from helpers.markov_pair import TEMPERATURE, VOCAB, MarkovDecoder, next_token_law, peaked_logits
 from helpers.text_statistics import TextStatistics, least_visible, total_variation
 
 PROMPT = (0, 1)
@@ -61,7 +61,7 @@ class Found:
 
 def model_drafter(logits: np.ndarray) -> AutoregressiveDrafter:
     decoder: Decoder = MarkovDecoder(logits)  # type: ignore[assignment]
-    return AutoregressiveDrafter(decoder, DraftingSize(rows_per_pass=4096))
+    return AutoregressiveDrafter(decoder, VOCAB, DraftingSize(rows_per_pass=4096))
 
 
 def answers(

@@ -25,7 +25,7 @@ DtypeOption = Annotated[
     str,
     typer.Option(help="auto, float32, bfloat16, float16; on the CPU kernels int8 (auto), q4, q8_0, float32."),
 ]
-BackendOption = Annotated[str, typer.Option(help="auto, native (CPU kernels) or torch.")]
+BackendOption = Annotated[str, typer.Option(help="auto, cpu (compiled kernels) or torch.")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
 PlotOption = Annotated[Path | None, typer.Option(help="Draw the curves into this picture (PNG).")]

@@ -23,8 +23,7 @@ def _findings() -> dict[str, object]:
     import torch
 
     from foreword import __version__
-    from foreword.backends.choice import choose_backend
-    from foreword.engine.loader import pick_device
+    from foreword.backends.choice import choose_backend, pick_device
     from foreword.kernels.native import choose_isa, choose_threads, native_status
     from foreword.models.sources.builtin import cache_directory
 
@@ -36,7 +35,7 @@ def _findings() -> dict[str, object]:
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "device": str(device),
-        "backend": "native" if choice.form is not None else "torch",
+        "backend": choice.name,
         "backend_because": choice.reason,
         "dtype": numbers,
         "instruction_set": choose_isa(status.instruction_sets) if status.available else "none",

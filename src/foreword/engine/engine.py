@@ -7,7 +7,7 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
@@ -237,8 +237,8 @@ class Engine:
         self._core.speculating = on
 
     def stats(self) -> EngineStats:
-        """How things stood a moment ago."""
-        return self._snapshot
+        """How things stood a moment ago; the switch as it stands now, which an idle engine has not looked at."""
+        return replace(self._snapshot, speculating=self._core.speculating)
 
     @property
     def max_model_len(self) -> int:

@@ -177,4 +177,4 @@ def quality(
 def _native_decoder(model: str, form: str) -> "Decoder":
     from foreword.engine.loader import load_model
 
-    return load_model(model, dtype=form, device="cpu", backend="native").decoder
+    return load_model(model, dtype=form, device="cpu", backend="cpu").decoder
