@@ -4,9 +4,9 @@ import json
 from urllib.parse import parse_qs
 
 import pytest
-from foreword.server.api.token_texts import TokenTexts
 
 from foreword.bench.theory import break_even, expected_tokens
+from foreword.engine.answers.token_texts import TokenTexts
 from foreword.server.api import passes
 from helpers import fake_engine
 from helpers.fake_engine import FIRST_VISIBLE, token_text

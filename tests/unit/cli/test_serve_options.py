@@ -7,13 +7,13 @@ import pytest
 
 from foreword.backends import choice
 from foreword.cli import serve_options
-from foreword.cli.serve_options import checked_device, json_object, memory_size, methods_of, one_of, origins
+from foreword.cli.serve_options import checked_device, json_object, memory_size, one_of, origins
 from foreword.errors import RequestError
 from foreword.server import settings
 
 
 def test_the_names_are_those_that_the_engine_knows():
-    assert set(serve_options.DTYPES) == {"auto", *choice.DTYPES, *choice.NATIVE_DTYPES}
+    assert set(serve_options.DTYPES) == {"auto", *choice.DTYPES, *choice.CPU_DTYPES}
     assert serve_options.BACKENDS == choice.BACKENDS
     assert settings.ServerSettings("m").stream_pacing in settings.STREAM_PACINGS
 
@@ -56,12 +56,6 @@ def test_lists_and_names():
 def test_what_is_no_object_is_refused(text):
     with pytest.raises(RequestError, match="--s"):
         json_object("--s", text)
-
-
-def test_methods():
-    assert methods_of(json_object("--s", '{"method": "ngram"}')) == ("ngram",)
-    assert methods_of({"method": ["ngram", "suffix"]}) == ("ngram", "suffix")
-    assert methods_of({"method": 5}) == methods_of(None) == ()
 
 
 REFUSE = """

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.native import needs_native
 
 from foreword.errors import RequestError
 from foreword.kernels.native import choose_threads
+from helpers.cpu import needs_native
 
 TESTS = Path(__file__).parents[2]
 
