@@ -151,6 +151,21 @@ def test_linear_scaling(tmp_path):
     assert file.config.rope_scaling == LinearRopeScaling(2.5)
 
 
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({"llama__rope__scale_linear": 4.0}, LinearRopeScaling(4.0)),
+        ({"llama__rope__scaling__factor": 2.0}, LinearRopeScaling(2.0)),
+        ({"llama__rope__scaling__factor": 2.0, "llama__rope__scale_linear": 4.0}, LinearRopeScaling(2.0)),
+        ({"llama__rope__scaling__factor": 2.0, "llama__rope__scaling__type": "none"}, None),
+        ({"llama__rope__scale_linear": 1.0}, None),
+    ],
+)
+def test_a_scaling_factor_without_a_kind_is_linear(hf_models, tmp_path, metadata, expected):
+    path = write_gguf(hf_models["llama"], tmp_path / "model.gguf", **metadata)
+    assert open_checkpoint(path).config.rope_scaling == expected
+
+
 def test_a_sliding_window_caps_the_context(hf_models, tmp_path):
     path = write_gguf(hf_models["mistral"], tmp_path / "model.gguf", llama__attention__sliding_window=128)
     assert open_checkpoint(path).config.context_length == 128

@@ -7,6 +7,7 @@ from safetensors.torch import load_file, save_file
 from foreword.errors import CheckpointError
 from foreword.models.config import Llama3RopeScaling
 from foreword.models.formats.checkpoint import open_checkpoint
+from foreword.models.rope import inverse_frequencies
 from helpers.tiny_models import make_hf_model
 
 
@@ -106,6 +107,47 @@ def test_both_spellings_of_rope_settings(model):
     change_config(model, rope_scaling=None, rope_theta=...)
     assert open_checkpoint(model).config.rope_theta == 10000.0
     assert open_checkpoint(model).config.rope_scaling is None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+            "rope_scaling": {"type": "linear", "factor": 4.0},
+        },
+        {
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0},
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+            "rope_theta": 7e3,
+        },
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}, "rope_scaling": {}},
+        {
+            "rope_parameters": None,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            },
+        },
+    ],
+)
+def test_rope_settings_are_found_where_transformers_finds_them(model, settings):
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    change_config(model, **settings)
+    theirs = AutoConfig.from_pretrained(model)
+    expected, _ = ROPE_INIT_FUNCTIONS[theirs.rope_parameters["rope_type"]](theirs, "cpu")
+    torch.testing.assert_close(inverse_frequencies(open_checkpoint(model).config), expected)
+
+
+def test_yarn_beside_the_newer_section_is_not_lost(model):
+    default = {"rope_type": "default", "rope_theta": 1e4}
+    change_config(model, rope_parameters=default, rope_scaling={"rope_type": "yarn", "factor": 2.0})
+    with pytest.raises(CheckpointError, match="yarn"):
+        open_checkpoint(model)
 
 
 def test_head_dim_may_be_left_out(model):

@@ -142,6 +142,17 @@ def test_a_padded_embedding_is_fine(tmp_path):
     assert checkpoint.tokenizer().vocab_size == 360
 
 
+@pytest.mark.parametrize("end", [-1, 360, [2, 383], 2**40])
+def test_an_end_token_outside_the_vocabulary_is_refused(tmp_path, end):
+    directory = make_hf_model(tmp_path / "model", vocab_size=384)
+    for name in ("config.json", "generation_config.json"):
+        path = directory / name
+        stored = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(stored | {"eos_token_id": end}))
+    with pytest.raises(TokenizerError, match="eos_token_id"):
+        open_checkpoint(directory).tokenizer()
+
+
 def test_stored_truncation_and_padding_do_not_apply(tmp_path):
     write_tiny_tokenizer(tmp_path)
     backend = tokenizers.Tokenizer.from_str(tiny_tokenizer_json())

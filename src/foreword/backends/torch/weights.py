@@ -110,6 +110,7 @@ class WeightLoader:
         """One tensor."""
         loaded = self._checkpoint.load(name, self._dtype)
         self.check_shape(name, tuple(loaded.shape))
+        self.check_finite(name, bool(loaded.sum(dtype=torch.float32).isfinite()))
         self.count()
         return loaded.to(self._device)
 
@@ -119,6 +120,13 @@ class WeightLoader:
             raise CheckpointError(
                 f"{self._checkpoint.path}: tensor {name} has shape {shape}, "
                 f"its config says {self._shapes[name]}; get the files again"
+            )
+
+    def check_finite(self, name: str, is_finite: bool) -> None:
+        """Refuse a tensor with NaN or infinity in it: every answer would fail, in any numbers."""
+        if not is_finite:
+            raise CheckpointError(
+                f"{self._checkpoint.path}: tensor {name} holds NaN or infinity; the file is damaged, get it again"
             )
 
     def count(self) -> None:

@@ -88,14 +88,21 @@ def _rope_scaling(file: GgufFile, fields: ConfigFields, head_dim: int) -> RopeSc
         raise fields.unsupported("rotating a part of each head (rope.dimension_count)")
     if fields.count("attention.value_length", head_dim) != head_dim:
         raise fields.unsupported("value heads of another size than key heads")
-    kind = fields.text("rope.scaling.type", "none")
+    kind, factor = _stated_scaling(fields)
     if kind not in ("none", "linear"):
         raise fields.unsupported(f"rope scaling {kind!r}")
     if ROPE_FACTORS not in file.tensors:
-        return LinearRopeScaling(fields.number("rope.scaling.factor")) if kind == "linear" else None
+        return LinearRopeScaling(factor) if kind == "linear" else None
     if kind == "linear":
         raise fields.unsupported("linear rope scaling together with frequency factors")
     return _frequency_factors(file, fields, head_dim)
+
+
+def _stated_scaling(fields: ConfigFields) -> tuple[str, float]:
+    """Kind and factor. A factor without a kind is linear, as in llama.cpp; old files name it `rope.scale_linear`."""
+    key = "rope.scaling.factor" if fields.get("rope.scaling.factor") is not None else "rope.scale_linear"
+    factor = fields.number(key, 1.0)
+    return fields.text("rope.scaling.type", "none" if factor == 1.0 else "linear"), factor
 
 
 def _frequency_factors(file: GgufFile, fields: ConfigFields, head_dim: int) -> FrequencyFactors:

@@ -81,18 +81,20 @@ def _context_length(fields: ConfigFields, architecture: str) -> int:
 
 
 def _rope_fields(fields: ConfigFields) -> ConfigFields:
-    """Rotary settings: `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` before it."""
-    merged: dict[str, Any] = {
-        "rope_theta": fields.get("rope_theta"),
-        "partial_rotary_factor": fields.get("partial_rotary_factor"),
-    }
-    for key in ("rope_scaling", "rope_parameters"):
-        section = fields.get(key)
-        if section is None:
-            continue
-        if not isinstance(section, Mapping):
+    """Rotary settings, found as transformers finds them.
+
+    They are in `rope_parameters` (transformers 5) or in `rope_scaling` (before it). With both, the older section
+    counts and the newer one is not looked at; what a section leaves open stands beside it.
+    """
+    merged: dict[str, Any] = {key: fields.get(key) for key in ("rope_theta", "partial_rotary_factor")}
+    merged["original_max_position_embeddings"] = fields.get("max_position_embeddings")
+    sections = {key: fields.get(key) for key in ("rope_scaling", "rope_parameters")}
+    for key, section in sections.items():
+        if section is not None and not isinstance(section, Mapping):
             raise fields.malformed(key, "an object")
-        merged |= section
+    merged |= sections["rope_scaling"] or sections["rope_parameters"] or {}
+    if (trained := fields.get("original_max_position_embeddings")) is not None:
+        merged["original_max_position_embeddings"] = trained
     return ConfigFields(merged, fields.origin)
 
 
