@@ -1,11 +1,12 @@
 """The live page as a reader uses it."""
 
+from foreword.drafters.config import SpeculationConfig
 from foreword.server.settings import ServerSettings
 from helpers.browser import Page
 from helpers.fake_engine import expected_tokens, token_text
 from helpers.local_server import LocalServer
 
-SETTINGS = ServerSettings("tiny", default_method="ngram")
+SETTINGS = ServerSettings("tiny", speculation=SpeculationConfig.parse({"method": "ngram"}))
 GUESSED, PLAIN = "#guessed .text", "#plain .text"
 
 

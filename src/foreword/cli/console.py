@@ -37,7 +37,8 @@ DEFAULT_MODEL = "smollm2-135m"
 def stage_bar() -> Iterator[Callable[[str, int, int], None]]:
     """A transient bar on standard error; yields the function to call with (stage, done, total)."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=stderr, transient=True) as bar:
+    # Into a file or a pipe a bar that takes itself away would leave empty lines.
+    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
         task = bar.add_task("", total=None, visible=False)
 
         def show(stage: str, done: int, total: int) -> None:
@@ -54,9 +55,14 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def load_llm(
-    model: str, dtype: str, device: str, backend: str = "auto", speculation: str | None = None
+    model: str,
+    dtype: str,
+    device: str,
+    backend: str = "auto",
+    speculation: str | None = None,
+    generation_config: str = "none",
 ) -> "LLM":
-    """Fetch if need be, then load, showing both."""
+    """Fetch if need be, then load, showing both. Nothing is guessed or recommended unless it is asked for."""
     from foreword.engine.llm import LLM
     from foreword.models.sources.resolve import resolve_model
 
@@ -69,6 +75,7 @@ def load_llm(
             device=device,
             backend=backend,
             speculation=speculation,
+            generation_config=generation_config,
             progress=on_progress,
         )
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,12 @@ from foreword.cli.console import (
     stage_bar,
     stderr,
     stdout,
+)
+from foreword.cli.options import (
+    GenerationConfigOption,
+    SpeculationOption,
+    SpeculativeConfigOption,
+    speculation_wish,
 )
 from foreword.errors import RequestError
 
@@ -52,10 +59,9 @@ def serve(
         bool, typer.Option("--insecure", help="Listen beyond this machine without an API key.")
     ] = False,
     served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
-    speculative_config: Annotated[
-        str | None,
-        typer.Option(help='Who guesses ahead, as JSON: {"method": "ngram", "num_speculative_tokens": 5}.'),
-    ] = None,
+    speculation: SpeculationOption = None,
+    speculative_config: SpeculativeConfigOption = None,
+    generation_config: GenerationConfigOption = "auto",
     hide_speculation: Annotated[
         bool, typer.Option("--hide-speculation", help="Leave acceptance out of answers and /health.")
     ] = False,
@@ -90,11 +96,13 @@ def serve(
     """
     from foreword.server.address import Address
 
+    wish = speculation_wish(speculation, speculative_config)
     keys = _keys(api_key)
     address = Address(host, port)
     address.check(bool(keys), insecure)
     _need_server_extra()
     from foreword.drafters.overrides import FREE_METHODS
+    from foreword.engine.sampling_defaults import check_generation_config, sampling_defaults
     from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.models.sources.resolve import resolve_model
     from foreword.server.running import ServerRun
@@ -103,15 +111,16 @@ def serve(
     from foreword.wire.supervisor import DEFAULT_FACTORY, SupervisorSettings
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    speculation = _parsed(speculative_config)
+    check_generation_config(generation_config)
+    drafting = _drafting(wish, backend, dtype, device)
     settings = ServerSettings(
         model_name=served_model_name or _short_name(model),
         api_keys=keys,
         allowed_hosts=address.allowed_hosts(_listed(allowed_hosts)),
         cors_origins=_origins(cors_origins),
         limits=Limits(running=max_num_seqs, queued=max_queued),
-        methods=FREE_METHODS | set(() if speculation is None else speculation.method),
-        speculation=speculation,
+        methods=FREE_METHODS | set(() if drafting is None else drafting.method),
+        speculation=drafting,
         show_speculation=not hide_speculation,
         stream_pacing=_pacing(stream_pacing),
         allow_switch=speculation_switch,
@@ -119,12 +128,13 @@ def serve(
     )
     with stage_bar() as on_stage:
         path = resolve_model(model, on_progress=on_stage)
-    tokenizer = open_checkpoint(path).tokenizer()
+    checkpoint = open_checkpoint(path)
+    settings = replace(settings, sampling=sampling_defaults(checkpoint, generation_config))
     config = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
-    wanted = None if speculation is None else speculation.as_mapping()
+    wanted = None if drafting is None else drafting.as_mapping()
     start = Start(str(path), dtype, device, backend, wanted, config)
     supervision = SupervisorSettings(start, engine_factory or DEFAULT_FACTORY, hang_seconds=hang_seconds)
-    run = ServerRun(settings, supervision, tokenizer, address)
+    run = ServerRun(settings, supervision, checkpoint.tokenizer(), address)
     stderr.print(f"[dim]loading {settings.model_name} ...[/dim]")
     asyncio.run(run.run(lambda url: _tell_ready(url, settings)))
 
@@ -132,7 +142,10 @@ def serve(
 def _tell_ready(url: str, settings: "ServerSettings") -> None:
     guard = "API key required" if settings.api_keys else "no API key"
     drafting = settings.default_method or "no"
-    stdout.print(f"{settings.model_name} is ready on {url} ({guard}, {drafting} drafting)", soft_wrap=True)
+    sampling = f", {settings.sampling} unless a request says otherwise" if settings.sampling.values else ""
+    stdout.print(
+        f"{settings.model_name} is ready on {url} ({guard}, {drafting} drafting{sampling})", soft_wrap=True
+    )
 
 
 def _need_server_extra() -> None:
@@ -175,10 +188,14 @@ def _pacing(name: str) -> str:
     return name
 
 
-def _parsed(speculative_config: str | None) -> "SpeculationConfig | None":
-    from foreword.drafters.config import SpeculationConfig
+def _drafting(wish: str, backend: str, dtype: str, device: str) -> "SpeculationConfig | None":
+    """Who drafts by default; decided here, since requests are checked against it in this process."""
+    from foreword.backends.choice import choose_backend
+    from foreword.engine.default_speculation import choose_speculation
+    from foreword.engine.loader import is_shape_invariant, pick_device
 
-    return None if speculative_config is None else SpeculationConfig.parse(speculative_config)
+    choice = choose_backend(backend, dtype, pick_device(device))
+    return choose_speculation(wish, is_shape_invariant(choice)).config
 
 
 def _short_name(model: str) -> str:

@@ -1,7 +1,7 @@
 """From a model's name to a decoder and its tokenizer."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -13,6 +13,7 @@ from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.resources import DrafterResources
+from foreword.engine.sampling_defaults import SamplingDefaults, check_generation_config, sampling_defaults
 from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import Checkpoint, open_checkpoint
@@ -56,6 +57,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     checkpoint: Checkpoint
     loader: DecoderLoader
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)  # of requests that don't say
 
     def vocabulary(self) -> Vocabulary:
         """What an engine has to know about its tokens."""
@@ -82,19 +84,26 @@ def load_model(
     dtype: str = "auto",
     device: str = "auto",
     backend: str = "auto",
+    generation_config: str = "auto",
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model by built-in name, local path or hub id."""
+    check_generation_config(generation_config)
     place = pick_device(device)
     choice = choose_backend(backend, dtype, place)
     # Torch tells of a slower path on CPUs without bfloat16 by a page of stack frames.
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
     checkpoint = open_checkpoint(resolve_model(model))
-    tokenizer = checkpoint.tokenizer()
+    tokenizer, sampling = checkpoint.tokenizer(), sampling_defaults(checkpoint, generation_config)
     loader = DecoderLoader(choice, place)
     decoder = loader.load(checkpoint, progress)
     checkpoint.release()  # the weights are copied; the file's pages need not stay
-    return LoadedModel(decoder, tokenizer, checkpoint, loader)
+    return LoadedModel(decoder, tokenizer, checkpoint, loader, sampling)
+
+
+def is_shape_invariant(choice: BackendChoice) -> bool:
+    """Whether the decoder that would be loaded is; see `Decoder.is_shape_invariant`."""
+    return (TorchDecoder if choice.form is None else NativeDecoder).is_shape_invariant
 
 
 def pick_device(device: str) -> torch.device:

@@ -6,6 +6,7 @@ from hashlib import sha256
 from foreword import __version__
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import FREE_METHODS
+from foreword.engine.sampling_defaults import SamplingDefaults
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class ServerSettings:
     limits: Limits = field(default_factory=Limits)
     methods: frozenset[str] = FREE_METHODS  # drafters that a request may ask for
     speculation: SpeculationConfig | None = None  # of requests that don't ask; None: plain decoding
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)  # of requests that don't say
     show_speculation: bool = True  # acceptance in answers and /health; it tells watchers about the text
     stream_pacing: str = "burst"  # "burst": tokens are sent as they come; "even": at an even cadence, padded
     allow_switch: bool = False  # POST /speculation turns guessing off and on for everybody
