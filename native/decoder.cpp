@@ -95,15 +95,15 @@ void Decoder::check(const Batch& batch, const KvStore& store) const {
     require_below(batch.kv_copies, 2 * batch.copies, slots, "a KV copy is outside the pages");
     require_below(batch.logit_rows, batch.wanted, batch.rows, "a logit row is outside the batch");
     require_below(batch.hidden_rows, batch.hidden_wanted, batch.rows, "a hidden row is outside the batch");
-    require_below(batch.block_tables, batch.requests * batch.table_width, store.pages() > 0 ? store.pages() : 1,
+    require_below(batch.block_tables, batch.requests * batch.pages, store.pages() > 0 ? store.pages() : 1,
                   "a block table names a page that does not exist");
     require(batch.row_starts[0] == 0 && batch.row_starts[batch.requests] == batch.rows,
             "row_starts must begin with 0 and end with the number of rows");
-    const int64_t reach = batch.table_width * kPageSize;
+    const int64_t reach = batch.pages * kPageSize;
     for (int64_t r = 0; r < batch.requests; ++r) {
         require(batch.row_starts[r] <= batch.row_starts[r + 1], "row_starts must not descend");
         for (int64_t row = batch.row_starts[r]; row < batch.row_starts[r + 1]; ++row) {
-            const uint64_t mask = static_cast<uint64_t>(batch.masks[row]);
+            const uint64_t mask = static_cast<uint64_t>(batch.ancestor_masks[row]);
             const int64_t last = batch.prefix_lens[row] + (mask ? 64 - __builtin_clzll(mask) : 0);
             require(batch.prefix_lens[row] >= 0 && last <= reach, "a row sees behind its request's block table");
             require(last > 0, "a row must see at least itself");
@@ -117,6 +117,7 @@ void Decoder::check(const Batch& batch, const KvStore& store) const {
 }
 
 void Decoder::forward(const Batch& batch, KvStore& store, float* logits, float* hidden) {
+    pool_.require_own_process();
     std::lock_guard<std::mutex> lock(one_pass_);
     check(batch, store);
     Pass(*this, batch, store, logits, hidden).run();

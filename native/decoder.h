@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include "batch.h"
 #include "kv_store.h"
 #include "packed_matrix.h"
 #include "thread_pool.h"
@@ -33,29 +34,6 @@ struct Layer {
     std::vector<float> query_norm, key_norm;   // empty: heads are not normalised
     std::vector<float> mlp_norm;
     Matrix gate, up, down;
-};
-
-// Where hidden states are taken: after so many layers, before or after the final norm.
-struct Tap {
-    int64_t layer;
-    bool normed;
-};
-
-// The arrays of a forward batch; see backends/batch.py.
-struct Batch {
-    int64_t rows, requests, table_width, wanted, copies, hidden_wanted;
-    const int32_t* token_ids;
-    const int32_t* positions;
-    const int32_t* slots;
-    const int32_t* prefix_lens;
-    const int64_t* masks;
-    const int32_t* row_starts;
-    const int32_t* block_tables;
-    const int32_t* kv_lens;
-    const int32_t* logit_rows;
-    const int32_t* kv_copies;
-    const int32_t* hidden_rows;
-    std::vector<Tap> taps;
 };
 
 class Decoder {

@@ -8,7 +8,6 @@ namespace foreword {
 
 namespace {
 
-constexpr int64_t kAttentionRows = 16;   // rows of a request that share the tiles they read
 constexpr int64_t kAlign = 16;           // floats
 
 // Cuts a workspace into aligned arrays; a first round with no memory only counts.
@@ -84,7 +83,7 @@ void Pass::plan_attention() {
         const int64_t step = std::min(kAttentionRows, std::max<int64_t>(share, 1));
         for (int64_t row = first; row < last; row += step) {
             for (int64_t head = 0; head < shape_.num_heads; head = tasks_.back().head_end) {
-                tasks_.push_back({batch_.block_tables + request * batch_.table_width, batch_.prefix_lens, batch_.masks,
+                tasks_.push_back({batch_.block_tables + request * batch_.pages, batch_.prefix_lens, batch_.ancestor_masks,
                                   heads_, attended_, heads_width_, shape_.query_width(), row, std::min(row + step, last),
                                   head / group, head, std::min(head + split, (head / group + 1) * group),
                                   1.0f / std::sqrt(static_cast<float>(shape_.head_dim)), nullptr});

@@ -53,7 +53,7 @@ def test_the_footer_tells_passes_acceptance_and_what_was_drawn_with(tiny_model: 
 
 def test_doctor_says_whether_guessing_is_on_and_why():
     found = json.loads(foreword("doctor", "--json").stdout.splitlines()[-1])
-    assert (found["speculation"] == "suffix") == (found["backend"] == "native")
+    assert (found["speculation"] == "suffix") == (found["backend"] == "cpu")
     assert found["speculation_because"]
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from dataclasses import replace
@@ -10,6 +11,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
+from foreword.engine.config import EngineConfig
 from helpers.command_line import assert_one_line_error, foreword
 from helpers.fake_engine import HANGS, STANDS_STILL
 from helpers.serve_process import ServeProcess, serve, wait_for_status
@@ -130,6 +132,48 @@ def test_an_engine_that_cannot_start_is_one_line_and_exit_code_2(tiny_model, cap
         assert server.ready_line == ""
         assert server.process.wait(30) == 2
     assert capfd.readouterr().err.splitlines()[-1] == "foreword: this model is broken; get another"
+
+
+def test_options_of_the_engine_reach_it(tiny_model, capfd):
+    options = [
+        "--max-num-batched-tokens=96",
+        "--kv-cache-memory-bytes=2M",
+        "--no-enable-prefix-caching",
+        "--acceptance-rule=token",
+        "--max-num-seqs=3",
+        "--max-model-len=100",
+    ]
+    with serve(tiny_model, *options, factory="load_telling") as server:
+        assert server.process.wait(30) == 2
+    told = json.loads(capfd.readouterr().err.splitlines()[-1].removeprefix("foreword: "))
+    assert told == {
+        "speculation": None,
+        "max_num_batched_tokens": 96,
+        "kv_cache_memory_bytes": 2 << 20,
+        "enable_prefix_caching": False,
+        "acceptance_rule": "token",
+        "max_num_seqs": 3,
+        "max_model_len": 100,
+    }
+    assert EngineConfig(**{key: value for key, value in told.items() if key != "speculation"})
+
+
+def test_the_line_names_all_drafters_and_the_log_every_request(tiny_model, capfd):
+    config = '{"method": ["ngram", "suffix"]}'
+    with serve(tiny_model, "--speculative-config", config, "--access-log") as server, server.http() as http:
+        assert "ngram+suffix drafting" in server.ready_line
+        assert http.get("/health", headers={"Host": "evil.example"}).status_code == 403
+        assert http.get("/version", headers={"X-Request-Id": "mine"}).status_code == 200
+        assert server.terminate() == 0
+    lines = [line for line in capfd.readouterr().err.splitlines() if "foreword.access" in line]
+    assert any("GET /health 403 " in line for line in lines)
+    assert any("GET /version 200 " in line and line.endswith(" mine") for line in lines)
+
+
+def test_an_occupied_port_is_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        run = foreword("serve", "--port", str(taken.getsockname()[1]))
+    assert_one_line_error(run, "cannot listen")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])

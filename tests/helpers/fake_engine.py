@@ -4,6 +4,7 @@ Its vocabulary is that of the tiny tokenizer: ids 3 to 96 are the visible ASCII 
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -125,6 +126,7 @@ class FakeAnswer:
         return RequestStats(
             prompt_tokens=len(self.request.prompt_token_ids),
             output_tokens=self.done,
+            first_tokens=min(self.done, 1),
             queue_seconds=max(self.started - self.arrived, 0.0),
             prefill_seconds=0.001,
             decode_seconds=self.last - self.first,
@@ -164,7 +166,7 @@ class FakeEngine:
         self._step_seconds = step_seconds
         self._capacity = capacity
         self.max_model_len = max_model_len
-        self._drafting = drafting
+        self.drafting = drafting
         self._answers: list[FakeAnswer] = []
         self._loop: asyncio.Task[None] | None = None
         self._stopped = False
@@ -179,7 +181,7 @@ class FakeEngine:
             raise RequestError(f"a token id in the prompt is outside the vocabulary of {self.vocab_size}")
         self.requests.append(request)
         inbox = AnswerStream(request.request_id, request.params.n, lambda left: self.abort(left.request_id))
-        drafts = self._drafting if request.speculation in (None, True) else request.speculation is not False
+        drafts = self.drafting if request.speculation in (None, True) else request.speculation is not False
         for index in range(request.params.n):
             tokens = expected_tokens(request, index, request.params.max_tokens)
             self._answers.append(FakeAnswer(request, index, inbox, tokens, drafts))
@@ -203,7 +205,7 @@ class FakeEngine:
         self._answers = [answer for answer in self._answers if not answer.finished]
 
     def speculate(self, on: bool) -> None:
-        self._drafting = on
+        self.drafting = on
 
     def stats(self) -> EngineStats:
         count = len(self._answers)
@@ -239,6 +241,11 @@ def load_slow_fake(start: Start) -> FakeEngine:
 def load_broken(start: Start) -> FakeEngine:
     """An engine that cannot be loaded."""
     raise RequestError("this model is broken; get another")
+
+
+def load_telling(start: Start) -> FakeEngine:
+    """An engine that only says what it was started with."""
+    raise RequestError(json.dumps({"speculation": start.speculation} | start.config, sort_keys=True))
 
 
 def load_dying(start: Start) -> FakeEngine:

@@ -61,7 +61,9 @@ class FakeServer:
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         self.keys.append(headers.get("authorization"))
         if first.startswith("GET /v1/models "):
-            return await _send_json(writer, 200, {}, {"data": [{"id": "fake"}, {"id": "other"}]})
+            return await _send_json(
+                writer, 200, {}, {"data": [{"id": "fake"}, {"id": "other", "owned_by": "vllm"}]}
+            )
         self.bodies.append(json.loads(body))
         self._now += 1
         self.most_at_once = max(self.most_at_once, self._now)

@@ -18,7 +18,7 @@ from foreword.server.app import create_context
 from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings
 from foreword.server.web import WebServer
-from foreword.wire.client import EngineLimits, EngineState
+from foreword.wire.client import EngineLimits, EngineState, OnLate
 from helpers.fake_engine import FakeEngine
 
 
@@ -33,13 +33,22 @@ class LocalEngine:
     def limits(self) -> EngineLimits:
         return EngineLimits(self.engine.max_model_len)
 
-    async def submit(self, request: NewRequest) -> AsyncGenerator[AnswerDelta, None]:
+    async def submit(
+        self, request: NewRequest, on_late: OnLate | None = None
+    ) -> AsyncGenerator[AnswerDelta, None]:
         deltas = self.engine.submit(request)
         try:
             async for delta in deltas:
                 yield delta
         finally:
             await deltas.aclose()
+            for late in deltas._arrived:  # the fake engine ends what is aborted at once
+                if on_late is not None and (isinstance(late, Exception) or late.finish_reason is not None):
+                    on_late(late)
+
+    @property
+    def speculating(self) -> bool:
+        return self.engine.drafting
 
     def speculate(self, on: bool) -> None:
         self.engine.speculate(on)

@@ -37,7 +37,7 @@ class MarkovDecoder:
         self._memory = np.full(num_pages * page_size, -(10**9))
         return PretendStore(num_pages, page_size, extra)
 
-    def forward(self, batch: ForwardBatch, store: object) -> ForwardOutput:
+    def forward(self, batch: ForwardBatch, _store: object) -> ForwardOutput:
         arrays = batch.arrays
         self._memory[arrays.kv_copies[:, 1]] = self._memory[arrays.kv_copies[:, 0]]
         self._memory[arrays.slots] = arrays.token_ids

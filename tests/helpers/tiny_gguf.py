@@ -43,7 +43,7 @@ def write_gguf(hf_dir: Path, path: Path, quant: str = "F32", **metadata: Any) ->
     architecture = _GGUF_ARCHITECTURES[config["architectures"][0]]
     writer = gguf.GGUFWriter(path, architecture)
     _write_hyperparameters(writer, config)
-    _write_tokenizer(writer, hf_dir)
+    _write_tokenizer(writer, hf_dir, config["vocab_size"])
     for key, value in metadata.items():
         _add_plain_value(writer, key.replace("__", "."), value)
     _write_tensors(writer, hf_dir, config, gguf.GGMLQuantizationType[quant])
@@ -82,17 +82,20 @@ def _write_hyperparameters(writer: gguf.GGUFWriter, config: dict[str, Any]) -> N
         writer.add_rope_scaling_factor(rope["factor"])
 
 
-def _write_tokenizer(writer: gguf.GGUFWriter, hf_dir: Path) -> None:
+def _write_tokenizer(writer: gguf.GGUFWriter, hf_dir: Path, vocab_size: int) -> None:
+    """Embeddings with more rows get entries of type UNUSED, as llama.cpp's converter writes them."""
     stored = json.loads((hf_dir / "tokenizer.json").read_text(encoding="utf-8"))
     settings = json.loads((hf_dir / "tokenizer_config.json").read_text(encoding="utf-8"))
     special = {token["content"]: token["id"] for token in stored["added_tokens"]}
     vocab = stored["model"]["vocab"] | special
     tokens = sorted(vocab, key=vocab.__getitem__)
     control, normal = int(gguf.TokenType.CONTROL), int(gguf.TokenType.NORMAL)
+    padding = [f"[PAD{number}]" for number in range(len(tokens), vocab_size)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([control if token in special else normal for token in tokens])
+    writer.add_token_list(tokens + padding)
+    types = [control if token in special else normal for token in tokens]
+    writer.add_token_types(types + [int(gguf.TokenType.UNUSED)] * len(padding))
     writer.add_token_merges([" ".join(merge) for merge in stored["model"]["merges"]])
     writer.add_bos_token_id(special[settings["bos_token"]])
     writer.add_eos_token_id(special[settings["eos_token"]])

@@ -42,6 +42,12 @@ def test_outputs_grow_until_they_are_finished(bench: Bench):
     assert bench.is_empty
 
 
+def test_an_idle_engine_knows_its_switch(bench: Bench):
+    for on in (False, True):
+        bench.engine.speculate(on)
+        assert bench.engine.stats().speculating == on
+
+
 def test_streamed_deltas_are_the_answer(bench: Bench):
     async def main() -> list[AnswerDelta]:
         return await deltas_of(bench.engine.submit(new("a", logprobs=1)))

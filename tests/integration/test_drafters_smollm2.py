@@ -36,7 +36,7 @@ PROMPTS = [
 def llm(default_model: Path) -> LLM:
     if not native_status().available:
         pytest.skip("the CPU kernels are not here; on torch a near tie may fall either way")
-    return LLM(str(default_model), device="cpu", backend="native")
+    return LLM(str(default_model), device="cpu", backend="cpu")
 
 
 def texts(llm: LLM, prompts: list[str], max_tokens: int) -> list[list[int]]:

@@ -16,7 +16,7 @@ from foreword.kv.spec import DECODER_ROWS, RowSpec
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
-from helpers.native import native_decoder, needs_native
+from helpers.cpu import cpu_decoder, needs_cpu_kernels
 from helpers.passes import all_logits, compute, make_request, torch_decoder, with_all_logits
 from helpers.tiny_models import make_hf_model
 from helpers.trees import random_tokens
@@ -31,9 +31,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_hf_model(tmp_path_factory.mktemp("model"), "qwen3", tied=True, **shape)
 
 
-@pytest.fixture(params=["torch", pytest.param("cpu", marks=needs_native)])
+@pytest.fixture(params=["torch", pytest.param("cpu", marks=needs_cpu_kernels)])
 def decoder(request: pytest.FixtureRequest, path: Path) -> Decoder:
-    return torch_decoder(path) if request.param == "torch" else native_decoder(path, "float32")
+    return torch_decoder(path) if request.param == "torch" else cpu_decoder(path, "float32")
 
 
 def row(store: KvStore, name: str, slot: int, dim: int) -> torch.Tensor:
@@ -110,10 +110,10 @@ def test_rows_of_all_kinds_move_together(
         assert torch.equal(row(store, name, slot, dims[name]), expected), (name, slot)
 
 
-@needs_native
+@needs_cpu_kernels
 def test_both_backends_keep_the_same_numbers(path: Path):
     stores = []
-    for decoder in (torch_decoder(path), native_decoder(path, "float32")):
+    for decoder in (torch_decoder(path), cpu_decoder(path, "float32")):
         cache = PagedCache(PAGES)
         runner = ModelRunner.allocate(decoder, PAGES, 16)
         compute(runner, cache, make_request(cache, random_tokens(random.Random(3), 40)), 40)
@@ -132,9 +132,9 @@ def test_the_store_of_another_decoder_is_refused(decoder: Decoder):
             decoder.forward(batch, other.new_kv_store(PAGES, 16))
 
 
-@needs_native
+@needs_cpu_kernels
 def test_arrays_of_the_cpu_store_outlive_it(path: Path):
-    store = native_decoder(path, "int8").new_kv_store(PAGES, 16, [HEAD])
+    store = cpu_decoder(path, "int8").new_kv_store(PAGES, 16, [HEAD])
     keys, values = store.arrays("head")
     del store
     keys.fill_(1.0)
@@ -142,9 +142,9 @@ def test_arrays_of_the_cpu_store_outlive_it(path: Path):
     assert keys.sum() == keys.numel()
 
 
-@needs_native
+@needs_cpu_kernels
 def test_what_the_cpu_kernels_cannot_keep_is_refused_by_name(path: Path):
-    decoder = native_decoder(path, "int8")
+    decoder = cpu_decoder(path, "int8")
     with pytest.raises(RequestError, match="latent"):
         decoder.new_kv_store(PAGES, 16, [RowSpec("latent", 1, 1, 64, value_dim=0)])
     with pytest.raises(ValueError, match="outside"):

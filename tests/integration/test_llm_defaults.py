@@ -16,8 +16,8 @@ LONG = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
 
 @needs_kernels
 def test_alone_a_request_is_guessed_for_and_beside_others_it_is_not(tiny_model: Path):
-    llm = LLM(str(tiny_model), device="cpu", backend="native")
-    plain = LLM(str(tiny_model), device="cpu", backend="native", speculation="off")
+    llm = LLM(str(tiny_model), device="cpu", backend="cpu")
+    plain = LLM(str(tiny_model), device="cpu", backend="cpu", speculation="off")
     alone, expected = (model.generate("the the the the", LONG)[0].outputs[0] for model in (llm, plain))
     assert alone.token_ids == expected.token_ids
     assert alone.stats is not None

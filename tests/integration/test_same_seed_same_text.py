@@ -18,7 +18,7 @@ ALONE = Configuration(seed=0)
 def runner(default_model: Path) -> Runner:
     if not native_status().available:
         pytest.skip("the CPU kernels are not here; on torch a near tie may fall either way")
-    model = load_model(str(default_model), device="cpu", backend="native")
+    model = load_model(str(default_model), device="cpu", backend="cpu")
     return Runner(model)
 
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 
 from foreword.acceptance.params import SamplingParams
-from foreword.engine.messages import NewRequest
+from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.errors import RequestError
 from foreword.wire import frames as wire
 from foreword.wire import process as engine_process
@@ -82,6 +82,36 @@ def test_abort_all_ends_every_answer():
         await anext(deltas)
         link.abort_all()
         assert [d.finish_reason async for d in deltas][-1] == "abort"
+
+    connected(test, step_seconds=0.02)
+
+
+def test_the_ends_of_abandoned_answers_are_heard():
+    async def test(link: EngineLink, _: "asyncio.Task[int]") -> None:
+        heard: list[AnswerDelta | Exception] = []
+        async with aclosing(link.answer(request(tokens=400, n=2), heard.append)) as deltas:
+            await anext(deltas)
+        while len(heard) < 2:
+            await asyncio.sleep(0.01)
+        ends = [item for item in heard if isinstance(item, AnswerDelta)]
+        assert [(end.index, end.finish_reason) for end in ends] == [(0, "abort"), (1, "abort")]
+        assert all(end.stats is not None and end.stats.output_tokens >= 1 for end in ends)
+        assert not link._left
+        async for _delta in link.answer(request("whole"), heard.append):
+            pass
+        assert len(heard) == 2
+
+    connected(test, step_seconds=0.02)
+
+
+def test_who_waits_for_abandoned_answers_hears_that_the_engine_died():
+    async def test(link: EngineLink, _: "asyncio.Task[int]") -> None:
+        heard: list[AnswerDelta | Exception] = []
+        async with aclosing(link.answer(request(tokens=400), heard.append)) as deltas:
+            await anext(deltas)
+        link.break_off("gone")
+        assert [type(item) for item in heard] == [EngineUnavailable]
+        assert not link._left
 
     connected(test, step_seconds=0.02)
 

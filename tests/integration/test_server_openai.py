@@ -8,9 +8,9 @@ from itertools import product
 import openai
 import pytest
 
+from foreword.acceptance.defaults import SamplingDefaults
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig
-from foreword.engine.sampling_defaults import SamplingDefaults
 from foreword.server.settings import Limits, ServerSettings
 from helpers.fake_engine import FakeEngine, expected_tokens, token_text
 from helpers.local_server import local_server
@@ -302,6 +302,36 @@ def test_a_stream_ends_with_done_and_no_usage_unless_asked(server):
     events = [line for line in answer.text.split("\n\n") if line]
     assert events[-1] == "data: [DONE]"
     assert all("usage" not in json.loads(event.removeprefix("data: ")) for event in events[:-1])
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_every_chunk_says_how_many_tokens_there_are_if_asked(server, client, chat):
+    route = client.chat.completions if chat else client.completions
+    asked = {"messages": MESSAGES} if chat else {"prompt": ["ab", "c"]}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(
+        route.create(model="tiny", max_tokens=9, seed=1, n=2, stream=True, stream_options=options, **asked)
+    )
+    prompts = [len(request.prompt_token_ids) for request in server.engine.requests[-(1 if chat else 2) :]]
+    lengths = [0] * 2 * len(prompts)
+    for chunk in chunks[:-1]:
+        (choice,) = chunk.choices
+        lengths[choice.index] += len((choice.delta.content or "") if chat else choice.text)  # one per token
+        used = chunk.usage
+        assert (used.prompt_tokens, used.completion_tokens) == (
+            prompts[choice.index // 2],
+            lengths[choice.index],
+        )
+        assert used.total_tokens == used.prompt_tokens + used.completion_tokens
+    assert lengths == [9] * len(lengths)
+    assert chunks[-1].usage.completion_tokens == sum(lengths)
+    assert chunks[-1].usage.prompt_tokens_details is not None
+
+
+def test_continuous_usage_alone_asks_for_nothing(client):
+    options = {"continuous_usage_stats": True}
+    chunks = client.completions.create(model="tiny", prompt="x", stream=True, stream_options=options)
+    assert all(chunk.usage is None for chunk in chunks)
 
 
 def test_refused_while_streaming_is_a_status_and_not_an_event(server, client):

@@ -8,6 +8,7 @@ import httpx
 import openai
 import pytest
 
+from foreword import __version__
 from foreword.server.settings import ServerSettings, tenant_of
 from foreword.wire.client import EngineState
 from helpers.fake_engine import FakeEngine
@@ -52,9 +53,21 @@ def test_a_client_that_leaves_aborts_its_request(tiny_model, stream):
             else:
                 with pytest.raises(httpx.ReadTimeout):
                     http.post("/v1/completions", json=body, timeout=0.5)
+            before = http.get("/health").json()["speculation"]["drafts"]
         wait_until(lambda: server.engine.aborted)
         wait_until(lambda: server.context.admission.in_flight == 0)
         assert server.engine.stats().running == 0
+        with server.http() as http:
+            told = http.get("/health").json()["speculation"]
+            page = http.get("/metrics").text
+        assert told["drafts"] >= max(before, 1)
+        for count in ("drafts", "drafted", "accepted", "passes"):
+            assert told[count] == sum(cohort[count] for cohort in told["cohorts"].values())
+        assert 'finished_reason="abort",model_name="tiny"} 1.0' in page
+        assert (
+            f'num_drafts_total{{cohort="ngram/greedy",method="ngram",model_name="tiny"}} {told["drafts"]}.0'
+            in page
+        )
 
 
 def test_keys_and_tenants(tiny_model):
@@ -100,6 +113,19 @@ def test_the_switch_exists_only_where_it_was_asked_for(server, tiny_model):
         assert http.post("/speculation", json={"enabled": False}).json() == {"enabled": False}
         answer = http.post("/generate", json={"prompt": "x", "max_tokens": 4}).json()
         assert answer["speculation"]["drafts"] == 0
+        assert answer["speculation"]["method"] == ""
+        assert other.engine.requests[-1].speculation is False
+        told = http.get("/health").json()["speculation"]
+        assert told["enabled"] is False
+        assert list(told["cohorts"]) == ["plain/greedy"]
+        assert (
+            http.post("/generate", json={"prompt": "x", "speculation": {"method": "magic"}}).status_code
+            == 400
+        )
+        http.post("/speculation", json={"enabled": True})
+        answer = http.post("/generate", json={"prompt": "x", "max_tokens": 4}).json()
+        assert answer["speculation"]["method"] == "ngram"
+        assert http.get("/health").json()["speculation"]["enabled"] is True
 
 
 def test_generate_in_the_librarys_words(server):
@@ -202,6 +228,24 @@ def test_health_and_readiness_tell_the_truth(server):
             assert refused.json()["error"]["type"] == "service_unavailable_error"
         finally:
             server.client.state = EngineState.READY
+
+
+def test_the_version_and_heads(server):
+    with server.http() as http:
+        assert http.get("/version").json() == {"version": __version__}
+        for path in ("/health", "/ready"):
+            answer = http.head(path)
+            assert (answer.status_code, answer.content) == (200, b"")
+            assert answer.headers["content-type"] == "application/json"
+
+
+def test_every_answer_has_the_requests_id(server):
+    with server.http() as http:
+        body = {"prompt": "x", "max_tokens": 2}
+        for more in ({}, {"stream": True}, {"n": 0}):
+            answer = http.post("/v1/completions", json=body | more, headers={"X-Request-Id": "mine-1"})
+            assert answer.headers["x-request-id"] == "mine-1"
+        assert http.get("/nothing").headers["x-request-id"].startswith("req-")
 
 
 def test_openapi_describes_the_bodies(server):

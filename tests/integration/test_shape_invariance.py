@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from foreword.backends.batch import Tap
-from foreword.backends.cpu.decoder import NativeDecoder
+from foreword.backends.cpu.decoder import CpuDecoder
 from foreword.backends.runner import ModelRunner
 from foreword.engine.request import Request
 from foreword.kv.paged_cache import PagedCache
@@ -19,12 +19,12 @@ from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
 from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
-from helpers.native import INSTRUCTION_SETS, native_decoder, needs_native
+from helpers.cpu import INSTRUCTION_SETS, cpu_decoder, needs_cpu_kernels
 from helpers.passes import all_logits, compute, fragmented_cache, make_request, with_all_logits
 from helpers.tiny_models import make_hf_model
 from helpers.trees import random_tokens, random_tree, root_path
 
-pytestmark = needs_native
+pytestmark = needs_cpu_kernels
 
 SHAPES = {
     "even": ("llama", {}),
@@ -50,11 +50,11 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(params=FORMS)
-def decoder(request: pytest.FixtureRequest, path: Path) -> NativeDecoder:
-    return native_decoder(path, request.param)
+def decoder(request: pytest.FixtureRequest, path: Path) -> CpuDecoder:
+    return cpu_decoder(path, request.param)
 
 
-def one_by_one(decoder: NativeDecoder, ids: list[int], seed: int = 0) -> torch.Tensor:
+def one_by_one(decoder: CpuDecoder, ids: list[int], seed: int = 0) -> torch.Tensor:
     """Logits after every token when each comes alone."""
     runner, cache = fragmented_cache(decoder, -(-len(ids) // 16) + 3, seed)
     request = make_request(cache, ids)
@@ -69,13 +69,13 @@ def run(runner: ModelRunner, cache: PagedCache, request: Request, rows: int) -> 
     return logits
 
 
-def test_one_pass_equals_one_token_at_a_time(decoder: NativeDecoder):
+def test_one_pass_equals_one_token_at_a_time(decoder: CpuDecoder):
     ids = random_tokens(random.Random(1), 150)
     assert torch.equal(all_logits(decoder, ids), one_by_one(decoder, ids))
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_chunks_of_any_size_on_any_pages(decoder: NativeDecoder, seed: int):
+def test_chunks_of_any_size_on_any_pages(decoder: CpuDecoder, seed: int):
     rng = random.Random(seed)
     ids = random_tokens(rng, rng.choice([33, 64, 97, 140]))
     expected = all_logits(decoder, ids)
@@ -90,7 +90,7 @@ def test_chunks_of_any_size_on_any_pages(decoder: NativeDecoder, seed: int):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_tree_node_equals_its_path_typed_alone(decoder: NativeDecoder, seed: int):
+def test_every_tree_node_equals_its_path_typed_alone(decoder: CpuDecoder, seed: int):
     rng = random.Random(100 + seed)
     prompt = random_tokens(rng, rng.choice([1, 15, 16, 31, 37, 60]))
     nodes = rng.choice([1, 5, 20, 64])
@@ -106,7 +106,7 @@ def test_every_tree_node_equals_its_path_typed_alone(decoder: NativeDecoder, see
         assert torch.equal(tree[1 + node], all_logits(decoder, alone)[-1])
 
 
-def test_hidden_states_do_not_depend_on_what_runs_beside_them(decoder: NativeDecoder):
+def test_hidden_states_do_not_depend_on_what_runs_beside_them(decoder: CpuDecoder):
     last = decoder.config.num_layers
     taps = (Tap(0), Tap(1), Tap(last), Tap(last, normed=True))
     ids, other = random_tokens(random.Random(11), 50), random_tokens(random.Random(12), 20)
@@ -134,7 +134,7 @@ def test_hidden_states_do_not_depend_on_what_runs_beside_them(decoder: NativeDec
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_moved_path_continues_as_if_it_had_been_typed(decoder: NativeDecoder, seed: int):
+def test_a_moved_path_continues_as_if_it_had_been_typed(decoder: CpuDecoder, seed: int):
     rng = random.Random(200 + seed)
     prompt = random_tokens(rng, 30)
     runner, cache = fragmented_cache(decoder, 12, seed)
@@ -152,7 +152,7 @@ def test_a_moved_path_continues_as_if_it_had_been_typed(decoder: NativeDecoder, 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_mixed_batch_in_any_order_equals_every_request_alone(decoder: NativeDecoder, seed: int):
+def test_a_mixed_batch_in_any_order_equals_every_request_alone(decoder: CpuDecoder, seed: int):
     rng = random.Random(300 + seed)
     lengths = [50, 21, 1, 33, 65][: rng.randint(2, 5)]
     rng.shuffle(lengths)
@@ -186,9 +186,9 @@ def test_a_mixed_batch_in_any_order_equals_every_request_alone(decoder: NativeDe
 def test_any_number_of_threads(path: Path, form: str, isa: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FOREWORD_ISA", isa)
     ids = random_tokens(random.Random(7), 90)
-    expected = all_logits(native_decoder(path, form, threads=1), ids)
+    expected = all_logits(cpu_decoder(path, form, threads=1), ids)
     for threads in (2, 3, 5):
-        decoder = native_decoder(path, form, threads=threads)
+        decoder = cpu_decoder(path, form, threads=threads)
         assert decoder.threads == threads
         assert torch.equal(all_logits(decoder, ids), expected)
         assert torch.equal(one_by_one(decoder, ids[:40]), expected[:40])
@@ -197,12 +197,12 @@ def test_any_number_of_threads(path: Path, form: str, isa: str, monkeypatch: pyt
 @pytest.mark.model
 @pytest.mark.parametrize("form", ["int8", "q4"])
 def test_smollm2_is_invariant_too(default_model: Path, form: str):
-    decoder = native_decoder(default_model, form)
+    decoder = cpu_decoder(default_model, form)
     rng = random.Random(4)
     ids = [rng.randrange(decoder.config.vocab_size) for _ in range(90)]
     expected = all_logits(decoder, ids)
     assert torch.equal(one_by_one(decoder, ids[:40]), expected[:40])
-    single = native_decoder(default_model, form, threads=1)
+    single = cpu_decoder(default_model, form, threads=1)
     assert torch.equal(all_logits(single, ids), expected)
     runner, cache = fragmented_cache(decoder, 12, seed=1)
     request = make_request(cache, ids[:70])

@@ -1,9 +1,16 @@
-"""The one explicit value that a target pass gets, and the one that it returns."""
+"""The one explicit value that a target pass gets, and the one that it returns.
 
-from collections.abc import Iterable, Mapping
+An array of the batch is declared here, once: `ForwardBatch` says what it means, `BATCH_ARRAYS` how large it is and
+what padding holds. Batch memory, staging and the checks of the CPU kernels' bindings follow from that. A new array is
+declared here and in native/batch.h, and filled in speculation/layout.py.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import cached_property
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,20 +33,97 @@ class Tap(NamedTuple):
     normed: bool = False  # after the final norm; only with the last layer
 
 
+class BatchSizes(NamedTuple):
+    """How large a batch is."""
+
+    rows: int
+    requests: int
+    pages: int  # of the longest block table
+    logit_rows: int
+    kv_copies: int
+    hidden_rows: int = 0
+
+    @property
+    def entries(self) -> int:
+        """32-bit numbers in all arrays together."""
+        return sum(array.entries(self) for array in BATCH_ARRAYS)
+
+
+class Padding(Enum):
+    """What entries hold that a backend adds to reach a round size."""
+
+    ZERO = auto()
+    SPARE_SLOT = auto()  # a KV row that nobody reads
+    NUM_ROWS = auto()  # the end of the real rows
+
+
+class BatchArray(NamedTuple):
+    """How one array of a batch is laid out."""
+
+    name: str  # in `ForwardBatch` and `BatchArrays`
+    shape: Callable[[BatchSizes], tuple[int, ...]]
+    padding: Padding = Padding.ZERO
+    words: int = 1  # 32-bit words of one number: 2 for int64
+
+    def entries(self, sizes: BatchSizes) -> int:
+        """32-bit words in the whole array."""
+        return prod(self.shape(sizes)) * self.words
+
+
+BATCH_ARRAYS = (
+    BatchArray("ancestor_masks", lambda n: (n.rows, MASK_WORDS), words=2),  # first, where 64 bits are aligned
+    BatchArray("token_ids", lambda n: (n.rows,)),
+    BatchArray("positions", lambda n: (n.rows,)),
+    BatchArray("slots", lambda n: (n.rows,), Padding.SPARE_SLOT),
+    BatchArray("prefix_lens", lambda n: (n.rows,)),
+    BatchArray("row_starts", lambda n: (n.requests + 1,), Padding.NUM_ROWS),
+    BatchArray("block_tables", lambda n: (n.requests, n.pages)),
+    BatchArray("kv_lens", lambda n: (n.requests,)),
+    BatchArray("logit_rows", lambda n: (n.logit_rows,)),
+    BatchArray("kv_copies", lambda n: (n.kv_copies, 2), Padding.SPARE_SLOT),
+    BatchArray("hidden_rows", lambda n: (n.hidden_rows,)),
+)
+"""In the order of `BatchArrays`."""
+
+
 class BatchArrays(NamedTuple):
     """The arrays of a batch in numpy, which takes less time to look at; shapes as in `ForwardBatch`."""
 
+    ancestor_masks: NDArray[np.int64]
     token_ids: Ints
     positions: Ints
     slots: Ints
     prefix_lens: Ints
-    ancestor_masks: NDArray[np.int64]
     row_starts: Ints
     block_tables: Ints
     kv_lens: Ints
     logit_rows: Ints
     kv_copies: Ints
     hidden_rows: Ints
+
+    @property
+    def sizes(self) -> BatchSizes:
+        """How large they are."""
+        return BatchSizes(
+            rows=len(self.token_ids),
+            requests=len(self.kv_lens),
+            pages=self.block_tables.shape[1],
+            logit_rows=len(self.logit_rows),
+            kv_copies=len(self.kv_copies),
+            hidden_rows=len(self.hidden_rows),
+        )
+
+    @staticmethod
+    def carved(memory: Ints, sizes: BatchSizes) -> "BatchArrays":
+        """Views of one stretch of memory, one array behind the other."""
+        views: list[Any] = []
+        start = 0
+        for array in BATCH_ARRAYS:
+            end = start + array.entries(sizes)
+            part = memory[start:end]
+            views.append((part.view(np.int64) if array.words == 2 else part).reshape(array.shape(sizes)))
+            start = end
+        return BatchArrays(*views)
 
 
 @dataclass(frozen=True)
@@ -64,6 +148,12 @@ class ForwardBatch:
     kv_copies: Tensor  # int32 [copies, 2], (from, to) physical KV rows; done before anything else
     hidden_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int32))  # int32 [wanted]
     taps: tuple[Tap, ...] = ()  # where the hidden states of `hidden_rows` are taken
+
+    @staticmethod
+    def of(arrays: BatchArrays, taps: tuple[Tap, ...] = ()) -> "ForwardBatch":
+        """A batch that looks at the same memory."""
+        tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays._asdict().items()}
+        return ForwardBatch(**tensors, taps=taps)
 
     @cached_property
     def arrays(self) -> BatchArrays:

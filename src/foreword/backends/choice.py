@@ -12,10 +12,10 @@ from foreword.kernels.native import native_status
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """What the torch backend computes in."""
 
-NATIVE_DTYPES = ("int8", "q4", "q8_0", "float32")
+CPU_DTYPES = ("int8", "q4", "q8_0", "float32")
 """What the CPU kernels compute in; the first is the default."""
 
-BACKENDS = ("auto", "native", "torch")
+BACKENDS = ("auto", "cpu", "torch")
 
 
 @dataclass(frozen=True)
@@ -26,24 +26,31 @@ class BackendChoice:
     torch_dtype: torch.dtype  # of the torch decoder
     reason: str  # why this backend, in a few words
 
+    @property
+    def name(self) -> str:
+        """Of the backend, as `--backend` has it."""
+        return "torch" if self.form is None else "cpu"
+
 
 def choose_backend(backend: str, dtype: str, device: torch.device) -> BackendChoice:
     """`auto` is the CPU kernels on a CPU that has them, in 8 bits; torch for the rest.
 
     `float32` on the CPU stays with torch unless the kernels are asked for by name: it is the reference.
     """
+    if backend == "native":
+        raise RequestError("the backend on the compiled CPU kernels is named cpu; use --backend cpu")
     if backend not in BACKENDS:
         raise RequestError(f"unknown backend {backend!r}; use {', '.join(BACKENDS)}")
-    if dtype != "auto" and dtype not in DTYPES and dtype not in NATIVE_DTYPES:
-        names = ", ".join(dict.fromkeys(("auto", *DTYPES, *NATIVE_DTYPES)))
+    if dtype != "auto" and dtype not in DTYPES and dtype not in CPU_DTYPES:
+        names = ", ".join(dict.fromkeys(("auto", *DTYPES, *CPU_DTYPES)))
         raise RequestError(f"unknown dtype {dtype!r}; use one of {names}")
     refusal = _refusal(dtype, device)
-    if backend == "native" or (dtype in NATIVE_DTYPES and dtype not in DTYPES):
+    if backend == "cpu" or (dtype in CPU_DTYPES and dtype not in DTYPES):
         if backend == "torch":
             raise RequestError(f"dtype {dtype} needs the CPU kernels; leave out --backend torch")
         if refusal:
             raise RequestError(f"the CPU kernels cannot be used: {refusal}")
-        return _native(dtype, "asked for")
+        return _cpu(dtype, "asked for")
     if backend == "torch" or dtype in DTYPES:
         return _torch(dtype, device, "asked for")
     if refusal:
@@ -52,7 +59,7 @@ def choose_backend(backend: str, dtype: str, device: torch.device) -> BackendCho
                 "foreword runs on torch, not on its CPU kernels: %s", refusal
             )
         return _torch(dtype, device, refusal)
-    return _native(dtype, "the fastest on this CPU")
+    return _cpu(dtype, "the fastest on this CPU")
 
 
 def _refusal(dtype: str, device: torch.device) -> str:
@@ -64,11 +71,26 @@ def _refusal(dtype: str, device: torch.device) -> str:
     return native_status().reason
 
 
-def _native(dtype: str, reason: str) -> BackendChoice:
-    return BackendChoice(FORMS[NATIVE_DTYPES[0] if dtype == "auto" else dtype], torch.float32, reason)
+def _cpu(dtype: str, reason: str) -> BackendChoice:
+    return BackendChoice(FORMS[CPU_DTYPES[0] if dtype == "auto" else dtype], torch.float32, reason)
 
 
 def _torch(dtype: str, device: torch.device, reason: str) -> BackendChoice:
     if dtype == "auto":
         return BackendChoice(None, torch.bfloat16 if device.type == "cuda" else torch.float32, reason)
     return BackendChoice(None, DTYPES[dtype], reason)
+
+
+def pick_device(device: str) -> torch.device:
+    """`auto` is the first CUDA device if there is one, else the CPU."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise RequestError(f"unknown device {device!r}; use auto, cpu or cuda") from error
+    if place.type not in ("cpu", "cuda"):
+        raise RequestError(f"device {device!r} is not supported; use auto, cpu or cuda")
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise RequestError(f"device {device!r} was asked for, but torch sees no CUDA GPU; use cpu")
+    return place

@@ -9,6 +9,7 @@ from torch import Tensor
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.kv.spec import PageSpec, RowSpec
 from foreword.models.config import ModelConfig
+from foreword.models.formats.checkpoint import Checkpoint
 
 
 class KvStore(Protocol):
@@ -70,6 +71,13 @@ class Decoder(Protocol):
 
     def with_layers(self, layers: Sequence[int]) -> "Decoder":
         """A decoder that runs only these layers of this one, with the same weights."""
+        ...
+
+    def beside(self, checkpoint: Checkpoint) -> "Decoder":
+        """A decoder with the layers of another checkpoint, and this one's embedding, head and final norm.
+
+        4-bit blocks stay as they are where the backend has kernels for them.
+        """
         ...
 
     def kv_rows(self) -> RowSpec:

@@ -1,7 +1,10 @@
 """A decoder together with the memory that its passes read and write."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
+from torch.nn.functional import pad
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.backends.interface import Decoder, KvStore
@@ -14,14 +17,32 @@ class ModelRunner:
 
     decoder: Decoder
     store: KvStore
+    vocab_size: int  # ids that can be drawn: as many columns as logits have
 
     @staticmethod
     def allocate(
-        decoder: Decoder, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()
+        decoder: Decoder,
+        num_pages: int,
+        page_size: int,
+        extra: Sequence[RowSpec] = (),
+        vocab_size: int | None = None,
     ) -> "ModelRunner":
-        """A decoder with fresh memory."""
-        return ModelRunner(decoder, decoder.new_kv_store(num_pages, page_size, extra))
+        """A decoder with fresh memory. Without `vocab_size` every row of its embedding counts as a token."""
+        store = decoder.new_kv_store(num_pages, page_size, extra)
+        return ModelRunner(decoder, store, decoder.config.vocab_size if vocab_size is None else vocab_size)
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        """One pass."""
-        return self.decoder.forward(batch, self.store)
+        """One pass, with logits for exactly the ids that can be drawn.
+
+        Embeddings are often filled up to a round number; what is behind the vocabulary is cut. A draft model may
+        have fewer tokens than the target: it never guesses the others, and reads one of its own in their place.
+        """
+        own, wanted = self.decoder.config.vocab_size, self.vocab_size
+        if own == wanted:
+            return self.decoder.forward(batch, self.store)
+        if own > wanted:
+            output = self.decoder.forward(batch, self.store)
+            return replace(output, logits=output.logits[:, :wanted])
+        known = replace(batch, token_ids=batch.token_ids.clamp(max=own - 1))
+        output = self.decoder.forward(known, self.store)
+        return replace(output, logits=pad(output.logits, (0, wanted - own), value=-torch.inf))

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from foreword.cli.options import BACKENDS, DTYPES, check_device, one_of
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -23,10 +24,19 @@ ModelOption = Annotated[
 ]
 DtypeOption = Annotated[
     str,
-    typer.Option(help="auto, float32, bfloat16, float16; on the CPU kernels int8 (auto), q4, q8_0, float32."),
+    typer.Option(
+        callback=lambda name: one_of("--dtype", name, DTYPES),
+        help="auto, float32, bfloat16, float16; on the CPU kernels int8 (auto), q4, q8_0, float32.",
+    ),
 ]
-BackendOption = Annotated[str, typer.Option(help="auto, native (CPU kernels) or torch.")]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+BackendOption = Annotated[
+    str,
+    typer.Option(
+        callback=lambda name: one_of("--backend", name, BACKENDS),
+        help="auto, cpu (compiled kernels) or torch.",
+    ),
+]
+DeviceOption = Annotated[str, typer.Option(callback=check_device, help="auto, cpu or cuda.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
 PlotOption = Annotated[Path | None, typer.Option(help="Draw the curves into this picture (PNG).")]
 

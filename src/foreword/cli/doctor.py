@@ -23,9 +23,9 @@ def _findings() -> dict[str, object]:
     import torch
 
     from foreword import __version__
-    from foreword.backends.choice import choose_backend
+    from foreword.backends.choice import choose_backend, pick_device
+    from foreword.backends.loading import is_shape_invariant
     from foreword.engine.default_speculation import choose_speculation
-    from foreword.engine.loader import is_shape_invariant, pick_device
     from foreword.kernels.native import choose_isa, choose_threads, native_status
     from foreword.models.sources.builtin import cache_directory
 
@@ -38,7 +38,7 @@ def _findings() -> dict[str, object]:
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "device": str(device),
-        "backend": "native" if choice.form is not None else "torch",
+        "backend": choice.name,
         "backend_because": choice.reason,
         "dtype": numbers,
         "speculation": "off" if guessing.config is None else "+".join(guessing.config.method),

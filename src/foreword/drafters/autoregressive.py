@@ -42,14 +42,20 @@ class AutoregressiveDrafter:
     Equal beginnings of a tenant's texts are read once.
     """
 
-    def __init__(self, decoder: Decoder, size: DraftingSize, weight_bytes: int = 0) -> None:
-        """`weight_bytes` is the memory of weights that the decoder does not share with the target."""
+    def __init__(self, decoder: Decoder, vocab_size: int, size: DraftingSize, weight_bytes: int = 0) -> None:
+        """`vocab_size` is the target's: no other id is drawn, and q is over exactly these.
+
+        A guess that is thrown away because of what was drawn would bias *token* and *block*.
+        `weight_bytes` is the memory of weights that the decoder does not share with the target.
+        """
         self._weight_bytes = weight_bytes
         self._size = size
         self._cache = PagedCache(-(-size.kv_tokens // PAGE_SIZE), prefix_caching=True)
         self._buffers = BatchBuffers()
         self._known: dict[int, tuple[int, KvSequence]] = {}  # request -> (epoch, its KV here)
-        self._runner = ModelRunner.allocate(decoder, self._cache.pool.num_pages, PAGE_SIZE)
+        self._runner = ModelRunner.allocate(
+            decoder, self._cache.pool.num_pages, PAGE_SIZE, vocab_size=vocab_size
+        )
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`, for every ask; none where its own KV cache is full."""

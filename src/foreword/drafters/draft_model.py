@@ -23,18 +23,14 @@ def build_draft_model(config: DraftModelConfig, resources: DrafterResources) -> 
     checkpoint = open_checkpoint(Path(resolve_model(config.model)))
     check_same_vocabulary(resources.checkpoint, checkpoint)
     decoder = resources.load_decoder(checkpoint)
-    return AutoregressiveDrafter(decoder, DraftingSize(config.tree_width), decoder.weight_bytes)
+    size = DraftingSize(config.tree_width)
+    return AutoregressiveDrafter(decoder, resources.vocab_size, size, decoder.weight_bytes)
 
 
 def check_same_vocabulary(target: Checkpoint, draft: Checkpoint) -> None:
-    """Refuse a draft model whose token ids are not the target's."""
+    """Refuse a draft model whose token ids are not the target's. One of them may have some more at the end."""
     ours, theirs = target.tokenizer(), draft.tokenizer()
-    if ours.vocab_size != theirs.vocab_size:
-        raise RequestError(
-            f"draft model {draft.path} has {theirs.vocab_size} tokens and the target {ours.vocab_size}; "
-            "use a draft model with the target's tokenizer"
-        )
-    for token in range(ours.vocab_size):
+    for token in range(min(ours.vocab_size, theirs.vocab_size)):
         if ours.token_bytes(token, skip_special_tokens=False) != theirs.token_bytes(
             token, skip_special_tokens=False
         ):

@@ -30,4 +30,5 @@ def build_layer_skip(config: LayerSkipConfig, resources: DrafterResources) -> Au
         raise RequestError(
             f"speculation: layers must be ascending and within 0 .. {num_layers - 1}, not {list(kept)}"
         )
-    return AutoregressiveDrafter(resources.target.with_layers(kept), DraftingSize(config.tree_width))
+    decoder = resources.target.with_layers(kept)
+    return AutoregressiveDrafter(decoder, resources.vocab_size, DraftingSize(config.tree_width))

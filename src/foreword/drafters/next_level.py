@@ -23,7 +23,7 @@ def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
 
     logits [trees, vocab]. *token* and *block* need to know what it was drawn from; *coupled* does not.
     """
-    logits = with_fixed_corrections(trees, known_tokens(trees, logits))
+    logits = with_fixed_corrections(trees, logits)
     shaped = shape_rows(logits, row_shape(trees, logits))
     keys = np.concatenate([tree.keys() for tree in trees])
     tokens = draw(shaped, keys).tolist()
@@ -56,7 +56,7 @@ def grow_trees(trees: Sequence[GrowingTree], logits: Tensor, width: int) -> None
     logits [all frontier nodes, vocab]. A token's score is how far log q + G stays behind the best of its
     siblings, G being the noise that the target itself will draw with; at temperature 0, log q itself.
     """
-    logits = with_fixed_corrections(trees, known_tokens(trees, logits))
+    logits = with_fixed_corrections(trees, logits)
     ranked = logits.topk(min(_RANKED, logits.shape[1]), dim=-1)
     row = 0
     for tree in trees:
@@ -83,14 +83,6 @@ def _scores(tree: GrowingTree, logits: Tensor, ids: Tensor) -> Tensor:
     keys = key_tensor(tree.keys(), logits.device)
     scores = logits.double() / temperature + gumbel(keys.unsqueeze(1), ids)
     return scores - scores.max(dim=-1, keepdim=True).values
-
-
-def known_tokens(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:
-    """Logits without the ids behind the target's vocabulary, before anything is drawn from them.
-
-    A guess that is thrown away because of what was drawn would bias *token* and *block*: what is drawn is judged.
-    """
-    return logits[:, : min(tree.request.sampling.vocab_size for tree in trees)]
 
 
 def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:

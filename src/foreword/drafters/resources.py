@@ -15,4 +15,4 @@ class DrafterResources:
     checkpoint: Checkpoint  # its files
     encode: Callable[[str], list[int]]  # text to token ids, without special tokens
     load_decoder: Callable[[Checkpoint], Decoder]  # another model, on the target's device and backend
-    load_beside: Callable[[Checkpoint, Decoder], Decoder]  # layers of its own, the rest shared with a decoder
+    vocab_size: int  # ids that the target can draw; a drafter guesses no others

@@ -23,5 +23,6 @@ class SelfQuantizedConfig:
 def build_self_quantized(config: SelfQuantizedConfig, resources: DrafterResources) -> AutoregressiveDrafter:
     """A coarse copy of the target's layers; embedding, head and last norm are the target's own."""
     coarse = LowBitCheckpoint(resources.checkpoint, config.bits)
-    decoder = resources.load_beside(coarse, resources.target)
-    return AutoregressiveDrafter(decoder, DraftingSize(config.tree_width), decoder.layer_bytes)
+    decoder = resources.target.beside(coarse)
+    size = DraftingSize(config.tree_width)
+    return AutoregressiveDrafter(decoder, resources.vocab_size, size, decoder.layer_bytes)

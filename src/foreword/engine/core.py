@@ -59,7 +59,7 @@ class EngineCore:
         num_pages = config.num_pages(target, needs.rows)
         self.max_model_len = config.context_length(target, needs.rows)
         self.target = target
-        self.runner = ModelRunner.allocate(target, num_pages, PAGE_SIZE, needs.rows)
+        self.runner = ModelRunner.allocate(target, num_pages, PAGE_SIZE, needs.rows, vocabulary.size)
         self.cache = PagedCache(num_pages, prefix_caching=config.enable_prefix_caching)
         self._clock = parts.clock
         self._stepper = Stepper(

@@ -7,10 +7,11 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from time import monotonic
 
+from foreword.acceptance.defaults import SamplingDefaults
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.answers.collector import OutputCollector
@@ -24,7 +25,6 @@ from foreword.engine.llm import make_core
 from foreword.engine.loader import load_model
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.engine.prompts import Prompt, encode_prompt
-from foreword.engine.sampling_defaults import SamplingDefaults
 from foreword.errors import EngineStopped, RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL
 from foreword.models.tokenization.tokenizer import Tokenizer
@@ -254,8 +254,8 @@ class Engine:
         self._core.speculating = on
 
     def stats(self) -> EngineStats:
-        """How things stood a moment ago."""
-        return self._snapshot
+        """How things stood a moment ago; the switch as it stands now, which an idle engine has not looked at."""
+        return replace(self._snapshot, speculating=self._core.speculating)
 
     @property
     def max_model_len(self) -> int:

@@ -1,10 +1,12 @@
 from collections.abc import Sequence
+from typing import Any
 
 from numpy import float32, float64, int8, int32, int64, uint8, uint64
 from numpy.typing import NDArray
 from torch import Tensor
 
 PAGE_SIZE: int
+BATCH_ARRAYS: list[str]
 
 Floats = NDArray[float32] | Tensor
 Ints = NDArray[int32] | Tensor
@@ -82,17 +84,7 @@ class Decoder:
     def forward(
         self,
         store: KvStore,
-        token_ids: Ints,
-        positions: Ints,
-        slots: Ints,
-        prefix_lens: Ints,
-        masks: Longs,
-        row_starts: Ints,
-        block_tables: Ints,
-        kv_lens: Ints,
-        logit_rows: Ints,
-        kv_copies: Ints,
-        hidden_rows: Ints,
+        arrays: tuple[NDArray[Any], ...],
         taps: Sequence[tuple[int, bool]],
         logits: Floats,
         hidden: Floats,

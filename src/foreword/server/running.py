@@ -8,7 +8,6 @@ import socket
 from collections.abc import Callable
 
 from foreword.models.tokenization.tokenizer import Tokenizer
-from foreword.server.address import Address
 from foreword.server.app import create_context
 from foreword.server.context import ServerContext
 from foreword.server.quiet_log import on_loop_error, quieten
@@ -27,17 +26,17 @@ class ServerRun:
         settings: ServerSettings,
         supervision: SupervisorSettings,
         tokenizer: Tokenizer,
-        address: Address,
+        listening: socket.socket,
     ) -> None:
         self._settings = settings
         self._supervision = supervision
         self._tokenizer = tokenizer
-        self._address = address
+        self._listening = listening
         self._stopping = asyncio.Event()
 
     async def run(self, on_ready: Callable[[str], None]) -> None:
         """Serve; `on_ready` is called with the server's URL when the engine takes requests."""
-        listening = self._address.bind()
+        listening = self._listening
         supervisor = Supervisor(self._supervision)
         context = create_context(self._settings, supervisor, self._tokenizer)
         web = WebServer(context)

@@ -1,13 +1,10 @@
 """Memory for the arrays of forward batches, used again and again."""
 
 from collections.abc import Sequence
-from math import prod
-from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from foreword.backends.batch import MASK_WORDS, BatchArrays, ForwardBatch, Ints, Tap
+from foreword.backends.batch import BatchArrays, BatchSizes, ForwardBatch, Ints, Tap
 from foreword.kv.sequence import KvSequence
 
 _KEPT_VIEWS = 256
@@ -15,24 +12,6 @@ _KEPT_VIEWS = 256
 
 
 Taps = tuple[Tap, ...]
-
-
-class BatchSizes(NamedTuple):
-    """How large a batch is."""
-
-    rows: int
-    requests: int
-    pages: int  # of the longest block table
-    logit_rows: int
-    kv_copies: int
-    hidden_rows: int = 0
-
-    @property
-    def entries(self) -> int:
-        """32-bit numbers in all arrays together."""
-        per_row, per_request = 4 + 2 * MASK_WORDS, 2 + self.pages
-        fixed = 1 + self.logit_rows + 2 * self.kv_copies + self.hidden_rows
-        return self.rows * per_row + self.requests * per_request + fixed
 
 
 class BatchMemory:
@@ -54,35 +33,9 @@ class BatchMemory:
         if views is None:
             if len(self._views) == _KEPT_VIEWS:
                 self._views.clear()
-            arrays = self._carve(sizes)
-            tensors: dict[str, Any] = {
-                name: torch.from_numpy(array) for name, array in arrays._asdict().items()
-            }
-            views = self._views[sizes, taps] = arrays, ForwardBatch(**tensors, taps=taps)
+            arrays = BatchArrays.carved(self._memory, sizes)
+            views = self._views[sizes, taps] = arrays, ForwardBatch.of(arrays, taps)
         return views
-
-    def _carve(self, sizes: BatchSizes) -> BatchArrays:
-        taken = 0
-
-        def take(*shape: int) -> Ints:
-            nonlocal taken
-            start, taken = taken, taken + prod(shape)
-            return self._memory[start:taken].reshape(shape)
-
-        rows, requests = sizes.rows, sizes.requests
-        return BatchArrays(
-            ancestor_masks=take(rows, 2 * MASK_WORDS).view(np.int64),  # first, where 64 bits are aligned
-            token_ids=take(rows),
-            positions=take(rows),
-            slots=take(rows),
-            prefix_lens=take(rows),
-            row_starts=take(requests + 1),
-            kv_lens=take(requests),
-            block_tables=take(requests, sizes.pages),
-            logit_rows=take(sizes.logit_rows),
-            kv_copies=take(sizes.kv_copies, 2),
-            hidden_rows=take(sizes.hidden_rows),
-        )
 
 
 class PageTables:

@@ -9,10 +9,10 @@ from itertools import accumulate
 
 import numpy as np
 
-from foreword.backends.batch import BatchArrays, ForwardBatch, Tap
+from foreword.backends.batch import BatchArrays, BatchSizes, ForwardBatch, Tap
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import KvSequence, RowMove
-from foreword.speculation.batch_memory import BatchMemory, BatchSizes, PageTables
+from foreword.speculation.batch_memory import BatchMemory, PageTables
 from foreword.speculation.draft import Draft
 
 

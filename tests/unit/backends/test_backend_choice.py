@@ -9,13 +9,13 @@ from foreword.backends import choice as module
 from foreword.backends.choice import choose_backend
 from foreword.errors import RequestError
 from foreword.kernels.native import NativeStatus, choose_isa, choose_threads
-from helpers.native import needs_native
+from helpers.cpu import needs_cpu_kernels
 
 CPU = torch.device("cpu")
 MISSING = NativeStatus(False, "not built", ())
 
 
-@needs_native
+@needs_cpu_kernels
 def test_auto_on_the_cpu_is_native_in_8_bits():
     choice = choose_backend("auto", "auto", CPU)
     assert choice.form is not None
@@ -27,9 +27,9 @@ def test_torch_numbers_stay_with_torch(dtype: str):
     assert choose_backend("auto", dtype, CPU).form is None
 
 
-@needs_native
+@needs_cpu_kernels
 def test_float32_on_the_kernels_must_be_asked_for():
-    choice = choose_backend("native", "float32", CPU)
+    choice = choose_backend("cpu", "float32", CPU)
     assert choice.form is not None
     assert choice.form.floats
 
@@ -49,7 +49,7 @@ def test_without_kernels_torch_runs_and_says_so_in_one_line(
     assert choice.form is None
     assert [record.getMessage().count("\n") for record in caplog.records] == [0]
     with pytest.raises(RequestError, match="not built"):
-        choose_backend("native", "auto", CPU)
+        choose_backend("cpu", "auto", CPU)
     with pytest.raises(RequestError, match="not built"):
         choose_backend("auto", "int8", CPU)
 
@@ -74,3 +74,13 @@ def test_instruction_set_and_threads_from_the_environment(monkeypatch: pytest.Mo
         monkeypatch.setenv("FOREWORD_THREADS", bad)
         with pytest.raises(RequestError):
             choose_threads()
+
+
+def test_the_old_name_of_the_cpu_kernels_is_refused_with_the_new_one():
+    with pytest.raises(RequestError, match="--backend cpu"):
+        choose_backend("native", "auto", CPU)
+
+
+@needs_cpu_kernels
+def test_a_choice_has_the_name_that_it_is_asked_for_by():
+    assert [choose_backend(name, "float32", CPU).name for name in ("cpu", "torch")] == ["cpu", "torch"]

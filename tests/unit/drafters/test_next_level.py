@@ -23,7 +23,7 @@ class Overheard(AutoregressiveDrafter):
 
     def __init__(self, logits: np.ndarray, width: int = 1) -> None:
         decoder: Any = MarkovDecoder(logits)
-        super().__init__(decoder, DraftingSize(width))
+        super().__init__(decoder, VOCAB, DraftingSize(width))
         self.said: list[tuple[list[int], Draft]] = []  # text and draft
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:

@@ -1,6 +1,6 @@
 import pytest
 
-from foreword.backends.cpu.decoder import NativeDecoder
+from foreword.backends.cpu.decoder import CpuDecoder
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.engine.default_speculation import DEFAULT_SPECULATION, choose_speculation
 from foreword.errors import RequestError
@@ -14,7 +14,7 @@ def test_auto_guesses_only_where_guesses_cannot_change_a_text():
     refused = choose_speculation("auto", is_shape_invariant=False)
     assert refused.config is None
     assert "size of a pass" in refused.reason
-    assert NativeDecoder.is_shape_invariant
+    assert CpuDecoder.is_shape_invariant
     assert not TorchDecoder.is_shape_invariant
 
 

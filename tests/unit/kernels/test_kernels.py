@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from foreword.kernels import reference
-from helpers.native import INSTRUCTION_SETS, STATUS, needs_native
+from helpers.cpu import INSTRUCTION_SETS, STATUS, needs_cpu_kernels
 
-pytestmark = needs_native
+pytestmark = needs_cpu_kernels
 native = importlib.import_module("foreword.kernels._native") if STATUS.available else None
 arena = native.Arena() if STATUS.available else None
 

@@ -157,6 +157,26 @@ def test_a_drafter_hears_every_committed_row_once_with_its_states(chunk: int):
     assert any(len(commit.draft) and commit.rows > 2 for commit in observer.told), "no path was accepted"
 
 
+def test_two_watched_requests_hear_of_their_own_rows():
+    prompts = [[1, 2, 3, 4, 5, 6, 7], [7, 6, 5, 4]]
+    truths = plain_texts(prompts, 30)
+    cache, observer = PagedCache(40), Observer(DrafterNeeds(TAPS))
+    stepper = Stepper(TappedTarget(), cache, FixedPolicy())
+    requests = [started(cache, prompt) for prompt in prompts]
+    for request, truth in zip(requests, truths, strict=True):
+        request.speculation = DraftPlan("observer", observer, 6, 3)
+        observer.truth[request.request_id] = truth
+    for _ in range(6):
+        stepper.step([entry(request) for request in requests])
+    by_number = {request.request_id: request for request in requests}
+    for commit in observer.told:
+        tokens = by_number[commit.request.request_id].tokens
+        heard = [(place, token) for _, place, token in commit.hidden[TAPS[0]].tolist()]
+        places = range(commit.first, commit.first + commit.rows)
+        assert heard == [(place, tokens[place]) for place in places]
+    assert len(observer.told) == 12
+
+
 def test_a_drafter_that_needs_nothing_costs_no_hidden_states():
     cache, target = PagedCache(8), TappedTarget()
     request = started(cache, [1, 2, 3])

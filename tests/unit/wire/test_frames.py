@@ -56,7 +56,7 @@ FULL_STATS = EngineStats(
     acceptance={"ngram/greedy": (1, 2, 3)},
 )
 TO_ENGINE = [
-    wire.Start("model", "int8", "cpu", "native", {"method": "ngram"}, {"max_model_len": 5}),
+    wire.Start("model", "int8", "cpu", "cpu", {"method": "ngram"}, {"max_model_len": 5}),
     wire.Submit(
         NewRequest("a", (1, 2, 3), PARAMS, "tenant", {"method": "suffix", "num_speculative_tokens": 3})
     ),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.backends.cpu.kv_store import HEAD_ALIGNMENT, CpuKvStore
-from foreword.backends.cpu.packing import MatrixPacker, WeightForm
+from foreword.backends.cpu.packing import FORMS, MatrixPacker, WeightForm
 from foreword.backends.interface import KvStore
 from foreword.kernels.native import choose_isa, choose_threads, native_status
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class NativeLayer:
+class CpuLayer:
     """What one layer is made of, packed."""
 
     attention_norm: Tensor
@@ -35,21 +35,21 @@ class NativeLayer:
 
 
 @dataclass(frozen=True)
-class NativeWeights:
+class CpuWeights:
     """A whole decoder, packed; several decoders may be built from the same."""
 
-    layers: tuple[NativeLayer, ...]
+    layers: tuple[CpuLayer, ...]
     embedding: "_native.PackedMatrix"
     head: "_native.PackedMatrix"
     final_norm: Tensor
 
 
-class NativeDecoder:
+class CpuDecoder:
     """A decoder on the CPU kernels."""
 
     is_shape_invariant = True  # tests/integration/test_shape_invariance.py
 
-    def __init__(self, config: ModelConfig, weights: NativeWeights, form: WeightForm, threads: int) -> None:
+    def __init__(self, config: ModelConfig, weights: CpuWeights, form: WeightForm, threads: int) -> None:
         from foreword.kernels import _native
 
         self.config = config
@@ -74,19 +74,18 @@ class NativeDecoder:
         self._native.set_ends(weights.embedding, weights.head, weights.final_norm)
 
     @property
-    def weights(self) -> NativeWeights:
-        """The packed matrices, for a decoder that shares some of them."""
-        return self._weights
-
-    @property
     def layer_bytes(self) -> int:
         """Memory of the layers' matrices."""
         return sum(matrix.nbytes for layer in self._weights.layers for matrix in layer.matrices)
 
-    def with_layers(self, layers: Sequence[int]) -> "NativeDecoder":
+    def with_layers(self, layers: Sequence[int]) -> "CpuDecoder":
         """A decoder that runs only these layers of this one: the same weights."""
         weights = replace(self._weights, layers=tuple(self._weights.layers[layer] for layer in layers))
-        return NativeDecoder(replace(self.config, num_layers=len(layers)), weights, self.form, self.threads)
+        return CpuDecoder(replace(self.config, num_layers=len(layers)), weights, self.form, self.threads)
+
+    def beside(self, checkpoint: Checkpoint) -> "CpuDecoder":
+        """A decoder with the layers of another checkpoint, and this one's embedding, head and final norm."""
+        return load_cpu_decoder(checkpoint, FORMS["q4"], threads=self.threads, ends=self._weights)
 
     @property
     def device(self) -> torch.device:
@@ -132,18 +131,18 @@ class NativeDecoder:
         taps = list(dict.fromkeys(batch.taps))
         logits = torch.empty((len(arrays.logit_rows), self.config.vocab_size), dtype=torch.float32)
         hidden = np.empty((len(taps), len(arrays.hidden_rows), self.config.hidden_size), dtype=np.float32)
-        self._native.forward(store.native, *arrays, taps, logits.numpy(), hidden)
+        self._native.forward(store.native, arrays, taps, logits.numpy(), hidden)
         return ForwardOutput(logits, dict(zip(taps, map(torch.from_numpy, hidden), strict=True)))
 
 
-def load_native_decoder(
+def load_cpu_decoder(
     checkpoint: Checkpoint,
     form: WeightForm,
     *,
     threads: int | None = None,
-    ends: NativeWeights | None = None,
+    ends: CpuWeights | None = None,
     progress: Progress | None = None,
-) -> NativeDecoder:
+) -> CpuDecoder:
     """Pack a checkpoint's weights and build its decoder; `ends` lends its embedding, head and last norm."""
     config = checkpoint.config
     isa, workers = choose_isa(native_status().instruction_sets), choose_threads(threads)
@@ -152,20 +151,20 @@ def load_native_decoder(
         _load_layer(packer, config, f"model.layers.{index}.") for index in range(config.num_layers)
     )
     weights = _load_ends(packer, config) if ends is None else ends
-    return NativeDecoder(config, replace(weights, layers=layers), form, workers)
+    return CpuDecoder(config, replace(weights, layers=layers), form, workers)
 
 
-def _load_ends(packer: MatrixPacker, config: ModelConfig) -> NativeWeights:
+def _load_ends(packer: MatrixPacker, config: ModelConfig) -> CpuWeights:
     embedding = packer.matrices(["model.embed_tokens.weight"], biased=False)[0]
     head = embedding if config.tied_embeddings else packer.matrices(["lm_head.weight"], biased=False)[0]
-    return NativeWeights((), embedding, head, packer.vector("model.norm.weight"))
+    return CpuWeights((), embedding, head, packer.vector("model.norm.weight"))
 
 
-def _load_layer(packer: MatrixPacker, config: ModelConfig, prefix: str) -> NativeLayer:
+def _load_layer(packer: MatrixPacker, config: ModelConfig, prefix: str) -> CpuLayer:
     def matrices(names: str, biased: bool) -> "list[_native.PackedMatrix]":
         return packer.matrices([f"{prefix}{name}.weight" for name in names.split()], biased)
 
-    return NativeLayer(
+    return CpuLayer(
         attention_norm=packer.vector(prefix + "input_layernorm.weight"),
         mlp_norm=packer.vector(prefix + "post_attention_layernorm.weight"),
         matrices=[

@@ -12,10 +12,12 @@ from foreword.backends.interface import KvStore
 from foreword.backends.torch.attention import GroupView, group_views, paged_attention
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.staging import StagedBatch, Staging
-from foreword.backends.torch.weights import DecoderWeights, LayerWeights
+from foreword.backends.torch.weights import DecoderWeights, LayerWeights, load_weights
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.config import ModelConfig
+from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.rope import inverse_frequencies, rotate
+from foreword.progress import Progress
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -80,6 +82,11 @@ class TorchDecoder:
         weights = replace(self._weights, layers=tuple(self._weights.layers[layer] for layer in layers))
         config = replace(self.config, num_layers=len(layers))
         return TorchDecoder(config, weights, bucketed=self._bucketed)
+
+    def beside(self, checkpoint: Checkpoint) -> "TorchDecoder":
+        """A decoder with the layers of another checkpoint, and this one's embedding, head and final norm."""
+        dtype = self._weights.embedding.dtype
+        return load_torch_decoder(checkpoint, dtype, self.device, ends=self._weights)
 
     def kv_rows(self) -> RowSpec:
         """Keys and values of all layers, in the numbers of the weights."""
@@ -148,3 +155,15 @@ class TorchDecoder:
         normed = rms_norm(stream, layer.mlp_norm, self.config.rms_norm_eps)
         gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
         return linear(silu(gate) * up, layer.down, layer.down_bias)
+
+
+def load_torch_decoder(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    ends: DecoderWeights | None = None,
+    progress: Progress | None = None,
+) -> TorchDecoder:
+    """Read a checkpoint's weights and build its decoder; `ends` lends its embedding, head and last norm."""
+    return TorchDecoder(checkpoint.config, load_weights(checkpoint, dtype, device, progress, ends))

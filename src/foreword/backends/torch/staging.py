@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.backends.batch import MASK_WORDS, ForwardBatch, Ints
+from foreword.backends.batch import BATCH_ARRAYS, BatchSizes, ForwardBatch, Ints, Padding
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,11 @@ class Staging:
         """Start the copy of `batch` (on the CPU). Padding rows write to `spare_slot`."""
         pieces, groups = self._pieces(batch, spare_slot), self._groups(batch, page_size)
         members = [np.array(numbers, dtype=np.int32) for numbers, _, _ in groups]
-        arrays = self._copied([*pieces.values(), *(_Piece(numbers, numbers.shape, 0) for numbers in members)])
-        padded: dict[str, Any] = dict(zip(pieces, arrays, strict=False))
-        padded["ancestor_masks"] = padded["ancestor_masks"].view(torch.int64)
+        arrays = self._copied([*pieces, *(_Piece(numbers, numbers.shape, 0) for numbers in members)])
+        padded: dict[str, Any] = {
+            spec.name: words.view(torch.int64) if spec.words == 2 else words
+            for spec, words in zip(BATCH_ARRAYS, arrays, strict=False)
+        }
         grouped = zip(arrays[len(pieces) :], groups, strict=True)
         return StagedBatch(
             batch=replace(batch, **padded),
@@ -75,26 +77,22 @@ class Staging:
             num_hidden=len(batch.hidden_rows),
         )
 
-    def _pieces(self, batch: ForwardBatch, spare_slot: int) -> dict[str, _Piece]:
-        """The arrays by name; masks first, where 64 bits are aligned."""
+    def _pieces(self, batch: ForwardBatch, spare_slot: int) -> list[_Piece]:
+        """The arrays as 32-bit words with their padded shapes."""
         host = batch.arrays
-        rows, requests = self._rounded(len(host.token_ids)), self._rounded(len(host.kv_lens)) + 1
-        pages, copies = self._rounded(host.block_tables.shape[1]), self._rounded(len(host.kv_copies))
-        wanted, hidden = self._rounded(len(host.logit_rows)), self._rounded(len(host.hidden_rows))
-        masks = host.ancestor_masks.view(np.int32).reshape(-1, 2 * MASK_WORDS)
-        return {
-            "ancestor_masks": _Piece(masks, (rows, 2 * MASK_WORDS), 0),
-            "token_ids": _Piece(host.token_ids, (rows,), 0),
-            "positions": _Piece(host.positions, (rows,), 0),
-            "slots": _Piece(host.slots, (rows,), spare_slot),
-            "prefix_lens": _Piece(host.prefix_lens, (rows,), 0),
-            "row_starts": _Piece(host.row_starts, (requests + 1,), len(host.token_ids)),
-            "block_tables": _Piece(host.block_tables, (requests, pages), 0),
-            "kv_lens": _Piece(host.kv_lens, (requests,), 0),
-            "logit_rows": _Piece(host.logit_rows, (wanted,), 0),
-            "kv_copies": _Piece(host.kv_copies, (copies, 2), spare_slot),
-            "hidden_rows": _Piece(host.hidden_rows, (hidden,), 0),
+        sizes = BatchSizes(*map(self._rounded, host.sizes))
+        sizes = sizes._replace(requests=sizes.requests + 1)
+        fills = {
+            Padding.ZERO: 0,
+            Padding.SPARE_SLOT: spare_slot,
+            Padding.NUM_ROWS: len(host.token_ids),
         }
+        pieces = []
+        for spec in BATCH_ARRAYS:
+            array: Ints = getattr(host, spec.name)
+            *leading, last = spec.shape(sizes)
+            pieces.append(_Piece(array.view(np.int32), (*leading, last * spec.words), fills[spec.padding]))
+        return pieces
 
     def _groups(self, batch: ForwardBatch, page_size: int) -> list[tuple[list[int], int, int]]:
         """(members, places, kv rows) of every group."""

@@ -27,6 +27,7 @@ class TokenizerParts:
     eos_ids: frozenset[int]  # any of these ends an answer
     bos_id: int | None  # starts a text, where the model has such a token
     template: ChatTemplate | None  # None: the model has no chat format
+    padding: int = 0  # entries at the end that only fill the vocabulary up
 
 
 class Tokenizer:
@@ -41,7 +42,8 @@ class Tokenizer:
         self._plain_added = {i: token.content.encode() for i, token in added.items() if not token.special}
         self._control = {token.content: i for i, token in added.items() if token.special and token.content}
         self._control_ids = frozenset(i for i, token in added.items() if token.special)
-        self.vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        largest = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.vocab_size = largest + 1 - parts.padding
         self._pieces: dict[int, bytes] = {}
         self._backend.encode_special_tokens = True  # control tokens' names in a text are text
         self._stand_ins = self._add_stand_ins(added)

@@ -4,7 +4,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator
 
-from foreword.server.api.sampling_types import SamplingFields, StrictBody, TokenId, TokenIds
+from foreword.server.api.sampling_types import (
+    SamplingFields,
+    SpeculationOverride,
+    StrictBody,
+    TokenId,
+    TokenIds,
+)
 
 NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "response_format": ({"type": "text"},),
@@ -54,6 +60,7 @@ class StreamOptions(StrictBody):
     """What a stream tells besides text."""
 
     include_usage: bool | None = None  # one more chunk at the end, with the number of tokens
+    continuous_usage_stats: bool | None = None  # vLLM's: with include_usage, every chunk says it up to there
     include_obfuscation: bool | None = None  # accepted for OpenAI's clients; nothing is padded
 
 
@@ -122,11 +129,27 @@ class TextPart(StrictBody):
     text: str
 
 
+def _text_parts(value: object) -> object:
+    """Say what is wrong with a content before pydantic tries it as everything that it could be."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("must be a text or a list of text parts")
+    for place, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            named = f"of type {kind[:32]!r}" if isinstance(kind, str) else "no object with a type"
+            raise ValueError(
+                f"part {place} is {named}; this server takes text only, no images, audio or files"
+            )
+    return value
+
+
 class Message(StrictBody):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    content: Annotated[str | Annotated[list[TextPart], Field(fail_fast=True)], BeforeValidator(_text_parts)]
     name: str | None = Field(None, max_length=256)  # accepted, not shown to the model
     refusal: None = None  # what OpenAI's client puts into an answer that is sent back
     annotations: Annotated[list[None], Field(max_length=0)] | None = None
@@ -182,7 +205,7 @@ class GenerateRequest(SamplingFields, RawText):
     logprobs: int | None = Field(None, ge=0)
     raw: bool = False  # continue the text as it is; otherwise it is a user's message
     stream: bool = False
-    speculative: bool | dict[str, Any] | None = None  # another name for `speculation`
+    speculative: SpeculationOverride = None  # another name for `speculation`
 
 
 class TokenizeRequest(RawText):

@@ -1,11 +1,12 @@
 """Sampling parameters as they come over HTTP, and their way into the engine's."""
 
+import json
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
+from foreword.acceptance.defaults import SamplingDefaults
 from foreword.acceptance.params import SamplingParams
-from foreword.engine.sampling_defaults import SamplingDefaults
 from foreword.server.errors import ApiError
 from foreword.server.settings import Limits
 
@@ -13,7 +14,16 @@ NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Texts = Annotated[list[NonEmpty], Field(fail_fast=True)]
-SpeculationOverride = bool | dict[str, Any] | None
+
+
+def _no_bare_method(value: object) -> object:
+    if value is None or isinstance(value, bool | dict):
+        return value
+    example = value[:32] if isinstance(value, str) else "ngram"
+    raise ValueError(f"must be true, false or an object such as {json.dumps({'method': example})}")
+
+
+SpeculationOverride = Annotated[bool | dict[str, Any] | None, BeforeValidator(_no_bare_method)]
 """`false`: no guessing for this request; an object: who guesses and how far; `true` or null: as the server does."""
 
 

@@ -1,6 +1,7 @@
 """A tokenizer from GGUF metadata."""
 
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import tokenizers
@@ -18,7 +19,7 @@ from foreword.models.tokenization.gguf_splits import (
 from foreword.models.tokenization.token_pieces import PieceDecoder, byte_level_decoder, sentencepiece_decoder
 from foreword.models.tokenization.tokenizer import Tokenizer, TokenizerParts
 
-_NORMAL_TYPE, _UNKNOWN_TYPE, _CONTROL_TYPE, _USER_DEFINED_TYPE = 1, 2, 3, 4
+_NORMAL_TYPE, _UNKNOWN_TYPE, _CONTROL_TYPE, _USER_DEFINED_TYPE, _UNUSED_TYPE = 1, 2, 3, 4, 5
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
@@ -54,6 +55,7 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
             eos_ids=_eos_ids(fields, tokens, special, source if isinstance(source, str) else ""),
             bos_id=bos_id,
             template=template,
+            padding=_padding(_types(fields, len(tokens))),
         )
     )
 
@@ -128,6 +130,11 @@ def _types(fields: ConfigFields, count: int) -> list[int]:
     if not isinstance(types, list) or len(types) != count:
         raise _bad_vocabulary(fields, "token_type does not have an entry for every token")
     return types
+
+
+def _padding(types: list[int]) -> int:
+    """Entries at the end that converters add where the embedding has more rows than the tokenizer has tokens."""
+    return sum(1 for _ in takewhile(lambda kind: kind == _UNUSED_TYPE, reversed(types)))
 
 
 def _scores(fields: ConfigFields, types: list[int]) -> list[float | None]:

@@ -12,11 +12,11 @@ from foreword.errors import CheckpointError, RequestError
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
-from helpers.native import INSTRUCTION_SETS, native_decoder, needs_native
+from helpers.cpu import INSTRUCTION_SETS, cpu_decoder, needs_cpu_kernels
 from helpers.passes import all_logits, fragmented_cache, make_request, torch_decoder
 from helpers.tiny_models import TINY_VOCAB, make_hf_model, write_gguf
 
-pytestmark = needs_native
+pytestmark = needs_cpu_kernels
 
 TAPS = (Tap(2), Tap(0), Tap(1), Tap(2, normed=True))
 
@@ -46,9 +46,9 @@ def test_every_architecture_equals_torch(tmp_path: Path, architecture: str, tied
     path = make_hf_model(tmp_path, architecture, tied=tied, **overrides)
     ids = tokens(150)
     expected = all_logits(torch_decoder(path), ids)
-    torch.testing.assert_close(all_logits(native_decoder(path, "float32"), ids), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(all_logits(cpu_decoder(path, "float32"), ids), expected, atol=1e-4, rtol=0)
     for form in ("int8", "q8_0"):
-        rounded = all_logits(native_decoder(path, form), ids)
+        rounded = all_logits(cpu_decoder(path, form), ids)
         error = float((rounded - expected).norm() / expected.norm())
         assert error < 0.06, (form, error)
 
@@ -58,9 +58,9 @@ def test_every_instruction_set_runs_the_whole_pass(
     tiny_model: Path, isa: str, monkeypatch: pytest.MonkeyPatch
 ):
     ids = tokens(70)
-    fastest = all_logits(native_decoder(tiny_model, "int8"), ids)
+    fastest = all_logits(cpu_decoder(tiny_model, "int8"), ids)
     monkeypatch.setenv("FOREWORD_ISA", isa)
-    decoder = native_decoder(tiny_model, "int8")
+    decoder = cpu_decoder(tiny_model, "int8")
     assert decoder.isa == isa
     torch.testing.assert_close(all_logits(decoder, ids), fastest, atol=0.05, rtol=0)
 
@@ -69,7 +69,7 @@ def test_every_instruction_set_runs_the_whole_pass(
 def test_4_bit_blocks_are_kept_as_the_file_has_them(tmp_path: Path, quant: str):
     path = make_hf_model(tmp_path / "hf", "qwen2", intermediate_size=96, tied=True)
     write_gguf(path, tmp_path / "model.gguf", quant)
-    decoder, ids = native_decoder(tmp_path / "model.gguf", "q4"), tokens(60)
+    decoder, ids = cpu_decoder(tmp_path / "model.gguf", "q4"), tokens(60)
     expected = all_logits(torch_decoder(tmp_path / "model.gguf"), ids)
     ours = all_logits(decoder, ids)
     assert (ours - expected).norm() / expected.norm() < 0.03
@@ -79,12 +79,12 @@ def test_4_bit_blocks_are_kept_as_the_file_has_them(tmp_path: Path, quant: str):
 
 def test_q4_without_4_bit_blocks_is_refused(tiny_model: Path):
     with pytest.raises(CheckpointError, match="no 4-bit blocks"):
-        native_decoder(tiny_model, "q4")
+        cpu_decoder(tiny_model, "q4")
 
 
 def test_hidden_states_of_chosen_layers_and_rows(tiny_model: Path):
     outputs = []
-    for decoder in (native_decoder(tiny_model, "float32"), torch_decoder(tiny_model)):
+    for decoder in (cpu_decoder(tiny_model, "float32"), torch_decoder(tiny_model)):
         runner, cache = fragmented_cache(decoder, 4, seed=1)
         with Transaction(cache, [PassEntry.of(make_request(cache, tokens(20)), 20)]) as transaction:
             rows = torch.tensor([19, 3, 7, 3], dtype=torch.int32)
@@ -98,7 +98,7 @@ def test_hidden_states_of_chosen_layers_and_rows(tiny_model: Path):
 
 @pytest.mark.parametrize("tap", [Tap(3), Tap(-1), Tap(1, normed=True)])
 def test_hidden_states_that_the_model_does_not_have(tiny_model: Path, tap: Tap):
-    runner, cache = fragmented_cache(native_decoder(tiny_model, "int8"), 4, seed=1)
+    runner, cache = fragmented_cache(cpu_decoder(tiny_model, "int8"), 4, seed=1)
     with Transaction(cache, [PassEntry.of(make_request(cache, [1, 2, 3]), 3)]) as transaction:
         batch = replace(transaction.batch([Draft()]), taps=(tap,))
         with pytest.raises(ValueError, match=r"norm|layer"):
@@ -106,7 +106,7 @@ def test_hidden_states_that_the_model_does_not_have(tiny_model: Path, tap: Tap):
 
 
 def test_a_batch_that_points_outside_is_refused_not_followed(tiny_model: Path):
-    decoder = native_decoder(tiny_model, "int8")
+    decoder = cpu_decoder(tiny_model, "int8")
     runner, cache = fragmented_cache(decoder, 4, seed=1)
     with Transaction(cache, [PassEntry.of(make_request(cache, tokens(20)), 20)]) as transaction:
         batch = transaction.batch([Draft()])
@@ -126,7 +126,7 @@ def test_a_batch_that_points_outside_is_refused_not_followed(tiny_model: Path):
 
 
 def test_logits_of_chosen_rows_only_and_of_none(tiny_model: Path):
-    decoder = native_decoder(tiny_model, "int8")
+    decoder = cpu_decoder(tiny_model, "int8")
     everything = all_logits(decoder, tokens(30))
     for wanted in ([29], [3, 3, 0, 29], []):
         runner, cache = fragmented_cache(decoder, 4, seed=1)
@@ -148,7 +148,7 @@ def test_resident_memory_of_the_default_form(default_model: Path):
         "    return 1024 * int(next(l for l in lines if l.startswith('VmRSS:')).split()[1])\n"
         "before = resident()\n"
         "from foreword import LLM, SamplingParams\n"
-        "llm = LLM(sys.argv[1], device='cpu', backend='native')\n"
+        "llm = LLM(sys.argv[1], device='cpu', backend='cpu')\n"
         "llm.generate('Hi', SamplingParams(max_tokens=8))\n"
         "print(resident() - before)\n"
     )

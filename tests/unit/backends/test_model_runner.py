@@ -1,0 +1,36 @@
+"""Logits of a runner are those of the ids that can be drawn, whatever the embedding's size."""
+
+import pytest
+import torch
+
+from foreword.backends.runner import ModelRunner
+from foreword.kv.paged_cache import PagedCache
+from foreword.proofs.tiny_model import tiny_decoder
+from foreword.speculation.draft import Draft
+from foreword.speculation.layout import BatchBuffers, SequenceRows
+
+TOKENS = [1, 2, 3]
+
+
+def logits_of(tokens: list[int], embedding_rows: int, vocab_size: int | None) -> torch.Tensor:
+    cache = PagedCache(1)
+    kv = cache.open()
+    cache.reserve(kv, len(tokens))
+    rows = SequenceRows(kv, tokens, len(tokens), Draft(), run_logits=len(tokens))
+    runner = ModelRunner.allocate(tiny_decoder(embedding_rows, 3), 1, 16, vocab_size=vocab_size)
+    return runner.forward(BatchBuffers(entries=0).lay_out(cache, [rows], [])).logits
+
+
+@pytest.mark.parametrize("vocab_size", [11, None])
+def test_an_embedding_that_fits_is_left_alone(vocab_size: int | None):
+    assert logits_of(TOKENS, 11, vocab_size).shape == (3, 11)
+
+
+def test_padding_is_cut():
+    assert torch.equal(logits_of(TOKENS, 11, 8), logits_of(TOKENS, 11, None)[:, :8])
+
+
+def test_what_a_smaller_model_does_not_have_is_impossible_and_read_as_something_else():
+    logits = logits_of([1, 2, 15], 11, 16)
+    assert torch.equal(logits[:, :11], logits_of([1, 2, 10], 11, None))
+    assert (logits[:, 11:] == -torch.inf).all()
