@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import threading
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -184,13 +185,12 @@ def test_a_bad_speculation_config_is_refused_at_once():
 
 @pytest.mark.model
 def test_the_default_model_over_http_equals_the_library(default_model):
-    from foreword import LLM, SamplingParams
+    from foreword import LLM
 
     prompts = ["Repeat the word hello 10 times.", "Why is the sky blue?"]
-    expected = [
-        output.outputs[0].text
-        for output in LLM().generate(prompts, SamplingParams(temperature=0.8, seed=5, max_tokens=24))
-    ]
+    llm = LLM()
+    params = replace(llm.get_default_sampling_params(), temperature=0.8, seed=5, max_tokens=24)
+    expected = [output.outputs[0].text for output in llm.generate(prompts, params)]
     config = '{"method": "ngram", "num_speculative_tokens": 4}'
     with serve("smollm2-135m", "--speculative-config", config, factory=None) as server, server.http() as http:
         for prompt, text in zip(prompts, expected, strict=True):

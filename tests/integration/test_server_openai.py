@@ -8,6 +8,7 @@ from itertools import product
 import openai
 import pytest
 
+from foreword.acceptance.defaults import SamplingDefaults
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig
 from foreword.server.settings import Limits, ServerSettings
@@ -336,3 +337,20 @@ def test_continuous_usage_alone_asks_for_nothing(client):
 def test_refused_while_streaming_is_a_status_and_not_an_event(server, client):
     with pytest.raises(openai.BadRequestError, match="vocabulary"):
         client.completions.create(model="tiny", prompt=[359, 360], max_tokens=2, stream=True)
+
+
+def test_what_a_request_does_not_name_is_the_models_default(tiny_model):
+    settings = ServerSettings("tiny", sampling=SamplingDefaults({"temperature": 0.2, "top_p": 0.9}))
+    with local_server(tiny_model, settings, FakeEngine(step_seconds=0.0005)) as server:
+        client = server.openai()
+        for answer in (
+            lambda **given: client.chat.completions.create(model="tiny", messages=MESSAGES, **given),
+            lambda **given: client.completions.create(model="tiny", prompt="hello", **given),
+            lambda **given: server.http().post("/generate", json={"prompt": "hello", **given}),
+        ):
+            answer(max_tokens=2)
+            params = server.engine.requests[-1].params
+            assert (params.temperature, params.top_p) == (0.2, 0.9)
+            answer(max_tokens=2, temperature=1.0)
+            params = server.engine.requests[-1].params
+            assert (params.temperature, params.top_p) == (1.0, 0.9)

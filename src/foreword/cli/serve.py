@@ -17,22 +17,20 @@ from foreword.cli.console import (
     stderr,
     stdout,
 )
-from foreword.cli.serve_options import (
-    BACKENDS,
-    DTYPES,
-    api_keys,
-    checked_device,
-    json_object,
-    listed,
-    memory_size,
+from foreword.cli.options import (
+    GenerationConfigOption,
+    SpeculationOption,
+    SpeculativeConfigOption,
     one_of,
-    origins,
+    speculation_wish,
 )
+from foreword.cli.serve_options import api_keys, listed, memory_size, origins
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
     import socket
 
+    from foreword.drafters.config import SpeculationConfig
     from foreword.server.settings import ServerSettings
 
 
@@ -63,10 +61,9 @@ def serve(
         bool, typer.Option("--insecure", help="Listen beyond this machine without an API key.")
     ] = False,
     served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
-    speculative_config: Annotated[
-        str | None,
-        typer.Option(help='Who guesses ahead, as JSON: {"method": "ngram", "num_speculative_tokens": 5}.'),
-    ] = None,
+    speculation: SpeculationOption = None,
+    speculative_config: SpeculativeConfigOption = None,
+    generation_config: GenerationConfigOption = "auto",
     hide_speculation: Annotated[
         bool, typer.Option("--hide-speculation", help="Leave acceptance out of answers and /health.")
     ] = False,
@@ -119,7 +116,7 @@ def serve(
     # What can be refused is refused here, and the port taken, before torch is imported.
     keys, address = api_keys(api_key), Address(host, port)
     address.check(bool(keys), insecure)
-    speculation = json_object("--speculative-config", speculative_config)
+    wish = speculation_wish(speculation, speculative_config)
     settings = ServerSettings(
         model_name=served_model_name or _short_name(model),
         api_keys=keys,
@@ -132,9 +129,6 @@ def serve(
         allow_switch=speculation_switch,
         drain_seconds=drain_seconds,
     )
-    one_of("--dtype", dtype, DTYPES)
-    one_of("--backend", backend, BACKENDS)
-    checked_device(device)
     Rule.parse(acceptance_rule)
     config: dict[str, Any] = {
         "max_model_len": max_model_len,
@@ -151,12 +145,25 @@ def serve(
         "dtype": dtype,
         "device": device,
         "backend": backend,
-        "speculation": speculation,
         "config": config,
     }
     with listening:
         _need_server_extra()
-        _run(model, settings, listening, start, (engine_factory, hang_seconds))
+        settings = replace(settings, speculation=_drafting(wish, dtype, device, backend, acceptance_rule))
+        watch = (engine_factory, hang_seconds)
+        _run(model, settings, listening, start, watch, generation_config)
+
+
+def _drafting(
+    wish: str, dtype: str, device: str, backend: str, acceptance_rule: str
+) -> "SpeculationConfig | None":
+    """Who drafts by default; decided here, since requests are checked against it in this process."""
+    from foreword.backends.choice import choose_backend, pick_device
+    from foreword.backends.loading import is_shape_invariant
+    from foreword.engine.default_speculation import choose_speculation
+
+    choice = choose_backend(backend, dtype, pick_device(device))
+    return choose_speculation(wish, is_shape_invariant(choice), acceptance_rule).config
 
 
 def _run(
@@ -165,8 +172,9 @@ def _run(
     listening: "socket.socket",
     start: dict[str, Any],
     watch: tuple[str | None, float],
+    generation_config: str,
 ) -> None:
-    from foreword.drafters.config import SpeculationConfig
+    from foreword.engine.sampling_defaults import sampling_defaults
     from foreword.models.formats.checkpoint import open_checkpoint
     from foreword.models.sources.resolve import resolve_model
     from foreword.server.running import ServerRun
@@ -175,17 +183,19 @@ def _run(
     from foreword.wire.supervisor import DEFAULT_FACTORY, SupervisorSettings
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    if start["speculation"] is not None:
-        speculation = SpeculationConfig.parse(start["speculation"])
-        settings = replace(settings, speculation=speculation, methods=FREE_METHODS | set(speculation.method))
+    speculation = settings.speculation
+    if speculation is not None:
+        start["speculation"] = speculation.as_mapping()
+        settings = replace(settings, methods=FREE_METHODS | set(speculation.method))
     with stage_bar() as on_stage:
         path = resolve_model(model, on_progress=on_stage)
-    tokenizer = open_checkpoint(path).tokenizer()
+    checkpoint = open_checkpoint(path)
+    settings = replace(settings, sampling=sampling_defaults(checkpoint, generation_config))
     factory, hang_seconds = watch
     supervision = SupervisorSettings(
         Start(str(path), **start), factory or DEFAULT_FACTORY, hang_seconds=hang_seconds
     )
-    run = ServerRun(settings, supervision, tokenizer, listening)
+    run = ServerRun(settings, supervision, checkpoint.tokenizer(), listening)
     stderr.print(f"[dim]loading {settings.model_name} ...[/dim]")
     asyncio.run(run.run(lambda url: _tell_ready(url, settings)))
 
@@ -193,7 +203,10 @@ def _run(
 def _tell_ready(url: str, settings: "ServerSettings") -> None:
     guard = "API key required" if settings.api_keys else "no API key"
     drafting = settings.default_method or "no"
-    stdout.print(f"{settings.model_name} is ready on {url} ({guard}, {drafting} drafting)", soft_wrap=True)
+    sampling = f", {settings.sampling} unless a request says otherwise" if settings.sampling.values else ""
+    stdout.print(
+        f"{settings.model_name} is ready on {url} ({guard}, {drafting} drafting{sampling})", soft_wrap=True
+    )
 
 
 def _need_server_extra() -> None:

@@ -1,30 +1,11 @@
 """Options of `foreword serve` that are more than a number: read and refused before anything heavy is imported."""
 
-import json
 import os
 import re
-from typing import Any
 
 from foreword.errors import RequestError
 
-DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "q4", "q8_0")
-BACKENDS = ("auto", "cpu", "torch")
-
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-
-
-def one_of(option: str, value: str, allowed: tuple[str, ...]) -> str:
-    """The value, if it is among those."""
-    if value not in allowed:
-        raise RequestError(f"{option} must be {', '.join(allowed[:-1])} or {allowed[-1]}, not {value!r}")
-    return value
-
-
-def checked_device(device: str) -> str:
-    """The device's name, if it can be one."""
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-        raise RequestError(f"--device must be auto, cpu or cuda, not {device!r}")
-    return device
 
 
 def memory_size(option: str, text: str) -> int:
@@ -57,16 +38,3 @@ def origins(option: str | None) -> tuple[str, ...]:
         if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@]+", origin):
             raise RequestError(f"--cors-origins takes origins such as https://example.org, not {origin!r}")
     return found
-
-
-def json_object(option: str, text: str | None) -> dict[str, Any] | None:
-    """An option that is a JSON object; what it says is checked elsewhere."""
-    if text is None:
-        return None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{option} is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise RequestError(f'{option} must be an object such as {{"method": "ngram"}}')
-    return value

@@ -5,6 +5,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from foreword import __version__
+from foreword.acceptance.defaults import SamplingDefaults
 
 if TYPE_CHECKING:  # `serve` refuses bad options before it imports torch
     from foreword.drafters.config import SpeculationConfig
@@ -57,6 +58,7 @@ class ServerSettings:
     limits: Limits = field(default_factory=Limits)
     methods: frozenset[str] = FREE_METHODS  # drafters that a request may ask for
     speculation: "SpeculationConfig | None" = None  # of requests that don't ask; None: plain decoding
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)  # of requests that don't say
     show_speculation: bool = True  # acceptance in answers and /health; it tells watchers about the text
     stream_pacing: str = STREAM_PACINGS[0]
     access_log: bool = False  # a line for every request

@@ -42,7 +42,7 @@ async def chat_job(context: ServerContext, body: ChatRequest, caller: Caller) ->
     engine, limits = context.engine.limits(), context.settings.limits
     max_tokens = room_for_answer(ids, wanted, engine.max_model_len, limits.prompt_tokens)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = body.sampling_params(max_tokens, logprobs)
+    params = body.sampling_params(max_tokens, logprobs, context.settings.sampling)
     request = NewRequest(answer_id, tuple(ids), params, caller.tenant, speculation)
     return Job([request], ChatDialect(context, body, answer_id, len(ids)), bool(body.stream))
 

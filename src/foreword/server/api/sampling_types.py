@@ -5,6 +5,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
+from foreword.acceptance.defaults import SamplingDefaults
 from foreword.acceptance.params import SamplingParams
 from foreword.server.errors import ApiError
 from foreword.server.settings import Limits
@@ -84,8 +85,10 @@ class SamplingFields(StrictBody):
         for name in ("stop_token_ids", "allowed_token_ids"):
             _at_most(f"length of {name}", len(getattr(self, name) or ()), limits.listed_tokens, param=name)
 
-    def sampling_params(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
-        """The engine's parameters; what was not given keeps the engine's default."""
+    def sampling_params(
+        self, max_tokens: int, logprobs: int | None, defaults: SamplingDefaults
+    ) -> SamplingParams:
+        """The engine's parameters; what was not given is the model's default, or else the engine's."""
         bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
         given: dict[str, Any] = {
             "temperature": self.temperature,
@@ -108,8 +111,7 @@ class SamplingFields(StrictBody):
             "logprobs": logprobs,
             "prompt_logprobs": self.prompt_logprobs,
         }
-        kept = {name: value for name, value in given.items() if value is not None}
-        return SamplingParams(max_tokens=max_tokens, **kept)
+        return defaults.params(max_tokens=max_tokens, **given)
 
 
 def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:
