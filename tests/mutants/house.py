@@ -14,7 +14,7 @@ HOUSE_MUTANTS = (
         43,
         "a drawn node is dropped for the token that came out",
         "speculation/proposing.py",
-        "if q is None else int(q.ids[-1]) < size",
+        " if q is None else int(q.ids[-1]) < size",
         "",
         (f"{GUARD}::test_a_drawn_node_is_cut_for_its_q_and_never_for_its_token",),
     ),
