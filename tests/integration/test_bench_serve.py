@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from foreword.bench.drafters.prompts import own_prompts
-from foreword.bench.serve.client import ServedModel, open_client, served_model
+from foreword.bench.serve.client import ListedModel, listed_model, open_client
 from foreword.bench.serve.generator import LoadGenerator, Run
 from foreword.bench.serve.outcome import Ending
 from foreword.bench.serve.report import Report, make_report
@@ -119,7 +119,7 @@ def test_no_server_at_all_is_a_failure_of_each_and_of_the_question_for_models():
 
     async def ask_for_models() -> object:
         async with open_client(server.url, None) as client:
-            return await served_model(client)
+            return await listed_model(client)
 
     with pytest.raises(RequestError, match="no server answers"):
         asyncio.run(ask_for_models())
@@ -128,7 +128,7 @@ def test_no_server_at_all_is_a_failure_of_each_and_of_the_question_for_models():
 def test_models_are_found_by_name_with_who_serves_them():
     async def ask(url: str, name: str = "") -> tuple[str, str | None]:
         async with open_client(url, None) as client:
-            model = await served_model(client, name)
+            model = await listed_model(client, name)
             return model.name, model.owner
 
     with fake_server() as server:
@@ -137,7 +137,7 @@ def test_models_are_found_by_name_with_who_serves_them():
         assert asyncio.run(ask(server.url, "third")) == ("third", None)
     assert asyncio.run(ask(server.url, "other")) == ("other", None)  # it is gone: that shows soon enough
     assert [
-        ServedModel("m", owner).has_continuous_usage for owner in ("foreword", "vllm", "openai", None)
+        ListedModel("m", owner).has_continuous_usage for owner in ("foreword", "vllm", "openai", None)
     ] == [
         True,
         True,
