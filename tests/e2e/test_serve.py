@@ -40,9 +40,9 @@ class Load:
         return self.outcomes
 
 
-def wait_for_load(server: ServeProcess, answers: int) -> None:
+def wait_for_load(server: ServeProcess, answers: int, headers: dict[str, str] | None = None) -> None:
     with server.http() as http:
-        wait_until(lambda: http.get("/health").json()["in_flight"] >= answers)
+        wait_until(lambda: http.get("/health", headers=headers).json()["in_flight"] >= answers)
 
 
 def completed(outcome: tuple[int, str], tokens: int) -> bool:
@@ -93,16 +93,16 @@ def test_a_drain_has_a_deadline(tiny_model):
     with serve(tiny_model, "--drain-seconds", "0.2", "--api-key", "secret") as server:
         assert "API key required" in server.ready_line
         outcome: list[httpx.Response] = []
+        headers = {"Authorization": "Bearer secret"}
 
         def ask() -> None:
             body = {"prompt": "x", "max_tokens": 500}
-            headers = {"Authorization": "Bearer secret"}
             with server.http() as http:
                 outcome.append(http.post("/v1/completions", json=body, headers=headers))
 
         client = threading.Thread(target=ask)
         client.start()
-        wait_for_load(server, 1)
+        wait_for_load(server, 1, headers)
         assert server.terminate() == 0
         client.join(PATIENCE)
         assert outcome[0].status_code == 503
