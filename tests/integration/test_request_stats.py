@@ -8,6 +8,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
+from foreword.engine.ledger import RequestLedger
 from foreword.engine.messages import NewRequest, RequestStats
 from foreword.engine.vocabulary import Vocabulary
 from foreword.proofs.drawing_drafter import DrawingDrafter
