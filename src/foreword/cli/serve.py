@@ -95,7 +95,7 @@ def serve(
     address.check(bool(keys), insecure)
     _need_server_extra()
     from foreword.drafters.overrides import FREE_METHODS
-    from foreword.models.formats.checkpoint import open_checkpoint
+    from foreword.models.formats.opening import open_checkpoint
     from foreword.models.sources.resolve import resolve_model
     from foreword.server.running import ServerRun
     from foreword.server.settings import Limits, ServerSettings

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from foreword.errors import CheckpointError
 from foreword.models.formats.checkpoint import QuantizedTensor, missing_tensor
-from foreword.models.formats.fields import check_layers
 from foreword.models.formats.hf.config import hf_config
 from foreword.models.formats.hf.tokenizer import hf_tokenizer
 from foreword.models.tokenization.tokenizer import Tokenizer, check_vocab
@@ -34,7 +33,6 @@ class HfCheckpoint:
         self.config = hf_config(self._settings, self.tensor_names(), path / "config.json")
         if self.config.tied_embeddings:
             self._files.pop("lm_head.weight", None)
-        check_layers(self.tensor_names(), self.config, str(path))
 
     def tensor_names(self) -> frozenset[str]:
         """Names of the tensors in all shards."""
