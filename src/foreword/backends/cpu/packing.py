@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from foreword.backends.torch.weights import WeightLoader
+from foreword.backends.weight_loader import WeightLoader
 from foreword.errors import CheckpointError
 from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
 from foreword.progress import Progress

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from foreword.errors import RequestError
-from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.formats.hf.checkpoint import HfCheckpoint
+from foreword.models.formats.opening import open_checkpoint
 from foreword.models.pruning.gguf import write_pruned_gguf
 from foreword.models.pruning.hf import write_pruned_directory
 from foreword.models.pruning.layers import check_layers_of, spread_layers
