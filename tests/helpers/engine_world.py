@@ -16,8 +16,8 @@ from foreword.engine.vocabulary import Vocabulary
 from foreword.kv.paged_cache import PAGE_SIZE
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry
-from foreword.speculation.situation import Situation
 from helpers.checked_target import CheckedTarget, Definition, PlainAnswer
 from helpers.clocks import ScriptedClock
 from helpers.pretend_store import PRETEND_ROWS

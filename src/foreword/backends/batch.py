@@ -2,7 +2,7 @@
 
 An array of the batch is declared here, once: `ForwardBatch` says what it means, `BATCH_ARRAYS` how large it is and
 what padding holds. Batch memory, staging and the checks of the CPU kernels' bindings follow from that. A new array is
-declared here and in native/batch.h, and filled in speculation/layout.py.
+declared here and in native/batch.h, and filled in speculation/rows/layout.py.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter
+from foreword.speculation.measured.situation import Situation
 from foreword.speculation.proposing import fair_shares
 from foreword.speculation.protocols import Policy
 from foreword.speculation.report import StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
-from foreword.speculation.situation import Situation
 
 
 class FairShare:

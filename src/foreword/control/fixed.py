@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter
+from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
-from foreword.speculation.situation import Situation
 
 
 class FixedPolicy:

@@ -7,12 +7,12 @@ from typing import Any
 
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.drafters.combined import FirstOf, Merged
+from foreword.drafters.guard.caller_thread import CallerThread
+from foreword.drafters.guard.guarded import GuardedDrafter
 from foreword.drafters.registry import drafter_kinds
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import ForewordError, RequestError
-from foreword.speculation.caller_thread import CallerThread
 from foreword.speculation.drafting import Drafter, needs_of
-from foreword.speculation.guard import GuardedDrafter
 
 _OWN_KEYS = (
     "method",

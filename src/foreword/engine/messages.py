@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.overrides import SpeculationSetting
-from foreword.speculation.situation import cohort_name
+from foreword.speculation.measured.situation import cohort_name
 
 
 @dataclass(frozen=True)

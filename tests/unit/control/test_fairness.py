@@ -16,10 +16,10 @@ from foreword.engine.request import Request
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.measured.situation import Situation
 from foreword.speculation.proposing import fit_to_room
 from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry
-from foreword.speculation.situation import Situation
 from foreword.speculation.verdict import Verdict
 from helpers.checked_target import CheckedTarget
 from helpers.clocks import ScriptedClock

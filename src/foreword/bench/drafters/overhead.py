@@ -17,9 +17,9 @@ from foreword.engine.request import Request
 from foreword.errors import RequestError
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, Drafter, DraftRequest
+from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import StageSeconds
 from foreword.speculation.requests import DraftPlan, PassEntry
-from foreword.speculation.situation import Situation
 
 VERIFY_ROWS = (1, 6)
 """Rows of the passes that drafting is compared with: plain decoding, and a verify of five guesses."""

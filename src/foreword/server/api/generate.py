@@ -9,14 +9,21 @@ from foreword.engine.answers.collector import Answer
 from foreword.engine.answers.costs import Costs
 from foreword.engine.answers.token_texts import TokenTexts
 from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
-from foreword.server.api.answer_types import Extras, PromptLogprobs, Speculation, Usage, extras_of, usage_of
 from foreword.server.api.answering import Job
 from foreword.server.api.identity import Caller, new_id
 from foreword.server.api.logprobs import LogprobWriter
-from foreword.server.api.openai_types import GenerateRequest
-from foreword.server.api.passes import PassShown, passes_of
 from foreword.server.api.prompts import room_for_answer
-from foreword.server.api.sampling_types import check_logprobs
+from foreword.server.api.streams.passes import PassShown, passes_of
+from foreword.server.api.types.answer_types import (
+    Extras,
+    PromptLogprobs,
+    Speculation,
+    Usage,
+    extras_of,
+    usage_of,
+)
+from foreword.server.api.types.openai_types import GenerateRequest
+from foreword.server.api.types.sampling_types import check_logprobs
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 from foreword.server.settings import ServerSettings

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from foreword.engine.prompts import encode_prompt
 from foreword.models.tokenization.tokenizer import Tokenizer
-from foreword.server.api.openai_types import Message, RawText
+from foreword.server.api.types.openai_types import Message, RawText
 from foreword.server.errors import ApiError
 from foreword.server.settings import ServerSettings
 

@@ -6,7 +6,7 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, TypeVar
 
-from foreword.speculation.guard import NoAnswer
+from foreword.drafters.guard.guarded import NoAnswer
 
 _Answer = TypeVar("_Answer")
 

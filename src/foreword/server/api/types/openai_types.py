@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator
 
-from foreword.server.api.sampling_types import (
+from foreword.server.api.types.sampling_types import (
     SamplingFields,
     SpeculationOverride,
     StrictBody,

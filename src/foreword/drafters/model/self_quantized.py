@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from foreword.drafters.autoregressive import AutoregressiveDrafter, DraftingSize
-from foreword.drafters.low_bits import LowBitCheckpoint
+from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
+from foreword.drafters.model.low_bits import LowBitCheckpoint
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType
 
-from foreword.server.api.answer_types import Usage
-from foreword.server.api.openai_types import StreamOptions
+from foreword.server.api.types.answer_types import Usage
+from foreword.server.api.types.openai_types import StreamOptions
 
 
 class StreamUsage:

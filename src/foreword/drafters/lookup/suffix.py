@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from foreword.drafters.lookup.suffix_automaton import ROOT, SuffixAutomaton
 from foreword.drafters.resources import DrafterResources
-from foreword.drafters.suffix_automaton import ROOT, SuffixAutomaton
 from foreword.errors import RequestError
 from foreword.speculation import draft as drafts
 from foreword.speculation.draft import Draft

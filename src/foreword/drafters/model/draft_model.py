@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from foreword.drafters.autoregressive import AutoregressiveDrafter, DraftingSize
+from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import Checkpoint

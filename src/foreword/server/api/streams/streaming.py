@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from foreword.server.api.pacing import EvenCadence, PaceMemory, Padder
+from foreword.server.api.streams.pacing import EvenCadence, PaceMemory, Padder
 from foreword.server.errors import ApiError
 
 log = logging.getLogger("foreword.server")

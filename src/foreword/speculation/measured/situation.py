@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from foreword.speculation.acceptance_stats import AcceptanceStats
+from foreword.speculation.measured.acceptance_stats import AcceptanceStats
 from foreword.speculation.report import DrafterCall, StepReport
 
 COST_MEMORY = 0.1

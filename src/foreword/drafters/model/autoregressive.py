@@ -8,16 +8,16 @@ from torch import Tensor
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
-from foreword.drafters.guessed_tree import GrowingTree
-from foreword.drafters.next_level import grow_chains, grow_trees
+from foreword.drafters.model.guessed_tree import GrowingTree
+from foreword.drafters.model.next_level import grow_chains, grow_trees
 from foreword.errors import RequestError
 from foreword.kv.block_pool import OutOfPages
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, DraftRequest
-from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.proposing import fair_shares
+from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import numpy as np
 from foreword.backends.batch import BatchArrays, BatchSizes, ForwardBatch, Tap
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import KvSequence, RowMove
-from foreword.speculation.batch_memory import BatchMemory, PageTables
 from foreword.speculation.draft import Draft
+from foreword.speculation.rows.batch_memory import BatchMemory, PageTables
 
 
 @dataclass(frozen=True)

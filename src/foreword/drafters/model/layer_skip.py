@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from foreword.drafters.autoregressive import AutoregressiveDrafter, DraftingSize
+from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
 
