@@ -39,9 +39,8 @@ class SamplingParams:
     n: int = 1  # answers to the same prompt
     seed: int | None = None  # None: fresh 64-bit entropy, returned with the answer
     ignore_eos: bool = False  # go on after an end-of-sequence token
-    logprobs: int | None = (
-        None  # log probabilities of the chosen token and of so many most likely; None: none
-    )
+    # Log probabilities of the chosen token and of so many most likely; None: none.
+    logprobs: int | None = None
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
 
     def __post_init__(self) -> None:

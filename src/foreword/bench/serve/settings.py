@@ -21,9 +21,8 @@ class Question:
     max_tokens: int = 64  # the answer's bound
     temperature: float = 0.0  # 0 is greedy
     seed: int = 0  # request i is sent with seed + i
-    continuous_usage: bool = (
-        False  # let every chunk say how many tokens there are: not every server knows that
-    )
+    # Let every chunk say how many tokens there are: not every server knows that.
+    continuous_usage: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)  # more fields of the body; they win over ours
 
     def __post_init__(self) -> None:

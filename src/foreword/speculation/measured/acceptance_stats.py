@@ -15,13 +15,11 @@ class AcceptanceStats:
     drafted: int = 0  # nodes that were judged
     accepted: int = 0  # nodes that were committed
     drafted_per_position: list[int] = field(default_factory=list)  # drafts that have this level
-    reached_per_position: list[int] = field(
-        default_factory=list
-    )  # of these, accepted at all levels before it
+    # Of these, accepted at all levels before it.
+    reached_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)  # drafts accepted at this level
-    rejected_per_position: list[int] = field(
-        default_factory=list
-    )  # drafts whose first rejected guess is here
+    # Drafts whose first rejected guess is here.
+    rejected_per_position: list[int] = field(default_factory=list)
 
     @property
     def coverage(self) -> float | None:
