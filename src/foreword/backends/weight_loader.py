@@ -84,7 +84,6 @@ class WeightLoader:
         self._done = 0
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor."""
         loaded = self._checkpoint.load(name, self._dtype)
         self.check_shape(name, tuple(loaded.shape))
         self.check_finite(name, bool(loaded.sum(dtype=torch.float32).isfinite()))

@@ -60,7 +60,7 @@ class ServedModel:
 
 
 def _cpu_seconds(process_id: int) -> float:
-    """User and system time; the fields are counted from behind the name, which may hold anything."""
+    """User and system time; the fields are counted after the name, which may hold anything."""
     fields = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -57,7 +57,7 @@ class StepTimer(Protocol):
     """An engine with a context in its KV that can be asked for the same pass again and again."""
 
     def step(self, n: int) -> float:
-        """Seconds of a pass over n new tokens behind the context, with the logits of all."""
+        """Seconds of a pass over n new tokens after the context, with the logits of all."""
         ...
 
     def prefill(self, count: int) -> float:
@@ -73,7 +73,7 @@ def random_tokens(count: int, vocab_size: int) -> list[int]:
 
 
 class DecoderTimer:
-    """Times passes of a decoder of ours: the newest committed token and a chain behind it."""
+    """Times passes of a decoder of ours: the newest committed token and a chain after it."""
 
     def __init__(self, target: Decoder, context: int, most_tokens: int) -> None:
         self._cache = PagedCache(-(-context // PAGE_SIZE) + -(-most_tokens // PAGE_SIZE) + 1)
@@ -83,7 +83,7 @@ class DecoderTimer:
             self._pass(self._request, context - 1, commit=True)
 
     def step(self, n: int) -> float:
-        """Seconds of a pass over n new tokens behind the context, with the logits of all."""
+        """Seconds of a pass over n new tokens after the context, with the logits of all."""
         draft = Draft.chain(self._request.tokens[: n - 1], len(self._request.tokens))
         return self._pass(self._request, 1, draft)
 

@@ -62,17 +62,13 @@ class FairShare:
     def trim(
         self, entries: Sequence[PassEntry], drafts: Sequence[Draft], situation: Situation
     ) -> Sequence[Draft]:
-        """The inner policy's."""
         return self._policy.trim(entries, drafts, situation)
 
     def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation) -> int:
-        """The inner policy's."""
         return self._policy.rows_wanted(requests, situation)
 
     def learn(self, report: StepReport) -> None:
-        """Pass it on."""
         self._policy.learn(report)
 
     def drafters(self) -> Sequence[Drafter]:
-        """The inner policy's."""
         return self._policy.drafters()

@@ -32,7 +32,7 @@ class SpeculationConfig:
     # Most guesses for a request in one pass: a chain's length, a tree's nodes.
     num_speculative_tokens: int = 5
     max_depth: int | None = None  # deepest level of a tree; None: as deep as there are nodes
-    # Plain decoding while at least so many requests run; None: never.
+    # Plain decoding while at least this many requests run; None: never.
     disable_by_batch_size: int | None = None
     combine: str = "first"  # several methods: "first" that has something to say, or "merge" into one tree
     draft_timeout: float = 1.0  # seconds after which a plug-in's guesses are not waited for

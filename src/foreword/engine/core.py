@@ -168,7 +168,6 @@ class EngineCore:
         return self._settle(report)
 
     def stats(self) -> EngineStats:
-        """How things stand."""
         pool, cohorts = self.cache.pool, self.situation.cohorts
         return EngineStats(
             running=len(self.scheduler.running),

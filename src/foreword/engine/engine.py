@@ -133,7 +133,7 @@ class Engine:
         """Take over `core`: from now on only the engine's thread touches it.
 
         At most `steps_ahead` steps are under way at once. More than one lets requests that come while a pass runs on
-        a GPU be launched behind it.
+        a GPU be launched after it.
         """
         self._core = core
         self._tokenizer = tokenizer

@@ -28,7 +28,6 @@ def cohort_of(method: str, params: SamplingParams) -> str:
 
 
 def sampling_kind(params: SamplingParams) -> str:
-    """How a request draws."""
     return "greedy" if params.temperature == 0 else "sampled"
 
 
@@ -51,7 +50,7 @@ class RequestStats:
     drafts: int = 0  # passes that judged guesses of it
     drafted: int = 0  # guesses that were judged
     accepted: int = 0  # guesses that were committed
-    # Drafts that reached the position; the first is 1 behind the text.
+    # Drafts that reached the position; the first is 1 after the text.
     drafted_per_position: tuple[int, ...] = ()
     accepted_per_position: tuple[int, ...] = ()  # drafts whose guess there was committed
     rejected_per_position: tuple[int, ...] = ()  # drafts whose first guess that was not committed is there
@@ -67,7 +66,7 @@ class DraftShown:
     """The guesses that one pass judged, as a tree, and how many tokens the answer gained by it."""
 
     tokens: tuple[int, ...]  # [nodes]; none: the pass had no guesses
-    parents: tuple[int, ...]  # [nodes], index of an earlier node, or -1 behind the text
+    parents: tuple[int, ...]  # [nodes], index of an earlier node, or -1 after the text
     accepted: tuple[int, ...]  # nodes whose tokens were committed, first to last
     gained: int  # committed tokens: those, then one of the target's own unless the answer ended before it
 

@@ -18,7 +18,7 @@ class Vocabulary:
     tokenizer: Tokenizer | None = None
 
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Every bad word as token ids, at the start of a text and behind a space."""
+        """Every bad word as token ids, at the start of a text and after a space."""
         if not words:
             return ()
         if self.tokenizer is None:

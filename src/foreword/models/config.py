@@ -49,7 +49,7 @@ class AttentionSpec:
     bias: bool = False  # q, k, v projections add a bias (Qwen2)
     output_bias: bool = False  # the output projection adds one too (Llama with attention_bias)
     qk_norm: bool = False  # norm on every query and key head before rotation (Qwen3)
-    window: int | None = None  # only so many of the newest positions are seen; None: all
+    window: int | None = None  # only this many of the newest positions are seen; None: all
 
     @property
     def query_width(self) -> int:
@@ -69,7 +69,7 @@ class MlpSpec:
     intermediate_size: int  # width inside
     bias: bool = False  # the three projections add one
     activation: str = "silu"
-    num_experts: int = 0  # 0: one MLP for all tokens; otherwise each token takes some of so many
+    num_experts: int = 0  # 0: one MLP for all tokens; otherwise each token takes some of this many
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,6 @@ class ModelConfig:
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers."""
         return len(self.layers)
 
     @property

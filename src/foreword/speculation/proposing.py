@@ -34,7 +34,6 @@ class Proposal:
 
     @property
     def seconds(self) -> float:
-        """Of all drafters together."""
         return sum(call.seconds for call in self.calls)
 
 

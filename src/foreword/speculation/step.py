@@ -108,7 +108,6 @@ class Stepper:
 
 
 def plain(entries: Sequence[PassEntry]) -> Plans:
-    """Nobody guesses."""
     return [None] * len(entries)
 
 

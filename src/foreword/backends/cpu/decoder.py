@@ -92,17 +92,14 @@ class CpuDecoder:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
         return torch.device("cpu")
 
     @property
     def isa(self) -> str:
-        """Instruction set in use."""
         return self._native.isa
 
     @property
     def threads(self) -> int:
-        """Threads of a pass."""
         return self._native.threads
 
     @property

@@ -58,7 +58,6 @@ class TorchDecoder:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
         return self._weights.embedding.device
 
     @property
@@ -68,7 +67,6 @@ class TorchDecoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of all weights."""
         weights = self._weights
         head = 0 if weights.head is weights.embedding else weights.head.nbytes
         return self.layer_bytes + weights.embedding.nbytes + head + weights.final_norm.nbytes

@@ -36,7 +36,7 @@ class Overhead:
     verify_ms: Mapping[int, float]  # rows of a target pass -> its milliseconds
 
     def share(self, rows: int) -> float:
-        """Drafting as a part of a pass over so many rows."""
+        """Drafting as a part of a pass over this many rows."""
         return self.draft_ms / self.verify_ms[rows]
 
 
@@ -68,7 +68,6 @@ class TurnPolicy(FixedPolicy):
         return [DraftPlan(self.turn, drafter, nodes, nodes)] * len(entries)
 
     def drafters(self) -> list[Drafter]:
-        """All who take turns."""
         return [drafter for drafter, _ in self._turns.values()]
 
 
@@ -79,7 +78,7 @@ def measure_overhead(
     repeats: int,
     on_progress: Callable[[str, int, int], None],
 ) -> list[Overhead]:
-    """Decode behind every context; passes of known size and the drafters take turns within one answer."""
+    """Decode after every context; passes of known size and the drafters take turns within one answer."""
     if repeats < 1:
         raise RequestError(f"repeats must be at least 1, not {repeats}")
     wild: dict[str, tuple[Drafter, int]] = {_rows(rows): (WildGuesses(), rows - 1) for rows in VERIFY_ROWS}

@@ -25,7 +25,7 @@ class Request:
     index: int
     prompt: str
     due: float  # on the clock of perf_counter
-    drop_after: int | None = None  # leave after so many chunks of text
+    drop_after: int | None = None  # leave after this many chunks of text
 
 
 class _Failure(Exception):  # noqa: N818 - never leaves this file

@@ -24,7 +24,6 @@ class Failures:
 
     @property
     def total(self) -> int:
-        """All of them."""
         return sum(self.by_kind.values())
 
 
@@ -59,7 +58,6 @@ class Report:
 
 
 def make_report(run: Run, limits: Limits | None) -> Report:
-    """Sum up the outcomes."""
     completed = [outcome for outcome in run.outcomes if outcome.ending is Ending.COMPLETED]
     without_usage = [outcome for outcome in completed if outcome.usage_tokens is None]
     prompts = [outcome.prompt_tokens for outcome in completed if outcome.prompt_tokens is not None]

@@ -35,7 +35,7 @@ class Question:
 
     @property
     def path(self) -> str:
-        """Where requests go, behind the server's base address."""
+        """Where requests go, after the server's base address."""
         return ENDPOINTS[self.endpoint]
 
     def body(self, prompt: str, index: int) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def step(
     context: Annotated[int, typer.Option(help="Committed tokens before the new ones.")] = 256,
     repeats: Annotated[int, typer.Option(help="Timed passes for each number; the median counts.")] = 15,
     prefill: Annotated[
-        str, typer.Option(help="Also time prompts of so many tokens: 512, or 128,256,512.")
+        str, typer.Option(help="Also time prompts of this many tokens: 512, or 128,256,512.")
     ] = "",
     compare: Annotated[str, typer.Option(help="Measure llama.cpp in the same run: `llama.cpp`.")] = "",
     plot: PlotOption = None,

@@ -28,7 +28,7 @@ def serve(
     url: Annotated[str, typer.Option(help="The server's address, such as http://127.0.0.1:8000.")],
     rate: Annotated[
         float | None,
-        typer.Option(help="Open loop: Poisson arrivals, so many requests per second; inf is all at once."),
+        typer.Option(help="Open loop: Poisson arrivals, this many requests per second; inf is all at once."),
     ] = None,
     concurrency: Annotated[
         int | None,

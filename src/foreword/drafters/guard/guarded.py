@@ -61,11 +61,9 @@ class InlineCaller:
     is_available = True
 
     def call(self, work: Callable[[], _Answer]) -> _Answer:
-        """Do it now."""
         return work()
 
     def later(self, work: Callable[[], object]) -> None:
-        """Do it now."""
         work()
 
     def close(self) -> None:
@@ -93,7 +91,6 @@ class GuardedDrafter:
         return [self._checked(answer, ask) for answer, ask in zip(answers, asks, strict=True)]
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        """Pass it on."""
         drafter = self._drafter
         if isinstance(drafter, Observes):
             self._call(lambda: drafter.observe(commits))

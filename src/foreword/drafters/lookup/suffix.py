@@ -57,7 +57,6 @@ class SuffixStore:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are remembered."""
         return sum(automaton.num_tokens for automaton in self.automata)
 
     def add(self, text: Sequence[int]) -> None:
@@ -204,7 +203,7 @@ class GuessedTree:
 
 
 def expand(match: Match, config: SuffixConfig, ask: Ask) -> GuessedTree:
-    """The likeliest nodes behind a match, most likely first, by how often each followed."""
+    """The likeliest nodes after a match, most likely first, by how often each followed."""
     max_depth = min(ask.max_depth, max(1, int(match.length * config.depth_per_match)))
     tree = GuessedTree()
     order = 0  # of equally likely nodes the first found wins
@@ -228,7 +227,7 @@ def expand(match: Match, config: SuffixConfig, ask: Ask) -> GuessedTree:
 
 
 def _followers(automaton: SuffixAutomaton, state: int) -> list[tuple[int, int, float]]:
-    """Tokens that followed, the state behind each, and its share of all of them.
+    """Tokens that followed, the state after each, and its share of all of them.
 
     At the end of a text nothing has followed yet; its longest suffix that occurred before tells how a
     repeating text goes on.

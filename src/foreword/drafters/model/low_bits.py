@@ -29,28 +29,22 @@ class LowBitCheckpoint:
 
     @property
     def path(self) -> Path:
-        """Of the original."""
         return self.original.path
 
     @property
     def config(self) -> ModelConfig:
-        """Of the original."""
         return self.original.config
 
     def tensor_names(self) -> frozenset[str]:
-        """Of the original."""
         return self.original.tensor_names()
 
     def release(self) -> None:
-        """Of the original."""
         self.original.release()
 
     def sampling_defaults(self) -> dict[str, float]:
-        """Of the original."""
         return self.original.sampling_defaults()
 
     def tokenizer(self) -> Tokenizer:
-        """Of the original."""
         return self.original.tokenizer()
 
     def quantized(self, name: str) -> QuantizedTensor | None:

@@ -1,4 +1,4 @@
-"""Which tokens a draft model puts behind the newest nodes of its trees."""
+"""Which tokens a draft model puts after the newest nodes of its trees."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,7 +19,7 @@ _RANKED = 64
 
 
 def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
-    """One token behind each tree's newest node, drawn with the request's parameters and its rule's noise.
+    """One token after each tree's newest node, drawn with the request's parameters and its rule's noise.
 
     logits [trees, vocab]. *token* and *block* need to know what it was drawn from; *coupled* does not.
     """
@@ -51,7 +51,7 @@ def _drawn_from(shaped: Distributions, rows: list[int]) -> dict[int, Drawn]:
 
 
 def grow_trees(trees: Sequence[GrowingTree], logits: Tensor, width: int) -> None:
-    """The `width` best nodes behind each tree's newest level, by score summed along the path.
+    """The `width` best nodes after each tree's newest level, by score summed along the path.
 
     logits [all frontier nodes, vocab]. A token's score is how far log q + G stays behind the best of its
     siblings, G being the noise that the target itself will draw with; at temperature 0, log q itself.

@@ -26,7 +26,6 @@ class ConfigFields:
         return self.values.get(self.prefix + key)
 
     def count(self, key: str, default: int | None = None) -> int:
-        """A positive whole number."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_DIMENSION:
             raise self.malformed(key, "a positive whole number")
@@ -42,14 +41,12 @@ class ConfigFields:
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
         value = self._value(key, default)
         if not isinstance(value, bool):
             raise self.malformed(key, "true or false")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string."""
         value = self._value(key, default)
         if not isinstance(value, str):
             raise self.malformed(key, "a string")
@@ -101,7 +98,7 @@ def check_heads(attention: AttentionSpec, origin: str) -> AttentionSpec:
 
 
 def check_layers(names: Iterable[str], pattern: re.Pattern[str], count: int, origin: str) -> int:
-    """Return `count` if the tensors are those of so many layers; `pattern` finds the number of a layer in a name."""
+    """Return `count` if the tensors are those of this many layers; `pattern` finds the number of a layer in a name."""
     layers = {int(match[1]) for name in names if (match := pattern.match(name))}
     if len(layers) != count or max(layers) != count - 1:
         raise CheckpointError(

@@ -19,7 +19,7 @@ from foreword.progress import Progress
 def prune(
     model: Path, out: Path, layers: Sequence[int] | int, progress: Progress | None = None
 ) -> tuple[int, ...]:
-    """Write `model` with these layers alone, or so many at even distances, to `out`; return their numbers.
+    """Write `model` with these layers alone, or this many at even distances, to `out`; return their numbers.
 
     A GGUF file becomes a GGUF file, a Hugging Face directory a directory, both in the numbers that they have.
     If it fails, nothing is left at `out`.

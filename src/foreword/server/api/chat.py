@@ -111,7 +111,6 @@ class ChatDialect:
         return (self._chunk([], usage_of(self._costs.total())),) if self._usage.is_wanted else ()
 
     def whole(self, answers: Sequence[Answer], costs: Costs) -> ChatCompletion:
-        """All choices."""
         choices = []
         for number, answer in enumerate(answers):
             message, logprobs = ChatMessage(answer.text), self._written(answer.logprobs)

@@ -79,7 +79,6 @@ class CompletionDialect:
         )
 
     def opening(self) -> Iterable[object]:
-        """Nothing."""
         return ()
 
     def chunk(self, choice: int, delta: AnswerDelta) -> Completion | None:
@@ -108,7 +107,6 @@ class CompletionDialect:
         return (frame,)
 
     def whole(self, answers: Sequence[Answer], costs: Costs) -> Completion:
-        """All choices."""
         choices = []
         for number, answer in enumerate(answers):
             choice = CompletionChoice(number, answer.text, self._written(number, answer.logprobs))

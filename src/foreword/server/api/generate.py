@@ -142,7 +142,6 @@ class GenerateDialect:
         self._texts = [TokenTexts(self._tokenizer) for _ in range(body.n or 1)]
 
     def opening(self) -> Iterable[object]:
-        """Nothing."""
         return ()
 
     def chunk(self, choice: int, delta: AnswerDelta) -> Generated:
@@ -155,12 +154,10 @@ class GenerateDialect:
         return written
 
     def closing(self) -> Iterable[GenerateEnd]:
-        """What everything cost."""
         extras = self._extras(self._costs)
         return (GenerateEnd(usage_of(self._costs.total()), extras.timings, extras.speculation),)
 
     def whole(self, answers: Sequence[Answer], costs: Costs) -> GenerateAnswer:
-        """All answers."""
         outputs = [self._written(answer) for answer in answers]
         first, extras = outputs[0], self._extras(costs)
         return GenerateAnswer(

@@ -46,7 +46,6 @@ class LogprobWriter:
         return written, offset
 
     def chat(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs:
-        """For the chat route."""
         return ChatLogprobs(
             [
                 ChatTokenLogprob(

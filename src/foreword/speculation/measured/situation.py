@@ -32,7 +32,6 @@ class StepCurve:
         self._buckets: dict[int, tuple[float, float]] = {}  # bucket -> (mean rows, mean seconds)
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Learn from one step."""
         bucket = _bucket(rows)
         mean_rows, mean_seconds = self._buckets.get(bucket, (float(rows), seconds))
         self._buckets[bucket] = (
@@ -41,7 +40,7 @@ class StepCurve:
         )
 
     def seconds(self, rows: int) -> float | None:
-        """Expected time of a step over so many rows; None before the first was measured."""
+        """Expected time of a step over this many rows; None before the first was measured."""
         points = self.points()
         if not points:
             return None
@@ -68,7 +67,6 @@ class CallCost:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def observe(self, levels: int, seconds: float) -> None:
-        """Learn from one call."""
         keep = 1 - COST_MEMORY
         self._weight = keep * self._weight + 1
         self._x = keep * self._x + levels
@@ -111,7 +109,7 @@ class StepCosts:
         curve.observe(report.rows, report.seconds.total - report.seconds.draft)
 
     def step_seconds(self, rows: int, context: int = 0) -> float | None:
-        """Expected time of a step that decodes so many rows; None before anything was measured."""
+        """Expected time of a step that decodes this many rows; None before anything was measured."""
         near = [self._band(context), *self._decoding, self._prompts]
         return next((found for curve in near if (found := curve.seconds(rows)) is not None), None)
 

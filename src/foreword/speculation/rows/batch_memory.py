@@ -63,7 +63,7 @@ class PageTables:
             self._known = [[] for _ in range(height)]
 
     def _write(self, row: int, pages: list[int], settled: int) -> None:
-        """Only what is behind the `settled` pages, if the row's other entries are right already."""
+        """Only what is after the `settled` pages, if the row's other entries are right already."""
         known = self._known[row]
         kept = settled if known[:settled] == pages[:settled] else 0
         self._table[row, kept : len(pages)] = pages[kept:]

@@ -20,17 +20,16 @@ from foreword.speculation.rows.batch_memory import BatchMemory, PageTables
 class SequenceRows:
     """One sequence's rows of a pass."""
 
-    kv: KvSequence  # its rows behind the computed end are reserved
+    kv: KvSequence  # its rows after the computed end are reserved
     tokens: Sequence[int]  # committed
     run: int  # committed tokens that get their KV now
-    draft: Draft  # nodes behind the run; all that are in this pass get their logits
+    draft: Draft  # nodes after the run; all that are in this pass get their logits
     first_node: int = 0  # nodes before this one have their KV from an earlier pass of the same draft
-    run_logits: int = 1  # how many of the last tokens of the run get their logits, if there are so many
+    run_logits: int = 1  # how many of the last tokens of the run get their logits, if there are that many
     wants_hidden: bool = False  # whether the hidden states of all its rows in this pass are wanted
 
     @property
     def nodes(self) -> int:
-        """Nodes in this pass."""
         return len(self.draft) - self.first_node
 
 

@@ -75,7 +75,6 @@ class HfCheckpoint:
         return sampling_values(read_json_object(file), HF_KEYS, str(file)) if file.exists() else {}
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer in tokenizer.json."""
         return self._tokenizer
 
     @cached_property

@@ -12,7 +12,7 @@ BLOCK_BYTES: Final = 1024
 """A block holds about three events of OpenAI's form. Longer ones make every later block longer too."""
 
 LAST_BLOCKS: Final = 4
-"""The last block is as long as so many: it has whatever is left, and the costs, and is not to tell how much that is."""
+"""The last block is this long: it has whatever is left, and the costs, and does not tell how much that is."""
 
 _SHORTEST_PERIOD = 0.001
 _MEMORY = 1 - 1 / 32  # of the mean rate: what lies 32 bursts back counts a third
@@ -55,7 +55,7 @@ class EvenCadence:
         self._last_share: int | None = None  # units per tick once the end is known
 
     def arrived(self, now: float, units: int) -> None:
-        """A burst of so many units has come. The first of a stream is not to be held back by anybody."""
+        """A burst of this many units has come. The first of a stream is not to be held back by anybody."""
         if self._last_arrival is not None:
             self._seconds = _MEMORY * self._seconds + (now - self._last_arrival)
             self._units = _MEMORY * self._units + units
@@ -124,7 +124,7 @@ class Block(NamedTuple):
 
 
 def replay(bursts: Sequence[tuple[float, Sequence[int]]], memory: PaceMemory) -> list[Block]:
-    """The blocks of a stream whose bursts came at these times, with units of so many bytes, on a perfect clock."""
+    """The blocks of a stream whose bursts came at these times, with units of this many bytes, on a perfect clock."""
     cadence, padder = EvenCadence(memory), Padder()
     waiting: deque[int] = deque()
     coming = deque(bursts)

@@ -12,7 +12,7 @@ class PassShown(Struct, frozen=True):
 
     gained: int  # tokens, from the event's first on: accepted guesses, then one of the target's own
     guesses: list[str]  # [nodes], each token's text by itself
-    parents: tuple[int, ...]  # [nodes], index of an earlier node, or -1 behind the text
+    parents: tuple[int, ...]  # [nodes], index of an earlier node, or -1 after the text
     accepted: tuple[int, ...]  # nodes whose tokens are part of the answer, first to last
 
 

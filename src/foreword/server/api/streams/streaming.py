@@ -23,7 +23,6 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(value: object) -> bytes:
-    """One event."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
@@ -35,7 +34,6 @@ class Part(NamedTuple):
 
 
 async def at_once(parts: AsyncGenerator[Part, None]) -> AsyncGenerator[bytes, None]:
-    """Everything as it comes."""
     async with aclosing(parts):
         async for part in parts:
             yield b"".join(part.units)

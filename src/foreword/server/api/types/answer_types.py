@@ -166,7 +166,6 @@ def usage_of(stats: RequestStats) -> Usage:
 
 
 def speculation_of(stats: RequestStats) -> Speculation:
-    """How guessing went."""
     per_position = [
         _ratio(accepted, drafted)
         for accepted, drafted in zip(stats.accepted_per_position, stats.drafted_per_position, strict=False)
