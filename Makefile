@@ -19,7 +19,7 @@ test-slow: $(READY)
 	$(BIN)/pytest -m slow --durations=10
 
 mutants: $(READY)
-	$(BIN)/python tests/mutants/run.py --json
+	$(BIN)/python tests/mutants/run.py --json --jobs 2
 
 # The browser that the page's tests drive; without it `make test` skips them.
 browser:
@@ -38,7 +38,8 @@ format: $(READY)
 # The kernel tests on an extension built with the address and undefined-behaviour sanitisers. Python starts without
 # its site hooks, so that this build is found and not the installed one.
 SANITIZED := build/sanitize
-SANITIZER_TESTS := tests/unit/kernels/test_kernels.py tests/integration/test_cpu_decoder.py tests/integration/test_shape_invariance.py
+SANITIZER_TESTS := tests/unit/kernels/test_kernels.py tests/unit/acceptance/test_pipeline.py \
+	tests/integration/test_cpu_decoder.py tests/integration/test_shape_invariance.py
 sanitize: $(READY)
 	cmake -S . -B $(SANITIZED) -DFOREWORD_SANITIZE=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
 		-Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir)

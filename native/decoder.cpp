@@ -117,6 +117,7 @@ void Decoder::check(const Batch& batch, const KvStore& store) const {
 }
 
 void Decoder::forward(const Batch& batch, KvStore& store, float* logits, float* hidden) {
+    pool_.require_own_process();
     std::lock_guard<std::mutex> lock(one_pass_);
     check(batch, store);
     Pass(*this, batch, store, logits, hidden).run();

@@ -5,9 +5,9 @@
 #include <cstring>
 #include <new>
 #include <stdexcept>
-#include <thread>
 
 #include "half.h"
+#include "thread_pool.h"
 
 namespace foreword {
 
@@ -130,14 +130,9 @@ std::shared_ptr<PackedMatrix> PackedMatrix::round_rows(Arena& arena, const FillR
                                                        Grouping grouping, const KernelTable& kernels, int threads) {
     std::shared_ptr<PackedMatrix> matrix(new PackedMatrix(arena, Form::Q8, rows, cols, grouping));
     const int64_t panels = matrix->panels();
-    std::vector<std::thread> helpers;
-    for (int t = 1; t < threads; ++t) {
-        helpers.emplace_back([&, t] {
-            matrix->round_panels(fill, kernels, panels * t / threads, panels * (t + 1) / threads);
-        });
-    }
-    matrix->round_panels(fill, kernels, 0, panels / threads);
-    for (std::thread& helper : helpers) helper.join();
+    ThreadPool(threads).run([&](int thread) {
+        matrix->round_panels(fill, kernels, panels * thread / threads, panels * (thread + 1) / threads);
+    });
     return matrix;
 }
 

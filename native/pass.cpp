@@ -8,7 +8,6 @@ namespace foreword {
 
 namespace {
 
-constexpr int64_t kAttentionRows = 16;   // rows of a request that share the tiles they read
 constexpr int64_t kAlign = 16;           // floats
 
 // Cuts a workspace into aligned arrays; a first round with no memory only counts.

@@ -21,7 +21,8 @@ constexpr int64_t kHeapLimit = 512;
 // same instructions wherever it stands, and the result of a row cannot depend on where the row lies.
 // Vectors of 16 bytes: what every target has, and what the compiler does not take apart.
 typedef float Floats __attribute__((vector_size(16)));
-typedef int32_t Ints __attribute__((vector_size(16)));
+typedef int32_t Ints __attribute__((vector_size(16)));       // what a comparison gives
+typedef uint32_t Words __attribute__((vector_size(16)));     // bits to add and shift, which may carry out
 constexpr int64_t kLanes = 4;
 constexpr int64_t kVectors = 8;
 constexpr int64_t kChunk = kLanes * kVectors;
@@ -80,7 +81,7 @@ inline void exp_nonpositive(Floats* x) {
     EACH p[k] = p[k] * r[k] + 1.6666665459e-1f;
     EACH p[k] = p[k] * r[k] + 5.0000001201e-1f;
     EACH p[k] = p[k] * (r[k] * r[k]) + (r[k] + 1.0f);
-    EACH x[k] = p[k] * bits_as<Floats>(bits_as<Ints>(scale[k]) << 23);
+    EACH x[k] = p[k] * bits_as<Floats>(bits_as<Words>(scale[k]) << 23);
 #undef EACH
 }
 
@@ -88,23 +89,23 @@ inline void exp_nonpositive(Floats* x) {
 // one leaves an integer in the low bits of the sum; what it adds to the bits is taken off at the end.
 struct WeightSum {
     static constexpr float kShift = 12582912.0f;  // 1.5 * 2^23
-    Ints high{};
-    Ints low{};
+    Words high{};
+    Words low{};
 
     void add(Floats exponentials) {
         const Floats scaled = exponentials * kHalfway;
         const Floats whole = scaled + kShift;
         const Floats rest = (scaled - (whole - kShift)) * kHalfway + kShift;
-        high += bits_as<Ints>(whole);
-        low += bits_as<Ints>(rest);
+        high += bits_as<Words>(whole);
+        low += bits_as<Words>(rest);
     }
 
     int64_t total(int64_t added) const {
         const uint32_t offset = static_cast<uint32_t>(added) * bits_as<uint32_t>(kShift);
         int64_t sum = 0;
         for (int64_t lane = 0; lane < kLanes; ++lane) {
-            const auto large = static_cast<int32_t>(static_cast<uint32_t>(high[lane]) - offset);
-            const auto small = static_cast<int32_t>(static_cast<uint32_t>(low[lane]) - offset);
+            const auto large = static_cast<int32_t>(high[lane] - offset);
+            const auto small = static_cast<int32_t>(low[lane] - offset);
             sum += (int64_t{large} << 20) + small;
         }
         return sum;
@@ -364,6 +365,7 @@ RowToken row_sample(const float* logits, int64_t vocab, const RowShape& shape, u
 // One row is not worth waking another thread for.
 template <typename Row>
 void Sampler::each_row(int64_t rows, Row&& row) {
+    pool_.require_own_process();
     std::lock_guard<std::mutex> lock(busy_);
     if (rows == 1) return row(0, scratch_[0]);
     pool_.run([&](int thread) {

@@ -1,5 +1,11 @@
 #include "thread_pool.h"
 
+#include <unistd.h>
+
+#include <stdexcept>
+#include <string>
+#include <system_error>
+
 namespace foreword {
 
 namespace {
@@ -18,28 +24,52 @@ thread_local int this_thread = 0;   // a worker's place in its pool; whoever cal
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) : taken_(static_cast<size_t>(threads)) {
-    for (int thread = 1; thread < threads; ++thread) {
-        workers_.emplace_back([this, thread] { work(thread); });
+ThreadPool::ThreadPool(int threads) : crew_(std::make_unique<Crew>(threads)), process_(getpid()) {
+    crew_->workers.reserve(static_cast<size_t>(threads));
+    try {
+        for (int thread = 1; thread < threads; ++thread) {
+            crew_->workers.emplace_back([this, thread] { work(thread); });
+        }
+    } catch (const std::system_error& error) {
+        const size_t started = crew_->workers.size();
+        stop();
+        throw std::runtime_error("only " + std::to_string(started + 1) + " of " + std::to_string(threads) +
+                                 " threads could be started: " + error.what());
     }
 }
 
 ThreadPool::~ThreadPool() {
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        stopping_ = true;
+    if (getpid() == process_) {
+        stop();
+    } else {
+        crew_.release();
     }
-    wake_.notify_all();
-    for (std::thread& worker : workers_) worker.join();
+}
+
+void ThreadPool::require_own_process() const {
+    if (getpid() == process_) return;
+    throw std::runtime_error(
+        "the CPU kernels were set up before this process was forked, and their threads stayed behind; load the model in "
+        "the new process, or start it with multiprocessing's \"spawn\"");
+}
+
+void ThreadPool::stop() {
+    {
+        std::lock_guard<std::mutex> lock(crew_->mutex);
+        crew_->stopping = true;
+    }
+    crew_->wake.notify_all();
+    for (std::thread& worker : crew_->workers) worker.join();
 }
 
 void ThreadPool::run(const std::function<void(int)>& body) {
+    require_own_process();
     {
-        std::lock_guard<std::mutex> lock(mutex_);
-        body_ = &body;
-        ++job_;
+        std::lock_guard<std::mutex> lock(crew_->mutex);
+        crew_->body = &body;
+        ++crew_->job;
     }
-    wake_.notify_all();
+    crew_->wake.notify_all();
     body(0);
     barrier();
 }
@@ -47,7 +77,7 @@ void ThreadPool::run(const std::function<void(int)>& body) {
 int ThreadPool::current_thread() { return this_thread; }
 
 void ThreadPool::forget_taken() {
-    for (Taken& taken : taken_) taken.units.store(0, std::memory_order_relaxed);
+    for (Taken& taken : crew_->taken) taken.units.store(0, std::memory_order_relaxed);
 }
 
 void ThreadPool::work(int thread) {
@@ -56,11 +86,11 @@ void ThreadPool::work(int thread) {
     for (;;) {
         const std::function<void(int)>* body;
         {
-            std::unique_lock<std::mutex> lock(mutex_);
-            wake_.wait(lock, [&] { return stopping_ || job_ != done; });
-            if (stopping_) return;
-            done = job_;
-            body = body_;
+            std::unique_lock<std::mutex> lock(crew_->mutex);
+            crew_->wake.wait(lock, [&] { return crew_->stopping || crew_->job != done; });
+            if (crew_->stopping) return;
+            done = crew_->job;
+            body = crew_->body;
         }
         (*body)(thread);
         barrier();
@@ -68,30 +98,30 @@ void ThreadPool::work(int thread) {
 }
 
 void ThreadPool::barrier() {
-    if (workers_.empty()) {
+    if (crew_->workers.empty()) {
         forget_taken();
         return;
     }
-    const uint64_t generation = generation_.load(std::memory_order_acquire);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < size()) return await_generation(generation);
+    const uint64_t generation = crew_->generation.load(std::memory_order_acquire);
+    if (crew_->arrived.fetch_add(1, std::memory_order_acq_rel) + 1 < size()) return await_generation(generation);
     forget_taken();
-    arrived_.store(0, std::memory_order_relaxed);
-    generation_.store(generation + 1, std::memory_order_seq_cst);
-    if (sleepers_.load(std::memory_order_seq_cst) > 0) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        released_.notify_all();
+    crew_->arrived.store(0, std::memory_order_relaxed);
+    crew_->generation.store(generation + 1, std::memory_order_seq_cst);
+    if (crew_->sleepers.load(std::memory_order_seq_cst) > 0) {
+        std::lock_guard<std::mutex> lock(crew_->mutex);
+        crew_->released.notify_all();
     }
 }
 
 void ThreadPool::await_generation(uint64_t arrived_in) {
     for (int spin = 0; spin < kSpins; ++spin) {
-        if (generation_.load(std::memory_order_acquire) != arrived_in) return;
+        if (crew_->generation.load(std::memory_order_acquire) != arrived_in) return;
         relax();
     }
-    std::unique_lock<std::mutex> lock(mutex_);
-    sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    released_.wait(lock, [&] { return generation_.load(std::memory_order_seq_cst) != arrived_in; });
-    sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+    std::unique_lock<std::mutex> lock(crew_->mutex);
+    crew_->sleepers.fetch_add(1, std::memory_order_seq_cst);
+    crew_->released.wait(lock, [&] { return crew_->generation.load(std::memory_order_seq_cst) != arrived_in; });
+    crew_->sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 }  // namespace foreword

@@ -12,6 +12,8 @@ constexpr int64_t kRotation = 64;   // columns that a rotation mixes
 constexpr int64_t kMaxGroup = 192;  // columns that share a scale at most: their integer sums stay below 2^22
 constexpr int64_t kPageSize = 16;   // KV rows per page
 constexpr int64_t kKeyTile = 32;    // keys per softmax tile; tiles are fixed by position
+constexpr int64_t kQueryTile = 4;   // queries that meet a tile together: their sums stay in registers
+constexpr int64_t kAttentionRows = 16;   // rows of a request that share the tiles they read, at most
 
 // How the numbers of a weight matrix are stored: w, scale * q, or scale * q + minimum.
 enum class Form : int32_t { F32, Q8, Q4_0, Q4_1 };
@@ -108,7 +110,7 @@ struct KernelTable {
 
 // Floats of scratch that an attention task needs.
 inline int64_t attention_scratch(int64_t padded_dim, int64_t rows, int64_t heads) {
-    return 2 * kKeyTile * padded_dim + rows * heads * (2 * padded_dim + 8) + 2 * kKeyTile;
+    return 2 * kKeyTile * padded_dim + kQueryTile * kKeyTile + rows * heads * (2 * padded_dim + 8);
 }
 
 // Bytes of scratch that `linear` needs for a matrix of so many columns.

@@ -27,9 +27,9 @@ FOREWORD_INLINE void store_part(float* p, F32x8 a, int64_t count) {
 // e^x to about one unit in the last place, for x clamped to [-87, 88].
 FOREWORD_INLINE F32x8 exponential(F32x8 x) {
     x = min(max(x, set1(-87.0f)), set1(88.0f));
-    const F32x8 n = round(mul(x, 1.44269504f));
-    F32x8 r = fma(n, -0.693145752f, x);   // ln 2 in two parts
-    r = fma(n, -1.42860677e-6f, r);
+    const Power two = power_next_to(mul(x, 1.44269504f));
+    F32x8 r = fma(two.exponent, -0.693145752f, x);   // ln 2 in two parts
+    r = fma(two.exponent, -1.42860677e-6f, r);
     F32x8 p = set1(1.38888889e-3f);
     p = fma(p, r, set1(8.33333377e-3f));
     p = fma(p, r, set1(4.16666679e-2f));
@@ -37,7 +37,7 @@ FOREWORD_INLINE F32x8 exponential(F32x8 x) {
     p = fma(p, r, set1(0.5f));
     p = fma(p, r, set1(1.0f));
     p = fma(p, r, set1(1.0f));
-    return scale_by_power(p, n);
+    return mul(p, two.value);
 }
 
 void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* out) {
@@ -53,23 +53,33 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* 
     }
 }
 
-// One group of up to `group` values; what is missing is zero.
-FOREWORD_INLINE void quantize_group(const float* x, int64_t count, int64_t group, int8_t* q, float* scale, float* sum) {
-    F32x8 largest = set1(0.0f), poison = set1(0.0f), total = set1(0.0f);
-    for (int64_t i = 0; i < count; i += 8) {
-        const F32x8 v = load_part(x + i, count - i);
-        largest = max(largest, abs(v));
-        poison = fma(v, 0.0f, poison);   // not a number where v is none or infinite
+// One group of `group` values, a multiple of 32. Largest value, poison and sum do not depend on the order (levels are
+// whole numbers), so each is gathered in four places that need not wait for one another.
+FOREWORD_INLINE void quantize_group(const float* x, int64_t group, int8_t* q, float* scale, float* sum) {
+    constexpr int kPlaces = 4;
+    F32x8 largest[kPlaces], poison[kPlaces], total[kPlaces];
+#pragma GCC unroll 4
+    for (int k = 0; k < kPlaces; ++k) largest[k] = poison[k] = total[k] = set1(0.0f);
+    for (int64_t i = 0; i < group; i += 8 * kPlaces) {
+#pragma GCC unroll 4
+        for (int k = 0; k < kPlaces; ++k) {
+            const F32x8 v = load(x + i + 8 * k);
+            largest[k] = max(largest[k], abs(v));
+            poison[k] = fma(v, 0.0f, poison[k]);   // not a number where v is none or infinite
+        }
     }
-    const float top = max_lanes(largest);
+    const float top = max_lanes(max(max(largest[0], largest[1]), max(largest[2], largest[3])));
     const float inverse = top > 0.0f ? 127.0f / top : 0.0f;
-    for (int64_t i = 0; i < group; i += 8) {
-        const F32x8 level = round(mul(load_part(x + i, count - i), inverse));
-        store_int8(q + i, level);
-        total = add(total, level);   // whole numbers: exact in any order
+    for (int64_t i = 0; i < group; i += 8 * kPlaces) {
+#pragma GCC unroll 4
+        for (int k = 0; k < kPlaces; ++k) {
+            const F32x8 level = round(mul(load(x + i + 8 * k), inverse));
+            store_int8(q + i + 8 * k, level);
+            total[k] = add(total[k], level);
+        }
     }
-    *scale = top / 127.0f + sum_lanes(poison);
-    *sum = *scale * sum_lanes(total);
+    *scale = top / 127.0f + sum_lanes(add(add(poison[0], poison[1]), add(poison[2], poison[3])));
+    *sum = *scale * sum_lanes(add(add(total[0], total[1]), add(total[2], total[3])));
 }
 
 // Sums and differences of eight vectors: a Hadamard matrix of size eight applied across them.
@@ -87,17 +97,19 @@ FOREWORD_INLINE void mix_eight(F32x8 (&v)[8]) {
 }
 
 // A block X of 8 x 8 becomes H X^T H / 8: orthonormal, and its own inverse.
+FOREWORD_INLINE void turn_block(const float* x, float* out) {
+    F32x8 v[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) v[i] = load(x + 8 * i);
+    mix_eight(v);
+    transpose(v);
+    mix_eight(v);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) store(out + 8 * i, mul(v[i], 0.125f));
+}
+
 void turn(float* x, int64_t blocks) {
-    for (int64_t block = 0; block < blocks; ++block, x += kRotation) {
-        F32x8 v[8];
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i) v[i] = load(x + 8 * i);
-        mix_eight(v);
-        transpose(v);
-        mix_eight(v);
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; ++i) store(x + 8 * i, mul(v[i], 0.125f));
-    }
+    for (int64_t block = 0; block < blocks; ++block) turn_block(x + block * kRotation, x + block * kRotation);
 }
 
 void quantize(const float* x, int64_t n, const Grouping& grouping, int8_t* q, float* scale, float* sum) {
@@ -105,24 +117,28 @@ void quantize(const float* x, int64_t n, const Grouping& grouping, int8_t* q, fl
     for (int64_t g = 0; g * group < n; ++g) {
         const int64_t begin = g * group;
         const int64_t count = n - begin < group ? n - begin : group;
-        if (!grouping.rotated) {
-            quantize_group(x + begin, count, group, q + begin, scale + g, sum + g);
-            continue;
+        const float* values = x + begin;
+        float own[kMaxGroup], turned[kMaxGroup];
+        if (count < group) {
+            __builtin_memcpy(own, values, static_cast<size_t>(count) * sizeof(float));
+            __builtin_memset(own + count, 0, static_cast<size_t>(group - count) * sizeof(float));
+            values = own;
         }
-        float turned[kMaxGroup] = {0};
-        __builtin_memcpy(turned, x + begin, static_cast<size_t>(count) * sizeof(float));
-        turn(turned, group / kRotation);
-        quantize_group(turned, group, group, q + begin, scale + g, sum + g);
+        if (grouping.rotated) {
+            for (int64_t i = 0; i < group; i += kRotation) turn_block(values + i, turned + i);
+            values = turned;
+        }
+        quantize_group(values, group, q + begin, scale + g, sum + g);
     }
 }
 
+FOREWORD_INLINE F32x8 silu(F32x8 x) { return div(x, add(set1(1.0f), exponential(sub(set1(0.0f), x)))); }
+
 void silu_mul(float* gate, const float* up, int64_t n) {
-    for (int64_t i = 0; i < n; i += 8) {
-        const F32x8 g = load_part(gate + i, n - i);
-        const F32x8 e = exponential(sub(set1(0.0f), g));
-        const F32x8 silu = div(g, add(set1(1.0f), e));
-        store_part(gate + i, mul(silu, load_part(up + i, n - i)), n - i);
-    }
+    int64_t i = 0;
+#pragma GCC unroll 2
+    for (; i + 8 <= n; i += 8) store(gate + i, mul(silu(load(gate + i)), load(up + i)));
+    if (i < n) store_part(gate + i, mul(silu(load_part(gate + i, n - i)), load_part(up + i, n - i)), n - i);
 }
 
 void rotate(float* head, const float* cos, const float* sin, int64_t head_dim) {

@@ -88,92 +88,136 @@ struct State {
     float* stats;   // largest score, sum of weights
 };
 
+// Vectors per query that are summed up at a time: enough sums to keep the multipliers busy, and all in registers.
+template <int Q>
+constexpr int kSpan = Q > 2 ? 2 : 4;
+
 // Scores of Q queries against a tile of keys. Each is a sum over the head's dimensions in their order.
 template <int Q, bool Fetch>
 FOREWORD_INLINE void score_tile(const State (&states)[Q], const Tile& tile, const Tile& next, int64_t head_dim,
                                 float* scores) {
-    const float *first = tile.keys[0], *second = tile.keys[1];
-    F32x8 sums[Q][4];
+    constexpr int S = kSpan<Q>;
 #pragma GCC unroll 2
-    for (int s = 0; s < Q; ++s) {
+    for (int part = 0; part < 4 / S; ++part) {
+        const float* keys[2] = {tile.keys[part], tile.keys[1]};
+        F32x8 sums[Q][S];
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) sums[s][i] = set1(0.0f);
-    }
-    for (int64_t d = 0; d < head_dim; ++d) {
-        if constexpr (Fetch) {
-            __builtin_prefetch(next.keys[0] + d * kPageSize);
-            __builtin_prefetch(next.keys[1] + d * kPageSize);
+        for (int s = 0; s < Q; ++s) {
+#pragma GCC unroll 4
+            for (int i = 0; i < S; ++i) sums[s][i] = set1(0.0f);
         }
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-            const F32x8 eight = load((i < 2 ? first : second) + d * kPageSize + 8 * (i % 2));
-#pragma GCC unroll 2
-            for (int s = 0; s < Q; ++s) sums[s][i] = fma(eight, states[s].query[d], sums[s][i]);
-        }
-    }
-#pragma GCC unroll 2
-    for (int s = 0; s < Q; ++s) {
+        for (int64_t d = 0; d < head_dim; ++d) {
+            if constexpr (Fetch) {
+                __builtin_prefetch(next.keys[part] + d * kPageSize);
+                if constexpr (S == 4) __builtin_prefetch(next.keys[1] + d * kPageSize);
+            }
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) store(scores + s * kKeyTile + 8 * i, sums[s][i]);
+            for (int i = 0; i < S; ++i) {
+                const F32x8 eight = load(keys[i / 2] + d * kPageSize + 8 * (i % 2));
+#pragma GCC unroll 4
+                for (int s = 0; s < Q; ++s) sums[s][i] = fma(eight, states[s].query[d], sums[s][i]);
+            }
+        }
+#pragma GCC unroll 4
+        for (int s = 0; s < Q; ++s) {
+#pragma GCC unroll 4
+            for (int i = 0; i < S; ++i) store(scores + s * kKeyTile + part * kPageSize + 8 * i, sums[s][i]);
+        }
     }
 }
 
-// Turns `count` scores into weights, updates the running maximum and sum, returns the factor for what came before.
-FOREWORD_INLINE float weigh_scores(float* scores, int64_t count, const State& state) {
-    for (int64_t i = count; i < kKeyTile; ++i) scores[i] = -__builtin_inff();
-    const F32x8 largest = max(max(load(scores), load(scores + 8)), max(load(scores + 16), load(scores + 24)));
-    const float before = state.stats[0], highest = max_lanes(largest);
-    const float now = highest > before ? highest : before;
-    for (int64_t i = 0; i < kKeyTile; i += 8) store(scores + i, exponential(sub(load(scores + i), set1(now))));
-    for (int64_t i = count; i < kKeyTile; ++i) scores[i] = 0.0f;
-    const F32x8 total = add(add(load(scores), load(scores + 8)), add(load(scores + 16), load(scores + 24)));
-    float factor[8];
-    store(factor, exponential(set1(before - now)));
-    state.stats[0] = now;
-    state.stats[1] = state.stats[1] * factor[0] + sum_lanes(total);
-    return factor[0];
+// Turns `count` scores of each of Q queries into weights and updates maxima and sums; `factors` get what stands before
+// is to be multiplied with. Each step is done for all queries before the next, as every step waits for the one before.
+template <int Q>
+FOREWORD_INLINE void weigh_tile(float* scores, int64_t count, const State (&states)[Q], float (&factors)[8]) {
+    float before[8] = {0}, now[8] = {0};
+#pragma GCC unroll 4
+    for (int s = 0; s < Q; ++s) {
+        float* own = scores + s * kKeyTile;
+        for (int64_t i = count; i < kKeyTile; ++i) own[i] = -__builtin_inff();
+        const F32x8 largest = max(max(load(own), load(own + 8)), max(load(own + 16), load(own + 24)));
+        const float highest = max_lanes(largest);
+        before[s] = states[s].stats[0];
+        now[s] = highest > before[s] ? highest : before[s];
+    }
+    store(factors, exponential(sub(load(before), load(now))));
+#pragma GCC unroll 4
+    for (int s = 0; s < Q; ++s) {
+        float* own = scores + s * kKeyTile;
+        F32x8 weights[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            weights[i] = exponential(sub(load(own + 8 * i), set1(now[s])));
+            store(own + 8 * i, weights[i]);
+        }
+        if (count < kKeyTile) {
+            for (int64_t i = count; i < kKeyTile; ++i) own[i] = 0.0f;
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i) weights[i] = load(own + 8 * i);
+        }
+        const F32x8 total = add(add(weights[0], weights[1]), add(weights[2], weights[3]));
+        states[s].stats[0] = now[s];
+        states[s].stats[1] = states[s].stats[1] * factors[s] + sum_lanes(total);
+    }
+}
+
+// Adds `count` values of a page, each with its weights, to eight times V dimensions of Q outputs.
+template <int Q, int V, bool Fetch>
+FOREWORD_INLINE void mix_page(F32x8 (&sums)[Q][V], const float* value, const float* next, int64_t stride,
+                              const float* weights, int64_t count) {
+#pragma GCC unroll 4
+    for (int64_t k = 0; k < count; ++k) {
+        if constexpr (Fetch) {
+            __builtin_prefetch(next + k * stride);
+            if constexpr (V == 4) __builtin_prefetch(next + k * stride + 16);
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < V; ++i) {
+            const F32x8 eight = load(value + k * stride + 8 * i);
+#pragma GCC unroll 4
+            for (int s = 0; s < Q; ++s) sums[s][i] = fma(eight, weights[s * kKeyTile + k], sums[s][i]);
+        }
+    }
 }
 
 // Eight times V dimensions of Q outputs: rescaled, then the tile's values added in their order.
 template <int Q, int V, bool Fetch>
-FOREWORD_INLINE void mix_values(const State (&states)[Q], const float (&factors)[Q], const Tile& tile, const Tile& next,
+FOREWORD_INLINE void mix_values(const State (&states)[Q], const float (&factors)[8], const Tile& tile, const Tile& next,
                                 int64_t stride, const float* weights, int64_t count, int64_t d) {
     F32x8 sums[Q][V];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int s = 0; s < Q; ++s) {
 #pragma GCC unroll 4
         for (int i = 0; i < V; ++i) sums[s][i] = mul(load(states[s].out + d + 8 * i), factors[s]);
     }
-    for (int64_t k = 0; k < count; ++k) {
-        const int64_t place = k % kPageSize * stride + d;
-        const float* value = tile.values[k / kPageSize] + place;
-        if constexpr (Fetch) {
-            __builtin_prefetch(next.values[k / kPageSize] + place);
-            __builtin_prefetch(next.values[k / kPageSize] + place + 16);
-        }
-#pragma GCC unroll 4
-        for (int i = 0; i < V; ++i) {
-            const F32x8 eight = load(value + 8 * i);
-#pragma GCC unroll 2
-            for (int s = 0; s < Q; ++s) sums[s][i] = fma(eight, weights[s * kKeyTile + k], sums[s][i]);
+    for (int64_t page = 0; page * kPageSize < count; ++page) {
+        const float *value = tile.values[page] + d, *fetched = next.values[page] + d;
+        const float* own = weights + page * kPageSize;
+        const int64_t rest = count - page * kPageSize;
+        if (rest >= kPageSize) {   // a fixed number of rounds ends without a wrong guess by the CPU
+            mix_page<Q, V, Fetch>(sums, value, fetched, stride, own, kPageSize);
+        } else {
+            mix_page<Q, V, Fetch>(sums, value, fetched, stride, own, rest);
         }
     }
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int s = 0; s < Q; ++s) {
 #pragma GCC unroll 4
         for (int i = 0; i < V; ++i) store(states[s].out + d + 8 * i, sums[s][i]);
     }
 }
 
-// Takes `count` keys of a tile into the softmax of Q heads of one row; with Fetch the next tile is fetched meanwhile.
+// Takes `count` keys of a tile into the softmax of Q queries; with Fetch the next tile is fetched meanwhile.
 template <int Q, bool Fetch>
-void absorb_tile(const KvView& kv, const Tile& tile, const Tile& next, int64_t count, const State (&states)[Q], float* scores) {
+__attribute__((noinline)) void absorb_tile(const KvView& kv, const Tile& tile, const Tile& next, int64_t count,
+                                           const State (&states)[Q], float* scores) {
     score_tile<Q, Fetch>(states, tile, next, kv.head_dim, scores);
-    float factors[Q];
-    for (int s = 0; s < Q; ++s) factors[s] = weigh_scores(scores + s * kKeyTile, count, states[s]);
+    float factors[8];
+    weigh_tile<Q>(scores, count, states, factors);
     int64_t d = 0;
-    for (; d + 32 <= kv.padded_dim; d += 32) {
-        mix_values<Q, 4, Fetch>(states, factors, tile, next, kv.padded_dim, scores, count, d);
+    for (; d + 8 * kSpan<Q> <= kv.padded_dim; d += 8 * kSpan<Q>) {
+        mix_values<Q, kSpan<Q>, Fetch>(states, factors, tile, next, kv.padded_dim, scores, count, d);
     }
     for (; d < kv.padded_dim; d += 8) mix_values<Q, 1, Fetch>(states, factors, tile, next, kv.padded_dim, scores, count, d);
 }
@@ -217,54 +261,75 @@ void finish_states(const KvView& kv, const AttentionTask& task, const States& st
     }
 }
 
-// One tile for all heads of a row.
-template <bool Fetch>
-FOREWORD_INLINE void absorb_row(const KvView& kv, const Tile& tile, const Tile& next, int64_t count, const States& states,
-                                int64_t row, float* scores) {
-    int64_t head = 0;
-    for (; head + 2 <= states.heads; head += 2) {
-        const State pair[2] = {states.at(row, head), states.at(row, head + 1)};
-        if (head == 0) {
-            absorb_tile<2, Fetch>(kv, tile, next, count, pair, scores);
-        } else {
-            absorb_tile<2, false>(kv, tile, next, count, pair, scores);
-        }
-    }
-    if (head < states.heads) {
-        const State last[1] = {states.at(row, head)};
-        if (head == 0) {
-            absorb_tile<1, Fetch>(kv, tile, next, count, last, scores);
-        } else {
-            absorb_tile<1, false>(kv, tile, next, count, last, scores);
-        }
+// Rows of a task that see the same positions of a tile.
+struct Company {
+    int64_t rows[kAttentionRows];
+    int64_t size;
+};
+
+template <int Q>
+FOREWORD_INLINE void absorb_queries(const KvView& kv, const Tile& tile, const Tile* next, int64_t count,
+                                    const State (&states)[Q], float* scores) {
+    if (next) {
+        absorb_tile<Q, true>(kv, tile, *next, count, states, scores);
+    } else {
+        absorb_tile<Q, false>(kv, tile, tile, count, states, scores);
     }
 }
 
-// Tile by tile, while its pages are in the cache; the first row to see a tile fetches the next.
+// One tile for all heads of some rows, in groups of nearly equal size; the first group fetches the next tile, if any.
+void absorb_rows(const KvView& kv, const Tile& tile, const Tile* next, int64_t count, const States& states,
+                 const Company& company, float* scores) {
+    const int64_t all = company.size * states.heads, groups = (all + kQueryTile - 1) / kQueryTile;
+    const auto query = [&](int64_t i) { return states.at(company.rows[i / states.heads], i % states.heads); };
+    int64_t first = 0;
+    for (int64_t group = 0; group < groups; ++group) {
+        const int64_t size = (all - first + groups - group - 1) / (groups - group);
+        switch (size) {
+            case 1: absorb_queries(kv, tile, next, count, {query(first)}, scores); break;
+            case 2: absorb_queries(kv, tile, next, count, {query(first), query(first + 1)}, scores); break;
+            case 3: absorb_queries(kv, tile, next, count, {query(first), query(first + 1), query(first + 2)}, scores); break;
+            default:
+                absorb_queries(kv, tile, next, count,
+                               {query(first), query(first + 1), query(first + 2), query(first + 3)}, scores);
+        }
+        next = nullptr;
+        first += size;
+    }
+}
+
+// Tile by tile, while its pages are in the cache. Rows that see a whole tile where it lies meet it together.
 void attention(const KvView& kv, const AttentionTask& task) {
     float* scores = task.scratch + 2 * kKeyTile * kv.padded_dim;
-    const States states{scores + 2 * kKeyTile, kv.padded_dim, task.head_end - task.head_begin};
-    int64_t longest = 0;
-    for (int64_t row = task.row_begin; row < task.row_end; ++row) {
-        const int64_t visible = row_view(task, row).visible;
-        longest = visible > longest ? visible : longest;
+    const States states{scores + kQueryTile * kKeyTile, kv.padded_dim, task.head_end - task.head_begin};
+    const int64_t rows = task.row_end - task.row_begin;
+    RowView views[kAttentionRows];
+    int64_t visible = 0, prefix = 0;   // the most of any row
+    for (int64_t row = 0; row < rows; ++row) {
+        views[row] = row_view(task, task.row_begin + row);
+        visible = views[row].visible > visible ? views[row].visible : visible;
+        prefix = views[row].prefix > prefix ? views[row].prefix : prefix;
     }
     begin_states(kv, task, states);
-    for (int64_t begin = 0; begin < longest; begin += kKeyTile) {
-        bool fetched = false;
-        for (int64_t row = task.row_begin; row < task.row_end; ++row) {
-            const RowView view = row_view(task, row);
-            if (view.visible <= begin) continue;
-            const int64_t count = view.visible - begin < kKeyTile ? view.visible - begin : kKeyTile;
+    for (int64_t begin = 0; begin < visible; begin += kKeyTile) {
+        const int64_t end = begin + kKeyTile;
+        Tile next{};
+        if (prefix > end) next = prefix_tile(kv, task, end, prefix);
+        const Tile* fetched = prefix > end ? &next : nullptr;
+        Company whole{{}, 0};
+        for (int64_t row = 0; row < rows; ++row) {
+            if (views[row].prefix >= end) whole.rows[whole.size++] = row;
+        }
+        if (whole.size > 0) {
+            absorb_rows(kv, prefix_tile(kv, task, begin, end), fetched, kKeyTile, states, whole, scores);
+        }
+        for (int64_t row = 0; row < rows; ++row) {
+            const RowView& view = views[row];
+            if (view.prefix >= end || view.visible <= begin) continue;
+            const int64_t count = view.visible < end ? view.visible - begin : kKeyTile;
             const Tile tile = view.prefix < begin + count ? gathered_tile(kv, task, view, begin)
                                                           : prefix_tile(kv, task, begin, begin + count);
-            if (!fetched && view.prefix > begin + kKeyTile) {
-                const Tile next = prefix_tile(kv, task, begin + kKeyTile, view.prefix);
-                absorb_row<true>(kv, tile, next, count, states, row - task.row_begin, scores);
-                fetched = true;
-            } else {
-                absorb_row<false>(kv, tile, tile, count, states, row - task.row_begin, scores);
-            }
+            absorb_rows(kv, tile, nullptr, count, states, {{row}, 1}, scores);
         }
     }
     finish_states(kv, task, states);

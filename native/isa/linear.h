@@ -228,7 +228,8 @@ FOREWORD_INLINE Ahead ahead_of(const PanelTarget& target, int64_t index, int64_t
     if (tiles == 1) return {target.packed + kPrefetch, (target.packed_bytes / target.all_blocks + kLine - 1) / kLine};
     const int64_t all = (target.packed_bytes + kLine - 1) / kLine;
     const int64_t lines = (all + target.all_blocks * tiles - 1) / (target.all_blocks * tiles);
-    return {target.packed + target.packed_bytes + index * target.all_blocks * lines * kLine, lines};
+    const int64_t done = index * target.all_blocks * lines;
+    return {target.packed + target.packed_bytes + done * kLine, done < all ? lines : 0};
 }
 
 // All tokens [begin, end) through one panel, in tiles of nearly equal size.

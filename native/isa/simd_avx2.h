@@ -31,10 +31,16 @@ FOREWORD_INLINE F32x8 fma(F32x8 a, float b, F32x8 c) { return fma(a, set1(b), c)
 FOREWORD_INLINE F32x8 round(F32x8 a) {
     return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
-// x * 2^n for integral n in [-126, 127].
-FOREWORD_INLINE F32x8 scale_by_power(F32x8 x, F32x8 n) {
-    const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
-    return mul(x, F32x8{_mm256_castsi256_ps(_mm256_slli_epi32(biased, 23))});
+// The whole number n next to x, and 2^n, for n in [-126, 127]. Adding 1.5 * 2^23 rounds to a whole number, which then
+// stands in the low bits.
+struct Power {
+    F32x8 exponent, value;
+};
+FOREWORD_INLINE Power power_next_to(F32x8 x) {
+    const F32x8 offset = set1(12582912.0f), whole = add(x, offset);
+    const __m256i shifted = _mm256_slli_epi32(_mm256_castps_si256(whole.v), 23);
+    const __m256i bits = _mm256_add_epi32(shifted, _mm256_castps_si256(_mm256_set1_ps(1.0f)));
+    return {sub(whole, offset), {_mm256_castsi256_ps(bits)}};
 }
 FOREWORD_INLINE float sum_lanes(F32x8 a) {
     const __m128 four = _mm_add_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));

@@ -35,12 +35,20 @@ FOREWORD_INLINE F32x8 fma(F32x8 a, float b, F32x8 c) {
     return {vfmaq_n_f32(c.lo, a.lo, b), vfmaq_n_f32(c.hi, a.hi, b)};
 }
 FOREWORD_INLINE F32x8 mul(F32x8 a, float b) { return {vmulq_n_f32(a.lo, b), vmulq_n_f32(a.hi, b)}; }
-FOREWORD_INLINE F32x8 round(F32x8 a) { return {vrndnq_f32(a.lo), vrndnq_f32(a.hi)}; }
-// x * 2^n for integral n in [-126, 127].
-FOREWORD_INLINE F32x8 scale_by_power(F32x8 x, F32x8 n) {
-    const int32x4_t lo = vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n.lo), vdupq_n_s32(127)), 23);
-    const int32x4_t hi = vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n.hi), vdupq_n_s32(127)), 23);
-    return mul(x, F32x8{vreinterpretq_f32_s32(lo), vreinterpretq_f32_s32(hi)});
+// Adding 1.5 * 2^23 rounds |x| < 2^22 to a whole number, which then stands in the low bits. Additions run two per
+// cycle where the instructions that round and convert run one in two.
+constexpr float kWhole = 12582912.0f;
+FOREWORD_INLINE F32x8 round(F32x8 a) { return sub(add(a, set1(kWhole)), set1(kWhole)); }
+// The whole number n next to x, and 2^n, for n in [-126, 127].
+struct Power {
+    F32x8 exponent, value;
+};
+FOREWORD_INLINE Power power_next_to(F32x8 x) {
+    const F32x8 whole = add(x, set1(kWhole));
+    const uint32x4_t one = vreinterpretq_u32_f32(vdupq_n_f32(1.0f));
+    const uint32x4_t lo = vaddq_u32(vshlq_n_u32(vreinterpretq_u32_f32(whole.lo), 23), one);
+    const uint32x4_t hi = vaddq_u32(vshlq_n_u32(vreinterpretq_u32_f32(whole.hi), 23), one);
+    return {sub(whole, set1(kWhole)), {vreinterpretq_f32_u32(lo), vreinterpretq_f32_u32(hi)}};
 }
 FOREWORD_INLINE float sum_lanes(F32x8 a) {
     const float32x4_t four = vaddq_f32(a.lo, a.hi);
@@ -56,8 +64,9 @@ FOREWORD_INLINE F32x8 load_half(const uint16_t* p) {
 
 // Stores eight whole numbers in [-127, 127].
 FOREWORD_INLINE void store_int8(int8_t* p, F32x8 a) {
-    const int32x4_t lo = vcvtq_s32_f32(a.lo), hi = vcvtq_s32_f32(a.hi);
-    vst1_s8(p, vqmovn_s16(vcombine_s16(vqmovn_s32(lo), vqmovn_s32(hi))));
+    const F32x8 shifted = add(a, set1(kWhole));
+    const int16x8_t lo = vreinterpretq_s16_f32(shifted.lo), hi = vreinterpretq_s16_f32(shifted.hi);
+    vst1_s8(p, vmovn_s16(vuzp1q_s16(lo, hi)));
 }
 
 FOREWORD_INLINE void transpose_four(float32x4_t& a, float32x4_t& b, float32x4_t& c, float32x4_t& d) {
@@ -119,7 +128,7 @@ FOREWORD_INLINE X32 load_tokens(const int8_t* p) { return {vld1q_s8(p), vld1q_s8
 // already a float, and a subtraction (two per cycle) replaces a conversion (one in two cycles).
 FOREWORD_INLINE I32x8 zero_sums() { return {vdupq_n_s32(0x4B400000), vdupq_n_s32(0x4B400000)}; }
 FOREWORD_INLINE F32x8 to_float(I32x8 a) {
-    const float32x4_t offset = vdupq_n_f32(12582912.0f);
+    const float32x4_t offset = vdupq_n_f32(kWhole);
     return {vsubq_f32(vreinterpretq_f32_s32(a.lo), offset), vsubq_f32(vreinterpretq_f32_s32(a.hi), offset)};
 }
 

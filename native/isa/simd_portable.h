@@ -69,13 +69,21 @@ FOREWORD_INLINE F32x8 fma(const F32x8& a, float b, const F32x8& c) { return fma(
 FOREWORD_INLINE F32x8 round(const F32x8& a) {
     return each([&](int i) { return (a.v[i] + 12582912.0f) - 12582912.0f; });
 }
-FOREWORD_INLINE F32x8 scale_by_power(const F32x8& x, const F32x8& n) {
-    return each([&](int i) {
-        const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23;
+// The whole number n next to x, and 2^n, for n in [-126, 127]: it stands in the low bits of the shifted one.
+struct Power {
+    F32x8 exponent, value;
+};
+FOREWORD_INLINE Power power_next_to(const F32x8& x) {
+    const F32x8 offset = set1(12582912.0f), whole = add(x, offset);
+    const F32x8 value = each([&](int i) {
+        uint32_t bits;
+        std::memcpy(&bits, &whole.v[i], 4);
+        bits = (bits << 23) + 0x3F800000u;   // the bits of 1
         float power;
         std::memcpy(&power, &bits, 4);
-        return x.v[i] * power;
+        return power;
     });
+    return {sub(whole, offset), value};
 }
 FOREWORD_INLINE float sum_lanes(const F32x8& a) {
     float four[4];

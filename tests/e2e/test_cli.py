@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,40 @@ def test_generate_streams_text_and_json_says_the_same(tiny_model: Path):
     assert answer["seed"] == 4
     assert answer["finish_reason"] in {"stop", "length"}
     assert answer["timings"]["predicted_n"] == len(answer["token_ids"])
+
+
+def test_the_footer_tells_passes_acceptance_and_what_was_drawn_with(tiny_model: Path, tmp_path: Path):
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    (model / "generation_config.json").write_text('{"temperature": 0.5, "top_p": 0.8}', encoding="utf-8")
+    options = [
+        "the the the",
+        "--model",
+        str(model),
+        "--max-tokens",
+        "40",
+        "--seed",
+        "5",
+        "--temperature",
+        "0",
+    ]
+    config = ["--speculative-config", '{"method": "ngram", "prompt_lookup_min": 1}']
+    run = foreword("generate", *options, *config)
+    cost, drawn = run.stderr.splitlines()
+    assert re.fullmatch(
+        r"40 tokens in \d+ passes \(\d+\.\d per pass\), \d+% of guesses accepted, \d+ tokens/s", cost
+    )
+    assert drawn == "seed 5; top_p 0.8: the model's defaults"
+    plain = foreword("generate", *options, "--speculation", "off", "--generation-config", "none")
+    cost, drawn = plain.stderr.splitlines()
+    assert re.fullmatch(r"40 tokens in 40 passes \(1\.0 per pass\), \d+ tokens/s", cost)
+    assert drawn == "seed 5"
+    assert plain.stdout == run.stdout
+
+
+def test_doctor_says_whether_guessing_is_on_and_why():
+    found = json.loads(foreword("doctor", "--json").stdout.splitlines()[-1])
+    assert (found["speculation"] == "suffix") == (found["backend"] == "cpu")
+    assert found["speculation_because"]
 
 
 def test_bench_step_ends_in_one_json_line(tiny_model: Path):
@@ -77,6 +113,9 @@ def test_help_and_version_answer_without_loading_torch():
         (["generate", "hi", "--max-tokens", "0"], ["max_tokens"]),
         (["generate", "hi", "--top-p", "0"], ["top_p"]),
         (["bench", "accept", "--rule", "typical"], ["typical", "coupled"]),
+        (["generate", "hi", "--speculation", "on"], ["auto or off"]),
+        (["serve", "--speculation", "off", "--speculative-config", "{}"], ["give one"]),
+        (["chat", "--generation-config", "vllm"], ["auto or none"]),
         (["pull", "nosuchmodel"], ["nosuchmodel"]),
         (["bench", "step", "--tokens", "1,x"], ["--tokens"]),
     ],
@@ -94,8 +133,6 @@ def test_bad_input_for_a_loaded_model_is_one_line_too(tiny_model: Path):
 
 
 def test_damaged_model_files_are_one_line_errors(tiny_model: Path, tmp_path: Path):
-    import shutil
-
     broken = tmp_path / "broken"
     shutil.copytree(tiny_model, broken)
     weights = broken / "model.safetensors"

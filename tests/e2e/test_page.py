@@ -4,49 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from foreword.server.settings import ServerSettings
+from foreword.server.api import passes
 from helpers import fake_engine
-from helpers.browser import Page, browser
 from helpers.fake_engine import FIRST_VISIBLE, FakeEngine, expected_tokens, token_text
-from helpers.local_server import LocalServer, local_server
+from helpers.local_server import local_server
+from helpers.playground import GUESSED, PLAIN, SETTINGS, finish, ready, run, spelled, texts
 
-SETTINGS = ServerSettings("tiny", default_method="ngram")
 HOSTILE = '<img/src=x/onerror="window.hit=1"><script>window.hit=1</script>&lt;b>'
-GUESSED, PLAIN = "#guessed .text", "#plain .text"
 
 
-@pytest.fixture(scope="module")
-def page():
-    with browser() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def server(tiny_model):
-    with local_server(tiny_model, SETTINGS, FakeEngine()) as running:
-        yield running
-
-
-def ready(page: Page, server: LocalServer, **look: object) -> None:
-    page.open(server.url, **look)
-    page.wait(lambda: page.find("#method").get_attribute("value"))
-    page.fill("#max-tokens", 24)
-    page.fill("#seed", 7)
-
-
-def run(page: Page) -> None:
-    page.find("#run").click()
-    finish(page)
-
-
-def finish(page: Page) -> None:
-    page.wait(lambda: page.text("#status") and page.find("#run").is_enabled())
-
-
-def spelled(server: LocalServer) -> str:
-    """What the engine has to say to the last request."""
-    request = server.engine.requests[-1]
-    return "".join(map(token_text, expected_tokens(request, 0, request.params.max_tokens)))
+@pytest.fixture
+def server(page_server):
+    return page_server
 
 
 def test_tokens_show_where_they_came_from(page, server):
@@ -60,10 +29,11 @@ def test_tokens_show_where_they_came_from(page, server):
     assert page.text(GUESSED) == spelled(server)
     # The engine accepts 0, 1, 2, 0, 1, 2 ... of two guesses, depending on how far the text is.
     shown = [token.get_attribute("class") for token in page.all(f"{GUESSED} .token")]
-    accepted = sum("draft" in name for name in shown)
+    accepted = sum("accepted" in name for name in shown)
     assert len(shown) == 24
     assert page.text("#count") == "24"
-    passes = 24 - accepted
+    passes = len(page.all(f"{GUESSED} .pass"))
+    assert passes == 24 - accepted
     assert page.text("#tau") == f"{24 / passes:.2f}"
     assert page.text("#acceptance") == f"{round(100 * accepted / (2 * passes))} %"
     assert len(page.all("#positions li")) == 2
@@ -92,7 +62,7 @@ def test_plain_and_speculative_side_by_side(page, server):
     assert page.text(GUESSED) == page.text(PLAIN) == spelled(server)
     assert server.engine.requests[-1].speculation is False
     assert page.text("#verdict").startswith("Identical, all 24 tokens. Guessing ")
-    assert page.all(f"{PLAIN} .draft") == []
+    assert page.all(f"{PLAIN} .accepted") == []
 
 
 def test_a_difference_is_not_hidden(page, server, monkeypatch):
@@ -108,32 +78,63 @@ def test_a_difference_is_not_hidden(page, server, monkeypatch):
     assert "differs" in page.find("#verdict").get_attribute("class")
 
 
-def test_whatever_the_model_says_is_text(page, server, monkeypatch):
+@pytest.mark.parametrize("depth", [5, 8])  # a strip, a tree
+def test_whatever_the_model_says_is_text(page, server, monkeypatch, depth):
     monkeypatch.setattr(fake_engine, "token_text", lambda token: HOSTILE)
+    monkeypatch.setattr(passes, "token_text", lambda tokenizer, token: HOSTILE)
     ready(page, server)
     page.fill("#max-tokens", 3)
+    page.fill("#depth", depth)
     run(page)
+    page.script("document.querySelector('.missed').focus()")
     assert page.text(GUESSED) == 3 * HOSTILE
+    assert HOSTILE in page.text("#draft-picture")
+    assert page.find(f"{GUESSED} .ghost").get_attribute("data-guess") == HOSTILE
     assert page.script("return window.hit") is None
     assert page.all(f"{GUESSED} :not(span)") == []
+    assert page.all("#draft-picture :not(ol, ul, li, span, s), #tip :not(s)") == []
 
 
 def test_everything_works_from_the_keyboard(page, server):
     from selenium.webdriver.common.keys import Keys
 
     ready(page, server)
-    fields = ["prompt", "method", "depth", "temperature", "seed", "max-tokens", "compare", "raw", "run"]
+    fields = [
+        "chip",
+        "chip",
+        "chip",
+        "prompt",
+        "method",
+        "depth",
+        "temperature",
+        "seed",
+        "max-tokens",
+        "compare",
+        "raw",
+        "run",
+    ]
     page.script("document.querySelector('.skip').focus()")
     for name in fields:
         page.press(Keys.TAB)
         assert page.focused() == name
     assert all(
-        page.script("return arguments[0].labels.length", page.find(f"#{name}")) for name in fields[:-1]
+        page.script("return arguments[0].labels.length", page.find(f"#{name}")) for name in fields[3:-1]
     )
     page.script("document.getElementById('prompt').focus()")
     page.press(Keys.CONTROL, Keys.ENTER)
     finish(page)
-    page.script("document.getElementById('run').focus()")
+    page.script("document.getElementById('replay-play').focus()")
+    for name in (
+        "replay-back",
+        "replay-forward",
+        "replay-time",
+        "replay-speed",
+        "replay-end",
+        "ghosts",
+        "mono",
+    ):
+        page.press(Keys.TAB)
+        assert page.focused() == name
     page.press(Keys.TAB)
     assert "missed" in page.focused()
     assert page.find("#tip").is_displayed()
@@ -156,7 +157,10 @@ def test_stop_ends_the_answer(page, tiny_model):
         page.wait(lambda: len(page.text(GUESSED)) > 3)
         page.find("#stop").click()
         page.wait(lambda: slow.engine.aborted)
-        assert page.text("#status") == "Stopped."
+        page.wait(lambda: page.text("#status").startswith("Stopped. "))
+        assert page.text("#status").endswith("per second, seed 7.")
+        assert "seed=7" in page.script("return location.hash")
+        assert page.find("#replay").is_displayed()
         page.wait(lambda: page.find("#run").is_enabled())
 
 
@@ -201,13 +205,16 @@ def test_a_server_that_hides_speculation(page, tiny_model):
         assert page.text("#verdict").startswith("Identical")
 
 
-def test_evenly_paced_streams_arrive_whole(page, tiny_model):
+def test_evenly_paced_streams_arrive_whole(page, server, tiny_model):
     with local_server(tiny_model, replace(SETTINGS, stream_pacing="even"), FakeEngine()) as paced:
         ready(page, paced)
         run(page)
         assert page.text(GUESSED) == spelled(paced)
-        assert page.all(f"{GUESSED} .draft")
-        assert page.all(f"{GUESSED} .missed")
+        assert page.all(f"{GUESSED} .accepted")
+        shown = texts(page, f"{GUESSED} .pass")
+        ready(page, server)
+        run(page)
+        assert shown == texts(page, f"{GUESSED} .pass")
 
 
 CONTRAST = """
@@ -220,7 +227,8 @@ const ground = (part) => {
   const color = getComputedStyle(part).backgroundColor;
   return color === "rgba(0, 0, 0, 0)" && part.parentElement ? ground(part.parentElement) : color;
 };
-const parts = document.querySelectorAll(".token, label, .hint, dt, dd, h2, button:enabled, #about, #tip s");
+const parts = document.querySelectorAll(
+  ".token, .cell, label, .hint, dt, dd, h2, button:enabled, #about, #tip s, .tick, .result");
 return [...parts].map((part) => {
   const [a, b] = [light(getComputedStyle(part).color), light(ground(part))].sort((x, y) => y - x);
   return [(a + 0.05) / (b + 0.05), part.outerHTML];
@@ -246,7 +254,7 @@ def test_nothing_is_loaded_from_elsewhere(page, server):
     ready(page, server)
     run(page)
     loaded = page.script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
-    assert len(loaded) >= 6
+    assert len(loaded) >= 15
     assert all(name.startswith(f"{server.url}/") for name in loaded)
     page.script("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.hit=1\">')")
     page.wait(lambda: any("Content Security Policy" in line for line in page.complaints()))

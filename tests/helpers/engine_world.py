@@ -1,7 +1,7 @@
 """A small world around an engine: random users, impatient and rude, on a target that is easily broken."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from foreword.speculation.drafting import Ask, DraftRequest
 from foreword.speculation.requests import DraftPlan, PassEntry
 from foreword.speculation.situation import Situation
 from helpers.checked_target import CheckedTarget, Definition, PlainAnswer
+from helpers.clocks import ScriptedClock
 from helpers.pretend_store import PRETEND_ROWS
 from helpers.saboteur import PlantedError, Saboteur, nonsense
 from helpers.scripted_drafters import RandomTreeDrafter
@@ -154,6 +155,8 @@ class World:
         self._promised: dict[int, tuple[int, ...]] = {}  # by request, prompt and answer
         self._beginnings = [self._tokens(self.rng.randint(16, 50)) for _ in range(2)]
         self.told: dict[tuple[str, int], Told] = {}
+        self.is_open = True  # whether users may still come
+        self.overlapping = 0  # steps that were launched while another was under way
         self.forced = 0  # preemptions that the engine did not decide on
         self.prompt_scores: dict[str, list[float]] = {}  # by name, where asked for
 
@@ -167,8 +170,18 @@ class World:
             max_draft_share=self.rng.choice((0.5, 1e9, 1e9)),
         )
         default = SpeculationConfig.parse({"method": "ngram", "num_speculative_tokens": 4})
-        parts = EngineParts(config, SabotagedPolicy(self), self._build, default)
+        parts = EngineParts(config, SabotagedPolicy(self), self._build, default, self._moody_clock())
         return EngineCore(self.target, Vocabulary(VOCAB, END_IDS), parts)  # type: ignore[arg-type]
+
+    def _moody_clock(self) -> Callable[[], float]:
+        """Whatever is measured takes no time, or much: chunks and drafts are cut as on a machine with moods."""
+        clock, rng = ScriptedClock(), random.Random(self.rng.random())
+
+        def read() -> float:
+            clock.pass_by(rng.choice((0.0, 0.0, 1e-3, 0.02, 0.2)))
+            return clock()
+
+        return read
 
     def _build(self, config: SpeculationConfig) -> PretendDrafter:
         self.drafters.append(PretendDrafter(self, TRUTH[config.method[0]]))

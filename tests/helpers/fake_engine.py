@@ -4,6 +4,7 @@ Its vocabulary is that of the tiny tokenizer: ids 3 to 96 are the visible ASCII 
 """
 
 import asyncio
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,6 +46,8 @@ class FakeAnswer:
     drafts: bool
     arrived: float = field(default_factory=monotonic)
     started: float = 0.0
+    first: float = 0.0  # when its first token came, and its last
+    last: float = 0.0
     done: int = 0
     passes: int = 0
     told: int = 0  # characters of the text that were given out
@@ -54,6 +57,8 @@ class FakeAnswer:
     def advance(self) -> None:
         """One pass: one token, or up to three when guessing."""
         self.started = self.started or monotonic()
+        self.last = monotonic()
+        self.first = self.first or self.last
         self.passes += 1
         run = (self.done % 3) if self.drafts else 0
         fresh = self.tokens[self.done : self.done + 1 + run]
@@ -121,9 +126,10 @@ class FakeAnswer:
         return RequestStats(
             prompt_tokens=len(self.request.prompt_token_ids),
             output_tokens=self.done,
+            first_tokens=min(self.done, 1),
             queue_seconds=max(self.started - self.arrived, 0.0),
             prefill_seconds=0.001,
-            decode_seconds=monotonic() - self.started if self.started else 0.0,
+            decode_seconds=self.last - self.first,
             draft_seconds=0.001 * drafts,
             verify_seconds=0.01 * self.passes + 0.002 * drafts,
             passes=self.passes,
@@ -160,12 +166,15 @@ class FakeEngine:
         self._step_seconds = step_seconds
         self._capacity = capacity
         self.max_model_len = max_model_len
-        self._drafting = drafting
+        self.drafting = drafting
         self._answers: list[FakeAnswer] = []
         self._loop: asyncio.Task[None] | None = None
         self._stopped = False
         self.aborted: list[str] = []
         self.passes = 0
+        self.tokens = 0  # of all answers
+        self.most_answers = 0  # that it had at once
+        self.is_held = False  # no pass begins
         self.requests: list[NewRequest] = []
 
     def submit(self, request: NewRequest) -> AnswerStream:
@@ -175,10 +184,11 @@ class FakeEngine:
             raise RequestError(f"a token id in the prompt is outside the vocabulary of {self.vocab_size}")
         self.requests.append(request)
         inbox = AnswerStream(request.request_id, request.params.n, lambda left: self.abort(left.request_id))
-        drafts = self._drafting if request.speculation in (None, True) else request.speculation is not False
+        drafts = self.drafting if request.speculation in (None, True) else request.speculation is not False
         for index in range(request.params.n):
             tokens = expected_tokens(request, index, request.params.max_tokens)
             self._answers.append(FakeAnswer(request, index, inbox, tokens, drafts))
+        self.most_answers = max(self.most_answers, len(self._answers))
         if self._loop is None or self._loop.done():
             self._loop = asyncio.ensure_future(self._run())
         return inbox
@@ -186,9 +196,13 @@ class FakeEngine:
     async def _run(self) -> None:
         while self._answers:
             await asyncio.sleep(self._step_seconds)
+            if self.is_held:
+                continue
             self.passes += 1
             for answer in self._answers[: self._capacity]:
+                before = answer.done
                 answer.advance()
+                self.tokens += answer.done - before
             self._answers = [answer for answer in self._answers if not answer.finished]
 
     def abort(self, request_id: str) -> None:
@@ -199,7 +213,7 @@ class FakeEngine:
         self._answers = [answer for answer in self._answers if not answer.finished]
 
     def speculate(self, on: bool) -> None:
-        self._drafting = on
+        self.drafting = on
 
     def stats(self) -> EngineStats:
         count = len(self._answers)
@@ -235,6 +249,11 @@ def load_slow_fake(start: Start) -> FakeEngine:
 def load_broken(start: Start) -> FakeEngine:
     """An engine that cannot be loaded."""
     raise RequestError("this model is broken; get another")
+
+
+def load_telling(start: Start) -> FakeEngine:
+    """An engine that only says what it was started with."""
+    raise RequestError(json.dumps({"speculation": start.speculation} | start.config, sort_keys=True))
 
 
 def load_dying(start: Start) -> FakeEngine:

@@ -11,14 +11,14 @@ from typing import Any
 
 import httpx
 import openai
-import uvicorn
 
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.models.formats.opening import open_checkpoint
-from foreword.server.app import create_app, create_context
+from foreword.server.app import create_context
 from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings
-from foreword.wire.client import EngineLimits, EngineState
+from foreword.server.web import WebServer
+from foreword.wire.client import EngineLimits, EngineState, OnLate
 from helpers.fake_engine import FakeEngine
 
 
@@ -33,13 +33,22 @@ class LocalEngine:
     def limits(self) -> EngineLimits:
         return EngineLimits(self.engine.max_model_len)
 
-    async def submit(self, request: NewRequest) -> AsyncGenerator[AnswerDelta, None]:
+    async def submit(
+        self, request: NewRequest, on_late: OnLate | None = None
+    ) -> AsyncGenerator[AnswerDelta, None]:
         deltas = self.engine.submit(request)
         try:
             async for delta in deltas:
                 yield delta
         finally:
             await deltas.aclose()
+            for late in deltas._arrived:  # the fake engine ends what is aborted at once
+                if on_late is not None and (isinstance(late, Exception) or late.finish_reason is not None):
+                    on_late(late)
+
+    @property
+    def speculating(self) -> bool:
+        return self.engine.drafting
 
     def speculate(self, on: bool) -> None:
         self.engine.speculate(on)
@@ -69,11 +78,7 @@ def local_server(model: Path, settings: ServerSettings, engine: FakeEngine) -> I
     listening = socket.create_server(("127.0.0.1", 0))
     client = LocalEngine(engine)
     context = create_context(settings, client, open_checkpoint(model).tokenizer())
-    limit = 2 * settings.limits.header_bytes
-    config = uvicorn.Config(
-        create_app(context), http="h11", h11_max_incomplete_event_size=limit, log_config=None, lifespan="off"
-    )
-    web = uvicorn.Server(config)
+    web = WebServer(context)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_until_complete, args=(web.serve([listening]),), daemon=True)
     thread.start()

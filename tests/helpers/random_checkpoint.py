@@ -49,5 +49,8 @@ class RandomCheckpoint:
     def release(self) -> None:
         pass
 
+    def sampling_defaults(self) -> dict[str, float]:
+        return {}
+
     def tokenizer(self) -> Tokenizer:
         raise NotImplementedError

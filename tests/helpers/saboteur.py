@@ -51,6 +51,11 @@ class Saboteur:
         """Behind a step."""
         self._strikes_left = 0
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether anything is to fail in this step."""
+        return bool(self._stage)
+
     def is_due(self, stage: str) -> bool:
         """Whether a fault of the stage is to happen now."""
         return stage == self._stage and self._strikes_left > 0

@@ -40,8 +40,9 @@ class Case:
     override: Any
     logprobs: int | None = None
 
-    def sampling_params(self) -> SamplingParams:
-        return SamplingParams(**self.params, logprobs=self.logprobs)
+    def sampling_params(self, llm: LLM) -> SamplingParams:
+        """As the server understands the request: what it doesn't name is the model's default."""
+        return llm.loaded.sampling.params(**self.params, logprobs=self.logprobs)
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -169,7 +170,7 @@ def library_outcomes(llm: LLM, cases: list[Case]) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}
     for chat in (False, True):
         chosen = [i for i, case in enumerate(cases) if case.chat == chat]
-        params = [cases[i].sampling_params() for i in chosen]
+        params = [cases[i].sampling_params(llm) for i in chosen]
         outputs = (
             llm.chat([cases[i].messages for i in chosen], params)
             if chat

@@ -81,7 +81,7 @@ def knowing_policy(seed: int) -> FixedPolicy:
     """Drafts of what comes out, some of them wrong, some of them trees."""
 
     def next_token(request: DraftRequest, place: int) -> int:
-        known = texts()[f"{request.name}/0"]  # type: ignore[attr-defined]
+        known = texts()[f"r{request.prompt_len}/0"]  # every prompt has a length of its own
         return known[min(place, len(known) - 1)]
 
     return FixedPolicy(ScriptDrafter(next_token, VOCAB, seed), 12, 5)

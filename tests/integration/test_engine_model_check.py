@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from foreword.speculation.recovery import UnderWay
 from helpers.engine_world import World
 from helpers.saboteur import STAGES
 
@@ -11,7 +12,17 @@ STEP_LIMIT = 4000
 """Far more steps than any world needs: an engine that hangs fails."""
 
 
-EVENTS = ("made way", "was put off", "prefix hits", "accepted", "stop", "length", "abort", "error")
+EVENTS = (
+    "overlapping steps",
+    "made way",
+    "was put off",
+    "prefix hits",
+    "accepted",
+    "stop",
+    "length",
+    "abort",
+    "error",
+)
 """What has to happen in a set of worlds, besides the faults."""
 
 
@@ -21,6 +32,7 @@ def live(world: World, requests: int, monkeypatch: pytest.MonkeyPatch) -> int:
     with monkeypatch.context() as patches:
         world.saboteur.infiltrate(world.core, patches)
         while arrived < requests or world.core.has_requests:
+            world.is_open = arrived < requests  # later nobody comes any more, or it would never end
             if arrived < requests and world.rng.random() < world.sizes.arrival_share:
                 world.arrive(f"request-{arrived}")
                 arrived += 1
@@ -45,12 +57,28 @@ def one_step(world: World) -> None:
         return
     interfere(world)
     check(world)
+    second = launch_beside(world)
     lost = world.hear(core.resolve(under_way))
+    if second is not None:
+        check(world)
+        interfere(world)
+        lost += world.hear(core.resolve(second))
     assert lost == world.saboteur.losses
     assert all(not core.cache.is_open(kv) for kv in world.saboteur.victims), "another request was given up"
     assert world.saboteur.has_struck or core.faults == faults, f"a fault that nobody planted: {core.faults}"
     world.saboteur.disarm()
     check(world)
+
+
+def launch_beside(world: World) -> UnderWay | None:
+    """Now and then a second step, for whoever is not in the first; without faults, whose price is known for one."""
+    if world.saboteur.is_at_work or not world.is_open or world.rng.random() < 0.5:
+        return None
+    world.arrive(f"beside-{len(world.told)}")
+    second = world.core.launch()
+    world.overlapping += second is not None
+    check(world)
+    return second
 
 
 def interfere(world: World) -> None:
@@ -115,6 +143,7 @@ def run_worlds(seeds: range, requests: int, monkeypatch: pytest.MonkeyPatch) -> 
         stats = world.core.stats()
         happened["made way"] += stats.preemptions - world.forced
         happened["was put off"] += world.forced
+        happened["overlapping steps"] += world.overlapping
         happened["prefix hits"] += stats.prefix_hits
         happened["accepted"] += sum(accepted for _, _, accepted in stats.acceptance.values())
         happened.update(f"{told.finish_reason}" for told in world.told.values())

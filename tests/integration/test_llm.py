@@ -6,6 +6,7 @@ import pytest
 
 from foreword import LLM, SamplingParams
 from foreword.engine.config import EngineConfig
+from foreword.engine.messages import NewRequest
 from foreword.errors import RequestError
 
 PROMPTS = ["the sky is", "def add(", "1999 and 2024", "she sells sea shells by the sea shore; " * 4]
@@ -39,6 +40,22 @@ def test_without_a_seed_a_fresh_one_is_returned_and_gives_the_text_again(llm: LL
     second = llm.generate("the", SamplingParams(max_tokens=16))[0].outputs[0]
     assert first.seed != second.seed
     assert texts(llm, ["the"], SamplingParams(max_tokens=16, seed=first.seed)) == [first.text]
+
+
+def test_fresh_seeds_survive_javascript(llm: LLM):
+    seeds = {llm.engine.prepare(NewRequest("r", (5,)))[0].sampler.seed for _ in range(64)}
+    assert len(seeds) == 64
+    assert 2**45 < max(seeds) < 2**53
+
+
+def test_control_tokens_are_parsed_in_raw_prompts_unless_that_is_switched_off(llm: LLM):
+    text = "<|im_start|>user"
+    params = SamplingParams(max_tokens=1, temperature=0)
+    parsed = llm.generate(text, params, raw=True)[0].prompt_token_ids
+    assert parsed == [1, *llm.tokenizer.encode("user")]
+    plain = llm.generate(text, params, raw=True, parse_special=False)[0].prompt_token_ids
+    assert plain == llm.tokenizer.encode(text) != parsed
+    assert llm.encode(text) == llm.tokenizer.encode_chat([{"role": "user", "content": text}])
 
 
 def test_the_prompt_chunk_size_does_not_change_the_answer(tiny_model: Path, llm: LLM):

@@ -6,10 +6,13 @@ import pytest
 
 from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
-from foreword.engine.core import EngineCore
-from foreword.engine.messages import NewRequest, RequestStats
+from foreword.engine.config import EngineConfig
+from foreword.engine.core import EngineCore, EngineParts
+from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
+from foreword.engine.vocabulary import Vocabulary
 from foreword.proofs.drawing_drafter import DrawingDrafter
 from foreword.proofs.tiny_model import tiny_decoder
+from foreword.speculation.requests import DraftPlan
 from helpers.engines import core_on
 
 VOCAB = 40
@@ -101,6 +104,19 @@ def test_times_are_those_of_the_stages():
     assert first.prefill_seconds + first.decode_seconds < core.seconds.total
 
 
+@pytest.mark.parametrize("drafting", [True, False])
+def test_the_tokens_of_the_first_pass_are_told_apart(drafting: bool):
+    core = engine(drafting=drafting)
+    ask(core, "r")
+    first: AnswerDelta | None = None
+    while core.has_requests:
+        for delta in core.step():
+            first = first or delta
+            if delta.stats is not None:
+                assert delta.stats.first_tokens == len(first.token_ids) >= 1
+    assert first is not None
+
+
 def test_chunks_of_a_prompt_are_passes():
     core = engine(drafting=False, max_num_batched_tokens=10)
     ask(core, "r")
@@ -137,3 +153,61 @@ def test_an_aborted_request_tells_what_it_has_cost():
     assert delta.stats.passes == 2
     assert delta.stats.output_tokens >= 2
     assert delta.stats.queue_seconds > 0
+
+
+def test_the_drafts_of_a_watched_answer_are_its_passes():
+    core = engine()
+    core.add(NewRequest("watched", PROMPT, PARAMS, progress=True))
+    tokens: list[int] = []
+    while core.has_requests:
+        for delta in core.step():
+            (draft,) = delta.drafts
+            assert draft.gained == len(delta.token_ids)
+            assert len(draft.accepted) == delta.from_draft
+            guessed = tuple(draft.tokens[node] for node in draft.accepted)
+            assert guessed == delta.token_ids[: len(guessed)]
+            assert [draft.parents[node] for node in draft.accepted] == [-1, *draft.accepted][
+                : len(draft.accepted)
+            ]
+            tokens += delta.token_ids
+            if delta.progress is not None and delta.stats is not None:
+                assert delta.progress.decode_seconds == delta.stats.decode_seconds
+    assert len(tokens) == PARAMS.max_tokens
+
+
+class Ticking:
+    """A clock that takes a second for every look at it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def test_drafting_is_billed_to_those_who_were_asked():
+    parts = EngineParts(EngineConfig(max_draft_share=1e9), clock=Ticking())
+    core = EngineCore(tiny_decoder(VOCAB, 3), Vocabulary(VOCAB), parts)
+    for name in ("plain", "speculating"):
+        (request,) = core.add(NewRequest(name, PROMPT, PARAMS))
+        if name == "speculating":
+            request.speculation = DraftPlan("drawing", DrawingDrafter(VOCAB, 4), 4, 4)
+    found = finish(core)
+    assert found["plain/0"].draft_seconds == 0
+    assert found["speculating/0"].draft_seconds == core.stats().draft_seconds > 0
+    for stage in ("verify_seconds", "accept_seconds"):
+        assert sum(getattr(stats, stage) for stats in found.values()) == pytest.approx(
+            getattr(core.stats(), stage)
+        )
+
+
+def test_a_drafter_that_was_never_asked_is_not_named():
+    """Guessing was switched off: neither the answer nor its cohort tells of the drafter."""
+    core = engine()
+    core.speculating = False
+    (request,) = core.add(NewRequest("off", PROMPT, PARAMS))
+    request.speculation = DraftPlan("drawing", DrawingDrafter(VOCAB, 4), 4, 4)
+    stats = finish(core)["off/0"]
+    assert (stats.method, stats.cohort, stats.drafts) == ("", "plain/sampled", 0)
+    assert core.stats().acceptance == {}

@@ -8,13 +8,14 @@ from contextlib import aclosing
 import pytest
 
 from foreword.acceptance.params import SamplingParams
-from foreword.engine.messages import NewRequest
+from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.errors import RequestError
 from foreword.wire import frames as wire
 from foreword.wire import process as engine_process
 from foreword.wire.client import EngineUnavailable
 from foreword.wire.link import EngineLink
 from helpers.fake_engine import expected_tokens
+from helpers.waiting import until
 
 FAKE = "helpers.fake_engine:load_fake"
 
@@ -86,6 +87,36 @@ def test_abort_all_ends_every_answer():
     connected(test, step_seconds=0.02)
 
 
+def test_the_ends_of_abandoned_answers_are_heard():
+    async def test(link: EngineLink, _: "asyncio.Task[int]") -> None:
+        heard: list[AnswerDelta | Exception] = []
+        async with aclosing(link.answer(request(tokens=400, n=2), heard.append)) as deltas:
+            await anext(deltas)
+        while len(heard) < 2:
+            await asyncio.sleep(0.01)
+        ends = [item for item in heard if isinstance(item, AnswerDelta)]
+        assert [(end.index, end.finish_reason) for end in ends] == [(0, "abort"), (1, "abort")]
+        assert all(end.stats is not None and end.stats.output_tokens >= 1 for end in ends)
+        assert not link._left
+        async for _delta in link.answer(request("whole"), heard.append):
+            pass
+        assert len(heard) == 2
+
+    connected(test, step_seconds=0.02)
+
+
+def test_who_waits_for_abandoned_answers_hears_that_the_engine_died():
+    async def test(link: EngineLink, _: "asyncio.Task[int]") -> None:
+        heard: list[AnswerDelta | Exception] = []
+        async with aclosing(link.answer(request(tokens=400), heard.append)) as deltas:
+            await anext(deltas)
+        link.break_off("gone")
+        assert [type(item) for item in heard] == [EngineUnavailable]
+        assert not link._left
+
+    connected(test, step_seconds=0.02)
+
+
 def test_the_switch_and_the_figures():
     async def test(link: EngineLink, _: "asyncio.Task[int]") -> None:
         for on in (False, True):
@@ -129,7 +160,7 @@ def test_a_dead_engine_is_told_to_all_who_wait():
 def test_an_engine_that_cannot_be_made_says_why():
     async def test(link: EngineLink, host: "asyncio.Task[int]") -> None:
         assert await host == 1
-        await asyncio.sleep(0.05)
+        await until(lambda: link.fatal is not None)
         assert link.fatal == "this model is broken; get another"
 
     connected(test, factory="helpers.fake_engine:load_broken")
@@ -139,7 +170,7 @@ def test_an_engine_that_dies_ends_its_process():
     async def dies(link: EngineLink, host: "asyncio.Task[int]") -> None:
         waiting = asyncio.ensure_future(anext(link.answer(request())))
         assert await host == 1
-        await asyncio.sleep(0.05)
+        await until(lambda: link.fatal is not None)
         assert link.fatal == "the fake engine has stopped"
         waiting.cancel()
 

@@ -65,9 +65,14 @@ def test_long_headers_are_refused(server):
 
 def test_unknown_routes_and_methods_have_the_same_shape(server):
     with server.http() as client:
-        for answer, status in ((client.get("/v1/nothing"), 404), (client.get("/v1/completions"), 405)):
+        for answer, status, told in (
+            (client.get("/v1/nothing"), 404, "GET /v1/nothing"),
+            (client.get("/v1/completions"), 405, "use POST"),
+            (client.post("/v1/embeddings", json={"input": "x"}), 501, "no embeddings"),
+            (client.post("/v1/responses", json={"input": "x"}), 501, "/v1/chat/completions"),
+        ):
             assert answer.status_code == status
-            assert answer.json()["error"]["message"]
+            assert told in answer.json()["error"]["message"]
         assert client.get("/docs").status_code == 404
 
 

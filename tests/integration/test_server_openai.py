@@ -8,6 +8,7 @@ from itertools import product
 import openai
 import pytest
 
+from foreword.acceptance.defaults import SamplingDefaults
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig
 from foreword.server.settings import Limits, ServerSettings
@@ -303,6 +304,53 @@ def test_a_stream_ends_with_done_and_no_usage_unless_asked(server):
     assert all("usage" not in json.loads(event.removeprefix("data: ")) for event in events[:-1])
 
 
+@pytest.mark.parametrize("chat", [True, False])
+def test_every_chunk_says_how_many_tokens_there_are_if_asked(server, client, chat):
+    route = client.chat.completions if chat else client.completions
+    asked = {"messages": MESSAGES} if chat else {"prompt": ["ab", "c"]}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(
+        route.create(model="tiny", max_tokens=9, seed=1, n=2, stream=True, stream_options=options, **asked)
+    )
+    prompts = [len(request.prompt_token_ids) for request in server.engine.requests[-(1 if chat else 2) :]]
+    lengths = [0] * 2 * len(prompts)
+    for chunk in chunks[:-1]:
+        (choice,) = chunk.choices
+        lengths[choice.index] += len((choice.delta.content or "") if chat else choice.text)  # one per token
+        used = chunk.usage
+        assert (used.prompt_tokens, used.completion_tokens) == (
+            prompts[choice.index // 2],
+            lengths[choice.index],
+        )
+        assert used.total_tokens == used.prompt_tokens + used.completion_tokens
+    assert lengths == [9] * len(lengths)
+    assert chunks[-1].usage.completion_tokens == sum(lengths)
+    assert chunks[-1].usage.prompt_tokens_details is not None
+
+
+def test_continuous_usage_alone_asks_for_nothing(client):
+    options = {"continuous_usage_stats": True}
+    chunks = client.completions.create(model="tiny", prompt="x", stream=True, stream_options=options)
+    assert all(chunk.usage is None for chunk in chunks)
+
+
 def test_refused_while_streaming_is_a_status_and_not_an_event(server, client):
     with pytest.raises(openai.BadRequestError, match="vocabulary"):
         client.completions.create(model="tiny", prompt=[359, 360], max_tokens=2, stream=True)
+
+
+def test_what_a_request_does_not_name_is_the_models_default(tiny_model):
+    settings = ServerSettings("tiny", sampling=SamplingDefaults({"temperature": 0.2, "top_p": 0.9}))
+    with local_server(tiny_model, settings, FakeEngine(step_seconds=0.0005)) as server:
+        client = server.openai()
+        for answer in (
+            lambda **given: client.chat.completions.create(model="tiny", messages=MESSAGES, **given),
+            lambda **given: client.completions.create(model="tiny", prompt="hello", **given),
+            lambda **given: server.http().post("/generate", json={"prompt": "hello", **given}),
+        ):
+            answer(max_tokens=2)
+            params = server.engine.requests[-1].params
+            assert (params.temperature, params.top_p) == (0.2, 0.9)
+            answer(max_tokens=2, temperature=1.0)
+            params = server.engine.requests[-1].params
+            assert (params.temperature, params.top_p) == (1.0, 0.9)

@@ -103,6 +103,34 @@ def test_what_is_out_of_bounds_names_the_field(server, client, fields, param):
     assert caught.value.type == "invalid_request_error"
 
 
+@pytest.mark.parametrize("field", ["speculation", "speculative"])
+def test_a_bare_method_is_told_how_to_write_it(server, field):
+    with server.http() as http:
+        error = http.post("/generate", json={"prompt": "x", field: "ngram"}).json()["error"]
+        assert error["param"] == field
+        assert error["message"] == f'{field}: must be true, false or an object such as {{"method": "ngram"}}'
+        error = http.post("/v1/completions", json={"prompt": "x", "speculation": 5}).json()["error"]
+        assert 'such as {"method": "ngram"}' in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ([{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}], "part 1 is of type 'image_url'"),
+        ([{"type": "input_audio", "input_audio": {}}], "part 0 is of type 'input_audio'"),
+        (["x"], "no object with a type"),
+        ({"type": "text", "text": "x"}, "a text or a list of text parts"),
+        (5, "a text or a list of text parts"),
+    ],
+)  # fmt: skip
+def test_what_is_no_text_is_named(server, content, told):
+    with server.http() as http:
+        answer = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "messages.0.content"
+    assert told in answer.json()["error"]["message"]
+
+
 def test_a_prompt_that_does_not_fit_says_so(server, client):
     with pytest.raises(openai.BadRequestError, match="at most 511") as caught:
         client.completions.create(model="tiny", prompt=[5] * 512)

@@ -1,17 +1,18 @@
 """The server's own routes and manners: leaving clients, keys, health, tokens."""
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
 import pytest
 
+from foreword import __version__
 from foreword.server.settings import ServerSettings, tenant_of
 from foreword.wire.client import EngineState
 from helpers.fake_engine import FakeEngine
 from helpers.local_server import local_server
+from helpers.waiting import wait_until
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -34,13 +35,6 @@ def test_models(server):
         client.completions.create(model="other", prompt="x")
 
 
-def wait_until(condition):
-    deadline = time.monotonic() + 30
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert condition()
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_aborts_its_request(tiny_model, stream):
     with local_server(tiny_model, ServerSettings("tiny"), FakeEngine(step_seconds=0.05)) as server:
@@ -52,9 +46,21 @@ def test_a_client_that_leaves_aborts_its_request(tiny_model, stream):
             else:
                 with pytest.raises(httpx.ReadTimeout):
                     http.post("/v1/completions", json=body, timeout=0.5)
+            before = http.get("/health").json()["speculation"]["drafts"]
         wait_until(lambda: server.engine.aborted)
         wait_until(lambda: server.context.admission.in_flight == 0)
         assert server.engine.stats().running == 0
+        with server.http() as http:
+            told = http.get("/health").json()["speculation"]
+            page = http.get("/metrics").text
+        assert told["drafts"] >= max(before, 1)
+        for count in ("drafts", "drafted", "accepted", "passes"):
+            assert told[count] == sum(cohort[count] for cohort in told["cohorts"].values())
+        assert 'finished_reason="abort",model_name="tiny"} 1.0' in page
+        assert (
+            f'num_drafts_total{{cohort="ngram/greedy",method="ngram",model_name="tiny"}} {told["drafts"]}.0'
+            in page
+        )
 
 
 def test_keys_and_tenants(tiny_model):
@@ -100,6 +106,19 @@ def test_the_switch_exists_only_where_it_was_asked_for(server, tiny_model):
         assert http.post("/speculation", json={"enabled": False}).json() == {"enabled": False}
         answer = http.post("/generate", json={"prompt": "x", "max_tokens": 4}).json()
         assert answer["speculation"]["drafts"] == 0
+        assert answer["speculation"]["method"] == ""
+        assert other.engine.requests[-1].speculation is False
+        told = http.get("/health").json()["speculation"]
+        assert told["enabled"] is False
+        assert list(told["cohorts"]) == ["plain/greedy"]
+        assert (
+            http.post("/generate", json={"prompt": "x", "speculation": {"method": "magic"}}).status_code
+            == 400
+        )
+        http.post("/speculation", json={"enabled": True})
+        answer = http.post("/generate", json={"prompt": "x", "max_tokens": 4}).json()
+        assert answer["speculation"]["method"] == "ngram"
+        assert http.get("/health").json()["speculation"]["enabled"] is True
 
 
 def test_generate_in_the_librarys_words(server):
@@ -134,6 +153,60 @@ def test_tokens_and_back(server):
         assert http.post("/tokenize", json={}).status_code == 400
 
 
+def test_control_tokens_are_parsed_in_raw_text_unless_that_is_switched_off(server):
+    tokenizer = server.context.prompts.tokenizer
+    text = "<|im_start|>hi<|im_end|>"
+    parsed, plain = tokenizer.encode(text, parse_special=True), tokenizer.encode(text)
+    assert parsed != plain
+    with server.http() as http:
+        for fields, expected in (
+            ({}, parsed),
+            ({"parse_special": True}, parsed),
+            ({"parse_special": False}, plain),
+        ):
+            assert http.post("/tokenize", json={"prompt": text} | fields).json()["tokens"] == expected
+            for route, more in (("/v1/completions", {}), ("/generate", {"raw": True})):
+                body = {"prompt": text, "max_tokens": 1, **more, **fields}
+                assert http.post(route, json=body).status_code == 200
+                assert list(server.engine.requests[-1].prompt_token_ids) == expected
+        user = [{"role": "user", "content": text}]
+        http.post("/generate", json={"prompt": text, "max_tokens": 1})
+        assert list(server.engine.requests[-1].prompt_token_ids) == tokenizer.encode_chat(user)
+        http.post("/v1/chat/completions", json={"messages": user, "max_tokens": 1})
+        assert list(server.engine.requests[-1].prompt_token_ids) == tokenizer.encode_chat(user)
+        assert tokenizer.encode_chat(user) != tokenizer.encode_chat([{"role": "user", "content": "hi"}])
+
+
+def test_special_tokens_are_added_unless_that_is_switched_off(server, monkeypatch):
+    tokenizer, added = server.context.prompts.tokenizer, []
+    encode = tokenizer.encode
+
+    def noting(text: str, **options: bool) -> list[int]:
+        added.append(options["add_special_tokens"])
+        return encode(text, **options)
+
+    monkeypatch.setattr(tokenizer, "encode", noting)
+    with server.http() as http:
+        for wanted in (True, False):
+            for route, body in (
+                ("/tokenize", {"prompt": "x"}),
+                ("/v1/completions", {"prompt": "x", "max_tokens": 1}),
+                ("/generate", {"prompt": "x", "raw": True, "max_tokens": 1}),
+            ):
+                assert http.post(route, json=body | {"add_special_tokens": wanted}).status_code == 200
+    assert added == [True] * 3 + [False] * 3
+
+
+def test_ids_that_are_no_tokens_are_refused(server):
+    with server.http() as http:
+        for tokens in ([360], [5, 100_000], [5] * 5000 + [361]):
+            answer = http.post("/detokenize", json={"tokens": tokens})
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == "tokens"
+            assert str(tokens[-1]) in answer.json()["error"]["message"]
+        assert http.post("/detokenize", json={"tokens": []}).json() == {"prompt": ""}
+
+
 def test_health_and_readiness_tell_the_truth(server):
     with server.http() as http:
         assert http.get("/health").json()["status"] == "ok"
@@ -148,6 +221,24 @@ def test_health_and_readiness_tell_the_truth(server):
             assert refused.json()["error"]["type"] == "service_unavailable_error"
         finally:
             server.client.state = EngineState.READY
+
+
+def test_the_version_and_heads(server):
+    with server.http() as http:
+        assert http.get("/version").json() == {"version": __version__}
+        for path in ("/health", "/ready"):
+            answer = http.head(path)
+            assert (answer.status_code, answer.content) == (200, b"")
+            assert answer.headers["content-type"] == "application/json"
+
+
+def test_every_answer_has_the_requests_id(server):
+    with server.http() as http:
+        body = {"prompt": "x", "max_tokens": 2}
+        for more in ({}, {"stream": True}, {"n": 0}):
+            answer = http.post("/v1/completions", json=body | more, headers={"X-Request-Id": "mine-1"})
+            assert answer.headers["x-request-id"] == "mine-1"
+        assert http.get("/nothing").headers["x-request-id"].startswith("req-")
 
 
 def test_openapi_describes_the_bodies(server):

@@ -14,14 +14,14 @@ END_MUTANTS = (
         14,
         "every chunk's prompt scores are taken for those of the prompt's first tokens",
         "speculation/accept.py",
-        "request.tokens[request.scored + 1 : request.scored + 1 + part.scored]",
-        "request.tokens[1 : 1 + part.scored]",
+        "request.tokens[request.scored + 1 : request.scored + 1 + entry.scored]",
+        "request.tokens[1 : 1 + entry.scored]",
         (f"{SCORES}::test_of_prompts",),
     ),
     Mutant(
         14,
         "prompt tokens are scored again when their rows are computed again",
-        "speculation/protocols.py",
+        "speculation/requests.py",
         "- max(first, request.scored))",
         "- first)",
         (f"{SCORES}::test_of_prompts",),
@@ -45,9 +45,9 @@ END_MUTANTS = (
     Mutant(
         19,
         "a chunk that does not reach the prompt's end draws a token",
-        "speculation/transaction.py",
-        "share.run, share.scored, share.reaches_end)",
-        "share.run, share.scored, True)",
+        "speculation/requests.py",
+        "first + run == len(request.tokens))",
+        "True)",
         (f"{SCORES}::test_of_accepted_corrected_and_own_tokens",),
     ),
     Mutant(
@@ -61,9 +61,9 @@ END_MUTANTS = (
     Mutant(
         20,
         "an error in a pass ends the engine",
-        "speculation/step.py",
-        "            return self._resolve(launched)\n        except Exception as error:\n",
-        "            return self._resolve(launched)\n        except ZeroDivisionError as error:\n",
+        "speculation/recovery.py",
+        "            return self.stepper.resolve(under_way.launched)\n        except Exception as error:\n",
+        "            return self.stepper.resolve(under_way.launched)\n        except ZeroDivisionError as error:\n",
         (f"{ASYNC}::test_a_failing_pass_costs_the_request_and_not_the_engine",),
     ),
     Mutant(

@@ -18,9 +18,10 @@ ENGINE_MUTANTS = (
         2,
         "rows are laid out in another order than the verdicts come",
         "speculation/transaction.py",
-        "            for part, draft in zip(self.parts, drafts, strict=True)\n        ]",
-        "            for part, draft in sorted(\n"
-        "                zip(self.parts, drafts, strict=True), key=lambda pair: -pair[0].request.request_id\n"
+        "            for entry, draft, wants in zip(self.entries, drafts, watched, strict=True)\n        ]",
+        "            for entry, draft, wants in sorted(\n"
+        "                zip(self.entries, drafts, watched, strict=True),\n"
+        "                key=lambda row: -row[0].request.request_id,\n"
         "            )\n        ]",
         (WORLDS,),
     ),
@@ -35,21 +36,20 @@ ENGINE_MUTANTS = (
     Mutant(
         10,
         "a page is published while one of its rows still lies among the guesses",
-        "kv/paged_cache.py",
-        "        return moves[0].row if moves else sequence.computed",
-        "        return sequence.computed",
+        "kv/row_moves.py",
+        "        return min(waiting, default=owner.computed)",
+        "        return owner.computed",
         (WORLDS,),
     ),
     Mutant(
         10,
         "pages are published before it is known which of their rows are committed",
         "speculation/transaction.py",
-        "            part.request.commit(verdict)\n            self._cache.commit(part.kv, part.run, verdict.path)\n"
-        "            self._cache.publish(part.kv, part.request.tokens)\n",
-        "            part.request.commit(verdict)\n"
-        "            computed, part.kv.computed = part.kv.computed, part.kv.reserved\n"
-        "            self._cache.publish(part.kv, part.request.tokens)\n            part.kv.computed = computed\n"
-        "            self._cache.commit(part.kv, part.run, verdict.path)\n",
+        "            entry.request.commit(verdict)\n            cache.commit(entry.kv, entry.run, verdict.path)\n",
+        "            entry.request.commit(verdict)\n"
+        "            computed, entry.kv.computed = entry.kv.computed, entry.kv.reserved\n"
+        "            cache.publish(entry.kv, entry.request.tokens)\n            entry.kv.computed = computed\n"
+        "            cache.commit(entry.kv, entry.run, verdict.path)\n",
         (WORLDS,),
     ),
     Mutant(
@@ -64,7 +64,7 @@ ENGINE_MUTANTS = (
         17,
         "the verdict of a pass is committed to a request that is gone",
         "speculation/transaction.py",
-        "        if not self._cache.is_open(part.kv):\n            return False\n",
+        "        if not cache.is_open(entry.kv):\n            return False\n",
         "",
         (WORLDS,),
     ),
@@ -72,8 +72,8 @@ ENGINE_MUTANTS = (
         17,
         "the verdict of a pass is committed to the request that was begun anew",
         "speculation/transaction.py",
-        "        if not self._cache.is_open(part.kv):",
-        "        if not self._cache.is_open(part.kv) and part.request.finish_reason is not None:",
+        "        if not cache.is_open(entry.kv):",
+        "        if not cache.is_open(entry.kv) and entry.request.finish_reason is not None:",
         (WORLDS,),
     ),
     Mutant(
@@ -88,8 +88,8 @@ ENGINE_MUTANTS = (
         27,
         "the requests that draw are taken from the front of the batch",
         "speculation/accept.py",
-        "[parts[index].request.sampler for index in drawing]",
-        "[part.request.sampler for part in parts[: len(drawing)]]",
+        "[entries[index].request.sampler for index in drawing]",
+        "[entry.request.sampler for entry in entries[: len(drawing)]]",
         (WORLDS,),
     ),
     Mutant(
@@ -103,9 +103,9 @@ ENGINE_MUTANTS = (
     Mutant(
         32,
         "a chunk that holds the prompt's end draws a token, though more was committed",
-        "speculation/protocols.py",
-        "        return self.request.kv.computed + self.run == len(self.request.tokens)",
-        "        return self.request.kv.computed + self.run >= self.request.prompt_len",
+        "speculation/requests.py",
+        "first + run == len(request.tokens))",
+        "first + run >= request.prompt_len)",
         (WORLDS,),
     ),
     Mutant(
@@ -152,8 +152,8 @@ ENGINE_MUTANTS = (
         39,
         "a fork shares the page that it goes on writing",
         "kv/paged_cache.py",
-        "        shared = min(rows, self._settled(sequence)) // self.page_size\n",
-        "        shared = self.pages_for(min(rows, self._settled(sequence)))\n",
+        "        shared = min(rows, self._moves.settled(sequence)) // self.page_size\n",
+        "        shared = self.pages_for(min(rows, self._moves.settled(sequence)))\n",
         (WORLDS,),
     ),
     Mutant(

@@ -50,6 +50,11 @@ class Decoder(Protocol):
     config: ModelConfig
 
     @property
+    def is_shape_invariant(self) -> bool:
+        """Whether a row's numbers are the same whatever else is in the pass: then no draft can change a text."""
+        ...
+
+    @property
     def device(self) -> torch.device:
         """Where the weights are."""
         ...

@@ -5,11 +5,16 @@ from dataclasses import dataclass
 import torch
 
 from foreword.backends.choice import BackendChoice
-from foreword.backends.cpu.decoder import load_cpu_decoder
+from foreword.backends.cpu.decoder import CpuDecoder, load_cpu_decoder
 from foreword.backends.interface import Decoder
-from foreword.backends.torch.decoder import load_torch_decoder
+from foreword.backends.torch.decoder import TorchDecoder, load_torch_decoder
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.progress import Progress
+
+
+def is_shape_invariant(choice: BackendChoice) -> bool:
+    """Whether the decoder that would be loaded is; see `Decoder.is_shape_invariant`."""
+    return (TorchDecoder if choice.form is None else CpuDecoder).is_shape_invariant
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,10 @@ class ServedModel:
         reader, writer = await asyncio.open_connection(host, int(port))
         content = json.dumps(body | {"stream": True}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {self.address}\r\nConnection: close\r\n"
-        writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        writer.write(
+            f"{head}Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+            + content
+        )
         parts: list[bytes] = []
         times: list[float] = []
         while data := await reader.read(_READ_BYTES):

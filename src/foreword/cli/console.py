@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from foreword.cli.options import BACKENDS, DTYPES, check_device, one_of
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -23,10 +24,19 @@ ModelOption = Annotated[
 ]
 DtypeOption = Annotated[
     str,
-    typer.Option(help="auto, float32, bfloat16, float16; on the CPU kernels int8 (auto), q4, q8_0, float32."),
+    typer.Option(
+        callback=lambda name: one_of("--dtype", name, DTYPES),
+        help="auto, float32, bfloat16, float16; on the CPU kernels int8 (auto), q4, q8_0, float32.",
+    ),
 ]
-BackendOption = Annotated[str, typer.Option(help="auto, cpu (compiled kernels) or torch.")]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+BackendOption = Annotated[
+    str,
+    typer.Option(
+        callback=lambda name: one_of("--backend", name, BACKENDS),
+        help="auto, cpu (compiled kernels) or torch.",
+    ),
+]
+DeviceOption = Annotated[str, typer.Option(callback=check_device, help="auto, cpu or cuda.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
 PlotOption = Annotated[Path | None, typer.Option(help="Draw the curves into this picture (PNG).")]
 
@@ -37,7 +47,8 @@ DEFAULT_MODEL = "smollm2-135m"
 def stage_bar() -> Iterator[Callable[[str, int, int], None]]:
     """A transient bar on standard error; yields the function to call with (stage, done, total)."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=stderr, transient=True) as bar:
+    # Into a file or a pipe a bar that takes itself away would leave empty lines.
+    with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
         task = bar.add_task("", total=None, visible=False)
 
         def show(stage: str, done: int, total: int) -> None:
@@ -54,9 +65,14 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def load_llm(
-    model: str, dtype: str, device: str, backend: str = "auto", speculation: str | None = None
+    model: str,
+    dtype: str,
+    device: str,
+    backend: str = "auto",
+    speculation: str | None = None,
+    generation_config: str = "none",
 ) -> "LLM":
-    """Fetch if need be, then load, showing both."""
+    """Fetch if need be, then load, showing both. Nothing is guessed or recommended unless it is asked for."""
     from foreword.engine.llm import LLM
     from foreword.models.sources.resolve import resolve_model
 
@@ -69,6 +85,7 @@ def load_llm(
             device=device,
             backend=backend,
             speculation=speculation,
+            generation_config=generation_config,
             progress=on_progress,
         )
 

@@ -35,7 +35,7 @@ def demo(max_tokens: Annotated[int, typer.Option(help="Most tokens of every answ
 
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     began = perf_counter()
-    llm = load_llm(DEFAULT_MODEL, "auto", "auto")
+    llm = load_llm(DEFAULT_MODEL, "auto", "cpu")  # the kernels whose texts guessing cannot change
     resident = peak_resident_bytes() / 1e6
     stdout.print(
         f"[dim]{DEFAULT_MODEL} ready in {perf_counter() - began:.1f} s, {resident:.0f} MB resident[/dim]"

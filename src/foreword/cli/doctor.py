@@ -24,11 +24,14 @@ def _findings() -> dict[str, object]:
 
     from foreword import __version__
     from foreword.backends.choice import choose_backend, pick_device
+    from foreword.backends.loading import is_shape_invariant
+    from foreword.engine.default_speculation import choose_speculation
     from foreword.kernels.native import choose_isa, choose_threads, native_status
     from foreword.models.sources.builtin import cache_directory
 
     device = pick_device("auto")
     choice, status = choose_backend("auto", "auto", device), native_status()
+    guessing = choose_speculation("auto", is_shape_invariant(choice))
     numbers = choice.form.name if choice.form is not None else str(choice.torch_dtype).removeprefix("torch.")
     return {
         "version": __version__,
@@ -38,6 +41,8 @@ def _findings() -> dict[str, object]:
         "backend": choice.name,
         "backend_because": choice.reason,
         "dtype": numbers,
+        "speculation": "off" if guessing.config is None else "+".join(guessing.config.method),
+        "speculation_because": guessing.reason,
         "instruction_set": choose_isa(status.instruction_sets) if status.available else "none",
         "instruction_sets_here": ", ".join(status.instruction_sets) or "none",
         "kernel_threads": choose_threads() if status.available else 0,

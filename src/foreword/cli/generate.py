@@ -1,7 +1,7 @@
 """`foreword generate`: answer one prompt."""
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,29 +17,50 @@ from foreword.cli.console import (
     stderr,
     stdout,
 )
+from foreword.cli.options import (
+    GenerationConfigOption,
+    SpeculationOption,
+    SpeculativeConfigOption,
+    speculation_wish,
+)
 from foreword.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from foreword.engine.answers.outputs import RequestOutput
 
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="What to ask. Sent through the model's chat template.")],
     model: ModelOption = DEFAULT_MODEL,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="Most likely tokens that reach this probability.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="The k most likely tokens; 0: all.")] = 0,
-    min_p: Annotated[float, typer.Option(help="Least likelihood relative to the most likely token.")] = 0.0,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Most likely tokens that reach this probability.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(help="The k most likely tokens; 0: all.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Least likelihood relative to the most likely token.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1: tokens that were there before are less likely.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
     stop: Annotated[
         list[str] | None, typer.Option(help="End the answer before this text; may be given several times.")
     ] = None,
     n: Annotated[int, typer.Option("-n", help="Answers to the same prompt.")] = 1,
     seed: Annotated[int | None, typer.Option(help="Same seed, same text. Default: fresh entropy.")] = None,
-    speculative_config: Annotated[
-        str | None,
-        typer.Option(help='Who guesses ahead, as JSON: {"method": "ngram", "num_speculative_tokens": 5}.'),
-    ] = None,
+    speculation: SpeculationOption = None,
+    speculative_config: SpeculativeConfigOption = None,
+    generation_config: GenerationConfigOption = "auto",
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is: no chat template.")
     ] = False,
+    parse_special: Annotated[
+        bool,
+        typer.Option(help="With --raw: names of control tokens in the prompt become those tokens."),
+    ] = True,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
@@ -50,26 +71,33 @@ def generate(
     Example: foreword generate "Explain why the sky is blue." --temperature 0 --max-tokens 64
     """
     from foreword.acceptance.params import SamplingParams
+
+    wish = speculation_wish(speculation, speculative_config)
+    given = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "max_tokens": max_tokens,
+        "stop": tuple(stop or ()),
+        "n": n,
+        "seed": seed,
+    }
+    SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    llm = load_llm(model, dtype, device, backend, wish, generation_config)
     from foreword.cli.chat.text import visible
 
-    params = SamplingParams(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        max_tokens=max_tokens,
-        stop=tuple(stop or ()),
-        n=n,
-        seed=seed,
-    )
-    llm = load_llm(model, dtype, device, backend, speculative_config)
+    params = llm.loaded.sampling.params(**given)
 
     def show(_: int, text: str) -> None:
         # As it is into a file or a pipe; a terminal gets nothing that could steer it.
         print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
 
     streamed = not as_json and n == 1
-    output = llm.generate(prompt, params, raw=raw, on_text=show if streamed else None)[0]
+    output = llm.generate(
+        prompt, params, raw=raw, parse_special=parse_special, on_text=show if streamed else None
+    )[0]
     for answer in output.outputs:
         if answer.error is not None:
             raise RequestError(answer.error)
@@ -80,9 +108,22 @@ def generate(
         for answer in output.outputs:
             stdout.print(f"[bold]answer {answer.index}[/bold]")
             show(0, answer.text + "\n")
-    timings = output.timings
     stdout.print()
-    stderr.print(
-        f"[dim]{timings.predicted_n} tokens, {timings.predicted_per_second:.1f} tokens/s, "
-        f"{timings.prompt_n} prompt tokens in {timings.prompt_ms:.0f} ms, seed {output.outputs[0].seed}[/dim]"
+    taken = {name: value for name, value in llm.loaded.sampling.values.items() if given[name] is None}
+    for line in footer(output, taken):
+        stderr.print(f"[dim]{line}[/dim]", soft_wrap=True)
+
+
+def footer(output: "RequestOutput", taken: "Mapping[str, float]") -> list[str]:
+    """What the answer cost, and what it was drawn with; `taken` are the model's own parameters that were used."""
+    timings = output.timings
+    per_pass = f" ({timings.predicted_n / timings.passes:.1f} per pass)" if timings.passes else ""
+    accepted = (
+        f"{timings.draft_n_accepted / timings.draft_n:.0%} of guesses accepted, " if timings.draft_n else ""
     )
+    drawn = [f"{name} {value:g}" for name, value in taken.items()]
+    return [
+        f"{timings.predicted_n} tokens in {timings.passes} passes{per_pass}, {accepted}"
+        f"{timings.predicted_per_second:.0f} tokens/s",
+        f"seed {output.outputs[0].seed}" + (f"; {', '.join(drawn)}: the model's defaults" if drawn else ""),
+    ]

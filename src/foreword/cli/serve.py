@@ -2,10 +2,9 @@
 
 import asyncio
 import logging
-import os
-import re
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,9 +17,19 @@ from foreword.cli.console import (
     stderr,
     stdout,
 )
+from foreword.cli.options import (
+    GenerationConfigOption,
+    SpeculationOption,
+    SpeculativeConfigOption,
+    one_of,
+    speculation_wish,
+)
+from foreword.cli.serve_options import api_keys, listed, memory_size, origins
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
+    import socket
+
     from foreword.drafters.config import SpeculationConfig
     from foreword.server.settings import ServerSettings
 
@@ -52,10 +61,9 @@ def serve(
         bool, typer.Option("--insecure", help="Listen beyond this machine without an API key.")
     ] = False,
     served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
-    speculative_config: Annotated[
-        str | None,
-        typer.Option(help='Who guesses ahead, as JSON: {"method": "ngram", "num_speculative_tokens": 5}.'),
-    ] = None,
+    speculation: SpeculationOption = None,
+    speculative_config: SpeculativeConfigOption = None,
+    generation_config: GenerationConfigOption = "auto",
     hide_speculation: Annotated[
         bool, typer.Option("--hide-speculation", help="Leave acceptance out of answers and /health.")
     ] = False,
@@ -69,10 +77,23 @@ def serve(
     max_model_len: Annotated[
         int | None, typer.Option(min=2, help="Most tokens of prompt and answer.")
     ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most rows of one target pass; longer prompts take several.")
+    ] = None,
+    kv_cache_memory_bytes: Annotated[
+        str | None, typer.Option(help="Upper bound of KV memory: 2G, 512M, ... Default: 1G.")
+    ] = None,
+    enable_prefix_caching: Annotated[
+        bool, typer.Option(help="Reuse the KV of equal beginnings, within an API key.")
+    ] = True,
+    acceptance_rule: Annotated[
+        str, typer.Option(help="How guesses are judged: coupled, token or block.")
+    ] = "coupled",
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Answers that are worked on at once.")] = 64,
     max_queued: Annotated[
         int, typer.Option(min=0, help="Answers that may wait; more are refused with 429.")
     ] = 64,
+    access_log: Annotated[bool, typer.Option("--access-log", help="Write a line for every request.")] = False,
     drain_seconds: Annotated[
         float, typer.Option(min=0, help="How long SIGTERM waits for running answers.")
     ] = 30.0,
@@ -88,43 +109,93 @@ def serve(
 
     Example: foreword serve --speculative-config '{"method": "ngram"}'
     """
+    from foreword.acceptance.rules.rule import Rule
     from foreword.server.address import Address
+    from foreword.server.settings import STREAM_PACINGS, Limits, ServerSettings
 
-    keys = _keys(api_key)
-    address = Address(host, port)
+    # What can be refused is refused here, and the port taken, before torch is imported.
+    keys, address = api_keys(api_key), Address(host, port)
     address.check(bool(keys), insecure)
-    _need_server_extra()
-    from foreword.drafters.overrides import FREE_METHODS
+    wish = speculation_wish(speculation, speculative_config)
+    settings = ServerSettings(
+        model_name=served_model_name or _short_name(model),
+        api_keys=keys,
+        allowed_hosts=address.allowed_hosts(listed(allowed_hosts)),
+        cors_origins=origins(cors_origins),
+        limits=Limits(running=max_num_seqs, queued=max_queued),
+        show_speculation=not hide_speculation,
+        stream_pacing=one_of("--stream-pacing", stream_pacing, STREAM_PACINGS),
+        access_log=access_log,
+        allow_switch=speculation_switch,
+        drain_seconds=drain_seconds,
+    )
+    Rule.parse(acceptance_rule)
+    config: dict[str, Any] = {
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "enable_prefix_caching": enable_prefix_caching,
+        "acceptance_rule": acceptance_rule,
+    }
+    if max_num_batched_tokens is not None:
+        config["max_num_batched_tokens"] = max_num_batched_tokens
+    if kv_cache_memory_bytes is not None:
+        config["kv_cache_memory_bytes"] = memory_size("--kv-cache-memory-bytes", kv_cache_memory_bytes)
+    listening = address.bind()
+    start = {
+        "dtype": dtype,
+        "device": device,
+        "backend": backend,
+        "config": config,
+    }
+    with listening:
+        _need_server_extra()
+        settings = replace(settings, speculation=_drafting(wish, dtype, device, backend, acceptance_rule))
+        watch = (engine_factory, hang_seconds)
+        _run(model, settings, listening, start, watch, generation_config)
+
+
+def _drafting(
+    wish: str, dtype: str, device: str, backend: str, acceptance_rule: str
+) -> "SpeculationConfig | None":
+    """Who drafts by default; decided here, since requests are checked against it in this process."""
+    from foreword.backends.choice import choose_backend, pick_device
+    from foreword.backends.loading import is_shape_invariant
+    from foreword.engine.default_speculation import choose_speculation
+
+    choice = choose_backend(backend, dtype, pick_device(device))
+    return choose_speculation(wish, is_shape_invariant(choice), acceptance_rule).config
+
+
+def _run(
+    model: str,
+    settings: "ServerSettings",
+    listening: "socket.socket",
+    start: dict[str, Any],
+    watch: tuple[str | None, float],
+    generation_config: str,
+) -> None:
+    from foreword.engine.sampling_defaults import sampling_defaults
     from foreword.models.formats.opening import open_checkpoint
     from foreword.models.sources.resolve import resolve_model
     from foreword.server.running import ServerRun
-    from foreword.server.settings import Limits, ServerSettings
+    from foreword.server.settings import FREE_METHODS
     from foreword.wire.frames import Start
     from foreword.wire.supervisor import DEFAULT_FACTORY, SupervisorSettings
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    speculation = _parsed(speculative_config)
-    settings = ServerSettings(
-        model_name=served_model_name or _short_name(model),
-        api_keys=keys,
-        allowed_hosts=address.allowed_hosts(_listed(allowed_hosts)),
-        cors_origins=_origins(cors_origins),
-        limits=Limits(running=max_num_seqs, queued=max_queued),
-        methods=FREE_METHODS | set(() if speculation is None else speculation.method),
-        speculation=speculation,
-        show_speculation=not hide_speculation,
-        stream_pacing=_pacing(stream_pacing),
-        allow_switch=speculation_switch,
-        drain_seconds=drain_seconds,
-    )
+    speculation = settings.speculation
+    if speculation is not None:
+        start["speculation"] = speculation.as_mapping()
+        settings = replace(settings, methods=FREE_METHODS | set(speculation.method))
     with stage_bar() as on_stage:
         path = resolve_model(model, on_progress=on_stage)
-    tokenizer = open_checkpoint(path).tokenizer()
-    config = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
-    wanted = None if speculation is None else speculation.as_mapping()
-    start = Start(str(path), dtype, device, backend, wanted, config)
-    supervision = SupervisorSettings(start, engine_factory or DEFAULT_FACTORY, hang_seconds=hang_seconds)
-    run = ServerRun(settings, supervision, tokenizer, address)
+    checkpoint = open_checkpoint(path)
+    settings = replace(settings, sampling=sampling_defaults(checkpoint, generation_config))
+    factory, hang_seconds = watch
+    supervision = SupervisorSettings(
+        Start(str(path), **start), factory or DEFAULT_FACTORY, hang_seconds=hang_seconds
+    )
+    run = ServerRun(settings, supervision, checkpoint.tokenizer(), listening)
     stderr.print(f"[dim]loading {settings.model_name} ...[/dim]")
     asyncio.run(run.run(lambda url: _tell_ready(url, settings)))
 
@@ -132,7 +203,10 @@ def serve(
 def _tell_ready(url: str, settings: "ServerSettings") -> None:
     guard = "API key required" if settings.api_keys else "no API key"
     drafting = settings.default_method or "no"
-    stdout.print(f"{settings.model_name} is ready on {url} ({guard}, {drafting} drafting)", soft_wrap=True)
+    sampling = f", {settings.sampling} unless a request says otherwise" if settings.sampling.values else ""
+    stdout.print(
+        f"{settings.model_name} is ready on {url} ({guard}, {drafting} drafting{sampling})", soft_wrap=True
+    )
 
 
 def _need_server_extra() -> None:
@@ -145,40 +219,6 @@ def _need_server_extra() -> None:
         raise RequestError(
             f"the server needs more packages ({error.name}): pip install 'foreword[server]'"
         ) from None
-
-
-def _keys(given: list[str] | None) -> tuple[str, ...]:
-    keys = tuple(given or os.environ.get("FOREWORD_API_KEY", "").split(","))
-    kept = tuple(key.strip() for key in keys if key.strip())
-    if given and len(kept) != len(given):
-        raise RequestError("an API key is empty; leave --api-key out or give one")
-    return kept
-
-
-def _listed(option: str | None) -> list[str]:
-    return [entry.strip() for entry in (option or "").split(",") if entry.strip()]
-
-
-def _origins(option: str | None) -> tuple[str, ...]:
-    origins = tuple(origin.lower().rstrip("/") for origin in _listed(option))
-    for origin in origins:
-        if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@]+", origin):
-            raise RequestError(f"--cors-origins takes origins such as https://example.org, not {origin!r}")
-    return origins
-
-
-def _pacing(name: str) -> str:
-    from foreword.server.api.pacing import PACINGS
-
-    if name not in PACINGS:
-        raise RequestError(f"--stream-pacing must be {' or '.join(PACINGS)}, not {name!r}")
-    return name
-
-
-def _parsed(speculative_config: str | None) -> "SpeculationConfig | None":
-    from foreword.drafters.config import SpeculationConfig
-
-    return None if speculative_config is None else SpeculationConfig.parse(speculative_config)
 
 
 def _short_name(model: str) -> str:

@@ -43,8 +43,9 @@ class AutoregressiveDrafter:
     """
 
     def __init__(self, decoder: Decoder, vocab_size: int, size: DraftingSize, weight_bytes: int = 0) -> None:
-        """`vocab_size` is the target's: no other id is guessed, and q is over exactly these.
+        """`vocab_size` is the target's: no other id is drawn, and q is over exactly these.
 
+        A guess that is thrown away because of what was drawn would bias *token* and *block*.
         `weight_bytes` is the memory of weights that the decoder does not share with the target.
         """
         self._weight_bytes = weight_bytes

@@ -45,6 +45,10 @@ class LowBitCheckpoint:
         """Of the original."""
         self.original.release()
 
+    def sampling_defaults(self) -> dict[str, float]:
+        """Of the original."""
+        return self.original.sampling_defaults()
+
     def tokenizer(self) -> Tokenizer:
         """Of the original."""
         return self.original.tokenizer()

@@ -1,6 +1,7 @@
 """Which tokens a draft model puts behind the newest nodes of its trees."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -26,18 +27,27 @@ def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     shaped = shape_rows(logits, row_shape(trees, logits))
     keys = np.concatenate([tree.keys() for tree in trees])
     tokens = draw(shaped, keys).tolist()
+    only = shaped.only.tolist()
+    rules = [tree.request.sampling.rule for tree in trees]
+    telling = [row for row, rule in enumerate(rules) if rule is not Rule.COUPLED and only[row] < 0]
+    drawn = _drawn_from(shaped, telling)
     for row, (tree, token) in enumerate(zip(trees, tokens, strict=True)):
         if token < 0:  # the model has no distribution here
             tree.frontier = []
-            continue
-        needs_q = tree.request.sampling.rule is not Rule.COUPLED and int(shaped.only[row]) < 0
-        tree.grow([(0.0, tree.frontier[0], token, _drawn_from(shaped, row) if needs_q else None)])
+        else:
+            tree.grow([(0.0, tree.frontier[0], token, drawn.get(row))])
 
 
-def _drawn_from(shaped: Distributions, row: int) -> Drawn:
-    kept = kept_tokens(shaped, torch.tensor([row], device=shaped.logits.device))
-    probs = torch.softmax(kept.log_weights, dim=0)
-    return Drawn(kept.ids.cpu().numpy(), probs.cpu().numpy())
+def _drawn_from(shaped: Distributions, rows: list[int]) -> dict[int, Drawn]:
+    """What each of these rows draws from; nothing for a row that has no distribution."""
+    kept = kept_tokens(shaped, torch.tensor(rows, dtype=torch.int64, device=shaped.logits.device))
+    weights = kept.log_weights.exp().cpu().numpy()
+    of_row, ids = kept.rows.cpu().numpy(), kept.ids.cpu().numpy()
+    starts = np.flatnonzero(np.diff(of_row, prepend=-1))
+    return {
+        int(of_row[start]): Drawn(ids[start:end], weights[start:end] / weights[start:end].sum())
+        for start, end in pairwise([*starts, len(of_row)])
+    }
 
 
 def grow_trees(trees: Sequence[GrowingTree], logits: Tensor, width: int) -> None:

@@ -9,9 +9,6 @@ from foreword.errors import RequestError
 SpeculationSetting = Mapping[str, Any] | bool | None
 """A request's own setting: None or True for the engine's default, False for none, or keys of a configuration."""
 
-FREE_METHODS = frozenset({"ngram", "suffix"})
-"""Drafters that need no model and no memory worth counting: any request may ask for them."""
-
 _LOOKUP_KEYS = frozenset({"prompt_lookup_min", "prompt_lookup_max"})
 
 REQUEST_KEYS = frozenset({"method", "num_speculative_tokens", "max_depth"}) | _LOOKUP_KEYS

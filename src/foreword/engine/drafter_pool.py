@@ -76,19 +76,24 @@ class DrafterPool:
                 self._users[id(request.speculation.drafter)] += 1
 
     def end(self, request: StepRequest) -> None:
-        """The request has ended: its drafter drops what it keeps for it. Once for every `begin`."""
+        """The request has ended: whoever drafted for it drops what it keeps of it. Once for every `begin`."""
         seen = as_drafter_sees(request)
-        for drafter in self._brought:
-            drafter.forget(seen)
-        if request.speculation is None:
-            return
-        drafter = request.speculation.drafter
-        drafter.forget(seen)
+        try:
+            for drafter in request.asked.values():
+                drafter.forget(seen)
+        finally:
+            if request.speculation is not None:
+                self._end_use(request.speculation.drafter)
+
+    def _end_use(self, drafter: Drafter) -> None:
         with self._lock:
             self._users[id(drafter)] -= 1
-            if self._users[id(drafter)] <= 0:
-                del self._users[id(drafter)]
-                close_all([left] if (left := self._leaving.pop(id(drafter), None)) else [])
+            if self._users[id(drafter)] > 0:
+                return
+            del self._users[id(drafter)]
+            left = self._leaving.pop(id(drafter), None)
+        if left is not None:
+            close_all([left])
 
     def memory_bytes(self) -> int | None:
         """Of all drafters."""

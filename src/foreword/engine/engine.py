@@ -6,14 +6,13 @@ import logging
 import secrets
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any
 
+from foreword.acceptance.defaults import SamplingDefaults
 from foreword.acceptance.params import SamplingParams
-from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.answers.collector import OutputCollector
 from foreword.engine.answers.ends import OpenAnswers
@@ -21,6 +20,7 @@ from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.answers.stream import AnswerStream
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
+from foreword.engine.default_speculation import SpeculationWish, check_wish
 from foreword.engine.llm import make_core
 from foreword.engine.loader import load_model
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
@@ -122,7 +122,14 @@ class Engine:
     ...     print(output.outputs[0].text)
     """
 
-    def __init__(self, core: EngineCore, tokenizer: Tokenizer | None = None, *, steps_ahead: int = 1) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        tokenizer: Tokenizer | None = None,
+        *,
+        sampling: SamplingDefaults | None = None,
+        steps_ahead: int = 1,
+    ) -> None:
         """Take over `core`: from now on only the engine's thread touches it.
 
         At most `steps_ahead` steps are under way at once. More than one lets requests that come while a pass runs on
@@ -130,6 +137,7 @@ class Engine:
         """
         self._core = core
         self._tokenizer = tokenizer
+        self._sampling = sampling or SamplingDefaults()
         self._mail: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._listeners = _Listeners()
         self._listeners.idle.set()
@@ -148,14 +156,23 @@ class Engine:
         dtype: str = "auto",
         device: str = "auto",
         backend: str = "auto",
-        speculation: str | Mapping[str, Any] | None = None,
+        speculation: SpeculationWish = "auto",
+        generation_config: str = "auto",
         config: EngineConfig | None = None,
         progress: Progress | None = None,
     ) -> "Engine":
         """Load a model and start an engine for it; the arguments are those of `LLM`."""
-        wanted = None if speculation is None else SpeculationConfig.parse(speculation)
-        loaded = load_model(model, dtype=dtype, device=device, backend=backend, progress=progress)
-        return Engine(make_core(loaded, config, wanted), loaded.tokenizer)
+        check_wish(speculation)
+        loaded = load_model(
+            model,
+            dtype=dtype,
+            device=device,
+            backend=backend,
+            generation_config=generation_config,
+            progress=progress,
+        )
+        core = make_core(loaded, config, speculation)
+        return Engine(core, loaded.tokenizer, sampling=loaded.sampling)
 
     def submit(self, request: NewRequest) -> AnswerStream:
         """Queue a request and listen to it, on the running event loop.
@@ -195,6 +212,7 @@ class Engine:
         tenant: str = "",
         speculation: SpeculationSetting = None,
         raw: bool = False,
+        parse_special: bool = True,
     ) -> AsyncIterator[RequestOutput]:
         """Answer a prompt; every output holds all that is known so far, the last one is finished.
 
@@ -202,8 +220,8 @@ class Engine:
         """
         if self._tokenizer is None:
             raise RequestError("this engine has no tokenizer; submit token ids")
-        chosen = params or SamplingParams()
-        ids = encode_prompt(self._tokenizer, prompt, raw)
+        chosen = params or self._sampling.params()
+        ids = encode_prompt(self._tokenizer, prompt, raw, parse_special=parse_special)
         name = request_id or f"request-{secrets.token_hex(8)}"
         shown = prompt if isinstance(prompt, str) else None
         collector = OutputCollector(name, shown, ids, chosen, self._tokenizer)
@@ -236,8 +254,8 @@ class Engine:
         self._core.speculating = on
 
     def stats(self) -> EngineStats:
-        """How things stood a moment ago."""
-        return self._snapshot
+        """How things stood a moment ago; the switch as it stands now, which an idle engine has not looked at."""
+        return replace(self._snapshot, speculating=self._core.speculating)
 
     @property
     def max_model_len(self) -> int:

@@ -30,7 +30,7 @@ class Intake:
         """The requests of the answers that are wanted; raises `RequestError` for what cannot be answered."""
         self._check_prompt(new.prompt_token_ids)
         params = new.params
-        seed = secrets.randbits(64) if params.seed is None else params.seed
+        seed = secrets.randbits(53) if params.seed is None else params.seed  # more is lost in JavaScript
         end_ids = self.vocabulary.end_ids
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else end_ids)
         own = end_ids - frozenset(params.stop_token_ids)

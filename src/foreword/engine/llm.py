@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig
@@ -12,6 +12,7 @@ from foreword.engine.answers.collector import OutputCollector
 from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
+from foreword.engine.default_speculation import SpeculationWish, check_wish, choose_speculation
 from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.messages import NewRequest
 from foreword.engine.prompts import Prompt, encode_prompt
@@ -41,27 +42,40 @@ class LLM:
         dtype: str = "auto",
         device: str = "auto",
         backend: str = "auto",
-        speculation: str | Mapping[str, Any] | None = None,
+        speculation: SpeculationWish = "auto",
+        generation_config: str = "auto",
         config: EngineConfig | None = None,
         progress: Progress | None = None,
     ) -> None:
         """Load `model`: a built-in name, a local path or a hub id; `progress` is told of loaded tensors.
 
         `speculation` says who guesses ahead, as vLLM's `speculative_config`:
-        `{"method": "ngram", "num_speculative_tokens": 5}`. It never changes the text.
+        `{"method": "ngram", "num_speculative_tokens": 5}`; "off" or None: nobody; "auto": see docs/drafters.md.
+        It never changes the text. `generation_config` is "auto" for the sampling parameters that the model's makers
+        recommend, where a call gives none, or "none".
         """
-        wanted = None if speculation is None else SpeculationConfig.parse(speculation)
-        self.loaded = load_model(model, dtype=dtype, device=device, backend=backend, progress=progress)
+        check_wish(speculation)
+        self.loaded = load_model(
+            model,
+            dtype=dtype,
+            device=device,
+            backend=backend,
+            progress=progress,
+            generation_config=generation_config,
+        )
         self.tokenizer = self.loaded.tokenizer
-        self.engine = make_core(self.loaded, config, wanted)
+        self._config = config or EngineConfig()
+        self.engine = make_core(self.loaded, self._config, speculation)
         self._numbers = itertools.count()
         self._is_busy = False
 
-    def speculate(self, speculation: str | Mapping[str, Any] | None) -> None:
-        """Change who guesses ahead, or turn it off with None, without loading the model again."""
-        self.engine.drafters.set_default(
-            None if speculation is None else SpeculationConfig.parse(speculation)
-        )
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What is used where a call gives none: the model's own, see `generation_config`."""
+        return self.loaded.sampling.params()
+
+    def speculate(self, speculation: SpeculationWish) -> None:
+        """Change who guesses ahead, or turn it off with None or "off", without loading the model again."""
+        self.engine.drafters.set_default(_chosen(speculation, self.loaded, self._config))
 
     def close(self) -> None:
         """Give back what drafters hold; the LLM answers no more."""
@@ -77,17 +91,19 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         raw: bool = False,
+        parse_special: bool = True,
         speculation: SpeculationSetting | Sequence[SpeculationSetting] = None,
         on_text: OnText | None = None,
     ) -> list[RequestOutput]:
         """Answer prompts, all in the same passes.
 
-        A text prompt of a model with a chat template is sent as a user's message unless `raw`. `speculation` is
+        A text prompt of a model with a chat template is sent as a user's message unless `raw`; in raw text control
+        tokens' names become those tokens, unless `parse_special` is False. `speculation` is
         False for plain decoding, or the keys of a configuration that differ from the model's; one for all prompts or
         one for each. `on_text` hears the first of n answers.
         """
         listed: Sequence[Prompt] = [prompts] if isinstance(prompts, str | Mapping) else prompts
-        encoded = [self.encode(prompt, raw) for prompt in listed]
+        encoded = [self.encode(prompt, raw, parse_special) for prompt in listed]
         return self._run(listed, encoded, params, _How(on_text, speculation))
 
     def chat(
@@ -103,9 +119,9 @@ class LLM:
         encoded = [self.tokenizer.encode_chat(conversation) for conversation in listed]  # type: ignore[arg-type]
         return self._run([None] * len(encoded), encoded, params, _How(on_text, speculation))
 
-    def encode(self, prompt: Prompt, raw: bool = False) -> list[int]:
+    def encode(self, prompt: Prompt, raw: bool = False, parse_special: bool = True) -> list[int]:
         """The token ids that `generate` makes of a prompt."""
-        return encode_prompt(self.tokenizer, prompt, raw)
+        return encode_prompt(self.tokenizer, prompt, raw, parse_special=parse_special)
 
     def _run(
         self,
@@ -123,7 +139,7 @@ class LLM:
         try:
             for prompt, ids, given, setting in zip(prompts, encoded, chosen_params, settings, strict=True):
                 name = f"llm-{next(self._numbers)}"
-                chosen = given or SamplingParams()
+                chosen = given or self.get_default_sampling_params()
                 self.engine.add(NewRequest(name, tuple(ids), chosen, speculation=setting))
                 shown = prompt if isinstance(prompt, str) else None
                 collectors[name] = OutputCollector(name, shown, ids, chosen, self.tokenizer)
@@ -152,11 +168,19 @@ class _How:
 
 
 def make_core(
-    loaded: LoadedModel, config: EngineConfig | None, speculation: SpeculationConfig | None
+    loaded: LoadedModel, config: EngineConfig | None, speculation: SpeculationWish = None
 ) -> EngineCore:
     """An engine for a loaded model."""
-    parts = EngineParts(config or EngineConfig(), build_drafter=loaded.build_drafter, speculation=speculation)
+    config = config or EngineConfig()
+    chosen = _chosen(speculation, loaded, config)
+    parts = EngineParts(config, build_drafter=loaded.build_drafter, speculation=chosen)
     return EngineCore(loaded.decoder, loaded.vocabulary(), parts)
+
+
+def _chosen(
+    speculation: SpeculationWish, loaded: LoadedModel, config: EngineConfig
+) -> SpeculationConfig | None:
+    return choose_speculation(speculation, loaded.decoder.is_shape_invariant, config.acceptance_rule).config
 
 
 _Given = TypeVar("_Given")

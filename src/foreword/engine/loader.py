@@ -1,13 +1,15 @@
 """From a model's name to a decoder and its tokenizer."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from foreword.acceptance.defaults import SamplingDefaults, check_generation_config
 from foreword.backends.choice import choose_backend, pick_device
 from foreword.backends.interface import Decoder
 from foreword.backends.loading import DecoderLoader
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.resources import DrafterResources
+from foreword.engine.sampling_defaults import sampling_defaults
 from foreword.engine.vocabulary import Vocabulary
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.formats.opening import open_checkpoint
@@ -25,6 +27,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     checkpoint: Checkpoint
     loader: DecoderLoader
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)  # of requests that don't say
 
     @property
     def vocab_size(self) -> int:
@@ -60,16 +63,18 @@ def load_model(
     dtype: str = "auto",
     device: str = "auto",
     backend: str = "auto",
+    generation_config: str = "auto",
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model by built-in name, local path or hub id."""
+    check_generation_config(generation_config)
     place = pick_device(device)
     choice = choose_backend(backend, dtype, place)
     # Torch tells of a slower path on CPUs without bfloat16 by a page of stack frames.
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
     checkpoint = open_checkpoint(resolve_model(model))
-    tokenizer = checkpoint.tokenizer()
+    tokenizer, sampling = checkpoint.tokenizer(), sampling_defaults(checkpoint, generation_config)
     loader = DecoderLoader(choice, place)
     decoder = loader.load(checkpoint, progress)
     checkpoint.release()  # the weights are copied; the file's pages need not stay
-    return LoadedModel(decoder, tokenizer, checkpoint, loader)
+    return LoadedModel(decoder, tokenizer, checkpoint, loader, sampling)

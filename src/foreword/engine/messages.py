@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.overrides import SpeculationSetting
+from foreword.speculation.situation import cohort_name
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,16 @@ class NewRequest:
     prediction: tuple[int, ...] = ()  # what the user expects as the answer, for drafters that use it
 
 
+def cohort_of(method: str, params: SamplingParams) -> str:
+    """The class of requests that one is counted with: those with the same drafter that draw in the same way."""
+    return cohort_name(method, sampling_kind(params))
+
+
+def sampling_kind(params: SamplingParams) -> str:
+    """How a request draws."""
+    return "greedy" if params.temperature == 0 else "sampled"
+
+
 @dataclass(frozen=True)
 class RequestStats:
     """What answering cost. Times are in seconds; shared passes are divided by rows, drafting by requests."""
@@ -30,8 +41,8 @@ class RequestStats:
     output_tokens: int = 0
     first_tokens: int = 0  # of these, the ones that the pass of the first token committed
     queue_seconds: float = 0.0  # arrival to first pass
-    prefill_seconds: float = 0.0  # first pass to first token
-    decode_seconds: float = 0.0  # first token to last
+    prefill_seconds: float = 0.0  # first pass to the first tokens
+    decode_seconds: float = 0.0  # the first tokens to the last
     draft_seconds: float = 0.0  # its part of the time that drafters took
     verify_seconds: float = 0.0  # its part of the target's passes
     accept_seconds: float = 0.0  # its part of judging and committing
@@ -72,6 +83,7 @@ class AnswerDelta:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token, if asked for
     drafts: tuple[DraftShown, ...] = ()  # one per pass that these tokens are from, if progress is asked for
+    drafted: int = 0  # guesses that were judged while these tokens were gained
     from_draft: int = 0  # how many of the tokens, from the first on, were accepted guesses
     finish_reason: str | None = None  # "stop", "length", "abort" or "error"
     stop_reason: int | str | None = (

@@ -10,14 +10,25 @@ Prompt = str | Mapping[str, Sequence[int]]
 """Text, or `{"prompt_token_ids": [...]}` as in vLLM."""
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: Prompt, raw: bool = False) -> list[int]:
-    """The token ids of a prompt; text goes through the model's chat template unless `raw`."""
+def encode_prompt(
+    tokenizer: Tokenizer,
+    prompt: Prompt,
+    raw: bool = False,
+    *,
+    parse_special: bool = True,
+    add_special_tokens: bool = True,
+) -> list[int]:
+    """The token ids of a prompt; text goes through the model's chat template unless `raw`.
+
+    In raw text the names of control tokens become those tokens, as in vLLM and llama.cpp, unless `parse_special` is
+    False; in a user's message they stay text.
+    """
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" not in prompt:
             raise RequestError('a prompt is a string or {"prompt_token_ids": [...]}')
         return _whole_numbers(prompt["prompt_token_ids"])
     if raw or tokenizer.chat_template is None:
-        return tokenizer.encode(prompt)
+        return tokenizer.encode(prompt, add_special_tokens=add_special_tokens, parse_special=parse_special)
     return tokenizer.encode_chat([{"role": "user", "content": prompt}])
 
 

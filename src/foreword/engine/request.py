@@ -9,11 +9,11 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler
 from foreword.engine.answers.text import AnswerText
 from foreword.engine.ledger import RequestLedger
-from foreword.engine.messages import AnswerDelta, DraftShown, RequestStats
+from foreword.engine.messages import AnswerDelta, DraftShown, RequestStats, cohort_of, sampling_kind
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.acceptance_stats import AcceptanceStats
+from foreword.speculation.drafting import Drafter
 from foreword.speculation.requests import DraftPlan
-from foreword.speculation.situation import cohort_name
 from foreword.speculation.verdict import Verdict
 
 
@@ -45,6 +45,7 @@ class _Fresh:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    drafted: int = 0
     from_draft: int = 0
     drafts: list[DraftShown] = field(default_factory=list)
 
@@ -83,6 +84,7 @@ class Request:
         self.sampler = sampler
         self.limits = limits
         self.speculation = identity.speculation
+        self.asked: dict[int, Drafter] = {}
         self.prediction = identity.prediction
         self.kv = KvSequence()
         self.epoch = 0
@@ -101,7 +103,7 @@ class Request:
     @property
     def cohort(self) -> str:
         """Requests with the same that are drafted for in the same way are counted together."""
-        return "greedy" if self.params.temperature == 0 else "sampled"
+        return sampling_kind(self.params)
 
     @property
     def prompt_logprobs(self) -> int | None:
@@ -179,6 +181,7 @@ class Request:
             text=text,
             token_ids=tuple(fresh.tokens),
             logprobs=tuple(fresh.logprobs),
+            drafted=fresh.drafted,
             from_draft=fresh.from_draft,
             drafts=tuple(fresh.drafts),
             finish_reason=self.finish_reason,
@@ -219,7 +222,7 @@ class Request:
             rejected_kv_bytes=thrown_away * self.kv_bytes_per_row,
             preemptions=ledger.preemptions,
             method=method,
-            cohort=cohort_name(method, self.cohort),
+            cohort=cohort_of(method, self.params),
         )
 
     def _write(self, verdict: Verdict, end: _End) -> None:
@@ -228,6 +231,7 @@ class Request:
         fresh.text += text
         fresh.tokens += verdict.tokens
         fresh.logprobs += verdict.logprobs
+        fresh.drafted += len(verdict.draft)
         fresh.from_draft += len(verdict.path)
         if self._tells_progress and verdict.tokens:
             shown = DraftShown(verdict.draft.tokens, verdict.draft.parents, verdict.path, len(verdict.tokens))

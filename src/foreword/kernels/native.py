@@ -12,6 +12,11 @@ ISA_VARIABLE = "FOREWORD_ISA"
 THREADS_VARIABLE = "FOREWORD_THREADS"
 """Number of threads of the CPU kernels."""
 
+THREADS_PER_CORE = 4
+"""More only wait for one another: a pass meets at some hundred barriers."""
+
+ALWAYS_ALLOWED_THREADS = 16
+
 
 @dataclass(frozen=True)
 class NativeStatus:
@@ -48,10 +53,17 @@ def choose_threads(threads: int | None = None) -> int:
     if threads is None:
         text = os.environ.get(THREADS_VARIABLE, "")
         if not text:
-            return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            return _usable_cores()
         if not text.isdecimal():
             raise RequestError(f"{THREADS_VARIABLE} must be a number of threads, not {text!r}")
         threads = int(text)
     if threads < 1:
         raise RequestError(f"the number of threads must be at least 1, not {threads}")
+    most = max(ALWAYS_ALLOWED_THREADS, THREADS_PER_CORE * (os.cpu_count() or 1))
+    if threads > most:
+        raise RequestError(f"the number of threads must be at most {most} on this machine, not {threads}")
     return threads
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

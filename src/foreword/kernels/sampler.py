@@ -1,5 +1,6 @@
 """The native sampler: floors of rows, and draws. The torch code in `acceptance` is what it must equal."""
 
+import os
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,10 @@ def native_sampler() -> "Sampler | None":
     from foreword.kernels._native import Sampler
 
     return Sampler(choose_threads())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=native_sampler.cache_clear)  # its threads stay with the parent
 
 
 def sampler_for(logits: Tensor) -> "Sampler | None":

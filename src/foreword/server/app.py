@@ -13,6 +13,7 @@ from foreword.server.ops.admission import Admission
 from foreword.server.ops.auth import AuthMiddleware
 from foreword.server.ops.metrics import Metrics
 from foreword.server.ops.origins import OriginMiddleware
+from foreword.server.ops.request_log import RequestLogMiddleware
 from foreword.server.ops.routes import ops_routes
 from foreword.server.page.routes import page_routes
 from foreword.server.settings import ServerSettings
@@ -41,4 +42,5 @@ def create_app(context: ServerContext) -> FastAPI:
     # The last that is added sees a request first.
     app.add_middleware(AuthMiddleware, settings=context.settings, on_refusal=context.metrics.note_refusal)
     app.add_middleware(OriginMiddleware, settings=context.settings, on_refusal=context.metrics.note_refusal)
+    app.add_middleware(RequestLogMiddleware, settings=context.settings)
     return app

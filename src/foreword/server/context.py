@@ -1,12 +1,14 @@
 """What the routes of one server share."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import monotonic, time
+from typing import Any
 
-from foreword.engine.answers.costs import sum_stats
-from foreword.engine.messages import RequestStats
+from foreword.drafters.overrides import SpeculationSetting
 from foreword.server.api.pacing import PaceMemory
 from foreword.server.api.prompts import PromptEncoder
+from foreword.server.api.speculation_override import check_speculation
 from foreword.server.errors import ApiError
 from foreword.server.ops.admission import Admission
 from foreword.server.ops.metrics import Metrics
@@ -26,11 +28,11 @@ class ServerContext:
     started: float = field(default_factory=monotonic)  # for how long it has been up
     started_at: int = field(default_factory=lambda: int(time()))  # in seconds since 1970
     pace: PaceMemory = field(default_factory=PaceMemory)  # of paced streams so far
-    totals: RequestStats = field(default_factory=RequestStats)  # of all answers so far
 
-    def note_totals(self, index: int, stats: RequestStats) -> None:
-        """Count a finished answer for /health."""
-        self.totals = sum_stats(((0, self.totals), (index, stats)))
+    def speculation(self, override: bool | Mapping[str, Any] | None) -> SpeculationSetting:
+        """How a request is guessed ahead for; what begins while guessing is switched off is plain to its end."""
+        checked = check_speculation(override, self.settings)
+        return checked if self.engine.speculating else False
 
     @property
     def max_model_len(self) -> int | None:

@@ -69,7 +69,7 @@ class ApiError(ForewordError):
         return Response(msgspec.json.encode(self.body()), self.status, headers, "application/json")
 
 
-def as_api_error(error: Exception) -> ApiError:
+def as_api_error(error: Exception, request_id: str = "") -> ApiError:
     """The answer to an exception; what nobody foresaw is logged and told to the client without details."""
     if isinstance(error, ApiError):
         return error
@@ -77,17 +77,29 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(503, str(error), code="engine_unavailable", retry_after=1)
     if isinstance(error, RequestError | TokenizerError):
         return ApiError(400, str(error))
-    if isinstance(error, HTTPException):
-        return ApiError(error.status_code, str(error.detail))
-    log.error("a request failed", exc_info=error)
+    log.error("a request failed%s", f": {request_id}" if request_id else "", exc_info=error)
     return ApiError(500, "the server failed to answer this request; its log says why")
+
+
+def _routing_error(request: Request, error: HTTPException) -> ApiError:
+    """What the framework refuses: there is no such route, or not for this method."""
+    asked, path = request.method, request.url.path[:64]
+    if error.status_code == 404:
+        return ApiError(404, f"there is no route {asked} {path}; /openapi.json lists those that there are")
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        return ApiError(405, f"{path} does not take {asked}; use {allowed}")
+    return ApiError(error.status_code, str(error.detail))
 
 
 def install_error_handlers(app: FastAPI, on_error: Callable[[int], None]) -> None:
     """Make every error of the app OpenAI-shaped; `on_error` is told the statuses."""
 
-    async def answer(_: Request, error: Exception) -> Response:
-        known = as_api_error(error)
+    async def answer(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            known = _routing_error(request, error)
+        else:
+            known = as_api_error(error, getattr(request.state, "request_id", ""))
         on_error(known.status)
         return known.response()
 

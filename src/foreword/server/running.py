@@ -1,34 +1,21 @@
 """One server from start to end: listen, load, serve, drain, exit."""
 
 import asyncio
-import contextlib
 import gc
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
-
-import uvicorn
+from collections.abc import Callable
 
 from foreword.models.tokenization.tokenizer import Tokenizer
-from foreword.server.address import Address
-from foreword.server.app import create_app, create_context
+from foreword.server.app import create_context
 from foreword.server.context import ServerContext
+from foreword.server.quiet_log import on_loop_error, quieten
 from foreword.server.settings import ServerSettings
+from foreword.server.web import LAST_BYTES_SECONDS, WebServer
 from foreword.wire.supervisor import Supervisor, SupervisorSettings
 
 log = logging.getLogger("foreword.server")
-
-_LAST_BYTES_SECONDS = 5  # after the last answer: for clients to take it
-
-
-class _Uvicorn(uvicorn.Server):
-    """Uvicorn without its signal handling: it would end the process by the signal, not with exit code 0."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to us."""
-        yield
 
 
 class ServerRun:
@@ -39,23 +26,25 @@ class ServerRun:
         settings: ServerSettings,
         supervision: SupervisorSettings,
         tokenizer: Tokenizer,
-        address: Address,
+        listening: socket.socket,
     ) -> None:
         self._settings = settings
         self._supervision = supervision
         self._tokenizer = tokenizer
-        self._address = address
+        self._listening = listening
         self._stopping = asyncio.Event()
 
     async def run(self, on_ready: Callable[[str], None]) -> None:
         """Serve; `on_ready` is called with the server's URL when the engine takes requests."""
-        listening = self._address.bind()
+        listening = self._listening
         supervisor = Supervisor(self._supervision)
         context = create_context(self._settings, supervisor, self._tokenizer)
-        web = _Uvicorn(self._uvicorn_config(context))
+        web = WebServer(context)
+        quieten()
         gc.collect()
         gc.freeze()  # what is imported stays; the collector need not walk through all of it between two tokens
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(on_loop_error)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, supervisor)
         serving = asyncio.create_task(web.serve(sockets=[listening]))
@@ -84,27 +73,13 @@ class ServerRun:
         if not await context.admission.wait_idle(self._settings.drain_seconds):
             log.warning("giving up %d answers: the time to finish is over", context.admission.in_flight)
             supervisor.abort_all()
-            await context.admission.wait_idle(_LAST_BYTES_SECONDS)
+            await context.admission.wait_idle(LAST_BYTES_SECONDS)
 
     def _on_signal(self, supervisor: Supervisor) -> None:
         """The first asks to stop in peace, the second to give up what runs."""
         if self._stopping.is_set():
             supervisor.abort_all()
         self._stopping.set()
-
-    def _uvicorn_config(self, context: ServerContext) -> uvicorn.Config:
-        return uvicorn.Config(
-            create_app(context),
-            http="h11",  # it bounds headers; the other does not
-            h11_max_incomplete_event_size=2 * self._settings.limits.header_bytes,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=_LAST_BYTES_SECONDS,
-        )
 
 
 def _url(listening: socket.socket) -> str:

@@ -2,10 +2,19 @@
 
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import TYPE_CHECKING
 
 from foreword import __version__
-from foreword.drafters.config import SpeculationConfig
-from foreword.drafters.overrides import FREE_METHODS
+from foreword.acceptance.defaults import SamplingDefaults
+
+if TYPE_CHECKING:  # `serve` refuses bad options before it imports torch
+    from foreword.drafters.config import SpeculationConfig
+
+FREE_METHODS = frozenset({"ngram", "suffix"})
+"""Drafters that need no model and no memory worth counting: any request may ask for them."""
+
+STREAM_PACINGS = ("burst", "even")
+"""Tokens as they come; or at an even cadence, padded."""
 
 
 @dataclass(frozen=True)
@@ -15,6 +24,12 @@ class Limits:
     body_bytes: int = 2 * 1024 * 1024  # longest request body
     body_seconds: float = 30.0  # a body that takes longer to arrive is given up
     header_bytes: int = 16 * 1024  # all header lines of a request together
+    header_seconds: float = (
+        10.0  # from a connection's, or a request's, first byte to the end of its header lines
+    )
+    idle_seconds: float = 30.0  # a connection without a request is closed
+    stall_seconds: float = 60.0  # a client that does not read what it is sent is left
+    connections: int = 1024  # open at once; fewer where the process may open fewer files
     json_depth: int = 16  # objects and lists inside each other
     object_keys: int = 1024  # keys of one JSON object, token ids of a logit_bias included
     prompts: int = 64  # prompts in one completion request
@@ -42,9 +57,11 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = ()  # web pages that may ask, besides the server's own; "*": all
     limits: Limits = field(default_factory=Limits)
     methods: frozenset[str] = FREE_METHODS  # drafters that a request may ask for
-    speculation: SpeculationConfig | None = None  # of requests that don't ask; None: plain decoding
+    speculation: "SpeculationConfig | None" = None  # of requests that don't ask; None: plain decoding
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)  # of requests that don't say
     show_speculation: bool = True  # acceptance in answers and /health; it tells watchers about the text
-    stream_pacing: str = "burst"  # "burst": tokens are sent as they come; "even": at an even cadence, padded
+    stream_pacing: str = STREAM_PACINGS[0]
+    access_log: bool = False  # a line for every request
     allow_switch: bool = False  # POST /speculation turns guessing off and on for everybody
     drain_seconds: float = 30.0  # how long a stopping server waits for running answers
     tokenize_threads: int = 2  # threads that encode long prompts beside the event loop

@@ -91,6 +91,8 @@ def propose(entries: Sequence[PassEntry], plans: Plans, clock: Callable[[], floa
     for group in by_drafter.values():
         first = group[0][1]
         asks = [_ask(entries[index], plan) for index, plan in group]
+        for index, plan in group:
+            entries[index].request.asked[id(plan.drafter)] = plan.drafter
         began = clock()
         answers = first.drafter.propose(asks)
         seconds = clock() - began

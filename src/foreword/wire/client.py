@@ -1,12 +1,15 @@
 """The engine as the HTTP side sees it, wherever it runs."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.errors import ForewordError
+
+OnLate = Callable[[AnswerDelta | Exception], None]
+"""Hears the ends of answers that nobody waits for any more, or why there will be none."""
 
 
 class EngineState(StrEnum):
@@ -47,10 +50,15 @@ class EngineClient(Protocol):
         """What it can take; `EngineUnavailable` until it has been ready once."""
         ...
 
-    def submit(self, request: NewRequest) -> AsyncGenerator[AnswerDelta, None]:
+    @property
+    def speculating(self) -> bool:
+        """Whether requests are guessed ahead for: the switch for everybody."""
+        ...
+
+    def submit(self, request: NewRequest, on_late: OnLate | None = None) -> AsyncGenerator[AnswerDelta, None]:
         """The deltas of all n answers. They raise `RequestError` if it is refused, `EngineUnavailable` if it dies.
 
-        Closing the iterator before its end aborts the request.
+        Closing the iterator before its end aborts the request; `on_late` then hears the ends of its answers.
         """
         ...
 

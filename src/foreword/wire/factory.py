@@ -13,6 +13,6 @@ def load_engine(start: Start) -> EngineLike:
         dtype=start.dtype,
         device=start.device,
         backend=start.backend,
-        speculation=start.speculation,
+        speculation=start.speculation,  # None: nobody; what "auto" means was decided before
         config=EngineConfig(**start.config),
     )

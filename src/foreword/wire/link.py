@@ -9,7 +9,7 @@ from foreword.engine.answers.ends import OpenAnswers
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.errors import RequestError
 from foreword.wire import frames as wire
-from foreword.wire.client import EngineUnavailable
+from foreword.wire.client import EngineUnavailable, OnLate
 
 _Item = AnswerDelta | Exception
 
@@ -22,12 +22,21 @@ class _Inbox:
     items: "asyncio.Queue[_Item]" = field(default_factory=asyncio.Queue)
 
 
+@dataclass
+class _Left:
+    """A request whose reader has gone and whose end has not come."""
+
+    open: OpenAnswers
+    on_late: OnLate
+
+
 class EngineLink:
     """Lives as long as the engine process does."""
 
     def __init__(self, channel: wire.Channel) -> None:
         self._channel = channel
         self._inboxes: dict[str, _Inbox] = {}
+        self._left: dict[str, _Left] = {}
         self._stats: dict[int, asyncio.Future[EngineStats]] = {}
         self._numbers = count()
         self._broken: str | None = None
@@ -49,8 +58,13 @@ class EngineLink:
         if self._broken is None:
             self._channel.send(message)
 
-    async def answer(self, request: NewRequest) -> AsyncGenerator[AnswerDelta, None]:
-        """Deltas until every one of the request's answers has ended; leaving early aborts it."""
+    async def answer(
+        self, request: NewRequest, on_late: OnLate | None = None
+    ) -> AsyncGenerator[AnswerDelta, None]:
+        """Deltas until every one of the request's answers has ended; leaving early aborts it.
+
+        After that, `on_late` hears how the answers that had not ended did end.
+        """
         if self._broken is not None:
             raise EngineUnavailable(self._broken)
         inbox = self._inboxes[request.request_id] = _Inbox(OpenAnswers(request.params.n))
@@ -65,8 +79,10 @@ class EngineLink:
                     await asyncio.sleep(0)
         finally:
             del self._inboxes[request.request_id]
-            if inbox.open.left:
+            if inbox.open.left and self._broken is None:
                 self.send(wire.Abort(request.request_id))
+                if on_late is not None:
+                    self._left[request.request_id] = _Left(inbox.open, on_late)
 
     async def stats(self, timeout: float) -> EngineStats | None:
         """Ask how the engine is doing."""
@@ -108,10 +124,15 @@ class EngineLink:
                 self.fatal = error
 
     def _put(self, request_id: str, item: _Item) -> None:
-        """Deliver; what comes for a request that nobody waits for any more is dropped."""
+        """Deliver; of a request that nobody reads any more, only the end is of interest."""
         if (inbox := self._inboxes.get(request_id)) is not None:
             inbox.open.note(item)
             inbox.items.put_nowait(item)
+        elif (left := self._left.get(request_id)) is not None:
+            if left.open.note(item):
+                del self._left[request_id]
+            if isinstance(item, Exception) or item.finish_reason is not None:
+                left.on_late(item)
 
     def break_off(self, reason: str) -> None:
         """The engine is gone: tell everybody who waits, and refuse what comes."""
@@ -119,9 +140,9 @@ class EngineLink:
             return
         self._broken = reason
         self._channel.close()
-        for request_id, inbox in self._inboxes.items():
-            if inbox.open.left:
-                self._put(request_id, EngineUnavailable(reason))
+        waiting = [request_id for request_id, inbox in self._inboxes.items() if inbox.open.left]
+        for request_id in [*waiting, *self._left]:
+            self._put(request_id, EngineUnavailable(reason))
         for reply in self._stats.values():
             if not reply.done():
                 reply.set_exception(EngineUnavailable(reason))

@@ -12,7 +12,7 @@ from time import monotonic
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.errors import ForewordError
 from foreword.wire import frames as wire
-from foreword.wire.client import EngineLimits, EngineState, EngineUnavailable
+from foreword.wire.client import EngineLimits, EngineState, EngineUnavailable, OnLate
 from foreword.wire.link import EngineLink
 from foreword.wire.watchdog import wait_until_hung
 
@@ -74,11 +74,16 @@ class Supervisor:
             raise EngineUnavailable("the engine is still starting; try again")
         return self._limits
 
-    def submit(self, request: NewRequest) -> AsyncGenerator[AnswerDelta, None]:
+    @property
+    def speculating(self) -> bool:
+        """Whether requests are guessed ahead for."""
+        return self._speculate
+
+    def submit(self, request: NewRequest, on_late: OnLate | None = None) -> AsyncGenerator[AnswerDelta, None]:
         """The deltas of all n answers."""
         if self._link is None or self._state not in (EngineState.READY, EngineState.DRAINING):
             raise EngineUnavailable(f"the engine is {self._state}; try again")
-        return self._link.answer(request)
+        return self._link.answer(request, on_late)
 
     def speculate(self, on: bool) -> None:
         """Guess ahead or don't, for all requests, also after a restart."""

@@ -56,7 +56,7 @@ def test_only_coupled_hands_the_drafter_the_targets_noise():
         sampler = RequestSampler(SamplingParams(), TokenLimits(9), [1], seed=5, sample=2, rule=rule)
         for _ in range(steps):
             sampler.commit([1])
-        return [int(key) for key in sampler.drafting_keys(np.arange(4))]
+        return [int(key) for key in sampler.drafting().keys(np.arange(4))]
 
     target = [reference.row_key(5, 2, Stream.TARGET, 0, position) for position in range(4)]
     assert keys(Rule.COUPLED, 0) == keys(Rule.COUPLED, 3) == target

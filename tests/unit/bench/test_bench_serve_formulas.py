@@ -30,6 +30,12 @@ def test_a_chunk_of_several_tokens_is_one_gap_and_several_gaps_per_token():
     assert formulas.gaps_per_token(outcome) == [0.5, 0.5, 1.0, 1.0, 1.0, 1.0]
 
 
+def test_the_tokens_of_the_first_chunk_took_no_time():
+    assert formulas.time_per_output_token(answer([11.0, 16.0], [4, 5], usage=9, last=16.0)) == 5.0 / 5
+    assert formulas.time_per_output_token(answer([11.0, 16.0], [4, 5], usage=None, last=16.0)) == 5.0 / 5
+    assert formulas.time_per_output_token(answer([11.0], [4], usage=4, last=11.0)) is None
+
+
 def test_text_without_a_token_of_its_own_leaves_its_gap_to_the_next():
     outcome = answer([11.0, 12.0, 15.0], [1, 0, 2], usage=3, last=15.0)
     assert formulas.gaps_per_token(outcome) == [2.0, 2.0]

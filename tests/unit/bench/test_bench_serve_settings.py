@@ -20,6 +20,8 @@ def test_a_body_holds_what_every_server_knows_and_nothing_of_ours():
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    options = Question("m", continuous_usage=True).body("hi", 0)["stream_options"]
+    assert options == {"include_usage": True, "continuous_usage_stats": True}
     chat = Question("m", "chat")
     assert chat.body("hi", 0)["messages"] == [{"role": "user", "content": "hi"}]
     assert "prompt" not in chat.body("hi", 0)

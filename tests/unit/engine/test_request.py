@@ -2,7 +2,9 @@ import pytest
 
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
-from foreword.engine.request import Request, RequestLimits
+from foreword.engine.messages import DraftShown
+from foreword.engine.request import Identity, Request, RequestLimits
+from foreword.speculation.draft import Draft
 from foreword.speculation.verdict import Verdict
 
 EOS = 2
@@ -69,3 +71,19 @@ def test_a_commit_that_fails_in_the_text_leaves_no_token_behind():
     delta = r.take_delta()
     assert (delta.token_ids, delta.stats.output_tokens, r.output_ids) == ((), 0, [])
     assert int(r.sampler.record["generated"]) == 0
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_drafts_are_told_to_those_who_watch(watched: bool):
+    params = SamplingParams(temperature=0, max_tokens=9)
+    sampler = RequestSampler(params, TokenLimits(50), [5], seed=0)
+    limits = RequestLimits(100, frozenset({EOS}))
+    r = Request(0, [5], params, sampler, limits, Identity(tells_progress=watched))
+    r.commit(Verdict(path=(1,), tokens=(8, 9), draft=Draft((7, 8, 6), (-1, -1, 1), 1)))
+    r.commit(Verdict())  # nothing gained: nothing to tell
+    r.commit(Verdict(tokens=(4,)))
+    drafts = r.take_delta().drafts
+    assert drafts == (
+        (DraftShown((7, 8, 6), (-1, -1, 1), (1,), 2), DraftShown((), (), (), 1)) if watched else ()
+    )
+    assert r.take_delta().drafts == ()

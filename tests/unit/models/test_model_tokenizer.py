@@ -82,6 +82,33 @@ def test_ids_outside_the_vocabulary_add_nothing(tokenizer):
     assert tokenizer.token_bytes(-1) == b""
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|im_start|>user\nhi<|im_end|>\n",
+        "<|im_start|><|im_start|>",
+        "a <|im_end|> b<|endoftext|>",
+        "<|im_<|im_end|>end|>",
+        "<|IM_END|> <|im_end|",
+        "none",
+        "",
+    ],
+)
+def test_names_of_control_tokens_are_parsed_on_request_as_the_library_does(tokenizer, text):
+    parsing = tokenizers.Tokenizer.from_str(tiny_tokenizer_json())
+    ids = tokenizer.encode(text, parse_special=True)
+    assert ids == parsing.encode(text).ids
+    assert (set(ids) & {0, START, END} != set()) == ("<|im_end|>" in text or "<|im_start|>" in text)
+    assert not set(tokenizer.encode(text)) & {0, START, END}
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_which_ids_there_are(tokenizer):
+    assert tokenizer.has_token(0)
+    assert tokenizer.has_token(359)
+    assert not any(map(tokenizer.has_token, (-1, 360, 361, 100_000)))  # secret names are no tokens
+
+
 @pytest.mark.parametrize("text", ["\ud800", "ok \udfff ok"])
 def test_lone_surrogates_are_refused(tokenizer, text):
     with pytest.raises(TokenizerError, match="surrogate"):

@@ -55,6 +55,7 @@ def test_every_label_it_groups_by_exists():
         cohort="x/greedy",
     )
     metrics.note_answer(stats)
+    metrics.note_costs(0, stats)
     metrics.note_engine(EngineStats(drafter_faults={"x/timeout": 1}, step_faults={"draft": 1}), 0)
     metrics.note_refusal(400)
     metrics.success.labels("m", "stop").inc()

@@ -1,5 +1,9 @@
 """Metrics: names that dashboards know, and numbers that add up."""
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
 from prometheus_client import Histogram
 
 from foreword.acceptance.params import SamplingParams
@@ -45,6 +49,8 @@ OUR_NAMES = (
     "spec_decode_rollback_tokens_total",
     "spec_decode_rejected_kv_bytes_total",
     "spec_decode_target_passes_per_output_token",
+    "spec_decode_output_tokens_total",
+    "spec_decode_num_drafts_per_pos_total",
     "spec_decode_drafter_faults_total",
     "spec_decode_drafter_memory_bytes",
     "spec_decode_enabled",
@@ -87,7 +93,7 @@ def test_the_names_are_vllms_behind_our_prefix_and_ours():
 def test_an_answer_is_counted_by_method_and_cohort():
     metrics = Metrics("m")
     metrics.note_answer(STATS)
-    metrics.note_prompt(STATS)
+    metrics.note_costs(0, STATS)
     labels = {"method": "ngram", "cohort": "ngram/greedy"}
     assert value(metrics, "spec_decode_num_drafts_total", **labels) == 4
     assert value(metrics, "spec_decode_num_draft_tokens_total", **labels) == 7
@@ -98,8 +104,17 @@ def test_an_answer_is_counted_by_method_and_cohort():
     assert value(metrics, "spec_decode_rejected_kv_bytes_total", **labels) == 192
     assert value(metrics, "spec_decode_draft_seconds_total", **labels) == 0.5
     assert value(metrics, "spec_decode_target_passes_per_output_token_sum", **labels) == 5 / 9
-    assert value(metrics, "generation_tokens_total") == 9
-    assert value(metrics, "prompt_tokens_total") == 10
+    assert value(metrics, "spec_decode_output_tokens_total", **labels) == 9
+    assert value(metrics, "spec_decode_num_drafts_per_pos_total", **labels, position="1") == 3
+    assert metrics.totals == {"ngram/greedy": STATS}
+
+
+def test_tokens_of_the_first_pass_take_no_time_of_decoding():
+    metrics = Metrics("m")
+    metrics.note_answer(RequestStats(output_tokens=9, first_tokens=4, decode_seconds=1.0))
+    metrics.note_answer(RequestStats(output_tokens=4, first_tokens=4, decode_seconds=0.0))
+    assert value(metrics, "request_time_per_output_token_seconds_sum") == 1.0 / 5
+    assert value(metrics, "request_time_per_output_token_seconds_count") == 1
 
 
 def test_runs_have_the_lengths_that_the_positions_tell():
@@ -154,18 +169,102 @@ def test_the_engines_own_figures():
 def test_a_request_is_measured_from_acceptance_to_end():
     metrics = Metrics("m")
     request = NewRequest("a", (1,), SamplingParams(n=2, max_tokens=5))
-    meter = RequestMeter(metrics, "m", request, 0.0)
+    meter = RequestMeter(metrics, request)
     for index in (0, 1):
         meter.note(AnswerDelta("a", index, "", ()))  # text that is held back is no token
         meter.note(AnswerDelta("a", index, "x", (1,)))
         meter.note(AnswerDelta("a", index, "yz", (2, 3)))
         meter.note(AnswerDelta("a", index, "", (4,), finish_reason="length", stats=STATS))
+    meter.left()
     assert value(metrics, "time_to_first_token_seconds_count") == 2
     assert value(metrics, "inter_token_latency_seconds_count") == 4
     assert value(metrics, "e2e_request_latency_seconds_count") == 2
     assert value(metrics, "request_success_total", finished_reason="length") == 2
-    assert value(metrics, "prompt_tokens_total") == 10  # one prompt, two answers
+    assert value(metrics, "prompt_tokens_total") == 1  # one prompt, two answers
+    assert (
+        value(metrics, "generation_tokens_total") == 18
+    )  # what was not delivered was generated all the same
+    assert value(metrics, "request_success_total", finished_reason="abort") is None
     assert value(metrics, "request_params_n_sum") == 2
+
+
+DRAFTED = RequestStats(
+    prompt_tokens=2,
+    output_tokens=4,
+    passes=2,
+    drafts=2,
+    drafted=5,
+    accepted=2,
+    rollback_tokens=3,
+    method="suffix",
+    cohort="suffix/greedy",
+)
+
+
+def half_an_answer(metrics: Metrics, **request: Any) -> RequestMeter:
+    """Two deltas: of two guesses one was accepted, of three also one."""
+    asked = {"params": SamplingParams(temperature=0), "speculation": {"method": "suffix"}} | request
+    meter = RequestMeter(metrics, NewRequest("a", (1, 2), **asked), "ngram")
+    meter.note(AnswerDelta("a", 0, "x", (1, 2), from_draft=1, drafted=2))
+    meter.note(AnswerDelta("a", 0, "y", (3, 4), from_draft=1, drafted=3))
+    return meter
+
+
+def test_what_was_done_for_a_client_that_has_left_is_counted():
+    metrics = Metrics("m")
+    meter = half_an_answer(metrics)
+    assert value(metrics, "generation_tokens_total") == 4  # when it is done, not at the end
+    assert value(metrics, "prompt_tokens_total") == 2
+    meter.left()
+    assert value(metrics, "request_success_total", finished_reason="abort") == 1
+    assert metrics.totals == {}
+    stats = replace(DRAFTED, output_tokens=6, passes=4)
+    for _ in range(2):
+        meter.note_late(AnswerDelta("a", 0, "", (), finish_reason="abort", stats=stats))
+    assert metrics.totals == {"suffix/greedy": stats}
+    assert value(metrics, "generation_tokens_total") == 6
+    assert value(metrics, "request_success_total", finished_reason="abort") == 1
+
+
+@pytest.mark.parametrize("left_first", [True, False])
+def test_what_was_done_by_an_engine_that_has_died_is_counted_as_far_as_it_was_told(left_first):
+    metrics = Metrics("m")
+    meter = half_an_answer(metrics)
+    if left_first:
+        meter.left()
+        meter.note_late(RuntimeError("the engine has died"))
+    else:
+        meter.lost()
+        meter.left()
+    assert metrics.totals == {"suffix/greedy": DRAFTED}
+    reason = "abort" if left_first else "error"
+    assert value(metrics, "request_success_total", finished_reason=reason) == 1
+    assert value(metrics, "e2e_request_latency_seconds_count") == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "cohort"),
+    [
+        (None, "ngram/greedy"),
+        (True, "ngram/greedy"),
+        (False, "plain/greedy"),
+        ({"method": "suffix"}, "suffix/greedy"),
+        ({"num_speculative_tokens": 3}, "ngram/greedy"),
+    ],
+)
+def test_a_lost_answer_is_counted_with_its_own(setting, cohort):
+    metrics = Metrics("m")
+    half_an_answer(metrics, speculation=setting).lost()
+    assert list(metrics.totals) == [cohort]
+
+
+def test_a_refused_request_is_no_answer():
+    metrics = Metrics("m")
+    meter = RequestMeter(metrics, NewRequest("a", (1,)))
+    meter.refused()
+    meter.left()
+    assert metrics.totals == {}
+    assert "finished_reason" not in metrics.page().decode()
 
 
 def test_costs_of_several_answers_add_up_and_a_prompt_counts_once():

@@ -48,6 +48,8 @@ class CpuWeights:
 class CpuDecoder:
     """A decoder on the CPU kernels."""
 
+    is_shape_invariant = True  # tests/integration/test_shape_invariance.py
+
     def __init__(self, config: ModelConfig, weights: CpuWeights, form: WeightForm, threads: int) -> None:
         from foreword.kernels import _native
 

@@ -41,6 +41,8 @@ class PagedKv:
 class TorchDecoder:
     """A decoder in plain torch: one pass over a `ForwardBatch`, KV in the paged tensors of a store."""
 
+    is_shape_invariant = False  # its matrix products choose another order of summation for other sizes
+
     def __init__(self, config: ModelConfig, weights: DecoderWeights, *, bucketed: bool | None = None) -> None:
         """`bucketed` pads every size of a pass to a power of two; by default on a GPU alone."""
         self.config = config

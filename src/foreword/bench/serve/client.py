@@ -52,8 +52,32 @@ def open_client(address: str, api_key: str | None) -> httpx2.AsyncClient:
     )
 
 
-async def first_model(client: httpx2.AsyncClient) -> str:
-    """The id of the server's first model."""
+@dataclass(frozen=True)
+class ServedModel:
+    """A model of the server's list."""
+
+    name: str
+    owner: str | None = None
+
+    @property
+    def has_continuous_usage(self) -> bool:
+        """Whether the server is known to tell the number of tokens with every chunk."""
+        return self.owner in ("foreword", "vllm")
+
+
+async def served_model(client: httpx2.AsyncClient, name: str = "") -> ServedModel:
+    """The server's model of this name, or its first; with a name, a server that does not tell is no failure."""
+    try:
+        models = await _models(client)
+    except RequestError:
+        if not name:
+            raise
+        return ServedModel(name)
+    found = [model for model in models if not name or model.name == name]
+    return found[0] if found else ServedModel(name)
+
+
+async def _models(client: httpx2.AsyncClient) -> list[ServedModel]:
     try:
         response = await client.get("/v1/models", timeout=MODELS_TIMEOUT)
     except httpx2.HTTPError as error:
@@ -64,12 +88,13 @@ async def first_model(client: httpx2.AsyncClient) -> str:
             "or give a key with --api-key"
         )
     try:
-        name = response.json()["data"][0]["id"]
-    except (ValueError, KeyError, IndexError, TypeError):
-        name = None
-    if not isinstance(name, str):
+        listed = [(entry["id"], entry.get("owned_by")) for entry in response.json()["data"]]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        listed = []
+    models = [ServedModel(name, owner) for name, owner in listed if isinstance(name, str)]
+    if not models:
         raise RequestError(f"{client.base_url}v1/models names no model: name it with --model")
-    return name
+    return models
 
 
 async def ask(client: httpx2.AsyncClient, question: Question, request: Request, timeout: float) -> Outcome:

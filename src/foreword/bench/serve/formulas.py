@@ -36,11 +36,16 @@ def says_tokens(outcome: Outcome) -> bool:
 
 
 def time_per_output_token(outcome: Outcome) -> float | None:
-    """TPOT: (E2E - TTFT) / (output tokens - 1). None: fewer than two tokens, or no text."""
-    ttft, e2e, tokens = time_to_first_token(outcome), end_to_end(outcome), output_tokens(outcome)
-    if ttft is None or e2e is None or tokens < 2:
+    """TPOT: (E2E - TTFT) / (output tokens - those of the first chunk). None: no text, or none after that.
+
+    The tokens of the first chunk all came at TTFT. Where it does not say how many they are, one is assumed.
+    """
+    ttft, e2e = time_to_first_token(outcome), end_to_end(outcome)
+    if ttft is None or e2e is None:
         return None
-    return (e2e - ttft) / (tokens - 1)
+    first = outcome.chunks[0].tokens
+    later = output_tokens(outcome) - (1 if first is None else first)
+    return (e2e - ttft) / later if later > 0 else None
 
 
 def gaps(outcome: Outcome) -> list[float]:

@@ -21,6 +21,9 @@ class Question:
     max_tokens: int = 64  # the answer's bound
     temperature: float = 0.0  # 0 is greedy
     seed: int = 0  # request i is sent with seed + i
+    continuous_usage: bool = (
+        False  # let every chunk say how many tokens there are: not every server knows that
+    )
     extra: Mapping[str, Any] = field(default_factory=dict)  # more fields of the body; they win over ours
 
     def __post_init__(self) -> None:
@@ -39,6 +42,9 @@ class Question:
     def body(self, prompt: str, index: int) -> dict[str, Any]:
         """The JSON of the index-th request."""
         chat = self.endpoint == "chat"
+        options = {"include_usage": True} | (
+            {"continuous_usage_stats": True} if self.continuous_usage else {}
+        )
         text = {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
         return {
             "model": self.model,
@@ -47,7 +53,7 @@ class Question:
             "temperature": self.temperature,
             "seed": self.seed + index,
             "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": options,
             **self.extra,
         }
 

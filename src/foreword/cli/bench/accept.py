@@ -45,10 +45,11 @@ def accept(
     """Milliseconds of judging drafts, and the ratio to the target pass that verified them."""
     from foreword.acceptance.params import SamplingParams
     from foreword.acceptance.rules.rule import Rule
-    from foreword.bench.accept_cost import measure_accept_cost
 
     params, judged_by = SamplingParams(temperature=temperature, top_p=top_p), Rule.parse(rule)
     sizes = parse_sizes("--requests", requests)
+    from foreword.bench.accept_cost import measure_accept_cost
+
     llm = load_llm(model, dtype, device, backend)
     with progress_bar("measuring") as on_progress:
         costs = measure_accept_cost(

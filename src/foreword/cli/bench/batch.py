@@ -47,13 +47,13 @@ def batch(
     Greedy, on the shipped prompts, measured while the batch is full and all prompts are read. Host time is what a
     step takes beside drafting, the forward pass and acceptance.
     """
+    sizes = parse_sizes("--batches", batches)
     from foreword.bench.batch import measure_batches
     from foreword.bench.drafters.plot import require_matplotlib
     from foreword.bench.drafters.prompts import own_prompts
 
     if plot is not None:
         require_matplotlib()
-    sizes = parse_sizes("--batches", batches)
     llm = load_llm(model, dtype, device, backend, speculative_config)
     prompts = [llm.encode(prompt.text) for prompt in own_prompts()]
     with stage_bar() as on_progress:

@@ -67,14 +67,14 @@ def step(
 
     Verifying a guess of n-1 tokens costs a pass over n: the flatter this curve, the more speculation pays.
     """
+    if compare not in ("", "llama.cpp"):
+        raise RequestError(f"--compare knows llama.cpp only, not {compare!r}")
+    sizes = parse_sizes("--tokens", tokens)
     from foreword.bench.drafters.plot import require_matplotlib
     from foreword.bench.step_cost import DecoderTimer, check_sizes, compare_step_cost
 
     if plot is not None:
         require_matplotlib()
-    if compare not in ("", "llama.cpp"):
-        raise RequestError(f"--compare knows llama.cpp only, not {compare!r}")
-    sizes = parse_sizes("--tokens", tokens)
     llm = load_llm(model, dtype, device, backend)
     target = llm.engine.target
     check_sizes([*sizes], context, repeats, target.config.context_length)

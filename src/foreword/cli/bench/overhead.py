@@ -37,11 +37,11 @@ def overhead(
     as_json: JsonOption = False,
 ) -> None:
     """Milliseconds of one draft, the guard's included, relative to target passes at the same context."""
+    lengths = parse_sizes("--contexts", contexts)
     from foreword.bench.drafters.methods import parse_methods
     from foreword.bench.drafters.overhead import VERIFY_ROWS, measure_overhead
 
     wanted = parse_methods(methods)
-    lengths = parse_sizes("--contexts", contexts)
     llm = load_llm(model, dtype, device, backend)
     with stage_bar() as on_progress:
         found = measure_overhead(llm, wanted, lengths, repeats, on_progress)

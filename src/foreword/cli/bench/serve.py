@@ -76,7 +76,8 @@ def serve(
 
     TTFT = first chunk with text - due. E2E = last chunk of the answer - due.
 
-    TPOT = (E2E - TTFT) / (output tokens - 1). Output tokens are those of `usage`; without it, chunks.
+    TPOT = (E2E - TTFT) / (output tokens - those of the first chunk). Output tokens are those of `usage`; without it,
+    chunks. A first chunk that does not say how many tokens it holds counts as one.
 
     ITL = time between two chunks with text. ITL per token = that / tokens of the second chunk, where it says.
 
@@ -97,7 +98,7 @@ def serve(
     clients = DEFAULT_CONCURRENCY if concurrency is None else concurrency
     load = Load(rate, clients, num_requests, duration, timeout, disconnect, seed)
     extra = extra_fields(speculation, extra_body)
-    question = Question(model or "", endpoint, max_tokens, temperature, seed, extra)
+    question = Question(model or "", endpoint, max_tokens, temperature, seed, extra=extra)
     limits = None if goodput is None else parse_limits(goodput)
     address = base_address(url)
     if plot is not None:
@@ -129,12 +130,12 @@ async def _run(
     prompts: "Sequence[BenchPrompt]",
 ) -> "tuple[Question, Run]":
     """The run, and the question with the model's name in it."""
-    from foreword.bench.serve.client import first_model, open_client
+    from foreword.bench.serve.client import open_client, served_model
     from foreword.bench.serve.generator import LoadGenerator
 
     async with open_client(address, api_key) as client:
-        if not question.model:
-            question = replace(question, model=await first_model(client))
+        model = await served_model(client, question.model)
+        question = replace(question, model=model.name, continuous_usage=model.has_continuous_usage)
         with stage_bar() as show:
             on_outcome = _progress(show, load)
             return question, await LoadGenerator(client, question, load).run(prompts, on_outcome)

@@ -52,8 +52,12 @@ def server_overhead(
         path = resolve_model(model, on_progress=on_stage)
     tokenizer = open_checkpoint(path).tokenizer()
     prompts = [encode_prompt(tokenizer, prompt.text) for prompt in islice(cycle(own_prompts()), streams)]
-    options = ["--dtype", dtype, "--device", device, "--backend", backend]
-    options += [] if speculative_config is None else ["--speculative-config", speculative_config]
+    options = ["--dtype", dtype, "--device", device, "--backend", backend, "--generation-config", "none"]
+    options += (
+        ["--speculation", "off"]
+        if speculative_config is None
+        else ["--speculative-config", speculative_config]
+    )
     with served_model(str(path), options) as server, progress_bar(f"loading {model}") as on_progress:
         engine = Engine.load(
             str(path),

@@ -21,6 +21,12 @@ from foreword.cli.console import (
     stderr,
     stdout,
 )
+from foreword.cli.options import (
+    GenerationConfigOption,
+    SpeculationOption,
+    SpeculativeConfigOption,
+    speculation_wish,
+)
 from foreword.errors import ForewordError
 
 if TYPE_CHECKING:
@@ -28,18 +34,18 @@ if TYPE_CHECKING:
     from foreword.cli.chat.session import ChatSession, Outcome
     from foreword.cli.chat.text import Piece
 
-# Blue and orange: told apart by nearly everyone, readable on dark and on light.
+# Blue and orange: told apart by nearly everyone, readable on dark and on light. The page has the same (docs/page.md).
 GUESSED_STYLE = "dodger_blue1"
 OWN_STYLE = "dark_orange"
 
 
 def chat(
     model: ModelOption = DEFAULT_MODEL,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
-    speculative_config: Annotated[
-        str, typer.Option(help="Who guesses ahead, as JSON; /plain in the chat turns it off.")
-    ] = '{"method": "ngram", "num_speculative_tokens": 5}',
+    speculation: SpeculationOption = None,
+    speculative_config: SpeculativeConfigOption = None,
+    generation_config: GenerationConfigOption = "auto",
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
@@ -49,12 +55,17 @@ def chat(
     /help lists the commands. Lines may also come through a pipe: the answers, and nothing else, go to standard output.
     """
     from foreword.acceptance.params import SamplingParams
-    from foreword.cli.chat.session import ChatSession
-    from foreword.drafters.config import SpeculationConfig
 
-    params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
-    speculation = SpeculationConfig.parse(speculative_config).as_mapping()
-    session = ChatSession(load_llm(model, dtype, device, backend), params, speculation)
+    wish = speculation_wish(speculation, speculative_config)
+    SamplingParams(temperature=0 if temperature is None else temperature, max_tokens=max_tokens)
+    from foreword.cli.chat.session import ChatSession
+    from foreword.engine.default_speculation import check_wish, choose_speculation
+
+    check_wish(wish)
+    llm = load_llm(model, dtype, device, backend, None, generation_config)
+    params = llm.loaded.sampling.params(temperature=temperature, max_tokens=max_tokens)
+    config = choose_speculation(wish, llm.loaded.decoder.is_shape_invariant).config
+    session = ChatSession(llm, params, None if config is None else config.as_mapping())
     legend = Text.assemble(("accepted guesses", GUESSED_STYLE), ", ", ("the target's own tokens", OWN_STYLE))
     stderr.print(legend, Text("(/help lists commands, Ctrl-D leaves)", "dim"), soft_wrap=True)
     _prepare_input()

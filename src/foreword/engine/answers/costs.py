@@ -53,7 +53,5 @@ class Costs:
         return sum_stats(self._ends)
 
     def timings(self) -> Timings:
-        """In llama.cpp's names. Of several prompts, everything is added up."""
-        prompts = sum(index == 0 for index, _ in self._ends)
-        in_order = [stats for _, stats in sorted(self._ends, key=lambda end: end[0])]
-        return Timings.of(in_order if prompts == 1 else [self.total()])
+        """In llama.cpp's names."""
+        return Timings.of(self._ends)

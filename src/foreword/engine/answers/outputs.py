@@ -11,12 +11,12 @@ from foreword.engine.messages import RequestStats
 class Timings:
     """Where the time of one request went; names follow llama.cpp."""
 
-    prompt_n: int  # prompt tokens
-    prompt_ms: float  # first pass to first token
+    prompt_n: int  # prompt tokens that were processed; those in cache_n were not
+    prompt_ms: float  # first pass to the first tokens of the last prompt
     prompt_per_second: float
     predicted_n: int  # generated tokens, of all answers
-    predicted_ms: float  # first token to last
-    predicted_per_second: float  # tokens after the first, per second of predicted_ms
+    predicted_ms: float  # the first tokens of any answer to the last of all
+    predicted_per_second: float  # tokens after each answer's first pass, per second of predicted_ms
     queue_ms: float  # arrival to first pass
     cache_n: int  # prompt tokens whose KV was found in the prefix cache
     passes: int  # target passes, prefill included
@@ -24,24 +24,39 @@ class Timings:
     draft_n_accepted: int  # guessed tokens that were committed
 
     @staticmethod
-    def of(answers: Sequence[RequestStats]) -> "Timings":
-        """From the statistics of a request's answers, the first of which computed the prompt."""
-        first = answers[0]
+    def of(ends: Sequence[tuple[int, RequestStats]]) -> "Timings":
+        """From (index, statistics) of the answers of a request, which arrived together and ran at the same time.
+
+        Of every prompt, the answer with index 0 computed it. The tokens of a first pass came with the end of
+        `prompt_ms` and took no time of `predicted_ms`, however many guesses were accepted with them.
+        """
+        answers = [stats for _, stats in ends]
+        leaders = [stats for index, stats in ends if index == 0]
+        began = min(stats.queue_seconds for stats in leaders)
+        prompt_seconds = max(map(_first_token_at, leaders)) - began
+        seconds = max(_first_token_at(s) + s.decode_seconds for s in answers) - min(
+            map(_first_token_at, answers)
+        )
         generated = sum(stats.output_tokens for stats in answers)
-        seconds = max(stats.decode_seconds for stats in answers)
+        cached = sum(stats.cached_tokens for stats in leaders)
+        processed = sum(stats.prompt_tokens for stats in leaders) - cached
         return Timings(
-            prompt_n=first.prompt_tokens,
-            prompt_ms=1e3 * first.prefill_seconds,
-            prompt_per_second=_rate(first.prompt_tokens, first.prefill_seconds),
+            prompt_n=processed,
+            prompt_ms=1e3 * prompt_seconds,
+            prompt_per_second=_rate(processed, prompt_seconds),
             predicted_n=generated,
             predicted_ms=1e3 * seconds,
-            predicted_per_second=_rate(generated - len(answers), seconds),
-            queue_ms=1e3 * first.queue_seconds,
-            cache_n=first.cached_tokens,
+            predicted_per_second=_rate(generated - sum(stats.first_tokens for stats in answers), seconds),
+            queue_ms=1e3 * began,
+            cache_n=cached,
             passes=sum(stats.passes for stats in answers),
             draft_n=sum(stats.drafted for stats in answers),
             draft_n_accepted=sum(stats.accepted for stats in answers),
         )
+
+
+def _first_token_at(stats: RequestStats) -> float:
+    return stats.queue_seconds + stats.prefill_seconds
 
 
 def _rate(count: int, seconds: float) -> float:
@@ -98,7 +113,7 @@ class RequestOutput:
     @property
     def timings(self) -> Timings:
         """Where the time went; of answers that have ended."""
-        return Timings.of([answer.stats or RequestStats() for answer in self.outputs])
+        return Timings.of([(answer.index, answer.stats or RequestStats()) for answer in self.outputs])
 
     def as_json(self) -> dict[str, Any]:
         """One object for machines: the first answer's fields, and all of them under `outputs` if there are more."""

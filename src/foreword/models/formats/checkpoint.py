@@ -52,6 +52,10 @@ class Checkpoint(Protocol):
         """Give back the memory of what was read so far; it can be read again."""
         ...
 
+    def sampling_defaults(self) -> dict[str, float]:
+        """Sampling parameters that the model's makers recommend, by the names of `SamplingParams`."""
+        ...
+
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that came with the model, checked against its vocabulary."""
         ...

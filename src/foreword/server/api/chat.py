@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from time import time
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.engine.answers.collector import Answer
@@ -16,6 +16,7 @@ from foreword.server.api.answer_types import (
     ChatDelta,
     ChatLogprobs,
     ChatMessage,
+    Usage,
     extras_of,
     usage_of,
 )
@@ -25,7 +26,7 @@ from foreword.server.api.logprobs import LogprobWriter
 from foreword.server.api.openai_types import ChatRequest
 from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.sampling_types import check_logprobs
-from foreword.server.api.speculation_override import check_speculation
+from foreword.server.api.stream_usage import StreamUsage
 from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings
 
@@ -33,7 +34,7 @@ from foreword.server.settings import ServerSettings
 async def chat_job(context: ServerContext, body: ChatRequest, caller: Caller) -> Job:
     """Put the conversation into the model's template and word the answer."""
     answer_id = new_id("chatcmpl")
-    speculation = check_speculation(body.speculation, context.settings)
+    speculation = context.speculation(body.speculation)
     ids = await context.prompts.chat(
         body.messages, add_generation_prompt=body.add_generation_prompt is not False
     )
@@ -41,9 +42,9 @@ async def chat_job(context: ServerContext, body: ChatRequest, caller: Caller) ->
     engine, limits = context.engine.limits(), context.settings.limits
     max_tokens = room_for_answer(ids, wanted, engine.max_model_len, limits.prompt_tokens)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = body.sampling_params(max_tokens, logprobs)
+    params = body.sampling_params(max_tokens, logprobs, context.settings.sampling)
     request = NewRequest(answer_id, tuple(ids), params, caller.tenant, speculation)
-    return Job([request], ChatDialect(context, body, answer_id), bool(body.stream))
+    return Job([request], ChatDialect(context, body, answer_id, len(ids)), bool(body.stream))
 
 
 def check_chat(body: ChatRequest, settings: ServerSettings) -> int:
@@ -56,17 +57,17 @@ def check_chat(body: ChatRequest, settings: ServerSettings) -> int:
 class ChatDialect:
     """The newer of OpenAI's two forms."""
 
-    def __init__(self, context: ServerContext, body: ChatRequest, answer_id: str) -> None:
+    def __init__(self, context: ServerContext, body: ChatRequest, answer_id: str, prompt_tokens: int) -> None:
         self._settings = context.settings
         self._logprobs = LogprobWriter(context.prompts.tokenizer)
         self._wants_logprobs = bool(body.logprobs)
-        self._wants_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._n = body.n or 1
+        self._usage = StreamUsage(body.stream_options, [prompt_tokens], self._n)
         self._costs = Costs(self._n)
         self._id = answer_id
         self._created = int(time())
 
-    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatCompletion:
+    def _chunk(self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None) -> ChatCompletion:
         return ChatCompletion(
             self._id,
             self._created,
@@ -74,17 +75,19 @@ class ChatDialect:
             choices,
             object="chat.completion.chunk",
             system_fingerprint=self._settings.fingerprint,
-            usage=None if self._wants_usage else UNSET,
+            usage=usage,
         )
 
     def opening(self) -> Iterable[ChatCompletion]:
         """Whose message it is, for every choice."""
         for choice in range(self._n):
-            yield self._chunk([ChatChunkChoice(choice, ChatDelta(role="assistant", content=""))])
+            opened = ChatChunkChoice(choice, ChatDelta(role="assistant", content=""))
+            yield self._chunk([opened], self._usage.grow(choice))
 
     def chunk(self, choice: int, delta: AnswerDelta) -> ChatCompletion | None:
         """New text, or an end."""
         is_last = self._costs.note(delta)
+        usage = self._usage.grow(choice, len(delta.token_ids))
         told = delta.text or delta.finish_reason or (self._wants_logprobs and delta.token_ids)
         if not told and not delta.prompt_logprobs:
             return None
@@ -96,7 +99,7 @@ class ChatDialect:
             delta.stop_reason,
             UNSET if delta.finish_reason is None else delta.seed,
         )
-        frame = self._chunk([gained])
+        frame = self._chunk([gained], usage)
         if delta.prompt_logprobs:
             frame.prompt_logprobs = self._logprobs.prompt(delta.prompt_logprobs)
         if is_last:
@@ -105,11 +108,7 @@ class ChatDialect:
 
     def closing(self) -> Iterable[ChatCompletion]:
         """The number of tokens, in a chunk without choices, if that is wanted."""
-        if not self._wants_usage:
-            return ()
-        frame = self._chunk([])
-        frame.usage = usage_of(self._costs.total())
-        return (frame,)
+        return (self._chunk([], usage_of(self._costs.total())),) if self._usage.is_wanted else ()
 
     def whole(self, answers: Sequence[Answer], costs: Costs) -> ChatCompletion:
         """All choices."""

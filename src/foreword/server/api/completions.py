@@ -22,7 +22,7 @@ from foreword.server.api.logprobs import LogprobWriter
 from foreword.server.api.openai_types import CompletionRequest
 from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.sampling_types import check_logprobs
-from foreword.server.api.speculation_override import check_speculation
+from foreword.server.api.stream_usage import StreamUsage
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 from foreword.server.settings import ServerSettings
@@ -34,16 +34,17 @@ async def completion_job(context: ServerContext, body: CompletionRequest, caller
     """Encode the prompts and word the answer."""
     limits, engine = context.settings.limits, context.engine.limits()
     answer_id = new_id("cmpl")
-    speculation = check_speculation(body.speculation, context.settings)
+    speculation = context.speculation(body.speculation)
     requests = []
     for number, prompt in enumerate(body.prompts()):
-        ids = prompt if isinstance(prompt, list) else await context.prompts.text(prompt)
+        ids = prompt if isinstance(prompt, list) else await context.prompts.text(prompt, body)
         room = room_for_answer(ids, None, engine.max_model_len, limits.prompt_tokens)
         wanted = min(_DEFAULT_MAX_TOKENS, room) if body.max_tokens is None else body.max_tokens
         max_tokens = room_for_answer(ids, wanted, engine.max_model_len, limits.prompt_tokens)
-        params = body.sampling_params(max_tokens, body.logprobs)
+        params = body.sampling_params(max_tokens, body.logprobs, context.settings.sampling)
         requests.append(NewRequest(f"{answer_id}-{number}", tuple(ids), params, caller.tenant, speculation))
-    return Job(requests, CompletionDialect(context, body, answer_id), bool(body.stream))
+    lengths = [len(request.prompt_token_ids) for request in requests]
+    return Job(requests, CompletionDialect(context, body, answer_id, lengths), bool(body.stream))
 
 
 def check_completion(body: CompletionRequest, settings: ServerSettings) -> int:
@@ -59,12 +60,14 @@ def check_completion(body: CompletionRequest, settings: ServerSettings) -> int:
 class CompletionDialect:
     """The older of OpenAI's two forms."""
 
-    def __init__(self, context: ServerContext, body: CompletionRequest, answer_id: str) -> None:
+    def __init__(
+        self, context: ServerContext, body: CompletionRequest, answer_id: str, prompts: Sequence[int]
+    ) -> None:
         self._settings = context.settings
         self._logprobs = LogprobWriter(context.prompts.tokenizer)
         self._wants_logprobs = body.logprobs is not None
-        self._wants_usage = bool(body.stream_options and body.stream_options.include_usage)
-        self._costs = Costs(len(body.prompts()) * (body.n or 1))
+        self._usage = StreamUsage(body.stream_options, prompts, body.n or 1)
+        self._costs = Costs(len(prompts) * (body.n or 1))
         self._id = answer_id
         self._created = int(time())
         self._offsets: dict[int, int] = {}  # choice -> where its next token's text starts
@@ -82,6 +85,7 @@ class CompletionDialect:
     def chunk(self, choice: int, delta: AnswerDelta) -> Completion | None:
         """New text, or an end."""
         is_last = self._costs.note(delta)
+        usage = self._usage.grow(choice, len(delta.token_ids))
         told = delta.text or delta.finish_reason or (self._wants_logprobs and delta.token_ids)
         if not told and not delta.prompt_logprobs:
             return None
@@ -90,15 +94,14 @@ class CompletionDialect:
         if delta.prompt_logprobs:
             gained.prompt_logprobs = self._logprobs.prompt(delta.prompt_logprobs)
         frame = self._frame([gained])
-        if self._wants_usage:
-            frame.usage = None
+        frame.usage = usage
         if is_last:
             self._add_extras(frame, self._costs)
         return frame
 
     def closing(self) -> Iterable[Completion]:
         """The number of tokens, in a chunk without choices, if that is wanted."""
-        if not self._wants_usage:
+        if not self._usage.is_wanted:
             return ()
         frame = self._frame([])
         frame.usage = usage_of(self._costs.total())

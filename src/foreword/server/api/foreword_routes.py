@@ -29,7 +29,7 @@ def foreword_routes(context: ServerContext) -> APIRouter:
         if body.messages is not None:
             ids = await context.prompts.chat(body.messages, add_generation_prompt=body.add_generation_prompt)
         else:
-            ids = await context.prompts.text(body.prompt or "", add_special_tokens=body.add_special_tokens)
+            ids = await context.prompts.text(body.prompt or "", body)
         longest = context.max_model_len
         known = {} if longest is None else {"max_model_len": longest}
         return json_answer({"tokens": ids, "count": len(ids)} | known)

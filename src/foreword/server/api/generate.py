@@ -17,7 +17,6 @@ from foreword.server.api.openai_types import GenerateRequest
 from foreword.server.api.passes import PassShown, passes_of
 from foreword.server.api.prompts import room_for_answer
 from foreword.server.api.sampling_types import check_logprobs
-from foreword.server.api.speculation_override import check_speculation
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 from foreword.server.settings import ServerSettings
@@ -102,17 +101,15 @@ class GenerateEnd(Struct):
 
 async def generate_job(context: ServerContext, body: GenerateRequest, caller: Caller) -> Job:
     """Encode the prompt as the library does and word the answer."""
-    speculation = check_speculation(
-        body.speculation if body.speculative is None else body.speculative, context.settings
-    )
+    speculation = context.speculation(body.speculation if body.speculative is None else body.speculative)
     if isinstance(body.prompt, str):
-        ids = await context.prompts.prompt(body.prompt, raw=body.raw)
+        ids = await context.prompts.text(body.prompt, body, raw=body.raw)
     else:
         ids = body.prompt
     engine, limits = context.engine.limits(), context.settings.limits
     room = room_for_answer(ids, body.max_tokens, engine.max_model_len, limits.prompt_tokens)
     max_tokens = min(room, _DEFAULT_MAX_TOKENS) if body.max_tokens is None else room
-    params = body.sampling_params(max_tokens, body.logprobs)
+    params = body.sampling_params(max_tokens, body.logprobs, context.settings.sampling)
     request = NewRequest(new_id("gen"), tuple(ids), params, caller.tenant, speculation, progress=body.stream)
     return Job([request], GenerateDialect(context, body), body.stream)
 

@@ -1,5 +1,7 @@
 """OpenAI's routes."""
 
+from collections.abc import Awaitable, Callable
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,6 +12,23 @@ from foreword.server.api.entry import answer_request, json_answer, takes
 from foreword.server.api.openai_types import ChatRequest, CompletionRequest
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
+
+_NOT_HERE = {
+    "/embeddings": "this server generates text and has no embeddings",
+    "/responses": "send messages to /v1/chat/completions",
+    "/moderations": "this server generates text and judges none",
+    "/audio/speech": "this server generates text only",
+    "/audio/transcriptions": "this server takes text only",
+    "/images/generations": "this server generates text only",
+}
+"""OpenAI's routes that clients look for, and what to do instead."""
+
+
+def _refuser(path: str, instead: str) -> Callable[[], Awaitable[Response]]:
+    async def refuse() -> Response:
+        raise ApiError(501, f"/v1{path} is not implemented: {instead}", code="not_implemented")
+
+    return refuse
 
 
 def openai_routes(context: ServerContext) -> APIRouter:
@@ -25,6 +44,9 @@ def openai_routes(context: ServerContext) -> APIRouter:
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
         return await answer_request(context, request, ChatRequest, check_chat, chat_job)
+
+    for path, instead in _NOT_HERE.items():
+        router.add_api_route(path, _refuser(path, instead), methods=["POST"], include_in_schema=False)
 
     @router.get("/models")
     async def models() -> Response:

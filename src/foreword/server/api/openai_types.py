@@ -4,7 +4,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator
 
-from foreword.server.api.sampling_types import SamplingFields, StrictBody, TokenId, TokenIds
+from foreword.server.api.sampling_types import (
+    SamplingFields,
+    SpeculationOverride,
+    StrictBody,
+    TokenId,
+    TokenIds,
+)
 
 NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "response_format": ({"type": "text"},),
@@ -43,10 +49,18 @@ def _unsupported(name: str) -> Any:  # noqa: ANN401 - a type for pydantic
     return Annotated[None, _refuse_unless_neutral(name), WithJsonSchema({"enum": values})]
 
 
+class RawText(StrictBody):
+    """How a text becomes tokens where it does not go through a chat template; vLLM's and llama.cpp's names."""
+
+    add_special_tokens: bool = True  # put those around it that the model was trained with
+    parse_special: bool = True  # names of control tokens in it become those tokens
+
+
 class StreamOptions(StrictBody):
     """What a stream tells besides text."""
 
     include_usage: bool | None = None  # one more chunk at the end, with the number of tokens
+    continuous_usage_stats: bool | None = None  # vLLM's: with include_usage, every chunk says it up to there
     include_obfuscation: bool | None = None  # accepted for OpenAI's clients; nothing is padded
 
 
@@ -91,7 +105,7 @@ _PROMPT_SCHEMA = {
 }
 
 
-class CompletionRequest(OpenAIFields):
+class CompletionRequest(OpenAIFields, RawText):
     """`POST /v1/completions`."""
 
     prompt: Annotated[Any, BeforeValidator(_checked_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
@@ -115,11 +129,27 @@ class TextPart(StrictBody):
     text: str
 
 
+def _text_parts(value: object) -> object:
+    """Say what is wrong with a content before pydantic tries it as everything that it could be."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("must be a text or a list of text parts")
+    for place, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            named = f"of type {kind[:32]!r}" if isinstance(kind, str) else "no object with a type"
+            raise ValueError(
+                f"part {place} is {named}; this server takes text only, no images, audio or files"
+            )
+    return value
+
+
 class Message(StrictBody):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    content: Annotated[str | Annotated[list[TextPart], Field(fail_fast=True)], BeforeValidator(_text_parts)]
     name: str | None = Field(None, max_length=256)  # accepted, not shown to the model
     refusal: None = None  # what OpenAI's client puts into an answer that is sent back
     annotations: Annotated[list[None], Field(max_length=0)] | None = None
@@ -167,7 +197,7 @@ class ChatRequest(OpenAIFields):
         return value
 
 
-class GenerateRequest(SamplingFields):
+class GenerateRequest(SamplingFields, RawText):
     """`POST /generate`: our own route, in the library's words."""
 
     prompt: str | Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
@@ -175,15 +205,14 @@ class GenerateRequest(SamplingFields):
     logprobs: int | None = Field(None, ge=0)
     raw: bool = False  # continue the text as it is; otherwise it is a user's message
     stream: bool = False
-    speculative: bool | dict[str, Any] | None = None  # another name for `speculation`
+    speculative: SpeculationOverride = None  # another name for `speculation`
 
 
-class TokenizeRequest(StrictBody):
+class TokenizeRequest(RawText):
     """`POST /tokenize`: a text or a conversation."""
 
     prompt: str | None = None
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)] | None = None
-    add_special_tokens: bool = True
     add_generation_prompt: bool = True
     model: str | None = Field(None, max_length=512)
 

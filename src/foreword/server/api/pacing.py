@@ -8,9 +8,6 @@ from collections.abc import Sequence
 from math import ceil, log2
 from typing import Final, NamedTuple
 
-PACINGS: Final = ("burst", "even")
-"""As they come; or at an even cadence, padded."""
-
 BLOCK_BYTES: Final = 1024
 """A block holds about three events of OpenAI's form. Longer ones make every later block longer too."""
 

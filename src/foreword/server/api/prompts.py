@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from foreword.engine.prompts import encode_prompt
 from foreword.models.tokenization.tokenizer import Tokenizer
-from foreword.server.api.openai_types import Message
+from foreword.server.api.openai_types import Message, RawText
 from foreword.server.errors import ApiError
 from foreword.server.settings import ServerSettings
 
@@ -23,10 +23,17 @@ class PromptEncoder:
         self._inline_characters = settings.inline_characters
         self._threads = ThreadPoolExecutor(settings.tokenize_threads, thread_name_prefix="tokenize")
 
-    async def text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """A text as it is."""
+    async def text(self, text: str, how: RawText, *, raw: bool = True) -> list[int]:
+        """A text as the library takes it: as it is, or as a user's message if it is not raw."""
         return await self._do(
-            len(text), lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            len(text),
+            lambda: encode_prompt(
+                self.tokenizer,
+                text,
+                raw,
+                parse_special=how.parse_special,
+                add_special_tokens=how.add_special_tokens,
+            ),
         )
 
     async def chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
@@ -41,15 +48,16 @@ class PromptEncoder:
             lambda: self.tokenizer.encode_chat(shown, add_generation_prompt=add_generation_prompt),
         )
 
-    async def prompt(self, text: str, *, raw: bool) -> list[int]:
-        """A text as the library takes it: a user's message, unless it is raw or the model has no chat format."""
-        return await self._do(len(text), lambda: encode_prompt(self.tokenizer, text, raw))
-
     async def back(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """The text of token ids."""
-        return await self._do(
-            len(tokens), lambda: self.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
-        )
+        """The text of token ids; 400 for one that there is not."""
+
+        def decode() -> str:
+            unknown = next((token for token in tokens if not self.tokenizer.has_token(token)), None)
+            if unknown is not None:
+                raise ApiError(400, f"there is no token with the id {unknown}", param="tokens")
+            return self.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+        return await self._do(len(tokens), decode)
 
     async def _do(self, size: int, work: Callable[[], Result]) -> Result:
         """Short work at once, long work in a thread."""

@@ -1,9 +1,11 @@
 """Sampling parameters as they come over HTTP, and their way into the engine's."""
 
+import json
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
+from foreword.acceptance.defaults import SamplingDefaults
 from foreword.acceptance.params import SamplingParams
 from foreword.server.errors import ApiError
 from foreword.server.settings import Limits
@@ -12,7 +14,16 @@ NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Texts = Annotated[list[NonEmpty], Field(fail_fast=True)]
-SpeculationOverride = bool | dict[str, Any] | None
+
+
+def _no_bare_method(value: object) -> object:
+    if value is None or isinstance(value, bool | dict):
+        return value
+    example = value[:32] if isinstance(value, str) else "ngram"
+    raise ValueError(f"must be true, false or an object such as {json.dumps({'method': example})}")
+
+
+SpeculationOverride = Annotated[bool | dict[str, Any] | None, BeforeValidator(_no_bare_method)]
 """`false`: no guessing for this request; an object: who guesses and how far; `true` or null: as the server does."""
 
 
@@ -74,8 +85,10 @@ class SamplingFields(StrictBody):
         for name in ("stop_token_ids", "allowed_token_ids"):
             _at_most(f"length of {name}", len(getattr(self, name) or ()), limits.listed_tokens, param=name)
 
-    def sampling_params(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
-        """The engine's parameters; what was not given keeps the engine's default."""
+    def sampling_params(
+        self, max_tokens: int, logprobs: int | None, defaults: SamplingDefaults
+    ) -> SamplingParams:
+        """The engine's parameters; what was not given is the model's default, or else the engine's."""
         bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
         given: dict[str, Any] = {
             "temperature": self.temperature,
@@ -98,8 +111,7 @@ class SamplingFields(StrictBody):
             "logprobs": logprobs,
             "prompt_logprobs": self.prompt_logprobs,
         }
-        kept = {name: value for name, value in given.items() if value is not None}
-        return SamplingParams(max_tokens=max_tokens, **kept)
+        return defaults.params(max_tokens=max_tokens, **given)
 
 
 def _tuple(values: list[Any] | None) -> tuple[Any, ...] | None:

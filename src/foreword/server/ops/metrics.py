@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from foreword.engine.answers.costs import sum_stats
 from foreword.engine.messages import EngineStats, RequestStats
 
 _SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -24,6 +25,7 @@ class Metrics:
         self._model = model_name
         self._seen: dict[Counter, float] = {}  # totals of the running engine
         self._lives = 0  # restarts until the running engine
+        self.totals: dict[str, RequestStats] = {}  # of all answers that have ended, by cohort
         self._make_gauges()
         self._make_engine_counters()
         self._make_request_metrics()
@@ -107,7 +109,7 @@ class Metrics:
         )
         self.tpot = self._histogram(
             "request_time_per_output_token_seconds",
-            "First to last token, divided by tokens after the first.",
+            "First tokens to last, divided by the tokens after the first pass.",
             _SHORT,
         )
         self.e2e = self._histogram("e2e_request_latency_seconds", "Acceptance to an answer's end.", _LONG)
@@ -128,6 +130,9 @@ class Metrics:
             "spec_decode_num_accepted_tokens_per_pos",
             "Committed guesses by place in the draft.",
             (*_OWN, "position"),
+        )
+        self.drafted_at = self._counters(
+            "spec_decode_num_drafts_per_pos", "Drafts that had a guess at this place.", (*_OWN, "position")
         )
         self.rejected_at = self._counters(
             "spec_decode_num_first_rejections_per_pos",
@@ -153,6 +158,9 @@ class Metrics:
         )
         self.passes = self._counters(
             "spec_decode_target_passes", "Target passes, by answers that took part.", _OWN
+        )
+        self.output_tokens = self._counters(
+            "spec_decode_output_tokens", "Tokens of answers, for tokens per target pass.", _OWN
         )
         self.passes_per_token = self._histograms(
             "spec_decode_target_passes_per_output_token",
@@ -195,35 +203,45 @@ class Metrics:
             counter.inc(total - before)
             self._seen[counter] = total
 
+    def note_outcome(self, reason: str) -> None:
+        """An answer has ended, or was given up."""
+        self.success.labels(self._model, reason).inc()
+
     def note_answer(self, stats: RequestStats) -> None:
-        """A finished answer's costs."""
-        self.generation_tokens.inc(stats.output_tokens)
+        """A whole answer, in the engine's own times."""
         self.request_output.observe(stats.output_tokens)
         self.queue.observe(stats.queue_seconds)
         self.prefill.observe(stats.prefill_seconds)
         self.decode.observe(stats.decode_seconds)
         self.inference.observe(stats.prefill_seconds + stats.decode_seconds)
-        if stats.output_tokens > 1:
-            self.tpot.observe(stats.decode_seconds / (stats.output_tokens - 1))
-        self._note_speculation(stats, (self._model, stats.method or "none", stats.cohort))
+        if (later := stats.output_tokens - stats.first_tokens) > 0:
+            self.tpot.observe(stats.decode_seconds / later)
+        if stats.output_tokens:
+            labels = (self._model, stats.method or "none", stats.cohort)
+            self.passes_per_token.labels(*labels).observe(stats.passes / stats.output_tokens)
 
-    def note_prompt(self, stats: RequestStats) -> None:
-        """A prompt's costs, once however many answers it has."""
-        self.prompt_tokens.inc(stats.prompt_tokens)
-        self.request_prompt.observe(stats.prompt_tokens)
+    def note_prompt(self, tokens: int) -> None:
+        """A prompt has been processed, whatever comes of its answers."""
+        self.prompt_tokens.inc(tokens)
+        self.request_prompt.observe(tokens)
 
-    def _note_speculation(self, stats: RequestStats, labels: tuple[str, str, str]) -> None:
+    def note_costs(self, index: int, stats: RequestStats) -> None:
+        """What an answer has cost, whether it is whole or was given up; `index` among the answers to its prompt."""
+        before = self.totals.get(stats.cohort, RequestStats())
+        self.totals[stats.cohort] = sum_stats(((0, before), (index, stats)))
+        labels = (self._model, stats.method or "none", stats.cohort)
         self.draft_seconds.labels(*labels).inc(stats.draft_seconds)
         self.verify_seconds.labels(*labels).inc(stats.verify_seconds)
         self.accept_seconds.labels(*labels).inc(stats.accept_seconds)
         self.passes.labels(*labels).inc(stats.passes)
-        if stats.output_tokens:
-            self.passes_per_token.labels(*labels).observe(stats.passes / stats.output_tokens)
+        self.output_tokens.labels(*labels).inc(stats.output_tokens)
         self.drafts.labels(*labels).inc(stats.drafts)
         self.drafted.labels(*labels).inc(stats.drafted)
         self.accepted.labels(*labels).inc(stats.accepted)
         self.rollback.labels(*labels).inc(stats.rollback_tokens)
         self.rejected_bytes.labels(*labels).inc(stats.rejected_kv_bytes)
+        for position, drafted in enumerate(stats.drafted_per_position):
+            self.drafted_at.labels(*labels, str(position)).inc(drafted)
         for position, accepted in enumerate(stats.accepted_per_position):
             self.accepted_at.labels(*labels, str(position)).inc(accepted)
         for position, rejected in enumerate(stats.rejected_per_position):

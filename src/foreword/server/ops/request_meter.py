@@ -1,39 +1,133 @@
 """One request's way through the server, as the metrics see it."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from time import monotonic
 
-from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats, cohort_of
 from foreword.server.ops.metrics import Metrics
 
 
-class RequestMeter:
-    """Measures one request from acceptance on."""
+@dataclass
+class _Seen:
+    """What an answer's deltas have told so far."""
 
-    def __init__(self, metrics: Metrics, model: str, request: NewRequest, accepted_at: float) -> None:
+    last: float | None = None  # when its last tokens came
+    tokens: int = 0
+    passes: int = 0  # that gave tokens
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    has_ended: bool = False  # its outcome is counted
+    is_counted: bool = False  # its costs are
+
+    def note(self, delta: AnswerDelta) -> None:
+        self.tokens += len(delta.token_ids)
+        self.passes += 1
+        self.drafts += delta.drafted > 0
+        self.drafted += delta.drafted
+        self.accepted += delta.from_draft
+
+
+class RequestMeter:
+    """Measures one request from acceptance on, and counts what was done for it, however it ends."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        request: NewRequest,
+        default_method: str = "",
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self._metrics = metrics
-        self._model = model
-        self._began = accepted_at
-        self._last: dict[int, float] = {}  # answer -> when its last tokens came
+        self._request = request
+        self._method = _method(request, default_method)
+        self._clock = clock
+        self._began = clock()
+        self._seen = [_Seen() for _ in range(request.params.n)]
         metrics.params_n.observe(request.params.n)
         metrics.params_max.observe(request.params.max_tokens)
 
     def note(self, delta: AnswerDelta) -> None:
         """An answer has grown."""
-        now = monotonic()
         if delta.token_ids:
-            last = self._last.get(delta.index)
-            if last is None:
-                self._metrics.ttft.observe(now - self._began)
-            else:
-                self._metrics.itl.observe((now - last) / len(delta.token_ids))
-            self._last[delta.index] = now
+            self._note_tokens(delta, self._clock())
         if delta.finish_reason is not None:
-            self._note_end(delta, now)
+            self._metrics.e2e.observe(self._clock() - self._began)
+            self._note_outcome(delta.index, delta.finish_reason)
+            self._note_costs(delta.index, delta.stats)
+            if delta.stats is not None:
+                self._metrics.note_answer(delta.stats)
 
-    def _note_end(self, delta: AnswerDelta, now: float) -> None:
-        self._metrics.success.labels(self._model, delta.finish_reason).inc()
-        self._metrics.e2e.observe(now - self._began)
-        if delta.stats is not None:
-            self._metrics.note_answer(delta.stats)
+    def _note_tokens(self, delta: AnswerDelta, now: float) -> None:
+        seen = self._seen[delta.index]
+        if seen.last is None:
+            self._metrics.ttft.observe(now - self._began)
             if delta.index == 0:
-                self._metrics.note_prompt(delta.stats)
+                self._metrics.note_prompt(len(self._request.prompt_token_ids))
+        else:
+            self._metrics.itl.observe((now - seen.last) / len(delta.token_ids))
+        self._metrics.generation_tokens.inc(len(delta.token_ids))
+        seen.last = now
+        seen.note(delta)
+
+    def refused(self) -> None:
+        """The engine does not take the request: nothing was done."""
+        for seen in self._seen:
+            seen.has_ended = seen.is_counted = True
+
+    def lost(self) -> None:
+        """The engine has died: the answers that had not ended are errors, and what is known of them is all there is."""
+        for index, seen in enumerate(self._seen):
+            if not seen.has_ended:
+                self._note_outcome(index, "error")
+            self._note_costs(index, None)
+
+    def left(self) -> None:
+        """Nobody waits any more: the answers that had not ended are aborted; what they cost comes late."""
+        for index in range(len(self._seen)):
+            self._note_outcome(index, "abort")
+
+    def note_late(self, item: AnswerDelta | Exception) -> None:
+        """An answer that nobody waited for has ended, or the engine has died before it could."""
+        if isinstance(item, Exception):
+            self.lost()
+        else:
+            self._note_costs(item.index, item.stats)
+
+    def _note_outcome(self, index: int, reason: str) -> None:
+        if not self._seen[index].has_ended:
+            self._seen[index].has_ended = True
+            self._metrics.note_outcome(reason)
+
+    def _note_costs(self, index: int, stats: RequestStats | None) -> None:
+        """Count an answer's costs, once; without statistics, as far as its deltas have told them."""
+        seen = self._seen[index]
+        if seen.is_counted:
+            return
+        seen.is_counted = True
+        if stats is None:
+            stats = self._partial(seen)
+        self._metrics.generation_tokens.inc(max(stats.output_tokens - seen.tokens, 0))
+        self._metrics.note_costs(index, stats)
+
+    def _partial(self, seen: _Seen) -> RequestStats:
+        return RequestStats(
+            prompt_tokens=len(self._request.prompt_token_ids) if seen.tokens else 0,
+            output_tokens=seen.tokens,
+            passes=seen.passes,
+            drafts=seen.drafts,
+            drafted=seen.drafted,
+            accepted=seen.accepted,
+            rollback_tokens=seen.drafted - seen.accepted,
+            method=self._method,
+            cohort=cohort_of(self._method, self._request.params),
+        )
+
+
+def _method(request: NewRequest, default: str) -> str:
+    """Who drafts for a request; empty: nobody."""
+    setting = request.speculation
+    if isinstance(setting, Mapping):
+        return str(setting.get("method", default))
+    return "" if setting is False else default

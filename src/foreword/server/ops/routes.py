@@ -8,6 +8,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foreword import __version__
+from foreword.engine.answers.costs import sum_stats
 from foreword.engine.messages import EngineStats
 from foreword.server.api.answer_types import speculation_of
 from foreword.server.api.entry import body_of, json_answer, takes
@@ -27,11 +29,18 @@ def ops_routes(context: ServerContext) -> APIRouter:
     """What watches over the server, and the switch where that was asked for."""
     router = APIRouter()
 
+    @router.get("/version")
+    async def version() -> Response:
+        """As vLLM has it."""
+        return json_answer({"version": __version__})
+
+    @router.head("/health", include_in_schema=False)
     @router.get("/health")
     async def health(request: Request) -> Response:
         """How the server is doing; 200 as long as it answers at all."""
         return json_answer(await _health(context, caller_of(request).trusted))
 
+    @router.head("/ready", include_in_schema=False)
     @router.get("/ready")
     async def ready() -> Response:
         """200 if a request would be taken now, else 503."""
@@ -74,12 +83,7 @@ async def _health(context: ServerContext, trusted: bool) -> dict[str, Any]:
     if stats is not None:
         told["engine"] = _engine_figures(stats)
     if context.settings.show_speculation:
-        told["speculation"] = msgspec.structs.asdict(speculation_of(context.totals))
-        if stats is not None:
-            told["speculation"] |= {
-                "enabled": stats.speculating,
-                "cohorts": {name: _cohort_figures(*counts) for name, counts in stats.acceptance.items()},
-            }
+        told["speculation"] = _speculation_figures(context)
     return told
 
 
@@ -98,9 +102,15 @@ def _engine_figures(stats: EngineStats) -> dict[str, Any]:
     }
 
 
-def _cohort_figures(drafts: int, drafted: int, accepted: int) -> dict[str, Any]:
-    rate = accepted / drafted if drafted else 0.0
-    return {"drafts": drafts, "drafted": drafted, "accepted": accepted, "acceptance_rate": rate}
+def _speculation_figures(context: ServerContext) -> dict[str, Any]:
+    """Of all answers that have ended, however; the whole is the sum of the cohorts."""
+    cohorts = context.metrics.totals
+    total = sum_stats((0, stats) for stats in cohorts.values())
+    figures = {name: msgspec.structs.asdict(speculation_of(stats)) for name, stats in cohorts.items()}
+    return msgspec.structs.asdict(speculation_of(total)) | {
+        "enabled": context.engine.speculating,
+        "cohorts": figures,
+    }
 
 
 async def _refresh(context: ServerContext) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from foreword.errors import CheckpointError
 from foreword.models.architectures.architecture import TOP_TENSORS
 from foreword.models.formats.checkpoint import QuantizedTensor, missing_tensor
+from foreword.models.formats.generation import GGUF_KEYS, sampling_values
 from foreword.models.formats.gguf.config import ROPE_FACTORS, gguf_config, gguf_family
 from foreword.models.formats.gguf.file import GgufFile
 from foreword.models.formats.gguf.tokenizer import gguf_tokenizer
@@ -66,6 +67,10 @@ class GgufCheckpoint:
     def release(self) -> None:
         """Let the system take back the mapped pages."""
         self._file.release()
+
+    def sampling_defaults(self) -> dict[str, float]:
+        """Those in the file's metadata."""
+        return sampling_values(self._file.metadata, GGUF_KEYS, str(self.path))
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer in the file's metadata."""

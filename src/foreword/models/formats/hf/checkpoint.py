@@ -13,6 +13,7 @@ from torch import Tensor
 
 from foreword.errors import CheckpointError
 from foreword.models.formats.checkpoint import QuantizedTensor, missing_tensor
+from foreword.models.formats.generation import HF_KEYS, sampling_values
 from foreword.models.formats.hf.config import hf_config
 from foreword.models.formats.hf.tokenizer import hf_tokenizer
 from foreword.models.tokenization.tokenizer import Tokenizer, check_vocab
@@ -67,6 +68,11 @@ class HfCheckpoint:
 
     def release(self) -> None:
         """Nothing to do: every tensor is read into memory of its own."""
+
+    def sampling_defaults(self) -> dict[str, float]:
+        """Those in generation_config.json, if there is one."""
+        file = self.path / "generation_config.json"
+        return sampling_values(read_json_object(file), HF_KEYS, str(file)) if file.exists() else {}
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer in tokenizer.json."""

@@ -32,7 +32,6 @@ export class AnswerView {
     this.figures.textContent = "";
     this.spans = []; // one per pass
     this.passes = [];
-    this.shownUpTo = null; // what a replay has changed last
     this.fences = new FenceReader();
     hideTip();
   }

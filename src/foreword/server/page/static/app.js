@@ -21,6 +21,7 @@ const replay = new Replay(showTime);
 let running = null; // the AbortController of what runs now
 let runs = []; // what is on the page: the first, and plain decoding where it was compared
 let depth = 1; // that the first was asked for with
+let tellsPasses = true; // some servers hide how guessing goes
 
 async function start() {
   try {
@@ -28,8 +29,9 @@ async function start() {
     at("about").textContent = `${settings.model} · guesses ahead, checks every guess, says the same.`;
     offerMethods(settings);
     if (settings.max_model_len) at("max-tokens").max = settings.max_model_len;
-    for (const part of document.querySelectorAll(".guessing, #legend")) part.hidden = !settings.shows_speculation;
-    at("hidden-note").hidden = settings.shows_speculation;
+    tellsPasses = settings.shows_speculation;
+    for (const part of document.querySelectorAll(".guessing, #legend")) part.hidden = !tellsPasses;
+    at("hidden-note").hidden = tellsPasses;
     readAddress();
     applyLook();
     at("key-form").hidden = true;
@@ -86,6 +88,7 @@ async function ask() {
   setBusy(true);
   try {
     at("status").textContent = `Answering with seed ${body.seed} …`;
+    if (matchMedia("(max-width: 40rem)").matches) at("status").scrollIntoView(); // the form fills a small screen
     const first = await decode(guessed, body, body.speculation ? methodName() : "plain");
     at("status").textContent = `Finished. ${withSeed(first.line)}.`;
     if (compares) {
@@ -112,9 +115,8 @@ function clear(body, compares) {
   at("error").textContent = at("verdict").textContent = "";
   at("verdict").className = "";
   at("results").hidden = false;
-  plain.article.hidden = at("race").hidden = !compares;
-  if (at("hidden-note").hidden === false) at("race").hidden = true;
-  at("passes").classList.toggle("empty", body.speculation === false);
+  plain.article.hidden = !compares;
+  at("race").hidden = !compares || !tellsPasses;
   guessed.title.textContent = body.speculation ? `Speculative: ${methodName()}` : "Plain decoding";
   at("keep-seed").hidden = at("seed").value !== "";
   at("keep-seed").dataset.seed = body.seed;
@@ -131,7 +133,9 @@ function examine() {
   if (guessed.passes.some((pass) => pass.guesses.length)) showOutlook(runs[0], same ? runs[1] : null, depth);
   if (!at("race").hidden) race.draw(runs);
   replay.load(runs);
-  select(runs[0].passes.findIndex((pass) => pass.guesses.length && pass.rejected && pass.accepted.length));
+  const { passes } = runs[0];
+  const telling = passes.findIndex((pass) => pass.rejected && pass.accepted.length);
+  select(telling < 0 ? passes.findIndex((pass) => pass.guesses.length) : telling);
 }
 
 function isSame(first, second) {

@@ -6,19 +6,23 @@ const at = (id) => document.getElementById(id);
 
 // Show a pass; one that is `pending` was not judged yet.
 export function showDraft(pass, { pending = false } = {}) {
-  const panel = at("draft");
-  panel.hidden = !pass;
-  if (!pass) return;
+  const holder = at("draft-picture");
+  at("draft").hidden = !pass;
+  if (!pass) {
+    holder.style.minHeight = "";
+    return;
+  }
   at("draft-title").textContent = `Pass ${pass.index + 1}`;
   at("draft-about").textContent = about(pass, pending);
   const picture = pass.branches ? tree(pass, pending) : strip(pass, pending);
   picture.classList.toggle("pending", pending);
-  at("draft-picture").replaceChildren(picture);
+  holder.replaceChildren(picture);
+  holder.style.minHeight = `${holder.offsetHeight}px`; // as high as the highest so far: the text below does not jump
 }
 
 function about(pass, pending) {
   const guesses = `${pass.guesses.length} ${pass.guesses.length === 1 ? "guess" : "guesses"}`;
-  if (pending) return `${guesses}, not checked yet`;
+  if (pending) return pass.guesses.length ? `${guesses}, not checked yet` : "no guesses, one token to come";
   const time = pass.end > pass.begin ? `, ${(pass.end - pass.begin).toFixed(1)} ms` : "";
   const outcome = pass.guesses.length ? `${guesses}, ${pass.accepted.length} accepted` : "no guesses";
   return `${outcome}, ${pass.gained} ${pass.gained === 1 ? "token" : "tokens"} gained${time}`;

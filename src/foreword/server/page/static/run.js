@@ -117,7 +117,8 @@ export class Run {
   }
 
   get rate() {
-    return this.tokens > 1 && this.seconds > 0 ? (this.tokens - 1) / this.seconds : 0;
+    const first = this.passes[0]?.gained ?? 1; // its tokens took no time of decoding
+    return this.tokens > first && this.seconds > 0 ? (this.tokens - first) / this.seconds : 0;
   }
 
   get line() {

@@ -18,7 +18,7 @@ const PRESETS = {
     prompt: "Write a poem about a lighthouse and the sea, in which no line repeats.",
     depth: 5, temperature: 1, "max-tokens": 160,
   },
-  costs: { prompt: "Explain in a few paragraphs why it rains.", depth: 16, temperature: 0.8, "max-tokens": 160 },
+  costs: { prompt: "Explain in a few paragraphs why it rains.", depth: 32, temperature: 0.8, "max-tokens": 160 },
 };
 
 // Methods that this server takes; "default" is what it was started with, whatever that is.

@@ -6,7 +6,9 @@ const FEWEST_DRAFTS = 3; // below that an acceptance is an accident
 
 // Tokens of a pass with so many levels of guesses, each accepted with probability alpha if those before it were.
 export function expectedTokens(alpha, levels) {
-  return alpha < 1 ? (1 - alpha ** (levels + 1)) / (1 - alpha) : levels + 1;
+  if (alpha >= 1) return levels + 1;
+  const log = Math.log(alpha); // (1 - alpha ** (levels + 1)) / (1 - alpha), also where alpha is nearly 1
+  return Math.expm1((levels + 1) * log) / Math.expm1(log);
 }
 
 // The least acceptance whose expected tokens pay for the cost of a pass; null if no acceptance does.

@@ -1,0 +1,73 @@
+"""Options that several commands have, and checks of them that need nothing heavy to be imported."""
+
+import json
+import re
+from typing import Annotated, Any
+
+import typer
+
+from foreword.acceptance.defaults import GENERATION_CONFIGS
+from foreword.errors import RequestError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "q4", "q8_0")
+BACKENDS = ("auto", "cpu", "torch")
+
+SpeculationOption = Annotated[
+    str | None,
+    typer.Option(
+        "--speculation",
+        metavar="auto|off",
+        help="Whether to guess ahead: auto (default) does where no text can change by it, off never.",
+    ),
+]
+SpeculativeConfigOption = Annotated[
+    str | None,
+    typer.Option(help='Who guesses ahead, as JSON: {"method": "ngram", "num_speculative_tokens": 5}.'),
+]
+GenerationConfigOption = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|none",
+        callback=lambda name: one_of("--generation-config", name, GENERATION_CONFIGS),
+        help="Sampling parameters that are not given: auto, as the model's makers recommend; none, ours.",
+    ),
+]
+
+
+def one_of(option: str, value: str, allowed: tuple[str, ...]) -> str:
+    """The value, if it is among those."""
+    if value not in allowed:
+        raise RequestError(f"{option} must be {', '.join(allowed[:-1])} or {allowed[-1]}, not {value!r}")
+    return value
+
+
+def check_device(device: str) -> str:
+    """The device's name, if it can be one."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise RequestError(f"--device must be auto, cpu or cuda, not {device!r}")
+    return device
+
+
+def speculation_wish(speculation: str | None, speculative_config: str | None) -> str:
+    """What the two options mean together, as `LLM` takes it."""
+    if speculation not in (None, "auto", "off"):
+        raise RequestError(
+            f"--speculation is auto or off, not {speculation!r}; a method: --speculative-config"
+        )
+    if speculative_config is None:
+        return speculation or "auto"
+    if speculation is not None:
+        raise RequestError("--speculation and --speculative-config exclude each other; give one")
+    json_object("--speculative-config", speculative_config)
+    return speculative_config
+
+
+def json_object(option: str, text: str) -> dict[str, Any]:
+    """An option that is a JSON object; what it says is checked elsewhere."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{option} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise RequestError(f'{option} must be an object such as {{"method": "ngram"}}')
+    return value

@@ -1,0 +1,40 @@
+"""Options of `foreword serve` that are more than a number: read and refused before anything heavy is imported."""
+
+import os
+import re
+
+from foreword.errors import RequestError
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def memory_size(option: str, text: str) -> int:
+    """A number of bytes, with K, M, G or T for powers of 1024."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+    if size < 1:
+        raise RequestError(f"{option} takes a number of bytes such as 2G or 512M, not {text!r}")
+    return size
+
+
+def api_keys(given: list[str] | None) -> tuple[str, ...]:
+    """The keys of the option, or of the environment."""
+    keys = tuple(given or os.environ.get("FOREWORD_API_KEY", "").split(","))
+    kept = tuple(key.strip() for key in keys if key.strip())
+    if given and len(kept) != len(given):
+        raise RequestError("an API key is empty; leave --api-key out or give one")
+    return kept
+
+
+def listed(option: str | None) -> list[str]:
+    """The entries of an option that takes several, with commas between."""
+    return [entry.strip() for entry in (option or "").split(",") if entry.strip()]
+
+
+def origins(option: str | None) -> tuple[str, ...]:
+    """Origins as browsers name them."""
+    found = tuple(origin.lower().rstrip("/") for origin in listed(option))
+    for origin in found:
+        if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@]+", origin):
+            raise RequestError(f"--cors-origins takes origins such as https://example.org, not {origin!r}")
+    return found

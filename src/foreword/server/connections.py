@@ -1,0 +1,177 @@
+"""Bounds on connections, before anybody has said who they are: how many, how long silent, how slow."""
+
+import asyncio
+import logging
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from foreword.server.settings import Limits
+
+log = logging.getLogger("foreword.server.connections")
+
+_OWN_FILES = 64  # descriptors that are kept for everything but connections
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
+    b'{"error": {"message": "the server has too many connections; try again", '
+    b'"type": "service_unavailable_error", "param": null, "code": "too_many_connections"}}'
+)
+
+
+class Closable(Protocol):
+    """A connection, as far as the limiter is concerned."""
+
+    def abort(self) -> None:
+        """Close it now."""
+        ...
+
+
+class ConnectionLimiter:
+    """Keeps the number of connections bounded.
+
+    Who comes when all places are taken displaces the connection that has been waiting for a request the longest: half
+    a header, or none, keeps no place from others. Connections with a request under way are never displaced.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._waiting: dict[Closable, None] = {}  # for a whole request head, the longest first
+        self._busy: set[Closable] = set()
+
+    def opened(self, connection: Closable) -> bool:
+        """Take a new connection, which waits; False if there is no place for it."""
+        if len(self._waiting) + len(self._busy) >= self._most:
+            log.warning("all %d connections are taken: those that ask nothing are closed", self._most)
+            if not self._waiting:
+                return False
+            longest = next(iter(self._waiting))
+            del self._waiting[longest]
+            longest.abort()
+        self._waiting[connection] = None
+        return True
+
+    def busy(self, connection: Closable) -> None:
+        """A request has come."""
+        if connection in self._waiting:
+            del self._waiting[connection]
+            self._busy.add(connection)
+
+    def idle(self, connection: Closable) -> None:
+        """The request is answered; the connection waits for another."""
+        if connection in self._busy:
+            self._busy.discard(connection)
+            self._waiting[connection] = None
+
+    def closed(self, connection: Closable) -> None:
+        """It is gone."""
+        self._waiting.pop(connection, None)
+        self._busy.discard(connection)
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """How many connections fit the process's file descriptors."""
+
+    connections: int
+    accept_batch: int  # connections that are accepted before the event loop can close any
+
+    @staticmethod
+    def of(limits: Limits) -> "Capacity":
+        """The configured number, or what the descriptors of this process allow."""
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if files == resource.RLIM_INFINITY:
+            files = 1 << 20
+        batch = max(1, min(32, files // 32))
+        # A closed connection keeps its descriptor for some turns of the event loop; in each, others are accepted.
+        spare = min(_OWN_FILES, files // 2) + 4 * batch
+        return Capacity(max(1, min(limits.connections, files - spare)), batch)
+
+
+class _Timer:
+    """One call that is due, unless it is called off."""
+
+    def __init__(self) -> None:
+        self._handle: asyncio.TimerHandle | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._handle is not None
+
+    def start(self, loop: asyncio.AbstractEventLoop, seconds: float, call: Callable[[], None]) -> None:
+        self.cancel()
+        self._handle = loop.call_later(seconds, call)
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle = None
+
+
+class BoundedProtocol(H11Protocol):
+    """Uvicorn's HTTP with the limits that it lacks. `bounded_protocol` makes a class of it for one server."""
+
+    limiter: ClassVar[ConnectionLimiter]
+    limits: ClassVar[Limits]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's
+        super().__init__(*args, **kwargs)
+        self._deadline = _Timer()  # for the head of a request
+        self._stall = _Timer()  # for a client that does not read
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a place, or refuse."""
+        super().connection_made(transport)
+        if self.limiter.opened(self):
+            self._deadline.start(self.loop, self.limits.header_seconds, self.abort)
+        else:
+            transport.write(_REFUSAL)
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Read on; a head that does not become whole in time ends the connection."""
+        super().data_received(data)
+        if self._is_busy:
+            self._deadline.cancel()
+            self.limiter.busy(self)
+        elif not (self._deadline.is_running or self.transport.is_closing()):
+            self._deadline.start(self.loop, self.limits.header_seconds, self.abort)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request; one that was sent ahead is already under way."""
+        super().on_response_complete()
+        if not self._is_busy:
+            self.limiter.idle(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give the place back."""
+        self._deadline.cancel()
+        self._stall.cancel()
+        self.limiter.closed(self)
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client does not read: its buffers are full."""
+        super().pause_writing()
+        self._stall.start(self.loop, self.limits.stall_seconds, self.abort)
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        self._stall.cancel()
+        super().resume_writing()
+
+    def abort(self) -> None:
+        """Close the connection now."""
+        self.transport.abort()
+
+    @property
+    def _is_busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+
+def bounded_protocol(limits: Limits, most: int) -> type[BoundedProtocol]:
+    """The protocol of one server."""
+    shared: dict[str, Any] = {"limiter": ConnectionLimiter(most), "limits": limits}
+    return type("ServerProtocol", (BoundedProtocol,), shared)

@@ -1,0 +1,55 @@
+"""Every request has an id, and a line in the log if that is wanted."""
+
+import logging
+import re
+import secrets
+from time import monotonic
+from urllib.parse import quote
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from foreword.server.settings import ServerSettings
+
+log = logging.getLogger("foreword.access")
+
+REQUEST_ID = "X-Request-Id"
+_USABLE = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")  # nothing that could forge a line of the log
+
+
+class RequestLogMiddleware:
+    """ASGI middleware: `X-Request-Id` as given or fresh, in the request's state, the answer and the access log."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app = app
+        self._logs = settings.access_log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and note how it ends."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(REQUEST_ID, "")
+        request_id = given if _USABLE.fullmatch(given) else f"req-{secrets.token_hex(16)}"
+        scope.setdefault("state", {})["request_id"] = request_id
+        status, size, began = 0, 0, monotonic()
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+            else:
+                size += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            if self._logs:
+                client = (scope.get("client") or ("-",))[0]
+                ms = 1e3 * (monotonic() - began)
+                target = (
+                    f"{scope['method']} {quote(scope['path'])}"  # without the query, which may hold a secret
+                )
+                log.info("%s %s %d %d bytes %.1f ms %s", client, target, status, size, ms, request_id)

@@ -1,0 +1,53 @@
+"""Uvicorn, as this server uses it."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from foreword.server.app import create_app
+from foreword.server.connections import Capacity, bounded_protocol
+from foreword.server.context import ServerContext
+
+LAST_BYTES_SECONDS = 5
+"""After the last answer: for clients to take it."""
+
+_KERNEL_QUEUE = 1024  # connections that wait to be accepted
+
+
+class WebServer(uvicorn.Server):
+    """Uvicorn with bounded connections, and without its signal handling.
+
+    That would end the process by the signal, not with exit code 0.
+    """
+
+    def __init__(self, context: ServerContext) -> None:
+        limits = context.settings.limits
+        capacity = Capacity.of(limits)
+        config = uvicorn.Config(
+            create_app(context),
+            http=bounded_protocol(limits, capacity.connections),
+            h11_max_incomplete_event_size=2 * limits.header_bytes,
+            timeout_keep_alive=round(limits.idle_seconds),
+            backlog=capacity.accept_batch,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=LAST_BYTES_SECONDS,
+        )
+        super().__init__(config)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept few connections at a time, but let many wait: asyncio has one number for both."""
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(_KERNEL_QUEUE)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to us."""
+        yield

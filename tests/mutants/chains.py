@@ -1,0 +1,74 @@
+"""Defects that only show in the law of many texts, or where a chain is longer than one guess."""
+
+from catalogue import Mutant
+
+CHAINS = "tests/statistical/test_chains_of_guesses.py"
+LAW = f"{CHAINS}::test_chains_of_three_keep_the_law"
+ALL_ACCEPTED = f"{CHAINS}::test_a_drafter_that_is_the_target_has_every_guess_accepted"
+
+CHAIN_MUTANTS = (
+    Mutant(
+        28,
+        "all guesses of a chain are drawn with the noise of its first",
+        "drafters/guessed_tree.py",
+        "len(self.request.tokens) + self.depth)",
+        "len(self.request.tokens))",
+        (LAW,),
+    ),
+    Mutant(
+        28,
+        "the noise of a chain's first guess for all: under *coupled* it costs acceptance",
+        "drafters/guessed_tree.py",
+        "len(self.request.tokens) + self.depth)",
+        "len(self.request.tokens))",
+        (f"{ALL_ACCEPTED}[coupled]",),
+    ),
+    Mutant(
+        24,
+        "a drafter tells the q of the level before",
+        "drafters/guessed_tree.py",
+        "        drawn = tuple(self._drawn) if",
+        "        drawn = tuple([*self._drawn[:1], *self._drawn[:-1]]) if",
+        (LAW,),
+    ),
+    Mutant(
+        24,
+        "a drafter tells a q that is a little too flat",
+        "drafters/next_level.py",
+        "kept.log_weights.exp()",
+        "(0.9 * kept.log_weights).exp()",
+        (ALL_ACCEPTED,),
+    ),
+    Mutant(
+        24,
+        "a drafter tells a q that is a little too flat; seen in the law of the texts",
+        "drafters/next_level.py",
+        "kept.log_weights.exp()",
+        "(0.9 * kept.log_weights).exp()",
+        (LAW,),
+    ),
+    Mutant(
+        12,
+        "of several tokens that are committed at once bad words see the newest alone",
+        "acceptance/request.py",
+        "tokens[-len(self.tail) :]",
+        "tokens[-1:]",
+        (f"{CHAINS}::test_bad_words_are_seen_across_several_accepted_guesses",),
+    ),
+    Mutant(
+        16,
+        "a draft is judged again when the text has gone on",
+        "speculation/proposing.py",
+        "known_tokens(draft.rebase(ask.request.tokens), ask.request)",
+        "known_tokens(draft, ask.request)",
+        (f"{CHAINS}::test_a_draft_that_is_handed_in_again_is_not_judged_again",),
+    ),
+    Mutant(
+        7,
+        "a draft model draws padding ids, and its draft is dropped because of what was drawn",
+        "drafters/autoregressive.py",
+        ", vocab_size=vocab_size",
+        "",
+        (f"{CHAINS}::test_a_draft_model_with_padding_ids_keeps_the_law",),
+    ),
+)

@@ -1,0 +1,125 @@
+"""Defects at the seams: dropped drafts, passes under way, what drafters are told, who is billed."""
+
+from catalogue import UNIT, Mutant
+
+GUARD = f"{UNIT}/speculation/test_guarded_drafter.py"
+OVERLAP = f"{UNIT}/speculation/test_overlap.py"
+UNDER_WAY = f"{UNIT}/kv/test_passes_under_way.py"
+SITUATION = f"{UNIT}/speculation/test_situation.py"
+POOL = f"{UNIT}/engine/test_drafter_pool.py"
+HEARD = f"{OVERLAP}::test_a_drafter_hears_every_committed_row_once_with_its_states"
+
+HOUSE_MUTANTS = (
+    Mutant(
+        43,
+        "a drawn node is dropped for the token that came out",
+        "speculation/proposing.py",
+        " if q is None else int(q.ids[-1]) < size",
+        "",
+        (f"{GUARD}::test_a_drawn_node_is_cut_for_its_q_and_never_for_its_token",),
+    ),
+    Mutant(
+        43,
+        "one bad node drops the whole draft",
+        "speculation/proposing.py",
+        "    return draft.keep(is_known)",
+        "    return draft if all(map(is_known, range(len(draft)))) else NO_DRAFT",
+        (f"{GUARD}::test_a_chain_is_cut_where_a_token_does_not_exist",),
+    ),
+    Mutant(
+        43,
+        "a rebased draft keeps the nodes of another branch",
+        "speculation/draft.py",
+        "            if self.parents[below] in kept:",
+        "            if True:",
+        (f"{UNIT}/speculation/test_draft.py",),
+    ),
+    Mutant(
+        45,
+        "pages of a request that failed with NaN stay published",
+        "speculation/transaction.py",
+        "            if verdict.poisoned:",
+        "            if verdict.poisoned and not entry.run:",
+        (f"{OVERLAP}::test_pages_of_a_request_that_failed_with_nan_are_never_found_again",),
+    ),
+    Mutant(
+        47,
+        "a drafter that is cancelled ends the engine",
+        "speculation/guard.py",
+        "        except BaseException as error:  # whatever",
+        "        except Exception as error:  # whatever",
+        (f"{GUARD}::test_nonsense_becomes_an_empty_draft_is_counted_and_logged_once",),
+    ),
+    Mutant(
+        47,
+        "ended requests live on in a drafter that hangs",
+        "speculation/guard.py",
+        "            bare = request.without_text()",
+        "            bare = request",
+        (f"{GUARD}::test_ended_requests_do_not_live_on_in_a_drafter_that_hangs",),
+    ),
+    Mutant(
+        47,
+        "a drafter that is late is asked again at once",
+        "speculation/caller_thread.py",
+        " and self._clock() >= self._rests_until",
+        "",
+        (f"{GUARD}::test_a_drafter_that_is_late_again_and_again_is_asked_ever_less_often",),
+    ),
+    Mutant(
+        48,
+        "a second launch for the same request",
+        "kv/paged_cache.py",
+        "        if any(self.is_busy(sequence) for sequence in sequences):",
+        "        if False:",
+        (f"{OVERLAP}::test_a_second_step_for_the_same_request_is_refused_and_the_first_goes_on",),
+    ),
+    Mutant(
+        48,
+        "moves under way count as done",
+        "kv/row_moves.py",
+        "        self._moving |= self._pending\n",
+        "",
+        (f"{UNDER_WAY}::test_moves_under_way_are_not_done_yet",),
+    ),
+    Mutant(
+        50,
+        "the hidden states of an accepted path are those of the nodes in order of the draft",
+        "speculation/observing.py",
+        "*(first + entry.run + node for node in verdict.path)]",
+        "*(first + entry.run + place for place in range(len(verdict.path)))]",
+        (HEARD,),
+    ),
+    Mutant(
+        50,
+        "the hidden states of another request",
+        "speculation/observing.py",
+        "            rows = entry.run + len(drafts[index]) if drafter.needs.taps else 0",
+        "            rows = 0",
+        (f"{OVERLAP}::test_two_watched_requests_hear_of_their_own_rows",),
+    ),
+    Mutant(
+        41,
+        "a level counts as rejected though the one before it was",
+        "speculation/acceptance_stats.py",
+        "self.reached_per_position[level] += level <= accepted",
+        "self.reached_per_position[level] += 1",
+        (f"{SITUATION}::test_acceptance_is_counted_by_position",),
+    ),
+    Mutant(
+        41,
+        "the cost of a step is what launching it took",
+        "speculation/situation.py",
+        "report.seconds.total - report.seconds.draft",
+        "report.seconds.verify",
+        (f"{SITUATION}::test_a_step_costs_its_whole_time_but_for_drafting",),
+    ),
+    Mutant(
+        41,
+        "drafting is billed to everyone by rows",
+        "engine/ledger.py",
+        "            part.draft_seconds,\n            share",
+        "            share * report.seconds.draft,\n            share",
+        ("tests/integration/test_request_stats.py::test_drafting_is_billed_to_those_who_were_asked",),
+    ),
+)

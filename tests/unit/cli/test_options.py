@@ -1,0 +1,87 @@
+"""Options are read before anything heavy is imported."""
+
+import subprocess
+import sys
+
+import pytest
+
+from foreword.backends import choice
+from foreword.cli import options
+from foreword.cli.options import check_device, json_object, one_of, speculation_wish
+from foreword.errors import RequestError
+from foreword.server import settings
+
+
+def test_the_names_are_those_that_the_engine_knows():
+    assert set(options.DTYPES) == {"auto", *choice.DTYPES, *choice.CPU_DTYPES}
+    assert options.BACKENDS == choice.BACKENDS
+    assert settings.ServerSettings("m").stream_pacing in settings.STREAM_PACINGS
+
+
+def test_the_two_options_mean_one_thing():
+    assert speculation_wish(None, None) == "auto"
+    assert speculation_wish("off", None) == "off"
+    assert speculation_wish(None, '{"method": "ngram"}') == '{"method": "ngram"}'
+    with pytest.raises(RequestError, match="give one"):
+        speculation_wish("off", '{"method": "ngram"}')
+    with pytest.raises(RequestError, match="auto or off"):
+        speculation_wish("ngram", None)
+
+
+def test_names():
+    assert one_of("--x", "a", ("a", "b")) == "a"
+    with pytest.raises(RequestError, match="--x must be a, b or c, not 'd'"):
+        one_of("--x", "d", ("a", "b", "c"))
+    assert check_device("cuda:1") == "cuda:1"
+    with pytest.raises(RequestError, match="device"):
+        check_device("tpu")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "1", "[" * 100_000, "ngram"])
+def test_what_is_no_object_is_refused(text: str):
+    with pytest.raises(RequestError, match="--s"):
+        json_object("--s", text)
+
+
+REFUSE = """
+import sys
+from foreword.cli.main import main
+sys.argv = ["foreword", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    heavy = [name for name in ("torch", "fastapi", "transformers") if name in sys.modules]
+    print(end.code, heavy)
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve", "--stream-pacing", "x"],
+        ["serve", "--dtype", "int7"],
+        ["serve", "--acceptance-rule", "x"],
+        ["serve", "--kv-cache-memory-bytes", "x"],
+        ["serve", "--speculative-config", "{"],
+        ["serve", "--host", "0.0.0.0"],
+        ["serve", "--host", "192.0.2.1", "--insecure"],  # not of this machine: as an occupied port
+        ["generate", "hi", "--temperature", "-1"],
+        ["generate", "hi", "--device", "tpu"],
+        ["generate", "hi", "--backend", "x"],
+        ["generate", "hi", "--speculation", "on"],
+        ["generate", "hi", "--speculative-config", "ngram"],
+        ["generate", "hi", "--generation-config", "vllm"],
+        ["chat", "--max-tokens", "0"],
+        ["chat", "--dtype", "int3"],
+        ["bench", "step", "--tokens", "1,x"],
+        ["bench", "batch", "--batches", "x"],
+        ["bench", "overhead", "--contexts", "x"],
+        ["bench", "drafters", "--dtype", "int7"],
+    ],
+)
+def test_a_bad_option_is_refused_before_anything_heavy_is_imported(arguments: list[str]):
+    run = subprocess.run(
+        [sys.executable, "-c", REFUSE, *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.stdout == "2 []\n"
+    assert len(run.stderr.splitlines()) == 1

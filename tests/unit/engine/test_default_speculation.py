@@ -1,0 +1,43 @@
+import pytest
+
+from foreword.backends.cpu.decoder import CpuDecoder
+from foreword.backends.torch.decoder import TorchDecoder
+from foreword.engine.default_speculation import DEFAULT_SPECULATION, choose_speculation
+from foreword.errors import RequestError
+
+
+def test_auto_guesses_only_where_guesses_cannot_change_a_text():
+    chosen = choose_speculation("auto", is_shape_invariant=True).config
+    assert chosen is not None
+    assert DEFAULT_SPECULATION.items() <= {**chosen.as_mapping(), "method": "suffix"}.items()
+    assert chosen.method == ("suffix",)
+    refused = choose_speculation("auto", is_shape_invariant=False)
+    assert refused.config is None
+    assert "size of a pass" in refused.reason
+    assert CpuDecoder.is_shape_invariant
+    assert not TorchDecoder.is_shape_invariant
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_auto_gives_way_to_a_rule_that_takes_no_trees(rule: str):
+    refused = choose_speculation("auto", True, rule)
+    assert refused.config is None
+    assert rule in refused.reason
+
+
+@pytest.mark.parametrize("wish", [None, "off"])
+def test_off_is_off(wish: str | None):
+    assert choose_speculation(wish, is_shape_invariant=True).config is None
+
+
+@pytest.mark.parametrize("wish", ['{"method": "ngram"}', {"method": "ngram"}])
+def test_what_is_asked_for_by_name_is_used_anywhere(wish: object):
+    chosen = choose_speculation(wish, is_shape_invariant=False).config  # type: ignore[arg-type]
+    assert chosen is not None
+    assert chosen.method == ("ngram",)
+
+
+@pytest.mark.parametrize("wish", ["on", "ngram", "", "{", {"method": "magic"}])
+def test_nonsense_is_refused(wish: object):
+    with pytest.raises(RequestError):
+        choose_speculation(wish, is_shape_invariant=True)  # type: ignore[arg-type]

@@ -1,0 +1,238 @@
+"""Steps under way at once, and what drafters are told of the passes."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap
+from foreword.control.fixed import FixedPolicy
+from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Ask, Commit, DrafterNeeds, DraftRequest
+from foreword.speculation.requests import DraftPlan, PassEntry
+from foreword.speculation.step import Stepper
+from helpers.history_target import HistoryTarget
+from helpers.requests import lone_request
+
+VOCAB = 11
+
+
+def started(cache: PagedCache, prompt: Sequence[int]):
+    request = lone_request(prompt, vocab_size=VOCAB)
+    request.kv = cache.open("", prompt)
+    return request
+
+
+def entry(request) -> PassEntry:
+    return PassEntry.of(request, request.lag)
+
+
+def test_a_second_step_for_the_same_request_is_refused_and_the_first_goes_on():
+    """It would commit the same position twice."""
+    target, cache = HistoryTarget(), PagedCache(8)
+    request = started(cache, [1, 2, 3])
+    stepper = Stepper(target, cache, FixedPolicy())
+    first = stepper.launch([entry(request)])
+    with pytest.raises(AssertionError, match="before the first has ended"):
+        stepper.launch([entry(request)])
+    stepper.resolve(first)
+    assert len(request.output_ids) == 1
+    stepper.step([entry(request)])
+    plain = started(PagedCache(8), [1, 2, 3])
+    cache = PagedCache(8)
+    plain.kv = cache.open()
+    alone = Stepper(HistoryTarget(), cache, FixedPolicy())
+    for _ in range(2):
+        alone.step([entry(plain)])
+    assert request.output_ids == plain.output_ids
+
+
+def test_two_steps_for_different_requests_are_both_right():
+    def texts(overlap: bool) -> list[list[int]]:
+        target, cache, rng = HistoryTarget(), PagedCache(20), random.Random(3)
+        stepper = Stepper(target, cache, FixedPolicy())
+        requests = [started(cache, [rng.randrange(VOCAB) for _ in range(9)]) for _ in range(2)]
+        for _ in range(12):
+            if overlap:
+                launched = [stepper.launch([entry(request)]) for request in requests]
+                for one in launched:
+                    stepper.resolve(one)
+            else:
+                stepper.step([entry(request) for request in requests])
+        return [request.output_ids for request in requests]
+
+    assert texts(overlap=True) == texts(overlap=False)
+
+
+TAPS = (Tap(2), Tap(5, normed=True))
+
+
+class TappedTarget(HistoryTarget):
+    """Its hidden state at a row is (tap's layer, position, token)."""
+
+    def forward(self, batch: ForwardBatch, store: object = None) -> ForwardOutput:
+        output = super().forward(batch, store)
+        rows = batch.hidden_rows.long()
+        hidden = {
+            tap: torch.stack(
+                [torch.full((len(rows),), tap.layer), batch.positions[rows], batch.token_ids[rows]], dim=1
+            )
+            for tap in batch.taps
+        }
+        return ForwardOutput(output.logits, hidden)
+
+
+class Observer:
+    """Guesses trees of which one node in two is right, and writes down what it is told."""
+
+    def __init__(self, needs: DrafterNeeds) -> None:
+        self.needs = needs
+        self.told: list[Commit] = []
+        self._rng = random.Random(0)
+        self.truth: dict[int, list[int]] = {}
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [self._draft(ask) for ask in asks]
+
+    def _draft(self, ask: Ask) -> Draft:
+        truth = self.truth[ask.request.request_id][len(ask.request.tokens) :][: ask.max_depth]
+        tokens, parents, above = [], [], -1
+        for token in truth:
+            level = [token, (token + 1) % VOCAB]
+            self._rng.shuffle(level)
+            here = len(tokens) + level.index(token)
+            tokens += level
+            parents += [above, above]
+            above = here
+        return Draft(tuple(tokens), tuple(parents), len(ask.request.tokens), ask.request.epoch)
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        self.told += commits
+
+    def forget(self, request: DraftRequest) -> None:
+        pass
+
+
+def plain_texts(prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+    cache = PagedCache(40)
+    requests = [started(cache, prompt) for prompt in prompts]
+    stepper = Stepper(HistoryTarget(), cache, FixedPolicy())
+    for _ in range(tokens):
+        stepper.step([entry(request) for request in requests])
+    return [list(request.tokens) for request in requests]
+
+
+@pytest.mark.parametrize("chunk", [3, 64])
+def test_a_drafter_hears_every_committed_row_once_with_its_states(chunk: int):
+    """Prompt chunks, accepted paths of trees and corrections alike; beside a request that nobody watches."""
+    prompts = [[1, 2, 3, 4, 5, 6, 7], [7, 6, 5, 4]]
+    truths = plain_texts(prompts, 30)
+    cache, observer = PagedCache(40), Observer(DrafterNeeds(TAPS, draws=True))
+    stepper = Stepper(TappedTarget(), cache, FixedPolicy())
+    unwatched, watched = (started(cache, prompt) for prompt in prompts)
+    watched.speculation = DraftPlan("observer", observer, 8, 4)
+    observer.truth[watched.request_id] = truths[1]
+    while len(watched.output_ids) < 20:
+        entries = [PassEntry.of(r, min(r.lag, chunk)) for r in (unwatched, watched)]
+        stepper.step(entries)
+    assert watched.tokens == truths[1][: len(watched.tokens)]
+    position = 0
+    for commit in observer.told:
+        assert commit.request.request_id == watched.request_id
+        assert commit.first == position
+        places = list(range(position, position + commit.rows))
+        for tap in TAPS:
+            expected = [[tap.layer, place, watched.tokens[place]] for place in places]
+            assert commit.hidden[tap].tolist() == expected
+        position += commit.rows
+        if len(commit.draft):
+            assert len(commit.draws) == 1 + len(commit.draft)
+            committed = len(commit.request.tokens) - commit.draft.committed_len
+            assert commit.draws[0] == watched.tokens[commit.draft.committed_len]
+            run = commit.draft.committed_len - commit.first
+            assert commit.rows == run + committed - 1  # the newest token has no row yet
+    assert position == watched.kv.computed
+    assert any(len(commit.draft) and commit.rows > 2 for commit in observer.told), "no path was accepted"
+
+
+def test_two_watched_requests_hear_of_their_own_rows():
+    prompts = [[1, 2, 3, 4, 5, 6, 7], [7, 6, 5, 4]]
+    truths = plain_texts(prompts, 30)
+    cache, observer = PagedCache(40), Observer(DrafterNeeds(TAPS))
+    stepper = Stepper(TappedTarget(), cache, FixedPolicy())
+    requests = [started(cache, prompt) for prompt in prompts]
+    for request, truth in zip(requests, truths, strict=True):
+        request.speculation = DraftPlan("observer", observer, 6, 3)
+        observer.truth[request.request_id] = truth
+    for _ in range(6):
+        stepper.step([entry(request) for request in requests])
+    by_number = {request.request_id: request for request in requests}
+    for commit in observer.told:
+        tokens = by_number[commit.request.request_id].tokens
+        heard = [(place, token) for _, place, token in commit.hidden[TAPS[0]].tolist()]
+        places = range(commit.first, commit.first + commit.rows)
+        assert heard == [(place, tokens[place]) for place in places]
+    assert len(observer.told) == 12
+
+
+def test_a_drafter_that_needs_nothing_costs_no_hidden_states():
+    cache, target = PagedCache(8), TappedTarget()
+    request = started(cache, [1, 2, 3])
+    observer = Observer(DrafterNeeds())
+    observer.truth[request.request_id] = []
+    request.speculation = DraftPlan("observer", observer, 2, 2)
+    Stepper(target, cache, FixedPolicy()).step([entry(request)])
+    assert observer.told == []
+
+
+def test_an_observer_that_fails_costs_nobody_anything(caplog: pytest.LogCaptureFixture):
+    class Failing(Observer):
+        def observe(self, commits: Sequence[Commit]) -> None:
+            raise RuntimeError("planted")
+
+    cache = PagedCache(8)
+    request = started(cache, [1, 2, 3])
+    drafter = Failing(DrafterNeeds(TAPS))
+    drafter.truth[request.request_id] = []
+    request.speculation = DraftPlan("failing", drafter, 2, 2)
+    stepper = Stepper(TappedTarget(), cache, FixedPolicy())
+    for _ in range(3):
+        stepper.step([entry(request)])
+    assert len(request.output_ids) == 3
+    assert stepper.faults.counts == {"observe": 3}
+
+
+class PoisonedTarget(HistoryTarget):
+    """NaN logits in one pass."""
+
+    poisoned = False
+
+    def forward(self, batch: ForwardBatch, store: object = None) -> ForwardOutput:
+        output = super().forward(batch, store)
+        if self.poisoned and len(output.logits):
+            output.logits.fill_(torch.nan)
+        return output
+
+
+def test_pages_of_a_request_that_failed_with_nan_are_never_found_again():
+    """Also those that were published before the failure showed: a chunk's rows may have been bad all along."""
+    target, cache = PoisonedTarget(), PagedCache(20, prefix_caching=True)
+    prompt = [place % VOCAB for place in range(3 * PAGE_SIZE + 2)]
+    stepper = Stepper(target, cache, FixedPolicy())
+    bad = started(cache, prompt)
+    stepper.step([PassEntry.of(bad, 2 * PAGE_SIZE)])
+    assert cache.matching_pages("", prompt) == 2
+    target.poisoned = True
+    stepper.step([entry(bad)])
+    assert bad.finish_reason == "error"
+    assert cache.matching_pages("", prompt) == 0
+    cache.close(bad.kv)
+    cache.check_integrity()
+    target.poisoned = False
+    good = started(cache, prompt)
+    assert good.kv.computed == 0
+    stepper.step([entry(good)])
+    assert good.finish_reason is None
+    assert cache.matching_pages("", prompt) == 3
