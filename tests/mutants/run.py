@@ -17,6 +17,7 @@ from chains import CHAIN_MUTANTS
 from ends import END_MUTANTS
 from engine import ENGINE_MUTANTS
 from house import HOUSE_MUTANTS
+from predictions import PREDICTION_MUTANTS
 from rich.console import Console
 from rich.table import Table
 
@@ -94,7 +95,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     parser.add_argument("--bug", type=int, help="only the mutants of this number")
     arguments = parser.parse_args()
-    catalogue = (*MUTANTS, *ENGINE_MUTANTS, *END_MUTANTS, *CHAIN_MUTANTS, *HOUSE_MUTANTS)
+    catalogue = (*MUTANTS, *ENGINE_MUTANTS, *END_MUTANTS, *CHAIN_MUTANTS, *HOUSE_MUTANTS, *PREDICTION_MUTANTS)
     chosen = [mutant for mutant in catalogue if arguments.bug in (None, mutant.bug)]
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory() as folder:

@@ -48,12 +48,18 @@ def _builtin_kinds() -> dict[str, DrafterKind]:
     from foreword.drafters.draft_model import DraftModelConfig, build_draft_model
     from foreword.drafters.layer_skip import LayerSkipConfig, build_layer_skip
     from foreword.drafters.ngram import NgramConfig, NgramDrafter
+    from foreword.drafters.prediction import PredictionConfig, PredictionDrafter
     from foreword.drafters.self_quantized import SelfQuantizedConfig, build_self_quantized
     from foreword.drafters.suffix import SuffixConfig, build_suffix_drafter
 
     kinds = {
         "ngram": DrafterKind(
             "looks the last tokens up earlier in the text", NgramConfig, lambda s, _: NgramDrafter(s)
+        ),
+        "prediction": DrafterKind(
+            "follows the answer that the request's user expects",
+            PredictionConfig,
+            lambda _, __: PredictionDrafter(),
         ),
         "suffix": DrafterKind(
             "continues suffixes seen in this text and in past answers",
