@@ -51,6 +51,28 @@ def test_the_footer_tells_passes_acceptance_and_what_was_drawn_with(tiny_model: 
     assert plain.stdout == run.stdout
 
 
+def test_a_predicted_answer_takes_few_passes(tiny_model: Path, tmp_path: Path):
+    options = [
+        "generate",
+        "the sky",
+        "--model",
+        str(tiny_model),
+        "--seed",
+        "5",
+        "--max-tokens",
+        "40",
+        "--json",
+    ]
+    plain = json.loads(foreword(*options, "--speculation", "off").stdout)
+    (tmp_path / "expected.txt").write_text(plain["text"], encoding="utf-8")
+    run = foreword(*options, "--prediction", str(tmp_path / "expected.txt"))
+    predicted = json.loads(run.stdout)
+    assert predicted["text"] == plain["text"]
+    assert predicted["timings"]["draft_n"] > 0
+    missing = str(tmp_path / "none.txt")
+    assert_one_line_error(foreword(*options, "--prediction", missing), missing, "No such file")
+
+
 def test_doctor_says_whether_guessing_is_on_and_why():
     found = json.loads(foreword("doctor", "--json").stdout.splitlines()[-1])
     assert (found["speculation"] == "suffix") == (found["backend"] == "cpu")

@@ -1,13 +1,19 @@
 """The official client against a server with the fake engine: every field, both ways of answering."""
 
+import json
 import time
 from dataclasses import asdict
 from itertools import product
 
+import msgspec
+import openai
 import pytest
 
+from foreword.acceptance.defaults import SamplingDefaults
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig
+from foreword.engine.messages import RequestStats
+from foreword.server.api.types.answer_types import usage_of
 from foreword.server.settings import Limits, ServerSettings
 from helpers.fake_engine import FakeEngine, expected_tokens, token_text
 from helpers.local_server import local_server
@@ -208,3 +214,47 @@ def test_prompt_logprobs(server, client):
     assert first is None
     assert [set(entry) for entry in rest] == [{"3", "6"}, {"3", "7"}]
     assert rest[0]["6"] == {"logprob": -0.5, "rank": 2, "decoded_token": token_text(6)}
+
+
+def test_what_a_request_does_not_name_is_the_models_default(tiny_model):
+    settings = ServerSettings("tiny", sampling=SamplingDefaults({"temperature": 0.2, "top_p": 0.9}))
+    with local_server(tiny_model, settings, FakeEngine(step_seconds=0.0005)) as server:
+        client = server.openai()
+        for answer in (
+            lambda **given: client.chat.completions.create(model="tiny", messages=MESSAGES, **given),
+            lambda **given: client.completions.create(model="tiny", prompt="hello", **given),
+            lambda **given: server.http().post("/generate", json={"prompt": "hello", **given}),
+        ):
+            answer(max_tokens=2)
+            params = server.engine.requests[-1].params
+            assert (params.temperature, params.top_p) == (0.2, 0.9)
+            answer(max_tokens=2, temperature=1.0)
+            params = server.engine.requests[-1].params
+            assert (params.temperature, params.top_p) == (1.0, 0.9)
+
+
+def test_a_prediction_reaches_the_engine_as_tokens(server, client):
+    tokenizer = server.context.prompts.tokenizer
+    expected = tuple(tokenizer.encode("the sky <|im_end|>", add_special_tokens=False, parse_special=False))
+    parts = [{"type": "text", "text": "the sky "}, {"type": "text", "text": "<|im_end|>"}]
+    for content in ("the sky <|im_end|>", parts):
+        answer = client.chat.completions.create(
+            model="tiny", messages=MESSAGES, max_tokens=4, prediction={"type": "content", "content": content}
+        )
+        assert server.engine.requests[-1].prediction == expected
+        assert answer.usage.completion_tokens_details is None  # the fake engine counts none
+    body = {"prompt": "hello", "max_tokens": 2, "prediction": "the sky <|im_end|>"}
+    assert server.http().post("/generate", json=body).status_code == 200
+    assert server.engine.requests[-1].prediction == expected
+    assert server.http().post("/generate", json={**body, "prediction": [5, 6]}).status_code == 200
+    assert server.engine.requests[-1].prediction == (5, 6)
+    for bad in ({"type": "text", "content": "a"}, {"type": "content"}, "text"):
+        with pytest.raises(openai.BadRequestError, match="prediction"):
+            client.chat.completions.create(model="tiny", messages=MESSAGES, extra_body={"prediction": bad})
+
+
+def test_usage_counts_predicted_tokens_where_there_were_any():
+    counted = usage_of(RequestStats(accepted_prediction_tokens=5, rejected_prediction_tokens=2))
+    told = json.loads(msgspec.json.encode(counted))["completion_tokens_details"]
+    assert told == {"accepted_prediction_tokens": 5, "rejected_prediction_tokens": 2}
+    assert b"completion_tokens_details" not in msgspec.json.encode(usage_of(RequestStats()))

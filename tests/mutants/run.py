@@ -19,6 +19,7 @@ from chains import CHAIN_MUTANTS
 from ends import END_MUTANTS
 from engine import ENGINE_MUTANTS
 from house import HOUSE_MUTANTS
+from predictions import PREDICTION_MUTANTS
 from rich.console import Console
 from rich.table import Table
 
@@ -127,7 +128,7 @@ def main() -> int:
         "--jobs", type=int, default=1, help="mutants that are tried at once, each in its own copy"
     )
     arguments = parser.parse_args()
-    catalogue = (*MUTANTS, *ENGINE_MUTANTS, *END_MUTANTS, *CHAIN_MUTANTS, *HOUSE_MUTANTS)
+    catalogue = (*MUTANTS, *ENGINE_MUTANTS, *END_MUTANTS, *CHAIN_MUTANTS, *HOUSE_MUTANTS, *PREDICTION_MUTANTS)
     chosen = [mutant for mutant in catalogue if arguments.bug in (None, mutant.bug)]
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,7 @@
 """`foreword generate`: answer one prompt."""
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,6 +22,7 @@ from foreword.cli.options import (
     GenerationConfigOption,
     SpeculationOption,
     SpeculativeConfigOption,
+    read_text,
     speculation_wish,
 )
 from foreword.errors import RequestError
@@ -54,6 +56,10 @@ def generate(
     speculation: SpeculationOption = None,
     speculative_config: SpeculativeConfigOption = None,
     generation_config: GenerationConfigOption = "auto",
+    prediction: Annotated[
+        Path | None,
+        typer.Option(help="File with the answer that you expect: where it is right, few passes do."),
+    ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is: no chat template.")
     ] = False,
@@ -85,6 +91,7 @@ def generate(
         "seed": seed,
     }
     SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    expected = None if prediction is None else read_text(prediction)
     llm = load_llm(model, dtype, device, backend, wish, generation_config)
     from foreword.cli.chat.text import visible
 
@@ -96,7 +103,12 @@ def generate(
 
     streamed = not as_json and n == 1
     output = llm.generate(
-        prompt, params, raw=raw, parse_special=parse_special, on_text=show if streamed else None
+        prompt,
+        params,
+        raw=raw,
+        parse_special=parse_special,
+        prediction=expected,
+        on_text=show if streamed else None,
     )[0]
     for answer in output.outputs:
         if answer.error is not None:

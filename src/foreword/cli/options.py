@@ -2,6 +2,8 @@
 
 import json
 import re
+import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -71,3 +73,12 @@ def json_object(option: str, text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError(f'{option} must be an object such as {{"method": "ngram"}}')
     return value
+
+
+def read_text(path: Path) -> str:
+    """A file's text; `-` is standard input."""
+    try:
+        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise RequestError(f"{path} cannot be read: {reason}") from None

@@ -28,6 +28,11 @@ class _Several:
         self._drafters = drafters
         self.needs: DrafterNeeds = reduce(or_, map(needs_of, drafters), NO_NEEDS)
 
+    @property
+    def parts(self) -> Sequence[Drafter]:
+        """Those that are combined."""
+        return self._drafters
+
     def observe(self, commits: Sequence[Commit]) -> None:
         """Tell those that need to know."""
         for drafter in self._drafters:

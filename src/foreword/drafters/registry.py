@@ -46,6 +46,7 @@ _NAMES: dict[Any, str] = {int: "a whole number", (int, float): "a number", str: 
 
 def _builtin_kinds() -> dict[str, DrafterKind]:
     from foreword.drafters.lookup.ngram import NgramConfig, NgramDrafter
+    from foreword.drafters.lookup.prediction import PredictionConfig, PredictionDrafter
     from foreword.drafters.lookup.suffix import SuffixConfig, build_suffix_drafter
     from foreword.drafters.model.draft_model import DraftModelConfig, build_draft_model
     from foreword.drafters.model.layer_skip import LayerSkipConfig, build_layer_skip
@@ -54,6 +55,11 @@ def _builtin_kinds() -> dict[str, DrafterKind]:
     kinds = {
         "ngram": DrafterKind(
             "looks the last tokens up earlier in the text", NgramConfig, lambda s, _: NgramDrafter(s)
+        ),
+        "prediction": DrafterKind(
+            "follows the answer that the request's user expects",
+            PredictionConfig,
+            lambda _, __: PredictionDrafter(),
         ),
         "suffix": DrafterKind(
             "continues suffixes seen in this text and in past answers",

@@ -54,7 +54,7 @@ class EngineCore:
         config, rule = parts.config, Rule.parse(parts.config.acceptance_rule)
         self._policy = FairShare(parts.policy, config.max_draft_share)
         brought = self._policy.drafters()
-        self.drafters = DrafterPool(parts.build_drafter or _no_drafters, rule, parts.speculation, brought)
+        self.drafters = DrafterPool(parts.build_drafter, rule, parts.speculation, brought)
         self.drafters.provided = needs = _needs(self.drafters, brought)
         num_pages = config.num_pages(target, needs.rows)
         self.max_model_len = config.context_length(target, needs.rows)
@@ -106,7 +106,7 @@ class EngineCore:
 
     def is_prepared_for(self, new: NewRequest) -> bool:
         """Whether `prepare` would answer at once, without making a drafter first."""
-        return self.drafters.is_ready(new.speculation)
+        return self.drafters.is_ready(new.speculation, bool(new.prediction))
 
     def prepare(self, new: NewRequest) -> list[Request]:
         """Check a request and make ready what it needs; nothing is queued. Raises `RequestError`."""
@@ -236,9 +236,3 @@ def _needs(drafters: DrafterPool, brought: Sequence[Drafter]) -> DrafterNeeds:
     """What the drafters that are there from the start have to be given."""
     known = [*brought, *([] if drafters.default is None else [drafters.default.drafter])]
     return reduce(or_, map(needs_of, known), NO_NEEDS)
-
-
-def _no_drafters(config: SpeculationConfig) -> Drafter:
-    raise RequestError(
-        f"this engine cannot make drafters, so method {'+'.join(config.method)!r} is not available"
-    )

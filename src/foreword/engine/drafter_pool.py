@@ -2,11 +2,12 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from threading import Lock
 
 from foreword.acceptance.rules.rule import Rule, check_exact
+from foreword.drafters.combined import FirstOf
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import SpeculationSetting, parse_setting
 from foreword.errors import RequestError
@@ -15,6 +16,9 @@ from foreword.speculation.requests import DraftPlan, StepRequest, as_drafter_see
 
 MAX_DRAFTERS = 16
 """Drafters that are kept at hand; the one that was asked for longest ago is let go for another."""
+
+PREDICTED_TOKENS = 8
+"""Guesses per pass for a request that tells what answer it expects, at least: most of them are right."""
 
 Build = Callable[[SpeculationConfig], Drafter]
 
@@ -28,17 +32,18 @@ class DrafterPool:
 
     def __init__(
         self,
-        build: Build,
+        build: Build | None,
         rule: Rule,
         default: SpeculationConfig | None = None,
         brought: Iterable[Drafter] = (),
     ) -> None:
-        """`brought` are drafters that a policy uses for everyone."""
+        """`brought` are drafters that a policy uses for everyone; without `build` there are no others."""
         self._build = build
         self._rule = rule
         self._brought = list(brought)
         self._drafters: dict[str, Drafter] = {}  # at hand, by configuration; the newest last
         self._users: Counter[int] = Counter()  # requests that have not ended, by id() of their drafter
+        self._combined: dict[tuple[int, int], _Predicted] = {}  # by the two drafters' id()
         self._leaving: dict[int, Drafter] = {}  # let go of, by id(), while requests still use them
         self._lock = Lock()  # requests come from any thread
         self._building = Lock()
@@ -56,24 +61,43 @@ class DrafterPool:
             with self._lock:
                 self._let_go(before)
 
-    def resolve(self, setting: SpeculationSetting) -> DraftPlan | None:
+    def resolve(self, setting: SpeculationSetting, has_prediction: bool = False) -> DraftPlan | None:
         """Who drafts for a request with this setting; see `SpeculationConfig.parse`."""
         config = parse_setting(setting, self._default_config)
-        return (
+        plan = (
             self.default if config is self._default_config else None if config is None else self._get(config)
         )
+        return self._predicted(plan) if self._follows(setting, has_prediction) else plan
 
-    def is_ready(self, setting: SpeculationSetting) -> bool:
+    def is_ready(self, setting: SpeculationSetting, has_prediction: bool = False) -> bool:
         """Whether `resolve` would answer at once, without making a drafter."""
         config = parse_setting(setting, self._default_config)
+        wanted = [] if config is None else [config]
+        if self._follows(setting, has_prediction):
+            wanted.append(_prediction())
         with self._lock:
-            return config is None or _key(config) in self._drafters
+            return all(_key(one) in self._drafters for one in wanted)
+
+    def _follows(self, setting: SpeculationSetting, has_prediction: bool) -> bool:
+        """Whether a prediction is used; an engine that makes no drafters leaves it to those that it has."""
+        return has_prediction and setting is not False and self._build is not None
+
+    def _predicted(self, plan: DraftPlan | None) -> DraftPlan:
+        """Who follows the prediction, and behind it whoever drafts anyway: the same, not another of its kind."""
+        first = self._get(_prediction())
+        if plan is None or plan.drafter is first.drafter:
+            return first
+        with self._lock:
+            key = (id(first.drafter), id(plan.drafter))
+            drafter = self._combined.setdefault(key, _Predicted([first.drafter, plan.drafter]))
+        most, depth = max(first.max_nodes, plan.max_nodes), max(first.max_depth, plan.max_depth)
+        return DraftPlan(f"{first.method}+{plan.method}", drafter, most, depth)
 
     def begin(self, request: StepRequest) -> None:
         """A request that may ask its drafter from now on."""
-        if request.speculation is not None:
-            with self._lock:
-                self._users[id(request.speculation.drafter)] += 1
+        with self._lock:
+            for drafter in _held(request.speculation):
+                self._users[id(drafter)] += 1
 
     def end(self, request: StepRequest) -> None:
         """The request has ended: whoever drafted for it drops what it keeps of it. Once for every `begin`."""
@@ -82,8 +106,8 @@ class DrafterPool:
             for drafter in request.asked.values():
                 drafter.forget(seen)
         finally:
-            if request.speculation is not None:
-                self._end_use(request.speculation.drafter)
+            for drafter in _held(request.speculation):
+                self._end_use(drafter)
 
     def _end_use(self, drafter: Drafter) -> None:
         with self._lock:
@@ -130,6 +154,10 @@ class DrafterPool:
         )
 
     def _made(self, config: SpeculationConfig) -> Drafter:
+        if self._build is None:
+            raise RequestError(
+                f"this engine cannot make drafters, so method {'+'.join(config.method)!r} is not available"
+            )
         drafter = self._build(config)
         rows = needs_of(drafter).rows
         if self.provided is not None and not set(rows) <= set(self.provided.rows):
@@ -152,10 +180,28 @@ class DrafterPool:
         drafter = self._drafters.pop(key, None)
         if drafter is None:
             return
+        for pair in [pair for pair in self._combined if id(drafter) in pair]:
+            del self._combined[pair]
         if self._users[id(drafter)]:
             self._leaving[id(drafter)] = drafter
         else:
             close_all([drafter])
+
+
+def _prediction() -> SpeculationConfig:
+    """Who drafts first for such a request."""
+    return SpeculationConfig(("prediction",), num_speculative_tokens=PREDICTED_TOKENS)
+
+
+class _Predicted(FirstOf):
+    """A prediction's drafter and another of the pool's, which counts their users one by one."""
+
+
+def _held(plan: DraftPlan | None) -> Sequence[Drafter]:
+    """The pool's drafters that a plan uses."""
+    if plan is None:
+        return ()
+    return plan.drafter.parts if isinstance(plan.drafter, _Predicted) else (plan.drafter,)
 
 
 def _key(config: SpeculationConfig) -> str:

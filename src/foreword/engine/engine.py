@@ -24,7 +24,7 @@ from foreword.engine.listeners import Listeners
 from foreword.engine.llm import make_core
 from foreword.engine.loader import load_model
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
-from foreword.engine.prompts import Prompt, encode_prompt
+from foreword.engine.prompts import Prediction, Prompt, encode_prediction, encode_prompt
 from foreword.errors import EngineStopped, RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL
 from foreword.models.tokenization.tokenizer import Tokenizer
@@ -137,6 +137,7 @@ class Engine:
         request_id: str | None = None,
         tenant: str = "",
         speculation: SpeculationSetting = None,
+        prediction: Prediction = None,
         raw: bool = False,
         parse_special: bool = True,
     ) -> AsyncIterator[RequestOutput]:
@@ -148,10 +149,11 @@ class Engine:
             raise RequestError("this engine has no tokenizer; submit token ids")
         chosen = params or self._sampling.params()
         ids = encode_prompt(self._tokenizer, prompt, raw, parse_special=parse_special)
+        expected = encode_prediction(self._tokenizer, prediction)
         name = request_id or f"request-{secrets.token_hex(8)}"
         shown = prompt if isinstance(prompt, str) else None
         collector = OutputCollector(name, shown, ids, chosen, self._tokenizer)
-        stream = self.submit(NewRequest(name, tuple(ids), chosen, tenant, speculation))
+        stream = self.submit(NewRequest(name, tuple(ids), chosen, tenant, speculation, prediction=expected))
         try:
             async for delta in stream:
                 collector.take(delta)

@@ -29,6 +29,7 @@ class Intake:
     def admit(self, new: NewRequest) -> list[Request]:
         """The requests of the answers that are wanted; raises `RequestError` for what cannot be answered."""
         self._check_prompt(new.prompt_token_ids)
+        self._check_ids(new.prediction, "prediction")
         params = new.params
         seed = secrets.randbits(53) if params.seed is None else params.seed  # more is lost in JavaScript
         end_ids = self.vocabulary.end_ids
@@ -39,7 +40,8 @@ class Intake:
             self.vocabulary.size, tuple(end_ids), self.vocabulary.bad_word_ids(params.bad_words)
         )
         stops = StopTexts(params.stop_texts, params.include_stop_str_in_output, params.min_tokens)
-        speculation = self.drafters.resolve(new.speculation)
+        prediction = new.prediction[: self.context_length]  # no answer is longer
+        speculation = self.drafters.resolve(new.speculation, bool(prediction))
         requests = [
             Request(
                 next(self._numbers),
@@ -47,7 +49,7 @@ class Intake:
                 params,
                 RequestSampler(params, known, new.prompt_token_ids, seed, sample=index, rule=self.rule),
                 limits,
-                Identity(new.request_id, index, new.tenant, speculation, new.progress, new.prediction),
+                Identity(new.request_id, index, new.tenant, speculation, new.progress, prediction),
                 self.vocabulary.answer_text(stops, new.prompt_token_ids),
             )
             for index in range(params.n)
@@ -60,12 +62,15 @@ class Intake:
     def _check_prompt(self, prompt: Sequence[int]) -> None:
         if not prompt:
             raise RequestError("the prompt has no tokens; give at least one")
-        size = self.vocabulary.size
-        bad = next((t for t in prompt if not isinstance(t, int) or not 0 <= t < size), None)
-        if bad is not None:
-            raise RequestError(f"token id {bad} in the prompt is outside the vocabulary of {size}")
+        self._check_ids(prompt, "prompt")
         if len(prompt) >= self.context_length:
             raise RequestError(
                 f"the prompt has {len(prompt)} tokens and the context holds {self.context_length}, "
                 "at least one of them for the answer; shorten the prompt"
             )
+
+    def _check_ids(self, tokens: Sequence[int], where: str) -> None:
+        size = self.vocabulary.size
+        bad = next((t for t in tokens if not isinstance(t, int) or not 0 <= t < size), None)
+        if bad is not None:
+            raise RequestError(f"token id {bad} in the {where} is outside the vocabulary of {size}")

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import SupportsIndex, TypeVar, cast
 
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig
@@ -15,7 +15,7 @@ from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.default_speculation import SpeculationWish, check_wish, choose_speculation
 from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.messages import NewRequest
-from foreword.engine.prompts import Prompt, encode_prompt
+from foreword.engine.prompts import Prediction, Prompt, encode_prediction, encode_prompt
 from foreword.errors import RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL
 from foreword.progress import Progress
@@ -93,6 +93,7 @@ class LLM:
         raw: bool = False,
         parse_special: bool = True,
         speculation: SpeculationSetting | Sequence[SpeculationSetting] = None,
+        prediction: Prediction | Sequence[Prediction] = None,
         on_text: OnText | None = None,
     ) -> list[RequestOutput]:
         """Answer prompts, all in the same passes.
@@ -100,11 +101,12 @@ class LLM:
         A text prompt of a model with a chat template is sent as a user's message unless `raw`; in raw text control
         tokens' names become those tokens, unless `parse_special` is False. `speculation` is
         False for plain decoding, or the keys of a configuration that differ from the model's; one for all prompts or
-        one for each. `on_text` hears the first of n answers.
+        one for each. `prediction` is the answer that is expected, a text or its token ids, for all prompts or for
+        each: where the answer follows it, it takes few passes. `on_text` hears the first of n answers.
         """
         listed: Sequence[Prompt] = [prompts] if isinstance(prompts, str | Mapping) else prompts
         encoded = [self.encode(prompt, raw, parse_special) for prompt in listed]
-        return self._run(listed, encoded, params, _How(on_text, speculation))
+        return self._run(listed, encoded, params, _How(on_text, speculation, prediction))
 
     def chat(
         self,
@@ -112,12 +114,13 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         speculation: SpeculationSetting | Sequence[SpeculationSetting] = None,
+        prediction: Prediction | Sequence[Prediction] = None,
         on_text: OnText | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several."""
         listed = [messages] if messages and isinstance(messages[0], Mapping) else messages
         encoded = [self.tokenizer.encode_chat(conversation) for conversation in listed]  # type: ignore[arg-type]
-        return self._run([None] * len(encoded), encoded, params, _How(on_text, speculation))
+        return self._run([None] * len(encoded), encoded, params, _How(on_text, speculation, prediction))
 
     def encode(self, prompt: Prompt, raw: bool = False, parse_special: bool = True) -> list[int]:
         """The token ids that `generate` makes of a prompt."""
@@ -134,13 +137,17 @@ class LLM:
             raise RequestError("an LLM answers one call at a time; use foreword.Engine for more")
         chosen_params = _spread(params, len(encoded), "sets of sampling parameters")
         settings = _spread(how.speculation, len(encoded), "speculation settings")
+        predictions = _predictions(how.prediction, len(encoded))
+        expected = [encode_prediction(self.tokenizer, prediction) for prediction in predictions]
         collectors: dict[str, OutputCollector] = {}
         self._is_busy = True
         try:
-            for prompt, ids, given, setting in zip(prompts, encoded, chosen_params, settings, strict=True):
+            for prompt, ids, given, setting, answer in zip(
+                prompts, encoded, chosen_params, settings, expected, strict=True
+            ):
                 name = f"llm-{next(self._numbers)}"
                 chosen = given or self.get_default_sampling_params()
-                self.engine.add(NewRequest(name, tuple(ids), chosen, speculation=setting))
+                self.engine.add(NewRequest(name, tuple(ids), chosen, speculation=setting, prediction=answer))
                 shown = prompt if isinstance(prompt, str) else None
                 collectors[name] = OutputCollector(name, shown, ids, chosen, self.tokenizer)
             self._finish(collectors, how.on_text)
@@ -165,6 +172,7 @@ class _How:
 
     on_text: OnText | None
     speculation: "SpeculationSetting | Sequence[SpeculationSetting]"
+    prediction: "Prediction | Sequence[Prediction]"
 
 
 def make_core(
@@ -192,3 +200,10 @@ def _spread(given: "_Given | Sequence[_Given]", count: int, what: str) -> "Seque
     if len(given) != count:
         raise RequestError(f"{count} prompts need 1 or {count} {what}, not {len(given)}")
     return given
+
+
+def _predictions(given: "Prediction | Sequence[Prediction]", count: int) -> "Sequence[Prediction]":
+    """One for every prompt; a list of token ids is one for all."""
+    if isinstance(given, str | None) or all(isinstance(entry, SupportsIndex) for entry in given):
+        return [cast("Prediction", given)] * count
+    return _spread(cast("Sequence[Prediction]", given), count, "predictions")

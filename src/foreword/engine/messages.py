@@ -56,6 +56,8 @@ class RequestStats:
     rejected_per_position: tuple[int, ...] = ()  # drafts whose first guess that was not committed is there
     rollback_tokens: int = 0  # guesses that were computed and thrown away
     rejected_kv_bytes: int = 0  # KV memory that was written for them
+    accepted_prediction_tokens: int = 0  # of the expected answer, those that the ended answer has
+    rejected_prediction_tokens: int = 0  # and those that it has not
     preemptions: int = 0  # times that its KV was given up and computed again
     method: str = ""  # who drafted; empty: nobody
     cohort: str = ""  # the class of requests that it is counted with

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler
+from foreword.drafters.lookup.prediction import count_followed
 from foreword.engine.answers.text import AnswerText
 from foreword.engine.ledger import RequestLedger
 from foreword.engine.messages import AnswerDelta, DraftShown, RequestStats, cohort_of, sampling_kind
@@ -198,6 +199,8 @@ class Request:
         ledger, acceptance = self.ledger, self.acceptance
         # A drafter that was never asked, because guessing is switched off or never paid, did not draft.
         method = self.speculation.method if self.speculation is not None and acceptance.asks else ""
+        has_ended = self.prediction and self.finish_reason is not None
+        predicted = count_followed(self.prediction, self.output_ids) if has_ended else 0
         thrown_away = acceptance.drafted - acceptance.accepted
         return RequestStats(
             prompt_tokens=self.prompt_len,
@@ -220,6 +223,10 @@ class Request:
             rejected_per_position=tuple(acceptance.rejected_per_position),
             rollback_tokens=thrown_away,
             rejected_kv_bytes=thrown_away * self.kv_bytes_per_row,
+            accepted_prediction_tokens=predicted,
+            rejected_prediction_tokens=len(self.prediction) - predicted
+            if self.finish_reason is not None
+            else 0,
             preemptions=ledger.preemptions,
             method=method,
             cohort=cohort_of(method, self.params),

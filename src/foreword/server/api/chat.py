@@ -25,7 +25,7 @@ from foreword.server.api.types.answer_types import (
     extras_of,
     usage_of,
 )
-from foreword.server.api.types.openai_types import ChatRequest
+from foreword.server.api.types.openai_types import ChatRequest, joined
 from foreword.server.api.types.sampling_types import check_logprobs
 from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings
@@ -43,7 +43,9 @@ async def chat_job(context: ServerContext, body: ChatRequest, caller: Caller) ->
     max_tokens = room_for_answer(ids, wanted, engine.max_model_len, limits.prompt_tokens)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = body.sampling_params(max_tokens, logprobs, context.settings.sampling)
-    request = NewRequest(answer_id, tuple(ids), params, caller.tenant, speculation)
+    expected = None if body.prediction is None else joined(body.prediction.content)
+    prediction = await context.prompts.prediction(expected, engine.max_model_len)
+    request = NewRequest(answer_id, tuple(ids), params, caller.tenant, speculation, prediction=prediction)
     return Job([request], ChatDialect(context, body, answer_id, len(ids)), bool(body.stream))
 
 

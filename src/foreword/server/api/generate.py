@@ -117,7 +117,10 @@ async def generate_job(context: ServerContext, body: GenerateRequest, caller: Ca
     room = room_for_answer(ids, body.max_tokens, engine.max_model_len, limits.prompt_tokens)
     max_tokens = min(room, _DEFAULT_MAX_TOKENS) if body.max_tokens is None else room
     params = body.sampling_params(max_tokens, body.logprobs, context.settings.sampling)
-    request = NewRequest(new_id("gen"), tuple(ids), params, caller.tenant, speculation, progress=body.stream)
+    prediction = await context.prompts.prediction(body.prediction, engine.max_model_len)
+    request = NewRequest(
+        new_id("gen"), tuple(ids), params, caller.tenant, speculation, body.stream, prediction
+    )
     return Job([request], GenerateDialect(context, body), body.stream)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from foreword.engine.prompts import encode_prompt
+from foreword.engine.prompts import Prediction, encode_prediction, encode_prompt
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.server.api.types.openai_types import Message, RawText
 from foreword.server.errors import ApiError
@@ -47,6 +47,11 @@ class PromptEncoder:
             sum(len(message["content"]) for message in shown),
             lambda: self.tokenizer.encode_chat(shown, add_generation_prompt=add_generation_prompt),
         )
+
+    async def prediction(self, expected: Prediction, max_model_len: int) -> tuple[int, ...]:
+        """The answer that a user expects; no answer is longer than the context."""
+        encoded = await self._do(len(expected or ()), lambda: encode_prediction(self.tokenizer, expected))
+        return encoded[:max_model_len]
 
     async def back(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of token ids; 400 for one that there is not."""

@@ -15,6 +15,13 @@ class CachedTokens(Struct, frozen=True):
     cached_tokens: int  # found in the prefix cache
 
 
+class PredictedTokens(Struct, frozen=True):
+    """Detail of the answer's count: of the prediction's tokens, those that are in it and those that aren't."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(Struct, frozen=True, omit_defaults=True):
     """How many tokens were read and written."""
 
@@ -22,6 +29,7 @@ class Usage(Struct, frozen=True, omit_defaults=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens | UnsetType = UNSET
+    completion_tokens_details: PredictedTokens | UnsetType = UNSET  # if there was a prediction
 
 
 class Speculation(Struct, frozen=True):
@@ -162,7 +170,10 @@ class ChatCompletion(Struct):
 def usage_of(stats: RequestStats) -> Usage:
     """Token counts of a request."""
     total = stats.prompt_tokens + stats.output_tokens
-    return Usage(stats.prompt_tokens, stats.output_tokens, total, CachedTokens(stats.cached_tokens))
+    cached = CachedTokens(stats.cached_tokens)
+    predicted = PredictedTokens(stats.accepted_prediction_tokens, stats.rejected_prediction_tokens)
+    given = predicted.accepted_prediction_tokens + predicted.rejected_prediction_tokens
+    return Usage(stats.prompt_tokens, stats.output_tokens, total, cached, predicted if given else UNSET)
 
 
 def speculation_of(stats: RequestStats) -> Speculation:

@@ -21,7 +21,6 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "function_call": ("none", "auto"),
     "audio": (),
     "modalities": (["text"],),
-    "prediction": (),
     "reasoning_effort": (),
     "service_tier": ("auto", "default"),
     "store": (False,),
@@ -145,6 +144,11 @@ def _text_parts(value: object) -> object:
     return value
 
 
+def joined(content: str | list[TextPart]) -> str:
+    """The text of a content, whichever form it has."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
 class Message(StrictBody):
     """One message of a conversation."""
 
@@ -159,8 +163,15 @@ class Message(StrictBody):
 
     def as_template_sees_it(self) -> dict[str, str]:
         """Role and text. What OpenAI now calls a developer is a system to every chat template."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        text = joined(self.content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class PredictedContent(StrictBody):
+    """The answer that the user expects, in OpenAI's form."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
 
 
 class ChatRequest(OpenAIFields):
@@ -169,6 +180,7 @@ class ChatRequest(OpenAIFields):
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
+    prediction: PredictedContent | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
     add_generation_prompt: bool | None = None
@@ -182,7 +194,6 @@ class ChatRequest(OpenAIFields):
     function_call: _unsupported("function_call") = None  # type: ignore[valid-type]
     audio: _unsupported("audio") = None  # type: ignore[valid-type]
     modalities: _unsupported("modalities") = None  # type: ignore[valid-type]
-    prediction: _unsupported("prediction") = None  # type: ignore[valid-type]
     reasoning_effort: _unsupported("reasoning_effort") = None  # type: ignore[valid-type]
     service_tier: _unsupported("service_tier") = None  # type: ignore[valid-type]
     store: _unsupported("store") = None  # type: ignore[valid-type]
@@ -203,6 +214,7 @@ class GenerateRequest(SamplingFields, RawText):
     prompt: str | Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
     max_tokens: int | None = Field(None, ge=1)
     logprobs: int | None = Field(None, ge=0)
+    prediction: str | Annotated[list[TokenId], Field(fail_fast=True)] | None = None  # the expected answer
     raw: bool = False  # continue the text as it is; otherwise it is a user's message
     stream: bool = False
     speculative: SpeculationOverride = None  # another name for `speculation`
