@@ -52,7 +52,17 @@ def test_the_footer_tells_passes_acceptance_and_what_was_drawn_with(tiny_model: 
 
 
 def test_a_predicted_answer_takes_few_passes(tiny_model: Path, tmp_path: Path):
-    options = ["generate", "the sky", "--model", str(tiny_model), "--seed", "5", "--max-tokens", "40", "--json"]
+    options = [
+        "generate",
+        "the sky",
+        "--model",
+        str(tiny_model),
+        "--seed",
+        "5",
+        "--max-tokens",
+        "40",
+        "--json",
+    ]
     plain = json.loads(foreword(*options, "--speculation", "off").stdout)
     (tmp_path / "expected.txt").write_text(plain["text"], encoding="utf-8")
     run = foreword(*options, "--prediction", str(tmp_path / "expected.txt"))
@@ -61,6 +71,25 @@ def test_a_predicted_answer_takes_few_passes(tiny_model: Path, tmp_path: Path):
     assert predicted["timings"]["draft_n"] > 0
     missing = str(tmp_path / "none.txt")
     assert_one_line_error(foreword(*options, "--prediction", missing), missing, "No such file")
+
+
+def test_the_prompt_comes_from_an_argument_a_file_or_a_pipe(tiny_model: Path, tmp_path: Path):
+    options = ["--model", str(tiny_model), "--temperature", "0", "--max-tokens", "8"]
+    expected = foreword("generate", "the sky", *options).stdout
+    (tmp_path / "prompt.txt").write_text("the sky\n", encoding="utf-8")
+    assert foreword("generate", *options, stdin="the sky\n").stdout == expected
+    assert foreword("generate", "-", *options, stdin="the sky").stdout == expected
+    assert foreword("generate", "--file", str(tmp_path / "prompt.txt"), *options).stdout == expected
+    assert foreword("generate", "the sky", "--system", "Be brief.", *options).stdout != expected
+
+
+def test_help_completion_and_paths_as_people_expect_them(tmp_path: Path):
+    for arguments in (["-h"], ["generate", "-h"], ["bench", "step", "-h"]):
+        assert "--help" in foreword(*arguments).stdout
+    assert "complete" in foreword("--show-completion", "bash").stdout
+    listed = foreword("models", env={"FOREWORD_CACHE": str(tmp_path / ("long" * 40)), "COLUMNS": "40"})
+    assert str(tmp_path / ("long" * 40)) in listed.stdout
+    assert {line.count("\t") for line in listed.stdout.splitlines()} == {4}
 
 
 def test_doctor_says_whether_guessing_is_on_and_why():
@@ -125,7 +154,11 @@ def test_help_and_version_answer_without_loading_torch():
         (["generate", "hi", "--max-tokens", "0"], ["max_tokens"]),
         (["generate", "hi", "--top-p", "0"], ["top_p"]),
         (["bench", "accept", "--rule", "typical"], ["typical", "coupled"]),
-        (["generate", "hi", "--speculation", "on"], ["auto or off"]),
+        (["generate", "hi", "--file", "x"], ["give one"]),
+        (["generate", "hi", "--file", "no/such/file"], ["give one"]),
+        (["generate", "--file", "no/such/file"], ["no/such/file", "No such file"]),
+        (["generate", "hi", "--raw", "--system", "x"], ["--system"]),
+        (["generate", "hi", "--speculation", "on"], ["auto, off or"]),
         (["serve", "--speculation", "off", "--speculative-config", "{}"], ["give one"]),
         (["chat", "--generation-config", "vllm"], ["auto or none"]),
         (["pull", "nosuchmodel"], ["nosuchmodel"]),
