@@ -9,14 +9,9 @@ def foreword(
     *arguments: str, env: dict[str, str] | None = None, stdin: str | None = None
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "foreword", *arguments]
+    environment = {**os.environ, **(env or {})}
     return subprocess.run(
-        command,
-        input=stdin,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **(env or {})},
-        check=False,
-        timeout=300,
+        command, input=stdin, capture_output=True, text=True, env=environment, check=False, timeout=300
     )
 
 
