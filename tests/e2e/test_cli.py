@@ -73,6 +73,25 @@ def test_a_predicted_answer_takes_few_passes(tiny_model: Path, tmp_path: Path):
     assert_one_line_error(foreword(*options, "--prediction", missing), missing, "No such file")
 
 
+def test_the_prompt_comes_from_an_argument_a_file_or_a_pipe(tiny_model: Path, tmp_path: Path):
+    options = ["--model", str(tiny_model), "--temperature", "0", "--max-tokens", "8"]
+    expected = foreword("generate", "the sky", *options).stdout
+    (tmp_path / "prompt.txt").write_text("the sky\n", encoding="utf-8")
+    assert foreword("generate", *options, stdin="the sky\n").stdout == expected
+    assert foreword("generate", "-", *options, stdin="the sky").stdout == expected
+    assert foreword("generate", "--file", str(tmp_path / "prompt.txt"), *options).stdout == expected
+    assert foreword("generate", "the sky", "--system", "Be brief.", *options).stdout != expected
+
+
+def test_help_completion_and_paths_as_people_expect_them(tmp_path: Path):
+    for arguments in (["-h"], ["generate", "-h"], ["bench", "step", "-h"]):
+        assert "--help" in foreword(*arguments).stdout
+    assert "complete" in foreword("--show-completion", "bash").stdout
+    listed = foreword("models", env={"FOREWORD_CACHE": str(tmp_path / ("long" * 40)), "COLUMNS": "40"})
+    assert str(tmp_path / ("long" * 40)) in listed.stdout
+    assert {line.count("\t") for line in listed.stdout.splitlines()} == {4}
+
+
 def test_doctor_says_whether_guessing_is_on_and_why():
     found = json.loads(foreword("doctor", "--json").stdout.splitlines()[-1])
     assert (found["speculation"] == "suffix") == (found["backend"] == "cpu")
@@ -140,7 +159,11 @@ def test_help_and_version_answer_without_loading_torch():
         (["generate", "hi", "--max-tokens", "0"], ["max_tokens"]),
         (["generate", "hi", "--top-p", "0"], ["top_p"]),
         (["bench", "accept", "--rule", "typical"], ["typical", "coupled"]),
-        (["generate", "hi", "--speculation", "on"], ["auto or off"]),
+        (["generate", "hi", "--file", "x"], ["give one"]),
+        (["generate", "hi", "--file", "no/such/file"], ["give one"]),
+        (["generate", "--file", "no/such/file"], ["no/such/file", "No such file"]),
+        (["generate", "hi", "--raw", "--system", "x"], ["--system"]),
+        (["generate", "hi", "--speculation", "on"], ["auto, off or"]),
         (["serve", "--speculation", "off", "--speculative-config", "{}"], ["give one"]),
         (["chat", "--generation-config", "vllm"], ["auto or none"]),
         (["pull", "nosuchmodel"], ["nosuchmodel"]),
@@ -188,7 +211,7 @@ def test_no_network_at_first_run_is_one_line_and_leaves_nothing(tmp_path: Path):
 @pytest.mark.model
 def test_models_lists_the_built_in(default_model: Path):
     listed = json.loads(foreword("models", "--json").stdout)["models"]
-    assert [m["name"] for m in listed] == ["smollm2-135m"]
+    assert listed[0]["name"] == "smollm2-135m"
     assert Path(listed[0]["path"]) == default_model
     assert listed[0]["present"]
     assert "smollm2-135m" in foreword("models").stdout

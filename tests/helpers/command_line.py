@@ -5,10 +5,13 @@ import subprocess
 import sys
 
 
-def foreword(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def foreword(
+    *arguments: str, env: dict[str, str] | None = None, stdin: str | None = None
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "foreword", *arguments]
+    environment = {**os.environ, **(env or {})}
     return subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **(env or {})}, check=False, timeout=300
+        command, input=stdin, capture_output=True, text=True, env=environment, check=False, timeout=300
     )
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from foreword import LLM, SamplingParams
 from foreword.engine.config import EngineConfig
@@ -157,3 +158,29 @@ def test_the_context_bounds_prompt_and_answer(llm: LLM):
 def test_bad_parameters_are_refused_by_name(bad: dict):
     with pytest.raises(RequestError, match=next(iter(bad))):
         SamplingParams(**bad)
+
+
+def test_prompts_may_be_token_ids(llm: LLM):
+    greedy = SamplingParams(temperature=0, max_tokens=6)
+    ids = llm.encode("the sky")
+    expected = llm.generate("the sky", greedy)[0]
+    for prompts in (ids, [ids], {"prompt_token_ids": ids}, [{"prompt_token_ids": ids}], torch.tensor(ids)):
+        (found,) = llm.generate(prompts, greedy)
+        assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+        assert found.prompt_token_ids == ids
+    both = llm.generate([ids, "the sky"], greedy)
+    assert [output.outputs[0].text for output in both] == [expected.outputs[0].text] * 2
+    assert llm.generate([], greedy) == []
+    with pytest.raises(RequestError, match="whole numbers"):
+        llm.generate([[1, 2.5]], greedy)
+
+
+def test_parameters_have_two_names(llm: LLM):
+    greedy = SamplingParams(temperature=0, max_tokens=6)
+    expected = llm.generate("the sky", greedy)[0].outputs[0].text
+    assert llm.generate("the sky", sampling_params=greedy)[0].outputs[0].text == expected
+    messages = [{"role": "user", "content": "the sky"}]
+    assert llm.chat(messages, sampling_params=greedy)[0].outputs[0].text == expected
+    for ask in (lambda **both: llm.generate("a", **both), lambda **both: llm.chat(messages, **both)):
+        with pytest.raises(RequestError, match="give one"):
+            ask(params=greedy, sampling_params=greedy)

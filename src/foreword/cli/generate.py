@@ -22,6 +22,7 @@ from foreword.cli.options import (
     GenerationConfigOption,
     SpeculationOption,
     SpeculativeConfigOption,
+    SystemOption,
     read_text,
     speculation_wish,
 )
@@ -34,7 +35,14 @@ if TYPE_CHECKING:
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="What to ask. Sent through the model's chat template.")],
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            help="What to ask, sent through the model's chat template; - or nothing: standard input."
+        ),
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the prompt from this file.")] = None,
+    system: SystemOption = None,
     model: ModelOption = DEFAULT_MODEL,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     top_p: Annotated[
@@ -91,6 +99,9 @@ def generate(
         "seed": seed,
     }
     SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    if raw and system is not None:
+        raise RequestError("--raw continues a text as it is; a --system message needs the chat template")
+    question = read_prompt(prompt, file)
     expected = None if prediction is None else read_text(prediction)
     llm = load_llm(model, dtype, device, backend, wish, generation_config)
     from foreword.cli.chat.text import visible
@@ -102,14 +113,14 @@ def generate(
         print(visible(text) if sys.stdout.isatty() else text, end="", flush=True)
 
     streamed = not as_json and n == 1
-    output = llm.generate(
-        prompt,
-        params,
-        raw=raw,
-        parse_special=parse_special,
-        prediction=expected,
-        on_text=show if streamed else None,
-    )[0]
+    on_text = show if streamed else None
+    if system is None:
+        output = llm.generate(
+            question, params, raw=raw, parse_special=parse_special, prediction=expected, on_text=on_text
+        )[0]
+    else:
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+        output = llm.chat(messages, params, prediction=expected, on_text=on_text)[0]
     for answer in output.outputs:
         if answer.error is not None:
             raise RequestError(answer.error)
@@ -124,6 +135,19 @@ def generate(
     taken = {name: value for name, value in llm.loaded.sampling.values.items() if given[name] is None}
     for line in footer(output, taken):
         stderr.print(f"[dim]{line}[/dim]", soft_wrap=True)
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The prompt, wherever it comes from; a final line end of a file or a pipe is not part of it."""
+    if prompt is not None and file is not None:
+        raise RequestError("there is a prompt and a --file; give one")
+    if prompt is not None and prompt != "-":
+        return prompt
+    if file is None and prompt is None and sys.stdin.isatty():
+        raise RequestError(
+            'what is the question? foreword generate "Why is the sky blue?", --file, or a pipe'
+        )
+    return read_text(file or Path("-")).removesuffix("\n")
 
 
 def footer(output: "RequestOutput", taken: "Mapping[str, float]") -> list[str]:

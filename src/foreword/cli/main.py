@@ -14,7 +14,7 @@ from foreword.errors import ForewordError
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Exact speculative decoding for language models: the same text in fewer passes.",
 )
 app.command()(generate.generate)

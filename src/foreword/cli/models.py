@@ -20,19 +20,29 @@ def pull(
 
 
 def list_models(as_json: JsonOption = False) -> None:
-    """List the built-in models and whether they have been fetched."""
+    """List the built-in models, whether they have been fetched, and the hub's models that are cached here."""
     from foreword.models.sources import builtin
+    from foreword.models.sources.hub_cache import cached_models
 
-    entries = builtin.list_models()
+    entries = [*builtin.list_models(), *cached_models()]
     if as_json:
         rows = [
             {"name": e.name, "path": str(e.path), "bytes": e.bytes, "present": e.present} for e in entries
         ]
         print_json({"models": rows})
         return
-    table = Table("name", "size", "fetched", "what it is", "path")
-    for entry in entries:
-        size = f"{entry.bytes / 1e6:.0f} MB"
-        table.add_row(entry.name, size, "yes" if entry.present else "no", entry.description, str(entry.path))
+    headings = ("name", "size", "fetched", "what it is", "path")
+    lines = [
+        (e.name, f"{e.bytes / 1e6:.0f} MB", "yes" if e.present else "no", e.description, str(e.path))
+        for e in entries
+    ]
+    if not stdout.is_terminal:  # for cut and awk: nothing is wrapped or left out
+        for line in (headings, *lines):
+            print("\t".join(line))
+        return
+    table = Table(*headings[:-1])
+    table.add_column(headings[-1], overflow="fold")
+    for line in lines:
+        table.add_row(*line)
     stdout.print(table)
     stdout.print("Also: a .gguf file, a Hugging Face directory, or a hub id such as org/name.")

@@ -18,14 +18,16 @@ SpeculationOption = Annotated[
     str | None,
     typer.Option(
         "--speculation",
-        metavar="auto|off",
-        help="Whether to guess ahead: auto (default) does where no text can change by it, off never.",
+        metavar="auto|off|JSON",
+        help="Who guesses ahead: auto (default) guesses where no text can change by it, off never, or "
+        '{"method": "ngram", "num_speculative_tokens": 5}.',
     ),
 ]
 SpeculativeConfigOption = Annotated[
     str | None,
-    typer.Option(help='Who guesses ahead, as JSON: {"method": "ngram", "num_speculative_tokens": 5}.'),
+    typer.Option(metavar="JSON", help="The same in vLLM's words: --speculation with a JSON object."),
 ]
+SystemOption = Annotated[str | None, typer.Option(help="System message: how the model should behave.")]
 GenerationConfigOption = Annotated[
     str,
     typer.Option(
@@ -52,16 +54,18 @@ def check_device(device: str) -> str:
 
 def speculation_wish(speculation: str | None, speculative_config: str | None) -> str:
     """What the two options mean together, as `LLM` takes it."""
-    if speculation not in (None, "auto", "off"):
-        raise RequestError(
-            f"--speculation is auto or off, not {speculation!r}; a method: --speculative-config"
-        )
-    if speculative_config is None:
-        return speculation or "auto"
-    if speculation is not None:
+    if speculation is not None and speculative_config is not None:
         raise RequestError("--speculation and --speculative-config exclude each other; give one")
-    json_object("--speculative-config", speculative_config)
-    return speculative_config
+    if speculative_config is not None:
+        json_object("--speculative-config", speculative_config)
+        return speculative_config
+    if speculation is not None and speculation not in ("auto", "off"):
+        if not speculation.lstrip().startswith("{"):
+            raise RequestError(
+                f'--speculation is auto, off or an object such as {{"method": "ngram"}}, not {speculation!r}'
+            )
+        json_object("--speculation", speculation)
+    return speculation or "auto"
 
 
 def json_object(option: str, text: str) -> dict[str, Any]:

@@ -24,6 +24,9 @@ from foreword.speculation.drafting import Drafter
 Messages = Sequence[Mapping[str, str]]
 """A conversation: `[{"role": "user", "content": "..."}]`."""
 
+ParamsChoice = SamplingParams | Sequence[SamplingParams] | None
+"""One for all prompts or one for each; None: the model's own."""
+
 OnText = Callable[[int, str], None]
 """Called with (index of the prompt, new text) as text becomes certain."""
 
@@ -88,31 +91,34 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: ParamsChoice = None,
         *,
+        sampling_params: ParamsChoice = None,
         raw: bool = False,
         parse_special: bool = True,
         speculation: SpeculationSetting | Sequence[SpeculationSetting] = None,
         prediction: Prediction | Sequence[Prediction] = None,
         on_text: OnText | None = None,
     ) -> list[RequestOutput]:
-        """Answer prompts, all in the same passes.
+        """Answer prompts, all in the same passes: texts, or their token ids.
 
-        A text prompt of a model with a chat template is sent as a user's message unless `raw`; in raw text control
-        tokens' names become those tokens, unless `parse_special` is False. `speculation` is
-        False for plain decoding, or the keys of a configuration that differ from the model's; one for all prompts or
-        one for each. `prediction` is the answer that is expected, a text or its token ids, for all prompts or for
-        each: where the answer follows it, it takes few passes. `on_text` hears the first of n answers.
+        `sampling_params` is vLLM's name of `params`. A text prompt of a model with a chat template is sent as a user's
+        message unless `raw`; in raw text control tokens' names become those tokens, unless `parse_special` is False.
+        `speculation` is False for plain decoding, or the keys of a configuration that differ from the model's; one for
+        all prompts or one for each. `prediction` is the answer that is expected, a text or its token ids, for all
+        prompts or for each: where the answer follows it, it takes few passes. `on_text` hears the first of n answers.
         """
-        listed: Sequence[Prompt] = [prompts] if isinstance(prompts, str | Mapping) else prompts
+        listed = _prompts(prompts)
         encoded = [self.encode(prompt, raw, parse_special) for prompt in listed]
-        return self._run(listed, encoded, params, _How(on_text, speculation, prediction))
+        given = _either(params, sampling_params)
+        return self._run(listed, encoded, given, _How(on_text, speculation, prediction))
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        params: ParamsChoice = None,
         *,
+        sampling_params: ParamsChoice = None,
         speculation: SpeculationSetting | Sequence[SpeculationSetting] = None,
         prediction: Prediction | Sequence[Prediction] = None,
         on_text: OnText | None = None,
@@ -120,7 +126,8 @@ class LLM:
         """Answer one conversation or several."""
         listed = [messages] if messages and isinstance(messages[0], Mapping) else messages
         encoded = [self.tokenizer.encode_chat(conversation) for conversation in listed]  # type: ignore[arg-type]
-        return self._run([None] * len(encoded), encoded, params, _How(on_text, speculation, prediction))
+        given = _either(params, sampling_params)
+        return self._run([None] * len(encoded), encoded, given, _How(on_text, speculation, prediction))
 
     def encode(self, prompt: Prompt, raw: bool = False, parse_special: bool = True) -> list[int]:
         """The token ids that `generate` makes of a prompt."""
@@ -130,7 +137,7 @@ class LLM:
         self,
         prompts: Sequence[Prompt | None],
         encoded: Sequence[list[int]],
-        params: SamplingParams | Sequence[SamplingParams] | None,
+        params: ParamsChoice,
         how: "_How",
     ) -> list[RequestOutput]:
         if self._is_busy:
@@ -200,6 +207,22 @@ def _spread(given: "_Given | Sequence[_Given]", count: int, what: str) -> "Seque
     if len(given) != count:
         raise RequestError(f"{count} prompts need 1 or {count} {what}, not {len(given)}")
     return given
+
+
+def _prompts(given: "Prompt | Sequence[Prompt]") -> "Sequence[Prompt]":
+    """A list of whole numbers is one prompt."""
+    if isinstance(given, str | Mapping) or (
+        len(given) and all(isinstance(entry, SupportsIndex) for entry in given)
+    ):
+        return [cast("Prompt", given)]
+    return cast("Sequence[Prompt]", given)
+
+
+def _either(params: ParamsChoice, sampling_params: ParamsChoice) -> ParamsChoice:
+    """Our name or vLLM's."""
+    if params is not None and sampling_params is not None:
+        raise RequestError("params and sampling_params are the same; give one")
+    return sampling_params if params is None else params
 
 
 def _predictions(given: "Prediction | Sequence[Prediction]", count: int) -> "Sequence[Prediction]":

@@ -6,8 +6,8 @@ from operator import index
 from foreword.errors import RequestError
 from foreword.models.tokenization.tokenizer import Tokenizer
 
-Prompt = str | Mapping[str, Sequence[int]]
-"""Text, or `{"prompt_token_ids": [...]}` as in vLLM."""
+Prompt = str | Sequence[int] | Mapping[str, Sequence[int]]
+"""Text, token ids, or `{"prompt_token_ids": [...]}` as in vLLM."""
 
 
 Prediction = str | Sequence[int] | None
@@ -29,8 +29,10 @@ def encode_prompt(
     """
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" not in prompt:
-            raise RequestError('a prompt is a string or {"prompt_token_ids": [...]}')
+            raise RequestError('a prompt is a string, token ids or {"prompt_token_ids": [...]}')
         return _whole_numbers(prompt["prompt_token_ids"], "a prompt")
+    if not isinstance(prompt, str):
+        return _whole_numbers(prompt, "a prompt")
     if raw or tokenizer.chat_template is None:
         return tokenizer.encode(prompt, add_special_tokens=add_special_tokens, parse_special=parse_special)
     return tokenizer.encode_chat([{"role": "user", "content": prompt}])

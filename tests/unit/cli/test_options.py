@@ -24,8 +24,10 @@ def test_the_two_options_mean_one_thing():
     assert speculation_wish(None, '{"method": "ngram"}') == '{"method": "ngram"}'
     with pytest.raises(RequestError, match="give one"):
         speculation_wish("off", '{"method": "ngram"}')
-    with pytest.raises(RequestError, match="auto or off"):
-        speculation_wish("ngram", None)
+    assert speculation_wish('{"method": "ngram"}', None) == '{"method": "ngram"}'
+    for bad in ("ngram", "{", ""):
+        with pytest.raises(RequestError, match="--speculation is"):
+            speculation_wish(bad, None)
 
 
 def test_names():

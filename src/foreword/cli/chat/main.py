@@ -25,6 +25,7 @@ from foreword.cli.options import (
     GenerationConfigOption,
     SpeculationOption,
     SpeculativeConfigOption,
+    SystemOption,
     speculation_wish,
 )
 from foreword.errors import ForewordError
@@ -41,6 +42,7 @@ OWN_STYLE = "dark_orange"
 
 def chat(
     model: ModelOption = DEFAULT_MODEL,
+    system: SystemOption = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
     speculation: SpeculationOption = None,
@@ -66,6 +68,7 @@ def chat(
     params = llm.loaded.sampling.params(temperature=temperature, max_tokens=max_tokens)
     config = choose_speculation(wish, llm.loaded.decoder.is_shape_invariant).config
     session = ChatSession(llm, params, None if config is None else config.as_mapping())
+    session.set_system(system)
     legend = Text.assemble(("accepted guesses", GUESSED_STYLE), ", ", ("the target's own tokens", OWN_STYLE))
     stderr.print(legend, Text("(/help lists commands, Ctrl-D leaves)", "dim"), soft_wrap=True)
     _prepare_input()
