@@ -86,13 +86,13 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_decoder_in_a_forked_child_raises_and_can_be_dropped(threads: int):
     build = f"""
 from dataclasses import replace
-from foreword.backends.cpu.decoder import load_native_decoder
+from foreword.backends.cpu.decoder import load_cpu_decoder
 from foreword.backends.cpu.packing import FORMS
 from helpers.passes import all_logits
 from helpers.random_checkpoint import SMOLLM2_SHAPE, RandomCheckpoint
 
-shape = replace(SMOLLM2_SHAPE, num_layers=1, vocab_size=64)
-decoder = load_native_decoder(RandomCheckpoint(shape), FORMS["int8"], threads={threads})
+shape = replace(SMOLLM2_SHAPE, layers=SMOLLM2_SHAPE.layers[:1], vocab_size=64)
+decoder = load_cpu_decoder(RandomCheckpoint(shape), FORMS["int8"], threads={threads})
 all_logits(decoder, [1, 2, 3])
 """
     in_child = """
