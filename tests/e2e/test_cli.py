@@ -157,6 +157,7 @@ def test_help_and_version_answer_without_loading_torch():
         (["generate", "hi", "--file", "x"], ["give one"]),
         (["generate", "hi", "--file", "no/such/file"], ["give one"]),
         (["generate", "--file", "no/such/file"], ["no/such/file", "No such file"]),
+        (["generate", "--file", os.devnull], ["empty"]),
         (["generate", "hi", "--raw", "--system", "x"], ["--system"]),
         (["generate", "hi", "--speculation", "on"], ["auto, off or"]),
         (["serve", "--speculation", "off", "--speculative-config", "{}"], ["give one"]),
