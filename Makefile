@@ -19,7 +19,7 @@ test-slow: $(READY)
 	$(BIN)/pytest -m slow --durations=10
 
 mutants: $(READY)
-	$(BIN)/python tests/mutants/run.py --json
+	$(BIN)/python tests/mutants/run.py --json --jobs 2
 
 # The browser that the page's tests drive; without it `make test` skips them.
 browser:

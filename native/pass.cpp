@@ -38,6 +38,12 @@ void fill_row(const KernelTable& kernels, const MatrixView& reader, const float*
                      into.scale + row * into.groups, into.sum + row * into.groups);
 }
 
+// Panels that a thread takes at a time. With many rows they are taken in pairs, which some kernels compute side by side.
+int64_t panels_at_a_time(int64_t panels, int64_t rows, int threads) {
+    const int64_t grain = std::max<int64_t>(1, panels / (threads * 8));
+    return rows >= kManyRows ? grain + grain % 2 : grain;
+}
+
 }  // namespace
 
 Pass::Pass(Decoder& decoder, const Batch& batch, KvStore& store, float* logits, float* hidden)
@@ -195,7 +201,7 @@ void Pass::attend(int64_t index, int thread) {
 void Pass::linears(const std::vector<Job>& jobs, const ActivationView& input, int thread) {
     int64_t panels = 0;
     for (const Job& job : jobs) panels += job.matrix->panels();
-    const int64_t grain = std::max<int64_t>(1, panels / (pool_.size() * 8));
+    const int64_t grain = panels_at_a_time(panels, input.rows, pool_.size());
     pool_.share(panels, grain, [&](int64_t begin, int64_t end) {
         for (const Job& job : jobs) {
             const int64_t here = job.matrix->panels();
@@ -215,7 +221,7 @@ void Pass::linears(const std::vector<Job>& jobs, const ActivationView& input, in
 void Pass::gate_and_up(const Layer& layer, int thread) {
     const int64_t width = shape_.intermediate_size, panels = layer.gate->panels();
     const ActivationView input = activations(*layer.gate, batch_.rows);
-    const int64_t grain = std::max<int64_t>(1, panels / (pool_.size() * 8));
+    const int64_t grain = panels_at_a_time(panels, input.rows, pool_.size());
     pool_.share(panels, grain, [&](int64_t begin, int64_t end) {
         const int64_t first = begin * kPanelRows, count = std::min(end * kPanelRows, width) - first;
         kernels_.linear(layer.gate->view(), input, begin, end, {gate_ + first, width, layer.gate->bias(), false}, bytes_of(thread));

@@ -10,6 +10,8 @@ constexpr int64_t kPanelRows = 8;   // output rows that are interleaved, so that
 constexpr int64_t kBlock = 32;      // columns of one GGUF block, and of one step of the integer loop
 constexpr int64_t kRotation = 64;   // columns that a rotation mixes
 constexpr int64_t kMaxGroup = 192;  // columns that share a scale at most: their integer sums stay below 2^22
+constexpr int64_t kTokenBlock = 64;   // tokens per walk over the weights: their activations stay in the cache
+constexpr int64_t kManyRows = 16;   // tokens that are worth spreading weights for
 constexpr int64_t kPageSize = 16;   // KV rows per page
 constexpr int64_t kKeyTile = 32;    // keys per softmax tile; tiles are fixed by position
 constexpr int64_t kQueryTile = 4;   // queries that meet a tile together: their sums stay in registers
@@ -113,8 +115,12 @@ inline int64_t attention_scratch(int64_t padded_dim, int64_t rows, int64_t heads
     return 2 * kKeyTile * padded_dim + kQueryTile * kKeyTile + rows * heads * (2 * padded_dim + 8);
 }
 
-// Bytes of scratch that `linear` needs for a matrix of so many columns.
-inline int64_t linear_scratch(int64_t cols) { return (cols + kBlock - 1) / kBlock * (kPanelRows * kBlock + 64); }
+// Bytes of scratch that `linear` needs for a matrix of so many columns: two panels spread to bytes with their scales
+// and minima, and a number per group of a block of tokens.
+inline int64_t linear_scratch(int64_t cols) {
+    const int64_t blocks = (cols + kMaxGroup - 1) / kMaxGroup * (kMaxGroup / kBlock);
+    return blocks * (2 * kPanelRows * kBlock + 128 + 4 * kTokenBlock) + 64;
+}
 
 // Bytes behind a weight stream that prefetches may name.
 constexpr int64_t kStreamSlack = 4096;

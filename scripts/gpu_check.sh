@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds the kernels and runs the tests on a machine without a network, with its own Python and torch: on a GPU the
 # CUDA tests run too. What else the tests need lies as wheels in carry/, put there by `scripts/gpu_check.sh carry`
-# (for CPython 3.12 on x86_64 unless CARRY_PYTHON and CARRY_PLATFORM say otherwise). Further arguments go to pytest.
+# (for CPython 3.12 on x86_64 unless CARRY_PYTHON and CARRY_PLATFORM say otherwise). Further arguments go to pytest;
+# `scripts/gpu_check.sh mutants` runs the mutants instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -13,10 +14,10 @@ if [ "${1:-}" = carry ]; then
         --platform "manylinux2014_${CARRY_PLATFORM:-x86_64}" --platform "manylinux_2_28_${CARRY_PLATFORM:-x86_64}" --platform any \
         --constraint <(grep -v '^torch' constraints.txt) \
         annotated-doc annotated-types anyio attrs certifi click distro execnet fastapi gguf h11 httpcore httpcore2 httpx \
-        httpx2 hypothesis idna iniconfig jinja2 jiter markdown-it-py markupsafe mdurl msgspec nanobind openai packaging \
+        httpx2 hypothesis idna importlib-metadata iniconfig jinja2 jiter markdown-it-py markupsafe mdurl msgspec nanobind openai opentelemetry-api packaging \
         platformdirs pluggy prometheus_client psutil pydantic pydantic-core pygments pytest pytest-timeout pytest-xdist \
         pyyaml requests rich shellingham sniffio sortedcontainers starlette tqdm typer typing-extensions \
-        truststore typing-inspection uvicorn
+        truststore typing-inspection uvicorn zipp
     du -sh carry
     exit
 fi
@@ -41,6 +42,10 @@ cmake --build "$BUILD" -j "$(nproc)" | tail -1
 rm -f src/foreword/kernels/_native*.so
 cp "$BUILD"/_native*.so src/foreword/kernels/
 "$PYTHON" -c 'from foreword.kernels import _native; print("instruction sets:", _native.instruction_sets())'
+
+if [ "${1:-}" = mutants ]; then
+    OMP_NUM_THREADS=1 FOREWORD_THREADS=1 exec "$PYTHON" tests/mutants/run.py --json --jobs "$(nproc)"
+fi
 
 echo "== tests"
 OMP_NUM_THREADS=1 FOREWORD_THREADS=1 "$PYTHON" -m pytest -p no:cacheprovider -W ignore -m "not slow and not model" \

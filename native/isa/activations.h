@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../types.h"
-#include "linear.h"
+#include "panel_tiles.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../types.h"
-#include "activations.h"
+#include "softmax_tile.h"
 
 namespace {
 
@@ -25,12 +25,6 @@ void store_kv(const KvView& kv, int64_t slot, int64_t head, const float* key, co
         values[d] = value[d];
     }
 }
-
-// The 32 positions of a tile: two pages, each with keys [padded dim, 16] and values [16, padded dim].
-struct Tile {
-    const float* keys[2];
-    const float* values[2];
-};
 
 // Positions [begin, begin + 32) of a prefix of `end` rows, where they lie.
 FOREWORD_INLINE Tile prefix_tile(const KvView& kv, const AttentionTask& task, int64_t begin, int64_t end) {
@@ -79,147 +73,6 @@ FOREWORD_INLINE Tile gathered_tile(const KvView& kv, const AttentionTask& task, 
     }
     const int64_t page = kPageSize * kv.padded_dim;
     return {{task.scratch, task.scratch + 2 * page}, {task.scratch + page, task.scratch + 3 * page}};
-}
-
-// Running softmax of one row and head.
-struct State {
-    float* query;   // [padded dim], scaled
-    float* out;     // [padded dim]
-    float* stats;   // largest score, sum of weights
-};
-
-// Vectors per query that are summed up at a time: enough sums to keep the multipliers busy, and all in registers.
-template <int Q>
-constexpr int kSpan = Q > 2 ? 2 : 4;
-
-// Scores of Q queries against a tile of keys. Each is a sum over the head's dimensions in their order.
-template <int Q, bool Fetch>
-FOREWORD_INLINE void score_tile(const State (&states)[Q], const Tile& tile, const Tile& next, int64_t head_dim,
-                                float* scores) {
-    constexpr int S = kSpan<Q>;
-#pragma GCC unroll 2
-    for (int part = 0; part < 4 / S; ++part) {
-        const float* keys[2] = {tile.keys[part], tile.keys[1]};
-        F32x8 sums[Q][S];
-#pragma GCC unroll 4
-        for (int s = 0; s < Q; ++s) {
-#pragma GCC unroll 4
-            for (int i = 0; i < S; ++i) sums[s][i] = set1(0.0f);
-        }
-#pragma GCC unroll 4
-        for (int64_t d = 0; d < head_dim; ++d) {
-            if constexpr (Fetch) {
-                __builtin_prefetch(next.keys[part] + d * kPageSize);
-                if constexpr (S == 4) __builtin_prefetch(next.keys[1] + d * kPageSize);
-            }
-#pragma GCC unroll 4
-            for (int i = 0; i < S; ++i) {
-                const F32x8 eight = load(keys[i / 2] + d * kPageSize + 8 * (i % 2));
-#pragma GCC unroll 4
-                for (int s = 0; s < Q; ++s) sums[s][i] = fma(eight, states[s].query[d], sums[s][i]);
-            }
-        }
-#pragma GCC unroll 4
-        for (int s = 0; s < Q; ++s) {
-#pragma GCC unroll 4
-            for (int i = 0; i < S; ++i) store(scores + s * kKeyTile + part * kPageSize + 8 * i, sums[s][i]);
-        }
-    }
-}
-
-// Turns `count` scores of each of Q queries into weights and updates maxima and sums; `factors` get what stands before
-// is to be multiplied with. Each step is done for all queries before the next, as every step waits for the one before.
-template <int Q>
-FOREWORD_INLINE void weigh_tile(float* scores, int64_t count, const State (&states)[Q], float (&factors)[8]) {
-    float before[8] = {0}, now[8] = {0};
-#pragma GCC unroll 4
-    for (int s = 0; s < Q; ++s) {
-        float* own = scores + s * kKeyTile;
-        for (int64_t i = count; i < kKeyTile; ++i) own[i] = -__builtin_inff();
-        const F32x8 largest = max(max(load(own), load(own + 8)), max(load(own + 16), load(own + 24)));
-        const float highest = max_lanes(largest);
-        before[s] = states[s].stats[0];
-        now[s] = highest > before[s] ? highest : before[s];
-    }
-    store(factors, exponential(sub(load(before), load(now))));
-#pragma GCC unroll 4
-    for (int s = 0; s < Q; ++s) {
-        float* own = scores + s * kKeyTile;
-        F32x8 weights[4];
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-            weights[i] = exponential(sub(load(own + 8 * i), set1(now[s])));
-            store(own + 8 * i, weights[i]);
-        }
-        if (count < kKeyTile) {
-            for (int64_t i = count; i < kKeyTile; ++i) own[i] = 0.0f;
-#pragma GCC unroll 4
-            for (int i = 0; i < 4; ++i) weights[i] = load(own + 8 * i);
-        }
-        const F32x8 total = add(add(weights[0], weights[1]), add(weights[2], weights[3]));
-        states[s].stats[0] = now[s];
-        states[s].stats[1] = states[s].stats[1] * factors[s] + sum_lanes(total);
-    }
-}
-
-// Adds `count` values of a page, each with its weights, to eight times V dimensions of Q outputs.
-template <int Q, int V, bool Fetch>
-FOREWORD_INLINE void mix_page(F32x8 (&sums)[Q][V], const float* value, const float* next, int64_t stride,
-                              const float* weights, int64_t count) {
-#pragma GCC unroll 4
-    for (int64_t k = 0; k < count; ++k) {
-        if constexpr (Fetch) {
-            __builtin_prefetch(next + k * stride);
-            if constexpr (V == 4) __builtin_prefetch(next + k * stride + 16);
-        }
-#pragma GCC unroll 4
-        for (int i = 0; i < V; ++i) {
-            const F32x8 eight = load(value + k * stride + 8 * i);
-#pragma GCC unroll 4
-            for (int s = 0; s < Q; ++s) sums[s][i] = fma(eight, weights[s * kKeyTile + k], sums[s][i]);
-        }
-    }
-}
-
-// Eight times V dimensions of Q outputs: rescaled, then the tile's values added in their order.
-template <int Q, int V, bool Fetch>
-FOREWORD_INLINE void mix_values(const State (&states)[Q], const float (&factors)[8], const Tile& tile, const Tile& next,
-                                int64_t stride, const float* weights, int64_t count, int64_t d) {
-    F32x8 sums[Q][V];
-#pragma GCC unroll 4
-    for (int s = 0; s < Q; ++s) {
-#pragma GCC unroll 4
-        for (int i = 0; i < V; ++i) sums[s][i] = mul(load(states[s].out + d + 8 * i), factors[s]);
-    }
-    for (int64_t page = 0; page * kPageSize < count; ++page) {
-        const float *value = tile.values[page] + d, *fetched = next.values[page] + d;
-        const float* own = weights + page * kPageSize;
-        const int64_t rest = count - page * kPageSize;
-        if (rest >= kPageSize) {   // a fixed number of rounds ends without a wrong guess by the CPU
-            mix_page<Q, V, Fetch>(sums, value, fetched, stride, own, kPageSize);
-        } else {
-            mix_page<Q, V, Fetch>(sums, value, fetched, stride, own, rest);
-        }
-    }
-#pragma GCC unroll 4
-    for (int s = 0; s < Q; ++s) {
-#pragma GCC unroll 4
-        for (int i = 0; i < V; ++i) store(states[s].out + d + 8 * i, sums[s][i]);
-    }
-}
-
-// Takes `count` keys of a tile into the softmax of Q queries; with Fetch the next tile is fetched meanwhile.
-template <int Q, bool Fetch>
-__attribute__((noinline)) void absorb_tile(const KvView& kv, const Tile& tile, const Tile& next, int64_t count,
-                                           const State (&states)[Q], float* scores) {
-    score_tile<Q, Fetch>(states, tile, next, kv.head_dim, scores);
-    float factors[8];
-    weigh_tile<Q>(scores, count, states, factors);
-    int64_t d = 0;
-    for (; d + 8 * kSpan<Q> <= kv.padded_dim; d += 8 * kSpan<Q>) {
-        mix_values<Q, kSpan<Q>, Fetch>(states, factors, tile, next, kv.padded_dim, scores, count, d);
-    }
-    for (; d < kv.padded_dim; d += 8) mix_values<Q, 1, Fetch>(states, factors, tile, next, kv.padded_dim, scores, count, d);
 }
 
 // The states of all rows and heads of a task, laid out in its scratch.

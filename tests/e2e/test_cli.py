@@ -110,10 +110,15 @@ def test_bench_step_ends_in_one_json_line(tiny_model: Path):
         "40",
         "--repeats",
         "2",
+        "--prefill",
+        "16,40",
         "--json",
     )
     assert run.returncode == 0, run.stderr
-    rows = json.loads(run.stdout.splitlines()[-1])["rows"]
+    printed = json.loads(run.stdout.splitlines()[-1])
+    assert [prompt["n"] for prompt in printed["prefill"]] == [16, 40]
+    assert "prompt of 40" in run.stdout
+    rows = printed["rows"]
     assert [row["n"] for row in rows] == [1, 3]
     assert rows[0]["ratio"] == 1.0
     assert all(row["ms"] > 0 for row in rows)
@@ -164,6 +169,7 @@ def test_help_and_version_answer_without_loading_torch():
         (["chat", "--generation-config", "vllm"], ["auto or none"]),
         (["pull", "nosuchmodel"], ["nosuchmodel"]),
         (["bench", "step", "--tokens", "1,x"], ["--tokens"]),
+        (["bench", "step", "--prefill", "many"], ["--prefill"]),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], words: list[str]):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from foreword.server.api import passes
+from foreword.server.api.streams import passes
 from helpers import fake_engine
 from helpers.fake_engine import FIRST_VISIBLE, FakeEngine, expected_tokens, token_text
 from helpers.local_server import local_server

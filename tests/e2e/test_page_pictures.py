@@ -4,10 +4,10 @@ import json
 from urllib.parse import parse_qs
 
 import pytest
-from foreword.server.api.token_texts import TokenTexts
 
 from foreword.bench.theory import break_even, expected_tokens
-from foreword.server.api import passes
+from foreword.engine.answers.token_texts import TokenTexts
+from foreword.server.api.streams import passes
 from helpers import fake_engine
 from helpers.fake_engine import FIRST_VISIBLE, token_text
 from helpers.playground import GUESSED, PLAIN, choose, finish, load, ready, run, spelled, texts

@@ -21,6 +21,7 @@ from foreword.engine.vocabulary import Vocabulary
 from foreword.proofs.drawing_drafter import DrawingDrafter
 from foreword.proofs.tiny_model import tiny_decoder
 from helpers.byte_pieces import PIECES, BytePieces
+from helpers.waiting import PATIENCE
 
 VOCAB = len(PIECES)
 PROMPT = {"prompt_token_ids": [3, 4, 5]}
@@ -49,7 +50,7 @@ class GatedDecoder(TorchDecoder):
 
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
         with self._gate:
-            assert self._gate.wait_for(lambda: self.passes < self._limit, timeout=20)
+            assert self._gate.wait_for(lambda: self.passes < self._limit, timeout=PATIENCE)
             self.passes += 1
         if self.failure is not None:
             raise self.failure
@@ -79,12 +80,7 @@ def long(seed: int = 1, **more: Any) -> SamplingParams:
 
 
 def run(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    return asyncio.run(asyncio.wait_for(main(), 30))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
+    return asyncio.run(asyncio.wait_for(main(), PATIENCE))
 
 
 async def finished(bench: Bench, params: SamplingParams, **options: Any) -> RequestOutput:

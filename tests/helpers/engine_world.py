@@ -1,7 +1,7 @@
 """A small world around an engine: random users, impatient and rude, on a target that is easily broken."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,9 +16,10 @@ from foreword.engine.vocabulary import Vocabulary
 from foreword.kv.paged_cache import PAGE_SIZE
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry
-from foreword.speculation.situation import Situation
 from helpers.checked_target import CheckedTarget, Definition, PlainAnswer
+from helpers.clocks import ScriptedClock
 from helpers.pretend_store import PRETEND_ROWS
 from helpers.saboteur import PlantedError, Saboteur, nonsense
 from helpers.scripted_drafters import RandomTreeDrafter
@@ -169,8 +170,18 @@ class World:
             max_draft_share=self.rng.choice((0.5, 1e9, 1e9)),
         )
         default = SpeculationConfig.parse({"method": "ngram", "num_speculative_tokens": 4})
-        parts = EngineParts(config, SabotagedPolicy(self), self._build, default)
+        parts = EngineParts(config, SabotagedPolicy(self), self._build, default, self._moody_clock())
         return EngineCore(self.target, Vocabulary(VOCAB, END_IDS), parts)  # type: ignore[arg-type]
+
+    def _moody_clock(self) -> Callable[[], float]:
+        """Whatever is measured takes no time, or much: chunks and drafts are cut as on a machine with moods."""
+        clock, rng = ScriptedClock(), random.Random(self.rng.random())
+
+        def read() -> float:
+            clock.pass_by(rng.choice((0.0, 0.0, 1e-3, 0.02, 0.2)))
+            return clock()
+
+        return read
 
     def _build(self, config: SpeculationConfig) -> PretendDrafter:
         self.drafters.append(PretendDrafter(self, TRUTH[config.method[0]]))

@@ -1,7 +1,7 @@
 """Engines without a tokenizer, for tests that speak in token ids."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from foreword.engine.messages import NewRequest
 from foreword.engine.request import Request
 from foreword.engine.vocabulary import Vocabulary
 from foreword.speculation.protocols import Policy
+from helpers.clocks import ScriptedClock
 
 _numbers = itertools.count()
 
@@ -34,12 +35,17 @@ def core_on(
     end_ids: Sequence[int] = (),
     words: Sequence[Sequence[int]] = (),
     policy: Policy | None = None,
+    clock: Callable[[], float] | None = None,
     **config: Any,
 ) -> EngineCore:
+    """An engine on a clock of its own, on which everything takes a little time."""
     vocabulary = WordVocabulary(
         target.config.vocab_size, frozenset(end_ids), words=tuple(tuple(word) for word in words)
     )
-    return EngineCore(target, vocabulary, EngineParts(EngineConfig(**config), policy or FixedPolicy()))
+    parts = EngineParts(
+        EngineConfig(**config), policy or FixedPolicy(), clock=clock or ScriptedClock(tick=1e-4)
+    )
+    return EngineCore(target, vocabulary, parts)
 
 
 def ask(core: EngineCore, prompt: Sequence[int], params: SamplingParams, **options: Any) -> Request:

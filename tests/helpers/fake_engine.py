@@ -172,6 +172,9 @@ class FakeEngine:
         self._stopped = False
         self.aborted: list[str] = []
         self.passes = 0
+        self.tokens = 0  # of all answers
+        self.most_answers = 0  # that it had at once
+        self.is_held = False  # no pass begins
         self.requests: list[NewRequest] = []
 
     def submit(self, request: NewRequest) -> AnswerStream:
@@ -185,6 +188,7 @@ class FakeEngine:
         for index in range(request.params.n):
             tokens = expected_tokens(request, index, request.params.max_tokens)
             self._answers.append(FakeAnswer(request, index, inbox, tokens, drafts))
+        self.most_answers = max(self.most_answers, len(self._answers))
         if self._loop is None or self._loop.done():
             self._loop = asyncio.ensure_future(self._run())
         return inbox
@@ -192,9 +196,13 @@ class FakeEngine:
     async def _run(self) -> None:
         while self._answers:
             await asyncio.sleep(self._step_seconds)
+            if self.is_held:
+                continue
             self.passes += 1
             for answer in self._answers[: self._capacity]:
+                before = answer.done
                 answer.advance()
+                self.tokens += answer.done - before
             self._answers = [answer for answer in self._answers if not answer.finished]
 
     def abort(self, request_id: str) -> None:

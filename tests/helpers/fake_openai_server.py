@@ -18,6 +18,7 @@ class Behaviour:
     chunks: int = 4  # of text
     first_delay: float = 0.0  # seconds before the first of them
     delay: float = 0.0  # seconds before each of the others
+    company: int = 0  # nobody is answered before so many have asked at once
     usage: bool = True
     tokens_per_chunk: int | None = None  # token ids to put into every chunk
     status: int = 200
@@ -39,6 +40,7 @@ class FakeServer:
         self.most_at_once = 0
         self.port = 0
         self._now = 0
+        self._has_company = asyncio.Event()
 
     @property
     def url(self) -> str:
@@ -67,6 +69,9 @@ class FakeServer:
         self.bodies.append(json.loads(body))
         self._now += 1
         self.most_at_once = max(self.most_at_once, self._now)
+        if self.most_at_once >= self.behaviour.company:
+            self._has_company.set()
+        await self._has_company.wait()
         try:
             return await self._reply(writer, first.split()[1])
         except ConnectionError:

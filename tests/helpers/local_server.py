@@ -13,7 +13,7 @@ import httpx
 import openai
 
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
-from foreword.models.formats.checkpoint import open_checkpoint
+from foreword.models.formats.opening import open_checkpoint
 from foreword.server.app import create_context
 from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foreword.backends.torch.weights import expected_shapes
-from foreword.models.config import ModelConfig
+from foreword.backends.weight_loader import expected_shapes
+from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, RopeSpec
 from foreword.models.formats.checkpoint import QuantizedTensor
 from foreword.models.tokenization.tokenizer import Tokenizer
 
@@ -15,19 +15,10 @@ SMOLLM2_SHAPE = ModelConfig(
     architecture="llama",
     vocab_size=49152,
     hidden_size=576,
-    intermediate_size=1536,
-    num_layers=30,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
     context_length=8192,
-    rms_norm_eps=1e-5,
-    rope_theta=100000.0,
-    rope_scaling=None,
-    attention_bias=False,
-    output_bias=False,
-    mlp_bias=False,
-    qk_norm=False,
+    layers=(LayerSpec(AttentionSpec(num_heads=9, num_kv_heads=3, head_dim=64), MlpSpec(1536)),) * 30,
+    norm=NormSpec(1e-5),
+    rope=RopeSpec(100000.0),
     tied_embeddings=True,
 )
 

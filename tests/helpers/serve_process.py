@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import httpx
+
+from helpers.waiting import PATIENCE, wait_until
 
 TESTS = Path(__file__).parents[1]
 
@@ -33,7 +34,7 @@ class ServeProcess:
 
     def terminate(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
+        return self.process.wait(PATIENCE)
 
 
 @contextmanager
@@ -63,21 +64,19 @@ def serve(
         process.wait(30)
 
 
-def wait_for_status(client: httpx.Client, path: str, status: int, seconds: float = 30) -> None:
+def wait_for_status(client: httpx.Client, path: str, status: int) -> None:
     """Ask until the answer has this status."""
-    deadline = time.monotonic() + seconds
-    while (got := client.get(path).status_code) != status:
-        assert time.monotonic() < deadline, f"{path} still answers {got}"
-        time.sleep(0.05)
+    wait_until(lambda: client.get(path).status_code == status)
 
 
-def idle_health(client: httpx.Client, seconds: float = 30) -> dict[str, Any]:
+def idle_health(client: httpx.Client) -> dict[str, Any]:
     """What `/health` says once nothing runs and no page of KV is held."""
-    deadline = time.monotonic() + seconds
-    while True:
-        health: dict[str, Any] = client.get("/health").json()
+    health: dict[str, Any] = {}
+
+    def is_idle() -> bool:
+        health.update(client.get("/health").json())
         held = health["in_flight"], *(health["engine"][k] for k in ("running", "waiting", "kv_pages_used"))
-        if not any(held):
-            return health
-        assert time.monotonic() < deadline, health
-        time.sleep(0.05)
+        return not any(held)
+
+    wait_until(is_idle)
+    return health

@@ -13,8 +13,9 @@ from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.answers.stream import AnswerStream
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.errors import EngineStopped, RequestError
-from helpers.async_engines import PROMPT, VOCAB, Bench, deltas_of, finished, long, new, run, until
+from helpers.async_engines import PROMPT, VOCAB, Bench, deltas_of, finished, long, new, run
 from helpers.byte_pieces import BytePieces
+from helpers.waiting import until
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_loops_in_several_threads_share_an_engine(bench: Bench):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join()
     assert texts == {seed: run(lambda s=seed: finished(bench, long(s))).outputs[0].text for seed in range(4)}
 
 
@@ -217,9 +218,11 @@ def test_closing_while_it_runs_ends_every_stream(bench: Bench):
     async def main() -> None:
         streams = [bench.engine.submit(new(f"r{i}", max_tokens=55)) for i in range(3)]
         closing = asyncio.create_task(asyncio.to_thread(bench.engine.close))
-        await asyncio.sleep(0.01)
-        bench.decoder.allow(inf)
-        await closing
+        while (
+            not closing.done()
+        ):  # pass by pass, so that nobody is answered before the engine has heard of it
+            await asyncio.sleep(0.02)
+            bench.decoder.allow(1)
         for stream in streams:
             with pytest.raises(EngineStopped, match="closed"):
                 await deltas_of(stream)

@@ -9,7 +9,7 @@ from foreword import LLM, SamplingParams
 from foreword.bench.pacing.fingerprint import guess_prompts
 from foreword.bench.pacing.traces import EVENT_BYTES, Chunk, record, short_prompts
 from foreword.errors import RequestError
-from foreword.server.api.pacing import BLOCK_BYTES, PaceMemory, replay
+from foreword.server.api.streams.pacing import BLOCK_BYTES, PaceMemory, replay
 from helpers.command_line import foreword
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from foreword.bench.drafters.prompts import own_prompts
-from foreword.bench.serve.client import ServedModel, open_client, served_model
+from foreword.bench.serve.client import ListedModel, listed_model, open_client
 from foreword.bench.serve.generator import LoadGenerator, Run
 from foreword.bench.serve.outcome import Ending
 from foreword.bench.serve.report import Report, make_report
@@ -15,6 +15,7 @@ from foreword.bench.serve.settings import Load, Question
 from foreword.errors import RequestError
 from helpers.command_line import assert_one_line_error, foreword
 from helpers.fake_openai_server import Behaviour, FakeServer, fake_server
+from helpers.waiting import wait_until
 
 
 def run_load(server: FakeServer, load: Load, **fields: Any) -> Run:
@@ -59,10 +60,10 @@ def test_an_open_loop_sends_every_request_and_counts_its_tokens(endpoint: str):
 
 
 def test_all_at_once_is_at_once_and_a_closed_loop_keeps_its_number():
-    with fake_server(Behaviour(first_delay=1.0)) as server:
+    with fake_server(Behaviour(company=12)) as server:
         run_load(server, Load(rate=float("inf"), num_requests=12))
         assert server.most_at_once == 12
-    with fake_server(Behaviour(first_delay=0.02)) as server:
+    with fake_server(Behaviour(company=3, first_delay=0.02)) as server:
         run = run_load(server, Load(concurrency=3, num_requests=12))
         assert (len(run.outcomes), server.most_at_once) == (12, 3)
 
@@ -99,7 +100,7 @@ def test_a_server_without_usage_is_named_and_its_chunks_are_counted():
         (Behaviour(events=['{"object": "nothing"}']), "malformed answer"),
         (Behaviour(events=["[DONE]"]), "malformed answer"),
         (Behaviour(events=['{"error": {"message": "out of pages"}}']), "error in the stream"),
-        (Behaviour(first_delay=3.0), "timeout"),
+        (Behaviour(first_delay=600.0), "timeout"),
     ],
 )
 def test_an_answer_that_breaks_is_no_answer(behaviour: Behaviour, kind: str):
@@ -118,7 +119,7 @@ def test_no_server_at_all_is_a_failure_of_each_and_of_the_question_for_models():
 
     async def ask_for_models() -> object:
         async with open_client(server.url, None) as client:
-            return await served_model(client)
+            return await listed_model(client)
 
     with pytest.raises(RequestError, match="no server answers"):
         asyncio.run(ask_for_models())
@@ -127,7 +128,7 @@ def test_no_server_at_all_is_a_failure_of_each_and_of_the_question_for_models():
 def test_models_are_found_by_name_with_who_serves_them():
     async def ask(url: str, name: str = "") -> tuple[str, str | None]:
         async with open_client(url, None) as client:
-            model = await served_model(client, name)
+            model = await listed_model(client, name)
             return model.name, model.owner
 
     with fake_server() as server:
@@ -136,7 +137,7 @@ def test_models_are_found_by_name_with_who_serves_them():
         assert asyncio.run(ask(server.url, "third")) == ("third", None)
     assert asyncio.run(ask(server.url, "other")) == ("other", None)  # it is gone: that shows soon enough
     assert [
-        ServedModel("m", owner).has_continuous_usage for owner in ("foreword", "vllm", "openai", None)
+        ListedModel("m", owner).has_continuous_usage for owner in ("foreword", "vllm", "openai", None)
     ] == [
         True,
         True,
@@ -154,7 +155,7 @@ def test_dropped_streams_are_seen_by_the_server_and_measured_by_nobody():
         assert (report.dropped, report.failures.total) == (len(planned), 0)
         assert report.completed == report.latencies["ttft"].n == 12 - len(planned)
         assert all(len(outcome.chunks) == outcome.drop_after for outcome in planned)
-    assert server.left == len(planned)
+        wait_until(lambda: server.left == len(planned))
 
 
 def test_the_command_prints_tables_and_one_line_of_json():

@@ -17,9 +17,9 @@ from foreword.backends.torch.weights import load_weights
 from foreword.engine.request import Request
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.spec import DECODER_ROWS
-from foreword.models.formats.checkpoint import open_checkpoint
+from foreword.models.formats.opening import open_checkpoint
 from foreword.speculation.draft import Draft
-from foreword.speculation.layout import BatchBuffers, SequenceRows
+from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 from helpers.passes import DEVICES, make_request
 from helpers.tiny_models import make_hf_model
 from helpers.trees import random_tokens, random_tree

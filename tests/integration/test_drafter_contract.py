@@ -21,8 +21,8 @@ from foreword.engine.request import Request
 from foreword.errors import RequestError
 from foreword.speculation import accept as judging
 from foreword.speculation.drafting import Ask, Drafter
+from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
-from foreword.speculation.situation import Situation
 
 FORMS: list[dict[str, Any]] = [
     {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1},

@@ -88,7 +88,7 @@ def test_rows_of_all_kinds_move_together(
     decoder: Decoder, copies: Sequence[tuple[int, int]], by_a_pass: bool
 ):
     store = decoder.new_kv_store(PAGES, 16, [HEAD])
-    dims = {DECODER_ROWS: decoder.config.head_dim, "head": HEAD.head_dim}
+    dims = {DECODER_ROWS: decoder.config.layer.attention.head_dim, "head": HEAD.head_dim}
     for name in dims:
         fill(store, name)
     before = {(name, slot): row(store, name, slot, dim) for name, dim in dims.items() for slot in range(64)}

@@ -15,6 +15,7 @@ from foreword.wire import process as engine_process
 from foreword.wire.client import EngineUnavailable
 from foreword.wire.link import EngineLink
 from helpers.fake_engine import expected_tokens
+from helpers.waiting import until
 
 FAKE = "helpers.fake_engine:load_fake"
 
@@ -159,7 +160,7 @@ def test_a_dead_engine_is_told_to_all_who_wait():
 def test_an_engine_that_cannot_be_made_says_why():
     async def test(link: EngineLink, host: "asyncio.Task[int]") -> None:
         assert await host == 1
-        await asyncio.sleep(0.05)
+        await until(lambda: link.fatal is not None)
         assert link.fatal == "this model is broken; get another"
 
     connected(test, factory="helpers.fake_engine:load_broken")
@@ -169,7 +170,7 @@ def test_an_engine_that_dies_ends_its_process():
     async def dies(link: EngineLink, host: "asyncio.Task[int]") -> None:
         waiting = asyncio.ensure_future(anext(link.answer(request())))
         assert await host == 1
-        await asyncio.sleep(0.05)
+        await until(lambda: link.fatal is not None)
         assert link.fatal == "the fake engine has stopped"
         waiting.cancel()
 

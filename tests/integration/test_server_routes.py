@@ -1,7 +1,6 @@
 """The server's own routes and manners: leaving clients, keys, health, tokens."""
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -13,6 +12,7 @@ from foreword.server.settings import ServerSettings, tenant_of
 from foreword.wire.client import EngineState
 from helpers.fake_engine import FakeEngine
 from helpers.local_server import local_server
+from helpers.waiting import wait_until
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -33,13 +33,6 @@ def test_models(server):
     assert caught.value.code == "model_not_found"
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="other", prompt="x")
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 30
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert condition()
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -182,7 +182,7 @@ MUTANTS = (
     Mutant(
         1,
         "the draft model keeps the KV of guesses that were not committed",
-        "drafters/autoregressive.py",
+        "drafters/model/autoregressive.py",
         "                self._cache.rollback(self._kv(tree.request))",
         "                self._cache.advance(self._kv(tree.request), len(tree.tokens))",
         (f"{CONTRACT}::test_a_drafter_guesses_as_a_fresh_one_would",),
@@ -198,7 +198,7 @@ MUTANTS = (
     Mutant(
         11,
         "another page size in the draft model's slots",
-        "drafters/autoregressive.py",
+        "drafters/model/autoregressive.py",
         "decoder, self._cache.pool.num_pages, PAGE_SIZE, vocab_size",
         "decoder, 2 * self._cache.pool.num_pages, PAGE_SIZE // 2, vocab_size",
         (f"{CONTRACT}::test_guesses_are_made_and_accepted",),
@@ -214,7 +214,7 @@ MUTANTS = (
     Mutant(
         29,
         "a batch that is a little larger than its memory",
-        "speculation/batch_memory.py",
+        "speculation/rows/batch_memory.py",
         "if sizes.entries > len(self._memory):",
         "if sizes.entries > len(self._memory) + 1:",
         (LAYOUT,),
@@ -230,7 +230,7 @@ MUTANTS = (
     Mutant(
         19,
         "the rows of a prompt chunk see one another whole",
-        "speculation/layout.py",
+        "speculation/rows/layout.py",
         "np.minimum(kv_row + 1, end, out=arrays.prefix_lens)",
         "np.maximum(0, end, out=arrays.prefix_lens)",
         (LAYOUT,),
@@ -246,7 +246,7 @@ MUTANTS = (
     Mutant(
         38,
         "an n-gram index that outlives its text",
-        "drafters/ngram.py",
+        "drafters/lookup/ngram.py",
         " or len(index) > len(request.tokens)",
         "",
         (f"{UNIT}/drafters/test_ngram_drafter.py",),
@@ -254,7 +254,7 @@ MUTANTS = (
     Mutant(
         41,
         "a drafter that was off does not catch up",
-        "drafters/autoregressive.py",
+        "drafters/model/autoregressive.py",
         "        if missed := self._missed(trees):",
         "        if missed := self._missed(trees)[:0]:",
         (f"{CONTRACT}::test_a_drafter_guesses_as_a_fresh_one_would",),

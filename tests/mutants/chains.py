@@ -10,7 +10,7 @@ CHAIN_MUTANTS = (
     Mutant(
         28,
         "all guesses of a chain are drawn with the noise of its first",
-        "drafters/guessed_tree.py",
+        "drafters/model/guessed_tree.py",
         "len(self.request.tokens) + self.depth)",
         "len(self.request.tokens))",
         (LAW,),
@@ -18,7 +18,7 @@ CHAIN_MUTANTS = (
     Mutant(
         28,
         "the noise of a chain's first guess for all: under *coupled* it costs acceptance",
-        "drafters/guessed_tree.py",
+        "drafters/model/guessed_tree.py",
         "len(self.request.tokens) + self.depth)",
         "len(self.request.tokens))",
         (f"{ALL_ACCEPTED}[coupled]",),
@@ -26,7 +26,7 @@ CHAIN_MUTANTS = (
     Mutant(
         24,
         "a drafter tells the q of the level before",
-        "drafters/guessed_tree.py",
+        "drafters/model/guessed_tree.py",
         "        drawn = tuple(self._drawn) if",
         "        drawn = tuple([*self._drawn[:1], *self._drawn[:-1]]) if",
         (LAW,),
@@ -34,7 +34,7 @@ CHAIN_MUTANTS = (
     Mutant(
         24,
         "a drafter tells a q that is a little too flat",
-        "drafters/next_level.py",
+        "drafters/model/next_level.py",
         "kept.log_weights.exp()",
         "(0.9 * kept.log_weights).exp()",
         (ALL_ACCEPTED,),
@@ -42,7 +42,7 @@ CHAIN_MUTANTS = (
     Mutant(
         24,
         "a drafter tells a q that is a little too flat; seen in the law of the texts",
-        "drafters/next_level.py",
+        "drafters/model/next_level.py",
         "kept.log_weights.exp()",
         "(0.9 * kept.log_weights).exp()",
         (LAW,),
@@ -66,7 +66,7 @@ CHAIN_MUTANTS = (
     Mutant(
         7,
         "a draft model draws padding ids, and its draft is dropped because of what was drawn",
-        "drafters/autoregressive.py",
+        "drafters/model/autoregressive.py",
         ", vocab_size=vocab_size",
         "",
         (f"{CHAINS}::test_a_draft_model_with_padding_ids_keeps_the_law",),

@@ -159,7 +159,7 @@ ENGINE_MUTANTS = (
     Mutant(
         18,
         "the masks of the batch before stay in memory that is used again",
-        "speculation/layout.py",
+        "speculation/rows/layout.py",
         "    arrays.ancestor_masks.fill(0)\n",
         "",
         (WORLDS,),
@@ -167,7 +167,7 @@ ENGINE_MUTANTS = (
     Mutant(
         18,
         "a block table of the same length is taken for the same table",
-        "speculation/batch_memory.py",
+        "speculation/rows/batch_memory.py",
         "if self._known[row] != sequence.pages:",
         "if len(self._known[row]) != len(sequence.pages):",
         (WORLDS,),
@@ -175,7 +175,7 @@ ENGINE_MUTANTS = (
     Mutant(
         39,
         "rows are laid out as if a request's pages lay behind its first one",
-        "speculation/layout.py",
+        "speculation/rows/layout.py",
         "(arrays.block_tables[request_of, page] - page)",
         "(arrays.block_tables[request_of, 0])",
         (WORLDS,),

@@ -14,7 +14,7 @@ HOUSE_MUTANTS = (
         43,
         "a drawn node is dropped for the token that came out",
         "speculation/proposing.py",
-        "if q is None else int(q.ids[-1]) < size",
+        " if q is None else int(q.ids[-1]) < size",
         "",
         (f"{GUARD}::test_a_drawn_node_is_cut_for_its_q_and_never_for_its_token",),
     ),
@@ -45,7 +45,7 @@ HOUSE_MUTANTS = (
     Mutant(
         47,
         "a drafter that is cancelled ends the engine",
-        "speculation/guard.py",
+        "drafters/guard/guarded.py",
         "        except BaseException as error:  # whatever",
         "        except Exception as error:  # whatever",
         (f"{GUARD}::test_nonsense_becomes_an_empty_draft_is_counted_and_logged_once",),
@@ -53,7 +53,7 @@ HOUSE_MUTANTS = (
     Mutant(
         47,
         "ended requests live on in a drafter that hangs",
-        "speculation/guard.py",
+        "drafters/guard/guarded.py",
         "            bare = request.without_text()",
         "            bare = request",
         (f"{GUARD}::test_ended_requests_do_not_live_on_in_a_drafter_that_hangs",),
@@ -61,7 +61,7 @@ HOUSE_MUTANTS = (
     Mutant(
         47,
         "a drafter that is late is asked again at once",
-        "speculation/caller_thread.py",
+        "drafters/guard/caller_thread.py",
         " and self._clock() >= self._rests_until",
         "",
         (f"{GUARD}::test_a_drafter_that_is_late_again_and_again_is_asked_ever_less_often",),
@@ -101,7 +101,7 @@ HOUSE_MUTANTS = (
     Mutant(
         41,
         "a level counts as rejected though the one before it was",
-        "speculation/acceptance_stats.py",
+        "speculation/measured/acceptance_stats.py",
         "self.reached_per_position[level] += level <= accepted",
         "self.reached_per_position[level] += 1",
         (f"{SITUATION}::test_acceptance_is_counted_by_position",),
@@ -109,7 +109,7 @@ HOUSE_MUTANTS = (
     Mutant(
         41,
         "the cost of a step is what launching it took",
-        "speculation/situation.py",
+        "speculation/measured/situation.py",
         "report.seconds.total - report.seconds.draft",
         "report.seconds.verify",
         (f"{SITUATION}::test_a_step_costs_its_whole_time_but_for_drafting",),

@@ -9,7 +9,7 @@ PREDICTION_MUTANTS = (
     Mutant(
         60,
         "an answer that leaves the expected text never comes back to it",
-        "drafters/prediction.py",
+        "drafters/lookup/prediction.py",
         "                self._find()",
         "                pass",
         (FOLLOWER,),
@@ -17,7 +17,7 @@ PREDICTION_MUTANTS = (
     Mutant(
         60,
         "the place found is that of the token itself, not of the next",
-        "drafters/prediction.py",
+        "drafters/lookup/prediction.py",
         "            self._go_on(place + 1, length,",
         "            self._go_on(place, length,",
         (FOLLOWER,),
@@ -25,7 +25,7 @@ PREDICTION_MUTANTS = (
     Mutant(
         60,
         "of equal places the farthest wins",
-        "drafters/prediction.py",
+        "drafters/lookup/prediction.py",
         "(length, self._certain - place, place)",
         "(length, place - self._certain, place)",
         (FOLLOWER,),
@@ -33,7 +33,7 @@ PREDICTION_MUTANTS = (
     Mutant(
         60,
         "a place that chance has found moves the search on",
-        "drafters/prediction.py",
+        "drafters/lookup/prediction.py",
         "        if run >= _TRUSTED:\n            self._certain",
         "        if run >= 1:\n            self._certain",
         (FOLLOWER,),
@@ -41,7 +41,7 @@ PREDICTION_MUTANTS = (
     Mutant(
         60,
         "a text of one token over and over is compared everywhere",
-        "drafters/prediction.py",
+        "drafters/lookup/prediction.py",
         "places[here : here + _LOOKED_AT]",
         "places[here:]",
         (FOLLOWER,),
@@ -49,7 +49,7 @@ PREDICTION_MUTANTS = (
     Mutant(
         60,
         "the prompt is read as if it were the answer",
-        "drafters/prediction.py",
+        "drafters/lookup/prediction.py",
         "follower.read(request.tokens[request.prompt_len + follower.read_tokens :])",
         "follower.read(request.tokens[follower.read_tokens :])",
         (FOLLOWER,),

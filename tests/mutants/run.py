@@ -8,9 +8,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from queue import SimpleQueue
 
 from catalogue import MUTANTS, Mutant
 from chains import CHAIN_MUTANTS
@@ -89,31 +91,56 @@ def try_mutant(mutant: Mutant, source: Path) -> Outcome:
     return Outcome(mutant.bug, mutant.what, False, "all tests passed")
 
 
+def copied_source(folder: Path) -> Path:
+    """A copy of the package that a mutant can be put into."""
+    source = folder / "src"
+    shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+    silence_editable_install(source)
+    add_extension(source)
+    return source
+
+
+def tried(mutants: Sequence[Mutant], copies: Sequence[Path], console: Console) -> list[Outcome]:
+    """Every mutant, as many at once as there are copies of the source."""
+    free: SimpleQueue[Path] = SimpleQueue()
+    for copy in copies:
+        free.put(copy)
+
+    def run(mutant: Mutant) -> Outcome:
+        source = free.get()
+        try:
+            outcome = try_mutant(mutant, source)
+        finally:
+            free.put(source)
+        console.print(f"[dim]bug {mutant.bug}: {outcome.detail}[/dim]")
+        return outcome
+
+    with ThreadPoolExecutor(len(copies)) as threads:
+        return list(threads.map(run, mutants))
+
+
 def main() -> int:
     """Run the catalogue; exit code 1 if any bug goes unnoticed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     parser.add_argument("--bug", type=int, help="only the mutants of this number")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="mutants that are tried at once, each in its own copy"
+    )
     arguments = parser.parse_args()
     catalogue = (*MUTANTS, *ENGINE_MUTANTS, *END_MUTANTS, *CHAIN_MUTANTS, *HOUSE_MUTANTS, *PREDICTION_MUTANTS)
     chosen = [mutant for mutant in catalogue if arguments.bug in (None, mutant.bug)]
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "src"
-        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
-        silence_editable_install(source)
-        add_extension(source)
-        if not imported_from(source):
+        copies = [copied_source(Path(folder) / str(number)) for number in range(arguments.jobs)]
+        if not imported_from(copies[0]):
             console.print("the tests would not import the copy of the source; is the package installed?")
             return 1
         named = sorted({test for mutant in chosen for test in mutant.tests})
-        if run_tests(source, named).returncode != 0:
+        if run_tests(copies[0], named).returncode != 0:
             console.print("the named tests fail without any mutant")
             return 1
-        outcomes = []
-        for mutant in chosen:
-            outcomes.append(try_mutant(mutant, source))
-            console.print(f"[dim]bug {mutant.bug}: {outcomes[-1].detail}[/dim]")
+        outcomes = tried(chosen, copies, console)
     table = Table("bug", "what goes wrong", "", "by")
     for outcome in outcomes:
         mark = "[green]caught[/green]" if outcome.caught else "[red]MISSED[/red]"

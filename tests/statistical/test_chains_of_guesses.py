@@ -22,7 +22,7 @@ import pytest
 from foreword.acceptance.params import SamplingParams
 from foreword.backends.interface import Decoder
 from foreword.control.fixed import FixedPolicy
-from foreword.drafters.autoregressive import AutoregressiveDrafter, DraftingSize
+from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
 from foreword.engine.request import Request
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, Drafter, DraftRequest

@@ -72,7 +72,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What survives of every request's draft, and the token of the target's own behind it."""
+    """What survives of every request's draft, and the token of the target's own after it."""
 
     paths: list[list[int]]  # per request its accepted nodes, from the first level down
     own: list[int]  # [requests], correction or bonus; NO_TOKEN where the request failed
@@ -124,6 +124,6 @@ class Verdicts:
         return tuple(self.draws[trees.starts[request] : trees.starts[request + 1]])
 
     def error(self, request: int) -> str | None:
-        """Why a request cannot go on behind its accepted tokens, or None."""
+        """Why a request cannot go on after its accepted tokens, or None."""
         state = self.states[request]
         return None if state == RowStatus.OK else RowStatus(state).message()

@@ -32,7 +32,7 @@ def request_logprobs(judged: Judgement, verdicts: Verdicts, request: int) -> lis
         return []
     root, tokens = judged.trees.starts[request], verdicts.tokens(judged.trees, request)
     rows = [root, *(root + 1 + node for node in verdicts.path(request))]
-    # A failed request has no token of its own behind the last row.
+    # A failed request has no token of its own after the last row.
     return score(judged.logits[rows[: len(tokens)]], tokens, wanted)
 
 

@@ -1,7 +1,7 @@
 """Random numbers as a function of what they are for: a counter-based integer hash.
 
 A number is named by (seed, sample, stream, nonce, position, token). The first five make a 64-bit key per
-row; the token is the counter behind it. The integers are the same on every device; `reference/noise.py`
+row; the token is the counter after it. The integers are the same on every device; `reference/noise.py`
 holds the same functions for single Python numbers.
 """
 

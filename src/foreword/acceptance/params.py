@@ -35,13 +35,12 @@ class SamplingParams:
     include_stop_str_in_output: bool = False  # leave the stop text at the answer's end
     stop_token_ids: tuple[int, ...] = ()  # generation ends after one of these
     max_tokens: int = 256  # most tokens to generate
-    min_tokens: int = 0  # no end-of-sequence, stop token or stop text before so many tokens
+    min_tokens: int = 0  # no end-of-sequence, stop token or stop text before this many tokens
     n: int = 1  # answers to the same prompt
     seed: int | None = None  # None: fresh 64-bit entropy, returned with the answer
     ignore_eos: bool = False  # go on after an end-of-sequence token
-    logprobs: int | None = (
-        None  # log probabilities of the chosen token and of so many most likely; None: none
-    )
+    # Log probabilities of the chosen token and of this many most likely; None: none.
+    logprobs: int | None = None
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 An array of the batch is declared here, once: `ForwardBatch` says what it means, `BATCH_ARRAYS` how large it is and
 what padding holds. Batch memory, staging and the checks of the CPU kernels' bindings follow from that. A new array is
-declared here and in native/batch.h, and filled in speculation/layout.py.
+declared here and in native/batch.h, and filled in speculation/rows/layout.py.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -103,7 +103,6 @@ class BatchArrays(NamedTuple):
 
     @property
     def sizes(self) -> BatchSizes:
-        """How large they are."""
         return BatchSizes(
             rows=len(self.token_ids),
             requests=len(self.kv_lens),
@@ -115,7 +114,7 @@ class BatchArrays(NamedTuple):
 
     @staticmethod
     def carved(memory: Ints, sizes: BatchSizes) -> "BatchArrays":
-        """Views of one stretch of memory, one array behind the other."""
+        """Views of one stretch of memory, one array after the other."""
         views: list[Any] = []
         start = 0
         for array in BATCH_ARRAYS:
@@ -131,7 +130,7 @@ class ForwardBatch:
     """Rows of one target pass: prompt chunks, plain tokens, chains and trees of many requests, ragged.
 
     The rows of a request stand together, in the order in which they attend. A row sees the first
-    `prefix_lens` KV rows of its request in full, and of the rows behind those the ones whose bit is
+    `prefix_lens` KV rows of its request in full, and of the rows after those the ones whose bit is
     set in its ancestor mask (bit i is KV row `prefix_lens + i`, itself included). A committed token
     has itself inside its prefix and an empty mask.
     """
@@ -162,7 +161,7 @@ class ForwardBatch:
 
 
 def check_taps(taps: Iterable[Tap], num_layers: int) -> None:
-    """Refuse taps that a decoder of so many layers does not have."""
+    """Refuse taps that a decoder of this many layers does not have."""
     for tap in taps:
         if not 0 <= tap.layer <= num_layers:
             raise ValueError(f"there are no hidden states after layer {tap.layer} of {num_layers}")

@@ -34,7 +34,7 @@ class ModelRunner:
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
         """One pass, with logits for exactly the ids that can be drawn.
 
-        Embeddings are often filled up to a round number; what is behind the vocabulary is cut. A draft model may
+        Embeddings are often filled up to a round number; what is after the vocabulary is cut. A draft model may
         have fewer tokens than the target: it never guesses the others, and reads one of its own in their place.
         """
         own, wanted = self.decoder.config.vocab_size, self.vocab_size

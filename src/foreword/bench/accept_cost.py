@@ -44,7 +44,7 @@ class AcceptCosts:
 
 
 class _Verified:
-    """A request with a chain behind its committed text, ready to be verified again and again."""
+    """A request with a chain after its committed text, ready to be verified again and again."""
 
     def __init__(self, target: Decoder, tokens: Sequence[int], chain: int, params: SamplingParams) -> None:
         context = len(tokens) - chain

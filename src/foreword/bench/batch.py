@@ -15,7 +15,7 @@ from foreword.errors import RequestError
 
 @dataclass(frozen=True)
 class BatchRun:
-    """Decoding with a full batch, from behind the prompts."""
+    """Decoding with a full batch, after the prompts."""
 
     batch: int
     tokens: int  # committed
@@ -27,7 +27,6 @@ class BatchRun:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all requests together."""
         return self.tokens / self.seconds
 
     @property
@@ -37,7 +36,6 @@ class BatchRun:
 
     @property
     def host_ms(self) -> float:
-        """Per step."""
         return 1e3 * self.host_seconds / self.steps
 
 
@@ -84,7 +82,7 @@ def measure_batches(
 
 
 def run_batch(engine: EngineCore, prompts: Sequence[Sequence[int]], tokens: int, speculate: bool) -> BatchRun:
-    """Read the prompts, then decode with all of them until they have gained so many tokens on average."""
+    """Read the prompts, then decode with all of them until they have gained this many tokens on average."""
     params = SamplingParams(temperature=0, max_tokens=_room(engine, prompts, tokens), ignore_eos=True)
     setting = None if speculate else False
     requests = [

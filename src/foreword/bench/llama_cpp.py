@@ -77,7 +77,7 @@ class LlamaCppTimer:
             self._decode(self._tokens[: self._length], 0, all_logits=False)
 
     def step(self, n: int) -> float:
-        """Seconds of a pass over n new tokens behind the context, with the logits of all."""
+        """Seconds of a pass over n new tokens after the context, with the logits of all."""
         newest = self._tokens[self._length : self._length + 1]
         return self._timed(newest + self._tokens[: n - 1], self._length, all_logits=True)
 

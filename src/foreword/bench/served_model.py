@@ -46,7 +46,8 @@ class ServedModel:
         reader, writer = await asyncio.open_connection(host, int(port))
         content = json.dumps(body | {"stream": True}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {self.address}\r\nConnection: close\r\n"
-        writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        length = f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        writer.write(f"{head}{length}".encode() + content)
         parts: list[bytes] = []
         times: list[float] = []
         while data := await reader.read(_READ_BYTES):
@@ -59,7 +60,7 @@ class ServedModel:
 
 
 def _cpu_seconds(process_id: int) -> float:
-    """User and system time; the fields are counted from behind the name, which may hold anything."""
+    """User and system time; the fields are counted after the name, which may hold anything."""
     fields = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,7 +1,8 @@
 """What one target pass over n new tokens costs. Everything about speculation depends on this curve."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter, sleep
 from typing import Protocol
@@ -20,6 +21,9 @@ from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
 from foreword.speculation.verdict import NOTHING_DRAWN
 
+PROMPT_REPEATS = 5
+"""A prompt takes as long as a hundred steps, so fewer of them are timed."""
+
 PAUSE_SECONDS = 0.05
 """Between engines: threads of the last one may still spin for a while."""
 
@@ -34,18 +38,26 @@ class StepCost:
 
 
 @dataclass(frozen=True)
+class PromptCost:
+    """Cost of computing a prompt of `n` tokens in one pass."""
+
+    n: int
+    ms: float  # median
+
+
+@dataclass(frozen=True)
 class EngineCosts:
     """The whole curve of one engine."""
 
     steps: list[StepCost]
-    prefill_ms: float | None  # median of a whole prompt in one pass; None if not measured
+    prompts: list[PromptCost]
 
 
 class StepTimer(Protocol):
     """An engine with a context in its KV that can be asked for the same pass again and again."""
 
     def step(self, n: int) -> float:
-        """Seconds of a pass over n new tokens behind the context, with the logits of all."""
+        """Seconds of a pass over n new tokens after the context, with the logits of all."""
         ...
 
     def prefill(self, count: int) -> float:
@@ -61,7 +73,7 @@ def random_tokens(count: int, vocab_size: int) -> list[int]:
 
 
 class DecoderTimer:
-    """Times passes of a decoder of ours: the newest committed token and a chain behind it."""
+    """Times passes of a decoder of ours: the newest committed token and a chain after it."""
 
     def __init__(self, target: Decoder, context: int, most_tokens: int) -> None:
         self._cache = PagedCache(-(-context // PAGE_SIZE) + -(-most_tokens // PAGE_SIZE) + 1)
@@ -71,7 +83,7 @@ class DecoderTimer:
             self._pass(self._request, context - 1, commit=True)
 
     def step(self, n: int) -> float:
-        """Seconds of a pass over n new tokens behind the context, with the logits of all."""
+        """Seconds of a pass over n new tokens after the context, with the logits of all."""
         draft = Draft.chain(self._request.tokens[: n - 1], len(self._request.tokens))
         return self._pass(self._request, 1, draft)
 
@@ -116,34 +128,51 @@ def compare_step_cost(
     timers: Mapping[str, StepTimer],
     new_tokens: Sequence[int],
     *,
-    prefill: int = 0,
+    prompts: Sequence[int] = (),
     repeats: int = 15,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, EngineCosts]:
     """Costs of several engines, measured in turn within every repeat: a slow spell hits all of them alike."""
-    times: dict[tuple[str, int], list[float]] = {(name, n): [] for name in timers for n in (0, *new_tokens)}
-    for repeat in range(repeats + 1):
-        for name, timer in timers.items():
+    times = {name: _Times() for name in timers}
+    for repeat in range(repeats + 1):  # the first round warms up
+        for turn, (name, timer) in enumerate(timers.items(), 1):
             if len(timers) > 1:
                 sleep(PAUSE_SECONDS)
             for n in new_tokens:
-                times[name, n].append(timer.step(n))
-            if prefill and repeat < 4:
-                times[name, 0].append(timer.prefill(prefill))
-        if progress is not None:
-            progress(repeat + 1, repeats + 1)
-    return {name: _costs(name, new_tokens, times) for name in timers}
+                times[name].steps[n].append(timer.step(n))
+            for n in prompts if repeat <= PROMPT_REPEATS else ():
+                times[name].prompts[n].append(timer.prefill(n))
+            if progress is not None:
+                progress(repeat * len(timers) + turn, (repeats + 1) * len(timers))
+    return {name: _costs(taken) for name, taken in times.items()}
 
 
-def _costs(name: str, sizes: Sequence[int], times: Mapping[tuple[str, int], list[float]]) -> EngineCosts:
-    medians = {n: 1e3 * median(times[name, n][1:]) for n in sizes}  # the first round warms up
-    steps = [StepCost(n, medians[n], medians[n] / medians[sizes[0]]) for n in sizes]
-    whole_prompt = times[name, 0][1:]
-    return EngineCosts(steps, 1e3 * median(whole_prompt) if whole_prompt else None)
+@dataclass
+class _Times:
+    """Seconds of one engine's passes by their size, the warm-up first."""
+
+    steps: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    prompts: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
-def check_sizes(new_tokens: Sequence[int], context: int, repeats: int, context_length: int) -> None:
+def _costs(times: _Times) -> EngineCosts:
+    medians = {n: 1e3 * median(seconds[1:]) for n, seconds in times.steps.items()}
+    first = next(iter(medians.values()))
+    steps = [StepCost(n, ms, ms / first) for n, ms in medians.items()]
+    prompts = [PromptCost(n, 1e3 * median(seconds[1:])) for n, seconds in times.prompts.items()]
+    return EngineCosts(steps, prompts)
+
+
+def check_sizes(
+    new_tokens: Sequence[int],
+    context: int,
+    repeats: int,
+    context_length: int,
+    prompts: Sequence[int] = (),
+) -> None:
     """Refuse sizes that no pass can have."""
+    if any(not 1 <= n <= context_length for n in prompts):
+        raise RequestError(f"prompts must be 1 .. {context_length} tokens long, the model's context length")
     if not new_tokens or any(not 1 <= n <= MAX_DRAFT_NODES + 1 for n in new_tokens):
         raise RequestError(f"the numbers of new tokens must be in 1 .. {MAX_DRAFT_NODES + 1}")
     if repeats < 1:

@@ -18,7 +18,7 @@ def prune(
         str | None, typer.Option(help="Layers to keep, both ends of a range included: 0-9,20-29.")
     ] = None,
     keep: Annotated[
-        int | None, typer.Option(help="Keep so many layers at even distances, the first and the last too.")
+        int | None, typer.Option(help="Keep this many layers at even distances, the first and the last too.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -175,7 +175,7 @@ def _run(
     generation_config: str,
 ) -> None:
     from foreword.engine.sampling_defaults import sampling_defaults
-    from foreword.models.formats.checkpoint import open_checkpoint
+    from foreword.models.formats.opening import open_checkpoint
     from foreword.models.sources.resolve import resolve_model
     from foreword.server.running import ServerRun
     from foreword.server.settings import FREE_METHODS

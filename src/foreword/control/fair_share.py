@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter
+from foreword.speculation.measured.situation import Situation
 from foreword.speculation.proposing import fair_shares
 from foreword.speculation.protocols import Policy
 from foreword.speculation.report import StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
-from foreword.speculation.situation import Situation
 
 
 class FairShare:
@@ -62,17 +62,13 @@ class FairShare:
     def trim(
         self, entries: Sequence[PassEntry], drafts: Sequence[Draft], situation: Situation
     ) -> Sequence[Draft]:
-        """The inner policy's."""
         return self._policy.trim(entries, drafts, situation)
 
     def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation) -> int:
-        """The inner policy's."""
         return self._policy.rows_wanted(requests, situation)
 
     def learn(self, report: StepReport) -> None:
-        """Pass it on."""
         self._policy.learn(report)
 
     def drafters(self) -> Sequence[Drafter]:
-        """The inner policy's."""
         return self._policy.drafters()

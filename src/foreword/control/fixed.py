@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter
+from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
-from foreword.speculation.situation import Situation
 
 
 class FixedPolicy:
@@ -32,7 +32,6 @@ class FixedPolicy:
     def trim(
         self, entries: Sequence[PassEntry], drafts: Sequence[Draft], situation: Situation
     ) -> Sequence[Draft]:
-        """Everything is verified."""
         return drafts
 
     def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation) -> int:
@@ -45,7 +44,6 @@ class FixedPolicy:
         """It never changes its mind."""
 
     def drafters(self) -> list[Drafter]:
-        """The given one."""
         return [] if self._everyone is None else [self._everyone.drafter]
 
     def _chosen(self, request: StepRequest) -> DraftPlan | None:

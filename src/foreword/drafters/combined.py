@@ -40,20 +40,16 @@ class _Several:
                 drafter.observe(commits)
 
     def close(self) -> None:
-        """All of them."""
         close_all(self._drafters)
 
     def forget(self, request: DraftRequest) -> None:
-        """Pass it on."""
         for drafter in self._drafters:
             drafter.forget(request)
 
     def memory_bytes(self) -> int | None:
-        """Of all of them."""
         return added_memory(self._drafters)
 
     def fault_counts(self) -> Counter[str]:
-        """Of all of them."""
         return all_faults(self._drafters)
 
 

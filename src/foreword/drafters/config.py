@@ -7,12 +7,12 @@ from typing import Any
 
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.drafters.combined import FirstOf, Merged
+from foreword.drafters.guard.caller_thread import CallerThread
+from foreword.drafters.guard.guarded import GuardedDrafter
 from foreword.drafters.registry import drafter_kinds
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import ForewordError, RequestError
-from foreword.speculation.caller_thread import CallerThread
 from foreword.speculation.drafting import Drafter, needs_of
-from foreword.speculation.guard import GuardedDrafter
 
 _OWN_KEYS = (
     "method",
@@ -29,13 +29,11 @@ class SpeculationConfig:
     """Who drafts, and how much. `{"method": "ngram", "num_speculative_tokens": 5, ...}`, as vLLM has it."""
 
     method: tuple[str, ...]  # one drafter, or several that are combined
-    num_speculative_tokens: int = (
-        5  # most guesses for a request in one pass: a chain's length, a tree's nodes
-    )
+    # Most guesses for a request in one pass: a chain's length, a tree's nodes.
+    num_speculative_tokens: int = 5
     max_depth: int | None = None  # deepest level of a tree; None: as deep as there are nodes
-    disable_by_batch_size: int | None = (
-        None  # plain decoding while at least so many requests run; None: never
-    )
+    # Plain decoding while at least this many requests run; None: never.
+    disable_by_batch_size: int | None = None
     combine: str = "first"  # several methods: "first" that has something to say, or "merge" into one tree
     draft_timeout: float = 1.0  # seconds after which a plug-in's guesses are not waited for
     options: tuple[tuple[str, Any], ...] = ()  # settings of the drafters themselves

@@ -43,12 +43,12 @@ _NAMES: dict[Any, str] = {int: "a whole number", (int, float): "a number", str: 
 
 
 def _builtin_kinds() -> dict[str, DrafterKind]:
-    from foreword.drafters.draft_model import DraftModelConfig, build_draft_model
-    from foreword.drafters.layer_skip import LayerSkipConfig, build_layer_skip
-    from foreword.drafters.ngram import NgramConfig, NgramDrafter
-    from foreword.drafters.prediction import PredictionConfig, PredictionDrafter
-    from foreword.drafters.self_quantized import SelfQuantizedConfig, build_self_quantized
-    from foreword.drafters.suffix import SuffixConfig, build_suffix_drafter
+    from foreword.drafters.lookup.ngram import NgramConfig, NgramDrafter
+    from foreword.drafters.lookup.prediction import PredictionConfig, PredictionDrafter
+    from foreword.drafters.lookup.suffix import SuffixConfig, build_suffix_drafter
+    from foreword.drafters.model.draft_model import DraftModelConfig, build_draft_model
+    from foreword.drafters.model.layer_skip import LayerSkipConfig, build_layer_skip
+    from foreword.drafters.model.self_quantized import SelfQuantizedConfig, build_self_quantized
 
     kinds = {
         "ngram": DrafterKind(

@@ -16,9 +16,8 @@ class EngineConfig:
 
     kv_cache_memory_bytes: int = 1 << 30  # upper bound of KV memory; pages are touched only when used
     max_model_len: int | None = None  # cap on prompt + answer; None: what the model and the cache allow
-    max_num_batched_tokens: int = (
-        512  # rows of one target pass, guesses included; longer prompts take several
-    )
+    # Rows of one target pass, guesses included; longer prompts take several.
+    max_num_batched_tokens: int = 512
     max_num_seqs: int = 64  # answers that are worked on at once
     acceptance_rule: str = "coupled"  # how drafts are judged: coupled, token or block
     enable_prefix_caching: bool = True  # reuse the KV of equal beginnings, within a tenant

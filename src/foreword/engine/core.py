@@ -25,10 +25,10 @@ from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.speculation.drafting import NO_NEEDS, Drafter, DrafterNeeds, needs_of
+from foreword.speculation.measured.situation import Situation
 from foreword.speculation.protocols import Policy
 from foreword.speculation.recovery import Recovery, UnderWay
 from foreword.speculation.report import StageSeconds, StepReport
-from foreword.speculation.situation import Situation
 from foreword.speculation.step import Stepper
 
 
@@ -168,7 +168,6 @@ class EngineCore:
         return self._settle(report)
 
     def stats(self) -> EngineStats:
-        """How things stand."""
         pool, cohorts = self.cache.pool, self.situation.cohorts
         return EngineStats(
             running=len(self.scheduler.running),

@@ -120,7 +120,6 @@ class DrafterPool:
             close_all([left])
 
     def memory_bytes(self) -> int | None:
-        """Of all drafters."""
         return added_memory(self._all())
 
     def fault_counts(self) -> Counter[str]:
@@ -128,7 +127,6 @@ class DrafterPool:
         return all_faults(self._all())
 
     def close(self) -> None:
-        """Nobody asks any more."""
         close_all(self._all())
         with self._lock:
             self._drafters.clear()

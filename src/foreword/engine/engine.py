@@ -7,7 +7,7 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from time import monotonic
 
@@ -15,12 +15,12 @@ from foreword.acceptance.defaults import SamplingDefaults
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.answers.collector import OutputCollector
-from foreword.engine.answers.ends import OpenAnswers
 from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.answers.stream import AnswerStream
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.default_speculation import SpeculationWish, check_wish
+from foreword.engine.listeners import Listeners
 from foreword.engine.llm import make_core
 from foreword.engine.loader import load_model
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
@@ -38,80 +38,6 @@ DRAIN_INTERVAL = 0.01
 
 STATS_INTERVAL = 0.05
 """Seconds between two snapshots of a busy engine's statistics."""
-
-
-@dataclass
-class _Listener:
-    """A request's stream and how many of its answers are still to end."""
-
-    stream: AnswerStream
-    open: OpenAnswers
-
-
-@dataclass
-class _Listeners:
-    """Who listens to what, shared between the engine's thread and its callers."""
-
-    by_request: dict[str, _Listener] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    idle: threading.Event = field(default_factory=threading.Event)
-    closed: bool = False  # nobody may come any more: the engine drains, or has told everyone of its end
-
-    def add(self, stream: AnswerStream, answers: int) -> bool:
-        """Listen; False if it is too late for that."""
-        with self.lock:
-            if self.closed:
-                return False
-            if stream.request_id in self.by_request:
-                raise RequestError(
-                    f"a request with the id {stream.request_id!r} is being answered; choose another id"
-                )
-            self.by_request[stream.request_id] = _Listener(stream, OpenAnswers(answers))
-            self.idle.clear()
-            return True
-
-    def knows(self, stream: AnswerStream) -> bool:
-        """Whether this stream, and not a later one of the same name, still waits for an end."""
-        with self.lock:
-            listener = self.by_request.get(stream.request_id)
-            return listener is not None and listener.stream is stream
-
-    def forget(self, stream: AnswerStream) -> bool:
-        """Stop listening; False if it was forgotten before."""
-        with self.lock:
-            listener = self.by_request.get(stream.request_id)
-            if listener is None or listener.stream is not stream:
-                return False
-            self._forget(stream.request_id)
-            return True
-
-    def note(self, delta: AnswerDelta) -> AnswerStream | None:
-        """Who listens to this delta; forgotten with the end of the last answer."""
-        with self.lock:
-            listener = self.by_request.get(delta.request_id)
-            if listener is None:
-                return None
-            if listener.open.note(delta):
-                self._forget(delta.request_id)
-            return listener.stream
-
-    def close(self) -> None:
-        with self.lock:
-            self.closed = True
-
-    def take_all(self) -> list[AnswerStream]:
-        """Close and forget everyone; returns who has to be told."""
-        with self.lock:
-            self.closed = True
-            streams = [listener.stream for listener in self.by_request.values()]
-            self.by_request.clear()
-            self.idle.set()
-            return streams
-
-    def _forget(self, request_id: str) -> None:
-        del self.by_request[request_id]
-        if not self.by_request:
-            self.idle.set()
 
 
 class Engine:
@@ -133,13 +59,13 @@ class Engine:
         """Take over `core`: from now on only the engine's thread touches it.
 
         At most `steps_ahead` steps are under way at once. More than one lets requests that come while a pass runs on
-        a GPU be launched behind it.
+        a GPU be launched after it.
         """
         self._core = core
         self._tokenizer = tokenizer
         self._sampling = sampling or SamplingDefaults()
         self._mail: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._listeners = _Listeners()
+        self._listeners = Listeners()
         self._listeners.idle.set()
         self._refusal: str | None = None  # why no request is taken
         self._snapshot, self._snapshot_at = core.stats(), monotonic()

@@ -50,7 +50,7 @@ class Intake:
                 RequestSampler(params, known, new.prompt_token_ids, seed, sample=index, rule=self.rule),
                 limits,
                 Identity(new.request_id, index, new.tenant, speculation, new.progress, prediction),
-                self.vocabulary.answer_text(stops),
+                self.vocabulary.answer_text(stops, new.prompt_token_ids),
             )
             for index in range(params.n)
         ]

@@ -47,7 +47,6 @@ class RequestLedger:
 
     @property
     def queue_seconds(self) -> float:
-        """Arrival to first pass."""
         return (self.started or self.arrived) - self.arrived
 
     @property
@@ -58,5 +57,4 @@ class RequestLedger:
 
     @property
     def decode_seconds(self) -> float:
-        """First token to last."""
         return (self.finished or 0.0) - (self.first_token or 0.0) if self.first_token is not None else 0.0

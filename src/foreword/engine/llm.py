@@ -202,7 +202,6 @@ _Given = TypeVar("_Given")
 
 
 def _spread(given: "_Given | Sequence[_Given]", count: int, what: str) -> "Sequence[_Given]":
-    """One for every prompt."""
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
         return [given] * count
     if len(given) != count:

@@ -11,7 +11,8 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.resources import DrafterResources
 from foreword.engine.sampling_defaults import sampling_defaults
 from foreword.engine.vocabulary import Vocabulary
-from foreword.models.formats.checkpoint import Checkpoint, open_checkpoint
+from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.formats.opening import open_checkpoint
 from foreword.models.sources.resolve import resolve_model
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.progress import Progress

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.overrides import SpeculationSetting
-from foreword.speculation.situation import cohort_name
+from foreword.speculation.measured.situation import cohort_name
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ def cohort_of(method: str, params: SamplingParams) -> str:
 
 
 def sampling_kind(params: SamplingParams) -> str:
-    """How a request draws."""
     return "greedy" if params.temperature == 0 else "sampled"
 
 
@@ -51,9 +50,8 @@ class RequestStats:
     drafts: int = 0  # passes that judged guesses of it
     drafted: int = 0  # guesses that were judged
     accepted: int = 0  # guesses that were committed
-    drafted_per_position: tuple[
-        int, ...
-    ] = ()  # drafts that reached the position; the first is 1 behind the text
+    # Drafts that reached the position; the first is 1 after the text.
+    drafted_per_position: tuple[int, ...] = ()
     accepted_per_position: tuple[int, ...] = ()  # drafts whose guess there was committed
     rejected_per_position: tuple[int, ...] = ()  # drafts whose first guess that was not committed is there
     rollback_tokens: int = 0  # guesses that were computed and thrown away
@@ -70,7 +68,7 @@ class DraftShown:
     """The guesses that one pass judged, as a tree, and how many tokens the answer gained by it."""
 
     tokens: tuple[int, ...]  # [nodes]; none: the pass had no guesses
-    parents: tuple[int, ...]  # [nodes], index of an earlier node, or -1 behind the text
+    parents: tuple[int, ...]  # [nodes], index of an earlier node, or -1 after the text
     accepted: tuple[int, ...]  # nodes whose tokens were committed, first to last
     gained: int  # committed tokens: those, then one of the target's own unless the answer ended before it
 
@@ -88,16 +86,14 @@ class AnswerDelta:
     drafted: int = 0  # guesses that were judged while these tokens were gained
     from_draft: int = 0  # how many of the tokens, from the first on, were accepted guesses
     finish_reason: str | None = None  # "stop", "length", "abort" or "error"
-    stop_reason: int | str | None = (
-        None  # the stop token or stop string that was met; None for the model's own end
-    )
+    # The stop token or stop string that was met; None for the model's own end.
+    stop_reason: int | str | None = None
     error: str | None = None  # what went wrong, where finish_reason is "error"
     seed: int = 0  # the seed in use, given or fresh
     stats: RequestStats | None = None  # with the last delta of an answer
     progress: RequestStats | None = None  # costs so far, with every delta, if asked for
-    prompt_logprobs: tuple[
-        TokenLogprobs, ...
-    ] = ()  # with the first delta, if asked for; entry i is of prompt token i + 1
+    # With the first delta, if asked for; entry i is of prompt token i + 1.
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,13 +114,11 @@ class EngineStats:
     step_seconds: float = 0.0  # all of the steps; what the other three leave is scheduling and bookkeeping
     speculating: bool = True  # the switch for the whole engine
     drafter_memory_bytes: int | None = None  # that guessing adds to the target's, as far as the drafters say
-    drafter_faults: Mapping[str, int] = field(
-        default_factory=dict
-    )  # by drafter and kind; they cost only guesses
+    # By drafter and kind; they cost only guesses.
+    drafter_faults: Mapping[str, int] = field(default_factory=dict)
     step_faults: Mapping[str, int] = field(default_factory=dict)  # by stage; recovered from
-    acceptance: Mapping[str, tuple[int, int, int]] = field(
-        default_factory=dict
-    )  # by cohort: drafts, guesses that were judged, guesses that were committed
+    # By cohort: drafts, guesses that were judged, guesses that were committed.
+    acceptance: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
 
     @property
     def kv_usage(self) -> float:

@@ -7,13 +7,13 @@ from typing import NamedTuple
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler
-from foreword.drafters.prediction import count_followed
+from foreword.drafters.lookup.prediction import count_followed
 from foreword.engine.answers.text import AnswerText
 from foreword.engine.ledger import RequestLedger
 from foreword.engine.messages import AnswerDelta, DraftShown, RequestStats, cohort_of, sampling_kind
 from foreword.kv.sequence import KvSequence
-from foreword.speculation.acceptance_stats import AcceptanceStats
 from foreword.speculation.drafting import Drafter
+from foreword.speculation.measured.acceptance_stats import AcceptanceStats
 from foreword.speculation.requests import DraftPlan
 from foreword.speculation.verdict import Verdict
 

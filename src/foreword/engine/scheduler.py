@@ -8,9 +8,9 @@ from foreword.engine.request import Request
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import KvSequence
+from foreword.speculation.measured.situation import Situation
 from foreword.speculation.protocols import Policy
 from foreword.speculation.requests import PassEntry
-from foreword.speculation.situation import Situation
 
 
 @dataclass(frozen=True)

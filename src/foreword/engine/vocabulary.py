@@ -18,7 +18,7 @@ class Vocabulary:
     tokenizer: Tokenizer | None = None
 
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Every bad word as token ids, at the start of a text and behind a space."""
+        """Every bad word as token ids, at the start of a text and after a space."""
         if not words:
             return ()
         if self.tokenizer is None:
@@ -27,10 +27,11 @@ class Vocabulary:
         spelled = (encode(t, add_special_tokens=False) for word in words for t in (word, f" {word}"))
         return tuple({tuple(ids): None for ids in spelled if ids})
 
-    def answer_text(self, stops: StopTexts) -> AnswerText | None:
-        """The text of an answer that begins."""
+    def answer_text(self, stops: StopTexts, prompt: Sequence[int]) -> AnswerText | None:
+        """The text of an answer that begins, as the prompt's goes on."""
         if self.tokenizer is None:
             if stops.texts:
                 raise RequestError("stop texts need a tokenizer, and this engine has none")
             return None
-        return AnswerText(IncrementalDetokenizer(self.tokenizer), stops)
+        at_start = not any(map(self.tokenizer.token_bytes, prompt))
+        return AnswerText(IncrementalDetokenizer(self.tokenizer, at_start=at_start), stops)

@@ -23,7 +23,6 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody holds."""
         return len(self._free)
 
     def allocate(self, count: int) -> list[int]:

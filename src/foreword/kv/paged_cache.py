@@ -1,4 +1,4 @@
-"""Per-request block tables with provisional rows behind the computed end."""
+"""Per-request block tables with provisional rows after the computed end."""
 
 from collections.abc import Sequence
 
@@ -32,7 +32,6 @@ class PagedCache:
 
     @property
     def free_pages(self) -> int:
-        """Pages that nobody holds."""
         return self.pool.num_free
 
     @property
@@ -59,7 +58,6 @@ class PagedCache:
 
     @property
     def num_open(self) -> int:
-        """Sequences that are open."""
         return len(self._sequences)
 
     def is_open(self, sequence: KvSequence) -> bool:
@@ -179,7 +177,7 @@ class PagedCache:
         return -(-rows // self.page_size)
 
     def reserve(self, sequence: KvSequence, rows: int) -> None:
-        """Make room for `rows` rows behind the computed end, or raise `OutOfPages` and change nothing.
+        """Make room for `rows` rows after the computed end, or raise `OutOfPages` and change nothing.
 
         Published pages that nobody uses are evicted if the free ones do not suffice, and only then.
         """
@@ -196,7 +194,7 @@ class PagedCache:
         return sequence.pages[row // self.page_size] * self.page_size + row % self.page_size
 
     def commit(self, sequence: KvSequence, run: int, path: Sequence[int]) -> None:
-        """Make final the first `run` reserved rows and, of those behind them, the ones named by `path`.
+        """Make final the first `run` reserved rows and, of those after them, the ones named by `path`.
 
         `path` counts from the end of the run, ascending. What is not on it never happened.
         """

@@ -9,7 +9,7 @@ from foreword.kv.block_pool import BlockPool
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PrefixNode:
-    """One published page: the KV rows of `tokens` behind everything that `parent` stands for."""
+    """One published page: the KV rows of `tokens` after everything that `parent` stands for."""
 
     parent: "PrefixNode | str" = field(repr=False)  # the page before it; a text's first page has the tenant
     tokens: tuple[int, ...]  # a page full of them
@@ -40,7 +40,7 @@ class PrefixCache:
         return node in self._idle
 
     def find(self, parent: PrefixNode | str, tokens: tuple[int, ...]) -> PrefixNode | None:
-        """The published page with these tokens behind `parent`."""
+        """The published page with these tokens after `parent`."""
         return self._nodes.get((parent, tokens))
 
     def match(self, tenant: str, tokens: Sequence[int]) -> list[PrefixNode]:

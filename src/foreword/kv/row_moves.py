@@ -57,7 +57,6 @@ class RowMoves:
             self._pending[owner] = kept
 
     def forget(self, owner: KvSequence) -> None:
-        """The owner is gone."""
         self._pending.pop(owner, None)
         self._moving.pop(owner, None)
 

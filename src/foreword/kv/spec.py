@@ -22,7 +22,7 @@ class RowSpec:
     num_kv_heads: int
     head_dim: int  # numbers of a key
     value_dim: int | None = None  # numbers of a value; None: as many as a key has
-    window: int | None = None  # only so many of the newest rows are ever read; None: all
+    window: int | None = None  # only this many of the newest rows are ever read; None: all
     dtype: str = "float32"  # see ITEM_BYTES
     alignment: int = 1  # a head takes the room of a multiple of this many numbers
 
@@ -34,7 +34,6 @@ class RowSpec:
 
     @property
     def values(self) -> int:
-        """Numbers of a value."""
         return self.head_dim if self.value_dim is None else self.value_dim
 
     @property

@@ -1,6 +1,7 @@
-"""What a decoder of the llama family looks like, whatever file it came from."""
+"""What a decoder looks like, whatever file it came from: its layers, made of declared parts."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -31,26 +32,24 @@ RopeScaling = Llama3RopeScaling | LinearRopeScaling | FrequencyFactors
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """Shape and constants of one decoder. Every loader fills it; nothing else describes a model."""
+class RopeSpec:
+    """Rotary position embedding of whole heads, rotate-half layout."""
 
-    architecture: str  # family name: "llama", "mistral", "qwen2" or "qwen3"
-    vocab_size: int  # rows of the embedding matrix; a padded vocabulary counts in full
-    hidden_size: int  # width of the residual stream
-    intermediate_size: int  # width inside the gated MLP
-    num_layers: int  # decoder layers
+    theta: float  # base of the frequencies
+    scaling: RopeScaling | None = None  # None: plain
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Grouped-query attention of one layer."""
+
     num_heads: int  # query heads
     num_kv_heads: int  # key/value heads; divides num_heads
     head_dim: int  # width of one head; need not be hidden_size / num_heads
-    context_length: int  # most positions a request may have
-    rms_norm_eps: float  # added to the mean square before the root
-    rope_theta: float  # base of the rotary frequencies
-    rope_scaling: RopeScaling | None  # None: plain rotary embedding
-    attention_bias: bool  # q, k, v projections add a bias (Qwen2)
-    output_bias: bool  # the attention output projection adds one too (Llama with attention_bias)
-    mlp_bias: bool  # the three MLP projections add a bias
-    qk_norm: bool  # RMS norm on every query and key head before rotation (Qwen3)
-    tied_embeddings: bool  # the output head is the embedding matrix
+    bias: bool = False  # q, k, v projections add a bias (Qwen2)
+    output_bias: bool = False  # the output projection adds one too (Llama with attention_bias)
+    qk_norm: bool = False  # norm on every query and key head before rotation (Qwen3)
+    window: int | None = None  # only this many of the newest positions are seen; None: all
 
     @property
     def query_width(self) -> int:
@@ -61,3 +60,58 @@ class ModelConfig:
     def kv_width(self) -> int:
         """Columns of the key (or value) projection's output."""
         return self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class MlpSpec:
+    """The gated MLP of one layer: down(activation(gate(x)) * up(x))."""
+
+    intermediate_size: int  # width inside
+    bias: bool = False  # the three projections add one
+    activation: str = "silu"
+    num_experts: int = 0  # 0: one MLP for all tokens; otherwise each token takes some of this many
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """Normalisation before attention, before the MLP and at the end."""
+
+    eps: float  # added to the mean square before the root
+    kind: str = "rms"
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One layer: attention, then the MLP, each added to the residual stream."""
+
+    attention: AttentionSpec
+    mlp: MlpSpec
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One decoder. Every file format fills it; nothing else describes a model."""
+
+    architecture: str  # the family's name, see models/architectures
+    vocab_size: int  # rows of the embedding matrix; a padded vocabulary counts in full
+    hidden_size: int  # width of the residual stream
+    context_length: int  # most positions a request may have
+    layers: tuple[LayerSpec, ...]
+    norm: NormSpec
+    rope: RopeSpec
+    tied_embeddings: bool  # the output head is the embedding matrix
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def layer(self) -> LayerSpec:
+        """What every layer looks like, where all are alike."""
+        if any(layer != self.layers[0] for layer in self.layers):
+            raise ValueError(f"the layers of this {self.architecture} differ")
+        return self.layers[0]
+
+    def with_layers(self, kept: Sequence[int]) -> "ModelConfig":
+        """The same with only these layers."""
+        return replace(self, layers=tuple(self.layers[index] for index in kept))

@@ -10,9 +10,10 @@ from foreword.models.config import FrequencyFactors, LinearRopeScaling, Llama3Ro
 
 def inverse_frequencies(config: ModelConfig) -> Tensor:
     """Radians per position of every rotated pair."""
-    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
-    plain = 1.0 / (config.rope_theta**exponent)  # float32 [head_dim / 2]
-    match config.rope_scaling:
+    head_dim = config.layer.attention.head_dim
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    plain = 1.0 / (config.rope.theta**exponent)  # float32 [head_dim / 2]
+    match config.rope.scaling:
         case None:
             return plain
         case LinearRopeScaling(factor):

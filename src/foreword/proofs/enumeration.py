@@ -27,7 +27,7 @@ Tokens = tuple[int, ...]
 Law = dict[Tokens, float]
 
 POSITIONS = 3
-"""The joint distribution is over so many positions."""
+"""The joint distribution is over this many positions."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def outcome_of_pattern(trees: DraftTrees, plan: ChainPlan, pattern: np.ndarray) 
 
 
 def add_outcomes(law: Law, rows: ChainRows, plan: ChainPlan, stops: np.ndarray, likely: Floats) -> None:
-    """Add every own token behind every chain's accepted path, where that can happen at all."""
+    """Add every own token after every chain's accepted path, where that can happen at all."""
     trees = rows.trees
     kept = leftover_weights(rows, leftover(trees, plan, stops))
     weights = kept.log_weights.exp().numpy()

@@ -38,7 +38,7 @@ EMPTY = Tree([], [])
 def step_batch(
     cases: Sequence[Case], texts: Sequence[Sequence[int]], drafts: Sequence[Tree]
 ) -> list[list[int]]:
-    """One batched step: the tokens that each request commits behind its text (prompt included)."""
+    """One batched step: the tokens that each request commits after its text (prompt included)."""
     samplers = [case.sampler() for case in cases]
     for sampler, case, text in zip(samplers, cases, texts, strict=True):
         sampler.commit(text[len(case.prompt) :])

@@ -13,9 +13,8 @@ class ProofRow:
     deviation: float  # the worst that was seen
     limit: float  # what it must not exceed
     passed: bool
-    power: float | None = (
-        None  # share of planted faults that the check catches, where it is a statistical one
-    )
+    # Share of planted faults that the check catches, where it is a statistical one.
+    power: float | None = None
     note: str = ""  # what else is worth knowing
 
 

@@ -39,7 +39,7 @@ MODEL_SEED = 5
 
 @dataclass(frozen=True)
 class Power:
-    """What a test with so many samples catches."""
+    """What a test with this many samples catches."""
 
     samples: int
     threshold: float  # of the chi-square statistic

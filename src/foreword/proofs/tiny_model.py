@@ -5,7 +5,7 @@ from torch import Tensor
 
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import DecoderWeights, LayerWeights
-from foreword.models.config import ModelConfig
+from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, RopeSpec
 
 HIDDEN, HEAD_DIM = 8, 4
 
@@ -17,32 +17,24 @@ def tiny_decoder(vocab_size: int, seed: int) -> TorchDecoder:
     def weight(*shape: int, scale: float = 0.5) -> Tensor:
         return torch.randn(*shape, generator=generator) * scale
 
+    attention = AttentionSpec(num_heads=2, num_kv_heads=2, head_dim=HEAD_DIM)
     config = ModelConfig(
         architecture="llama",
         vocab_size=vocab_size,
         hidden_size=HIDDEN,
-        intermediate_size=HIDDEN,
-        num_layers=1,
-        num_heads=2,
-        num_kv_heads=2,
-        head_dim=HEAD_DIM,
         context_length=64,
-        rms_norm_eps=1e-5,
-        rope_theta=100.0,
-        rope_scaling=None,
-        attention_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        qk_norm=False,
+        layers=(LayerSpec(attention, MlpSpec(HIDDEN)),),
+        norm=NormSpec(1e-5),
+        rope=RopeSpec(100.0),
         tied_embeddings=False,
     )
     layer = LayerWeights(
         input_norm=torch.ones(HIDDEN),
-        qkv=weight(config.query_width + 2 * config.kv_width, HIDDEN),
+        qkv=weight(attention.query_width + 2 * attention.kv_width, HIDDEN),
         qkv_bias=None,
         query_norm=None,
         key_norm=None,
-        output=weight(HIDDEN, config.query_width),
+        output=weight(HIDDEN, attention.query_width),
         output_bias=None,
         mlp_norm=torch.ones(HIDDEN),
         gate_up=weight(2 * HIDDEN, HIDDEN),

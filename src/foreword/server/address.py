@@ -30,7 +30,6 @@ class Address:
         return tuple(dict.fromkeys((host_name(self.host), *map(host_name, given))))
 
     def bind(self) -> socket.socket:
-        """A listening socket."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

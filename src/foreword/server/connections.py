@@ -54,7 +54,6 @@ class ConnectionLimiter:
         return True
 
     def busy(self, connection: Closable) -> None:
-        """A request has come."""
         if connection in self._waiting:
             del self._waiting[connection]
             self._busy.add(connection)
@@ -66,7 +65,6 @@ class ConnectionLimiter:
             self._waiting[connection] = None
 
     def closed(self, connection: Closable) -> None:
-        """It is gone."""
         self._waiting.pop(connection, None)
         self._busy.discard(connection)
 

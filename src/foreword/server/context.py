@@ -6,9 +6,9 @@ from time import monotonic, time
 from typing import Any
 
 from foreword.drafters.overrides import SpeculationSetting
-from foreword.server.api.pacing import PaceMemory
 from foreword.server.api.prompts import PromptEncoder
 from foreword.server.api.speculation_override import check_speculation
+from foreword.server.api.streams.pacing import PaceMemory
 from foreword.server.errors import ApiError
 from foreword.server.ops.admission import Admission
 from foreword.server.ops.metrics import Metrics

@@ -57,12 +57,10 @@ class ApiError(ForewordError):
         self.retry_after = retry_after
 
     def body(self) -> ErrorAnswer:
-        """As OpenAI shapes it."""
         kind = _TYPES.get(self.status, "invalid_request_error")
         return ErrorAnswer(ErrorBody(str(self), kind, self.param, self.code))
 
     def response(self) -> Response:
-        """The HTTP answer."""
         headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"

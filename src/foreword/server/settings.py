@@ -24,9 +24,8 @@ class Limits:
     body_bytes: int = 2 * 1024 * 1024  # longest request body
     body_seconds: float = 30.0  # a body that takes longer to arrive is given up
     header_bytes: int = 16 * 1024  # all header lines of a request together
-    header_seconds: float = (
-        10.0  # from a connection's, or a request's, first byte to the end of its header lines
-    )
+    # From a connection's, or a request's, first byte to the end of its header lines.
+    header_seconds: float = 10.0
     idle_seconds: float = 30.0  # a connection without a request is closed
     stall_seconds: float = 60.0  # a client that does not read what it is sent is left
     connections: int = 1024  # open at once; fewer where the process may open fewer files
@@ -51,9 +50,8 @@ class ServerSettings:
 
     model_name: str  # what clients call the model; also the default where a request names none
     api_keys: tuple[str, ...] = ()  # any of these opens the door; none: no door
-    allowed_hosts: tuple[str, ...] | None = (
-        None  # names in `Host` headers, this machine's own aside; None: any
-    )
+    # Names in `Host` headers, this machine's own aside; None: any.
+    allowed_hosts: tuple[str, ...] | None = None
     cors_origins: tuple[str, ...] = ()  # web pages that may ask, besides the server's own; "*": all
     limits: Limits = field(default_factory=Limits)
     methods: frozenset[str] = FREE_METHODS  # drafters that a request may ask for

@@ -58,7 +58,6 @@ class Draft:
 
     @property
     def depth(self) -> int:
-        """Levels."""
         return max(self.depths(), default=0)
 
     def ancestor_masks(self) -> tuple[int, ...]:
@@ -79,7 +78,7 @@ class Draft:
         return self if len(nodes) == len(self) else self._only(nodes, kept, self.committed_len)
 
     def within(self, max_nodes: int, max_depth: int) -> "Draft":
-        """At most so many nodes, the first ones, and so many levels."""
+        """At most this many nodes, the first ones, and this many levels."""
         if len(self) <= max_nodes and self.depth <= max_depth:
             return self
         depths = self.depths()

@@ -71,7 +71,7 @@ class DrafterNeeds:
 
     taps: tuple[Tap, ...] = ()  # hidden states of the target, told with every commit
     rows: tuple[RowSpec, ...] = ()  # KV rows of its own in the target's pages
-    draws: bool = False  # what the target itself draws behind every node that is judged
+    draws: bool = False  # what the target itself draws after every node that is judged
 
     def __or__(self, other: "DrafterNeeds") -> "DrafterNeeds":
         taps = tuple(dict.fromkeys((*self.taps, *other.taps)))
@@ -94,7 +94,7 @@ class Commit:
     rows: int  # how many did, one after the other; the newest token is not among them
     hidden: Mapping[Tap, Tensor] = field(default_factory=dict)  # [rows, hidden size], if asked for
     draft: Draft = field(default_factory=Draft)  # what was judged
-    draws: tuple[int, ...] = ()  # what the target draws behind the text, then behind every node; if asked for
+    draws: tuple[int, ...] = ()  # what the target draws after the text, then after every node; if asked for
     kv: KvSequence | None = None  # its pages, for a drafter with rows of its own in them
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from foreword.acceptance.rules.rule import Rule
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import NO_DRAFT, Draft
@@ -34,7 +35,6 @@ class Proposal:
 
     @property
     def seconds(self) -> float:
-        """Of all drafters together."""
         return sum(call.seconds for call in self.calls)
 
 
@@ -125,7 +125,11 @@ def usable(draft: Draft, ask: Ask) -> Draft:
     """
     if draft.epoch != ask.request.epoch:
         return NO_DRAFT
-    return known_tokens(draft.rebase(ask.request.tokens), ask.request).within(ask.max_nodes, ask.max_depth)
+    known = known_tokens(draft.rebase(ask.request.tokens), ask.request)
+    if ask.request.sampling.rule is not Rule.COUPLED:  # the others are exact on chains alone
+        parents = known.parents
+        known = known.keep(lambda node: parents[node] == node - 1)
+    return known.within(ask.max_nodes, ask.max_depth)
 
 
 def known_tokens(draft: Draft, request: DraftRequest) -> Draft:

@@ -6,9 +6,9 @@ from typing import Protocol
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter
+from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
-from foreword.speculation.situation import Situation
 
 
 class Policy(Protocol):

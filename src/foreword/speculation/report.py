@@ -35,12 +35,10 @@ class RequestReport:
 
     @property
     def draft(self) -> Draft:
-        """What was judged."""
         return self.verdict.draft
 
     @property
     def rows(self) -> int:
-        """Of the pass."""
         return self.run + len(self.draft)
 
 
@@ -96,5 +94,4 @@ class StepReport:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """One for every request."""
         return [part.verdict for part in self.requests]

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from foreword.acceptance.request import RequestSampler
 from foreword.kv.sequence import KvSequence
-from foreword.speculation.acceptance_stats import AcceptanceStats
 from foreword.speculation.drafting import Drafter, DraftRequest, Text
+from foreword.speculation.measured.acceptance_stats import AcceptanceStats
 from foreword.speculation.verdict import Verdict
 
 

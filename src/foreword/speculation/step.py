@@ -12,13 +12,13 @@ from foreword.backends.batch import ForwardOutput
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.accept import accept
 from foreword.speculation.faults import FaultLog
-from foreword.speculation.layout import BatchBuffers
+from foreword.speculation.measured.situation import Situation
 from foreword.speculation.observing import Observation
 from foreword.speculation.proposing import NOBODY, Plans, Proposal, fit_to_room, propose
 from foreword.speculation.protocols import Policy, Target
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
 from foreword.speculation.requests import PassEntry
-from foreword.speculation.situation import Situation
+from foreword.speculation.rows.layout import BatchBuffers
 from foreword.speculation.transaction import Transaction
 from foreword.speculation.verdict import Verdict
 
@@ -108,7 +108,6 @@ class Stepper:
 
 
 def plain(entries: Sequence[PassEntry]) -> Plans:
-    """Nobody guesses."""
     return [None] * len(entries)
 
 

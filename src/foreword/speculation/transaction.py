@@ -8,8 +8,8 @@ from foreword.backends.batch import ForwardBatch, Tap
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import RowMove
 from foreword.speculation.draft import Draft
-from foreword.speculation.layout import BatchBuffers, SequenceRows
 from foreword.speculation.requests import PassEntry
+from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 from foreword.speculation.verdict import Verdict
 
 _log = logging.getLogger(__name__)

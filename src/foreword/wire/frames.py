@@ -65,7 +65,7 @@ class StatsWanted(_Message, frozen=True):
 
 
 class Drain(_Message, frozen=True):
-    """To the engine process: take nothing new, end within so many seconds, then exit."""
+    """To the engine process: take nothing new, end within this many seconds, then exit."""
 
     deadline: float
 
@@ -128,7 +128,6 @@ _from_engine = msgspec.msgpack.Decoder(FromEngine, dec_hook=_array)
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:
-    """A whole frame."""
     payload = _encoder.encode(message)
     if len(payload) > MAX_FRAME_BYTES:
         raise ChannelError(f"a message of {len(payload)} bytes is over the channel's limit")
@@ -215,5 +214,4 @@ class Channel:
             raise ChannelError("the channel ended in the middle of a frame")
 
     def close(self) -> None:
-        """End the connection."""
         self._writer.close()

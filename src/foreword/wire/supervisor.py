@@ -34,7 +34,7 @@ class SupervisorSettings:
     factory: str = DEFAULT_FACTORY  # "module:function" that makes the engine in its process
     first_pause: float = 0.2  # seconds before the first restart; doubled with every further one
     longest_pause: float = 30.0  # most seconds between restarts
-    calm_after: float = 60.0  # an engine that ran so many seconds starts the pauses anew
+    calm_after: float = 60.0  # an engine that ran this many seconds starts the pauses anew
     hang_seconds: float = 60.0  # an engine that gives no sign of life for so long is killed
     stats_timeout: float = 2.0  # seconds to wait for the engine's figures
     close_timeout: float = 10.0  # seconds that the process has to exit before it is killed
@@ -55,7 +55,6 @@ class Supervisor:
 
     @property
     def state(self) -> EngineState:
-        """Where the engine stands."""
         return self._state
 
     @property

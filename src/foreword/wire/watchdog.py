@@ -9,7 +9,7 @@ LONGEST_INTERVAL = 5.0
 """Most seconds between two looks."""
 
 LOOKS = 4
-"""Looks within an engine's patience: so many in a row must find nothing before it counts as hung."""
+"""Looks within an engine's patience: this many in a row must find nothing before it counts as hung."""
 
 
 class Watched(Protocol):
@@ -26,7 +26,7 @@ class Watched(Protocol):
 
 
 async def wait_until_hung(link: Watched, patience: float) -> None:
-    """Return when the engine has given no sign of life for so many seconds.
+    """Return when the engine has given no sign of life for this many seconds.
 
     A sign of life is an answer that tells of steps since the last one, or any answer while nothing is to be done.
     """

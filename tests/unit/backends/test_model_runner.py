@@ -7,7 +7,7 @@ from foreword.backends.runner import ModelRunner
 from foreword.kv.paged_cache import PagedCache
 from foreword.proofs.tiny_model import tiny_decoder
 from foreword.speculation.draft import Draft
-from foreword.speculation.layout import BatchBuffers, SequenceRows
+from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 
 TOKENS = [1, 2, 3]
 

@@ -90,7 +90,12 @@ def test_an_answer_without_text_is_complete_and_tells_no_counts():
     empty = Outcome(0.0, 0.01, 1.0, Ending.COMPLETED, last=0.4)
     report = make_report(Run([empty, completed(0.1)], 1.0, []), None)
     assert (report.completed, report.without_usage, report.counted_by_chunks) == (2, 1, 1)
-    assert report.tokens_per_chunk_known == 0
+    assert (report.with_text, report.tokens_per_chunk_known) == (1, 0)
+    said = Outcome(0.0, 0.01, 1.0, Ending.COMPLETED, last=0.4, chunks=[ContentChunk(0.2, 2)])
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(summary_table(make_report(Run([empty, said], 1.0, []), None), None))
+    assert "ITL per token" not in shown.get()  # who said nothing has nothing to say about its tokens
     assert (report.latencies["ttft"].n, report.latencies["e2el"].n) == (1, 2)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from foreword.acceptance.params import SamplingParams
+from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.control.fair_share import FairShare
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
@@ -15,12 +16,13 @@ from foreword.engine.request import Request
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.measured.situation import Situation
 from foreword.speculation.proposing import fit_to_room
 from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry
-from foreword.speculation.situation import Situation
 from foreword.speculation.verdict import Verdict
 from helpers.checked_target import CheckedTarget
+from helpers.clocks import ScriptedClock
 from helpers.engines import ask, core_on, run
 from helpers.pretend_store import PRETEND_ROWS
 from helpers.requests import lone_request
@@ -29,13 +31,22 @@ from helpers.saboteur import Saboteur
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
-def target() -> Any:
-    return CheckedTarget(Saboteur(random.Random(0), 0.0))
+class TimedTarget(CheckedTarget):
+    """A pass takes 1 ms and 0.1 ms for every row, by its own clock."""
+
+    def __init__(self) -> None:
+        super().__init__(Saboteur(random.Random(0), 0.0))
+        self.clock = ScriptedClock()
+
+    def forward(self, batch: ForwardBatch, store: object = None) -> ForwardOutput:
+        self.clock.pass_by(1e-3 + 1e-4 * len(batch.token_ids))
+        return super().forward(batch, store)
 
 
 def small_core(pages: int, policy: FixedPolicy | None = None, **config: Any) -> EngineCore:
     memory = pages * PAGE_SIZE * PRETEND_ROWS.bytes_per_row
-    return core_on(target(), policy=policy, kv_cache_memory_bytes=memory, **config)
+    target: Any = TimedTarget()
+    return core_on(target, policy=policy, clock=target.clock, kv_cache_memory_bytes=memory, **config)
 
 
 class Liar:

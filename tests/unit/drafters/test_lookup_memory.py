@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from foreword.drafters.ngram import NgramConfig, NgramDrafter
-from foreword.drafters.suffix import SuffixConfig, SuffixDrafter
+from foreword.drafters.lookup.ngram import NgramConfig, NgramDrafter
+from foreword.drafters.lookup.suffix import SuffixConfig, SuffixDrafter
 from helpers.asks import ask, text_request
 
 

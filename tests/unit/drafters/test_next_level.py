@@ -8,7 +8,7 @@ import pytest
 
 from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
-from foreword.drafters.autoregressive import AutoregressiveDrafter, DraftingSize
+from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask
 from helpers.engines import ask, core_on, run

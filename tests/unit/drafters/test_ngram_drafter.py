@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from foreword.drafters.ngram import NgramConfig, NgramDrafter
+from foreword.drafters.lookup.ngram import NgramConfig, NgramDrafter
 from foreword.errors import RequestError
 from helpers.asks import ask, text_request
 

@@ -7,7 +7,7 @@ import pytest
 
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
-from foreword.drafters.prediction import Follower, PredictionDrafter, count_followed
+from foreword.drafters.lookup.prediction import Follower, PredictionDrafter, count_followed
 from foreword.speculation.drafting import Ask, DraftRequest
 
 EXPECTED = list(range(100, 160))

@@ -3,8 +3,8 @@
 import pytest
 
 from foreword.drafters.combined import FirstOf, Merged
+from foreword.drafters.guard.guarded import GuardedDrafter
 from foreword.speculation.drafting import ReportsMemory, added_memory
-from foreword.speculation.guard import GuardedDrafter
 
 
 class Silent:

@@ -76,7 +76,7 @@ def _kinds_anew() -> Iterator[None]:
 @pytest.mark.usefixtures("_kinds_anew")
 def test_another_package_may_add_a_drafter_but_not_replace_ours(monkeypatch: pytest.MonkeyPatch):
     from foreword.drafters import registry
-    from foreword.drafters.ngram import NgramConfig, NgramDrafter
+    from foreword.drafters.lookup.ngram import NgramConfig, NgramDrafter
 
     theirs = DrafterKind("theirs", NgramConfig, lambda settings, _: NgramDrafter(settings))
     entries = [_Entry("theirs", theirs), _Entry("ngram", theirs)]

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from foreword.drafters.suffix_automaton import ROOT, SuffixAutomaton
+from foreword.drafters.lookup.suffix_automaton import ROOT, SuffixAutomaton
 
 
 def walk(automaton: SuffixAutomaton, tokens: list[int]) -> int | None:

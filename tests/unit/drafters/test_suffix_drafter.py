@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from foreword.drafters.suffix import MOST_TENANTS, SuffixConfig, SuffixDrafter, SuffixStore
+from foreword.drafters.lookup.suffix import MOST_TENANTS, SuffixConfig, SuffixDrafter, SuffixStore
 from foreword.errors import RequestError
 from foreword.speculation.draft import ROOT, Draft
 from helpers.asks import ask, text_request

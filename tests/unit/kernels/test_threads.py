@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.native import needs_native
 
 from foreword.errors import RequestError
 from foreword.kernels.native import choose_threads
+from helpers.cpu import needs_cpu_kernels
 
 TESTS = Path(__file__).parents[2]
 
@@ -45,7 +45,7 @@ def test_more_threads_than_a_machine_can_use_are_refused_in_one_line(monkeypatch
             choose_threads()
 
 
-@needs_native
+@needs_cpu_kernels
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="address space is bounded on Linux")
 @pytest.mark.parametrize(
     "build",
@@ -81,7 +81,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-@needs_native
+@needs_cpu_kernels
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_decoder_in_a_forked_child_raises_and_can_be_dropped(threads: int):
     build = f"""
@@ -107,7 +107,7 @@ all_logits(decoder, [1, 2, 3])
     assert status == "0"
 
 
-@needs_native
+@needs_cpu_kernels
 def test_a_forked_child_draws_with_a_sampler_of_its_own():
     build = """
 import torch

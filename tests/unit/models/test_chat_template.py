@@ -119,6 +119,9 @@ def test_blocks_leave_no_space_behind():
 
 def test_the_environment_has_what_templates_expect():
     assert render("{{ {'a': '<é>'} | tojson }}") == '{"a": "<é>"}'
+    assert render("{{ {'b': [1, 2], 'a': 1} | tojson(separators=(',', ':'), sort_keys=true) }}") == (
+        '{"a":1,"b":[1,2]}'
+    )
     assert render("{{ strftime_now('%Y') }}").isdigit()
     assert render("{% generation %}x{% endgeneration %}") == "x"
     assert render("{% for i in [1, 2] %}{{ i }}{% break %}{% endfor %}") == "1"
@@ -148,3 +151,72 @@ def test_templates_that_fail_are_one_line(source, words):
 def test_a_broken_template_does_not_stop_raw_text(tmp_path):
     tokenizer = make_tokenizer(tmp_path, "{% if %}")
     assert tokenizer.decode(tokenizer.encode("raw")) == "raw"
+
+
+ENDLESS = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "recursion": (
+        "{% for x in [[1, 2]] recursive %}{% for y in range(9999) %}{{ loop.index }}{% endfor %}"
+        "{{ loop([x, x]) }}{% endfor %}"
+    ),
+    "concatenation": "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "sums": "{% set n = namespace(x='ab') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "lists": "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "blocks": (
+        "{% set n = namespace(x='ab') %}"
+        "{% for i in range(60) %}{% set y %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = y %}{% endfor %}"
+    ),
+    "products": "{{ 'ab' * 10**11 }}",
+    "products of lists": "{{ [1] * 10**11 }}",
+    "powers": "{{ 10 ** (10 ** 10) }}",
+    "wide fields": "{{ '%99999999999d' % 1 }}",
+    "wide fields by filter": "{{ '%99999999999d' | format(1) }}",
+    "wide fields by method": "{{ '{:>99999999999}'.format(1) }}",
+    "filling": "{{ 'a'.ljust(10**11) }}",
+    "centering": "{{ 'a' | center(10**11) }}",
+    "replacing": "{% set x = 'a' * 10**6 %}{{ x.replace('a', x) | length }}",
+    "replacing by filter": "{% set x = 'a' * 10**6 %}{{ x | replace('a', x) | length }}",
+    "joining": "{% set x = 'a' * 10**6 %}{{ ([x] * 10**5) | join | length }}",
+    "joining by method": "{% set x = 'a' * 10**6 %}{{ x.join(['b'] * 10**5) | length }}",
+    "writing": "{% set x = 'a' * 10**6 %}{% for i in range(10**5) %}{{ x }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
+def test_what_a_template_does_is_bounded(source: str):
+    with pytest.raises(TokenizerError, match="refused the messages"):
+        render(source)
+
+
+def test_bounds_leave_room_for_long_conversations():
+    messages = [{"role": "user", "content": "word " * 200}] * 2000
+    text = ChatTemplate(CHATML_TEMPLATE, {}).render(messages, add_generation_prompt=True)
+    assert len(text) > 2_000_000
+    assert (
+        render("{{ ['a', 1, 'c'] | join(', ') }}{{ '-'.join(['a', 'b']) }}{{ 'x' ~ 1 ~ none }}")
+        == "a, 1, ca-bx1None"
+    )
+    assert (
+        render("{{ 2 ** 10 + 3 * 4 }}{{ 7 % 4 }}{{ '%05d' % 3 }}{{ 'ab' * 2 }}{{ [1] + [2] }}")
+        == "1036300003abab[1, 2]"
+    )
+    assert (
+        render("{{ 'a-b'.replace('-', '+') }}{{ 'a-b' | replace('-', '+') }}{{ 'a' | center(3) }}")
+        == "a+ba+b a "
+    )
+
+
+def test_a_debugger_keeps_its_trace():
+    import sys
+
+    def mine(frame: object, event: str, argument: object) -> None:
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(mine)
+    try:
+        assert render("{{ 1 }}") == "1"
+        assert sys.gettrace() is mine
+    finally:
+        sys.settrace(before)

@@ -7,7 +7,7 @@ import torch
 
 from foreword.errors import CheckpointError
 from foreword.models.config import FrequencyFactors, LinearRopeScaling
-from foreword.models.formats.checkpoint import open_checkpoint
+from foreword.models.formats.opening import open_checkpoint
 from helpers.tiny_gguf import llama3_factors
 from helpers.tiny_models import make_hf_model, write_gguf
 
@@ -32,18 +32,10 @@ def test_gguf_holds_the_same_model_as_its_directory(hf_models, tmp_path, archite
     for name in directory.tensor_names():
         assert torch.equal(file.load(name, torch.float32), directory.load(name, torch.float32)), name
     assert file.quantized("model.embed_tokens.weight") is None
-    for field in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim"):
+    for field in ("vocab_size", "hidden_size", "context_length", "layers", "tied_embeddings"):
         assert getattr(file.config, field) == getattr(directory.config, field)
-    for field in (
-        "context_length",
-        "rope_theta",
-        "attention_bias",
-        "output_bias",
-        "qk_norm",
-        "tied_embeddings",
-    ):
-        assert getattr(file.config, field) == getattr(directory.config, field)
-    assert file.config.rms_norm_eps == pytest.approx(directory.config.rms_norm_eps)
+    assert file.config.rope.theta == directory.config.rope.theta
+    assert file.config.norm.eps == pytest.approx(directory.config.norm.eps)
 
 
 def test_biases_of_a_llama_are_put_back_in_order(tmp_path):
@@ -53,9 +45,9 @@ def test_biases_of_a_llama_are_put_back_in_order(tmp_path):
     )  # fmt: skip
     directory = open_checkpoint(source)
     file = open_checkpoint(write_gguf(source, tmp_path / "model.gguf"))
-    assert file.config.attention_bias
-    assert file.config.output_bias
-    assert file.config.mlp_bias
+    assert file.config.layer.attention.bias
+    assert file.config.layer.attention.output_bias
+    assert file.config.layer.mlp.bias
     name = "model.layers.1.self_attn.q_proj.bias"
     assert torch.equal(file.load(name, torch.float32), directory.load(name, torch.float32))
 
@@ -138,17 +130,32 @@ def _rewrite_embedding(source, target, kind):
 def test_llama3_scaling_is_carried_as_factors(hf_models, tmp_path):
     file = open_checkpoint(write_gguf(hf_models["llama3"], tmp_path / "model.gguf"))
     config = json.loads((hf_models["llama3"] / "config.json").read_text())
-    assert isinstance(file.config.rope_scaling, FrequencyFactors)
-    assert file.config.rope_scaling.factors == pytest.approx(llama3_factors(config))
+    assert isinstance(file.config.rope.scaling, FrequencyFactors)
+    assert file.config.rope.scaling.factors == pytest.approx(llama3_factors(config))
     assert not any("rope_freqs" in name for name in file.tensor_names())
 
 
 def test_linear_scaling(tmp_path):
     rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
     source = make_hf_model(tmp_path / "hf", "llama", rope_parameters=rope)
-    assert open_checkpoint(source).config.rope_scaling == LinearRopeScaling(2.5)
+    assert open_checkpoint(source).config.rope.scaling == LinearRopeScaling(2.5)
     file = open_checkpoint(write_gguf(source, tmp_path / "model.gguf"))
-    assert file.config.rope_scaling == LinearRopeScaling(2.5)
+    assert file.config.rope.scaling == LinearRopeScaling(2.5)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({"llama__rope__scale_linear": 4.0}, LinearRopeScaling(4.0)),
+        ({"llama__rope__scaling__factor": 2.0}, LinearRopeScaling(2.0)),
+        ({"llama__rope__scaling__factor": 2.0, "llama__rope__scale_linear": 4.0}, LinearRopeScaling(2.0)),
+        ({"llama__rope__scaling__factor": 2.0, "llama__rope__scaling__type": "none"}, None),
+        ({"llama__rope__scale_linear": 1.0}, None),
+    ],
+)
+def test_a_scaling_factor_without_a_kind_is_linear(hf_models, tmp_path, metadata, expected):
+    path = write_gguf(hf_models["llama"], tmp_path / "model.gguf", **metadata)
+    assert open_checkpoint(path).config.rope.scaling == expected
 
 
 def test_a_sliding_window_caps_the_context(hf_models, tmp_path):

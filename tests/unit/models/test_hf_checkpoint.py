@@ -6,7 +6,8 @@ from safetensors.torch import load_file, save_file
 
 from foreword.errors import CheckpointError
 from foreword.models.config import Llama3RopeScaling
-from foreword.models.formats.checkpoint import open_checkpoint
+from foreword.models.formats.opening import open_checkpoint
+from foreword.models.rope import inverse_frequencies
 from helpers.tiny_models import make_hf_model
 
 
@@ -41,9 +42,9 @@ def test_tensors_and_config_are_the_saved_ones(tmp_path, architecture, tied):
     config = checkpoint.config
     assert config.tied_embeddings == tied
     assert ("lm_head.weight" in checkpoint.tensor_names()) != tied
-    assert config.attention_bias == (architecture == "qwen2")
-    assert config.qk_norm == (architecture == "qwen3")
-    assert config.head_dim == (32 if architecture == "qwen3" else 16)
+    assert config.layer.attention.bias == (architecture == "qwen2")
+    assert config.layer.attention.qk_norm == (architecture == "qwen3")
+    assert config.layer.attention.head_dim == (32 if architecture == "qwen3" else 16)
     assert config.context_length == 512
 
 
@@ -97,20 +98,61 @@ def test_both_spellings_of_rope_settings(model):
     }
     expected = Llama3RopeScaling(8.0, 1.0, 4.0, 64)
     change_config(model, rope_parameters=llama3 | {"rope_type": "llama3", "rope_theta": 7.0})
-    assert open_checkpoint(model).config.rope_theta == 7.0
-    assert open_checkpoint(model).config.rope_scaling == expected
+    assert open_checkpoint(model).config.rope.theta == 7.0
+    assert open_checkpoint(model).config.rope.scaling == expected
     for key in ("rope_type", "type"):
         change_config(model, rope_parameters=None, rope_theta=9.0, rope_scaling=llama3 | {key: "llama3"})
-        assert open_checkpoint(model).config.rope_theta == 9.0
-        assert open_checkpoint(model).config.rope_scaling == expected
+        assert open_checkpoint(model).config.rope.theta == 9.0
+        assert open_checkpoint(model).config.rope.scaling == expected
     change_config(model, rope_scaling=None, rope_theta=...)
-    assert open_checkpoint(model).config.rope_theta == 10000.0
-    assert open_checkpoint(model).config.rope_scaling is None
+    assert open_checkpoint(model).config.rope.theta == 10000.0
+    assert open_checkpoint(model).config.rope.scaling is None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+            "rope_scaling": {"type": "linear", "factor": 4.0},
+        },
+        {
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0},
+            "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+            "rope_theta": 7e3,
+        },
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}, "rope_scaling": {}},
+        {
+            "rope_parameters": None,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            },
+        },
+    ],
+)
+def test_rope_settings_are_found_where_transformers_finds_them(model, settings):
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    change_config(model, **settings)
+    theirs = AutoConfig.from_pretrained(model)
+    expected, _ = ROPE_INIT_FUNCTIONS[theirs.rope_parameters["rope_type"]](theirs, "cpu")
+    torch.testing.assert_close(inverse_frequencies(open_checkpoint(model).config), expected)
+
+
+def test_yarn_beside_the_newer_section_is_not_lost(model):
+    default = {"rope_type": "default", "rope_theta": 1e4}
+    change_config(model, rope_parameters=default, rope_scaling={"rope_type": "yarn", "factor": 2.0})
+    with pytest.raises(CheckpointError, match="yarn"):
+        open_checkpoint(model)
 
 
 def test_head_dim_may_be_left_out(model):
     change_config(model, head_dim=...)
-    assert open_checkpoint(model).config.head_dim == 16
+    assert open_checkpoint(model).config.layer.attention.head_dim == 16
 
 
 def test_remote_code_is_never_run(model):
@@ -137,7 +179,6 @@ def test_mistrals_window_caps_the_context(tmp_path):
         ({"rope_parameters": [1]}, ["rope_parameters"]),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, ["low_freq_factor"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor"]),
-        ({"hidden_act": "gelu"}, ["gelu"]),
         ({"quantization_config": {"quant_method": "gptq"}}, ["GGUF"]),
         ({"hidden_size": ...}, ["hidden_size", "missing"]),
         ({"vocab_size": "many"}, ["vocab_size"]),

@@ -1,6 +1,5 @@
 """Which layers a user means."""
 
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,13 +7,13 @@ import pytest
 
 from foreword.errors import RequestError
 from foreword.models.config import ModelConfig
-from foreword.models.formats.checkpoint import open_checkpoint
+from foreword.models.formats.opening import open_checkpoint
 from foreword.models.pruning.layers import check_layers_of, parse_layers, spread_layers
 
 
 @pytest.fixture
 def thirty(tiny_model: Path) -> ModelConfig:
-    return replace(open_checkpoint(tiny_model).config, num_layers=30)
+    return open_checkpoint(tiny_model).config.with_layers([0] * 30)
 
 
 def test_numbers_and_ranges():

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foreword.errors import TokenizerError
-from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.formats.hf.tokenizer import hf_tokenizer
+from foreword.models.formats.opening import open_checkpoint
 from helpers.nasty_texts import NASTY_TEXTS
 from helpers.tiny_models import make_hf_model, tiny_tokenizer_json, write_gguf, write_tiny_tokenizer
 
@@ -140,6 +140,17 @@ def test_a_padded_embedding_is_fine(tmp_path):
     checkpoint = open_checkpoint(directory)
     assert checkpoint.config.vocab_size == 384
     assert checkpoint.tokenizer().vocab_size == 360
+
+
+@pytest.mark.parametrize("end", [-1, 360, [2, 383], 2**40])
+def test_an_end_token_outside_the_vocabulary_is_refused(tmp_path, end):
+    directory = make_hf_model(tmp_path / "model", vocab_size=384)
+    for name in ("config.json", "generation_config.json"):
+        path = directory / name
+        stored = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(stored | {"eos_token_id": end}))
+    with pytest.raises(TokenizerError, match="eos_token_id"):
+        open_checkpoint(directory).tokenizer()
 
 
 def test_stored_truncation_and_padding_do_not_apply(tmp_path):

@@ -4,6 +4,10 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from foreword.engine.answers.text import StopTexts
+from foreword.engine.answers.token_texts import TokenTexts
+from foreword.engine.messages import AnswerDelta
+from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import TokenizerError
 from foreword.models.formats.gguf.file import GgufFile
 from foreword.models.formats.gguf.tokenizer import gguf_tokenizer
@@ -118,3 +122,37 @@ def test_a_directory_with_the_same_kind_of_tokenizer(made, tmp_path):
     text = "the  there 中😀"
     assert again.strips_leading_space
     assert again.decode(again.encode(text)) == text
+
+
+def answer_of(tokenizer, prompt, ids, stop=()):
+    text = Vocabulary(400, tokenizer=tokenizer).answer_text(StopTexts(tuple(stop)), prompt)
+    told = ""
+    for token in ids:
+        piece, ended = text.push(token)
+        told += piece
+        if ended is not None:
+            return told, ended
+    return told + text.finish(), None
+
+
+def test_an_answer_keeps_the_space_between_it_and_the_prompt(made):
+    tokenizer, tokens, _ = made
+    prompt, answer = tokenizer.encode("the"), [tokens.index(f"{SPACE}and"), tokens.index(f"{SPACE}the")]
+    assert answer_of(tokenizer, prompt, answer) == (" and the", None)
+    assert answer_of(tokenizer, prompt, answer, stop=[" and"]) == ("", " and")
+    assert answer_of(tokenizer, [1], answer) == ("and the", None)  # nothing before it but a control token
+
+
+@pytest.mark.parametrize("prompt", [[1], [1, 270]])
+def test_token_texts_are_cut_where_the_tokens_meet(made, prompt):
+    tokenizer, tokens, _ = made
+    answer = tuple(tokens.index(f"{SPACE}{word}") for word in ("and", "the", "there"))
+    text, _ = answer_of(tokenizer, prompt, answer)
+    pieces = TokenTexts(tokenizer).pieces(AnswerDelta("x", 0, text, answer))
+    assert pieces == [" and" if len(prompt) > 1 else "and", " the", " there"]
+    one_by_one = TokenTexts(tokenizer)
+    told = [
+        one_by_one.pieces(AnswerDelta("x", 0, piece, (token,)))
+        for piece, token in zip(pieces, answer, strict=True)
+    ]
+    assert [piece for (piece,) in told] == pieces

@@ -5,7 +5,14 @@ from itertools import pairwise
 
 import pytest
 
-from foreword.server.api.pacing import BLOCK_BYTES, LAST_BLOCKS, EvenCadence, PaceMemory, Padder, replay
+from foreword.server.api.streams.pacing import (
+    BLOCK_BYTES,
+    LAST_BLOCKS,
+    EvenCadence,
+    PaceMemory,
+    Padder,
+    replay,
+)
 
 Burst = tuple[float, int]  # when it arrives, how many tokens
 

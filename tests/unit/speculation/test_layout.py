@@ -11,9 +11,9 @@ import torch
 from foreword.backends.batch import MAX_DRAFT_NODES, ForwardBatch, Tap
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import KvSequence, RowMove
-from foreword.speculation.batch_memory import PageTables
 from foreword.speculation.draft import Draft
-from foreword.speculation.layout import BatchBuffers, SequenceRows
+from foreword.speculation.rows.batch_memory import PageTables
+from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 from helpers.trees import random_tokens, random_tree
 
 

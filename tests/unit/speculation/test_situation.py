@@ -2,11 +2,18 @@
 
 import pytest
 
-from foreword.speculation.acceptance_stats import AcceptanceStats
 from foreword.speculation.draft import Draft
+from foreword.speculation.measured.acceptance_stats import AcceptanceStats
+from foreword.speculation.measured.situation import (
+    MAX_COHORTS,
+    OTHER,
+    CallCost,
+    Situation,
+    StepCosts,
+    StepCurve,
+)
 from foreword.speculation.proposing import fair_shares
 from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
-from foreword.speculation.situation import MAX_COHORTS, OTHER, CallCost, Situation, StepCosts, StepCurve
 from foreword.speculation.verdict import Verdict
 from helpers.requests import lone_request
 

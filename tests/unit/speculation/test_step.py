@@ -15,12 +15,15 @@ from foreword.control.fixed import FixedPolicy
 from foreword.engine.request import Request, RequestLimits
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation import accept as judging
-from foreword.speculation.draft import Draft, stack
-from foreword.speculation.drafting import Ask
+from foreword.speculation.draft import ROOT, Draft, stack
+from foreword.speculation.drafting import Ask, DraftRequest
 from foreword.speculation.recovery import Recovery
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.step import Stepper
+from helpers.checked_target import CheckedTarget
+from helpers.engines import ask, core_on, run
 from helpers.history_target import HistoryTarget
+from helpers.saboteur import Saboteur
 from helpers.scripted_drafters import RandomTreeDrafter
 
 CONTEXT = 64
@@ -235,3 +238,26 @@ def test_launch_commits_nothing_and_an_abandoned_one_can_be_aborted():
     launched.transaction.abort()
     assert request.kv.pages == []
     cache.check_integrity()
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_a_branch_where_only_chains_are_exact_costs_its_guesses_and_nobody_elses(rule: str):
+    class Branching:
+        def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+            return [self._draft(ask.request) for ask in asks]
+
+        def _draft(self, request: DraftRequest) -> Draft:
+            parents = (ROOT, ROOT) if request.request_id == 0 else (ROOT, 0)
+            return Draft((5, 6), parents, len(request.tokens), request.epoch)
+
+        def forget(self, request: DraftRequest) -> None:
+            pass
+
+    target: Any = CheckedTarget(Saboteur(random.Random(0), 0.0))
+    core = core_on(target, policy=FixedPolicy(Branching(), 4), acceptance_rule=rule)
+    requests = [
+        ask(core, [1, 2], SamplingParams(seed=seed, max_tokens=8, ignore_eos=True)) for seed in range(3)
+    ]
+    run(core)
+    assert not core.faults
+    assert [len(request.acceptance.drafted_per_position) for request in requests] == [1, 2, 2]

@@ -26,7 +26,6 @@ class SeenTokens:
 
     @property
     def ids(self) -> Ints:
-        """The distinct tokens."""
         return self._table[0, : len(self._slots)]
 
     @property

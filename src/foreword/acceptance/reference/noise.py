@@ -6,7 +6,6 @@ WORD = (1 << 64) - 1
 
 
 def mix(z: int) -> int:
-    """SplitMix64's finaliser."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & WORD
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & WORD
     return z ^ (z >> 31)
@@ -21,12 +20,10 @@ def row_key(seed: int, sample: int, stream: int, nonce: int, position: int) -> i
 
 
 def bits(key: int, token: int) -> int:
-    """64 random bits."""
     return mix((key + (token + 1) * 0x9E3779B97F4A7C15) & WORD)
 
 
 def gumbel(key: int, token: int) -> float:
-    """Standard Gumbel noise."""
     units = (bits(key, token) >> 10) | 1
     if units < 1 << 53:
         return -math.log(-math.log(units * 2.0**-54))

@@ -57,7 +57,6 @@ def block_acceptance(
 
 
 def block_stop(accept: Sequence[float], uniforms: Sequence[float]) -> int:
-    """The longest accepted prefix."""
     return max([0, *(i + 1 for i, a in enumerate(accept) if uniforms[i] < a)])
 
 

@@ -2,7 +2,7 @@
 
 The whole chain is judged at once: w_i = min(1, w_{i-1} p(x_i) / q(x_i)) is how much of the target's probability the
 first i tokens can carry. Each prefix is accepted by a uniform of its own and the longest accepted one wins, so a
-token that token-by-token rejection refuses can be saved by the tokens behind it. Never fewer tokens in expectation.
+token that token-by-token rejection refuses can be saved by the tokens after it. Never fewer tokens in expectation.
 """
 
 import numpy as np

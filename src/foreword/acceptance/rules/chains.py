@@ -54,7 +54,7 @@ class ChainPlan:
     """What a rule knows about the nodes before it sees their uniforms; entries of other rows mean nothing."""
 
     accept: Floats  # [all rows], the probability with which the node's uniform accepts it
-    carried: Floats  # [all rows], the share of the target's probability that an own token behind it is left
+    carried: Floats  # [all rows], the share of the target's probability that an own token after it is left
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def ratios(chains: ChainRows, nodes: Ints) -> Floats:
 
 
 def next_in_chain(trees: DraftTrees, rows: Ints) -> Ints:
-    """[rows], the node behind each row, NO_ROW behind the last of a request."""
+    """[rows], the node after each row, NO_ROW after the last of a request."""
     ends = trees.row_starts[1:][trees.request_of_row[rows]]
     return np.where(rows + 1 < ends, rows + 1, NO_ROW)
 

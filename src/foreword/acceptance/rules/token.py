@@ -1,7 +1,7 @@
 """Token-by-token rejection sampling (Leviathan et al. 2023, Chen et al. 2023), for chains.
 
 A token x drawn from q is accepted with probability min(1, p(x) / q(x)); at the first refusal the own token is
-drawn from max(p - q, 0), and behind the last node from p. Per position it accepts 1 - TV(p, q).
+drawn from max(p - q, 0), and after the last node from p. Per position it accepts 1 - TV(p, q).
 """
 
 import numpy as np

@@ -114,7 +114,7 @@ class DraftTrees:
 
     @cached_property
     def path_tokens(self) -> Ints:
-        """[rows, deepest], the draft tokens up to a row, the row's own first; NO_TOKEN behind the root."""
+        """[rows, deepest], the draft tokens up to a row, the row's own first; NO_TOKEN after the root."""
         path = np.full((len(self.tokens), int(self.depths.max(initial=0))), NO_TOKEN, np.int64)
         row = np.arange(len(self.tokens))
         for back in range(path.shape[1]):

@@ -12,9 +12,10 @@ from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.backends.cpu.kv_store import HEAD_ALIGNMENT, CpuKvStore
 from foreword.backends.cpu.packing import FORMS, MatrixPacker, WeightForm
 from foreword.backends.interface import KvStore
+from foreword.backends.support import require_supported
 from foreword.kernels.native import choose_isa, choose_threads, native_status
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
-from foreword.models.config import ModelConfig
+from foreword.models.config import LayerSpec, ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.rope import inverse_frequencies
 from foreword.progress import Progress
@@ -52,24 +53,26 @@ class CpuDecoder:
     def __init__(self, config: ModelConfig, weights: CpuWeights, form: WeightForm, threads: int) -> None:
         from foreword.kernels import _native
 
+        layer = require_supported(config, "cpu")
         self.config = config
         self.form = form
+        self._attention = layer.attention
         self._weights = weights
         self._native = _native.Decoder(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            rms_norm_eps=config.rms_norm_eps,
+            intermediate_size=layer.mlp.intermediate_size,
+            num_heads=layer.attention.num_heads,
+            num_kv_heads=layer.attention.num_kv_heads,
+            head_dim=layer.attention.head_dim,
+            rms_norm_eps=config.norm.eps,
             inverse_frequencies=inverse_frequencies(config).contiguous(),
             isa=choose_isa(native_status().instruction_sets),
             threads=threads,
         )
-        for layer in weights.layers:
+        for packed in weights.layers:
             self._native.add_layer(
-                layer.attention_norm, layer.mlp_norm, layer.matrices, layer.query_norm, layer.key_norm
+                packed.attention_norm, packed.mlp_norm, packed.matrices, packed.query_norm, packed.key_norm
             )
         self._native.set_ends(weights.embedding, weights.head, weights.final_norm)
 
@@ -81,7 +84,7 @@ class CpuDecoder:
     def with_layers(self, layers: Sequence[int]) -> "CpuDecoder":
         """A decoder that runs only these layers of this one: the same weights."""
         weights = replace(self._weights, layers=tuple(self._weights.layers[layer] for layer in layers))
-        return CpuDecoder(replace(self.config, num_layers=len(layers)), weights, self.form, self.threads)
+        return CpuDecoder(self.config.with_layers(layers), weights, self.form, self.threads)
 
     def beside(self, checkpoint: Checkpoint) -> "CpuDecoder":
         """A decoder with the layers of another checkpoint, and this one's embedding, head and final norm."""
@@ -89,17 +92,14 @@ class CpuDecoder:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
         return torch.device("cpu")
 
     @property
     def isa(self) -> str:
-        """Instruction set in use."""
         return self._native.isa
 
     @property
     def threads(self) -> int:
-        """Threads of a pass."""
         return self._native.threads
 
     @property
@@ -109,12 +109,11 @@ class CpuDecoder:
 
     def kv_rows(self) -> RowSpec:
         """Keys and values of all layers."""
-        config = self.config
         return RowSpec(
             DECODER_ROWS,
-            config.num_layers,
-            config.num_kv_heads,
-            config.head_dim,
+            self.config.num_layers,
+            self._attention.num_kv_heads,
+            self._attention.head_dim,
             dtype="float32",
             alignment=HEAD_ALIGNMENT,
         )
@@ -145,11 +144,10 @@ def load_cpu_decoder(
 ) -> CpuDecoder:
     """Pack a checkpoint's weights and build its decoder; `ends` lends its embedding, head and last norm."""
     config = checkpoint.config
+    layer = require_supported(config, "cpu")
     isa, workers = choose_isa(native_status().instruction_sets), choose_threads(threads)
     packer = MatrixPacker(checkpoint, form, isa, workers, progress)
-    layers = tuple(
-        _load_layer(packer, config, f"model.layers.{index}.") for index in range(config.num_layers)
-    )
+    layers = tuple(_load_layer(packer, layer, f"model.layers.{index}.") for index in range(config.num_layers))
     weights = _load_ends(packer, config) if ends is None else ends
     return CpuDecoder(config, replace(weights, layers=layers), form, workers)
 
@@ -160,7 +158,7 @@ def _load_ends(packer: MatrixPacker, config: ModelConfig) -> CpuWeights:
     return CpuWeights((), embedding, head, packer.vector("model.norm.weight"))
 
 
-def _load_layer(packer: MatrixPacker, config: ModelConfig, prefix: str) -> CpuLayer:
+def _load_layer(packer: MatrixPacker, layer: LayerSpec, prefix: str) -> CpuLayer:
     def matrices(names: str, biased: bool) -> "list[_native.PackedMatrix]":
         return packer.matrices([f"{prefix}{name}.weight" for name in names.split()], biased)
 
@@ -168,11 +166,11 @@ def _load_layer(packer: MatrixPacker, config: ModelConfig, prefix: str) -> CpuLa
         attention_norm=packer.vector(prefix + "input_layernorm.weight"),
         mlp_norm=packer.vector(prefix + "post_attention_layernorm.weight"),
         matrices=[
-            *matrices("self_attn.q_proj self_attn.k_proj self_attn.v_proj", config.attention_bias),
-            *matrices("self_attn.o_proj", config.output_bias),
-            *matrices("mlp.gate_proj mlp.up_proj", config.mlp_bias),
-            *matrices("mlp.down_proj", config.mlp_bias),
+            *matrices("self_attn.q_proj self_attn.k_proj self_attn.v_proj", layer.attention.bias),
+            *matrices("self_attn.o_proj", layer.attention.output_bias),
+            *matrices("mlp.gate_proj mlp.up_proj", layer.mlp.bias),
+            *matrices("mlp.down_proj", layer.mlp.bias),
         ],
-        query_norm=packer.vector(prefix + "self_attn.q_norm.weight") if config.qk_norm else None,
-        key_norm=packer.vector(prefix + "self_attn.k_norm.weight") if config.qk_norm else None,
+        query_norm=packer.vector(prefix + "self_attn.q_norm.weight") if layer.attention.qk_norm else None,
+        key_norm=packer.vector(prefix + "self_attn.k_norm.weight") if layer.attention.qk_norm else None,
     )

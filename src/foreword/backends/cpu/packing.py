@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from foreword.backends.torch.weights import WeightLoader
+from foreword.backends.weight_loader import WeightLoader
 from foreword.errors import CheckpointError
 from foreword.models.formats.checkpoint import Checkpoint, QuantizedTensor
 from foreword.progress import Progress
@@ -43,6 +44,14 @@ FORMS = {
 def rotated_group(columns: int) -> int:
     """The most columns per scale that leave the fewest zeros behind the end of a row."""
     return min(ROTATED_GROUPS, key=lambda group: (-(-columns // group) * group, -group))
+
+
+def has_finite_scales(stored: QuantizedTensor) -> bool:
+    """Whether no block's scale or minimum is NaN or infinite; the levels between them are whole numbers."""
+    halves = 2 if stored.kind == "Q4_1" else 1
+    blocks = stored.data.reshape(len(stored.data), stored.shape[1] // BLOCK_COLUMNS, -1)
+    numbers = np.ascontiguousarray(blocks[..., : 2 * halves]).view(np.float16)
+    return bool(np.isfinite(numbers).all())
 
 
 class MatrixPacker:
@@ -87,6 +96,7 @@ class MatrixPacker:
         if stored is None or stored.kind not in BLOCK_KINDS:
             return None
         self._loader.check_shape(name, stored.shape)
+        self._loader.check_finite(name, has_finite_scales(stored))
         return stored
 
     def _matrix(self, name: str, stored: QuantizedTensor | None, keep: bool) -> "PackedMatrix":

@@ -9,6 +9,7 @@ from torch.nn.functional import embedding, linear, silu
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps
 from foreword.backends.interface import KvStore
+from foreword.backends.support import require_supported
 from foreword.backends.torch.attention import GroupView, group_views, paged_attention
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.staging import StagedBatch, Staging
@@ -50,13 +51,13 @@ class TorchDecoder:
         self._bucketed = self.device.type == "cuda" if bucketed is None else bucketed
         self._staging = Staging(self.device, self._bucketed)
         dtype = str(weights.embedding.dtype).removeprefix("torch.")
+        self._attention_spec = spec = require_supported(config, "torch").attention
         self._kv_rows = RowSpec(
-            DECODER_ROWS, config.num_layers, config.num_kv_heads, config.head_dim, dtype=dtype
+            DECODER_ROWS, config.num_layers, spec.num_kv_heads, spec.head_dim, dtype=dtype
         )
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
         return self._weights.embedding.device
 
     @property
@@ -66,7 +67,6 @@ class TorchDecoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of all weights."""
         weights = self._weights
         head = 0 if weights.head is weights.embedding else weights.head.nbytes
         return self.layer_bytes + weights.embedding.nbytes + head + weights.final_norm.nbytes
@@ -80,8 +80,7 @@ class TorchDecoder:
     def with_layers(self, layers: Sequence[int]) -> "TorchDecoder":
         """A decoder that runs only these layers of this one: the same weights."""
         weights = replace(self._weights, layers=tuple(self._weights.layers[layer] for layer in layers))
-        config = replace(self.config, num_layers=len(layers))
-        return TorchDecoder(config, weights, bucketed=self._bucketed)
+        return TorchDecoder(self.config.with_layers(layers), weights, bucketed=self._bucketed)
 
     def beside(self, checkpoint: Checkpoint) -> "TorchDecoder":
         """A decoder with the layers of another checkpoint, and this one's embedding, head and final norm."""
@@ -133,26 +132,26 @@ class TorchDecoder:
                 hidden[tap] = self._final_norm(rows) if tap.normed else rows
 
     def _final_norm(self, rows: Tensor) -> Tensor:
-        return rms_norm(rows, self._weights.final_norm, self.config.rms_norm_eps)
+        return rms_norm(rows, self._weights.final_norm, self.config.norm.eps)
 
     def _attention(
         self, layer: LayerWeights, stream: Tensor, cos_sin: tuple[Tensor, Tensor], kv: PagedKv
     ) -> Tensor:
-        config = self.config
-        normed = rms_norm(stream, layer.input_norm, config.rms_norm_eps)
+        spec, eps = self._attention_spec, self.config.norm.eps
+        normed = rms_norm(stream, layer.input_norm, eps)
         qkv = linear(normed, layer.qkv, layer.qkv_bias)
-        heads = qkv.view(len(stream), -1, config.head_dim)  # [rows, heads + 2 * kv heads, dim]
-        q, k, v = torch.split(heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
+        heads = qkv.view(len(stream), -1, spec.head_dim)  # [rows, heads + 2 * kv heads, dim]
+        q, k, v = torch.split(heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
         if layer.query_norm is not None and layer.key_norm is not None:
-            q = rms_norm(q, layer.query_norm, config.rms_norm_eps)
-            k = rms_norm(k, layer.key_norm, config.rms_norm_eps)
+            q = rms_norm(q, layer.query_norm, eps)
+            k = rms_norm(k, layer.key_norm, eps)
         kv.keys[kv.slots] = rotate(k, *cos_sin)
         kv.values[kv.slots] = v
         attended = paged_attention(rotate(q, *cos_sin), kv.keys, kv.values, kv.views)
         return linear(attended.reshape(len(stream), -1), layer.output, layer.output_bias)
 
     def _mlp(self, layer: LayerWeights, stream: Tensor) -> Tensor:
-        normed = rms_norm(stream, layer.mlp_norm, self.config.rms_norm_eps)
+        normed = rms_norm(stream, layer.mlp_norm, self.config.norm.eps)
         gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
         return linear(silu(gate) * up, layer.down, layer.down_bias)
 

@@ -9,7 +9,7 @@ from foreword.kv.spec import PageSpec, RowSpec
 class TorchKvStore:
     """Keys and values of every kind: [layers, physical rows, kv heads, numbers].
 
-    Behind the pages there are two more rows: one that padding writes to, and one of zeros that stands for
+    After the pages there are two more rows: one that padding writes to, and one of zeros that stands for
     rows which a request does not have.
     """
 

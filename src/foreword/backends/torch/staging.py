@@ -26,7 +26,7 @@ class StagedBatch:
     """A batch on the device, padded.
 
     Padding rows belong to no request, write to a KV row that nobody reads, and are read by nobody. Requests
-    behind the real ones have neither rows nor KV; there is at least one.
+    after the real ones have neither rows nor KV; there is at least one.
     """
 
     batch: ForwardBatch  # its arrays are padded

@@ -21,7 +21,7 @@ _PASSES_PER_QUESTION = 16
 
 @dataclass(frozen=True)
 class Run:
-    """One answer. All but the last two count decoding alone, from behind the pass that ended the prompt."""
+    """One answer. All but the last two count decoding alone, after the pass that ended the prompt."""
 
     tokens: int  # committed while decoding
     passes: int  # target passes
@@ -36,7 +36,6 @@ class Run:
 
     @property
     def rest_seconds(self) -> float:
-        """Scheduling and bookkeeping."""
         return self.seconds - self.draft_seconds - self.verify_seconds - self.accept_seconds
 
 

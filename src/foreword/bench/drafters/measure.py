@@ -39,7 +39,6 @@ class BenchSettings:
             raise RequestError(f"--repeats must be at least 1, not {self.repeats}")
 
     def sampling(self) -> SamplingParams:
-        """Parameters of every answer."""
         return SamplingParams(
             temperature=self.temperature, max_tokens=self.max_tokens, seed=self.seed, ignore_eos=True
         )

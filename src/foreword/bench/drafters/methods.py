@@ -43,7 +43,7 @@ def parse_methods(text: str) -> list[Method]:
 
 
 def _first(text: str) -> tuple[Mapping[str, Any], str]:
-    """The first method of a list, and what comes behind it."""
+    """The first method of a list, and what comes after it."""
     if text.startswith("{"):
         try:
             config, end = json.JSONDecoder().raw_decode(text)

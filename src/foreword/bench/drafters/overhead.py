@@ -18,9 +18,9 @@ from foreword.errors import RequestError
 from foreword.progress import Progress
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, Drafter, DraftRequest
+from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import StageSeconds
 from foreword.speculation.requests import DraftPlan, PassEntry
-from foreword.speculation.situation import Situation
 
 VERIFY_ROWS = (1, 6)
 """Rows of the passes that drafting is compared with: plain decoding, and a verify of five guesses."""
@@ -37,7 +37,7 @@ class Overhead:
     verify_ms: Mapping[int, float]  # rows of a target pass -> its milliseconds
 
     def share(self, rows: int) -> float:
-        """Drafting as a part of a pass over so many rows."""
+        """Drafting as a part of a pass over this many rows."""
         return self.draft_ms / self.verify_ms[rows]
 
 
@@ -69,7 +69,6 @@ class TurnPolicy(FixedPolicy):
         return [DraftPlan(self.turn, drafter, nodes, nodes)] * len(entries)
 
     def drafters(self) -> list[Drafter]:
-        """All who take turns."""
         return [drafter for drafter, _ in self._turns.values()]
 
 
@@ -80,7 +79,7 @@ def measure_overhead(
     repeats: int,
     on_progress: Callable[[str, int, int], None],
 ) -> list[Overhead]:
-    """Decode behind every context; passes of known size and the drafters take turns within one answer."""
+    """Decode after every context; passes of known size and the drafters take turns within one answer."""
     if repeats < 1:
         raise RequestError(f"repeats must be at least 1, not {repeats}")
     wild: dict[str, tuple[Drafter, int]] = {_rows(rows): (WildGuesses(), rows - 1) for rows in VERIFY_ROWS}

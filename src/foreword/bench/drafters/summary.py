@@ -32,7 +32,6 @@ class Row:
     different_texts: int  # answers that are not those of plain decoding: must be 0 but for ties in rounding
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
         return asdict(self)
 
 

@@ -47,7 +47,7 @@ class Trace:
 
 
 def short_prompts(count: int) -> list[str]:
-    """The first so many of fifty everyday questions."""
+    """The first this many of fifty everyday questions."""
     text = (files("foreword.bench") / "data" / "short_prompts.txt").read_text(encoding="utf-8")
     known = text.splitlines()
     if count > len(known):

@@ -25,7 +25,7 @@ class Request:
     index: int
     prompt: str
     due: float  # on the clock of perf_counter
-    drop_after: int | None = None  # leave after so many chunks of text
+    drop_after: int | None = None  # leave after this many chunks of text
 
 
 class _Failure(Exception):  # noqa: N818 - never leaves this file
@@ -53,7 +53,7 @@ def open_client(address: str, api_key: str | None) -> httpx2.AsyncClient:
 
 
 @dataclass(frozen=True)
-class ServedModel:
+class ListedModel:
     """A model of the server's list."""
 
     name: str
@@ -65,19 +65,19 @@ class ServedModel:
         return self.owner in ("foreword", "vllm")
 
 
-async def served_model(client: httpx2.AsyncClient, name: str = "") -> ServedModel:
+async def listed_model(client: httpx2.AsyncClient, name: str = "") -> ListedModel:
     """The server's model of this name, or its first; with a name, a server that does not tell is no failure."""
     try:
         models = await _models(client)
     except RequestError:
         if not name:
             raise
-        return ServedModel(name)
+        return ListedModel(name)
     found = [model for model in models if not name or model.name == name]
-    return found[0] if found else ServedModel(name)
+    return found[0] if found else ListedModel(name)
 
 
-async def _models(client: httpx2.AsyncClient) -> list[ServedModel]:
+async def _models(client: httpx2.AsyncClient) -> list[ListedModel]:
     try:
         response = await client.get("/v1/models", timeout=MODELS_TIMEOUT)
     except httpx2.HTTPError as error:
@@ -91,7 +91,7 @@ async def _models(client: httpx2.AsyncClient) -> list[ServedModel]:
         listed = [(entry["id"], entry.get("owned_by")) for entry in response.json()["data"]]
     except (ValueError, KeyError, TypeError, AttributeError):
         listed = []
-    models = [ServedModel(name, owner) for name, owner in listed if isinstance(name, str)]
+    models = [ListedModel(name, owner) for name, owner in listed if isinstance(name, str)]
     if not models:
         raise RequestError(f"{client.base_url}v1/models names no model: name it with --model")
     return models

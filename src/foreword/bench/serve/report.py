@@ -24,7 +24,6 @@ class Failures:
 
     @property
     def total(self) -> int:
-        """All of them."""
         return sum(self.by_kind.values())
 
 
@@ -40,6 +39,7 @@ class Report:
     failures: Failures
     without_usage: int  # completed requests whose tokens were counted without `usage`
     counted_by_chunks: int  # of those, the ones of which only chunks could be counted
+    with_text: int  # completed requests that had any
     tokens_per_chunk_known: int  # completed requests whose chunks said how many tokens they hold
     prompt_tokens: int | None  # None: not every completed answer had them in `usage`
     output_tokens: int
@@ -58,7 +58,6 @@ class Report:
 
 
 def make_report(run: Run, limits: Limits | None) -> Report:
-    """Sum up the outcomes."""
     completed = [outcome for outcome in run.outcomes if outcome.ending is Ending.COMPLETED]
     without_usage = [outcome for outcome in completed if outcome.usage_tokens is None]
     prompts = [outcome.prompt_tokens for outcome in completed if outcome.prompt_tokens is not None]
@@ -71,6 +70,7 @@ def make_report(run: Run, limits: Limits | None) -> Report:
         failures=_failures(run.outcomes),
         without_usage=len(without_usage),
         counted_by_chunks=sum(not formulas.says_tokens(outcome) for outcome in without_usage),
+        with_text=sum(bool(outcome.chunks) for outcome in completed),
         tokens_per_chunk_known=sum(map(formulas.says_tokens, completed)),
         prompt_tokens=sum(prompts) if len(prompts) == len(completed) else None,
         output_tokens=sum(formulas.output_tokens(outcome) for outcome in completed),

@@ -21,9 +21,8 @@ class Question:
     max_tokens: int = 64  # the answer's bound
     temperature: float = 0.0  # 0 is greedy
     seed: int = 0  # request i is sent with seed + i
-    continuous_usage: bool = (
-        False  # let every chunk say how many tokens there are: not every server knows that
-    )
+    # Let every chunk say how many tokens there are: not every server knows that.
+    continuous_usage: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)  # more fields of the body; they win over ours
 
     def __post_init__(self) -> None:
@@ -36,7 +35,7 @@ class Question:
 
     @property
     def path(self) -> str:
-        """Where requests go, behind the server's base address."""
+        """Where requests go, after the server's base address."""
         return ENDPOINTS[self.endpoint]
 
     def body(self, prompt: str, index: int) -> dict[str, Any]:

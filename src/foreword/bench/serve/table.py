@@ -91,9 +91,9 @@ def _notes(report: Report) -> Iterator[tuple[str, str]]:
             f"answers without usage: {report.without_usage}; tokens counted as the chunks say: {by_tokens}, "
             f"as one per chunk with text: {report.counted_by_chunks}",
         )
-    if report.tokens_per_chunk_known < report.completed:
+    if report.tokens_per_chunk_known < report.with_text:
         known = report.tokens_per_chunk_known
-        which = f"of {known} of {report.completed} answers: the others'" if known else "not known: the"
+        which = f"of {known} of {report.with_text} answers: the others'" if known else "not known: the"
         yield "note", f"ITL per token is {which} chunks do not say how many tokens they hold"
     if report.drops_too_late:
         yield "note", f"{report.drops_too_late} answers were whole before they could be dropped"

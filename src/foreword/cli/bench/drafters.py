@@ -35,7 +35,7 @@ def drafters(
         Path | None, typer.Option(help="JSON lines: Spec-Bench, HumanEval or GSM8K. Default: our own set.")
     ] = None,
     limit_per_category: Annotated[
-        int | None, typer.Option(help="First so many prompts of every category. Default: all.")
+        int | None, typer.Option(help="First this many prompts of every category. Default: all.")
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Length of every answer.")] = 64,
     methods: Annotated[

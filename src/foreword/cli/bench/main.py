@@ -55,7 +55,9 @@ def step(
     tokens: Annotated[str, typer.Option(help="Numbers of new tokens, separated by commas.")] = "1,2,4,8,16",
     context: Annotated[int, typer.Option(help="Committed tokens before the new ones.")] = 256,
     repeats: Annotated[int, typer.Option(help="Timed passes for each number; the median counts.")] = 15,
-    prefill: Annotated[int, typer.Option(help="Also time a prompt of so many tokens; 0 is none.")] = 0,
+    prefill: Annotated[
+        str, typer.Option(help="Also time prompts of this many tokens: 512, or 128,256,512.")
+    ] = "",
     compare: Annotated[str, typer.Option(help="Measure llama.cpp in the same run: `llama.cpp`.")] = "",
     plot: PlotOption = None,
     dtype: DtypeOption = "auto",
@@ -70,6 +72,7 @@ def step(
     if compare not in ("", "llama.cpp"):
         raise RequestError(f"--compare knows llama.cpp only, not {compare!r}")
     sizes = parse_sizes("--tokens", tokens)
+    prompts = parse_sizes("--prefill", prefill) if prefill else []
     from foreword.bench.drafters.plot import require_matplotlib
     from foreword.bench.step_cost import DecoderTimer, check_sizes, compare_step_cost
 
@@ -77,21 +80,21 @@ def step(
         require_matplotlib()
     llm = load_llm(model, dtype, device, backend)
     target = llm.engine.target
-    check_sizes([*sizes], context, repeats, target.config.context_length)
-    most = max(*sizes, prefill, 1)
+    check_sizes(sizes, context, repeats, target.config.context_length, prompts)
+    most = max(*sizes, *prompts, 1)
     timers: dict[str, StepTimer] = {OURS: DecoderTimer(target, context, most)}
     if compare:
         timers |= _llama_cpp_timers(model, context, most)
     with progress_bar("measuring") as on_progress:
-        costs = compare_step_cost(timers, sizes, prefill=prefill, repeats=repeats, progress=on_progress)
-    _show(costs, context, prefill)
+        costs = compare_step_cost(timers, sizes, prompts=prompts, repeats=repeats, progress=on_progress)
+    _show(costs, context)
     if plot is not None:
         _plot(costs, plot, f"{model}: one pass over n new tokens, context {context}")
     if as_json:
         rows = [asdict(cost) for cost in costs[OURS].steps]
         others = {name: asdict(cost) for name, cost in costs.items() if name != OURS}
-        prompt = {"tokens": prefill, "ms": costs[OURS].prefill_ms}
-        print_json({"model": model, "context": context, "prefill": prompt, "compare": others, "rows": rows})
+        prefills = [asdict(cost) for cost in costs[OURS].prompts]
+        print_json({"model": model, "context": context, "prefill": prefills, "compare": others, "rows": rows})
 
 
 def _llama_cpp_timers(model: str, context: int, most_tokens: int) -> "dict[str, StepTimer]":
@@ -108,7 +111,7 @@ def _llama_cpp_timers(model: str, context: int, most_tokens: int) -> "dict[str, 
     }
 
 
-def _show(costs: "dict[str, EngineCosts]", context: int, prefill: int) -> None:
+def _show(costs: "dict[str, EngineCosts]", context: int) -> None:
     others = [name for name in costs if name != OURS]
     headings = [
         "n",
@@ -121,10 +124,9 @@ def _show(costs: "dict[str, EngineCosts]", context: int, prefill: int) -> None:
     for index, own in enumerate(costs[OURS].steps):
         theirs = [costs[name].steps[index].ms for name in others]
         table.add_row(str(own.n), f"{own.ms:.2f}", f"{own.ratio:.2f}", *_beside(own.ms, theirs))
-    own_prefill = costs[OURS].prefill_ms
-    if prefill and own_prefill is not None:
-        theirs = [costs[name].prefill_ms or 0.0 for name in others]
-        table.add_row(f"prompt of {prefill}", f"{own_prefill:.1f}", "", *_beside(own_prefill, theirs))
+    for index, prompt in enumerate(costs[OURS].prompts):
+        theirs = [costs[name].prompts[index].ms for name in others]
+        table.add_row(f"prompt of {prompt.n}", f"{prompt.ms:.1f}", "", *_beside(prompt.ms, theirs))
     stdout.print(table)
 
 

@@ -28,7 +28,7 @@ def serve(
     url: Annotated[str, typer.Option(help="The server's address, such as http://127.0.0.1:8000.")],
     rate: Annotated[
         float | None,
-        typer.Option(help="Open loop: Poisson arrivals, so many requests per second; inf is all at once."),
+        typer.Option(help="Open loop: Poisson arrivals, this many requests per second; inf is all at once."),
     ] = None,
     concurrency: Annotated[
         int | None,
@@ -130,11 +130,11 @@ async def _run(
     prompts: "Sequence[BenchPrompt]",
 ) -> "tuple[Question, Run]":
     """The run, and the question with the model's name in it."""
-    from foreword.bench.serve.client import open_client, served_model
+    from foreword.bench.serve.client import listed_model, open_client
     from foreword.bench.serve.generator import LoadGenerator
 
     async with open_client(address, api_key) as client:
-        model = await served_model(client, question.model)
+        model = await listed_model(client, question.model)
         question = replace(question, model=model.name, continuous_usage=model.has_continuous_usage)
         with stage_bar() as show:
             on_outcome = _progress(show, load)

@@ -93,7 +93,6 @@ class Interrupts:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Listen while inside."""
         before = signal.signal(signal.SIGINT, self._hear)
         try:
             yield

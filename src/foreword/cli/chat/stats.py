@@ -18,8 +18,8 @@ class Tally:
     prompt_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens that the prefix cache had
     output_tokens: int = 0
-    decoded_tokens: int = 0  # those behind the pass that ended the prompt
-    decode_passes: int = 0  # passes behind the one that ended the prompt
+    decoded_tokens: int = 0  # those after the pass that ended the prompt
+    decode_passes: int = 0  # passes after the one that ended the prompt
     decode_seconds: float = 0.0
     draft_seconds: float = 0.0  # this and the next two with the prompt's passes
     verify_seconds: float = 0.0

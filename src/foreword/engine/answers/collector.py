@@ -23,7 +23,6 @@ class Answer:
         self.last = AnswerDelta("", index, "", ())  # has the end, once there is one
 
     def take(self, delta: AnswerDelta) -> None:
-        """It has grown."""
         self._texts.append(delta.text)
         self.token_ids += delta.token_ids
         self.logprobs += delta.logprobs
@@ -32,7 +31,6 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """All of it."""
         return "".join(self._texts)
 
 
@@ -66,7 +64,6 @@ class OutputCollector:
         self._open.note(delta)
 
     def output(self) -> RequestOutput:
-        """Everything so far."""
         answers = [self._completion(answer) for answer in self._answers]
         scores: list[TokenAlternatives | None] | None = None
         if self._params.prompt_logprobs is not None:

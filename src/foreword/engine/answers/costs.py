@@ -49,9 +49,7 @@ class Costs:
         return self._open.note(delta)
 
     def total(self) -> RequestStats:
-        """Everything so far."""
         return sum_stats(self._ends)
 
     def timings(self) -> Timings:
-        """In llama.cpp's names."""
         return Timings.of(self._ends)

@@ -87,9 +87,8 @@ class CompletionOutput:
     seed: int  # the seed that was used, given or fresh
     logprobs: list[TokenAlternatives] | None = None  # per token, if asked for
     error: str | None = None  # what went wrong, where finish_reason is "error"
-    stop_reason: int | str | None = (
-        None  # the stop token or stop text that was met; None for the model's own end
-    )
+    # The stop token or stop text that was met; None for the model's own end.
+    stop_reason: int | str | None = None
     stats: RequestStats | None = field(default=None, compare=False)  # what it cost, once it has ended
 
 
@@ -101,9 +100,8 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     request_id: str = ""
-    prompt_logprobs: list[TokenAlternatives | None] | None = (
-        None  # per prompt token, the first None, if asked for
-    )
+    # Per prompt token, the first None, if asked for.
+    prompt_logprobs: list[TokenAlternatives | None] | None = None
 
     @property
     def finished(self) -> bool:

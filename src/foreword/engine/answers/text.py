@@ -12,7 +12,7 @@ class StopTexts:
 
     texts: tuple[str, ...] = ()
     keep: bool = False  # leave the stop text at the answer's end
-    min_tokens: int = 0  # a stop text that is complete within the first so many tokens does not count
+    min_tokens: int = 0  # a stop text that is complete within the first this many tokens does not count
 
 
 class AnswerText:

@@ -19,7 +19,8 @@ class TokenTexts:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, at_start=False)
+        self._begins_with_space = False  # the first token does
         self._spelled = 0  # characters that the tokens so far make
         self._told = 0  # characters that were given out
 
@@ -28,7 +29,13 @@ class TokenTexts:
         pieces: list[str] = []
         begin = 0
         for token in delta.token_ids:
-            self._spelled += len(self._detokenizer.push(token))
+            spelled = self._detokenizer.push(token)
+            if self._spelled == 0:
+                self._begins_with_space = spelled.startswith(" ")
+            self._spelled += len(spelled)
+            if self._begins_with_space and self._told == 0 and delta.text and delta.text[0] != " ":
+                self._spelled -= 1  # an answer that begins its text has lost it
+                self._begins_with_space = False
             end = min(max(self._spelled - self._told, begin), len(delta.text))
             pieces.append(delta.text[begin:end])
             begin = end

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -11,9 +11,7 @@ from torch import Tensor
 
 from foreword.errors import CheckpointError
 from foreword.models.config import ModelConfig
-
-if TYPE_CHECKING:
-    from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.models.tokenization.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -58,26 +56,9 @@ class Checkpoint(Protocol):
         """Sampling parameters that the model's makers recommend, by the names of `SamplingParams`."""
         ...
 
-    def tokenizer(self) -> "Tokenizer":
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer that came with the model, checked against its vocabulary."""
         ...
-
-
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a `.gguf` file or a Hugging Face directory; the weights are read later, by name."""
-    if path.is_dir():
-        from foreword.models.formats.hf.checkpoint import HfCheckpoint
-
-        return HfCheckpoint(path)
-    if not path.exists():
-        raise CheckpointError(f"{path} does not exist; give a .gguf file or a model directory")
-    if path.suffix.lower() == ".gguf":
-        from foreword.models.formats.gguf.checkpoint import GgufCheckpoint
-
-        return GgufCheckpoint(path)
-    raise CheckpointError(
-        f"{path} is neither a .gguf file nor a directory; give one of those (safetensors: the directory)"
-    )
 
 
 def missing_tensor(name: str, path: Path) -> CheckpointError:

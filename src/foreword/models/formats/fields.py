@@ -2,14 +2,12 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from foreword.errors import CheckpointError
-from foreword.models.config import ModelConfig
-
-_LAYER_NAME = re.compile(r"model\.layers\.(\d{1,9})\.")
+from foreword.models.config import AttentionSpec
 
 MAX_DIMENSION = 2**31 - 1
 """No count in a model's description is larger; what claims more is damaged."""
@@ -28,7 +26,6 @@ class ConfigFields:
         return self.values.get(self.prefix + key)
 
     def count(self, key: str, default: int | None = None) -> int:
-        """A positive whole number."""
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_DIMENSION:
             raise self.malformed(key, "a positive whole number")
@@ -44,14 +41,12 @@ class ConfigFields:
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
         value = self._value(key, default)
         if not isinstance(value, bool):
             raise self.malformed(key, "true or false")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string."""
         value = self._value(key, default)
         if not isinstance(value, str):
             raise self.malformed(key, "a string")
@@ -82,30 +77,31 @@ class ConfigFields:
 def windowed_context(context_length: int, window: int | None) -> int:
     """The context that full attention computes exactly for a model with a sliding window.
 
-    The decoder has no sliding window. Up to the window's length both see the same keys, so the
+    No backend has sliding windows yet. Up to the window's length both see the same keys, so the
     context is capped there instead of refusing models such as Mistral 7B v0.1.
     """
     return context_length if window is None else min(context_length, window)
 
 
-def check_config(config: ModelConfig, origin: str) -> ModelConfig:
-    """Return `config` if its numbers fit together."""
-    if config.num_heads % config.num_kv_heads:
+def check_heads(attention: AttentionSpec, origin: str) -> AttentionSpec:
+    """Return `attention` if its numbers fit together."""
+    if attention.num_heads % attention.num_kv_heads:
         raise CheckpointError(
-            f"{origin}: {config.num_heads} query heads cannot share {config.num_kv_heads} key/value heads; "
+            f"{origin}: {attention.num_heads} query heads cannot share {attention.num_kv_heads} key/value heads; "
             "the file is damaged, get it again"
         )
-    if config.head_dim % 2:
+    if attention.head_dim % 2:
         raise CheckpointError(
-            f"{origin}: head size {config.head_dim} is odd; rotary embeddings need an even one; use another"
+            f"{origin}: head size {attention.head_dim} is odd; rotary embeddings need an even one; use another"
         )
-    return config
+    return attention
 
 
-def check_layers(names: frozenset[str], config: ModelConfig, origin: str) -> None:
-    """Refuse a file whose layers are not the ones that its description counts."""
-    layers = {int(match[1]) for name in names if (match := _LAYER_NAME.match(name))}
-    if len(layers) != config.num_layers or max(layers) != config.num_layers - 1:
+def check_layers(names: Iterable[str], pattern: re.Pattern[str], count: int, origin: str) -> int:
+    """Return `count` if the tensors are those of this many layers; `pattern` finds the number of a layer in a name."""
+    layers = {int(match[1]) for name in names if (match := pattern.match(name))}
+    if len(layers) != count or max(layers) != count - 1:
         raise CheckpointError(
-            f"{origin}: it has {len(layers)} of the model's {config.num_layers} layers; get the file again"
+            f"{origin}: it has {len(layers)} of the model's {count} layers; get the file again"
         )
+    return count

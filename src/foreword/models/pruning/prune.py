@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from foreword.errors import RequestError
-from foreword.models.formats.checkpoint import open_checkpoint
 from foreword.models.formats.hf.checkpoint import HfCheckpoint
+from foreword.models.formats.opening import open_checkpoint
 from foreword.models.pruning.gguf import write_pruned_gguf
 from foreword.models.pruning.hf import write_pruned_directory
 from foreword.models.pruning.layers import check_layers_of, spread_layers
@@ -19,7 +19,7 @@ from foreword.progress import Progress
 def prune(
     model: Path, out: Path, layers: Sequence[int] | int, progress: Progress | None = None
 ) -> tuple[int, ...]:
-    """Write `model` with these layers alone, or so many at even distances, to `out`; return their numbers.
+    """Write `model` with these layers alone, or this many at even distances, to `out`; return their numbers.
 
     A GGUF file becomes a GGUF file, a Hugging Face directory a directory, both in the numbers that they have.
     If it fails, nothing is left at `out`.

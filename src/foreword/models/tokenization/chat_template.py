@@ -7,18 +7,15 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, LoopControlExtension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from foreword.errors import TokenizerError
+from foreword.models.tokenization.template_sandbox import BoundedEnvironment, render_bounded
 
 
 class ChatTemplate:
     """One template, compiled when it is first needed: a model with a broken one still takes raw text.
 
-    Its text is not trusted: it cannot reach or change Python objects.
+    Its text is not trusted: it cannot reach or change Python objects, and what it does is bounded.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
@@ -29,12 +26,15 @@ class ChatTemplate:
         """The conversation as one text."""
         template = self._template
         try:
-            return template.render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None,
-                documents=None,
-                **self._special_tokens,
+            return render_bounded(
+                template,
+                {
+                    "messages": [dict(message) for message in messages],
+                    "add_generation_prompt": add_generation_prompt,
+                    "tools": None,
+                    "documents": None,
+                    **self._special_tokens,
+                },
             )
         except Exception as error:  # a template is a program: whatever it raises is its answer
             raise TokenizerError(
@@ -51,29 +51,25 @@ class ChatTemplate:
             ) from None
 
 
-class _GenerationBlock(Extension):
-    """`{% generation %}` marks what an assistant said; for rendering it is transparent."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, LoopControlExtension]
-    )
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment()
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:  # noqa: ANN401
-    # jinja2's own filter escapes HTML, which is not what a model was trained on.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+def _to_json(
+    value: Any,  # noqa: ANN401
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As transformers has it. Jinja2's own filter escapes HTML, which is not what a model was trained on."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:

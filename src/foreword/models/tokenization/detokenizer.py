@@ -8,11 +8,14 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 class IncrementalDetokenizer:
     """Gives out text as soon as it is certain: whole characters only, however tokens cut them."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, *, at_start: bool = True
+    ) -> None:
+        """Not `at_start`: the tokens go on with a text, which keeps the space that they begin with."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._at_start = True
+        self._at_start = at_start
 
     def push(self, token_id: int) -> str:
         """Take one token; return the text that it completes."""

@@ -52,7 +52,7 @@ def byte_level_backend(kind: str, tokens: Sequence[str], merges: Sequence[str]) 
         raise TokenizerError(
             f"pre-tokenizer {kind!r} is not supported; use a model with one of {', '.join(splits)}"
         )
-    # A space inside an entry is written as another character, so the first one behind a character divides.
+    # A space inside an entry is written as another character, so the first one after a character divides.
     pairs = [_divide(merge) for merge in merges]
     model = _bpe(tokens, pairs, ignore_merges=_is_llama3(kind))
     backend = tokenizers.Tokenizer(model)

@@ -182,7 +182,13 @@ class Tokenizer:
 
 
 def check_vocab(tokenizer: Tokenizer, config: ModelConfig) -> None:
-    """Refuse a tokenizer that can produce ids for which the model has no embedding."""
+    """Refuse a tokenizer that can produce ids for which the model has no embedding, or ends at no token."""
+    outside = sorted(i for i in tokenizer.eos_ids if not 0 <= i < tokenizer.vocab_size)
+    if outside:
+        raise TokenizerError(
+            f"eos_token_id {outside[0]} is no token of the tokenizer (0 .. {tokenizer.vocab_size - 1}); "
+            "get the model's own files"
+        )
     if tokenizer.vocab_size > config.vocab_size:
         raise TokenizerError(
             f"the tokenizer has {tokenizer.vocab_size} tokens but the model only {config.vocab_size}; "

@@ -15,7 +15,7 @@ from foreword.engine.answers.costs import Costs
 from foreword.engine.answers.token_texts import TokenTexts
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.errors import RequestError
-from foreword.server.api.streaming import (
+from foreword.server.api.streams.streaming import (
     DONE,
     EventStream,
     Part,

@@ -9,7 +9,12 @@ from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.engine.answers.collector import Answer
 from foreword.engine.answers.costs import Costs
 from foreword.engine.messages import AnswerDelta, NewRequest
-from foreword.server.api.answer_types import (
+from foreword.server.api.answering import Job
+from foreword.server.api.identity import Caller, new_id
+from foreword.server.api.logprobs import LogprobWriter
+from foreword.server.api.prompts import room_for_answer
+from foreword.server.api.streams.stream_usage import StreamUsage
+from foreword.server.api.types.answer_types import (
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -20,13 +25,8 @@ from foreword.server.api.answer_types import (
     extras_of,
     usage_of,
 )
-from foreword.server.api.answering import Job
-from foreword.server.api.identity import Caller, new_id
-from foreword.server.api.logprobs import LogprobWriter
-from foreword.server.api.openai_types import ChatRequest, joined
-from foreword.server.api.prompts import room_for_answer
-from foreword.server.api.sampling_types import check_logprobs
-from foreword.server.api.stream_usage import StreamUsage
+from foreword.server.api.types.openai_types import ChatRequest, joined
+from foreword.server.api.types.sampling_types import check_logprobs
 from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings
 
@@ -113,7 +113,6 @@ class ChatDialect:
         return (self._chunk([], usage_of(self._costs.total())),) if self._usage.is_wanted else ()
 
     def whole(self, answers: Sequence[Answer], costs: Costs) -> ChatCompletion:
-        """All choices."""
         choices = []
         for number, answer in enumerate(answers):
             message, logprobs = ChatMessage(answer.text), self._written(answer.logprobs)

@@ -9,20 +9,20 @@ from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.engine.answers.collector import Answer
 from foreword.engine.answers.costs import Costs
 from foreword.engine.messages import AnswerDelta, NewRequest
-from foreword.server.api.answer_types import (
+from foreword.server.api.answering import Job
+from foreword.server.api.identity import Caller, new_id
+from foreword.server.api.logprobs import LogprobWriter
+from foreword.server.api.prompts import room_for_answer
+from foreword.server.api.streams.stream_usage import StreamUsage
+from foreword.server.api.types.answer_types import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
     extras_of,
     usage_of,
 )
-from foreword.server.api.answering import Job
-from foreword.server.api.identity import Caller, new_id
-from foreword.server.api.logprobs import LogprobWriter
-from foreword.server.api.openai_types import CompletionRequest
-from foreword.server.api.prompts import room_for_answer
-from foreword.server.api.sampling_types import check_logprobs
-from foreword.server.api.stream_usage import StreamUsage
+from foreword.server.api.types.openai_types import CompletionRequest
+from foreword.server.api.types.sampling_types import check_logprobs
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 from foreword.server.settings import ServerSettings
@@ -79,7 +79,6 @@ class CompletionDialect:
         )
 
     def opening(self) -> Iterable[object]:
-        """Nothing."""
         return ()
 
     def chunk(self, choice: int, delta: AnswerDelta) -> Completion | None:
@@ -108,7 +107,6 @@ class CompletionDialect:
         return (frame,)
 
     def whole(self, answers: Sequence[Answer], costs: Costs) -> Completion:
-        """All choices."""
         choices = []
         for number, answer in enumerate(answers):
             choice = CompletionChoice(number, answer.text, self._written(number, answer.logprobs))

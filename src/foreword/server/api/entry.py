@@ -50,7 +50,6 @@ async def body_of(context: ServerContext, request: Request, model: type[Body]) -
 
 
 def json_answer(value: object, status: int = 200) -> Response:
-    """A whole answer."""
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 

@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from foreword.server.api.entry import answer_request, body_of, json_answer, takes
 from foreword.server.api.generate import check_generate, generate_job
-from foreword.server.api.openai_types import DetokenizeRequest, GenerateRequest, TokenizeRequest
+from foreword.server.api.types.openai_types import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 

@@ -9,14 +9,21 @@ from foreword.engine.answers.collector import Answer
 from foreword.engine.answers.costs import Costs
 from foreword.engine.answers.token_texts import TokenTexts
 from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
-from foreword.server.api.answer_types import Extras, PromptLogprobs, Speculation, Usage, extras_of, usage_of
 from foreword.server.api.answering import Job
 from foreword.server.api.identity import Caller, new_id
 from foreword.server.api.logprobs import LogprobWriter
-from foreword.server.api.openai_types import GenerateRequest
-from foreword.server.api.passes import PassShown, passes_of
 from foreword.server.api.prompts import room_for_answer
-from foreword.server.api.sampling_types import check_logprobs
+from foreword.server.api.streams.passes import PassShown, passes_of
+from foreword.server.api.types.answer_types import (
+    Extras,
+    PromptLogprobs,
+    Speculation,
+    Usage,
+    extras_of,
+    usage_of,
+)
+from foreword.server.api.types.openai_types import GenerateRequest
+from foreword.server.api.types.sampling_types import check_logprobs
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 from foreword.server.settings import ServerSettings
@@ -138,7 +145,6 @@ class GenerateDialect:
         self._texts = [TokenTexts(self._tokenizer) for _ in range(body.n or 1)]
 
     def opening(self) -> Iterable[object]:
-        """Nothing."""
         return ()
 
     def chunk(self, choice: int, delta: AnswerDelta) -> Generated:
@@ -151,12 +157,10 @@ class GenerateDialect:
         return written
 
     def closing(self) -> Iterable[GenerateEnd]:
-        """What everything cost."""
         extras = self._extras(self._costs)
         return (GenerateEnd(usage_of(self._costs.total()), extras.timings, extras.speculation),)
 
     def whole(self, answers: Sequence[Answer], costs: Costs) -> GenerateAnswer:
-        """All answers."""
         outputs = [self._written(answer) for answer in answers]
         first, extras = outputs[0], self._extras(costs)
         return GenerateAnswer(

@@ -9,7 +9,7 @@ from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.engine.answers.collector import alternatives
 from foreword.engine.answers.token_texts import token_text
 from foreword.models.tokenization.tokenizer import Tokenizer
-from foreword.server.api.answer_types import (
+from foreword.server.api.types.answer_types import (
     ChatLogprobs,
     ChatTokenLogprob,
     CompletionLogprobs,
@@ -46,7 +46,6 @@ class LogprobWriter:
         return written, offset
 
     def chat(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs:
-        """For the chat route."""
         return ChatLogprobs(
             [
                 ChatTokenLogprob(

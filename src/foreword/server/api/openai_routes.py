@@ -9,7 +9,7 @@ from starlette.responses import Response
 from foreword.server.api.chat import chat_job, check_chat
 from foreword.server.api.completions import check_completion, completion_job
 from foreword.server.api.entry import answer_request, json_answer, takes
-from foreword.server.api.openai_types import ChatRequest, CompletionRequest
+from foreword.server.api.types.openai_types import ChatRequest, CompletionRequest
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 

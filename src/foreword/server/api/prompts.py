@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from foreword.engine.prompts import Prediction, encode_prediction, encode_prompt
 from foreword.models.tokenization.tokenizer import Tokenizer
-from foreword.server.api.openai_types import Message, RawText
+from foreword.server.api.types.openai_types import Message, RawText
 from foreword.server.errors import ApiError
 from foreword.server.settings import ServerSettings
 
@@ -71,7 +71,6 @@ class PromptEncoder:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:
-        """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

@@ -31,11 +31,10 @@ class Admission:
         return self._in_flight
 
     def close(self) -> None:
-        """Accept nothing more."""
         self._closed = True
 
     def check(self, answers: int) -> None:
-        """429 if there are not so many places, 503 if the server is stopping."""
+        """429 if there are not enough places, 503 if the server is stopping."""
         if self._closed:
             raise ApiError(503, "the server is shutting down", code="shutting_down", retry_after=5)
         if answers > self._capacity:
@@ -50,7 +49,7 @@ class Admission:
 
     @contextmanager
     def admit(self, answers: int) -> Iterator[None]:
-        """Hold places for so many answers, if there are."""
+        """Hold places for this many answers, if there are."""
         self.check(answers)
         self._in_flight += answers
         self._idle.clear()

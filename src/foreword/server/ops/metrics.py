@@ -174,7 +174,7 @@ class Metrics:
         self.refused.labels(self._model, str(status)).inc()
 
     def note_engine(self, stats: EngineStats, restarts: int) -> None:
-        """What the engine says about itself, after so many restarts."""
+        """What the engine says about itself, after this many restarts."""
         if restarts != self._lives:
             self._lives = restarts
             self._seen.clear()

@@ -49,7 +49,6 @@ class RequestLogMiddleware:
             if self._logs:
                 client = (scope.get("client") or ("-",))[0]
                 ms = 1e3 * (monotonic() - began)
-                target = (
-                    f"{scope['method']} {quote(scope['path'])}"  # without the query, which may hold a secret
-                )
+                # Without the query, which may hold a secret.
+                target = f"{scope['method']} {quote(scope['path'])}"
                 log.info("%s %s %d %d bytes %.1f ms %s", client, target, status, size, ms, request_id)

@@ -49,7 +49,6 @@ class RequestMeter:
         metrics.params_max.observe(request.params.max_tokens)
 
     def note(self, delta: AnswerDelta) -> None:
-        """An answer has grown."""
         if delta.token_ids:
             self._note_tokens(delta, self._clock())
         if delta.finish_reason is not None:

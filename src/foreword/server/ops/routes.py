@@ -11,10 +11,10 @@ from starlette.responses import Response
 from foreword import __version__
 from foreword.engine.answers.costs import sum_stats
 from foreword.engine.messages import EngineStats
-from foreword.server.api.answer_types import speculation_of
 from foreword.server.api.entry import body_of, json_answer, takes
 from foreword.server.api.identity import caller_of
-from foreword.server.api.sampling_types import StrictBody
+from foreword.server.api.types.answer_types import speculation_of
+from foreword.server.api.types.sampling_types import StrictBody
 from foreword.server.context import ServerContext
 from foreword.wire.client import EngineState
 

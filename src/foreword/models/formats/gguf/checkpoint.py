@@ -1,6 +1,7 @@
 """A GGUF file as a checkpoint: its names and its row order turned into Hugging Face's."""
 
 import re
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -12,29 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foreword.errors import CheckpointError
+from foreword.models.architectures.architecture import TOP_TENSORS
 from foreword.models.formats.checkpoint import QuantizedTensor, missing_tensor
-from foreword.models.formats.fields import check_layers
 from foreword.models.formats.generation import GGUF_KEYS, sampling_values
-from foreword.models.formats.gguf.config import ROPE_FACTORS, gguf_config
+from foreword.models.formats.gguf.config import ROPE_FACTORS, gguf_config, gguf_family
 from foreword.models.formats.gguf.file import GgufFile
 from foreword.models.formats.gguf.tokenizer import gguf_tokenizer
 from foreword.models.tokenization.tokenizer import Tokenizer, check_vocab
-
-_TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9]\d{0,8})\.(\w+)\.(weight|bias)")
 _UNQUANTIZED = ("F32", "F16", "BF16")
@@ -48,10 +33,13 @@ class GgufCheckpoint:
         self.path = path
         self._file = GgufFile(path)
         self.config = gguf_config(self._file)
+        _, names = gguf_family(self._file)
+        self._interleaved = names.interleaved
         self._stored_names = {
-            _canonical_name(stored, path): stored for stored in self._file.tensors if stored != ROPE_FACTORS
+            _canonical_name(stored, names.layer_tensors, path): stored
+            for stored in self._file.tensors
+            if stored != ROPE_FACTORS
         }
-        check_layers(self.tensor_names(), self.config, str(path))
 
     def tensor_names(self) -> frozenset[str]:
         """Canonical names of the file's tensors."""
@@ -106,22 +94,23 @@ class GgufCheckpoint:
         heads = self._interleaved_heads(name)
         if heads is None:
             return rows
-        tensor = self._file.tensors[stored_name]
-        if tensor.shape[0] != heads * self.config.head_dim:
+        tensor, head_dim = self._file.tensors[stored_name], self.config.layer.attention.head_dim
+        if tensor.shape[0] != heads * head_dim:
             raise CheckpointError(
                 f"{self.path}: {name} has {tensor.shape[0]} rows, not {heads} heads; get the file again"
             )
         rows = rows.reshape(tensor.shape[0], -1)  # a bias is stored as one row: [out, 4]
-        ordered = rows[_rotate_half_order(heads, self.config.head_dim)]
+        ordered = rows[_rotate_half_order(heads, head_dim)]
         return ordered.reshape(self._file.rows(stored_name).shape)
 
     def _interleaved_heads(self, name: str) -> int | None:
-        """Heads of a tensor that GGUF's `llama` stores with rotated pairs side by side."""
-        if self.config.architecture != "llama":
+        """Heads of a tensor that is stored with rotated pairs side by side."""
+        if not self._interleaved:
             return None
+        attention = self.config.layer.attention
         if ".q_proj." in name:
-            return self.config.num_heads
-        return self.config.num_kv_heads if ".k_proj." in name else None
+            return attention.num_heads
+        return attention.num_kv_heads if ".k_proj." in name else None
 
 
 def _rotate_half_order(heads: int, head_dim: int) -> NDArray[np.intp]:
@@ -130,11 +119,11 @@ def _rotate_half_order(heads: int, head_dim: int) -> NDArray[np.intp]:
     return interleaved.swapaxes(1, 2).reshape(-1)
 
 
-def _canonical_name(stored: str, path: Path) -> str:
+def _canonical_name(stored: str, layer_tensors: Mapping[str, str], path: Path) -> str:
     stem, _, suffix = stored.rpartition(".")
-    if suffix == "weight" and stem in _TOP_NAMES:
-        return f"{_TOP_NAMES[stem]}.weight"
+    if suffix == "weight" and stem in TOP_TENSORS:
+        return f"{TOP_TENSORS[stem]}.weight"
     match = _LAYER_TENSOR.fullmatch(stored)
-    if match is None or match[2] not in _LAYER_NAMES:
+    if match is None or match[2] not in layer_tensors:
         raise CheckpointError(f"{path}: tensor {stored!r} belongs to no supported model; use another")
-    return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{match[3]}"
+    return f"model.layers.{match[1]}.{layer_tensors[match[2]]}.{match[3]}"

@@ -1,56 +1,79 @@
 """GGUF metadata as a ModelConfig."""
 
+import re
 from typing import Any
 
 import numpy as np
 
 from foreword.errors import CheckpointError
-from foreword.models.config import FrequencyFactors, LinearRopeScaling, ModelConfig, RopeScaling
-from foreword.models.formats.fields import ConfigFields, check_config, windowed_context
+from foreword.models.architectures.architecture import Architecture, GgufNames
+from foreword.models.architectures.registry import BY_GGUF_NAME
+from foreword.models.config import (
+    AttentionSpec,
+    FrequencyFactors,
+    LayerSpec,
+    LinearRopeScaling,
+    MlpSpec,
+    ModelConfig,
+    NormSpec,
+    RopeScaling,
+    RopeSpec,
+)
+from foreword.models.formats.fields import ConfigFields, check_heads, check_layers, windowed_context
 from foreword.models.formats.gguf.file import GgufFile
 
-GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
-"""Values of general.architecture that the decoder computes; `llama` includes Mistral and SmolLM."""
-
 ROPE_FACTORS = "rope_freqs.weight"
+
+_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,8})\.")
+
+
+def gguf_family(file: GgufFile) -> tuple[Architecture, GgufNames]:
+    """The family that a GGUF file says it belongs to, and how GGUF spells it."""
+    name = ConfigFields(file.metadata, str(file.path)).text("general.architecture")
+    if name not in BY_GGUF_NAME:
+        raise CheckpointError(
+            f"{file.path}: architecture {name!r} is not supported; use {', '.join(BY_GGUF_NAME)}"
+        )
+    family = BY_GGUF_NAME[name]
+    assert family.gguf is not None
+    return family, family.gguf
 
 
 def gguf_config(file: GgufFile) -> ModelConfig:
     """The config that a GGUF file describes, partly by the tensors that it holds."""
-    origin = str(file.path)
-    architecture = ConfigFields(file.metadata, origin).text("general.architecture")
-    if architecture not in GGUF_ARCHITECTURES:
-        raise CheckpointError(
-            f"{origin}: architecture {architecture!r} is not supported; use {', '.join(GGUF_ARCHITECTURES)}"
-        )
-    fields = ConfigFields(file.metadata, origin, prefix=f"{architecture}.")
+    family, names = gguf_family(file)
+    fields = ConfigFields(file.metadata, str(file.path), prefix=f"{names.architecture}.")
     _refuse_variants(file, fields)
-    heads = _per_layer_count(fields, "attention.head_count")
-    hidden = fields.count("embedding_length")
-    head_dim = fields.count("attention.key_length", hidden // heads or None)
-    window = fields.get("attention.sliding_window")
-    config = ModelConfig(
-        architecture=architecture,
+    attention = _attention(file, fields, family)
+    mlp = MlpSpec(_per_layer_count(fields, "feed_forward_length"), bias="blk.0.ffn_gate.bias" in file.tensors)
+    num_layers = check_layers(file.tensors, _LAYER, fields.count("block_count"), fields.origin)
+    return ModelConfig(
+        architecture=family.name,
         vocab_size=_embedding_rows(file),
-        hidden_size=hidden,
-        intermediate_size=_per_layer_count(fields, "feed_forward_length"),
-        num_layers=fields.count("block_count"),
-        num_heads=heads,
-        num_kv_heads=_per_layer_count(fields, "attention.head_count_kv", heads),
-        head_dim=head_dim,
-        context_length=windowed_context(
-            fields.count("context_length"), fields.count("attention.sliding_window") if window else None
+        hidden_size=fields.count("embedding_length"),
+        context_length=windowed_context(fields.count("context_length"), attention.window),
+        layers=(LayerSpec(attention, mlp),) * num_layers,
+        norm=NormSpec(fields.number("attention.layer_norm_rms_epsilon")),
+        rope=RopeSpec(
+            fields.number("rope.freq_base", 10000.0), _rope_scaling(file, fields, attention.head_dim)
         ),
-        rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon"),
-        rope_theta=fields.number("rope.freq_base", 10000.0),
-        rope_scaling=_rope_scaling(file, fields, head_dim),
-        attention_bias="blk.0.attn_q.bias" in file.tensors,
-        output_bias="blk.0.attn_output.bias" in file.tensors,
-        mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
-        qk_norm=architecture == "qwen3",
         tied_embeddings="output.weight" not in file.tensors,
     )
-    return check_config(config, origin)
+
+
+def _attention(file: GgufFile, fields: ConfigFields, family: Architecture) -> AttentionSpec:
+    heads = _per_layer_count(fields, "attention.head_count")
+    window = fields.get("attention.sliding_window")
+    attention = AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=_per_layer_count(fields, "attention.head_count_kv", heads),
+        head_dim=fields.count("attention.key_length", fields.count("embedding_length") // heads or None),
+        bias="blk.0.attn_q.bias" in file.tensors,
+        output_bias="blk.0.attn_output.bias" in file.tensors,
+        qk_norm=family.qk_norm,
+        window=fields.count("attention.sliding_window") if window else None,
+    )
+    return check_heads(attention, fields.origin)
 
 
 def _embedding_rows(file: GgufFile) -> int:
@@ -88,14 +111,21 @@ def _rope_scaling(file: GgufFile, fields: ConfigFields, head_dim: int) -> RopeSc
         raise fields.unsupported("rotating a part of each head (rope.dimension_count)")
     if fields.count("attention.value_length", head_dim) != head_dim:
         raise fields.unsupported("value heads of another size than key heads")
-    kind = fields.text("rope.scaling.type", "none")
+    kind, factor = _stated_scaling(fields)
     if kind not in ("none", "linear"):
         raise fields.unsupported(f"rope scaling {kind!r}")
     if ROPE_FACTORS not in file.tensors:
-        return LinearRopeScaling(fields.number("rope.scaling.factor")) if kind == "linear" else None
+        return LinearRopeScaling(factor) if kind == "linear" else None
     if kind == "linear":
         raise fields.unsupported("linear rope scaling together with frequency factors")
     return _frequency_factors(file, fields, head_dim)
+
+
+def _stated_scaling(fields: ConfigFields) -> tuple[str, float]:
+    """Kind and factor. A factor without a kind is linear, as in llama.cpp; old files name it `rope.scale_linear`."""
+    key = "rope.scaling.factor" if fields.get("rope.scaling.factor") is not None else "rope.scale_linear"
+    factor = fields.number(key, 1.0)
+    return fields.text("rope.scaling.type", "none" if factor == 1.0 else "linear"), factor
 
 
 def _frequency_factors(file: GgufFile, fields: ConfigFields, head_dim: int) -> FrequencyFactors:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from foreword.errors import CheckpointError
 from foreword.models.formats.checkpoint import QuantizedTensor, missing_tensor
-from foreword.models.formats.fields import check_layers
 from foreword.models.formats.generation import HF_KEYS, sampling_values
 from foreword.models.formats.hf.config import hf_config
 from foreword.models.formats.hf.tokenizer import hf_tokenizer
@@ -35,7 +34,6 @@ class HfCheckpoint:
         self.config = hf_config(self._settings, self.tensor_names(), path / "config.json")
         if self.config.tied_embeddings:
             self._files.pop("lm_head.weight", None)
-        check_layers(self.tensor_names(), self.config, str(path))
 
     def tensor_names(self) -> frozenset[str]:
         """Names of the tensors in all shards."""
@@ -77,7 +75,6 @@ class HfCheckpoint:
         return sampling_values(read_json_object(file), HF_KEYS, str(file)) if file.exists() else {}
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer in tokenizer.json."""
         return self._tokenizer
 
     @cached_property

@@ -1,62 +1,64 @@
 """config.json of a Hugging Face model as a ModelConfig."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from foreword.errors import CheckpointError
-from foreword.models.config import LinearRopeScaling, Llama3RopeScaling, ModelConfig, RopeScaling
-from foreword.models.formats.fields import ConfigFields, check_config, windowed_context
+from foreword.models.architectures.architecture import Architecture, Switch, Window
+from foreword.models.architectures.registry import BY_HF_CLASS
+from foreword.models.config import (
+    AttentionSpec,
+    LayerSpec,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    MlpSpec,
+    ModelConfig,
+    NormSpec,
+    RopeScaling,
+    RopeSpec,
+)
+from foreword.models.formats.fields import ConfigFields, check_heads, check_layers, windowed_context
 
-HF_ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
-"""Class name in config.json -> family. The class itself is never imported or run."""
+_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 
 
 def hf_config(values: Mapping[str, Any], names: frozenset[str], path: Path) -> ModelConfig:
     """The config that config.json describes; `names` are the tensors that the files hold."""
     fields = ConfigFields(values, str(path))
-    architecture = _architecture(fields)
+    family = _family(fields)
     _refuse_variants(fields)
-    heads = fields.count("num_attention_heads")
-    hidden = fields.count("hidden_size")
-    # Llama and Qwen3 put their bias switch on all four projections, Qwen2 has it always and on three.
-    biased = architecture in ("llama", "qwen3") and fields.flag("attention_bias", False)
-    rope = _rope_fields(fields)
-    config = ModelConfig(
-        architecture=architecture,
+    rope, window = _rope_fields(fields), _window(fields, family)
+    layer = LayerSpec(
+        _attention(fields, family, window),
+        MlpSpec(
+            intermediate_size=fields.count("intermediate_size"),
+            bias=_has(fields, family.mlp_bias),
+            activation=fields.text("hidden_act", "silu"),
+        ),
+    )
+    num_layers = check_layers(names, _LAYER, fields.count("num_hidden_layers"), fields.origin)
+    return ModelConfig(
+        architecture=family.name,
         vocab_size=fields.count("vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=fields.count("intermediate_size"),
-        num_layers=fields.count("num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=fields.count("num_key_value_heads", heads if architecture == "llama" else None),
-        head_dim=fields.count("head_dim", hidden // heads or None),
-        context_length=_context_length(fields, architecture),
-        rms_norm_eps=fields.number("rms_norm_eps"),
-        rope_theta=rope.number("rope_theta", 10000.0),
-        rope_scaling=_rope_scaling(rope),
-        attention_bias=biased or architecture == "qwen2",
-        output_bias=biased,
-        mlp_bias=architecture == "llama" and fields.flag("mlp_bias", False),
-        qk_norm=architecture == "qwen3",
+        hidden_size=fields.count("hidden_size"),
+        context_length=windowed_context(fields.count("max_position_embeddings"), window),
+        layers=(layer,) * num_layers,
+        norm=NormSpec(fields.number("rms_norm_eps")),
+        rope=RopeSpec(rope.number("rope_theta", 10000.0), _rope_scaling(rope)),
         tied_embeddings=fields.flag("tie_word_embeddings", "lm_head.weight" not in names),
     )
-    return check_config(config, fields.origin)
 
 
-def _architecture(fields: ConfigFields) -> str:
+def _family(fields: ConfigFields) -> Architecture:
     named = fields.get("architectures")
     name = named[0] if isinstance(named, list) and len(named) == 1 else None
-    if not isinstance(name, str) or name not in HF_ARCHITECTURES:
+    if not isinstance(name, str) or name not in BY_HF_CLASS:
         raise CheckpointError(
-            f"{fields.origin}: architecture {named!r} is not supported; use {', '.join(HF_ARCHITECTURES)}"
+            f"{fields.origin}: architecture {named!r} is not supported; use {', '.join(BY_HF_CLASS)}"
         )
-    return HF_ARCHITECTURES[name]
+    return BY_HF_CLASS[name]
 
 
 def _refuse_variants(fields: ConfigFields) -> None:
@@ -65,34 +67,49 @@ def _refuse_variants(fields: ConfigFields) -> None:
             f"{fields.origin}: weights quantised in Hugging Face's formats are not supported; "
             "use the unquantised model or a GGUF file"
         )
-    activation = fields.text("hidden_act", "silu")
-    if activation != "silu":
-        raise fields.unsupported(f"activation {activation!r}")
 
 
-def _context_length(fields: ConfigFields, architecture: str) -> int:
-    context = fields.count("max_position_embeddings")
-    if architecture == "mistral":
-        window = fields.get("sliding_window")
-        return windowed_context(context, None if window is None else fields.count("sliding_window"))
-    if architecture in ("qwen2", "qwen3") and fields.flag("use_sliding_window", False):
+def _attention(fields: ConfigFields, family: Architecture, window: int | None) -> AttentionSpec:
+    heads = fields.count("num_attention_heads")
+    attention = AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=fields.count("num_key_value_heads", heads if family.kv_heads_may_be_missing else None),
+        head_dim=fields.count("head_dim", fields.count("hidden_size") // heads or None),
+        bias=_has(fields, family.attention_bias),
+        output_bias=_has(fields, family.output_bias),
+        qk_norm=family.qk_norm,
+        window=window,
+    )
+    return check_heads(attention, fields.origin)
+
+
+def _has(fields: ConfigFields, switch: Switch) -> bool:
+    return switch.always or (switch.key is not None and fields.flag(switch.key, False))
+
+
+def _window(fields: ConfigFields, family: Architecture) -> int | None:
+    if family.window is Window.SOME_LAYERS and fields.flag("use_sliding_window", False):
         raise fields.unsupported("a sliding window in some layers (use_sliding_window)")
-    return context
+    if family.window is not Window.ALL_LAYERS or fields.get("sliding_window") is None:
+        return None
+    return fields.count("sliding_window")
 
 
 def _rope_fields(fields: ConfigFields) -> ConfigFields:
-    """Rotary settings: `rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` before it."""
-    merged: dict[str, Any] = {
-        "rope_theta": fields.get("rope_theta"),
-        "partial_rotary_factor": fields.get("partial_rotary_factor"),
-    }
-    for key in ("rope_scaling", "rope_parameters"):
-        section = fields.get(key)
-        if section is None:
-            continue
-        if not isinstance(section, Mapping):
+    """Rotary settings, found as transformers finds them.
+
+    They are in `rope_parameters` (transformers 5) or in `rope_scaling` (before it). With both, the older section
+    counts and the newer one is not looked at; what a section leaves open stands beside it.
+    """
+    merged: dict[str, Any] = {key: fields.get(key) for key in ("rope_theta", "partial_rotary_factor")}
+    merged["original_max_position_embeddings"] = fields.get("max_position_embeddings")
+    sections = {key: fields.get(key) for key in ("rope_scaling", "rope_parameters")}
+    for key, section in sections.items():
+        if section is not None and not isinstance(section, Mapping):
             raise fields.malformed(key, "an object")
-        merged |= section
+    merged |= sections["rope_scaling"] or sections["rope_parameters"] or {}
+    if (trained := fields.get("original_max_position_embeddings")) is not None:
+        merged["original_max_position_embeddings"] = trained
     return ConfigFields(merged, fields.origin)
 
 

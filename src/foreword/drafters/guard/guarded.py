@@ -1,0 +1,152 @@
+"""A drafter that fails, hangs or talks nonsense costs its guesses, never the request."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import (
+    Ask,
+    Commit,
+    Drafter,
+    DrafterNeeds,
+    DraftRequest,
+    Observes,
+    added_memory,
+    close_all,
+    needs_of,
+)
+from foreword.speculation.proposing import known_tokens
+
+_log = logging.getLogger(__name__)
+_Answer = TypeVar("_Answer")
+
+
+class NoAnswer(Exception):  # noqa: N818 - reads as what happened
+    """A call that was not made or did not come back; `reason` is empty where that is no new fault."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Caller(Protocol):
+    """Makes a drafter's calls."""
+
+    @property
+    def is_available(self) -> bool:
+        """Whether a call would be made: no earlier one hangs, and the drafter does not rest after being late."""
+        ...
+
+    def call(self, work: Callable[[], _Answer]) -> _Answer:
+        """Do it and return what it returns; raises what it raises, or `NoAnswer`."""
+        ...
+
+    def later(self, work: Callable[[], object]) -> None:
+        """Do it as soon as nothing hangs; nobody waits for it."""
+        ...
+
+    def close(self) -> None:
+        """No call is made any more; one that hangs is left behind."""
+        ...
+
+
+class InlineCaller:
+    """Calls in the thread of whoever asks: for drafters that cannot hang, and for those that write KV pages.
+
+    A thread that is left behind would go on writing pages that are somebody else's by then.
+    """
+
+    is_available = True
+
+    def call(self, work: Callable[[], _Answer]) -> _Answer:
+        return work()
+
+    def later(self, work: Callable[[], object]) -> None:
+        work()
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+class GuardedDrafter:
+    """Asks a drafter and checks what it returns. Every fault is counted by kind; the first of each is logged."""
+
+    def __init__(self, drafter: Drafter, name: str, caller: Caller | None = None) -> None:
+        self._drafter = drafter
+        self._name = name
+        self._caller = caller or InlineCaller()
+        self.needs: DrafterNeeds = needs_of(drafter)
+        self.faults: Counter[str] = Counter()
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """What the drafter says, as far as it can be used; an empty draft for the rest."""
+        answers = self._call(lambda: list(self._drafter.propose(asks)))
+        if answers is None:
+            return [Draft()] * len(asks)
+        if len(answers) != len(asks):
+            self._fault("shape", f"{len(answers)} drafts for {len(asks)} requests")
+            return [Draft()] * len(asks)
+        return [self._checked(answer, ask) for answer, ask in zip(answers, asks, strict=True)]
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        drafter = self._drafter
+        if isinstance(drafter, Observes):
+            self._call(lambda: drafter.observe(commits))
+
+    def forget(self, request: DraftRequest) -> None:
+        """Let the drafter drop what it keeps for a request; one that hangs does so when it comes back.
+
+        Until then only its number is kept: an ended request must not live on for a drafter that never returns.
+        """
+        if self._caller.is_available:
+            self._call(lambda: self._drafter.forget(request))
+        else:
+            bare = request.without_text()
+            self._caller.later(lambda: self._drafter.forget(bare))
+
+    def memory_bytes(self) -> int | None:
+        """What the drafter says of its memory."""
+        return self._call(lambda: added_memory([self._drafter]))
+
+    def fault_counts(self) -> Counter[str]:
+        """By kind, under the drafter's name."""
+        return Counter({f"{self._name}/{kind}": count for kind, count in self.faults.items()})
+
+    def close(self) -> None:
+        """Close the drafter, unless it hangs, and ask it no more."""
+        if self._caller.is_available:
+            self._call(lambda: close_all([self._drafter]))
+        self._caller.close()
+
+    def _call(self, work: Callable[[], _Answer]) -> _Answer | None:
+        try:
+            return self._caller.call(work)
+        except NoAnswer as error:
+            if error.reason:
+                self._fault("timeout", error.reason)
+        except KeyboardInterrupt:  # the user's, not the drafter's
+            raise
+        except BaseException as error:  # whatever a drafter raises, the request goes on
+            self._fault("exception", f"{type(error).__name__}: {error}")
+        return None
+
+    def _checked(self, answer: object, ask: Ask) -> Draft:
+        if not isinstance(answer, Draft):
+            self._fault("type", f"a {type(answer).__name__} instead of a draft")
+            return Draft()
+        if len(answer) > ask.max_nodes:
+            self._fault("draft", f"{len(answer)} nodes where {ask.max_nodes} were asked for")
+        elif answer.depth > ask.max_depth:
+            self._fault("draft", f"a depth of {answer.depth} where {ask.max_depth} was asked for")
+        known = known_tokens(answer.within(ask.max_nodes, ask.max_depth), ask.request)
+        if len(known) < min(len(answer), ask.max_nodes) and answer.depth <= ask.max_depth:
+            size = ask.request.sampling.vocab_size
+            self._fault("draft", f"a token outside the vocabulary of {size}")
+        return known
+
+    def _fault(self, kind: str, message: str) -> None:
+        self.faults[kind] += 1
+        if self.faults[kind] == 1:
+            _log.warning("drafter %s: %s; those guesses are dropped, decoding goes on", self._name, message)

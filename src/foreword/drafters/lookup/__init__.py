@@ -1,0 +1,1 @@
+"""Guesses looked up in texts: no model is run."""

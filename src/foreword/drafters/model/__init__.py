@@ -1,0 +1,1 @@
+"""Guesses of a decoder that writes ahead."""

@@ -1,0 +1,153 @@
+"""Drafting with a decoder of its own: what all model-based drafters share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from foreword.backends.batch import MAX_DRAFT_NODES
+from foreword.backends.interface import Decoder
+from foreword.backends.runner import ModelRunner
+from foreword.drafters.model.guessed_tree import GrowingTree
+from foreword.drafters.model.next_level import grow_chains, grow_trees
+from foreword.errors import RequestError
+from foreword.kv.block_pool import OutOfPages
+from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
+from foreword.kv.sequence import KvSequence
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.proposing import fair_shares
+from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
+
+
+@dataclass(frozen=True)
+class DraftingSize:
+    """How much a decoder drafts and remembers."""
+
+    tree_width: int = 1  # nodes on every level; 1 is a chain
+    kv_tokens: int = 32_768  # tokens of all requests that its own KV cache holds
+    rows_per_pass: int = 256  # tokens that it reads in one call to catch up; longer texts take several
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.tree_width <= MAX_DRAFT_NODES:
+            raise RequestError(f"tree_width must be in 1 .. {MAX_DRAFT_NODES}, not {self.tree_width}")
+
+
+class AutoregressiveDrafter:
+    """Lets a decoder write ahead, in a KV cache of its own that may lag behind the requests.
+
+    `propose` first feeds it what was committed since it was last asked, so that it can be left out for a
+    while, or see a request late, and still be right. It never reads more in one call than one pass takes, so
+    that a long prompt holds nobody up: until it has caught up, it has nothing to say about that request.
+    Equal beginnings of a tenant's texts are read once.
+    """
+
+    def __init__(self, decoder: Decoder, vocab_size: int, size: DraftingSize, weight_bytes: int = 0) -> None:
+        """`vocab_size` is the target's: no other id is drawn, and q is over exactly these.
+
+        A guess that is thrown away because of what was drawn would bias *token* and *block*.
+        `weight_bytes` is the memory of weights that the decoder does not share with the target.
+        """
+        self._weight_bytes = weight_bytes
+        self._size = size
+        self._cache = PagedCache(-(-size.kv_tokens // PAGE_SIZE), prefix_caching=True)
+        self._buffers = BatchBuffers()
+        self._known: dict[int, tuple[int, KvSequence]] = {}  # request -> (epoch, its KV here)
+        self._runner = ModelRunner.allocate(
+            decoder, self._cache.pool.num_pages, PAGE_SIZE, vocab_size=vocab_size
+        )
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """A chain, or a tree of `tree_width`, for every ask; none where its own KV cache is full."""
+        growing = {index: GrowingTree(ask) for index, ask in enumerate(asks) if self._reserve(ask)}
+        trees = list(growing.values())
+        try:
+            if trees:
+                self._write(trees)
+        finally:
+            for tree in trees:
+                self._cache.rollback(self._kv(tree.request))
+        return [growing[index].draft() if index in growing else Draft() for index in range(len(asks))]
+
+    def forget(self, request: DraftRequest) -> None:
+        """Give back the KV of a request that has ended."""
+        known = self._known.pop(request.request_id, None)
+        if known is not None:
+            self._cache.close(known[1])
+
+    def memory_bytes(self) -> int:
+        """What drafting adds: weights of its own, and the KV cache when it is full."""
+        kv = self._cache.pool.num_pages * PAGE_SIZE * self._runner.store.bytes_per_row
+        return self._weight_bytes + kv
+
+    def check_integrity(self) -> None:
+        """Raise `AssertionError` if its KV bookkeeping contradicts itself."""
+        self._cache.check_integrity()
+
+    def _reserve(self, ask: Ask) -> bool:
+        """Room for what the request has and for the guesses; what no longer belongs to it is dropped."""
+        request = ask.request
+        epoch, kv = self._known.get(request.request_id, (request.epoch, None))
+        if kv is not None and epoch != request.epoch:
+            self.forget(request)
+            kv = None
+        if kv is None:
+            kv = self._cache.open(request.tenant, request.tokens)
+            self._known[request.request_id] = (request.epoch, kv)
+        self._cache.rewind(kv, len(request.tokens) - 1)  # the newest token's logits are always needed
+        if ask.max_nodes < 1 or ask.max_depth < 1:
+            return False
+        try:
+            self._cache.reserve(kv, len(request.tokens) - kv.computed + ask.max_nodes)
+        except OutOfPages:
+            return False
+        return True
+
+    def _kv(self, request: DraftRequest) -> KvSequence:
+        return self._known[request.request_id][1]
+
+    def _write(self, trees: Sequence[GrowingTree]) -> None:
+        self._catch_up(trees)
+        trees = [tree for tree in trees if self._kv(tree.request).computed == len(tree.request.tokens) - 1]
+        if not trees:
+            return
+        logits = self._run([SequenceRows(self._kv(t.request), t.request.tokens, 1, Draft()) for t in trees])
+        for tree in trees:
+            self._cache.advance(self._kv(tree.request), 1)
+        while trees:
+            if self._size.tree_width == 1:
+                grow_chains(trees, logits)
+            else:
+                grow_trees(trees, logits, self._size.tree_width)
+            trees = [tree for tree in trees if not tree.is_done]
+            if trees:
+                logits = self._run([self._newest_level(tree) for tree in trees])
+
+    def _catch_up(self, trees: Sequence[GrowingTree]) -> None:
+        """Compute committed tokens up to the newest, of many requests in one pass."""
+        if missed := self._missed(trees):
+            self._run(missed)
+            for rows in missed:
+                self._cache.advance(rows.kv, rows.run)
+                self._publish(rows.kv, rows.tokens)
+
+    def _publish(self, kv: KvSequence, tokens: Sequence[int]) -> None:
+        """Let other requests start with the full pages; the newest token's row is computed again and stays out."""
+        if kv.computed // PAGE_SIZE > kv.published:
+            self._cache.publish(kv, tokens[:-1])
+
+    def _missed(self, trees: Sequence[GrowingTree]) -> list[SequenceRows]:
+        """What each has to read, those with little first: a long text must not keep the others from guessing."""
+        behind = [len(tree.request.tokens) - 1 - self._kv(tree.request).computed for tree in trees]
+        runs = fair_shares(behind, self._size.rows_per_pass)
+        return [
+            SequenceRows(self._kv(tree.request), tree.request.tokens, run, Draft(), run_logits=0)
+            for tree, run in zip(trees, runs, strict=True)
+            if run > 0
+        ]
+
+    def _newest_level(self, tree: GrowingTree) -> SequenceRows:
+        return SequenceRows(self._kv(tree.request), tree.request.tokens, 0, tree.draft(), tree.frontier[0])
+
+    def _run(self, rows: Sequence[SequenceRows]) -> Tensor:
+        return self._runner.forward(self._buffers.lay_out(self._cache, rows, ())).logits

@@ -1,0 +1,34 @@
+"""The target with some of its layers left out writes ahead."""
+
+from dataclasses import dataclass
+
+from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
+from foreword.drafters.resources import DrafterResources
+from foreword.errors import RequestError
+
+
+@dataclass(frozen=True)
+class LayerSkipConfig:
+    """Which layers the draft keeps. The target's own pass rewrites every row, so any choice is exact."""
+
+    layers: tuple[int, ...] | None = None  # the layers that run, ascending; None: see exit_layer
+    exit_layer: int = 0  # keep the first layers up to this many; 0: half of them
+    tree_width: int = 1  # nodes on every level of the draft; 1 is a chain
+
+    def kept(self, num_layers: int) -> tuple[int, ...]:
+        """The layers that run, checked against the model."""
+        if self.layers is None:
+            return tuple(range(self.exit_layer or max(1, num_layers // 2)))
+        return tuple(self.layers)
+
+
+def build_layer_skip(config: LayerSkipConfig, resources: DrafterResources) -> AutoregressiveDrafter:
+    """A drafter that shares the target's weights and adds only a KV cache."""
+    num_layers = resources.target.config.num_layers
+    kept = config.kept(num_layers)
+    if not kept or list(kept) != sorted(set(kept)) or not 0 <= kept[0] <= kept[-1] < num_layers:
+        raise RequestError(
+            f"speculation: layers must be ascending and within 0 .. {num_layers - 1}, not {list(kept)}"
+        )
+    decoder = resources.target.with_layers(kept)
+    return AutoregressiveDrafter(decoder, resources.vocab_size, DraftingSize(config.tree_width))

@@ -1,0 +1,1 @@
+"""What sets a family of models apart, one file each. Formats and backends test no family's name."""

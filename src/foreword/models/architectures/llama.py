@@ -1,0 +1,13 @@
+"""Llama, SmolLM and all that use their class."""
+
+from foreword.models.architectures.architecture import LLAMA_TENSORS, Architecture, GgufNames, Switch
+
+LLAMA = Architecture(
+    name="llama",
+    hf_class="LlamaForCausalLM",
+    gguf=GgufNames("llama", interleaved=True, layer_tensors=LLAMA_TENSORS),
+    attention_bias=Switch(key="attention_bias"),
+    output_bias=Switch(key="attention_bias"),
+    mlp_bias=Switch(key="mlp_bias"),
+    kv_heads_may_be_missing=True,
+)

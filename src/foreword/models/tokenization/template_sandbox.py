@@ -1,0 +1,170 @@
+"""A jinja2 environment for programs that nobody trusts: what one rendering may do is bounded.
+
+Work is counted in lines of Python, which does not depend on the machine; texts are bounded wherever a template can
+make them grow, before they are made.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from types import FrameType
+from typing import Any
+
+import jinja2
+from jinja2 import nodes, pass_eval_context
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.filters import do_replace, sync_do_join
+from jinja2.nodes import EvalContext
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MAX_LINES = 2_000_000
+"""Lines of Python that one rendering may run: a second or so. A conversation of 1,000 messages takes some 20,000."""
+
+MAX_CHARACTERS = 1 << 26
+"""Characters of any text that a template makes."""
+
+_GROWING_METHODS = ("center", "expandtabs", "format", "ljust", "replace", "rjust", "zfill")
+_SIZED = (str, list, tuple)
+_WIDE_FIELD = re.compile(r"[%{][^%{}a-zA-Z]*\\d{7}")  # a width or a precision of millions
+
+
+class TemplateTooLarge(jinja2.TemplateError):
+    """A rendering went beyond its bounds."""
+
+
+def render_bounded(template: jinja2.Template, values: Mapping[str, Any]) -> str:
+    """The template's text, or `TemplateTooLarge`."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
+        nonlocal lines
+        lines += 1
+        if lines > MAX_LINES:
+            raise TemplateTooLarge("it does not come to an end")
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return template.render(values)
+    finally:
+        sys.settrace(before)
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """Cannot reach or change Python objects, nor make texts without bound."""
+
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, LoopControlExtension]
+        )
+        self.code_generator_class = _BoundedGenerator
+        self.concat = bounded_concat  # type: ignore[method-assign]
+        for name in ("center", "format", "indent"):
+            self.filters[name] = _bounded(self.filters[name])
+        self.filters |= {"join": _join, "replace": _replace}
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
+        """An operator whose result may be large."""
+        if operator == "+":
+            _check(_size(left) + _size(right) if isinstance(left, _SIZED) else 0)
+        elif operator == "%":
+            _check_growth(left, (right,) if isinstance(left, str) else ())
+        elif operator == "**" or isinstance(left, _SIZED) or isinstance(right, _SIZED):
+            _check((len(str(left)) if operator == "**" else _size(left)) * _size(right))
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        """A function or method that a template calls."""
+        owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+        if isinstance(owner, str) and name == "join":
+            return _joined(owner, *args)
+        if isinstance(owner, str) and name in _GROWING_METHODS:
+            _check_growth(owner, (*args, *kwargs.values()))
+        return super().call(context, obj, *args, **kwargs)
+
+
+class _BoundedGenerator(CodeGenerator):
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - jinja2 names it so
+        """`a ~ b`, which is no operator that a sandbox can intercept."""
+        self.write("environment.concat(map(str, (")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write(")))")
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}` marks what an assistant said; for rendering it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def bounded_concat(parts: Iterable[str]) -> str:
+    """The parts as one text; every text that a template writes comes through here."""
+    kept: list[str] = []
+    length = 0
+    for part in parts:
+        length += len(part)
+        _check(length)
+        kept.append(part)
+    return "".join(kept)
+
+
+def _size(value: object) -> int:
+    """How long a value is, or how long a number can make a text."""
+    if isinstance(value, int):
+        return abs(value)
+    return len(value) if isinstance(value, _SIZED) else 1
+
+
+def _check_growth(value: object, arguments: Iterable[object]) -> None:
+    """No method or filter here gives a longer text than this, whatever its arguments mean."""
+    if isinstance(value, str) and _WIDE_FIELD.search(value):
+        raise TemplateTooLarge("a field of a format is too wide")
+    _check((_size(value) + 1) * max([1, *map(_size, arguments)]))
+
+
+def _check(length: int) -> None:
+    if length > MAX_CHARACTERS:
+        raise TemplateTooLarge(f"it makes a text of more than {MAX_CHARACTERS} characters")
+
+
+def _bounded(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter whose result is checked before it is made."""
+
+    @wraps(plain)
+    def checked(value: object, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        _check_growth(value, (*args, *kwargs.values()))
+        return plain(value, *args, **kwargs)
+
+    return checked
+
+
+@pass_eval_context
+def _replace(context: EvalContext, text: object, old: str, new: str, count: int | None = None) -> str:
+    _check_growth(text, (new,))
+    return do_replace(context, str(text), old, new, count)
+
+
+@pass_eval_context
+def _join(
+    context: EvalContext, values: Iterable[Any], d: str = "", attribute: str | int | None = None
+) -> str:
+    if attribute is not None:
+        return str(sync_do_join(context, values, d, attribute))
+    return _joined(str(d), values)
+
+
+def _joined(separator: str, values: Iterable[Any]) -> str:
+    return bounded_concat(part for value in values for part in (separator, str(value)))[len(separator) :]

@@ -1,0 +1,1 @@
+"""Answers while they grow."""

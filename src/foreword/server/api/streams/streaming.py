@@ -1,0 +1,137 @@
+"""Server-sent events, and what to do when the client leaves."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import ExitStack, aclosing
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from foreword.server.api.streams.pacing import EvenCadence, PaceMemory, Padder
+from foreword.server.errors import ApiError
+
+log = logging.getLogger("foreword.server")
+
+Result = TypeVar("Result")
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(value: object) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+class Part(NamedTuple):
+    """What a stream has to send because of one delivery of the engine."""
+
+    units: list[bytes]  # whole events; where pacing is even, those of one token each
+    is_end: bool = False  # nothing comes after it
+
+
+async def at_once(parts: AsyncGenerator[Part, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(parts):
+        async for part in parts:
+            yield b"".join(part.units)
+
+
+async def evenly(parts: AsyncGenerator[Part, None], memory: PaceMemory) -> AsyncGenerator[bytes, None]:
+    """The first part at once, then a block of always the same size with every tick of an even cadence."""
+    clock, cadence, padder = asyncio.get_running_loop().time, EvenCadence(memory), Padder()
+    async with aclosing(parts):
+        first = await anext(parts)
+        cadence.arrived(clock(), len(first.units))
+        yield padder.padded(b"".join(first.units))
+        waiting: deque[bytes] = deque()
+        news = asyncio.Event()
+        collecting = asyncio.ensure_future(_collect(parts, waiting, cadence, news))
+        try:
+            while waiting or not collecting.done():
+                if cadence.due is None:
+                    await news.wait()
+                if cadence.due is not None:
+                    await asyncio.sleep(max(cadence.due - clock(), 0))
+                count = cadence.take(clock(), len(waiting))
+                events = b"".join(waiting.popleft() for _ in range(count))
+                yield padder.padded(events, is_last=cadence.has_ended and not waiting)
+            collecting.result()
+        finally:
+            await _end(collecting)
+
+
+async def _collect(
+    parts: AsyncGenerator[Part, None], waiting: "deque[bytes]", cadence: EvenCadence, news: asyncio.Event
+) -> None:
+    clock = asyncio.get_running_loop().time
+    try:
+        async for part in parts:
+            waiting.extend(part.units)
+            if not part.is_end:
+                cadence.arrived(clock(), len(part.units))
+            news.set()
+    finally:
+        cadence.ended(clock(), len(waiting))
+        news.set()
+
+
+async def unless_client_leaves(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The work's result; the work is cancelled if the client disconnects first."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnection(request.receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ApiError(499, "the client has left")
+    finally:
+        await _end(leaving)
+        await _end(working)
+
+
+async def _disconnection(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _end(task: "asyncio.Future[Any]") -> None:
+    """Cancel a task and wait until it has cleaned up; its failure is not of interest any more."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+class EventStream(Response):
+    """Sends events as they come; gives up, and closes their source, when the client leaves."""
+
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None], places: ExitStack) -> None:
+        super().__init__(
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}, media_type="text/event-stream"
+        )
+        del self.headers["content-length"]
+        self._first = first
+        self._rest = rest
+        self._places = places  # given back when the stream has ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send everything, or as much as the client stays for."""
+        sending = asyncio.ensure_future(self._send_all(send))
+        leaving = asyncio.ensure_future(_disconnection(receive))
+        try:
+            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done() and (error := sending.exception()) is not None and not leaving.done():
+                log.error("a stream failed", exc_info=error)
+        finally:
+            await _end(leaving)
+            await _end(sending)
+            await self._rest.aclose()
+            self._places.close()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self._first, "more_body": True})
+        async for part in self._rest:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

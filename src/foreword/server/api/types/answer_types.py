@@ -1,0 +1,206 @@
+"""The server's answers: OpenAI's shapes with our additions. Fields that are UNSET are left out."""
+
+from dataclasses import asdict
+from typing import Any
+
+from msgspec import UNSET, Struct, UnsetType
+
+from foreword.engine.answers.costs import Costs
+from foreword.engine.messages import RequestStats
+
+
+class CachedTokens(Struct, frozen=True):
+    """Detail of the prompt's count."""
+
+    cached_tokens: int  # found in the prefix cache
+
+
+class PredictedTokens(Struct, frozen=True):
+    """Detail of the answer's count: of the prediction's tokens, those that are in it and those that aren't."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class Usage(Struct, frozen=True, omit_defaults=True):
+    """How many tokens were read and written."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens | UnsetType = UNSET
+    completion_tokens_details: PredictedTokens | UnsetType = UNSET  # if there was a prediction
+
+
+class Speculation(Struct, frozen=True):
+    """How guessing went."""
+
+    method: str  # who drafted; empty: nobody
+    passes: int  # target passes, those over the prompt included
+    drafts: int  # passes that judged guesses
+    drafted: int  # guesses that were judged
+    accepted: int  # guesses that were committed
+    acceptance_rate: float  # accepted / drafted
+    acceptance_per_position: list[float]  # the same by distance from the text, nearest first
+    tau: float  # tokens per target pass
+
+
+class Extras(Struct, frozen=True, omit_defaults=True):
+    """What our answers carry beyond OpenAI's."""
+
+    timings: dict[str, Any] | UnsetType = UNSET  # llama.cpp's names
+    speculation: Speculation | UnsetType = UNSET
+
+
+class CompletionLogprobs(Struct):
+    """Of one choice, in the form of the older route."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class TopLogprob(Struct, frozen=True):
+    """One of the likely tokens at a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatTokenLogprob(Struct, frozen=True):
+    """One token of a chat answer."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    """Of one choice, in the form of the chat route."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
+PromptLogprobs = list[dict[str, dict[str, Any]] | None]
+"""As vLLM has it: per prompt token (None for the first) token id -> logprob, rank and text."""
+
+
+class CompletionChoice(Struct):
+    """An answer, or what it has gained."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    seed: int | UnsetType = UNSET  # the one in use, given or fresh
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Completion(Struct):
+    """A whole answer or one chunk of a stream."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    object: str = "text_completion"
+    system_fingerprint: str | None = None
+    usage: Usage | UnsetType | None = UNSET
+    timings: dict[str, Any] | UnsetType = UNSET
+    speculation: Speculation | UnsetType = UNSET
+
+
+class ChatMessage(Struct):
+    """What the assistant says."""
+
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class ChatDelta(Struct, omit_defaults=True):
+    """What the assistant's message has gained."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChoice(Struct):
+    """A whole answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    seed: int | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct):
+    """What an answer has gained."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    seed: int | UnsetType = UNSET
+
+
+class ChatCompletion(Struct):
+    """A whole answer, or one chunk of a stream under another `object`."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice] | list[ChatChunkChoice]
+    object: str = "chat.completion"
+    system_fingerprint: str | None = None
+    usage: Usage | UnsetType | None = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    timings: dict[str, Any] | UnsetType = UNSET
+    speculation: Speculation | UnsetType = UNSET
+
+
+def usage_of(stats: RequestStats) -> Usage:
+    """Token counts of a request."""
+    total = stats.prompt_tokens + stats.output_tokens
+    cached = CachedTokens(stats.cached_tokens)
+    predicted = PredictedTokens(stats.accepted_prediction_tokens, stats.rejected_prediction_tokens)
+    given = predicted.accepted_prediction_tokens + predicted.rejected_prediction_tokens
+    return Usage(stats.prompt_tokens, stats.output_tokens, total, cached, predicted if given else UNSET)
+
+
+def speculation_of(stats: RequestStats) -> Speculation:
+    per_position = [
+        _ratio(accepted, drafted)
+        for accepted, drafted in zip(stats.accepted_per_position, stats.drafted_per_position, strict=False)
+    ]
+    return Speculation(
+        method=stats.method,
+        passes=stats.passes,
+        drafts=stats.drafts,
+        drafted=stats.drafted,
+        accepted=stats.accepted,
+        acceptance_rate=_ratio(stats.accepted, stats.drafted),
+        acceptance_per_position=per_position,
+        tau=_ratio(stats.output_tokens, stats.passes),
+    )
+
+
+def extras_of(costs: Costs, show_speculation: bool) -> Extras:
+    """Timings, and how guessing went; where that is hidden, the counts among the timings that tell it are too."""
+    timings = asdict(costs.timings())
+    if show_speculation:
+        return Extras(timings, speculation_of(costs.total()))
+    hidden = {"passes", "draft_n", "draft_n_accepted"}
+    return Extras({name: value for name, value in timings.items() if name not in hidden})
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0

@@ -1,0 +1,237 @@
+"""The bodies of OpenAI's routes, with vLLM's additions and ours."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator
+
+from foreword.server.api.types.sampling_types import (
+    SamplingFields,
+    SpeculationOverride,
+    StrictBody,
+    TokenId,
+    TokenIds,
+)
+
+NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "audio": (),
+    "modalities": (["text"],),
+    "reasoning_effort": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "verbosity": (),
+    "web_search_options": (),
+    "echo": (False,),
+    "suffix": ("",),
+    "best_of": (1,),
+}
+"""OpenAI's fields that this server does not implement, with the values that ask for nothing (null always does)."""
+
+
+def _refuse_unless_neutral(name: str) -> BeforeValidator:
+    def check(value: object) -> object:
+        # True == 1 in Python, but not in JSON.
+        if value is None or any(type(value) is type(v) and value == v for v in NEUTRAL_VALUES[name]):
+            return None
+        raise ValueError("is not supported by this server; leave it out")
+
+    return BeforeValidator(check)
+
+
+def _unsupported(name: str) -> Any:  # noqa: ANN401 - a type for pydantic
+    values: list[object] = [None, *NEUTRAL_VALUES[name]]
+    return Annotated[None, _refuse_unless_neutral(name), WithJsonSchema({"enum": values})]
+
+
+class RawText(StrictBody):
+    """How a text becomes tokens where it does not go through a chat template; vLLM's and llama.cpp's names."""
+
+    add_special_tokens: bool = True  # put those around it that the model was trained with
+    parse_special: bool = True  # names of control tokens in it become those tokens
+
+
+class StreamOptions(StrictBody):
+    """What a stream tells besides text."""
+
+    include_usage: bool | None = None  # one more chunk at the end, with the number of tokens
+    continuous_usage_stats: bool | None = None  # vLLM's: with include_usage, every chunk says it up to there
+    include_obfuscation: bool | None = None  # accepted for OpenAI's clients; nothing is padded
+
+
+class OpenAIFields(SamplingFields):
+    """Fields of both routes."""
+
+    model: str | None = Field(None, max_length=512)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, max_length=4096)  # accepted, not used
+    response_format: _unsupported("response_format") = None  # type: ignore[valid-type]
+
+
+def _checked_prompt(value: object) -> object:
+    """Look at the whole list once; pydantic's unions would try every form for every entry."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a text, a list of texts, a list of token ids or a list of those")
+    if _are_tokens(value) or all(type(entry) is str for entry in value):
+        return value
+    if all(isinstance(entry, list) and entry and _are_tokens(entry) for entry in value):
+        return value
+    raise ValueError("must be a text, a list of texts, a list of token ids or a list of those")
+
+
+def _are_tokens(values: list[object]) -> bool:
+    return all(type(entry) is int and 0 <= entry < 2**31 for entry in values)
+
+
+_PROMPT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+        {
+            "type": "array",
+            "items": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+            "minItems": 1,
+        },
+    ]
+}
+
+
+class CompletionRequest(OpenAIFields, RawText):
+    """`POST /v1/completions`."""
+
+    prompt: Annotated[Any, BeforeValidator(_checked_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
+    max_tokens: int | None = Field(None, ge=1)
+    logprobs: int | None = Field(None, ge=0)
+    echo: _unsupported("echo") = None  # type: ignore[valid-type]
+    suffix: _unsupported("suffix") = None  # type: ignore[valid-type]
+    best_of: _unsupported("best_of") = None  # type: ignore[valid-type]
+
+    def prompts(self) -> list[str | list[int]]:
+        """One entry per prompt: text or token ids."""
+        if isinstance(self.prompt, str) or type(self.prompt[0]) is int:
+            return [self.prompt]
+        return list(self.prompt)
+
+
+class TextPart(StrictBody):
+    """A piece of a message. Only text: this server fetches no URL and sees no image."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _text_parts(value: object) -> object:
+    """Say what is wrong with a content before pydantic tries it as everything that it could be."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("must be a text or a list of text parts")
+    for place, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            named = f"of type {kind[:32]!r}" if isinstance(kind, str) else "no object with a type"
+            raise ValueError(
+                f"part {place} is {named}; this server takes text only, no images, audio or files"
+            )
+    return value
+
+
+def joined(content: str | list[TextPart]) -> str:
+    """The text of a content, whichever form it has."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class Message(StrictBody):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str | Annotated[list[TextPart], Field(fail_fast=True)], BeforeValidator(_text_parts)]
+    name: str | None = Field(None, max_length=256)  # accepted, not shown to the model
+    refusal: None = None  # what OpenAI's client puts into an answer that is sent back
+    annotations: Annotated[list[None], Field(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: None = None
+
+    def as_template_sees_it(self) -> dict[str, str]:
+        """Role and text. What OpenAI now calls a developer is a system to every chat template."""
+        text = joined(self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class PredictedContent(StrictBody):
+    """The answer that the user expects, in OpenAI's form."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+
+
+class ChatRequest(OpenAIFields):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    prediction: PredictedContent | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0)
+    add_generation_prompt: bool | None = None
+    metadata: dict[str, str] | None = None  # accepted, not used
+    safety_identifier: str | None = Field(None, max_length=4096)  # accepted, not used
+    prompt_cache_key: str | None = Field(None, max_length=4096)  # accepted; the API key decides
+    tools: _unsupported("tools") = None  # type: ignore[valid-type]
+    tool_choice: _unsupported("tool_choice") = None  # type: ignore[valid-type]
+    parallel_tool_calls: _unsupported("parallel_tool_calls") = None  # type: ignore[valid-type]
+    functions: _unsupported("functions") = None  # type: ignore[valid-type]
+    function_call: _unsupported("function_call") = None  # type: ignore[valid-type]
+    audio: _unsupported("audio") = None  # type: ignore[valid-type]
+    modalities: _unsupported("modalities") = None  # type: ignore[valid-type]
+    reasoning_effort: _unsupported("reasoning_effort") = None  # type: ignore[valid-type]
+    service_tier: _unsupported("service_tier") = None  # type: ignore[valid-type]
+    store: _unsupported("store") = None  # type: ignore[valid-type]
+    verbosity: _unsupported("verbosity") = None  # type: ignore[valid-type]
+    web_search_options: _unsupported("web_search_options") = None  # type: ignore[valid-type]
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _has_logprobs(cls, value: int | None, info: Any) -> int | None:  # noqa: ANN401 - pydantic's
+        if value is not None and not info.data.get("logprobs"):
+            raise ValueError("needs logprobs to be true")
+        return value
+
+
+class GenerateRequest(SamplingFields, RawText):
+    """`POST /generate`: our own route, in the library's words."""
+
+    prompt: str | Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
+    max_tokens: int | None = Field(None, ge=1)
+    logprobs: int | None = Field(None, ge=0)
+    prediction: str | Annotated[list[TokenId], Field(fail_fast=True)] | None = None  # the expected answer
+    raw: bool = False  # continue the text as it is; otherwise it is a user's message
+    stream: bool = False
+    speculative: SpeculationOverride = None  # another name for `speculation`
+
+
+class TokenizeRequest(RawText):
+    """`POST /tokenize`: a text or a conversation."""
+
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)] | None = None
+    add_generation_prompt: bool = True
+    model: str | None = Field(None, max_length=512)
+
+
+class DetokenizeRequest(StrictBody):
+    """`POST /detokenize`."""
+
+    tokens: TokenIds
+    skip_special_tokens: bool = False
+    model: str | None = Field(None, max_length=512)

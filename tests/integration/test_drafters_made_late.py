@@ -1,0 +1,107 @@
+"""Requests whose drafter has to be made first: nobody else waits for it."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from foreword.drafters.config import SpeculationConfig
+from foreword.engine.config import EngineConfig
+from foreword.engine.core import EngineCore, EngineParts
+from foreword.engine.engine import Engine
+from foreword.engine.messages import NewRequest
+from foreword.engine.vocabulary import Vocabulary
+from foreword.errors import RequestError
+from foreword.proofs.drawing_drafter import DrawingDrafter
+from foreword.proofs.tiny_model import tiny_decoder
+from foreword.speculation.drafting import Drafter
+from helpers.async_engines import VOCAB, deltas_of, long, run
+
+WANTED = {"method": "ngram", "num_speculative_tokens": 3}
+
+
+class Workbench:
+    """An engine whose drafters are made when the test says so."""
+
+    def __init__(self) -> None:
+        self.may_build = threading.Event()
+        self.failure: Exception | None = None
+        self.built = 0
+        config = EngineConfig(kv_cache_memory_bytes=1 << 20)
+        parts = EngineParts(config, build_drafter=self._build)
+        self.core = EngineCore(tiny_decoder(VOCAB, 3), Vocabulary(VOCAB), parts)
+        self.engine = Engine(self.core)
+
+    def _build(self, config: SpeculationConfig) -> Drafter:
+        assert self.may_build.wait(60)
+        if self.failure is not None:
+            raise self.failure
+        self.built += 1
+        return DrawingDrafter(VOCAB, 4)
+
+
+@pytest.fixture
+def bench() -> Iterator[Workbench]:
+    made = Workbench()
+    yield made
+    made.may_build.set()
+    made.engine.close()
+
+
+def speculating(name: str) -> NewRequest:
+    return NewRequest(name, (3, 4, 5), long(), speculation=WANTED)
+
+
+def tokens(deltas) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+def test_others_are_answered_while_a_drafter_is_being_made(bench: Workbench):
+    async def main() -> None:
+        waiting = bench.engine.submit(speculating("waiting"))  # returns at once
+        plain = await deltas_of(bench.engine.submit(NewRequest("plain", (3, 4, 5), long())))
+        assert bench.built == 0
+        bench.may_build.set()
+        assert tokens(await deltas_of(waiting)) == tokens(plain)
+        assert bench.built == 1
+        assert tokens(await deltas_of(bench.engine.submit(speculating("again")))) == tokens(plain)
+        assert bench.built == 1
+
+    run(main)
+
+
+def test_what_is_wrong_with_a_drafter_is_heard_on_the_stream(bench: Workbench):
+    async def main() -> None:
+        bench.failure = RequestError("no such model")
+        bench.may_build.set()
+        with pytest.raises(RequestError, match="no such model"):
+            await deltas_of(bench.engine.submit(speculating("refused")))
+        bench.failure = None
+        assert tokens(await deltas_of(bench.engine.submit(speculating("refused"))))  # the name is free again
+
+    run(main)
+
+
+def test_a_request_that_is_left_while_its_drafter_is_made_never_runs(bench: Workbench):
+    async def main() -> None:
+        stream = bench.engine.submit(speculating("left"))
+        await stream.aclose()
+        bench.may_build.set()
+        while not bench.built or not bench.engine._listeners.idle.is_set():
+            await asyncio.sleep(0.01)
+        await deltas_of(bench.engine.submit(NewRequest("plain", (3, 4, 5), long())))
+        assert bench.core.steps <= 41  # of the second request alone
+        assert await bench.engine.drain(timeout=60)
+
+    run(main)
+
+
+def test_an_engine_that_is_closed_meanwhile_ends_the_stream(bench: Workbench):
+    async def main() -> None:
+        stream = bench.engine.submit(speculating("orphan"))
+        await asyncio.to_thread(bench.engine.close)
+        with pytest.raises(Exception, match="closed"):
+            await deltas_of(stream)
+
+    run(main)
