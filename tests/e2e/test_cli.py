@@ -92,6 +92,13 @@ def test_help_completion_and_paths_as_people_expect_them(tmp_path: Path):
     assert {line.count("\t") for line in listed.stdout.splitlines()} == {4}
 
 
+def test_bench_quality_brings_a_text_of_its_own(tiny_model: Path):
+    options = ["--model", str(tiny_model), "--tokens", "64", "--forms", "q8_0", "--json"]
+    run = foreword("bench", "quality", *options)
+    assert run.returncode == 0, run.stderr
+    assert [row["tokens"] for row in json.loads(run.stdout.splitlines()[-1])["rows"]] == [64]
+
+
 def test_doctor_says_whether_guessing_is_on_and_why():
     found = json.loads(foreword("doctor", "--json").stdout.splitlines()[-1])
     assert (found["speculation"] == "suffix") == (found["backend"] == "cpu")
@@ -162,6 +169,7 @@ def test_help_and_version_answer_without_loading_torch():
         (["generate", "hi", "--file", "x"], ["give one"]),
         (["generate", "hi", "--file", "no/such/file"], ["give one"]),
         (["generate", "--file", "no/such/file"], ["no/such/file", "No such file"]),
+        (["generate", "--file", os.devnull], ["empty"]),
         (["generate", "hi", "--raw", "--system", "x"], ["--system"]),
         (["generate", "hi", "--speculation", "on"], ["auto, off or"]),
         (["serve", "--speculation", "off", "--speculative-config", "{}"], ["give one"]),

@@ -13,6 +13,10 @@ def test_pruned_copies_answer_and_draft(tmp_path: Path):
     run = foreword("prune", str(directory), str(tmp_path / "small"), "--layers", "0-1,4")
     assert run.returncode == 0, run.stderr
     assert "3 layers (0, 1, 4)" in run.stdout
+    assert "made" not in run.stdout
+    deep = tmp_path / "new" / "deep"
+    run = foreword("prune", str(file), str(deep / "small.gguf"), "--keep", "2")
+    assert run.stdout.splitlines()[0] == f"made {tmp_path / 'new'}, {deep}"
     run = foreword("prune", str(file), str(tmp_path / "small.gguf"), "--keep", "3", "--json")
     assert run.returncode == 0, run.stderr
     said = json.loads(run.stdout)

@@ -47,7 +47,17 @@ def test_measured_steps_stand_beside_the_closed_form(tiny_model: Path, tmp_path:
     assert_one_line_error(foreword(*options, "--k", "1..4"), "4 guesses need 5", "bench step")
 
 
+def test_a_drafter_elsewhere_and_trees():
+    options = ["--alpha", "0.8", "--k", "4", "--network-cost", "0.5", "--tree-width", "2"]
+    run = foreword("theory", *options, "--json")
+    (row,) = last_object(run)["closed_form"]["rows"]
+    assert row["cost"] == pytest.approx(4 * 0.05 + 0.5 + 1)
+    assert row["nodes"] == 8
+    assert "a round trip 0.5" in run.stdout
+
+
 def test_bad_numbers_are_one_line():
+    assert_one_line_error(foreword("theory", "--network-cost", "-1"), "--network-cost")
     assert_one_line_error(foreword("theory", "--alpha", "1.5"), "--alpha")
     assert_one_line_error(foreword("theory", "--draft-cost", "-1"), "--draft-cost")
     assert_one_line_error(foreword("theory", "--k", "x"), "--k")

@@ -8,6 +8,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.bench.drafters.decode import decode
 from foreword.bench.drafters.measure import PLAIN, BenchSettings, DrafterBench
 from foreword.bench.drafters.methods import parse_methods
+from foreword.bench.drafters.overhead import measure_overhead
 from foreword.bench.drafters.prompts import BenchPrompt
 from foreword.engine.llm import LLM
 
@@ -74,3 +75,12 @@ def test_drafters_learn_from_the_run_only_when_told_to(llm: LLM):
     assert first == second
     first, second = accepted(history=True)
     assert second < first
+
+
+def test_overhead_tells_how_far_it_is(llm: LLM):
+    told: list[tuple[str, int, int]] = []
+    measure_overhead(llm, parse_methods("ngram"), [20, 40], 2, lambda *step: told.append(step))
+    stages = [stage for stage, _, _ in told]
+    assert [f"drafting behind {context} tokens" in stages for context in (20, 40)] == [True, True]
+    assert all(done < total for _, done, total in told)
+    assert len(told) >= 8

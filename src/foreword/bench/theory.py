@@ -44,10 +44,20 @@ FLAT = StepCurve()
 
 
 @dataclass(frozen=True)
+class Drafting:
+    """How drafts are made: a chain on the target's machine unless told otherwise."""
+
+    level_cost: float  # time of one level, in plain passes
+    network_cost: float = 0.0  # time of one round trip to the drafter, in plain passes; once for every draft
+    width: int = 1  # alternatives at every level; what follows is guessed behind the likeliest alone
+
+
+@dataclass(frozen=True)
 class Prediction:
-    """What drafts of k guesses should bring."""
+    """What drafts of k levels should bring."""
 
     k: int
+    nodes: int  # guesses of such a draft
     tokens_per_pass: float
     cost: float  # of a pass and its draft, in plain passes
     speedup: float  # tokens per pass over cost
@@ -56,29 +66,32 @@ class Prediction:
     )  # least acceptance at which the speed-up is 1; None: not even if all are accepted
 
 
-def expected_tokens(alpha: float, k: int) -> float:
-    """Tokens of a pass with k guesses, each accepted with probability alpha if those before it were.
+def expected_tokens(alpha: float, k: int, width: int = 1) -> float:
+    """Tokens of a pass with k levels of guesses, each right with probability alpha if those before it were.
 
-    (1 - alpha**(k + 1)) / (1 - alpha), summed term by term so that alpha = 1 needs no case of its own.
+    The likeliest guess of level i is reached with probability alpha**(i - 1); then one of `width` is right with
+    probability 1 - (1 - alpha)**width. For chains that is (1 - alpha**(k + 1)) / (1 - alpha), summed term by term so
+    that alpha = 1 needs no case of its own.
     """
-    return math.fsum(alpha**level for level in range(k + 1))
+    hit = alpha if width == 1 else 1 - (1 - alpha) ** width
+    return 1 + hit * math.fsum(alpha**level for level in range(k))
 
 
-def pass_cost(k: int, draft_cost: float, curve: StepCurve = FLAT) -> float:
-    """Time of drafting k tokens and verifying them, in plain passes."""
-    return k * draft_cost + curve.ratio(k + 1)
+def pass_cost(k: int, drafting: Drafting, curve: StepCurve = FLAT) -> float:
+    """Time of drafting k levels and verifying them, in plain passes."""
+    return k * drafting.level_cost + drafting.network_cost + curve.ratio(k * drafting.width + 1)
 
 
-def break_even(k: int, cost: float) -> float | None:
+def break_even(k: int, cost: float, width: int = 1) -> float | None:
     """The least acceptance whose expected tokens pay for the cost of a pass; None if no acceptance does."""
-    if cost <= expected_tokens(0.0, k):
+    if cost <= expected_tokens(0.0, k, width):
         return 0.0
-    if cost > expected_tokens(1.0, k):
+    if cost > expected_tokens(1.0, k, width):
         return None
     too_low, enough = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (too_low + enough) / 2
-        if expected_tokens(middle, k) >= cost:
+        if expected_tokens(middle, k, width) >= cost:
             enough = middle
         else:
             too_low = middle
@@ -86,21 +99,25 @@ def break_even(k: int, cost: float) -> float | None:
 
 
 def predict(
-    alpha: float, draft_cost: float, depths: Sequence[int], curve: StepCurve = FLAT
+    alpha: float, drafting: Drafting, depths: Sequence[int], curve: StepCurve = FLAT
 ) -> list[Prediction]:
-    """One prediction for each number of guesses."""
+    """One prediction for each number of levels."""
     if not 0 <= alpha <= 1:
         raise RequestError(f"--alpha must be in 0 .. 1, not {alpha}")
-    if not 0 <= draft_cost < math.inf:
-        raise RequestError(f"--draft-cost must be 0 or more, in target passes, not {draft_cost}")
+    for option, cost in (("--draft-cost", drafting.level_cost), ("--network-cost", drafting.network_cost)):
+        if not 0 <= cost < math.inf:
+            raise RequestError(f"{option} must be 0 or more, in target passes, not {cost}")
+    if drafting.width < 1:
+        raise RequestError(f"--tree-width must be at least 1, not {drafting.width}")
     if not depths or min(depths) < 1:
         raise RequestError("--k needs numbers of guesses, each at least 1")
-    return [_predict_one(alpha, draft_cost, k, curve) for k in depths]
+    return [_predict_one(alpha, drafting, k, curve) for k in depths]
 
 
-def _predict_one(alpha: float, draft_cost: float, k: int, curve: StepCurve) -> Prediction:
-    tokens, cost = expected_tokens(alpha, k), pass_cost(k, draft_cost, curve)
-    return Prediction(k, tokens, cost, tokens / cost, break_even(k, cost))
+def _predict_one(alpha: float, drafting: Drafting, k: int, curve: StepCurve) -> Prediction:
+    width = drafting.width
+    tokens, cost = expected_tokens(alpha, k, width), pass_cost(k, drafting, curve)
+    return Prediction(k, k * width, tokens, cost, tokens / cost, break_even(k, cost, width))
 
 
 def best(predictions: Sequence[Prediction]) -> Prediction:

@@ -147,7 +147,10 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         raise RequestError(
             'what is the question? foreword generate "Why is the sky blue?", --file, or a pipe'
         )
-    return read_text(file or Path("-")).removesuffix("\n")
+    read = read_text(file or Path("-")).removesuffix("\n")
+    if not read:
+        raise RequestError(f"{file or 'standard input'} is empty; what is the question?")
+    return read
 
 
 def footer(output: "RequestOutput", taken: "Mapping[str, float]") -> list[str]:

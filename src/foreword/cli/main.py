@@ -1,6 +1,7 @@
 """The `foreword` command."""
 
 import sys
+from typing import Any, NoReturn
 
 import typer
 
@@ -10,6 +11,9 @@ from foreword.cli.bench import main as bench
 from foreword.cli.chat import main as chat
 from foreword.cli.console import stderr, stdout
 from foreword.errors import ForewordError
+
+# Typer brings a click of its own, whose errors it does not name.
+_UsageError: Any = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -48,8 +52,18 @@ def _root(
 def main() -> None:
     """Run the command line; an error that the user can mend is one line and exit code 2."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or 0)
+    except _UsageError as error:
+        if error.ctx is not None and type(error).__name__ == "NoArgsIsHelpError":
+            sys.exit(2)  # the help is on the screen
+        where = "" if error.ctx is None else f"; see {error.ctx.command_path} --help"
+        _end(f"{error.format_message().rstrip('.')}{where}", 2)
     except ForewordError as error:
-        message = " ".join(str(error).split())
-        stderr.print(f"foreword: {message}", markup=False, soft_wrap=True)
-        sys.exit(2)
+        _end(str(error), 2)
+    except typer.Abort:
+        _end("stopped", 1)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    stderr.print(f"foreword: {' '.join(message.split())}", markup=False, soft_wrap=True)
+    sys.exit(code)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from foreword.acceptance.defaults import GENERATION_CONFIGS
+from foreword.drafters.names import method_names
 from foreword.errors import RequestError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "q4", "q8_0")
@@ -57,15 +58,24 @@ def speculation_wish(speculation: str | None, speculative_config: str | None) ->
     if speculation is not None and speculative_config is not None:
         raise RequestError("--speculation and --speculative-config exclude each other; give one")
     if speculative_config is not None:
-        json_object("--speculative-config", speculative_config)
+        _check_speculation("--speculative-config", speculative_config)
         return speculative_config
     if speculation is not None and speculation not in ("auto", "off"):
         if not speculation.lstrip().startswith("{"):
             raise RequestError(
                 f'--speculation is auto, off or an object such as {{"method": "ngram"}}, not {speculation!r}'
             )
-        json_object("--speculation", speculation)
+        _check_speculation("--speculation", speculation)
     return speculation or "auto"
+
+
+def _check_speculation(option: str, text: str) -> None:
+    """Refuse what is no object or names no drafter; the rest is checked where the drafters are."""
+    method = json_object(option, text).get("method")
+    known = method_names()
+    for name in method if isinstance(method, list) else [method]:
+        if isinstance(name, str) and name not in known:
+            raise RequestError(f"{option}: there is no method {name!r}; there are {', '.join(known)}")
 
 
 def json_object(option: str, text: str) -> dict[str, Any]:

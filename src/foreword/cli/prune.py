@@ -35,11 +35,14 @@ def prune(
     wanted = parse_layers(layers) if layers is not None else keep or 0
     with stage_bar() as on_stage:
         path = resolve_model(model, on_progress=on_stage)
+    missing = [str(parent) for parent in reversed(out.parents) if not parent.exists()]
     with progress_bar(f"writing {out}") as on_progress:
         kept = write_pruned(path, out, wanted, on_progress)
     size = sum(file.stat().st_size for file in (out.iterdir() if out.is_dir() else [out]))
     if as_json:
-        print_json({"model": model, "out": str(out), "layers": kept, "bytes": size})
+        print_json({"model": model, "out": str(out), "layers": kept, "bytes": size, "directories": missing})
         return
+    if missing:
+        stdout.print(f"made {', '.join(missing)}", markup=False, soft_wrap=True)
     numbers = ", ".join(map(str, kept))
     stdout.print(f"{out}: {len(kept)} layers ({numbers}), {size / 1e6:.0f} MB", soft_wrap=True)

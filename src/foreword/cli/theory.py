@@ -23,10 +23,19 @@ CLOSED_FORM, MEASURED = "closed form", "measured steps"
 
 def theory(
     alpha: Annotated[float, typer.Option(help="Probability that a guess is accepted, 0 to 1.")] = 0.8,
-    draft_cost: Annotated[float, typer.Option(help="Time of one guess, in plain target passes.")] = 0.05,
+    draft_cost: Annotated[
+        float, typer.Option(help="Time of one guess, or of one level of a tree, in plain target passes.")
+    ] = 0.05,
     k: Annotated[
-        str, typer.Option(help="Guesses per pass: 1..15, or numbers separated by commas.")
+        str, typer.Option(help="Guesses per pass, one behind the other: 1..15, or numbers with commas.")
     ] = "1..15",
+    network_cost: Annotated[
+        float,
+        typer.Option(help="Time of a round trip to a drafter elsewhere, in plain passes; once per draft."),
+    ] = 0.0,
+    tree_width: Annotated[
+        int, typer.Option(help="Alternatives at every level; all are verified, one is guessed on from.")
+    ] = 1,
     step_costs: Annotated[
         Path | None, typer.Option(help="Output of `foreword bench step --json`: also use these pass times.")
     ] = None,
@@ -38,7 +47,7 @@ def theory(
     Assumes that every guess is accepted with the same probability, whatever happened before (docs/theory.md).
     """
     from foreword.bench.drafters.plot import require_matplotlib
-    from foreword.bench.theory import FLAT, predict, read_step_costs
+    from foreword.bench.theory import FLAT, Drafting, predict, read_step_costs
 
     if plot is not None:
         require_matplotlib()
@@ -46,8 +55,13 @@ def theory(
     curves = {CLOSED_FORM: FLAT}
     if step_costs is not None:
         curves[MEASURED] = read_step_costs(step_costs)
-    found = {name: predict(alpha, draft_cost, depths, curve) for name, curve in curves.items()}
+    drafting = Drafting(draft_cost, network_cost, tree_width)
+    found = {name: predict(alpha, drafting, depths, curve) for name, curve in curves.items()}
     title = f"acceptance {alpha:g}, one guess costs {draft_cost:g} passes"
+    if tree_width > 1:
+        title = f"acceptance {alpha:g}, one level of {tree_width} guesses costs {draft_cost:g} passes"
+    if network_cost:
+        title += f", a round trip {network_cost:g}"
     stdout.print(title)
     stdout.print(_table(found))
     for name, predictions in found.items():
@@ -57,7 +71,8 @@ def theory(
         stdout.print(f"plot: {plot}", markup=False, soft_wrap=True)
     if as_json:
         results = {name.replace(" ", "_"): _summary(predictions) for name, predictions in found.items()}
-        print_json({"alpha": alpha, "draft_cost": draft_cost, **results})
+        given = {"draft_cost": draft_cost, "network_cost": network_cost, "tree_width": tree_width}
+        print_json({"alpha": alpha, **given, **results})
 
 
 def parse_depths(text: str) -> list[int]:

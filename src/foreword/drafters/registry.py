@@ -7,12 +7,10 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
+from foreword.drafters.names import ENTRY_POINTS
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
 from foreword.speculation.drafting import Drafter
-
-ENTRY_POINTS = "foreword.drafters"
-"""Group of entry points under which another package offers a `DrafterKind`; the entry's name is the method."""
 
 
 @dataclass(frozen=True)

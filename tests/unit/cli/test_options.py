@@ -8,11 +8,14 @@ import pytest
 from foreword.backends import choice
 from foreword.cli import options
 from foreword.cli.options import check_device, json_object, one_of, speculation_wish
+from foreword.drafters.names import method_names
+from foreword.drafters.registry import drafter_kinds
 from foreword.errors import RequestError
 from foreword.server import settings
 
 
 def test_the_names_are_those_that_the_engine_knows():
+    assert method_names() == list(drafter_kinds())
     assert set(options.DTYPES) == {"auto", *choice.DTYPES, *choice.CPU_DTYPES}
     assert options.BACKENDS == choice.BACKENDS
     assert settings.ServerSettings("m").stream_pacing in settings.STREAM_PACINGS
@@ -72,6 +75,11 @@ except SystemExit as end:
         ["generate", "hi", "--backend", "x"],
         ["generate", "hi", "--speculation", "on"],
         ["generate", "hi", "--speculative-config", "ngram"],
+        ["generate", "hi", "--speculation", '{"method": "magic"}'],
+        ["generate", "hi", "--speculative-config", '{"method": ["ngram", "magic"]}'],
+        ["generate", "hi", "--temperature", "hot"],
+        ["generate", "hi", "--no-such-option"],
+        ["nonsense"],
         ["generate", "hi", "--generation-config", "vllm"],
         ["chat", "--max-tokens", "0"],
         ["chat", "--dtype", "int3"],

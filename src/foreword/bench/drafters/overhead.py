@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, islice
 from statistics import median
 
@@ -13,8 +14,8 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
-from foreword.engine.request import Request
 from foreword.errors import RequestError
+from foreword.progress import Progress
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, Drafter, DraftRequest
 from foreword.speculation.measured.situation import Situation
@@ -94,29 +95,36 @@ def measure_overhead(
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     text = _text(llm, max(contexts))
     found = []
-    for place, context in enumerate(contexts):
-        on_progress(f"context {context}", place, len(contexts))
+    for context in contexts:
         (request,) = engine.add(NewRequest("overhead", tuple(text[:context]), params))
-        steps = _take_turns(engine, policy, request, list(turns), repeats)
+        policy.turn = None
+        while not request.output_ids:
+            on_progress(f"reading {context} tokens", request.kv.computed, context)
+            engine.step()
+        steps = _take_turns(
+            engine,
+            policy,
+            list(turns),
+            repeats,
+            partial(on_progress, f"drafting behind {context} tokens"),
+        )
+        engine.abort(request.name)
         found += [_overhead(label, context, steps) for label in configs]
     return found
 
 
 def _take_turns(
-    engine: EngineCore, policy: TurnPolicy, request: Request, turns: Sequence[str], repeats: int
+    engine: EngineCore, policy: TurnPolicy, turns: Sequence[str], repeats: int, on_progress: Progress
 ) -> dict[str, list[StageSeconds]]:
     """Where the time of every turn's steps went; each one's first is apart from `repeats` others."""
-    policy.turn = None
-    while not request.output_ids:
-        engine.step()
     steps: dict[str, list[StageSeconds]] = {turn: [] for turn in turns}
-    for _ in range(repeats + 1):
+    for done in range(repeats + 1):
+        on_progress(done, repeats + 1)
         for turn in turns:
             policy.turn = turn
             before = engine.seconds
             engine.step()
             steps[turn].append(engine.seconds - before)
-    engine.abort(request.name)
     return steps
 
 

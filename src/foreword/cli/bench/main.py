@@ -145,7 +145,10 @@ def _beside(own: float, theirs: list[float]) -> list[str]:
 
 @app.command("quality")
 def quality(
-    text: Annotated[Path, typer.Option(help="Natural text, or .jsonl with texts in it.")],
+    text: Annotated[
+        Path | None,
+        typer.Option(help="Natural text, or .jsonl with texts in it. Default: the shipped prompts."),
+    ] = None,
     model: ModelOption = DEFAULT_MODEL,
     tokens: Annotated[int, typer.Option(help="Tokens of the text to read.")] = 10_240,
     forms: Annotated[
@@ -154,6 +157,7 @@ def quality(
     as_json: JsonOption = False,
 ) -> None:
     """How far the numbers of the CPU kernels are from float32: mean KL and agreement on the likeliest token."""
+    from foreword.bench.drafters.prompts import own_prompts
     from foreword.bench.quality import measure_quality, read_text
     from foreword.engine.loader import load_model
 
@@ -161,7 +165,8 @@ def quality(
     with stage_bar() as on_stage:
         on_stage("loading float32", 0, 0)
         reference = load_model(model, dtype="float32", device="cpu", backend="torch")
-        ids = reference.tokenizer.encode(read_text(text))[:tokens]
+        read = "\n\n".join(one.text for one in own_prompts()) if text is None else read_text(text)
+        ids = reference.tokenizer.encode(read)[:tokens]
         if not ids:
             raise RequestError(f"{text} has no text in it")
         loaders = {name: partial(_native_decoder, model, name) for name in names}
