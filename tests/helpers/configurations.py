@@ -28,7 +28,7 @@ FORMS: tuple[dict[str, Any], ...] = (
 
 
 @dataclass(frozen=True)
-class Wish:
+class Wanted:
     """A request before anyone decides how to run it."""
 
     name: str
@@ -86,7 +86,7 @@ class Answer:
 
 
 class Runner:
-    """Runs wishes on one loaded model in any configuration; drafters are made once."""
+    """Runs settings on one loaded model in any configuration; drafters are made once."""
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
@@ -98,10 +98,10 @@ class Runner:
         """A prompt as tokens."""
         return self._model.tokenizer.encode(text)
 
-    def answers(self, wishes: Sequence[Wish], how: Configuration) -> dict[tuple[str, int], Answer]:
+    def answers(self, settings: Sequence[Wanted], how: Configuration) -> dict[tuple[str, int], Answer]:
         """All answers, by request and index."""
         core, rng = self._core(how), random.Random(how.seed)
-        coming = rng.sample(wishes, len(wishes))
+        coming = rng.sample(settings, len(settings))
         told: dict[tuple[str, int], Answer] = {}
         while coming or core.has_requests:
             if coming and (not core.has_requests or rng.random() >= how.arrives_late):
@@ -139,13 +139,13 @@ class Runner:
             self._drafters[key] = self._model.build_drafter(config)
         return self._drafters[key]
 
-    def _request(self, wish: Wish, how: Configuration, rng: random.Random) -> NewRequest:
+    def _request(self, setting: Wanted, how: Configuration, rng: random.Random) -> NewRequest:
         form = rng.choice((*how.forms, False)) if how.forms else False
         speculation = (
             {**form, "num_speculative_tokens": how.max_depth, "draft_timeout": 60.0} if form else False
         )
-        params = replace(wish.params, n=min(wish.params.n, how.most_answers))
-        return NewRequest(wish.name, wish.prompt, params, speculation=speculation)
+        params = replace(setting.params, n=min(setting.params.n, how.most_answers))
+        return NewRequest(setting.name, setting.prompt, params, speculation=speculation)
 
 
 def _maybe_preempt(core: EngineCore, how: Configuration, rng: random.Random) -> None:
@@ -154,7 +154,9 @@ def _maybe_preempt(core: EngineCore, how: Configuration, rng: random.Random) -> 
         core.scheduler.preempt(rng.choice(running))
 
 
-def draw_wishes(count: int, encode: Callable[[str], Sequence[int]], max_tokens: int, seed: int) -> list[Wish]:
+def draw_requests(
+    count: int, encode: Callable[[str], Sequence[int]], max_tokens: int, seed: int
+) -> list[Wanted]:
     """Requests with mixed parameters, several of them about the same things."""
     rng = random.Random(seed)
     shapes: list[dict[str, Any]] = [
@@ -167,7 +169,7 @@ def draw_wishes(count: int, encode: Callable[[str], Sequence[int]], max_tokens: 
         {"temperature": 0.7, "bad_words": ("the",), "min_tokens": 5},
         {"temperature": 0.9, "logprobs": 2},
     ]
-    wishes = []
+    settings = []
     for index in range(count):
         prompt = rng.choice(TOPICS)
         if rng.random() < 0.3:
@@ -179,8 +181,8 @@ def draw_wishes(count: int, encode: Callable[[str], Sequence[int]], max_tokens: 
             n=rng.choice((1, 1, 1, 2, 3)),
             ignore_eos=rng.random() < 0.5,
         )
-        wishes.append(Wish(f"wish-{index}", tuple(encode(prompt)), params))
-    return wishes
+        settings.append(Wanted(f"setting-{index}", tuple(encode(prompt)), params))
+    return settings
 
 
 INSTRUCTIONS = (

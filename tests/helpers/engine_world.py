@@ -142,7 +142,7 @@ class Told:
 
 
 class World:
-    """An engine, its users' wishes, and what they were promised."""
+    """An engine, its users' settings, and what they were promised."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)

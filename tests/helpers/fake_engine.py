@@ -102,8 +102,8 @@ class FakeAnswer:
             return DraftShown((), (), (), len(fresh))
         accepted = fresh[:-1]
         wrong = [FIRST_VISIBLE + k for k in range(2 - len(accepted))]
-        wish = self.request.speculation
-        branches = isinstance(wish, Mapping) and wish.get("num_speculative_tokens", 0) >= 8
+        setting = self.request.speculation
+        branches = isinstance(setting, Mapping) and setting.get("num_speculative_tokens", 0) >= 8
         siblings = (WRONG, WRONG, WRONG) if branches else ()
         parents = (-1, 0, -1, 2, 0)[: 2 + len(siblings)]
         return DraftShown((*accepted, *wrong, *siblings), parents, tuple(range(len(accepted))), len(fresh))

@@ -19,9 +19,9 @@ def test_every_pass_over_a_chunk_gives_each_running_answer_a_token(tiny_model):
         "ngram": {"method": "ngram", "num_speculative_tokens": 4},
         "suffix": {"method": "suffix", "num_speculative_tokens": 8},
     }
-    for name, wish in others.items():
+    for name, setting in others.items():
         params = SamplingParams(max_tokens=100, ignore_eos=True, temperature=0)
-        core.add(NewRequest(name, (5, 6, 7, 5, 6, 7), params, speculation=wish))
+        core.add(NewRequest(name, (5, 6, 7, 5, 6, 7), params, speculation=setting))
     core.step()
     core.add(NewRequest("long", tuple(5 + i % 300 for i in range(LONG)), SamplingParams(max_tokens=1)))
     passes = 0

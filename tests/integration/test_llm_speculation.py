@@ -23,8 +23,8 @@ def plain(llm: LLM) -> list[list[int]]:
 
 
 def test_prompts_of_one_batch_speculate_as_each_asks(llm: LLM, plain: list[list[int]]):
-    wishes = [None, False, {"method": "suffix"}, {"num_speculative_tokens": 2}]
-    outputs = llm.generate(PROMPTS, PARAMS, speculation=wishes)
+    settings = [None, False, {"method": "suffix"}, {"num_speculative_tokens": 2}]
+    outputs = llm.generate(PROMPTS, PARAMS, speculation=settings)
     assert [output.outputs[0].token_ids for output in outputs] == plain
     stats = [output.outputs[0].stats for output in outputs]
     assert [s.method for s in stats if s] == ["ngram", "", "suffix", "ngram"]
@@ -36,15 +36,15 @@ def test_prompts_of_one_batch_speculate_as_each_asks(llm: LLM, plain: list[list[
     assert 0 < len(stats[3].drafted_per_position) <= 2
 
 
-def test_one_wish_is_for_all_prompts(llm: LLM, plain: list[list[int]]):
-    for wish, method in ((True, "ngram"), ({"method": "suffix"}, "suffix"), (False, "")):
-        outputs = llm.generate(PROMPTS, PARAMS, speculation=wish)
+def test_one_setting_is_for_all_prompts(llm: LLM, plain: list[list[int]]):
+    for setting, method in ((True, "ngram"), ({"method": "suffix"}, "suffix"), (False, "")):
+        outputs = llm.generate(PROMPTS, PARAMS, speculation=setting)
         assert [output.outputs[0].token_ids for output in outputs] == plain
         assert {output.outputs[0].stats.method for output in outputs if output.outputs[0].stats} == {method}
 
 
 @pytest.mark.parametrize(
-    ("wish", "message"),
+    ("setting", "message"),
     [
         ({"method": "oracle"}, "oracle"),
         ({"method": "ngram", "no_such_key": 1}, "no_such_key"),
@@ -54,14 +54,14 @@ def test_one_wish_is_for_all_prompts(llm: LLM, plain: list[list[int]]):
         ([False], "4 prompts"),
     ],
 )
-def test_a_bad_wish_is_refused_in_one_line_and_nothing_runs(llm: LLM, wish: object, message: str):
+def test_a_bad_setting_is_refused_in_one_line_and_nothing_runs(llm: LLM, setting: object, message: str):
     with pytest.raises(RequestError, match=message) as refusal:
-        llm.generate(PROMPTS, PARAMS, speculation=wish)  # type: ignore[arg-type]
+        llm.generate(PROMPTS, PARAMS, speculation=setting)  # type: ignore[arg-type]
     assert "\n" not in str(refusal.value)
     assert not llm.engine.has_requests
 
 
-def test_a_bad_wish_in_the_middle_leaves_nothing_behind(llm: LLM, plain: list[list[int]]):
+def test_a_bad_setting_in_the_middle_leaves_nothing_behind(llm: LLM, plain: list[list[int]]):
     with pytest.raises(RequestError, match="oracle"):
         llm.generate(PROMPTS, PARAMS, speculation=[None, None, {"method": "oracle"}, None])
     assert not llm.engine.has_requests

@@ -6,7 +6,7 @@ import pytest
 
 from foreword.engine.loader import load_model
 from foreword.kernels.native import native_status
-from helpers.configurations import FORMS, Configuration, Runner, Wish, draw_wishes
+from helpers.configurations import FORMS, Configuration, Runner, Wanted, draw_requests
 
 pytestmark = pytest.mark.model
 
@@ -22,16 +22,16 @@ def runner(default_model: Path) -> Runner:
     return Runner(model)
 
 
-def wishes(runner: Runner, count: int, max_tokens: int) -> list[Wish]:
-    return draw_wishes(count, runner.encode, max_tokens, seed=count)
+def settings(runner: Runner, count: int, max_tokens: int) -> list[Wanted]:
+    return draw_requests(count, runner.encode, max_tokens, seed=count)
 
 
-def check(runner: Runner, asked: list[Wish], configurations: list[Configuration]) -> None:
+def check(runner: Runner, asked: list[Wanted], configurations: list[Configuration]) -> None:
     expected = runner.answers(asked, ALONE)
-    assert len(expected) == sum(wish.params.n for wish in asked)
+    assert len(expected) == sum(setting.params.n for setting in asked)
     for how in configurations:
         found = runner.answers(asked, how)
-        assert {wish.name for wish in asked} == {name for name, _ in found}
+        assert {setting.name for setting in asked} == {name for name, _ in found}
         wrong = {key: (answer, expected[key]) for key, answer in found.items() if answer != expected[key]}
         assert not wrong, f"{how} changes {len(wrong)} of {len(found)} answers: {wrong}"
     assert runner.accepted > 0
@@ -42,7 +42,7 @@ def test_a_few_requests_in_every_way(runner: Runner):
     everything = Configuration(
         1, max_running=6, max_rows=33, forms=FORMS, max_depth=5, prefix_caching=True, preempt_share=0.05
     )
-    check(runner, wishes(runner, 12, 12), [everything, *(Configuration.draw(seed) for seed in range(5))])
+    check(runner, settings(runner, 12, 12), [everything, *(Configuration.draw(seed) for seed in range(5))])
 
 
 @pytest.mark.slow
@@ -51,4 +51,4 @@ def test_a_few_requests_in_every_way(runner: Runner):
 def test_200_requests_of_32_tokens_in_8_ways_each(runner: Runner, first: int):
     """Every 25 of them are run in 8 ways of their own."""
     ways = [Configuration.draw(1000 + 8 * first + way) for way in range(8)]
-    check(runner, wishes(runner, 200, 32)[first : first + 25], ways)
+    check(runner, settings(runner, 200, 32)[first : first + 25], ways)

@@ -24,7 +24,7 @@ from foreword.cli.options import (
     SpeculativeConfigOption,
     SystemOption,
     read_text,
-    speculation_wish,
+    speculation_choice,
 )
 from foreword.errors import RequestError
 
@@ -86,7 +86,7 @@ def generate(
     """
     from foreword.acceptance.params import SamplingParams
 
-    wish = speculation_wish(speculation, speculative_config)
+    setting = speculation_choice(speculation, speculative_config)
     given = {
         "temperature": temperature,
         "top_p": top_p,
@@ -103,7 +103,7 @@ def generate(
         raise RequestError("--raw continues a text as it is; a --system message needs the chat template")
     question = read_prompt(prompt, file)
     expected = None if prediction is None else read_text(prediction)
-    llm = load_llm(model, dtype, device, backend, wish, generation_config)
+    llm = load_llm(model, dtype, device, backend, setting, generation_config)
     from foreword.cli.chat.text import visible
 
     params = llm.loaded.sampling.params(**given)

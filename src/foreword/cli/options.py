@@ -53,7 +53,7 @@ def check_device(device: str) -> str:
     return device
 
 
-def speculation_wish(speculation: str | None, speculative_config: str | None) -> str:
+def speculation_choice(speculation: str | None, speculative_config: str | None) -> str:
     """What the two options mean together, as `LLM` takes it."""
     if speculation is not None and speculative_config is not None:
         raise RequestError("--speculation and --speculative-config exclude each other; give one")

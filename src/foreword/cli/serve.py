@@ -22,7 +22,7 @@ from foreword.cli.options import (
     SpeculationOption,
     SpeculativeConfigOption,
     one_of,
-    speculation_wish,
+    speculation_choice,
 )
 from foreword.cli.serve_options import api_keys, listed, memory_size, origins
 from foreword.errors import RequestError
@@ -116,7 +116,7 @@ def serve(
     # What can be refused is refused here, and the port taken, before torch is imported.
     keys, address = api_keys(api_key), Address(host, port)
     address.check(bool(keys), insecure)
-    wish = speculation_wish(speculation, speculative_config)
+    setting = speculation_choice(speculation, speculative_config)
     settings = ServerSettings(
         model_name=served_model_name or _short_name(model),
         api_keys=keys,
@@ -149,13 +149,13 @@ def serve(
     }
     with listening:
         _need_server_extra()
-        settings = replace(settings, speculation=_drafting(wish, dtype, device, backend, acceptance_rule))
+        settings = replace(settings, speculation=_drafting(setting, dtype, device, backend, acceptance_rule))
         watch = (engine_factory, hang_seconds)
         _run(model, settings, listening, start, watch, generation_config)
 
 
 def _drafting(
-    wish: str, dtype: str, device: str, backend: str, acceptance_rule: str
+    setting: str, dtype: str, device: str, backend: str, acceptance_rule: str
 ) -> "SpeculationConfig | None":
     """Who drafts by default; decided here, since requests are checked against it in this process."""
     from foreword.backends.choice import choose_backend, pick_device
@@ -163,7 +163,7 @@ def _drafting(
     from foreword.engine.default_speculation import choose_speculation
 
     choice = choose_backend(backend, dtype, pick_device(device))
-    return choose_speculation(wish, is_shape_invariant(choice), acceptance_rule).config
+    return choose_speculation(setting, is_shape_invariant(choice), acceptance_rule).config
 
 
 def _run(

@@ -87,7 +87,7 @@ class EngineCore:
 
     @property
     def speculating(self) -> bool:
-        """The switch for everyone: off, all requests decode plainly; on, as they wished."""
+        """The switch for everyone: off, all requests decode plainly; on, as they asked."""
         return self.situation.speculating
 
     @speculating.setter

@@ -8,7 +8,7 @@ from foreword.acceptance.rules.rule import Rule
 from foreword.drafters.config import SpeculationConfig
 from foreword.errors import RequestError
 
-SpeculationWish = str | Mapping[str, Any] | None
+SpeculationOption = str | Mapping[str, Any] | None
 """`"auto"`, `"off"` or None, or a configuration as an object or as JSON."""
 
 DEFAULT_SPECULATION: Mapping[str, Any] = {
@@ -28,16 +28,16 @@ class SpeculationChoice:
 
 
 def choose_speculation(
-    wish: SpeculationWish, is_shape_invariant: bool, acceptance_rule: str = "coupled"
+    setting: SpeculationOption, is_shape_invariant: bool, acceptance_rule: str = "coupled"
 ) -> SpeculationChoice:
-    """What a wish means on this backend.
+    """What a setting means on this backend.
 
     `auto` guesses only where a draft cannot change a text by changing the size of a pass.
     """
-    given = check_wish(wish)
+    given = check_choice(setting)
     if given is not None:
         return SpeculationChoice(given, "asked for")
-    if wish != "auto":
+    if setting != "auto":
         return SpeculationChoice(None, "switched off")
     if not is_shape_invariant:
         return SpeculationChoice(
@@ -51,10 +51,10 @@ def choose_speculation(
     )
 
 
-def check_wish(wish: SpeculationWish) -> SpeculationConfig | None:
-    """The configuration that a wish names; None for `auto` and `off`. Needs nothing to be loaded."""
-    if wish is None or wish in ("auto", "off"):
+def check_choice(setting: SpeculationOption) -> SpeculationConfig | None:
+    """The configuration that a setting names; None for `auto` and `off`. Needs nothing to be loaded."""
+    if setting is None or setting in ("auto", "off"):
         return None
-    if isinstance(wish, str) and not wish.lstrip().startswith("{"):
-        raise RequestError(f"speculation must be auto, off or a JSON object, not {wish!r}")
-    return SpeculationConfig.parse(wish)
+    if isinstance(setting, str) and not setting.lstrip().startswith("{"):
+        raise RequestError(f"speculation must be auto, off or a JSON object, not {setting!r}")
+    return SpeculationConfig.parse(setting)

@@ -19,7 +19,7 @@ from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.answers.stream import AnswerStream
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
-from foreword.engine.default_speculation import SpeculationWish, check_wish
+from foreword.engine.default_speculation import SpeculationOption, check_choice
 from foreword.engine.listeners import Listeners
 from foreword.engine.llm import make_core
 from foreword.engine.loader import load_model
@@ -82,13 +82,13 @@ class Engine:
         dtype: str = "auto",
         device: str = "auto",
         backend: str = "auto",
-        speculation: SpeculationWish = "auto",
+        speculation: SpeculationOption = "auto",
         generation_config: str = "auto",
         config: EngineConfig | None = None,
         progress: Progress | None = None,
     ) -> "Engine":
         """Load a model and start an engine for it; the arguments are those of `LLM`."""
-        check_wish(speculation)
+        check_choice(speculation)
         loaded = load_model(
             model,
             dtype=dtype,

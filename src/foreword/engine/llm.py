@@ -12,7 +12,7 @@ from foreword.engine.answers.collector import OutputCollector
 from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
-from foreword.engine.default_speculation import SpeculationWish, check_wish, choose_speculation
+from foreword.engine.default_speculation import SpeculationOption, check_choice, choose_speculation
 from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.messages import NewRequest
 from foreword.engine.prompts import Prediction, Prompt, encode_prediction, encode_prompt
@@ -45,7 +45,7 @@ class LLM:
         dtype: str = "auto",
         device: str = "auto",
         backend: str = "auto",
-        speculation: SpeculationWish = "auto",
+        speculation: SpeculationOption = "auto",
         generation_config: str = "auto",
         config: EngineConfig | None = None,
         progress: Progress | None = None,
@@ -57,7 +57,7 @@ class LLM:
         It never changes the text. `generation_config` is "auto" for the sampling parameters that the model's makers
         recommend, where a call gives none, or "none".
         """
-        check_wish(speculation)
+        check_choice(speculation)
         self.loaded = load_model(
             model,
             dtype=dtype,
@@ -76,7 +76,7 @@ class LLM:
         """What is used where a call gives none: the model's own, see `generation_config`."""
         return self.loaded.sampling.params()
 
-    def speculate(self, speculation: SpeculationWish) -> None:
+    def speculate(self, speculation: SpeculationOption) -> None:
         """Change who guesses ahead, or turn it off with None or "off", without loading the model again."""
         self.engine.drafters.set_default(_chosen(speculation, self.loaded, self._config))
 
@@ -183,7 +183,7 @@ class _How:
 
 
 def make_core(
-    loaded: LoadedModel, config: EngineConfig | None, speculation: SpeculationWish = None
+    loaded: LoadedModel, config: EngineConfig | None, speculation: SpeculationOption = None
 ) -> EngineCore:
     """An engine for a loaded model."""
     config = config or EngineConfig()
@@ -193,7 +193,7 @@ def make_core(
 
 
 def _chosen(
-    speculation: SpeculationWish, loaded: LoadedModel, config: EngineConfig
+    speculation: SpeculationOption, loaded: LoadedModel, config: EngineConfig
 ) -> SpeculationConfig | None:
     return choose_speculation(speculation, loaded.decoder.is_shape_invariant, config.acceptance_rule).config
 

@@ -71,7 +71,7 @@ def _sensible(entry: PassEntry, plan: DraftPlan | None) -> DraftPlan | None:
 
 
 def fair_shares(wanted: Sequence[int], total: int) -> list[int]:
-    """As much of what each wants as the total allows, the small wishes first and the rest evenly."""
+    """As much of what each wants as the total allows, the small settings first and the rest evenly."""
     shares, left = [0] * len(wanted), max(total, 0)
     by_size = sorted(range(len(wanted)), key=wanted.__getitem__)
     for place, index in enumerate(by_size):

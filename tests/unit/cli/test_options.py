@@ -7,7 +7,7 @@ import pytest
 
 from foreword.backends import choice
 from foreword.cli import options
-from foreword.cli.options import check_device, json_object, one_of, speculation_wish
+from foreword.cli.options import check_device, json_object, one_of, speculation_choice
 from foreword.drafters.names import method_names
 from foreword.drafters.registry import drafter_kinds
 from foreword.errors import RequestError
@@ -22,15 +22,15 @@ def test_the_names_are_those_that_the_engine_knows():
 
 
 def test_the_two_options_mean_one_thing():
-    assert speculation_wish(None, None) == "auto"
-    assert speculation_wish("off", None) == "off"
-    assert speculation_wish(None, '{"method": "ngram"}') == '{"method": "ngram"}'
+    assert speculation_choice(None, None) == "auto"
+    assert speculation_choice("off", None) == "off"
+    assert speculation_choice(None, '{"method": "ngram"}') == '{"method": "ngram"}'
     with pytest.raises(RequestError, match="give one"):
-        speculation_wish("off", '{"method": "ngram"}')
-    assert speculation_wish('{"method": "ngram"}', None) == '{"method": "ngram"}'
+        speculation_choice("off", '{"method": "ngram"}')
+    assert speculation_choice('{"method": "ngram"}', None) == '{"method": "ngram"}'
     for bad in ("ngram", "{", ""):
         with pytest.raises(RequestError, match="--speculation is"):
-            speculation_wish(bad, None)
+            speculation_choice(bad, None)
 
 
 def test_names():

@@ -25,19 +25,19 @@ def test_auto_gives_way_to_a_rule_that_takes_no_trees(rule: str):
     assert rule in refused.reason
 
 
-@pytest.mark.parametrize("wish", [None, "off"])
-def test_off_is_off(wish: str | None):
-    assert choose_speculation(wish, is_shape_invariant=True).config is None
+@pytest.mark.parametrize("setting", [None, "off"])
+def test_off_is_off(setting: str | None):
+    assert choose_speculation(setting, is_shape_invariant=True).config is None
 
 
-@pytest.mark.parametrize("wish", ['{"method": "ngram"}', {"method": "ngram"}])
-def test_what_is_asked_for_by_name_is_used_anywhere(wish: object):
-    chosen = choose_speculation(wish, is_shape_invariant=False).config  # type: ignore[arg-type]
+@pytest.mark.parametrize("setting", ['{"method": "ngram"}', {"method": "ngram"}])
+def test_what_is_asked_for_by_name_is_used_anywhere(setting: object):
+    chosen = choose_speculation(setting, is_shape_invariant=False).config  # type: ignore[arg-type]
     assert chosen is not None
     assert chosen.method == ("ngram",)
 
 
-@pytest.mark.parametrize("wish", ["on", "ngram", "", "{", {"method": "magic"}])
-def test_nonsense_is_refused(wish: object):
+@pytest.mark.parametrize("setting", ["on", "ngram", "", "{", {"method": "magic"}])
+def test_nonsense_is_refused(setting: object):
     with pytest.raises(RequestError):
-        choose_speculation(wish, is_shape_invariant=True)  # type: ignore[arg-type]
+        choose_speculation(setting, is_shape_invariant=True)  # type: ignore[arg-type]

@@ -55,14 +55,16 @@ class DrafterBench:
         self._llm = llm
         self._settings = settings
         self._name = secrets.token_hex(4)  # nothing that an earlier bench on this model has taught counts
-        self._wishes: dict[str, SpeculationSetting] = {PLAIN: False} | {m.label: m.config for m in methods}
+        self._speculation: dict[str, SpeculationSetting] = {PLAIN: False} | {
+            m.label: m.config for m in methods
+        }
 
     def measure(
         self, prompts: Sequence[BenchPrompt], known: Sequence[Record], on_progress: OnProgress
     ) -> Iterator[Record]:
         """One record for every drafter and prompt that is not known yet, as each prompt is finished."""
         have = {(record.drafter, record.prompt) for record in known}
-        drafters = [label for label in self._wishes if label != PLAIN]
+        drafters = [label for label in self._speculation if label != PLAIN]
         warm = False
         for done, prompt in enumerate(prompts):
             missing = [label for label in drafters if (label, prompt.key) not in have]
@@ -89,15 +91,15 @@ class DrafterBench:
     def _run(self, label: str, prompt: BenchPrompt, repeat: int) -> Run:
         ids = self._llm.encode(prompt.text)
         tenant = f"{self._name}: {self._settings.tenant(prompt, repeat)}"
-        wish = self._wishes[label]
-        return decode(self._llm.engine, ids, self._settings.sampling(), tenant=tenant, speculation=wish)
+        setting = self._speculation[label]
+        return decode(self._llm.engine, ids, self._settings.sampling(), tenant=tenant, speculation=setting)
 
     def _warm_up(self, prompt: BenchPrompt) -> None:
         """A few tokens with every method, so that none pays for what happens only once."""
         params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-        for wish in self._wishes.values():
+        for setting in self._speculation.values():
             ids = self._llm.encode(prompt.text)
-            decode(self._llm.engine, ids, params, tenant=f"{self._name}: warm-up", speculation=wish)
+            decode(self._llm.engine, ids, params, tenant=f"{self._name}: warm-up", speculation=setting)
 
 
 def median_run(runs: Sequence[Run]) -> Run:

@@ -26,7 +26,7 @@ from foreword.cli.options import (
     SpeculationOption,
     SpeculativeConfigOption,
     SystemOption,
-    speculation_wish,
+    speculation_choice,
 )
 from foreword.errors import ForewordError
 
@@ -58,15 +58,15 @@ def chat(
     """
     from foreword.acceptance.params import SamplingParams
 
-    wish = speculation_wish(speculation, speculative_config)
+    setting = speculation_choice(speculation, speculative_config)
     SamplingParams(temperature=0 if temperature is None else temperature, max_tokens=max_tokens)
     from foreword.cli.chat.session import ChatSession
-    from foreword.engine.default_speculation import check_wish, choose_speculation
+    from foreword.engine.default_speculation import check_choice, choose_speculation
 
-    check_wish(wish)
+    check_choice(setting)
     llm = load_llm(model, dtype, device, backend, None, generation_config)
     params = llm.loaded.sampling.params(temperature=temperature, max_tokens=max_tokens)
-    config = choose_speculation(wish, llm.loaded.decoder.is_shape_invariant).config
+    config = choose_speculation(setting, llm.loaded.decoder.is_shape_invariant).config
     session = ChatSession(llm, params, None if config is None else config.as_mapping())
     session.set_system(system)
     legend = Text.assemble(("accepted guesses", GUESSED_STYLE), ", ", ("the target's own tokens", OWN_STYLE))
