@@ -120,6 +120,10 @@ class PagedCache:
             raise AssertionError("a second pass is laid out for a sequence before the first has ended")
         if len(set(map(id, sequences))) != len(sequences):
             raise AssertionError("a sequence is in the same pass twice")
+        self.hold_back(sequences)
+
+    def hold_back(self, sequences: Sequence[KvSequence]) -> None:
+        """No pass may begin for these until `end_pass`."""
         for sequence in sequences:
             sequence.in_pass = True
 

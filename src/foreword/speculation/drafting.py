@@ -32,7 +32,8 @@ class Text(Sequence[int]):
     def __getitem__(self, place: slice) -> list[int]: ...
     def __getitem__(self, place: int | slice) -> int | list[int]:
         if isinstance(place, slice):
-            return self._tokens[slice(*place.indices(self._length))]
+            start, stop, step = place.indices(self._length)
+            return self._tokens[start : stop if stop >= 0 else None : step]
         if not -self._length <= place < self._length:
             raise IndexError(place)
         return self._tokens[place % self._length]

@@ -104,7 +104,7 @@ def propose(entries: Sequence[PassEntry], plans: Plans, clock: Callable[[], floa
                 first.method,
                 asks=len(group),
                 guesses=sum(ask.max_nodes for ask in asks),
-                levels=max(ask.max_depth for ask in asks),
+                levels=max(min(ask.max_depth, ask.max_nodes) for ask in asks),
                 empty=sum(not len(drafts[index]) for index, _ in group),
                 seconds=seconds,
             )

@@ -28,12 +28,16 @@ class Recovery:
         try:
             return UnderWay(entries, self.stepper.launch(entries))
         except Exception as error:
+            self.stepper.cache.hold_back(
+                [entry.kv for entry in entries]
+            )  # its turn comes when it is resolved
             return UnderWay(entries, error)
 
     def resolve(self, under_way: UnderWay) -> StepReport:
         """The step's report; of several passes if it had to be tried again."""
         try:
             if isinstance(under_way.launched, Exception):
+                self.stepper.cache.end_pass([entry.kv for entry in under_way.entries])
                 raise under_way.launched
             return self.stepper.resolve(under_way.launched)
         except Exception as error:

@@ -3,6 +3,7 @@ import pytest
 
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.speculation.draft import ROOT, Draft
+from foreword.speculation.drafting import Text
 
 
 def test_a_chain_is_a_tree_of_width_one():
@@ -74,3 +75,10 @@ def test_a_node_is_kept_with_all_its_ancestors_or_not_at_all():
 )
 def test_a_draft_is_cut_to_size_from_its_end(nodes: int, depth: int, tokens: tuple[int, ...]):
     assert TREE.within(nodes, depth).tokens == tokens
+
+
+@pytest.mark.parametrize(
+    "place", [slice(None, None, -1), slice(2, None, -1), slice(-2, None), slice(0, 2, -1)]
+)
+def test_a_text_is_cut_as_a_list_is(place: slice):
+    assert Text([1, 2, 3, 4, 5], length=4)[place] == [1, 2, 3, 4][place]

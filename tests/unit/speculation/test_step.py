@@ -141,6 +141,16 @@ def test_drafters_are_asked_for_no_more_than_fits_the_answer():
     assert depths == list(range(19, 0, -1))  # 20 tokens of room, one of them always the target's own
 
 
+def test_a_call_counts_the_levels_that_its_nodes_allow():
+    """Else what one level costs is learned as the cost of nine."""
+    target, cache = HistoryTarget(), PagedCache(8)
+    request = make_request(cache, [1, 2, 3], seed=1)
+    drafter = RandomTreeDrafter(lambda history, _: 0, 11, 0.0, seed=1)
+    stepper = Stepper(target, cache, FixedPolicy(drafter, max_nodes=2, max_depth=9))
+    report = stepper.step([PassEntry.of(request, request.lag)])
+    assert [call.levels for call in report.calls] == [2]
+
+
 class PlantedError(Exception):
     pass
 
