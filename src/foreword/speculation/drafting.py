@@ -136,7 +136,10 @@ class Closes(Protocol):
 
 def needs_of(drafter: object) -> DrafterNeeds:
     """What it declares; nothing if it declares nothing."""
-    return drafter.needs if isinstance(drafter, Observes) else NO_NEEDS
+    needs: DrafterNeeds = getattr(
+        drafter, "needs", NO_NEEDS
+    )  # `isinstance` of a protocol costs ten times as much
+    return needs
 
 
 def close_all(parts: Iterable[object]) -> None:

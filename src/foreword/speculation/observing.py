@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -60,7 +61,7 @@ class Observation:
 def _observer(entry: PassEntry) -> Observes | None:
     plan = entry.request.speculation
     drafter = None if plan is None else plan.drafter
-    return drafter if isinstance(drafter, Observes) and needs_of(drafter) else None
+    return cast(Observes, drafter) if needs_of(drafter) else None
 
 
 def _commit(

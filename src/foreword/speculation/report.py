@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import StepRequest
@@ -77,7 +78,7 @@ class StepReport:
     seconds: StageSeconds = StageSeconds()
     passes: int = 1  # more where a step was tried again
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Of the pass, guesses included."""
         return sum(part.rows for part in self.requests)
