@@ -28,7 +28,7 @@ class CheckedTarget(HistoryTarget):
 
     def __init__(self, saboteur: Saboteur, vocab_size: int = 13, context_length: int = 96) -> None:
         super().__init__(vocab_size)
-        self.config: Any = SimpleNamespace(vocab_size=vocab_size, context_length=context_length)
+        self.config: Any = SimpleNamespace(num_layers=1, vocab_size=vocab_size, context_length=context_length)
         self.saboteur = saboteur
         self.contradictions: list[str] = []
         self.most_rows = 0  # of any pass

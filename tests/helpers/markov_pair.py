@@ -24,7 +24,7 @@ class MarkovDecoder:
     def __init__(self, logits: np.ndarray) -> None:
         """`logits` [vocab, vocab, own vocab], by the last token but one and the last; ids beyond are padding."""
         self.logits = logits.astype(np.float32)
-        self.config: Any = SimpleNamespace(vocab_size=logits.shape[2], context_length=64)
+        self.config: Any = SimpleNamespace(num_layers=1, vocab_size=logits.shape[2], context_length=64)
         self.device = torch.device("cpu")
         self._memory = np.empty(0, np.int64)
         self._page_size = 0

@@ -31,7 +31,7 @@ class ScriptedTarget:
         self, scripts: np.ndarray, seconds: np.ndarray, vocab_size: int, context_length: int
     ) -> None:
         """`scripts` and `seconds` are int64 [scripts, length]."""
-        self.config = SimpleNamespace(vocab_size=vocab_size, context_length=context_length)
+        self.config = SimpleNamespace(num_layers=1, vocab_size=vocab_size, context_length=context_length)
         self._scripts = torch.from_numpy(scripts)
         self._seconds = torch.from_numpy(seconds)
         self._noise = torch.randn(256, vocab_size, generator=torch.Generator().manual_seed(0))

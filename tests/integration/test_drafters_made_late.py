@@ -105,3 +105,29 @@ def test_an_engine_that_is_closed_meanwhile_ends_the_stream(bench: Workbench):
             await deltas_of(stream)
 
     run(main)
+
+
+def test_an_abort_counts_though_the_drafter_is_still_being_made(bench: Workbench):
+    async def main() -> None:
+        stream = bench.engine.submit(speculating("aborted"))
+        bench.engine.abort("aborted")
+        await deltas_of(
+            bench.engine.submit(NewRequest("plain", (3, 4, 5), long()))
+        )  # the abort has been read
+        bench.may_build.set()
+        deltas = await deltas_of(stream)
+        assert deltas[-1].finish_reason == "abort"
+        assert tokens(deltas) == []
+
+    run(main)
+
+
+def test_a_drafter_whose_making_exits_ends_the_stream_and_nobody_else(bench: Workbench):
+    async def main() -> None:
+        bench.failure = SystemExit(3)  # type: ignore[assignment]
+        bench.may_build.set()
+        with pytest.raises(RequestError, match="SystemExit"):
+            await deltas_of(bench.engine.submit(speculating("refused")))
+        assert await bench.engine.drain(timeout=60)
+
+    run(main)

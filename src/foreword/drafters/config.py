@@ -114,7 +114,7 @@ class SpeculationConfig:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise RequestError(f"speculation: {name} cannot be made with these settings: {reason}") from error
         # A thread that was left behind must not go on writing KV pages: who has rows there is called in place.
-        in_place = not kind.can_hang or bool(needs_of(drafter))
+        in_place = not kind.can_hang or bool(needs_of(drafter).rows)
         return GuardedDrafter(drafter, name, None if in_place else CallerThread(name, self.draft_timeout))
 
     def _settings(self, name: str) -> Any:  # noqa: ANN401 - of the drafter's own type

@@ -54,7 +54,9 @@ class EngineCore:
         config, rule = parts.config, Rule.parse(parts.config.acceptance_rule)
         self._policy = FairShare(parts.policy, config.max_draft_share)
         brought = self._policy.drafters()
-        self.drafters = DrafterPool(parts.build_drafter, rule, parts.speculation, brought)
+        self.drafters = DrafterPool(
+            parts.build_drafter, rule, parts.speculation, brought, target.config.num_layers
+        )
         self.drafters.provided = needs = _needs(self.drafters, brought)
         num_pages = config.num_pages(target, needs.rows)
         self.max_model_len = config.context_length(target, needs.rows)
@@ -71,6 +73,7 @@ class EngineCore:
             SchedulerSizes(config.max_num_batched_tokens, config.max_num_seqs, config.max_step_seconds),
             self._policy,
             self._stepper.situation,
+            self._stepper.faults,
         )
         self._intake = Intake(
             vocabulary, self.max_model_len, rule, self.drafters, self.scheduler.check, itertools.count()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from threading import Lock
 
 from foreword.acceptance.rules.rule import Rule, check_exact
+from foreword.backends.batch import check_taps
 from foreword.drafters.combined import FirstOf
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import SpeculationSetting, parse_setting
@@ -36,10 +37,12 @@ class DrafterPool:
         rule: Rule,
         default: SpeculationConfig | None = None,
         brought: Iterable[Drafter] = (),
+        num_layers: int | None = None,
     ) -> None:
         """`brought` are drafters that a policy uses for everyone; without `build` there are no others."""
         self._build = build
         self._rule = rule
+        self.num_layers = num_layers  # of the target, for hidden states; None: not known
         self._brought = list(brought)
         self._drafters: dict[str, Drafter] = {}  # at hand, by configuration; the newest last
         self._users: Counter[int] = Counter()  # requests that have not ended, by id() of their drafter
@@ -48,6 +51,7 @@ class DrafterPool:
         self._lock = Lock()  # requests come from any thread
         self._building = Lock()
         self.provided: DrafterNeeds | None = None  # what the engine can give a drafter; None: not known yet
+        self._is_closed = False
         self.default: DraftPlan | None = None  # of requests that don't say
         self._default_config: SpeculationConfig | None = None
         self.set_default(default)
@@ -127,6 +131,7 @@ class DrafterPool:
         return all_faults(self._all())
 
     def close(self) -> None:
+        self._is_closed = True
         close_all(self._all())
         with self._lock:
             self._drafters.clear()
@@ -139,19 +144,26 @@ class DrafterPool:
     def _get(self, config: SpeculationConfig) -> DraftPlan:
         check_exact(self._rule, is_chain=not config.makes_trees)
         key = _key(config)
-        with (
-            self._building
-        ):  # apart from the books, which the engine's thread reads while a drafter is being made
-            with self._lock:
-                drafter = self._drafters.pop(key, None)
-            drafter = drafter or self._made(config)
-            with self._lock:
-                self._drafters[key] = drafter
-                self._make_room()
+        drafter = self._at_hand(key)
+        if drafter is None:
+            # Apart from the books, which the engine's thread reads while a drafter is being made.
+            with self._building:
+                drafter = self._at_hand(key) or self._made(config)
+                with self._lock:
+                    self._drafters[key] = drafter
+                    self._make_room()
         most = config.num_speculative_tokens
         return DraftPlan(
             "+".join(config.method), drafter, most, config.max_depth or most, config.disable_by_batch_size
         )
+
+    def _at_hand(self, key: str) -> Drafter | None:
+        """The drafter of this configuration, which counts as the newest now."""
+        with self._lock:
+            drafter = self._drafters.pop(key, None)
+            if drafter is not None:
+                self._drafters[key] = drafter
+            return drafter
 
     def _made(self, config: SpeculationConfig) -> Drafter:
         if self._build is None:
@@ -159,14 +171,28 @@ class DrafterPool:
                 f"this engine cannot make drafters, so method {'+'.join(config.method)!r} is not available"
             )
         drafter = self._build(config)
-        rows = needs_of(drafter).rows
-        if self.provided is not None and not set(rows) <= set(self.provided.rows):
+        try:
+            self._check(drafter, "+".join(config.method))
+        except RequestError:
             close_all([drafter])
-            raise RequestError(
-                f"speculation: {'+'.join(config.method)} keeps rows of its own in the KV pages, which were laid out "
-                "without them; name it when the engine is started"
-            )
+            raise
         return drafter
+
+    def _check(self, drafter: Drafter, name: str) -> None:
+        """Refuse a drafter that the engine cannot give what it needs, or that comes too late."""
+        needs = needs_of(drafter)
+        if self._is_closed:
+            raise RequestError("the engine is closed")
+        if self.num_layers is not None:
+            try:
+                check_taps(needs.taps, self.num_layers)
+            except ValueError as error:
+                raise RequestError(f"speculation: {name} does not fit this model: {error}") from None
+        if self.provided is not None and not set(needs.rows) <= set(self.provided.rows):
+            raise RequestError(
+                f"speculation: {name} keeps rows of its own in the KV pages, which were laid out without them; "
+                "name it when the engine is started"
+            )
 
     def _make_room(self) -> None:
         """Of too many drafters let those go that nobody asked for longest; never the default."""

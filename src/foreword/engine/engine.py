@@ -25,6 +25,7 @@ from foreword.engine.llm import make_core
 from foreword.engine.loader import load_model
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.engine.prompts import Prediction, Prompt, encode_prediction, encode_prompt
+from foreword.engine.request import Request
 from foreword.errors import EngineStopped, RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL
 from foreword.models.tokenization.tokenizer import Tokenizer
@@ -70,6 +71,7 @@ class Engine:
         self._refusal: str | None = None  # why no request is taken
         self._snapshot, self._snapshot_at = core.stats(), monotonic()
         self._steps_ahead = steps_ahead
+        self._aborted_early: set[str] = set()  # requests whose drafter is still being made
         self._thread = threading.Thread(target=self._run, name="foreword-engine", daemon=True)
         self._thread.start()
         # A thread that is inside the kernels when the interpreter goes away would take the process down with it.
@@ -123,11 +125,22 @@ class Engine:
         """In a thread of its own; the stream hears why a request cannot be answered."""
         try:
             prepared = self._core.prepare(request)
-        except Exception as error:
+        except BaseException as error:  # whatever a drafter's code raises, the stream must hear of it
+            refusal = (
+                error if isinstance(error, Exception) else RequestError(f"{type(error).__name__}: {error}")
+            )
             if self._listeners.forget(stream):
-                _post(stream.loop, [(stream, error)])
+                _post(stream.loop, [(stream, refusal)])
             return
-        self._mail.put(lambda: self._core.enqueue(prepared) if self._listeners.knows(stream) else None)
+        self._mail.put(lambda: self._enqueue_late(prepared, stream))
+
+    def _enqueue_late(self, prepared: list[Request], stream: AnswerStream) -> None:
+        """It may have been left, or aborted, while its drafter was being made."""
+        if self._listeners.knows(stream):
+            self._core.enqueue(prepared)
+        if stream.request_id in self._aborted_early:
+            self._aborted_early.discard(stream.request_id)
+            self._deliver(self._core.abort(stream.request_id))
 
     async def generate(
         self,
@@ -164,7 +177,14 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """Stop working on a request; its stream ends with finish_reason "abort". Unknown ids are ignored."""
-        self._mail.put(lambda: self._deliver(self._core.abort(request_id)))
+
+        def stop() -> None:
+            deltas = self._core.abort(request_id)
+            self._deliver(deltas)
+            if not deltas and self._listeners.is_waiting(request_id):
+                self._aborted_early.add(request_id)
+
+        self._mail.put(stop)
 
     async def drain(self, timeout: float | None = None) -> bool:
         """Take no more requests and wait until the running ones have ended; False if that took too long."""

@@ -39,6 +39,11 @@ class Listeners:
             self.idle.clear()
             return True
 
+    def is_waiting(self, request_id: str) -> bool:
+        """Whether anybody waits for an answer of this request."""
+        with self.lock:
+            return request_id in self.by_request
+
     def knows(self, stream: AnswerStream) -> bool:
         """Whether this stream, and not a later one of the same name, still waits for an end."""
         with self.lock:

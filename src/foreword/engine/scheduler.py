@@ -8,6 +8,7 @@ from foreword.engine.request import Request
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import KvSequence
+from foreword.speculation.faults import FaultLog
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.protocols import Policy
 from foreword.speculation.requests import PassEntry
@@ -37,12 +38,18 @@ class Scheduler:
     """
 
     def __init__(
-        self, cache: PagedCache, sizes: SchedulerSizes, policy: Policy, situation: Situation
+        self,
+        cache: PagedCache,
+        sizes: SchedulerSizes,
+        policy: Policy,
+        situation: Situation,
+        faults: FaultLog,
     ) -> None:
         self._cache = cache
         self._sizes = sizes
         self._policy = policy
         self._situation = situation
+        self._faults = faults
         self.waiting: list[Request] = []  # by arrival
         self.running: list[Request] = []  # by arrival
         self.preemptions = 0
@@ -101,10 +108,7 @@ class Scheduler:
         decoding = [request for request in requests if request.lag == 1]
         budget = self._sizes.max_rows - len(requests)
         if len(decoding) < len(requests):
-            guesses = (
-                self._policy.rows_wanted(decoding, self._situation) if self._situation.speculating else 0
-            )
-            budget -= min(guesses, budget // 2)
+            budget -= min(self._guesses_wanted(decoding), budget // 2)
             if decoding:
                 budget = min(budget, self._rows_in_time(len(requests)))
         runs = {}
@@ -113,6 +117,13 @@ class Scheduler:
             runs[request.request_id] = 1 + more
             budget -= more
         return runs
+
+    def _guesses_wanted(self, decoding: list[Request]) -> int:
+        """Rows that the policy would fill with guesses; a policy that fails costs guesses alone."""
+        if self._situation.speculating:
+            with self._faults.forgiven("rows wanted"):
+                return max(0, self._policy.rows_wanted(decoding, self._situation))
+        return 0
 
     def _rows_in_time(self, requests: int) -> int:
         """Prompt rows that fit into the time of a step beside one row for each request."""

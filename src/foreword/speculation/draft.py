@@ -31,6 +31,9 @@ class Draft:
         object.__setattr__(self, "tokens", tuple(map(index, self.tokens)))
         object.__setattr__(self, "parents", tuple(map(index, self.parents)))
         object.__setattr__(self, "drawn", tuple(self.drawn))
+        object.__setattr__(self, "committed_len", index(self.committed_len))
+        if self.committed_len < 0:
+            raise ValueError(f"a draft for a text of {self.committed_len} tokens")
         if len(self.tokens) != len(self.parents):
             raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
         for node, parent in enumerate(self.parents):

@@ -1,5 +1,6 @@
 """What drafters see, say and need."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,8 @@ from foreword.backends.batch import Tap
 from foreword.kv.sequence import KvSequence
 from foreword.kv.spec import RowSpec
 from foreword.speculation.draft import Draft
+
+_log = logging.getLogger(__name__)
 
 
 class Text(Sequence[int]):
@@ -146,7 +149,10 @@ def close_all(parts: Iterable[object]) -> None:
     """Close the parts that can be closed."""
     for part in parts:
         if isinstance(part, Closes):
-            part.close()
+            try:
+                part.close()
+            except Exception:  # the others are to be closed all the same
+                _log.exception("%r could not be closed", part)
 
 
 @runtime_checkable

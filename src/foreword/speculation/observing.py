@@ -8,7 +8,7 @@ import torch
 
 from foreword.backends.batch import ForwardOutput, Tap
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import NO_NEEDS, Commit, DrafterNeeds, Observes, needs_of
+from foreword.speculation.drafting import NO_NEEDS, Commit, Drafter, DrafterNeeds, Observes, needs_of
 from foreword.speculation.requests import PassEntry, as_drafter_sees
 from foreword.speculation.verdict import Verdict
 
@@ -25,9 +25,10 @@ class Observation:
         """Whoever drafts for a request is told of it, whether or not it is asked to guess in this pass."""
         drafters = [_observer(entry) for entry in entries]
         needs = NO_NEEDS
-        for drafter in drafters:
+        for entry, drafter in zip(entries, drafters, strict=True):
             if drafter is not None:
                 needs = needs | drafter.needs
+                entry.request.asked[id(drafter)] = cast(Drafter, drafter)  # so that it hears of the end, too
         return Observation(drafters, needs.taps)
 
     @property

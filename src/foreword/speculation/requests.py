@@ -33,7 +33,7 @@ class StepRequest(Protocol):
     sampler: RequestSampler  # its parameters, and what its committed tokens mean to them
     epoch: int  # advances when the request's state is rebuilt, so that older drafts show as stale
     speculation: DraftPlan | None  # who drafts for it, as it was asked for; None: nobody
-    asked: dict[int, Drafter]  # the drafters that were ever asked for it, by id(): they hear of its end
+    asked: dict[int, Drafter]  # the drafters that were ever asked for it or told of it, by id()
     prediction: Sequence[int]  # what its user expects as the answer; empty: nothing is known
     acceptance: AcceptanceStats  # how its drafts have fared
 

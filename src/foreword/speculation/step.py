@@ -1,4 +1,4 @@
-"""One step: plan, propose, forward, accept, commit. All of decoding is this.
+"""One step: plan, propose, trim, forward, accept, commit. All of decoding is this.
 
 Plain decoding is an empty draft; a prefill chunk is a run of tokens that are already committed; a
 chain is a tree of width one. None of them has a code path of its own.

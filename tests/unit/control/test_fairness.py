@@ -286,3 +286,26 @@ def test_a_plain_request_beside_speculating_ones_is_not_slowed_down_by_their_gue
     assert len(liar.asked) == asked
     run(core)
     assert len(liar.asked) > asked
+
+
+class BadPolicy(FixedPolicy):
+    def __init__(self, wanted: int | None) -> None:
+        super().__init__()
+        self._wanted = wanted
+
+    def rows_wanted(self, requests: Any, situation: Situation) -> int:
+        if self._wanted is None:
+            raise RuntimeError("planted")
+        return self._wanted
+
+
+@pytest.mark.parametrize("wanted", [None, -100])
+def test_a_policy_that_fails_about_rows_costs_guesses_alone(wanted: int | None):
+    core = small_core(40, BadPolicy(wanted), max_num_batched_tokens=16, max_num_seqs=4)
+    decoding = ask(core, [1], SamplingParams(max_tokens=20, seed=1, **GREEDY))
+    core.step()
+    ask(core, list(range(12)) * 5, SamplingParams(max_tokens=1, seed=1, **GREEDY))
+    for count in range(2, 7):
+        core.step()
+        assert len(decoding.output_ids) == count
+    assert core.target.most_rows <= 16

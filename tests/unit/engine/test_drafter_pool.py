@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from foreword.acceptance.rules.rule import Rule
+from foreword.backends.batch import Tap
 from foreword.drafters.combined import FirstOf
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.drafter_pool import MAX_DRAFTERS, PREDICTED_TOKENS, DrafterPool
@@ -239,3 +240,27 @@ def test_a_drafter_behind_a_prediction_is_closed_after_its_last_request():
     assert fresh is not None
     assert isinstance(fresh.drafter, FirstOf)
     assert fresh.drafter.parts[1] is not behind
+
+
+def test_a_drafter_that_wants_states_the_model_does_not_have_is_refused_by_name():
+    class Tapped(Named):
+        needs = DrafterNeeds(taps=(Tap(99),))
+
+        def observe(self, commits: Any) -> None:
+            pass
+
+    with pytest.raises(RequestError, match="ngram does not fit this model"):
+        DrafterPool(Tapped, Rule.COUPLED, num_layers=4).resolve({"method": "ngram"})
+
+
+def test_what_is_at_hand_does_not_wait_for_another_that_is_being_made():
+    drafters = pool({"method": "ngram"})
+    with drafters._building:
+        assert drafters.resolve({"num_speculative_tokens": 2}) is not None
+
+
+def test_a_drafter_that_is_made_after_the_end_is_closed_at_once():
+    drafters = pool()
+    drafters.close()
+    with pytest.raises(RequestError, match="closed"):
+        drafters.resolve({"method": "ngram"})

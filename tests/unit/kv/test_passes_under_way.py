@@ -114,6 +114,21 @@ def test_what_a_distrusted_sequence_computes_later_is_not_published():
     assert cache.matching_pages("", list(range(40))) == 0
 
 
+def test_whoever_uses_distrusted_pages_publishes_nothing_more():
+    """What it computes on top of them may hold no numbers either."""
+    cache = PagedCache(20, prefix_caching=True)
+    bad = computed(cache, PAGE_SIZE)
+    text = list(range(2 * PAGE_SIZE))
+    user = cache.open("", [*text, 0])
+    assert user.computed == PAGE_SIZE
+    cache.distrust(bad)
+    cache.reserve(user, PAGE_SIZE)
+    cache.commit(user, PAGE_SIZE, ())
+    cache.publish(user, text)
+    assert cache.matching_pages("", [*text, 0]) == 0
+    cache.check_integrity()
+
+
 def test_a_text_that_is_computed_again_is_no_new_query():
     cache = PagedCache(8, prefix_caching=True)
     computed(cache, PAGE_SIZE)

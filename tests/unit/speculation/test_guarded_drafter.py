@@ -128,6 +128,20 @@ def test_one_bad_draft_does_not_spoil_the_others(guarded):
     assert drafter.propose(asks(3)) == [GOOD, Draft(committed_len=1), GOOD]
 
 
+def test_a_late_draft_is_cut_after_what_the_text_has_passed_is_gone(guarded):
+    drafter = guarded(lambda asks: [Draft.chain([7, 8, 9, 5], 1)])
+    (found,) = drafter.propose([ask(text_request([0, 7, 8], vocab_size=VOCAB), 2, 2)])
+    assert found == Draft.chain([9, 5], 3)
+    assert not drafter.faults
+
+
+@pytest.mark.parametrize("length", [-100, 3.0, None])
+def test_a_draft_for_no_text_at_all_costs_its_guesses_alone(guarded, length):
+    drafter = guarded(lambda asks: [Draft((1,), (-1,), length)])
+    assert [len(draft) for draft in drafter.propose(asks())] == [0]
+    assert drafter.faults == {"exception": 1}
+
+
 def test_lists_and_numpy_numbers_are_made_plain(guarded):
     """They would reach outputs, where json refuses them."""
     draft = Draft(np.array([1, 2]), [-1, 0], np.int64(1))  # type: ignore[arg-type]

@@ -204,6 +204,32 @@ def test_an_observer_that_fails_costs_nobody_anything(caplog: pytest.LogCaptureF
     assert stepper.faults.counts == {"observe": 3}
 
 
+def watching(cache: PagedCache, target: HistoryTarget):
+    request = started(cache, [1, 2, 3])
+    observer = Observer(DrafterNeeds(TAPS))
+    observer.truth[request.request_id] = []
+    request.speculation = DraftPlan("observer", observer, 2, 2)
+    return request, observer, Stepper(target, cache, FixedPolicy())
+
+
+def test_a_drafter_that_was_told_of_a_request_hears_of_its_end():
+    """Though it was never asked: guessing is switched off."""
+    request, observer, stepper = watching(PagedCache(8), TappedTarget())
+    stepper.situation.speculating = False
+    stepper.step([entry(request)])
+    assert len(observer.told) == 1
+    assert list(request.asked.values()) == [observer]
+
+
+def test_rows_of_a_request_that_is_gone_are_told_to_nobody():
+    cache = PagedCache(8)
+    request, observer, stepper = watching(cache, TappedTarget())
+    launched = stepper.launch([entry(request)])
+    cache.close(request.kv)
+    stepper.resolve(launched)
+    assert observer.told == []
+
+
 class PoisonedTarget(HistoryTarget):
     """NaN logits in one pass."""
 
@@ -236,3 +262,16 @@ def test_pages_of_a_request_that_failed_with_nan_are_never_found_again():
     stepper.step([entry(good)])
     assert good.finish_reason is None
     assert cache.matching_pages("", prompt) == 3
+
+
+def test_rows_without_numbers_are_told_to_nobody():
+    class Poisoned(TappedTarget):
+        def forward(self, batch: ForwardBatch, store: object = None) -> ForwardOutput:
+            output = super().forward(batch, store)
+            output.logits.fill_(torch.nan)
+            return output
+
+    request, observer, stepper = watching(PagedCache(8), Poisoned())
+    stepper.step([entry(request)])
+    assert request.finish_reason == "error"
+    assert observer.told == []

@@ -115,9 +115,11 @@ class GuardedDrafter:
         return Counter({f"{self._name}/{kind}": count for kind, count in self.faults.items()})
 
     def close(self) -> None:
-        """Close the drafter, unless it hangs, and ask it no more."""
+        """Close the drafter, when it comes back if it hangs, and ask it no more."""
         if self._caller.is_available:
             self._call(lambda: close_all([self._drafter]))
+        else:
+            self._caller.later(lambda: close_all([self._drafter]))
         self._caller.close()
 
     def _call(self, work: Callable[[], _Answer]) -> _Answer | None:
@@ -136,6 +138,10 @@ class GuardedDrafter:
         if not isinstance(answer, Draft):
             self._fault("type", f"a {type(answer).__name__} instead of a draft")
             return Draft()
+        if (
+            answer.epoch == ask.request.epoch
+        ):  # one that comes late is cut after what the text has passed is gone
+            answer = answer.rebase(ask.request.tokens)
         if len(answer) > ask.max_nodes:
             self._fault("draft", f"{len(answer)} nodes where {ask.max_nodes} were asked for")
         elif answer.depth > ask.max_depth:

@@ -60,13 +60,18 @@ class StepCurve:
 class CallCost:
     """A drafter's call as a + b * levels: a lookup costs the same at any depth, a model a pass per level.
 
-    Least squares over calls that fade; while only one depth was seen, all of the cost is taken for `a`.
+    Least squares over calls that fade; while only one depth was seen, all of the cost is taken for `a`. The first call
+    says nothing: it fills caches, and a drafter that it made look dear would never be asked again.
     """
 
     def __init__(self) -> None:
+        self._is_warm = False
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def observe(self, levels: int, seconds: float) -> None:
+        if not self._is_warm:
+            self._is_warm = True
+            return
         keep = 1 - COST_MEMORY
         self._weight = keep * self._weight + 1
         self._x = keep * self._x + levels
@@ -97,6 +102,7 @@ class StepCosts:
     def __init__(self) -> None:
         self._decoding = [StepCurve() for _ in range(len(self.CONTEXT_BANDS) + 1)]
         self._prompts = StepCurve()
+        self._prompt_rate: float | None = None  # rows per second of steps with prompt chunks
         self._calls: dict[str, CallCost] = {}
 
     def observe(self, report: StepReport) -> None:
@@ -105,8 +111,13 @@ class StepCosts:
             self._observe_call(call)
         if not report.rows or report.passes != 1:
             return
-        curve = self._band(report.longest_context) if report.decodes_only else self._prompts
-        curve.observe(report.rows, report.seconds.total - report.seconds.draft)
+        seconds = report.seconds.total - report.seconds.draft
+        if report.decodes_only:
+            self._band(report.longest_context).observe(report.rows, seconds)
+        else:
+            self._prompts.observe(report.rows, seconds)
+            rate = report.rows / max(seconds, 1e-9)
+            self._prompt_rate = rate if self._prompt_rate is None else (self._prompt_rate + rate) / 2
 
     def step_seconds(self, rows: int, context: int = 0) -> float | None:
         """Expected time of a step that decodes this many rows; None before anything was measured."""
@@ -114,20 +125,13 @@ class StepCosts:
         return next((found for curve in near if (found := curve.seconds(rows)) is not None), None)
 
     def prompt_rows_within(self, seconds: float) -> int:
-        """Rows of a step with prompt chunks that takes so long; a cautious number before the first was measured."""
-        rows = FIRST_CHUNK
-        if self._prompts.seconds(rows) is None:
-            return rows
-        while rows < MOST_ROWS and (self._prompts.seconds(2 * rows) or 0) <= seconds:
-            rows *= 2
-        while rows > 1 and (self._prompts.seconds(rows) or 0) > seconds:
-            rows //= 2
-        step = rows // 2
-        while step:
-            if (self._prompts.seconds(rows + step) or 0) <= seconds:
-                rows += step
-            step //= 2
-        return rows
+        """Rows of a step with prompt chunks that takes this long; a cautious number before one was measured.
+
+        By the rate of late, which follows what it is told: a slow first pass is soon forgotten.
+        """
+        if self._prompt_rate is None:
+            return FIRST_CHUNK
+        return max(1, min(int(self._prompt_rate * seconds), MOST_ROWS))
 
     def draft_seconds(self, method: str, levels: int) -> float:
         """Expected time of a drafter's call; 0 before the first was measured."""
