@@ -86,7 +86,9 @@ def test_the_prompt_comes_from_an_argument_a_file_or_a_pipe(tiny_model: Path, tm
 def test_help_completion_and_paths_as_people_expect_them(tmp_path: Path):
     for arguments in (["-h"], ["generate", "-h"], ["bench", "step", "-h"]):
         assert "--help" in foreword(*arguments).stdout
-    assert "complete" in foreword("--show-completion", "bash").stdout
+    # Otherwise the shell is that of the process above, which is make's under `make test`.
+    named = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    assert "complete" in foreword("--show-completion", "bash", env=named).stdout
     listed = foreword("models", env={"FOREWORD_CACHE": str(tmp_path / ("long" * 40)), "COLUMNS": "40"})
     assert str(tmp_path / ("long" * 40)) in listed.stdout
     assert {line.count("\t") for line in listed.stdout.splitlines()} == {4}
