@@ -148,7 +148,9 @@ class DrafterPool:
         if drafter is None:
             # Apart from the books, which the engine's thread reads while a drafter is being made.
             with self._building:
-                drafter = self._at_hand(key) or self._made(config)
+                drafter = self._at_hand(key)  # another may have made it meanwhile
+                if drafter is None:  # not `or`: a drafter may have a length, and be empty
+                    drafter = self._made(config)
                 with self._lock:
                     self._drafters[key] = drafter
                     self._make_room()

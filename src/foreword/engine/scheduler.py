@@ -168,9 +168,8 @@ class Scheduler:
         """Where the request's first rows come from: the first answer to the same prompt, or the prefix cache."""
         cache, leader, page_size = self._cache, request.leader, self._cache.page_size
         is_scored = request.prompt_logprobs is None or request.scored >= request.prompt_len - 1
-        tokens = (
-            request.tokens if is_scored else ()
-        )  # rows that were not computed here tell no log probabilities
+        # Rows that were not computed here tell no log probabilities.
+        tokens = request.tokens if is_scored else ()
         matching = cache.matching_pages(request.tenant, tokens)
         rows = request.prompt_len - 1
         if (

@@ -28,9 +28,8 @@ class Recovery:
         try:
             return UnderWay(entries, self.stepper.launch(entries))
         except Exception as error:
-            self.stepper.cache.hold_back(
-                [entry.kv for entry in entries]
-            )  # its turn comes when it is resolved
+            # No other step may take these up before this one is resolved.
+            self.stepper.cache.hold_back([entry.kv for entry in entries])
             return UnderWay(entries, error)
 
     def resolve(self, under_way: UnderWay) -> StepReport:

@@ -264,3 +264,13 @@ def test_a_drafter_that_is_made_after_the_end_is_closed_at_once():
     drafters.close()
     with pytest.raises(RequestError, match="closed"):
         drafters.resolve({"method": "ngram"})
+
+
+def test_a_drafter_that_has_a_length_and_is_empty_is_made_once():
+    class Empty(Named):
+        def __len__(self) -> int:
+            return 0
+
+    drafters = DrafterPool(Empty, Rule.COUPLED)
+    first, again = (drafters.resolve({"method": "ngram"}) for _ in range(2))
+    assert first.drafter is again.drafter
