@@ -81,6 +81,8 @@ def test_the_prompt_comes_from_an_argument_a_file_or_a_pipe(tiny_model: Path, tm
     assert foreword("generate", "-", *options, stdin="the sky").stdout == expected
     assert foreword("generate", "--file", str(tmp_path / "prompt.txt"), *options).stdout == expected
     assert foreword("generate", "the sky", "--system", "Be brief.", *options).stdout != expected
+    both = foreword("generate", "one\n\nthe sky", *options).stdout
+    assert foreword("generate", "the sky", *options, stdin="one\n").stdout == both != expected
 
 
 def test_help_completion_and_paths_as_people_expect_them(tmp_path: Path):
@@ -172,6 +174,7 @@ def test_help_and_version_answer_without_loading_torch():
         (["generate", "hi", "--file", "no/such/file"], ["give one"]),
         (["generate", "--file", "no/such/file"], ["no/such/file", "No such file"]),
         (["generate", "--file", os.devnull], ["empty"]),
+        (["generate", ""], ["empty"]),
         (["generate", "hi", "--raw", "--system", "x"], ["--system"]),
         (["generate", "hi", "--speculation", "on"], ["auto, off or"]),
         (["serve", "--speculation", "off", "--speculative-config", "{}"], ["give one"]),

@@ -26,6 +26,7 @@ from foreword.cli.options import (
     read_text,
     speculation_choice,
 )
+from foreword.cli.prompt_input import read_prompt
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def generate(
     prompt: Annotated[
         str | None,
         typer.Argument(
-            help="What to ask, sent through the model's chat template; - or nothing: standard input."
+            help="What to ask, sent through the model's chat template; - or nothing: standard input. "
+            "With a prompt, what is piped in is put before it."
         ),
     ] = None,
     file: Annotated[Path | None, typer.Option(help="Read the prompt from this file.")] = None,
@@ -101,7 +103,7 @@ def generate(
     SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     if raw and system is not None:
         raise RequestError("--raw continues a text as it is; a --system message needs the chat template")
-    question = read_prompt(prompt, file)
+    question = read_prompt(prompt, file, stdin_is_free=prediction != Path("-"))
     expected = None if prediction is None else read_text(prediction)
     llm = load_llm(model, dtype, device, backend, setting, generation_config)
     from foreword.cli.chat.text import visible
@@ -135,22 +137,6 @@ def generate(
     taken = {name: value for name, value in llm.loaded.sampling.values.items() if given[name] is None}
     for line in footer(output, taken):
         stderr.print(f"[dim]{line}[/dim]", soft_wrap=True)
-
-
-def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt, wherever it comes from; a final line end of a file or a pipe is not part of it."""
-    if prompt is not None and file is not None:
-        raise RequestError("there is a prompt and a --file; give one")
-    if prompt is not None and prompt != "-":
-        return prompt
-    if file is None and prompt is None and sys.stdin.isatty():
-        raise RequestError(
-            'what is the question? foreword generate "Why is the sky blue?", --file, or a pipe'
-        )
-    read = read_text(file or Path("-")).removesuffix("\n")
-    if not read:
-        raise RequestError(f"{file or 'standard input'} is empty; what is the question?")
-    return read
 
 
 def footer(output: "RequestOutput", taken: "Mapping[str, float]") -> list[str]:
