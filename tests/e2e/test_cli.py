@@ -41,12 +41,14 @@ def test_the_footer_tells_passes_acceptance_and_what_was_drawn_with(tiny_model: 
     run = foreword("generate", *options, *config)
     cost, drawn = run.stderr.splitlines()
     assert re.fullmatch(
-        r"40 tokens in \d+ passes \(\d+\.\d per pass\), \d+% of guesses accepted, \d+ tokens/s", cost
+        r"40 tokens, \d+\.\d\d per pass \(39 in \d+ after the prompt's\), \d+ of \d+ guesses accepted, \S+ tokens/s, "
+        r"0 of \d+ prompt tokens cached",
+        cost,
     )
     assert drawn == "seed 5; top_p 0.8: the model's defaults"
     plain = foreword("generate", *options, "--speculation", "off", "--generation-config", "none")
     cost, drawn = plain.stderr.splitlines()
-    assert re.fullmatch(r"40 tokens in 40 passes \(1\.0 per pass\), \d+ tokens/s", cost)
+    assert cost.startswith("40 tokens, 1.00 per pass (39 in 39 after the prompt's), ")
     assert drawn == "seed 5"
     assert plain.stdout == run.stdout
 

@@ -141,14 +141,13 @@ def generate(
 
 def footer(output: "RequestOutput", taken: "Mapping[str, float]") -> list[str]:
     """What the answer cost, and what it was drawn with; `taken` are the model's own parameters that were used."""
-    timings = output.timings
-    per_pass = f" ({timings.predicted_n / timings.passes:.1f} per pass)" if timings.passes else ""
-    accepted = (
-        f"{timings.draft_n_accepted / timings.draft_n:.0%} of guesses accepted, " if timings.draft_n else ""
-    )
+    from foreword.cli.chat.stats import Tally, summary_line
+    from foreword.engine.answers.costs import sum_stats
+
+    spent = sum_stats((answer.index, answer.stats) for answer in output.outputs if answer.stats is not None)
     drawn = [f"{name} {value:g}" for name, value in taken.items()]
     return [
-        f"{timings.predicted_n} tokens in {timings.passes} passes{per_pass}, {accepted}"
-        f"{timings.predicted_per_second:.0f} tokens/s",
+        # Several answers run at once: their rates are not those of their times added up.
+        summary_line(Tally.of(spent), output.timings.predicted_per_second or None),
         f"seed {output.outputs[0].seed}" + (f"; {', '.join(drawn)}: the model's defaults" if drawn else ""),
     ]

@@ -207,6 +207,7 @@ class Request:
             cached_tokens=ledger.cached_tokens,
             output_tokens=len(self.tokens) - self.prompt_len,
             first_tokens=ledger.first_tokens,
+            first_passes=ledger.first_passes or ledger.passes,
             queue_seconds=ledger.queue_seconds,
             prefill_seconds=ledger.prefill_seconds,
             decode_seconds=ledger.decode_seconds,

@@ -177,7 +177,8 @@ def _say_end(outcome: "Outcome") -> None:
         "error": f"failed ({outcome.error}): ",
     }
     forgotten = "" if outcome.text else "; nothing was said, so the question is not kept"
-    say(f"{ends.get(outcome.finish_reason, '')}{summary_line(outcome.tally)}{forgotten}")
+    told = summary_line(outcome.tally, outcome.tally.tokens_per_second)
+    say(f"{ends.get(outcome.finish_reason, '')}{told}{forgotten}")
 
 
 def say(line: str) -> None:
