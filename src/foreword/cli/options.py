@@ -53,6 +53,25 @@ def check_device(device: str) -> str:
     return device
 
 
+def check_model(name: str) -> str:
+    """The model's name, if it can be one; whether the hub has it turns out when it is fetched."""
+    from foreword.models.sources.resolve import check_name
+
+    check_name(name)
+    return name
+
+
+def check_plot(path: Path | None) -> Path | None:
+    """The picture's path, if pictures can be drawn and written there: better said now than after a run."""
+    if path is not None:
+        from foreword.bench.plotting import require_matplotlib
+
+        require_matplotlib()
+        if not path.parent.is_dir():
+            raise RequestError(f"--plot {path} cannot be written: there is no directory {path.parent}")
+    return path
+
+
 def speculation_choice(speculation: str | None, speculative_config: str | None) -> str:
     """What the two options mean together, as `LLM` takes it."""
     if speculation is not None and speculative_config is not None:
