@@ -16,7 +16,7 @@ def test_generate_streams_text_and_json_says_the_same(tiny_model: Path):
     streamed = foreword("generate", *options)
     assert streamed.returncode == 0, streamed.stderr
     as_json = foreword("generate", *options, "--json", "--seed", "4", "--dtype", "float32")
-    answer = json.loads(as_json.stdout.splitlines()[-1])
+    answer = json.loads(as_json.stdout)
     assert answer["text"] == streamed.stdout.removesuffix("\n")
     assert answer["seed"] == 4
     assert answer["finish_reason"] in {"stop", "length"}
@@ -102,16 +102,17 @@ def test_bench_quality_brings_a_text_of_its_own(tiny_model: Path):
     options = ["--model", str(tiny_model), "--tokens", "64", "--forms", "q8_0", "--json"]
     run = foreword("bench", "quality", *options)
     assert run.returncode == 0, run.stderr
-    assert [row["tokens"] for row in json.loads(run.stdout.splitlines()[-1])["rows"]] == [64]
+    assert [row["tokens"] for row in json.loads(run.stdout)["rows"]] == [64]
 
 
 def test_doctor_says_whether_guessing_is_on_and_why():
-    found = json.loads(foreword("doctor", "--json").stdout.splitlines()[-1])
+    assert "instruction set" in foreword("doctor").stdout
+    found = json.loads(foreword("doctor", "--json").stdout)
     assert (found["speculation"] == "suffix") == (found["backend"] == "cpu")
     assert found["speculation_because"]
 
 
-def test_bench_step_ends_in_one_json_line(tiny_model: Path):
+def test_bench_step_prints_one_json_line(tiny_model: Path):
     run = foreword(
         "bench",
         "step",
@@ -128,30 +129,30 @@ def test_bench_step_ends_in_one_json_line(tiny_model: Path):
         "--json",
     )
     assert run.returncode == 0, run.stderr
-    printed = json.loads(run.stdout.splitlines()[-1])
+    printed = json.loads(run.stdout)
     assert [prompt["n"] for prompt in printed["prefill"]] == [16, 40]
-    assert "prompt of 40" in run.stdout
+    assert "prompt of 40" in run.stderr
     rows = printed["rows"]
     assert [row["n"] for row in rows] == [1, 3]
     assert rows[0]["ratio"] == 1.0
     assert all(row["ms"] > 0 for row in rows)
 
 
-def test_bench_accept_ends_in_one_json_line(tiny_model: Path):
+def test_bench_accept_prints_one_json_line(tiny_model: Path):
     options = ["--model", str(tiny_model), "--requests", "1,3", "--repeats", "2", "--rule", "block", "--json"]
     run = foreword("bench", "accept", *options)
     assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout.splitlines()[-1])
+    found = json.loads(run.stdout)
     assert [row["requests"] for row in found["rows"]] == [1, 3]
     assert all(row["ratio"] > 0 for row in found["rows"])
     assert found["verify_ms"] > 0
 
 
 @pytest.mark.slow
-def test_prove_holds_and_ends_in_one_json_line():
+def test_prove_holds_and_prints_one_json_line():
     run = foreword("prove", "--json")
     assert run.returncode == 0, run.stdout
-    found = json.loads(run.stdout.splitlines()[-1])
+    found = json.loads(run.stdout)
     assert found["passed"]
     assert {"coupled", "token", "block", "noise"} == {row["rule"] for row in found["rows"]}
 
@@ -234,12 +235,12 @@ def test_models_lists_the_built_in(default_model: Path):
 
 def test_generate_stops_before_a_text_and_gives_several_answers(tiny_model: Path):
     model = ["--model", str(tiny_model), "--json", "--seed", "3", "--max-tokens", "12"]
-    whole = json.loads(foreword("generate", "hi", *model).stdout.splitlines()[-1])["text"]
+    whole = json.loads(foreword("generate", "hi", *model).stdout)["text"]
     stop = whole[3:5]
-    cut = json.loads(foreword("generate", "hi", *model, "--stop", stop).stdout.splitlines()[-1])
+    cut = json.loads(foreword("generate", "hi", *model, "--stop", stop).stdout)
     assert cut["text"] == whole[: whole.index(stop)]
     assert (cut["finish_reason"], cut["stop_reason"]) == ("stop", stop)
-    several = json.loads(foreword("generate", "hi", *model, "-n", "2").stdout.splitlines()[-1])
+    several = json.loads(foreword("generate", "hi", *model, "-n", "2").stdout)
     assert several["text"] == several["outputs"][0]["text"] == whole
     assert several["outputs"][1]["index"] == 1
 
@@ -249,4 +250,4 @@ def test_bench_batch_prints_a_table_and_json(tiny_model: Path):
         "bench", "batch", "--model", str(tiny_model), "--batches", "1,2", "--tokens", "4", "--json"
     )
     assert run.returncode == 0, run.stderr
-    assert [row["batch"] for row in json.loads(run.stdout.splitlines()[-1])["rows"]] == [1, 2]
+    assert [row["batch"] for row in json.loads(run.stdout)["rows"]] == [1, 2]

@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
 
+
+def leave_stdout_to_json(wanted: bool) -> bool:
+    """With --json, standard output carries the object alone: what people read goes to standard error."""
+    stdout.stderr = wanted
+    return wanted
+
+
 _MODEL_HELP = "Built-in name, .gguf file, Hugging Face directory or hub id."
 ModelOption = Annotated[str, typer.Option("--model", "-m", callback=check_model, help=_MODEL_HELP)]
 ModelArgument = Annotated[str, typer.Argument(callback=check_model, help=_MODEL_HELP)]
@@ -37,7 +44,14 @@ BackendOption = Annotated[
     ),
 ]
 DeviceOption = Annotated[str, typer.Option(callback=check_device, help="auto, cpu or cuda.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
+JsonOption = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        callback=leave_stdout_to_json,
+        help="Print one JSON object; tables go to standard error.",
+    ),
+]
 PlotOption = Annotated[
     Path | None, typer.Option(callback=check_plot, help="Draw the curves into this picture (PNG).")
 ]
