@@ -179,7 +179,7 @@ def test_help_and_version_answer_without_loading_torch():
         (["generate", "--file", os.devnull], ["empty"]),
         (["generate", ""], ["empty"]),
         (["generate", "hi", "--raw", "--system", "x"], ["--system"]),
-        (["generate", "hi", "--speculation", "on"], ["auto, off or"]),
+        (["generate", "hi", "--speculation", "on"], ["no method 'on'", "ngram", "auto and off"]),
         (["serve", "--speculation", "off", "--speculative-config", "{}"], ["give one"]),
         (["chat", "--generation-config", "vllm"], ["auto or none"]),
         (["pull", "nosuchmodel"], ["nosuchmodel"]),

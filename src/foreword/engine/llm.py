@@ -143,7 +143,9 @@ class LLM:
         if self._is_busy:
             raise RequestError("an LLM answers one call at a time; use foreword.Engine for more")
         chosen_params = _spread(params, len(encoded), "sets of sampling parameters")
-        settings = _spread(how.speculation, len(encoded), "speculation settings")
+        settings: Sequence[SpeculationSetting] = _spread(
+            how.speculation, len(encoded), "speculation settings"
+        )
         predictions = _predictions(how.prediction, len(encoded))
         expected = [encode_prediction(self.tokenizer, prediction) for prediction in predictions]
         collectors: dict[str, OutputCollector] = {}

@@ -28,8 +28,10 @@ def test_the_two_options_mean_one_thing():
     with pytest.raises(RequestError, match="give one"):
         speculation_choice("off", '{"method": "ngram"}')
     assert speculation_choice('{"method": "ngram"}', None) == '{"method": "ngram"}'
-    for bad in ("ngram", "{", ""):
-        with pytest.raises(RequestError, match="--speculation is"):
+    assert speculation_choice("ngram", None) == '{"method": "ngram"}'
+    assert speculation_choice("suffix+ngram", None) == '{"method": ["suffix", "ngram"]}'
+    for bad in ("on", "{", "", "ngram+", "ngram,suffix"):
+        with pytest.raises(RequestError, match=r"--speculation( is|: there is no method)"):
             speculation_choice(bad, None)
 
 
