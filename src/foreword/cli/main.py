@@ -1,5 +1,6 @@
 """The `foreword` command."""
 
+import re
 import sys
 from typing import Any, NoReturn
 
@@ -10,7 +11,7 @@ from foreword.cli import demo, doctor, generate, models, prove, prune, serve, th
 from foreword.cli.bench import main as bench
 from foreword.cli.chat import main as chat
 from foreword.cli.console import stderr, stdout
-from foreword.errors import ForewordError
+from foreword.errors import ForewordError, in_plain_words
 
 # Typer brings a click of its own, whose errors it does not name.
 _UsageError: Any = typer.BadParameter.__bases__[0]
@@ -56,12 +57,18 @@ def main() -> None:
     except _UsageError as error:
         if error.ctx is not None and type(error).__name__ == "NoArgsIsHelpError":
             sys.exit(2)  # the help is on the screen
-        where = "" if error.ctx is None else f"; see {error.ctx.command_path} --help"
-        _end(f"{error.format_message().rstrip('.')}{where}", 2)
+        where = "" if error.ctx is None else f" (see {error.ctx.command_path} --help)"
+        _end(f"{_plainly(error.format_message())}{where}", 2)
     except ForewordError as error:
         _end(str(error), 2)
     except typer.Abort:
         _end("stopped", 1)
+
+
+def _plainly(message: str) -> str:
+    """A bad value is told as everywhere else: the option's name, then what it must be."""
+    found = re.fullmatch(r"Invalid value for '?(.*?)'?: (.*)", message, re.DOTALL)
+    return (f"{found[1]} {in_plain_words(found[2])}" if found else message).rstrip(".")
 
 
 def _end(message: str, code: int) -> NoReturn:
