@@ -98,6 +98,16 @@ def test_help_completion_and_paths_as_people_expect_them(tmp_path: Path):
     assert {line.count("\t") for line in listed.stdout.splitlines()} == {4}
 
 
+def test_help_is_readable_on_80_columns_and_shown_where_nothing_is_asked():
+    told = foreword("generate", "--help", env={"COLUMNS": "80"}).stdout
+    assert "  --repetition-penalty <float>    Above 1: tokens that were there before are\n" in told
+    assert max(map(len, told.splitlines())) <= 80
+    for arguments in ([], ["bench"]):
+        run = foreword(*arguments)
+        assert (run.returncode, run.stdout) == (2, "")
+        assert "Commands:" in run.stderr
+
+
 def test_bench_quality_brings_a_text_of_its_own(tiny_model: Path):
     options = ["--model", str(tiny_model), "--tokens", "64", "--forms", "q8_0", "--json"]
     run = foreword("bench", "quality", *options)

@@ -19,6 +19,7 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its boxes leave a third of a terminal's width to the text
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Exact speculative decoding for language models: the same text in fewer passes.",
 )
@@ -56,7 +57,8 @@ def main() -> None:
         sys.exit(app(standalone_mode=False) or 0)
     except _UsageError as error:
         if error.ctx is not None and type(error).__name__ == "NoArgsIsHelpError":
-            sys.exit(2)  # the help is on the screen
+            print(error.ctx.get_help(), file=sys.stderr)
+            sys.exit(2)
         where = "" if error.ctx is None else f" (see {error.ctx.command_path} --help)"
         _end(f"{_plainly(error.format_message())}{where}", 2)
     except ForewordError as error:

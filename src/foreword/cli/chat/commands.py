@@ -25,7 +25,7 @@ HELP = """\
 /system TEXT      tell the model how to behave; without a text, take that back
 /reset            forget the conversation; settings stay
 /help             this list
-/exit             leave (also Ctrl-D); Ctrl-C stops an answer
+/exit, /quit      leave (also Ctrl-D); Ctrl-C stops an answer
 //TEXT            send /TEXT to the model"""
 
 
@@ -56,6 +56,7 @@ class Commands:
             "/reset": self._reset,
             "/help": lambda _: Reply(HELP),
             "/exit": lambda _: Reply(leave=True),
+            "/quit": lambda _: Reply(leave=True),
         }
 
     def run(self, line: str) -> Reply:
