@@ -13,6 +13,7 @@ from foreword.acceptance.pipeline.distribution import Distributions, RowShape, s
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.rule import Rule
 from foreword.drafters.model.guessed_tree import GrowingTree
+from foreword.kernels.sampler import sampler_for
 
 _RANKED = 64
 """Likeliest tokens among which siblings are ranked; noise is drawn for these alone."""
@@ -24,7 +25,7 @@ def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     logits [trees, vocab]. *token* and *block* need to know what it was drawn from; *coupled* does not.
     """
     logits = with_fixed_corrections(trees, logits)
-    shaped = shape_rows(logits, row_shape(trees, logits))
+    shaped = shape_rows(logits, row_shape(trees, logits), sampler_for(logits))
     keys = np.concatenate([tree.keys() for tree in trees])
     tokens = draw(shaped, keys).tolist()
     only = shaped.only.tolist()
