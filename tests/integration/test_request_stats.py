@@ -59,6 +59,26 @@ def test_parts_of_the_time_add_up_to_the_engines(config: dict):
     assert max(stats.passes for stats in found) <= totals.steps
     drafts = [sum(getattr(stats, name) for stats in found) for name in ("drafts", "drafted", "accepted")]
     assert tuple(drafts) == totals.acceptance["given/sampled"]
+    assert set(totals.cohorts) == {"given/sampled", "plain/sampled"}
+    for one, of_answers in {"passes": "passes", "asks": "asks", "tokens": "output_tokens"}.items():
+        by_cohort = sum(getattr(cohort, one) for cohort in totals.cohorts.values())
+        assert by_cohort == sum(getattr(stats, of_answers) for stats in found)
+    for part in ("draft_seconds", "verify_seconds", "accept_seconds"):
+        by_cohort = sum(getattr(cohort, part) for cohort in totals.cohorts.values())
+        assert by_cohort == pytest.approx(getattr(totals, part))
+    assert totals.cohorts["plain/sampled"].draft_seconds == 0
+
+
+def test_what_a_request_has_cost_is_in_its_cohort_while_it_runs():
+    core = engine()
+    ask(core, "r")
+    for _ in range(3):
+        core.step()
+    before = core.stats().cohorts
+    assert sum(cohort.passes for cohort in before.values()) == 3
+    core.step()
+    after = core.stats().cohorts
+    assert sum(cohort.tokens for cohort in after.values()) > sum(cohort.tokens for cohort in before.values())
 
 
 def test_a_pass_is_divided_by_rows():
