@@ -8,19 +8,22 @@ from foreword.engine.messages import CohortTotals
 from foreword.speculation.measured.situation import MAX_COHORTS, OTHER, cohort_name
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
 
+_OTHERS = ("", OTHER)
+
 
 class CohortLedger:
     """What every cohort has brought and cost since the engine began."""
 
     def __init__(self) -> None:
-        self._totals: dict[str, CohortTotals] = {}
+        self._totals: dict[tuple[str, str], CohortTotals] = {}  # by drafter's name and kind of request
 
     def observe(self, part: RequestReport, seconds: StageSeconds) -> None:
         """Count a request's pass and its part of the time, with those for whom the same drafter was asked."""
-        name = cohort_name(part.asked, part.request.cohort)
-        if name not in self._totals and len(self._totals) >= MAX_COHORTS:
-            name = OTHER
-        totals = self._totals.setdefault(name, CohortTotals())
+        cohort = (part.asked, part.request.cohort)
+        totals = self._totals.get(cohort)
+        if totals is None:
+            known = cohort if len(self._totals) < MAX_COHORTS else _OTHERS
+            totals = self._totals.setdefault(known, CohortTotals())
         totals.passes += 1
         totals.asks += bool(part.asked)
         totals.tokens += len(part.verdict.tokens)
@@ -29,7 +32,10 @@ class CohortLedger:
         totals.accept_seconds += seconds.accept
 
     def snapshot(self) -> dict[str, CohortTotals]:
-        return {name: replace(totals) for name, totals in self._totals.items()}
+        return {
+            OTHER if cohort == _OTHERS else cohort_name(*cohort): replace(totals)
+            for cohort, totals in self._totals.items()
+        }
 
 
 @dataclass

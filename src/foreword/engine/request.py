@@ -145,12 +145,15 @@ class Request:
         end = self._end(verdict.tokens)
         if end.kept != len(verdict.tokens):
             raise ValueError(f"{len(verdict.tokens)} tokens to commit, but the answer ends after {end.kept}")
-        # What can fail comes first, the text on a copy: if it does, nothing else may have changed.
-        text = None if self._text is None else self._text.copy()
-        written = "" if text is None else self._pushed(text, verdict.tokens, end)
-        if verdict.tokens:
-            self.sampler.commit(verdict.tokens)
-        self._text = text
+        before = None if self._text is None else self._text.state()
+        try:  # what can fail comes first: if it does, nothing may have changed
+            written = self._text_of(verdict.tokens, end)
+            if verdict.tokens:
+                self.sampler.commit(verdict.tokens)
+        except BaseException:
+            if self._text is not None and before is not None:
+                self._text.go_back(before)
+            raise
         self._note(verdict, written)
         self.tokens += verdict.tokens
         self.logprobs += verdict.logprobs
@@ -248,7 +251,9 @@ class Request:
             shown = DraftShown(verdict.draft.tokens, verdict.draft.parents, verdict.path, len(verdict.tokens))
             fresh.drafts.append(shown)
 
-    def _pushed(self, text: AnswerText, tokens: Sequence[int], end: _End) -> str:
+    def _text_of(self, tokens: Sequence[int], end: _End) -> str:
+        if self._text is None:
+            return ""
         spoken = list(tokens)
         if (
             end.finish_reason == "stop"
@@ -256,7 +261,7 @@ class Request:
             and not self._keeps_stop_token(end)
         ):
             spoken.pop()  # a token that only ends the answer is not part of its text
-        return "".join(text.push(token)[0] for token in spoken)
+        return "".join(self._text.push(token)[0] for token in spoken)
 
     def _keeps_stop_token(self, end: _End) -> bool:
         return end.stop_reason is not None and self.params.include_stop_str_in_output

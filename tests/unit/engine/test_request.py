@@ -65,8 +65,11 @@ def test_a_commit_that_fails_in_the_text_leaves_no_token_behind():
         def push(self, token: int) -> tuple[str, str | None]:
             raise UnicodeError("no such token")
 
-        def copy(self) -> "Unreadable":
-            return self
+        def state(self) -> None:
+            """There is none."""
+
+        def go_back(self, state: None) -> None:
+            """As it was."""
 
         def finish(self) -> str:
             return ""
