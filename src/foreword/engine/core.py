@@ -65,7 +65,12 @@ class EngineCore:
         self.cache = PagedCache(num_pages, prefix_caching=config.enable_prefix_caching)
         self._clock = parts.clock
         self._stepper = Stepper(
-            self.runner, self.cache, self._policy, config.max_num_batched_tokens, clock=parts.clock
+            self.runner,
+            self.cache,
+            self._policy,
+            config.max_num_batched_tokens,
+            clock=parts.clock,
+            store=self.runner.store,
         )
         self._recovery = Recovery(self._stepper)
         self.scheduler = Scheduler(

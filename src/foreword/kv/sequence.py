@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from foreword.kv.extra_rows import ExtraRows
 from foreword.kv.prefix_cache import PrefixNode
 
 
@@ -16,11 +17,18 @@ class KvSequence:
     chain: list[PrefixNode] = field(default_factory=list)  # the published pages that it starts with
     publishes: bool = False  # whether its full pages may still be published
     in_pass: bool = False  # a pass that may write its reserved rows is under way
+    extra: dict[str, ExtraRows] = field(default_factory=dict)  # rows of drafters in its pages, by kind
 
     @property
     def published(self) -> int:
         """How many of its pages, from the first on, are published."""
         return len(self.chain)
+
+    def rows_of(self, name: str) -> ExtraRows:
+        """What it has of one kind of extra rows."""
+        if name not in self.extra:
+            self.extra[name] = ExtraRows(name)
+        return self.extra[name]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,132 @@
+"""Rows that a drafter keeps in the pages: which of them a sequence has, and what the next ones are made of."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from foreword.kv.prefix_cache import PrefixNode
+
+KEPT_STATES = 64
+"""Newest tokens whose hidden states are kept: a drafter that was left out for a while starts again from there."""
+
+
+class ExtraRows:
+    """The rows of one kind that a sequence has besides the decoder's own.
+
+    Rows [begin, end) are filled. `begin` is 0 unless the drafter joined late, and then its past is shorter. The
+    target's hidden states of the newest tokens are kept with them, because the next rows are made from these.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.begin = 0
+        self.end = 0
+        self._first = 0  # position of the first state
+        self._states: list[Tensor] = []  # [tokens, numbers] each, one after the other
+        self._marked = 0  # leading published pages that are known to have these rows
+
+    @property
+    def known(self) -> int:
+        """One behind the last position whose states are known; 0: none are."""
+        return self._first + sum(map(len, self._states)) if self._states else 0
+
+    @property
+    def first_known(self) -> int:
+        """The first position whose states are known."""
+        return self._first
+
+    def add(self, first: int, states: Tensor) -> None:
+        """The states of the tokens from `first` on; they replace what was known of these, and a gap ends what was."""
+        if first > self.known or first <= self._first:
+            self._first, self._states = first, []
+        else:
+            self._drop_behind(first)
+        self._states.append(states)
+
+    def states(self, first: int, stop: int) -> Tensor:
+        """[stop - first, numbers], of positions that are known."""
+        if not self._first <= first < stop <= self.known:
+            raise ValueError(f"states {first} .. {stop} of {self._first} .. {self.known}")
+        parts, place = [], self._first
+        for part in self._states:
+            begin, end = max(first - place, 0), min(stop - place, len(part))
+            if begin < end:
+                parts.append(part[begin:end])
+            place += len(part)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def fill(self, begin: int, end: int) -> None:
+        """Rows up to `end` are filled now; `begin` is where they start if they do not follow those before."""
+        if begin != self.end:
+            self.begin = begin
+        self.end = end
+
+    def keep_newest(self, count: int = KEPT_STATES) -> None:
+        """Forget the states of all but the newest tokens."""
+        first = self.known - count
+        while self._states and self._first + len(self._states[0]) <= first:
+            self._first += len(self._states.pop(0))
+        # A long stretch is copied, or its last rows would keep all of it.
+        if self._states and len(self._states[0]) > count:
+            self._first += len(self._states[0]) - count
+            self._states[0] = self._states[0][-count:].clone()
+
+    def clip(self, rows: int) -> None:
+        """Rows from `rows` on are gone."""
+        self.end = min(self.end, rows)
+        self.begin = min(self.begin, self.end)
+
+    def fork(self, rows: int) -> "ExtraRows":
+        """What a sequence that starts with the first `rows` rows has."""
+        copy = ExtraRows(self.name)
+        copy.begin, copy.end = self.begin, self.end
+        copy.clip(rows)
+        if self._first < rows:
+            copy._first, copy._states = self._first, list(self._states)
+            copy._drop_behind(rows)
+        return copy
+
+    def mark(self, chain: Sequence[PrefixNode]) -> None:
+        """Let published pages know that they have these rows and all that came before; they get their last states."""
+        while self.begin == 0 and self._marked < len(chain):
+            node = chain[self._marked]
+            end = (self._marked + 1) * len(node.tokens)
+            if self.name not in node.states:
+                if self.end < end or not self._first < end <= self.known:
+                    return
+                node.states[self.name] = self.states(end - 1, end).clone()
+            self._marked += 1
+
+    def adopt(self, chain: Sequence[PrefixNode]) -> None:
+        """The newest page of the chain took the place of one of the sequence's own."""
+        size = len(chain[-1].tokens)
+        if self.name not in chain[-1].states:
+            self.clip((len(chain) - 1) * size)  # those in the page are gone with it
+        found = leading_pages(self.name, chain) * size
+        if found >= self.begin:
+            self.begin, self.end = 0, max(self.end, found)
+
+    def _drop_behind(self, position: int) -> None:
+        """Forget states from `position` on."""
+        while self._states and self.known - len(self._states[-1]) >= position:
+            self._states.pop()
+        if self._states and self.known > position:
+            self._states[-1] = self._states[-1][: position - self.known]
+
+
+def leading_pages(name: str, chain: Sequence[PrefixNode]) -> int:
+    """How many pages from the first on have rows of this kind."""
+    return next((place for place, node in enumerate(chain) if name not in node.states), len(chain))
+
+
+def found_rows(chain: Sequence[PrefixNode]) -> dict[str, ExtraRows]:
+    """What a sequence that starts with these published pages has of every kind."""
+    found: dict[str, ExtraRows] = {}
+    for name in {name for node in chain for name in node.states}:
+        rows = found[name] = ExtraRows(name)
+        size = len(chain[0].tokens)
+        rows.fill(0, leading_pages(name, chain) * size)
+        if name in chain[-1].states:
+            rows.add(len(chain) * size - 1, chain[-1].states[name])
+    return found
