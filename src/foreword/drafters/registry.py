@@ -43,6 +43,8 @@ _NAMES: dict[Any, str] = {int: "a whole number", (int, float): "a number", str: 
 
 
 def _builtin_kinds() -> dict[str, DrafterKind]:
+    from foreword.drafters.heads.eagle import EagleConfig, build_eagle
+    from foreword.drafters.heads.eagle3 import Eagle3Config, build_eagle3
     from foreword.drafters.lookup.ngram import NgramConfig, NgramDrafter
     from foreword.drafters.lookup.prediction import PredictionConfig, PredictionDrafter
     from foreword.drafters.lookup.suffix import SuffixConfig, build_suffix_drafter
@@ -73,6 +75,15 @@ def _builtin_kinds() -> dict[str, DrafterKind]:
         ),
         "layer_skip": DrafterKind(
             "the target without some of its layers", LayerSkipConfig, build_layer_skip, _is_wide
+        ),
+        "eagle": DrafterKind(
+            "an EAGLE-1 or EAGLE-2 head on the target's last hidden states",
+            EagleConfig,
+            build_eagle,
+            _is_wide,
+        ),
+        "eagle3": DrafterKind(
+            "an EAGLE-3 head on the target's hidden states", Eagle3Config, build_eagle3, _is_wide
         ),
     }
     return {name: replace(kind, can_hang=False) for name, kind in kinds.items()}

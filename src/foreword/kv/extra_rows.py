@@ -56,10 +56,17 @@ class ExtraRows:
             place += len(part)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def fill(self, begin: int, end: int) -> None:
-        """Rows up to `end` are filled now; `begin` is where they start if they do not follow those before."""
-        if begin != self.end:
-            self.begin = begin
+    def missing_from(self, lag: int) -> int:
+        """The first row that is to be filled: the next, or the first that can still be made.
+
+        Row t is made from the states of position t - `lag`.
+        """
+        return max(self.end, self._first + lag)
+
+    def fill(self, first: int, end: int) -> None:
+        """Rows from `first` up to `end` are filled now; if they leave a gap, the rows before it no longer count."""
+        if first > self.end:
+            self.begin = first
         self.end = end
 
     def keep_newest(self, count: int = KEPT_STATES) -> None:
@@ -126,7 +133,7 @@ def found_rows(chain: Sequence[PrefixNode]) -> dict[str, ExtraRows]:
     for name in {name for node in chain for name in node.states}:
         rows = found[name] = ExtraRows(name)
         size = len(chain[0].tokens)
-        rows.fill(0, leading_pages(name, chain) * size)
+        rows.end = leading_pages(name, chain) * size
         if name in chain[-1].states:
             rows.add(len(chain) * size - 1, chain[-1].states[name])
     return found

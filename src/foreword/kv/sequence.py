@@ -24,11 +24,13 @@ class KvSequence:
         """How many of its pages, from the first on, are published."""
         return len(self.chain)
 
-    def rows_of(self, name: str) -> ExtraRows:
-        """What it has of one kind of extra rows."""
+    def rows_of(self, name: str, lag: int = 0) -> ExtraRows:
+        """What it has of one kind of extra rows, of which the first `lag` do not exist."""
         if name not in self.extra:
             self.extra[name] = ExtraRows(name)
-        return self.extra[name]
+        rows = self.extra[name]
+        rows.end = max(rows.end, lag)
+        return rows
 
 
 @dataclass(frozen=True)

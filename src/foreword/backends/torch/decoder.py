@@ -11,21 +11,17 @@ from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps
 from foreword.backends.interface import KvStore
 from foreword.backends.support import require_supported
 from foreword.backends.torch.attention import GroupView, group_views, paged_attention
+from foreword.backends.torch.heads import TorchHead
 from foreword.backends.torch.kv_store import TorchKvStore
+from foreword.backends.torch.norms import rms_norm
 from foreword.backends.torch.staging import StagedBatch, Staging
 from foreword.backends.torch.weights import DecoderWeights, LayerWeights, load_weights
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.heads.opening import Head
 from foreword.models.rope import inverse_frequencies, rotate
 from foreword.progress import Progress
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Scale every row to unit root-mean-square, then by `weight`; the mean is taken in float32."""
-    wide = x.float()
-    scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * scaled.to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -86,6 +82,10 @@ class TorchDecoder:
         """A decoder with the layers of another checkpoint, and this one's embedding, head and final norm."""
         dtype = self._weights.embedding.dtype
         return load_torch_decoder(checkpoint, dtype, self.device, ends=self._weights)
+
+    def head(self, head: Head, rows: str) -> TorchHead:
+        """A draft head in the numbers of this decoder."""
+        return TorchHead(head, rows, self._weights, self._bucketed)
 
     def kv_rows(self) -> RowSpec:
         """Keys and values of all layers, in the numbers of the weights."""

@@ -1,6 +1,7 @@
 """Which tokens a draft model puts after the newest nodes of its trees."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -13,6 +14,7 @@ from foreword.acceptance.pipeline.distribution import Distributions, RowShape, s
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.rule import Rule
 from foreword.drafters.model.guessed_tree import GrowingTree
+from foreword.kernels.sampler import sample, sampler_for
 
 _RANKED = 64
 """Likeliest tokens among which siblings are ranked; noise is drawn for these alone."""
@@ -24,13 +26,23 @@ def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     logits [trees, vocab]. *token* and *block* need to know what it was drawn from; *coupled* does not.
     """
     logits = with_fixed_corrections(trees, logits)
+    sampler = sampler_for(logits)
+    rules = [tree.request.sampling.rule for tree in trees]
+    if sampler is not None and all(rule is Rule.COUPLED for rule in rules):
+        records = np.array([tree.request.sampling.record for tree in trees])
+        positions = np.concatenate([tree.positions() for tree in trees])
+        _grow(trees, sample(sampler, logits, records, positions)[0].tolist(), {})
+        return
     shaped = shape_rows(logits, row_shape(trees, logits))
     keys = np.concatenate([tree.keys() for tree in trees])
     tokens = draw(shaped, keys).tolist()
     only = shaped.only.tolist()
-    rules = [tree.request.sampling.rule for tree in trees]
     telling = [row for row, rule in enumerate(rules) if rule is not Rule.COUPLED and only[row] < 0]
-    drawn = _drawn_from(shaped, telling)
+    _grow(trees, tokens, _drawn_from(shaped, telling))
+
+
+def _grow(trees: Sequence[GrowingTree], tokens: Sequence[int], drawn: Mapping[int, Drawn]) -> None:
+    """One node for each chain; `drawn` has what the token of a row was drawn from, where that is told."""
     for row, (tree, token) in enumerate(zip(trees, tokens, strict=True)):
         if token < 0:  # the model has no distribution here
             tree.frontier = []
@@ -50,11 +62,11 @@ def _drawn_from(shaped: Distributions, rows: list[int]) -> dict[int, Drawn]:
     }
 
 
-def grow_trees(trees: Sequence[GrowingTree], logits: Tensor, width: int) -> None:
-    """The `width` best nodes after each tree's newest level, by score summed along the path.
+def grow_trees(trees: Sequence[GrowingTree], logits: Tensor) -> None:
+    """The best tokens after each node of each tree's newest level, of which the tree keeps what it has room for.
 
-    logits [all frontier nodes, vocab]. A token's score is how far log q + G stays behind the best of its
-    siblings, G being the noise that the target itself will draw with; at temperature 0, log q itself.
+    logits [all frontier nodes, vocab]. A token's score is the share of exp(log q + G) that it has among its siblings,
+    as a logarithm, summed along the path. G is the noise that the target itself will draw with; none at temperature 0.
     """
     logits = with_fixed_corrections(trees, logits)
     ranked = logits.topk(min(_RANKED, logits.shape[1]), dim=-1)
@@ -63,26 +75,28 @@ def grow_trees(trees: Sequence[GrowingTree], logits: Tensor, width: int) -> None
         rows = slice(row, row + len(tree.frontier))
         row += len(tree.frontier)
         scores = _scores(tree, ranked.values[rows], ranked.indices[rows])
-        best = scores.topk(min(width, scores.shape[1]), dim=-1)
+        best = scores.topk(min(tree.width, scores.shape[1]), dim=-1)
         tokens = ranked.indices[rows].gather(1, best.indices).tolist()
-        level = [
-            (tree.score(parent) + score, parent, token, None)
-            for parent, row_scores, row_tokens in zip(
-                tree.frontier, best.values.tolist(), tokens, strict=True
-            )
-            for score, token in zip(row_scores, row_tokens, strict=True)
-        ]
-        tree.grow(sorted(level, key=lambda node: -node[0])[:width])
+        tree.grow(
+            [
+                (tree.score(parent) + score, parent, token, None)
+                for parent, row_scores, row_tokens in zip(
+                    tree.frontier, best.values.tolist(), tokens, strict=True
+                )
+                for score, token in zip(row_scores, row_tokens, strict=True)
+                if score > -math.inf
+            ]
+        )
 
 
 def _scores(tree: GrowingTree, logits: Tensor, ids: Tensor) -> Tensor:
-    """[frontier, ranked], 0 for the best sibling; the largest logits stand first."""
+    """[frontier, ranked], each row normalised; the largest logits stand first."""
     temperature = float(tree.request.sampling.record["temperature"])
-    if temperature == 0:
-        return torch.log_softmax(logits.double(), dim=-1)
-    keys = key_tensor(tree.keys(), logits.device)
-    scores = logits.double() / temperature + gumbel(keys.unsqueeze(1), ids)
-    return scores - scores.max(dim=-1, keepdim=True).values
+    scores = logits.double()
+    if temperature > 0:
+        keys = key_tensor(tree.keys(), logits.device)
+        scores = scores / temperature + gumbel(keys.unsqueeze(1), ids)
+    return torch.log_softmax(scores, dim=-1)
 
 
 def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:
