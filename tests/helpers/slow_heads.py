@@ -113,7 +113,9 @@ class SlowHead:
         return found
 
 
-def target_states(model: Any, tokens: Sequence[int], boundaries: Sequence[int], normed: bool = False) -> Tensor:
+def target_states(
+    model: Any, tokens: Sequence[int], boundaries: Sequence[int], normed: bool = False
+) -> Tensor:
     """[tokens, boundaries * hidden] of a transformers model: the residual stream after so many layers."""
     caught: dict[int, Tensor] = {}
 
