@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from foreword.backends.batch import ForwardBatch, ForwardOutput, Ints
+from foreword.backends.batch import BatchArrays, ForwardBatch, ForwardOutput, Ints
 from foreword.kv.spec import PageSpec, RowSpec
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
@@ -55,7 +55,9 @@ class HeadInput:
     reads the features of position t - 1.
     """
 
-    batch: ForwardBatch  # `logit_rows` are those whose outcome is wanted; no row is moved
+    arrays: (
+        BatchArrays  # of a forward batch; `logit_rows` are those whose outcome is wanted, and no row is moved
+    )
     starts: Ints  # int32 [requests], KV rows before this one are seen by none of the request's rows
     features: Tensor  # [rows, feature width]; where they are its own, [rows, hidden size]
     are_own: bool  # what it returned itself for the position before, instead of the target's hidden states

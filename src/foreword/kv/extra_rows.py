@@ -1,6 +1,7 @@
 """Rows that a drafter keeps in the pages: which of them a sequence has, and what the next ones are made of."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,6 +10,14 @@ from foreword.kv.prefix_cache import PrefixNode
 
 KEPT_STATES = 64
 """Newest tokens whose hidden states are kept: a drafter that was left out for a while starts again from there."""
+
+
+class _Stretch(NamedTuple):
+    """The states of some tokens in a row."""
+
+    first: int  # position
+    end: int
+    states: Tensor  # [end - first, numbers]
 
 
 class ExtraRows:
@@ -22,46 +31,44 @@ class ExtraRows:
         self.name = name
         self.begin = 0
         self.end = 0
-        self._first = 0  # position of the first state
-        self._states: list[Tensor] = []  # [tokens, numbers] each, one after the other
+        self._states: list[_Stretch] = []  # one after the other
         self._marked = 0  # leading published pages that are known to have these rows
 
     @property
     def known(self) -> int:
         """One behind the last position whose states are known; 0: none are."""
-        return self._first + sum(map(len, self._states)) if self._states else 0
+        return self._states[-1].end if self._states else 0
 
     @property
     def first_known(self) -> int:
         """The first position whose states are known."""
-        return self._first
+        return self._states[0].first if self._states else 0
 
     def add(self, first: int, states: Tensor) -> None:
         """The states of the tokens from `first` on; they replace what was known of these, and a gap ends what was."""
-        if first > self.known or first <= self._first:
-            self._first, self._states = first, []
-        else:
-            self._drop_behind(first)
-        self._states.append(states)
+        if first > self.known:
+            self._states = []
+        self._drop_from(first)
+        self._states.append(_Stretch(first, first + len(states), states))
 
     def states(self, first: int, stop: int) -> Tensor:
         """[stop - first, numbers], of positions that are known."""
-        if not self._first <= first < stop <= self.known:
-            raise ValueError(f"states {first} .. {stop} of {self._first} .. {self.known}")
-        parts, place = [], self._first
-        for part in self._states:
-            begin, end = max(first - place, 0), min(stop - place, len(part))
-            if begin < end:
-                parts.append(part[begin:end])
-            place += len(part)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        if not self.first_known <= first < stop <= self.known:
+            raise ValueError(f"states {first} .. {stop} of {self.first_known} .. {self.known}")
+        parts: list[Tensor] = []
+        for stretch in reversed(self._states):
+            if stretch.end <= first:
+                break
+            if stretch.first < stop:
+                parts.append(stretch.states[max(first - stretch.first, 0) : stop - stretch.first])
+        return parts[0] if len(parts) == 1 else torch.cat(parts[::-1])
 
     def missing_from(self, lag: int) -> int:
         """The first row that is to be filled: the next, or the first that can still be made.
 
         Row t is made from the states of position t - `lag`.
         """
-        return max(self.end, self._first + lag)
+        return max(self.end, self.first_known + lag)
 
     def fill(self, first: int, end: int) -> None:
         """Rows from `first` up to `end` are filled now; if they leave a gap, the rows before it no longer count."""
@@ -72,12 +79,12 @@ class ExtraRows:
     def keep_newest(self, count: int = KEPT_STATES) -> None:
         """Forget the states of all but the newest tokens."""
         first = self.known - count
-        while self._states and self._first + len(self._states[0]) <= first:
-            self._first += len(self._states.pop(0))
+        while self._states and self._states[0].end <= first:
+            self._states.pop(0)
         # A long stretch is copied, or its last rows would keep all of it.
-        if self._states and len(self._states[0]) > count:
-            self._first += len(self._states[0]) - count
-            self._states[0] = self._states[0][-count:].clone()
+        if self._states and self._states[0].end - self._states[0].first > count:
+            oldest = self._states[0]
+            self._states[0] = _Stretch(oldest.end - count, oldest.end, oldest.states[-count:].clone())
 
     def clip(self, rows: int) -> None:
         """Rows from `rows` on are gone."""
@@ -89,9 +96,8 @@ class ExtraRows:
         copy = ExtraRows(self.name)
         copy.begin, copy.end = self.begin, self.end
         copy.clip(rows)
-        if self._first < rows:
-            copy._first, copy._states = self._first, list(self._states)
-            copy._drop_behind(rows)
+        copy._states = list(self._states)
+        copy._drop_from(rows)
         return copy
 
     def mark(self, chain: Sequence[PrefixNode]) -> None:
@@ -100,7 +106,7 @@ class ExtraRows:
             node = chain[self._marked]
             end = (self._marked + 1) * len(node.tokens)
             if self.name not in node.states:
-                if self.end < end or not self._first < end <= self.known:
+                if self.end < end or not self.first_known < end <= self.known:
                     return
                 node.states[self.name] = self.states(end - 1, end).clone()
             self._marked += 1
@@ -114,12 +120,13 @@ class ExtraRows:
         if found >= self.begin:
             self.begin, self.end = 0, max(self.end, found)
 
-    def _drop_behind(self, position: int) -> None:
+    def _drop_from(self, position: int) -> None:
         """Forget states from `position` on."""
-        while self._states and self.known - len(self._states[-1]) >= position:
+        while self._states and self._states[-1].first >= position:
             self._states.pop()
         if self._states and self.known > position:
-            self._states[-1] = self._states[-1][: position - self.known]
+            last = self._states[-1]
+            self._states[-1] = _Stretch(last.first, position, last.states[: position - last.first])
 
 
 def leading_pages(name: str, chain: Sequence[PrefixNode]) -> int:

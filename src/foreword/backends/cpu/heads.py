@@ -129,7 +129,7 @@ class CpuHead:
         """One pass over all rows."""
         if not isinstance(store, CpuKvStore):
             raise ValueError("the KV store was made for another backend")
-        arrays = wanted.batch.arrays
+        arrays = wanted.arrays
         rows = len(arrays.logit_rows)
         logits = np.empty((rows, self.spec.draft_vocab_size), dtype=np.float32)
         states = np.empty((rows, self.spec.hidden_size), dtype=np.float32)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
 
+from foreword.backends.batch import ForwardBatch
 from foreword.backends.interface import HeadInput, HeadOutput, KvStore
 from foreword.backends.torch.attention import GroupView, group_views, paged_attention
 from foreword.backends.torch.kv_store import TorchKvStore
@@ -40,7 +41,7 @@ class TorchHead:
     def forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
         if not isinstance(store, TorchKvStore):
             raise ValueError("the KV store was made for another backend")
-        staged = self._staging.stage(wanted.batch, store.page_size, store.spare_slot)
+        staged = self._staging.stage(ForwardBatch.of(wanted.arrays), store.page_size, store.spare_slot)
         views = _from(wanted, staged, group_views(staged, store.page_size, store.empty_slot))
         batch, padding = staged.batch, len(staged.batch.token_ids) - len(wanted.features)
         features = torch.nn.functional.pad(wanted.features.to(self._own_dtype), (0, 0, 0, padding))

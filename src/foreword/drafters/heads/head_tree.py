@@ -20,7 +20,8 @@ class HeadTree(GrowingTree):
         super().__init__(ask, width)
         self._max_nodes, self._max_depth = ask.max_nodes, ask.max_depth
         self._room = room
-        self._read: list[int] = []  # nodes with a row in the head's KV, in the order of the rows
+        self.num_read = 0  # nodes with a row in the head's KV, the frontier last
+        self._masks = {ROOT: 0}  # node -> a bit for every row that it sees, its own included
         self.sources = [0]  # for every node of the frontier, its parent's place in the frontier before
 
     @property
@@ -43,26 +44,20 @@ class HeadTree(GrowingTree):
             best = set(self._best())
             candidates = [node for node in candidates if node in best]
         before = {node: place for place, node in enumerate(self.frontier)}
-        most = min(self.width, self._room - len(self._read))
+        most = min(self.width, self._room - self.num_read)
         self.frontier = sorted(candidates, key=lambda node: -self._scores[node])[: max(most, 0)]
         self.sources = [before[self._parents[node]] for node in self.frontier]
-        self._read += self.frontier
+        for node in self.frontier:
+            self._masks[node] = self._masks[self._parents[node]] | 1 << self.num_read
+            self.num_read += 1
+
+    def masks(self) -> list[int]:
+        """Which rows of the head's KV behind the text each node of the frontier sees."""
+        return [self._masks[node] for node in self.frontier]
 
     def draft(self) -> Draft:
         """The best nodes of all."""
-        return self._only(sorted(self._best()))
-
-    def read(self) -> Draft:
-        """The nodes that the head has rows for, the frontier last."""
-        return self._only(self._read)
-
-    def _best(self) -> list[int]:
-        """The best `max_nodes` nodes; of equals the earlier, so that a node never comes without its parent."""
-        return sorted(range(len(self.tokens)), key=lambda node: (-self._scores[node], node))[
-            : self._max_nodes
-        ]
-
-    def _only(self, nodes: Sequence[int]) -> Draft:
+        nodes = sorted(self._best())
         numbers = {ROOT: ROOT} | {node: number for number, node in enumerate(nodes)}
         drawn = tuple(self._drawn[node] for node in nodes)
         request = self.request
@@ -73,3 +68,9 @@ class HeadTree(GrowingTree):
             request.epoch,
             drawn if any(q is not None for q in drawn) else (),
         )
+
+    def _best(self) -> list[int]:
+        """The best `max_nodes` nodes; of equals the earlier, so that a node never comes without its parent."""
+        return sorted(range(len(self.tokens)), key=lambda node: (-self._scores[node], node))[
+            : self._max_nodes
+        ]

@@ -7,11 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.backends.batch import MAX_DRAFT_NODES, Tap
+from foreword.backends.batch import MAX_DRAFT_NODES, Ints, Tap
 from foreword.backends.interface import HeadInput, HeadOutput, HeadRunner
 from foreword.drafters.heads.head_tree import HeadTree
+from foreword.drafters.heads.levels import level_arrays
 from foreword.drafters.heads.vocabulary import DraftVocabulary
-from foreword.drafters.model.next_level import grow_chains, grow_trees
+from foreword.drafters.model.next_level import add_tokens, are_plainly_greedy, grow_chains, grow_trees
 from foreword.kv.extra_rows import ExtraRows
 from foreword.kv.spec import RowSpec
 from foreword.speculation.draft import Draft
@@ -115,38 +116,30 @@ class StepwiseHead:
         return _Run(ask.pages, rows, ask.request.tokens, first, end)
 
     def _grow(self, trees: list[HeadTree], runs: list[_Run]) -> None:
-        output = self._run_true(runs, wanted=1)
-        starts = {id(tree): max(run.rows.begin, LAG) for tree, run in zip(trees, runs, strict=True)}
-        pages = {id(tree): run.pages for tree, run in zip(trees, runs, strict=True)}
+        """Level by level, those trees together that are not done."""
+        output, tables = self._run_true(runs, wanted=1)
+        starts = np.array([max(run.rows.begin, LAG) for run in runs], np.int32)
+        store, are_greedy = runs[0].pages.store, self._width == 1 and are_plainly_greedy(trees)
         while True:
             sizes = [len(tree.frontier) for tree in trees]
-            logits = self._vocabulary.spread(output.logits)
-            if self._width == 1:
-                grow_chains(trees, logits)
+            if are_greedy:
+                add_tokens(trees, self._vocabulary.likeliest(output.logits), {})
+            elif self._width == 1:
+                grow_chains(trees, self._vocabulary.spread(output.logits))
             else:
-                grow_trees(trees, logits)
-            states = _sources(trees, sizes)
-            trees = [tree for tree in trees if not tree.is_done]
-            if not trees:
+                grow_trees(trees, self._vocabulary.spread(output.logits))
+            sources = _sources(trees, sizes)
+            going = [place for place, tree in enumerate(trees) if not tree.is_done]
+            if not going:
                 return
-            parts = [
-                SequenceRows(
-                    pages[id(tree)].kv,
-                    tree.request.tokens,
-                    0,
-                    read := tree.read(),
-                    len(read) - len(tree.frontier),
-                    first=len(tree.request.tokens),
-                )
-                for tree in trees
-            ]
-            batch = self._buffers.lay_out(pages[id(trees[0])].cache, parts, ())
-            begin = np.array([starts[id(tree)] for tree in trees], dtype=np.int32)
-            wanted = HeadInput(batch, begin, output.states[states], are_own=True)
-            output = self._runner.forward(wanted, pages[id(trees[0])].store)
+            if len(going) < len(trees):
+                trees, starts, tables = [trees[place] for place in going], starts[going], tables[going]
+            arrays = level_arrays(trees, tables, store.page_size)
+            states = _taken(output.states, sources)
+            output = self._runner.forward(HeadInput(arrays, starts, states, are_own=True), store)
 
-    def _run_true(self, runs: Sequence[_Run], wanted: int) -> HeadOutput:
-        """Make rows from the target's states; the outcome of the last `wanted` of each is returned."""
+    def _run_true(self, runs: Sequence[_Run], wanted: int) -> tuple[HeadOutput, Ints]:
+        """Make rows from the target's states; returns the outcome of the last `wanted` of each, and all their pages."""
         parts = [
             SequenceRows(
                 run.pages.kv, run.tokens, run.end - run.first, Draft(), run_logits=wanted, first=run.first
@@ -154,17 +147,17 @@ class StepwiseHead:
             for run in runs
         ]
         states = [run.rows.states(run.first - LAG, run.end - LAG) for run in runs]
-        batch = self._buffers.lay_out(runs[0].pages.cache, parts, ())
-        starts = np.array([run.start for run in runs], dtype=np.int32)
+        arrays = self._buffers.lay_out(runs[0].pages.cache, parts, ()).arrays
+        starts = np.array([run.start for run in runs], np.int32)
         features = states[0] if len(states) == 1 else torch.cat(states)
-        output = self._runner.forward(HeadInput(batch, starts, features, are_own=False), runs[0].pages.store)
+        output = self._runner.forward(HeadInput(arrays, starts, features, are_own=False), runs[0].pages.store)
         for run in runs:
             run.rows.fill(run.first, run.end)
             run.rows.mark(run.pages.kv.chain)
-        return output
+        return output, arrays.block_tables
 
 
-def _sources(trees: Sequence[HeadTree], sizes: Sequence[int]) -> Tensor:
+def _sources(trees: Sequence[HeadTree], sizes: Sequence[int]) -> list[int]:
     """For every node that is read next, the row of its parent among those that were read last."""
     rows: list[int] = []
     first = 0
@@ -172,4 +165,9 @@ def _sources(trees: Sequence[HeadTree], sizes: Sequence[int]) -> Tensor:
         if not tree.is_done:
             rows += (first + place for place in tree.sources)
         first += size
-    return torch.tensor(rows, dtype=torch.int64)
+    return rows
+
+
+def _taken(states: Tensor, rows: list[int]) -> Tensor:
+    """These rows; no copy where they are all of them in their order, as with chains."""
+    return states if rows == list(range(len(states))) else states[torch.tensor(rows)]

@@ -31,18 +31,18 @@ def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     if sampler is not None and all(rule is Rule.COUPLED for rule in rules):
         records = np.array([tree.request.sampling.record for tree in trees])
         positions = np.concatenate([tree.positions() for tree in trees])
-        _grow(trees, sample(sampler, logits, records, positions)[0].tolist(), {})
+        add_tokens(trees, sample(sampler, logits, records, positions)[0].tolist(), {})
         return
     shaped = shape_rows(logits, row_shape(trees, logits))
     keys = np.concatenate([tree.keys() for tree in trees])
     tokens = draw(shaped, keys).tolist()
     only = shaped.only.tolist()
     telling = [row for row, rule in enumerate(rules) if rule is not Rule.COUPLED and only[row] < 0]
-    _grow(trees, tokens, _drawn_from(shaped, telling))
+    add_tokens(trees, tokens, _drawn_from(shaped, telling))
 
 
-def _grow(trees: Sequence[GrowingTree], tokens: Sequence[int], drawn: Mapping[int, Drawn]) -> None:
-    """One node for each chain; `drawn` has what the token of a row was drawn from, where that is told."""
+def add_tokens(trees: Sequence[GrowingTree], tokens: Sequence[int], drawn: Mapping[int, Drawn]) -> None:
+    """One node for each chain; -1 ends it. `drawn` has what a row's token was drawn from, where that is told."""
     for row, (tree, token) in enumerate(zip(trees, tokens, strict=True)):
         if token < 0:  # the model has no distribution here
             tree.frontier = []
@@ -97,6 +97,14 @@ def _scores(tree: GrowingTree, logits: Tensor, ids: Tensor) -> Tensor:
         keys = key_tensor(tree.keys(), logits.device)
         scores = scores / temperature + gumbel(keys.unsqueeze(1), ids)
     return torch.log_softmax(scores, dim=-1)
+
+
+def are_plainly_greedy(trees: Sequence[GrowingTree]) -> bool:
+    """Whether the largest logit decides for all of them."""
+    samplers = [tree.request.sampling for tree in trees]
+    return all(
+        s.record["temperature"] == 0 and not len(s.bias_ids) and s.allowed_ids is None for s in samplers
+    )
 
 
 def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:
