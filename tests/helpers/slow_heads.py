@@ -82,7 +82,8 @@ class SlowHead:
             stream = self.layer(index, stream, read, positions, seen)
         normed = self.norm(stream, "norm.weight")
         head = self.get("lm_head.weight")
-        assert head is not None
+        if head is None:  # the target's, which is tied to the embedding
+            head = embedding
         return normed @ head.T, normed if self.flags.get("norm_output") else stream
 
     def reduced(self, states: Tensor, taps: int) -> Tensor:

@@ -40,6 +40,8 @@ class EngineParts:
     policy: Policy = field(default_factory=FixedPolicy)  # who drafts, with what, how deep
     build_drafter: Build | None = None  # makes the drafters that requests ask for; None: they cannot ask
     speculation: SpeculationConfig | None = None  # of requests that don't ask
+    # Others that requests will ask for and that keep rows in the KV pages: these are laid out for them too.
+    offered: Sequence[SpeculationConfig] = ()
     clock: Callable[[], float] = perf_counter  # seconds
 
 
@@ -57,7 +59,8 @@ class EngineCore:
         self.drafters = DrafterPool(
             parts.build_drafter, rule, parts.speculation, brought, target.config.num_layers
         )
-        self.drafters.provided = needs = _needs(self.drafters, brought)
+        known = [*brought, *map(self.drafters.offer, parts.offered)]
+        self.drafters.provided = needs = _needs(self.drafters, known)
         num_pages = config.num_pages(target, needs.rows)
         self.max_model_len = config.context_length(target, needs.rows)
         self.target = target
@@ -240,7 +243,7 @@ class EngineCore:
             raise AssertionError("a KV sequence belongs to nobody")
 
 
-def _needs(drafters: DrafterPool, brought: Sequence[Drafter]) -> DrafterNeeds:
+def _needs(drafters: DrafterPool, others: Sequence[Drafter]) -> DrafterNeeds:
     """What the drafters that are there from the start have to be given."""
-    known = [*brought, *([] if drafters.default is None else [drafters.default.drafter])]
+    known = [*others, *([] if drafters.default is None else [drafters.default.drafter])]
     return reduce(or_, map(needs_of, known), NO_NEEDS)

@@ -24,6 +24,10 @@ PREDICTED_TOKENS = 8
 Build = Callable[[SpeculationConfig], Drafter]
 
 
+class PagesLackRows(RequestError):  # noqa: N818 - reads as what is wrong
+    """A drafter needs rows in the KV pages, which were laid out without them."""
+
+
 class DrafterPool:
     """Makes each drafter when the first request asks for it, and shares it among all who ask for the same.
 
@@ -64,6 +68,14 @@ class DrafterPool:
         if before is not None and (config is None or before != _key(config)):
             with self._lock:
                 self._let_go(before)
+
+    @property
+    def default_config(self) -> SpeculationConfig | None:
+        return self._default_config
+
+    def offer(self, config: SpeculationConfig) -> Drafter:
+        """Make a drafter ready for requests that will ask for it."""
+        return self._get(config).drafter
 
     def resolve(self, setting: SpeculationSetting, has_prediction: bool = False) -> DraftPlan | None:
         """Who drafts for a request with this setting; see `SpeculationConfig.parse`."""
@@ -191,7 +203,7 @@ class DrafterPool:
             except ValueError as error:
                 raise RequestError(f"speculation: {name} does not fit this model: {error}") from None
         if self.provided is not None and not set(needs.rows) <= set(self.provided.rows):
-            raise RequestError(
+            raise PagesLackRows(
                 f"speculation: {name} keeps rows of its own in the KV pages, which were laid out without them; "
                 "name it when the engine is started"
             )
