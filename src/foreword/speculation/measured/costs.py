@@ -24,6 +24,9 @@ FARTHEST = 4.0
 TINY = 1e-3
 """Less than this a number of levels or asks has not changed."""
 
+ENOUGH_CALLS = 8
+"""Calls after which the cost of one depth is believed to hold for others."""
+
 PROFILED = 8
 """Steps that a measurement at start-up counts as."""
 
@@ -121,6 +124,11 @@ class CallCost:
         self._means += weight * off
         self._spread = (1 - weight) * (self._spread + weight * np.outer(off, off))
 
+    @property
+    def is_known(self) -> bool:
+        """Whether calls of different depths were measured, or enough of one."""
+        return self._seen > 1 and (bool(self._spread[0, 0] > TINY) or self._seen > ENOUGH_CALLS)
+
     def seconds(self, levels: int, asks: int = 1) -> float:
         """Expected time of a call; 0 before the first was measured."""
         late_levels, late_asks, late_seconds = self._late.tolist()
@@ -204,6 +212,11 @@ class StepCosts:
         """Expected time of a drafter's call; 0 before the first was measured."""
         cost = self._calls.get(method)
         return 0.0 if cost is None else cost.seconds(levels, asks)
+
+    def knows_calls(self, method: str) -> bool:
+        """Whether `draft_seconds` is more than a guess."""
+        cost = self._calls.get(method)
+        return cost is not None and cost.is_known
 
     def _observe_call(self, call: DrafterCall) -> None:
         self._calls.setdefault(call.method, CallCost()).observe(call.levels, call.seconds, call.asks)

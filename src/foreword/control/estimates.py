@@ -1,0 +1,213 @@
+"""How likely a drafter's guesses are: a request's own, shrunk towards its cohort's, those towards the drafter's."""
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from foreword.control.fading import (
+    FADING,
+    FAST_FADING,
+    HALF_LIFE_SECONDS,
+    MOST_LEVELS,
+    FadingCounts,
+)
+
+COHORT_STRENGTH = 40.0
+"""Drafts of the drafter at large that weigh as much in a cohort's estimate as those of its own."""
+
+PRIOR_STRENGTH = 4.0
+PRIOR_RATE = 0.6
+PRIOR_COVERAGE = 0.5
+"""What is believed of a drafter that nobody has asked: hopeful, so that it is tried, and soon forgotten."""
+
+SIBLING_SHARE = 0.5
+"""Of what one child leaves, what the next is believed to get."""
+
+MAX_PAIRS = 256
+"""Pairs of drafter and cohort that are remembered; the one that was not seen for longest is forgotten."""
+
+SHIFT_STEP = 0.1
+SHIFT_POWER = 1.3
+LEAST_SHIFT, MOST_SHIFT = round(math.log(0.2) / SHIFT_STEP), round(math.log(3.0) / SHIFT_STEP)
+"""A request's luck, as the logarithm of accepted over expected guesses, in steps."""
+
+CHANGE_SLACK = 0.25
+CHANGE_LIMIT = 10.0
+CHANGE_DRAFTS = 500
+"""The traffic has changed if what is accepted differs from what is expected by more than this, beyond a slack."""
+
+_CERTAIN = 1e-4
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What is believed of a drafter's guesses in one cohort, at one moment."""
+
+    accepted: tuple[tuple[float, ...], ...]  # [level][rank], given that the parent is accepted
+    coverage: tuple[float, ...]  # [level], share of the asks whose answer has it
+    _shifted: dict[int, tuple[tuple[float, ...], ...]] = field(default_factory=dict, compare=False)
+    _survival: dict[int, list[float]] = field(default_factory=dict, compare=False)
+
+    def node_rates(self, shift: int) -> tuple[tuple[float, ...], ...]:
+        """The acceptance rates for a request with this luck."""
+        found = self._shifted.get(shift)
+        if found is None:
+            found = tuple(tuple(_shift(rate, shift) for rate in ranks) for ranks in self.accepted)
+            self._shifted[shift] = found
+        return found
+
+    def survival(self, shift: int) -> list[float]:
+        """[level], chance that a chain's node and all above it are accepted."""
+        found = self._survival.get(shift)
+        if found is None:
+            found, chance = [], 1.0
+            for ranks in self.node_rates(shift):
+                chance *= ranks[0]
+                found.append(chance)
+            self._survival[shift] = found
+        return found
+
+    @cached_property
+    def expected(self) -> list[float]:
+        """[level], chance that some child is accepted where the parent is."""
+        return [min(sum(ranks), 1.0) for ranks in self.accepted]
+
+
+def _shift(rate: float, shift: int) -> float:
+    rate = min(max(rate, _CERTAIN), 1 - _CERTAIN)
+    return 1 / (1 + (1 - rate) / rate * math.exp(-SHIFT_POWER * SHIFT_STEP * shift))
+
+
+class DrafterEstimate:
+    """A drafter's guesses for everyone: one rate for every level, which is all that tenants share."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.counts = FadingCounts()
+
+    def rate(self, level: int, rank: int, above: float, before: float) -> float:
+        """By default as the level above, or a share of what the siblings before leave."""
+        prior = above if not rank else SIBLING_SHARE * (1 - before)
+        return self.counts.rate(level, rank, prior, PRIOR_STRENGTH)
+
+
+class PairEstimate:
+    """A drafter's guesses in one cohort."""
+
+    def __init__(self, drafter: DrafterEstimate, cohort: str) -> None:
+        self.drafter = drafter
+        self.cohort = cohort
+        self.counts = FadingCounts()
+        self.changes = 0  # times that the traffic was seen to change
+        self._fast_drafts = 0  # that are still forgotten fast
+        self._above = self._below = 0.0  # evidence that more, or less, is accepted than expected
+        self._seconds = 0.0  # of engine time, when it last faded
+        self._rates: Rates | None = None
+
+    @property
+    def method(self) -> str:
+        return self.drafter.method
+
+    @property
+    def rates(self) -> Rates:
+        """What is believed now; the same object until `refresh`."""
+        if self._rates is None:
+            self._rates = self._estimate()
+        return self._rates
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether the traffic has just changed."""
+        return self._fast_drafts > 0
+
+    def refresh(self, seconds: float) -> None:
+        """Take into account what was counted since; `seconds` is the engine's time."""
+        if seconds > self._seconds:
+            factor = 0.5 ** ((seconds - self._seconds) / HALF_LIFE_SECONDS)
+            self.counts.fade(factor)
+            self._seconds = seconds
+        self._rates = None
+
+    def answered(self, asked_depth: int, depth: int) -> None:
+        """An ask, and how deep the answer was; 0: there was none."""
+        for counts in (self.counts, self.drafter.counts):
+            counts.answered(asked_depth, depth)
+            if not depth:
+                counts.fade(self._fading())
+
+    def judged(self, level: int, children: int, accepted: int | None) -> None:
+        """A level that was reached; 0 is the first."""
+        for counts in (self.counts, self.drafter.counts):
+            counts.judged(level, children, accepted)
+
+    def finished(self, accepted: int, expected: float) -> None:
+        """A draft has been judged to its end: what was accepted of it, and what was expected to be."""
+        for counts in (self.counts, self.drafter.counts):
+            counts.fade(self._fading())
+        self._fast_drafts = max(self._fast_drafts - 1, 0)
+        off = accepted - expected
+        self._above = max(self._above + off - CHANGE_SLACK, 0.0)
+        self._below = max(self._below - off - CHANGE_SLACK, 0.0)
+        if max(self._above, self._below) > CHANGE_LIMIT:
+            self._above = self._below = 0.0
+            self._fast_drafts = CHANGE_DRAFTS
+            self.changes += 1
+            self.counts.fade(0.25)
+            self._rates = None
+
+    def _fading(self) -> float:
+        return FAST_FADING if self._fast_drafts else FADING
+
+    def _estimate(self) -> Rates:
+        accepted, coverage = [], []
+        at_large = self.drafter.counts
+        above, above_here, covered, covered_here = PRIOR_RATE, PRIOR_RATE, PRIOR_COVERAGE, PRIOR_COVERAGE
+        for level in range(MOST_LEVELS):
+            ranks: list[float] = []
+            known: list[float] = []
+            for rank in range(max(at_large.ranks(level), self.counts.ranks(level))):
+                known.append(self.drafter.rate(level, rank, above, sum(known)))
+                prior = (
+                    known[rank]
+                    if level < len(self.counts.reached) or rank
+                    else _like(known[0], above, above_here)
+                )
+                ranks.append(self.counts.rate(level, rank, prior, COHORT_STRENGTH))
+            above, above_here = known[0], ranks[0]
+            accepted.append(tuple(ranks))
+            covered = at_large.coverage(level, covered, PRIOR_STRENGTH)
+            covered_here = min(
+                self.counts.coverage(level, covered, COHORT_STRENGTH), covered_here if level else 1.0
+            )
+            coverage.append(covered_here)
+        return Rates(tuple(accepted), tuple(coverage))
+
+
+def _like(rate: float, above: float, above_here: float) -> float:
+    """A rate that this cohort has not seen: the drafter's, moved as the cohort's level above differs from it."""
+    return min(rate * above_here / above, 1.0) if above > 0 else rate
+
+
+class Estimates:
+    """All pairs of drafter and cohort. A cohort belongs to one tenant: nothing of it shows in another's."""
+
+    def __init__(self) -> None:
+        self.drafters: dict[str, DrafterEstimate] = {}
+        self.pairs: OrderedDict[tuple[str, str, str], PairEstimate] = OrderedDict()
+
+    def pair(self, method: str, tenant: str, cohort: str) -> PairEstimate:
+        """What is known of the drafter for these requests."""
+        key = (method, tenant, cohort)
+        found = self.pairs.get(key)
+        if found is None:
+            found = self.pairs[key] = PairEstimate(self.drafter(method), cohort)
+            while len(self.pairs) > MAX_PAIRS:
+                self.pairs.popitem(last=False)
+        self.pairs.move_to_end(key)
+        return found
+
+    def drafter(self, method: str) -> DrafterEstimate:
+        while len(self.drafters) >= MAX_PAIRS and method not in self.drafters:
+            del self.drafters[next(iter(self.drafters))]
+        return self.drafters.setdefault(method, DrafterEstimate(method))
