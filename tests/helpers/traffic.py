@@ -1,8 +1,9 @@
-"""Pretend traffic for policies: scripted texts, drafters that are right as often as they are told, and costs by formula."""
+"""Pretend traffic for policies: scripted texts, drafters that are right as often as they are told, costs by formula."""
 
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import exp, log
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ def interpolated(points: Sequence[tuple[int, float]]) -> Callable[[int], float]:
     """A cost curve in seconds through points of (rows, milliseconds), straight between and after them."""
 
     def seconds(rows: int) -> float:
-        for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+        for (x0, y0), (x1, y1) in pairwise(points):
             if rows <= x1 or (x1, y1) == points[-1]:
                 return (y0 + (y1 - y0) * (rows - x0) / (x1 - x0)) / 1000
         raise AssertionError

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from foreword.control.asking import NO_WORTH, DraftSeconds, Pass, Worth, weigh
+from foreword.control.asking import NO_WORTH, DraftSeconds, Pass, Worth
 from foreword.control.estimates import PairEstimate
 from foreword.control.guard import PairGuard
 from foreword.control.hindsight import RequestFit, Waiting
@@ -41,25 +41,9 @@ class PairControl:
     off_since: int | None = None  # step; None: it never was on
     _probes: int = 0
 
-    def decide(
-        self,
-        here: Pass,
-        asks: int,
-        depth: int,
-        draft_seconds: DraftSeconds,
-        is_cost_known: bool,
-        settings: ControlSettings,
-        now: Moment,
-    ) -> None:
-        """Look again at what asking for so many requests promises."""
-        self.estimate.refresh(now.seconds)
-        depth = min(depth, settings.max_depth)
-        self.worth = weigh(here, self.estimate.rates, asks, depth, draft_seconds)
-        costs_levels = draft_seconds(depth, 1) - draft_seconds(1, 1) > 0.01 * here.plain
-        self.probe_depth = min(depth, PROBE_DEPTH) if costs_levels or not is_cost_known else depth
-        self.is_cost_known = is_cost_known
-        # What nobody has measured is taken to be as dear as a pass.
-        self.probe_seconds = draft_seconds(self.probe_depth, 1) or here.plain
+    def decide(self, worth: Worth, is_cost_known: bool, settings: ControlSettings, now: Moment) -> None:
+        """Take a new look at what asking promises."""
+        self.worth, self.is_cost_known = worth, is_cost_known
         if self.guard.trip(settings, now.reference_passes, now.seconds) or self.guard.holds(now.seconds):
             self._switch(False, "guard", now)
         elif self.is_on and self.worth.gain < settings.margin_off:
@@ -70,6 +54,12 @@ class PairControl:
     def _promises(self, settings: ControlSettings, now: Moment) -> bool:
         has_rested = self.off_since is None or now.step - self.off_since >= settings.dwell_steps
         return has_rested and self.worth.gain >= settings.margin_on
+
+    def price(self, depth: int, here: Pass, draft_seconds: DraftSeconds) -> None:
+        """How deep probes go, and what they cost; what nobody has measured is taken to be as dear as a pass."""
+        costs_levels = draft_seconds(depth, 1) - draft_seconds(1, 1) > 0.01 * here.plain
+        self.probe_depth = min(depth, PROBE_DEPTH) if costs_levels or not self.is_cost_known else depth
+        self.probe_seconds = draft_seconds(self.probe_depth, 1) or here.plain
 
     def next_probe(self) -> int:
         """Levels of the next probe: of changing depths until it is known what a level costs."""

@@ -63,55 +63,103 @@ class Worth:
 NO_WORTH = Worth(gain=-1.0)
 
 
-def weigh(here: Pass, rates: Rates, asks: int, depth: int, draft_seconds: DraftSeconds) -> Worth:
-    """The best that a drafter can do for so many requests, drafts of at most `depth` levels."""
-    best, best_rate = 0, 0.0
-    survival, coverage = rates.survival(0), rates.coverage
-    depth = min(depth, len(survival))
-    tokens = rows = 0.0
-    gains = [0.0]
-    for level in range(depth):
-        tokens += asks * coverage[level] * survival[level]
-        rows += coverage[level]
-        spent = _expected_seconds(here, coverage, asks, level + 1, rows) + draft_seconds(level + 1, asks)
-        rate = (here.drawn + tokens) / spent
-        gains.append((tokens * here.per_token - (spent - here.plain)) / (asks * here.per_token))
-        if rate > best_rate:
-            best, best_rate = level + 1, rate
-    if not best:
-        return NO_WORTH
-    asked = best
-    if draft_seconds(depth, asks) - draft_seconds(best, asks) < NEGLIGIBLE * here.plain:
-        asked = depth
-    least = _least_shift(here, rates, asks, best, draft_seconds)
-    return Worth(asked, best, gains[best], least, draft_seconds(asked, asks))
+@dataclass(frozen=True)
+class Group:
+    """Requests that one drafter could be asked for, of one cohort."""
+
+    rates: Rates
+    asks: int
+    depth: int  # most levels
 
 
-def _expected_seconds(here: Pass, coverage: Sequence[float], asks: int, levels: int, rows: float) -> float:
-    """Of the step, over who has an answer and how deep it is; `rows` are expected of one ask.
+@dataclass(frozen=True)
+class _Choice:
+    """Levels of each group that are worth verifying, if drafts have at most `depth` levels."""
+
+    depth: int
+    kept: tuple[int, ...]
+    rate: float  # tokens per second
+    row_seconds: float  # what a row adds to the step
+    draft_seconds: float
+
+
+def weigh(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) -> list[Worth]:
+    """The best that a drafter can do for all groups together, which share its calls and the rows of a pass."""
+    deepest = max(group.depth for group in groups)
+    asks = sum(group.asks for group in groups)
+    levels_cost = draft_seconds(deepest, asks) - draft_seconds(1, asks) >= NEGLIGIBLE * here.plain
+    depths = range(1, deepest + 1) if levels_cost else [deepest]
+    best = max(
+        (_choose(here, groups, depth, draft_seconds) for depth in depths), key=lambda choice: choice.rate
+    )
+    return [_worth(here, group, place, best, groups, draft_seconds) for place, group in enumerate(groups)]
+
+
+def _choose(here: Pass, groups: Sequence[Group], depth: int, draft_seconds: DraftSeconds) -> _Choice:
+    """Levels are taken from the likeliest on; a level is never likelier than the one above it."""
+    levels = sorted(
+        (-group.rates.survival(0)[level], level, place)
+        for place, group in enumerate(groups)
+        for level in range(min(depth, group.depth))
+    )
+    kept, asked = [0] * len(groups), 0
+    answers = rows = 0.0
+    tokens = here.drawn
+    best = _Choice(depth, tuple(kept), 0.0, 0.0, 0.0)
+    for chance, level, place in levels:
+        group = groups[place]
+        often = group.asks * group.rates.coverage[level]
+        kept[place] += 1
+        if level == 0:
+            asked += group.asks
+            answers += often
+        tokens -= chance * often
+        rows += often
+        longer = _longer(here, asked, answers, rows)
+        drafting = draft_seconds(depth, asked)
+        rate = tokens / (here.plain + longer + drafting)
+        if rate > best.rate:
+            best = _Choice(depth, tuple(kept), rate, longer / max(rows, 1e-9), drafting)
+    return best
+
+
+def _longer(here: Pass, asks: int, answers: float, rows: float) -> float:
+    """What so many rows are expected to add to a step, over how many of the asks are answered.
 
     The time of the expected rows is not the expected time: where a second row is free and a third is not, a drafter
     that seldom answers would look free.
     """
-    if asks == 1:
-        seconds = here.plain
-        for level in range(levels):
-            seconds += coverage[level] * (here.after(level + 1) - here.after(level))
-        return seconds
-    if asks > MANY or coverage[0] <= 0 or coverage[0] >= 1:
-        return here.after(asks * rows)
-    some, each = coverage[0], rows / coverage[0]
-    return sum(
-        comb(asks, answers) * some**answers * (1 - some) ** (asks - answers) * here.after(answers * each)
-        for answers in range(asks + 1)
+    if asks > MANY or not 0 < answers < asks * 0.99:
+        return here.after(rows) - here.plain
+    some, each = answers / asks, rows / answers
+    seconds = sum(
+        comb(asks, count) * some**count * (1 - some) ** (asks - count) * here.after(count * each)
+        for count in range(asks + 1)
     )
+    return seconds - here.plain
 
 
-def _least_shift(here: Pass, rates: Rates, asks: int, levels: int, draft_seconds: DraftSeconds) -> int:
+def _worth(
+    here: Pass, group: Group, place: int, best: _Choice, groups: Sequence[Group], draft_seconds: DraftSeconds
+) -> Worth:
+    asked = sum(other.asks for other, kept in zip(groups, best.kept, strict=True) if kept) or group.asks
+    kept = best.kept[place]
+    levels = max(kept, 1)
+    survival, coverage = group.rates.survival(0), group.rates.coverage
+    row = best.row_seconds if kept else here.after(1) - here.plain
+    call = best.draft_seconds if kept else draft_seconds(best.depth, asked)
+    gained = sum(coverage[i] * (survival[i] * here.per_token - row) for i in range(levels))
+    gain = (gained - call / asked) / here.per_token
+    if not kept:
+        return Worth(gain=min(gain, 0.0), draft_seconds=call)
+    one_more = draft_seconds(best.depth, asked) - draft_seconds(best.depth, asked - 1) if asked > 1 else call
+    asks_all = draft_seconds(group.depth, asked) - call < NEGLIGIBLE * here.plain
+    depth = group.depth if asks_all else best.depth
+    return Worth(depth, kept, gain, _least_shift(here, group.rates, kept, row, one_more), call)
+
+
+def _least_shift(here: Pass, rates: Rates, levels: int, row: float, ask: float) -> int:
     """Asking for a request with less luck than this costs more than it brings."""
-    rows = sum(rates.coverage[:levels])
-    row = (_expected_seconds(here, rates.coverage, asks, levels, rows) - here.plain) / max(asks * rows, 1e-9)
-    ask = draft_seconds(levels, asks) - (draft_seconds(levels, asks - 1) if asks > 1 else 0.0)
 
     def pays(shift: int) -> bool:
         survival = rates.survival(shift)

@@ -2,8 +2,7 @@
 
 import math
 from collections import OrderedDict
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Sequence
 
 from foreword.control.fading import (
     FADING,
@@ -37,23 +36,33 @@ CHANGE_LIMIT = 10.0
 CHANGE_DRAFTS = 500
 """The traffic has changed if what is accepted differs from what is expected by more than this, beyond a slack."""
 
+NEW_LEVELS = 30.0
+"""Judged levels below which a cohort is new."""
+
 _CERTAIN = 1e-4
 
+_FACTORS = {s: math.exp(-SHIFT_POWER * SHIFT_STEP * s) for s in range(LEAST_SHIFT, MOST_SHIFT + 2)}
 
-@dataclass(frozen=True)
+
 class Rates:
     """What is believed of a drafter's guesses in one cohort, at one moment."""
 
-    accepted: tuple[tuple[float, ...], ...]  # [level][rank], given that the parent is accepted
-    coverage: tuple[float, ...]  # [level], share of the asks whose answer has it
-    _shifted: dict[int, tuple[tuple[float, ...], ...]] = field(default_factory=dict, compare=False)
-    _survival: dict[int, list[float]] = field(default_factory=dict, compare=False)
+    def __init__(self, accepted: Sequence[Sequence[float]], coverage: Sequence[float]) -> None:
+        """`accepted` is by level and rank, given that the parent is accepted; `coverage` by level, of the asks."""
+        self.accepted = accepted
+        self.coverage = coverage
+        self.expected = [min(sum(ranks), 1.0) for ranks in accepted]  # [level], that some child is accepted
+        bounded = ((min(max(rate, _CERTAIN), 1 - _CERTAIN) for rate in ranks) for ranks in accepted)
+        self._against = [[(1 - rate) / rate for rate in ranks] for ranks in bounded]  # odds
+        self._shifted: dict[int, list[list[float]]] = {}
+        self._survival: dict[int, list[float]] = {}
 
-    def node_rates(self, shift: int) -> tuple[tuple[float, ...], ...]:
-        """The acceptance rates for a request with this luck."""
+    def node_rates(self, shift: int) -> list[list[float]]:
+        """The acceptance rates for a request with this luck, [level][rank]."""
         found = self._shifted.get(shift)
         if found is None:
-            found = tuple(tuple(_shift(rate, shift) for rate in ranks) for ranks in self.accepted)
+            factor = _FACTORS[shift]
+            found = [[1 / (1 + odds * factor) for odds in ranks] for ranks in self._against]
             self._shifted[shift] = found
         return found
 
@@ -61,22 +70,12 @@ class Rates:
         """[level], chance that a chain's node and all above it are accepted."""
         found = self._survival.get(shift)
         if found is None:
-            found, chance = [], 1.0
-            for ranks in self.node_rates(shift):
-                chance *= ranks[0]
+            factor, found, chance = _FACTORS[shift], [], 1.0
+            for ranks in self._against:
+                chance /= 1 + ranks[0] * factor
                 found.append(chance)
             self._survival[shift] = found
         return found
-
-    @cached_property
-    def expected(self) -> list[float]:
-        """[level], chance that some child is accepted where the parent is."""
-        return [min(sum(ranks), 1.0) for ranks in self.accepted]
-
-
-def _shift(rate: float, shift: int) -> float:
-    rate = min(max(rate, _CERTAIN), 1 - _CERTAIN)
-    return 1 / (1 + (1 - rate) / rate * math.exp(-SHIFT_POWER * SHIFT_STEP * shift))
 
 
 class DrafterEstimate:
@@ -85,11 +84,6 @@ class DrafterEstimate:
     def __init__(self, method: str) -> None:
         self.method = method
         self.counts = FadingCounts()
-
-    def rate(self, level: int, rank: int, above: float, before: float) -> float:
-        """By default as the level above, or a share of what the siblings before leave."""
-        prior = above if not rank else SIBLING_SHARE * (1 - before)
-        return self.counts.rate(level, rank, prior, PRIOR_STRENGTH)
 
 
 class PairEstimate:
@@ -118,8 +112,8 @@ class PairEstimate:
 
     @property
     def is_unsettled(self) -> bool:
-        """Whether the traffic has just changed."""
-        return self._fast_drafts > 0
+        """Whether the traffic is new, or has just changed."""
+        return self._fast_drafts > CHANGE_DRAFTS // 2 or self.counts.judged_levels < NEW_LEVELS
 
     def refresh(self, seconds: float) -> None:
         """Take into account what was counted since; `seconds` is the engine's time."""
@@ -161,27 +155,34 @@ class PairEstimate:
 
     def _estimate(self) -> Rates:
         accepted, coverage = [], []
-        at_large = self.drafter.counts
-        above, above_here, covered, covered_here = PRIOR_RATE, PRIOR_RATE, PRIOR_COVERAGE, PRIOR_COVERAGE
+        above = above_here = PRIOR_RATE
+        covered, covered_here = PRIOR_COVERAGE, 1.0
+        of_all, of_these = self.drafter.counts.coverages(), self.counts.coverages()
         for level in range(MOST_LEVELS):
-            ranks: list[float] = []
-            known: list[float] = []
-            for rank in range(max(at_large.ranks(level), self.counts.ranks(level))):
-                known.append(self.drafter.rate(level, rank, above, sum(known)))
-                prior = (
-                    known[rank]
-                    if level < len(self.counts.reached) or rank
-                    else _like(known[0], above, above_here)
-                )
-                ranks.append(self.counts.rate(level, rank, prior, COHORT_STRENGTH))
-            above, above_here = known[0], ranks[0]
-            accepted.append(tuple(ranks))
-            covered = at_large.coverage(level, covered, PRIOR_STRENGTH)
-            covered_here = min(
-                self.counts.coverage(level, covered, COHORT_STRENGTH), covered_here if level else 1.0
-            )
+            ranks, at_large = self._ranks(level, above, above_here)
+            above, above_here = at_large, ranks[0]
+            accepted.append(ranks)
+            covered = _shrunk(*of_all[level], covered, PRIOR_STRENGTH)
+            covered_here = min(_shrunk(*of_these[level], covered, COHORT_STRENGTH), covered_here)
             coverage.append(covered_here)
-        return Rates(tuple(accepted), tuple(coverage))
+        return Rates(accepted, coverage)
+
+    def _ranks(self, level: int, above: float, above_here: float) -> tuple[list[float], float]:
+        """The rates of siblings, and the first one's at large; `above` is that of the level above."""
+        own, at_large = self.counts, self.drafter.counts
+        known = at_large.rate(level, 0, above, PRIOR_STRENGTH)
+        is_seen = level < len(own.reached)
+        ranks = [own.rate(level, 0, known if is_seen else _like(known, above, above_here), COHORT_STRENGTH)]
+        before = known
+        for rank in range(1, max(at_large.ranks(level), own.ranks(level))):
+            one = at_large.rate(level, rank, SIBLING_SHARE * (1 - before), PRIOR_STRENGTH)
+            before += one
+            ranks.append(own.rate(level, rank, one, COHORT_STRENGTH))
+        return ranks, known
+
+
+def _shrunk(part: float, whole: float, prior: float, strength: float) -> float:
+    return (strength * prior + part) / (strength + whole)
 
 
 def _like(rate: float, above: float, above_here: float) -> float:

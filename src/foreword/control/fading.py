@@ -32,14 +32,15 @@ class FadingCounts:
         self.unit = 1.0  # weight of the next observation
         self.reached: list[list[float]] = []  # [level][rank], nodes whose parent was accepted
         self.accepted: list[list[float]] = []  # of these, the accepted ones
-        self.asked: list[float] = []  # [level], asks for drafts of at least this depth
-        self.offered: list[float] = []  # of these, answers of at least this depth
+        self.asked = [0.0] * (MOST_LEVELS + 1)  # [levels], asks for drafts of so many levels
+        self.offered = [0.0] * (MOST_LEVELS + 1)  # [levels], answers to them of so many levels
+        self.full = [0.0] * (MOST_LEVELS + 1)  # [levels], of these, the ones as deep as was asked for
 
     def fade(self, factor: float) -> None:
         """What was counted weighs this much from now on."""
         self.unit /= factor
         if self.unit > _LARGEST_UNIT:
-            for row in (*self.reached, *self.accepted, self.asked, self.offered):
+            for row in (*self.reached, *self.accepted, self.asked, self.offered, self.full):
                 row[:] = [count / self.unit for count in row]
             self.unit = 1.0
 
@@ -61,13 +62,11 @@ class FadingCounts:
     def answered(self, asked_depth: int, depth: int) -> None:
         """An ask and how deep its answer was; 0: there was none."""
         asked_depth = min(asked_depth, MOST_LEVELS)
-        while len(self.asked) < asked_depth:
-            self.asked.append(0.0)
-            self.offered.append(0.0)
-        for level in range(asked_depth):
-            self.asked[level] += self.unit
-            if level < depth:
-                self.offered[level] += self.unit
+        self.asked[asked_depth] += self.unit
+        if depth >= asked_depth:
+            self.full[asked_depth] += self.unit
+        else:
+            self.offered[depth] += self.unit
 
     def rate(self, level: int, rank: int, prior: float, strength: float) -> float:
         """Acceptance of a node whose parent is accepted, where `prior` weighs as much as `strength` nodes."""
@@ -76,12 +75,14 @@ class FadingCounts:
         weight = strength * self.unit
         return (weight * prior + self.accepted[level][rank]) / (weight + self.reached[level][rank])
 
-    def coverage(self, level: int, prior: float, strength: float) -> float:
-        """Share of the asks whose answer has this level."""
-        if level >= len(self.asked):
-            return prior
-        weight = strength * self.unit
-        return (weight * prior + self.offered[level]) / (weight + self.asked[level])
+    def coverages(self) -> list[tuple[float, float]]:
+        """[level], of the answers to asks for at least this level: how many have it, and how many there were."""
+        found, asked, having = [], 0.0, 0.0
+        for level in range(MOST_LEVELS, 0, -1):
+            asked += self.asked[level]
+            having += self.full[level] + self.offered[level]
+            found.append((having / self.unit, asked / self.unit))
+        return found[::-1]
 
     def ranks(self, level: int) -> int:
         """Siblings that were seen at a level."""
@@ -100,26 +101,31 @@ class FadingCounts:
             "accepted": [[count / unit for count in row] for row in self.accepted],
             "asked": [count / unit for count in self.asked],
             "offered": [count / unit for count in self.offered],
+            "full": [count / unit for count in self.full],
         }
 
     @staticmethod
     def from_json(saved: dict[str, Any]) -> "FadingCounts":
         """What `as_json` has written; raises `ValueError` for anything else."""
         counts = FadingCounts()
-        reached, accepted = _rows(saved.get("reached")), _rows(saved.get("accepted"))
-        asked, offered = _numbers(saved.get("asked")), _numbers(saved.get("offered"))
-        shapes = list(map(len, reached)) == list(map(len, accepted)) and len(asked) == len(offered)
-        pairs = zip([*chain(*accepted), *offered], [*chain(*reached), *asked], strict=False)
-        if not shapes or any(part > whole * (1 + 1e-9) for part, whole in pairs):
+        counts.reached, counts.accepted = _rows(saved.get("reached")), _rows(saved.get("accepted"))
+        counts.asked, counts.offered, counts.full = (
+            _numbers(saved.get(name)) for name in ("asked", "offered", "full")
+        )
+        sizes = {len(counts.asked), len(counts.offered), len(counts.full)}
+        if list(map(len, counts.reached)) != list(map(len, counts.accepted)) or sizes != {MOST_LEVELS + 1}:
+            raise ValueError("counts that do not belong together")
+        pairs = zip(chain(*counts.accepted), chain(*counts.reached), strict=True)
+        if any(part > whole * (1 + 1e-9) for part, whole in [*pairs, *counts.coverages()]):
             raise ValueError("counts that contradict each other")
-        counts.reached, counts.accepted = reached[:MOST_LEVELS], accepted[:MOST_LEVELS]
-        counts.asked, counts.offered = asked[:MOST_LEVELS], offered[:MOST_LEVELS]
         return counts
 
 
 def _rows(value: object) -> list[list[float]]:
     if not isinstance(value, Sequence):
         raise ValueError("no list of counts")
+    if len(value) > MOST_LEVELS:
+        raise ValueError("too many levels")
     return [_numbers(row)[:MOST_RANKS] for row in value]
 
 

@@ -7,7 +7,8 @@ from random import Random
 from foreword.control.settings import ControlSettings
 
 BLOCK = 64
-"""Request-steps whose ratio counts as one measurement."""
+LEAST_STEPS = 8
+"""Request-steps whose ratio counts as one measurement, and steps that it takes at least."""
 
 FADING = 0.98
 """What a measurement weighs after one more."""
@@ -22,7 +23,11 @@ SURE = 2.33
 
 @dataclass
 class MeasuredGain:
-    """The ratio of a pair's requests to what plain decoding would have taken for the same tokens."""
+    """The time that plain decoding would have taken for the same tokens, over the time that they took.
+
+    Of whole steps in which a pair took part: what a step takes beyond a plain one cannot be divided among few
+    requests without making much of a small error in what a plain one takes.
+    """
 
     _plain: float = 0.0  # seconds that the tokens of this block would have taken plainly
     _spent: float = 0.0  # seconds that they took
@@ -33,11 +38,11 @@ class MeasuredGain:
     _squared_weights: float = 0.0
     blocks: int = 0
 
-    def add(self, plain: float, spent: float) -> None:
-        """One request's part of one step."""
+    def add(self, plain: float, spent: float, requests: int) -> None:
+        """One step for so many requests."""
         self._plain += plain
         self._spent += spent
-        self._steps += 1
+        self._steps += min(requests, BLOCK // LEAST_STEPS)
         if self._steps >= BLOCK and self._spent > 0:
             self._close(self._plain / self._spent)
 

@@ -1,12 +1,12 @@
 """The policy that guesses only where it pays, by what was measured."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.control.arms import Arm, Moment, PairControl, RequestRecord
-from foreword.control.asking import Pass
+from foreword.control.asking import Group, Pass, weigh
 from foreword.control.estimates import Estimates, PairEstimate
 from foreword.control.guard import ReferenceWindows
 from foreword.control.hindsight import RequestFit, Waiting
@@ -30,7 +30,7 @@ class MeasuredPolicy:
     """Asks a drafter where its guesses are expected to bring more than they cost, and verifies those that do.
 
     Before drafting it decides, by cohort and drafter, whether to ask and how deep; when drafts are there, which of
-    their nodes get a row. Drafts are compared with the text that came even where they were not verified, so that it knows
+    their nodes get a row. Drafts are compared with the text that came even where they were not verified: that tells
     when to begin again. What was asked for is the most that is done; a plan that is fixed is done as it stands.
     """
 
@@ -48,6 +48,7 @@ class MeasuredPolicy:
         self._table_context = 0
         self._decided_at: tuple[int, int, int] | None = None  # step, tokens, rows
         self._probe_share = self.settings.probe_share
+        self._plain_share = 0.0
         self._is_settled = True  # whether what drafters cost is known
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
@@ -58,9 +59,7 @@ class MeasuredPolicy:
             return [self._fixed(entry, len(entries)) for entry in entries]
         if self._is_due(here):
             self._decide(records, here, len(entries), situation)
-        is_reference = any(control.is_on for control in self.controls.values()) and self.reference.begin_step(
-            self._reference_share()
-        )
+        is_reference = self.reference.begin_step(self._plain_share)
         plans = [
             self._fixed(entry, len(entries))
             if record is None
@@ -124,7 +123,7 @@ class MeasuredPolicy:
         self.steps += 1
         self.seconds += report.seconds.total
         self.bank.earn(report.seconds.total, self._probe_share)
-        live: list[tuple[PairControl, RequestReport]] = []
+        live: set[PairControl] = set()
         for part in report.requests:
             record = self._records.get(part.request)
             if record is None:
@@ -133,7 +132,7 @@ class MeasuredPolicy:
             if asked is not None and part.asked == asked.plan.method:
                 self._answered(record, asked, part)
                 if not record.is_probe:
-                    live.append((asked.control, part))
+                    live.add(asked.control)
             record.asked = None
             if part.applied:
                 record.follow(part.request.tokens)
@@ -151,8 +150,8 @@ class MeasuredPolicy:
         elif part.applied and not record.is_coupled and len(part.draft):
             Waiting(asked.fit, part.draft).judge(part.verdict)
 
-    def _measure(self, report: StepReport, live: Sequence[tuple[PairControl, RequestReport]]) -> None:
-        """What each pair's requests took, and what they would have taken plainly."""
+    def _measure(self, report: StepReport, live: Set[PairControl]) -> None:
+        """What the step took, and what the same tokens would have taken plainly."""
         if report.passes != 1 or not report.decodes_only or not self._table:
             return
         drawn = sum(part.draws for part in report.requests)
@@ -161,12 +160,10 @@ class MeasuredPolicy:
             self.reference.passes += 1
         if not live or rows >= len(self._table) or not drawn:
             return
-        plain = self._table[rows]
-        longer, guesses = report.seconds.total - report.seconds.draft - plain, report.rows - rows
-        for control, part in live:
-            share = len(part.draft) / guesses if guesses else 1 / drawn
-            spent = plain / drawn + part.draft_seconds + share * longer
-            control.guard.gain.add(plain / drawn * len(part.verdict.tokens), spent)
+        tokens = sum(len(part.verdict.tokens) for part in report.requests)
+        plain = self._table[rows] * tokens / drawn
+        for control in live:
+            control.guard.gain.add(plain, report.seconds.total, drawn)
 
     def _record(self, entry: PassEntry) -> RequestRecord | None:
         """None for requests that nothing is decided for."""
@@ -222,45 +219,60 @@ class MeasuredPolicy:
         """Look at all pairs that the batch has requests of."""
         self._read_costs(len(self._table) // 2, self._table_context, situation)
         here = self._here = replace(here, seconds=self._table)
-        asks: dict[PairControl, int] = {}
-        depths: dict[PairControl, int] = {}
+        present: dict[str, dict[PairControl, list[DraftPlan]]] = {}
         for record in records:
             for arm in () if record is None else record.arms:
-                asks[arm.control] = asks.get(arm.control, 0) + 1
-                depths[arm.control] = max(
-                    depths.get(arm.control, 0), min(arm.plan.max_depth, arm.plan.max_nodes)
-                )
+                present.setdefault(arm.plan.method, {}).setdefault(arm.control, []).append(arm.plan)
         now = Moment(self.steps, self.seconds, self.reference.passes)
-        for control, count in asks.items():
-            method = control.estimate.method
-
-            def draft_seconds(levels: int, asks: int, method: str = method) -> float:
-                return situation.costs.draft_seconds(method, levels, asks)
-
-            is_known = situation.costs.knows_calls(method)
-            control.decide(here, count, depths[control], draft_seconds, is_known, self.settings, now)
-        self._probe_share = self._share_for_probes(list(asks))
-        self._is_settled = all(control.is_cost_known for control in asks)
+        for method, pairs in present.items():
+            self._decide_method(method, pairs, here, situation, now)
+        controls = [control for pairs in present.values() for control in pairs]
+        self._probe_share = self._share_for_probes(controls)
+        self._plain_share = self._share_for_reference(controls)
+        self._is_settled = all(control.is_cost_known for control in controls)
         self._decided_at = self.steps, int(here.drawn), here.rows
         self._forget_controls()
 
+    def _decide_method(
+        self,
+        method: str,
+        pairs: dict[PairControl, list[DraftPlan]],
+        here: Pass,
+        situation: Situation,
+        now: Moment,
+    ) -> None:
+        def draft_seconds(levels: int, asks: int) -> float:
+            return situation.costs.draft_seconds(method, levels, asks)
+
+        groups = []
+        for control, plans in pairs.items():
+            control.estimate.refresh(now.seconds)
+            depth = max(min(plan.max_depth, plan.max_nodes) for plan in plans)
+            groups.append(Group(control.estimate.rates, len(plans), min(depth, self.settings.max_depth)))
+        worths = weigh(here, groups, draft_seconds)
+        is_known = situation.costs.knows_calls(method)
+        for control, group, worth in zip(pairs, groups, worths, strict=True):
+            control.decide(worth, is_known, self.settings, now)
+            control.price(group.depth, here, draft_seconds)
+
     def _share_for_probes(self, present: Sequence[PairControl]) -> float:
-        far = all(
-            control.worth.gain < self.settings.hopeless and not control.estimate.is_unsettled
-            for control in present
-        )
-        return self.settings.idle_probe_share if far else self.settings.probe_share
+        """The more there is to find out, the more."""
+        settings = self.settings
+        if any(control.estimate.is_unsettled or not control.is_cost_known for control in present):
+            return settings.probe_share
+        near = any(control.worth.gain >= settings.hopeless for control in present)
+        return settings.watch_share if near else settings.idle_probe_share
 
     def _forget_controls(self) -> None:
         if len(self.controls) > len(self.estimates.pairs):
             known = set(self.estimates.pairs.values())
             self.controls = {pair: control for pair, control in self.controls.items() if pair in known}
 
-    def _reference_share(self) -> float:
-        """Half of the share where every measured gain is well above the line."""
-        gains = [control.guard.gain.bounds() for control in self.controls.values() if control.is_on]
+    def _share_for_reference(self, present: Sequence[PairControl]) -> float:
+        """Nothing where nobody guesses anyway, half where every measured gain is well above the line."""
+        gains = [control.guard.gain.bounds() for control in present if control.is_on]
         well = all(found is not None and found[0] > 1.05 for found in gains)
-        return self.settings.reference_share * (0.5 if well else 1.0)
+        return self.settings.reference_share * (0.5 if well else 1.0) if gains else 0.0
 
     def _fixed(self, entry: PassEntry, running: int) -> DraftPlan | None:
         plan = entry.request.speculation

@@ -11,8 +11,9 @@ class ControlSettings:
     margin_on: float = 0.02  # a drafter is switched on if it promises at least this gain over plain decoding
     margin_off: float = 0.0  # and off if it promises less than this
     dwell_steps: int = 32  # steps that a drafter that was switched off stays off at least
-    decision_steps: int = 16  # steps between two looks at the estimates, if nothing else has changed
+    decision_steps: int = 24  # steps between two looks at the estimates, if nothing else has changed
     probe_share: float = 0.01  # of the time of all steps, for drafts that are only compared with the text
+    watch_share: float = 0.004  # of the same, when the traffic has not changed for a while
     idle_probe_share: float = 0.0015  # of the same, when guessing is far from paying
     hopeless: float = -0.1  # gain below which guessing is far from paying
     reference_share: float = 0.01  # of the steps, for plain windows that the gain is measured against
