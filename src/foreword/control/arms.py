@@ -1,5 +1,6 @@
 """Who could draft for a request, and what was decided about each."""
 
+import math
 from dataclasses import dataclass, field, replace
 
 from foreword.control.asking import NO_WORTH, DraftSeconds, Pass, Worth
@@ -12,6 +13,9 @@ from foreword.speculation.requests import DraftPlan
 
 MOST_WAITING = 4
 """Drafts of one request that wait for their text; the oldest is given up for another."""
+
+LEAST_LOSS = 0.01
+"""What trying a drafter is taken to lose at least, in plain tokens: its promise may be wrong."""
 
 PROBE_DEPTH = 4
 """Levels of a probe where every level costs."""
@@ -60,6 +64,12 @@ class PairControl:
         costs_levels = draft_seconds(depth, 1) - draft_seconds(1, 1) > 0.01 * here.plain
         self.probe_depth = min(depth, PROBE_DEPTH) if costs_levels or not self.is_cost_known else depth
         self.probe_seconds = draft_seconds(self.probe_depth, 1) or here.plain
+
+    def live_loss(self, seconds: float) -> float:
+        """What asking and verifying is expected to lose, in tokens of plain decoding for each request."""
+        if not self.is_cost_known or not self.worth.kept or self.guard.holds(seconds):
+            return math.inf
+        return LEAST_LOSS + max(-self.worth.gain, 0.0)
 
     def next_probe(self) -> int:
         """Levels of the next probe: of changing depths until it is known what a level costs."""

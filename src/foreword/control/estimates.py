@@ -36,8 +36,8 @@ CHANGE_LIMIT = 10.0
 CHANGE_DRAFTS = 500
 """The traffic has changed if what is accepted differs from what is expected by more than this, beyond a slack."""
 
-NEW_LEVELS = 30.0
-"""Judged levels below which a cohort is new."""
+NEW_ASKS = 30.0
+"""Asks below which a cohort is new."""
 
 _CERTAIN = 1e-4
 
@@ -113,7 +113,7 @@ class PairEstimate:
     @property
     def is_unsettled(self) -> bool:
         """Whether the traffic is new, or has just changed."""
-        return self._fast_drafts > CHANGE_DRAFTS // 2 or self.counts.judged_levels < NEW_LEVELS
+        return self._fast_drafts > CHANGE_DRAFTS // 2 or self.counts.asks < NEW_ASKS
 
     def refresh(self, seconds: float) -> None:
         """Take into account what was counted since; `seconds` is the engine's time."""

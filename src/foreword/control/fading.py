@@ -89,9 +89,9 @@ class FadingCounts:
         return len(self.reached[level]) if level < len(self.reached) else 1
 
     @property
-    def judged_levels(self) -> float:
-        """Nodes that count, faded."""
-        return sum(map(sum, self.reached)) / self.unit
+    def asks(self) -> float:
+        """That count, faded."""
+        return sum(self.asked) / self.unit
 
     def as_json(self) -> dict[str, Any]:
         """Plain lists, in units of one observation."""

@@ -67,7 +67,7 @@ class MeasuredPolicy:
             for entry, record in zip(entries, records, strict=True)
         ]
         if not is_reference and self.bank.balance > 0:
-            self._probe(records, plans, here, len(entries))
+            self._explore(records, plans, here)
         return plans
 
     def trim(
@@ -289,14 +289,13 @@ class MeasuredPolicy:
         paying = [arm for arm in record.arms if arm.pays and arm.plan.allows(running)]
         return paying[0] if len(paying) == 1 else max(paying, key=lambda arm: arm.promise, default=None)
 
-    def _probe(
-        self,
-        records: Sequence[RequestRecord | None],
-        plans: list[DraftPlan | None],
-        here: Pass,
-        running: int,
+    def _explore(
+        self, records: Sequence[RequestRecord | None], plans: list[DraftPlan | None], here: Pass
     ) -> None:
-        """Ask drafters that are not in use, as long as the bank pays."""
+        """Try drafters that are not in use, as long as the bank pays: for one request, or for all of a cohort.
+
+        A try is verified as well. That is the cheaper way to learn of drafters that are dear, or nearly pay.
+        """
         price, probes = 0.0, 0
         for offset in range(len(records)):
             place = (self.steps + offset) % len(records)
@@ -304,15 +303,44 @@ class MeasuredPolicy:
             if record is None or len(record.waiting) > 1:
                 continue
             arm = record.arms[(self.steps // len(records)) % len(record.arms)]
-            if arm is record.asked:
+            if arm is record.asked or (arm.control.is_on and not arm.pays and len(record.arms) == 1):
                 continue
-            price += arm.control.probe_seconds
-            if record.asked is not None:  # a pass without its guesses is part of the price
-                price += max(record.asked.control.worth.gain, 0.0) * here.per_token
+            control = arm.control
+            lost = 0.0  # a pass without the guesses that it would have had is part of the price
+            if record.asked is not None:
+                lost = max(record.asked.control.worth.gain, 0.0) * here.per_token
+            if not lost and control.live_loss(self.seconds) * here.per_token < control.probe_seconds:
+                if self._try_live(control, records, plans, here):
+                    return
+                continue
+            price += lost + control.probe_seconds
             if not self.bank.affords(price) or probes == MOST_PROBES:
                 return
-            plans[place] = record.ask(arm, arm.control.next_probe(), is_probe=True)
+            plans[place] = record.ask(arm, control.next_probe(), is_probe=True)
             probes += 1
+
+    def _try_live(
+        self,
+        control: PairControl,
+        records: Sequence[RequestRecord | None],
+        plans: list[DraftPlan | None],
+        here: Pass,
+    ) -> bool:
+        """Ask for all requests of a cohort that nobody else is asked for; False if the bank does not pay for it."""
+        found = [
+            (place, record, arm)
+            for place, record in enumerate(records)
+            if record is not None and record.asked is None
+            for arm in record.arms
+            if arm.control is control and arm.plan.allows(len(records))
+        ]
+        loss = len(found) * control.live_loss(self.seconds) * here.per_token
+        if not found or not self.bank.affords(loss):
+            return False
+        self.bank.pay(loss)
+        for place, record, arm in found:
+            plans[place] = record.ask(arm, control.worth.depth if record.is_coupled else control.worth.kept)
+        return True
 
 
 def _choices(plan: DraftPlan) -> list[DraftPlan]:

@@ -21,6 +21,7 @@ SHAPE_MEMORY = 0.02
 FARTHEST = 4.0
 """A step counts as at most this many times as slow, or as fast, as was expected: one pause is no change."""
 
+UNCHANGED = 0.25
 TINY = 1e-3
 """Less than this a number of levels or asks has not changed."""
 
@@ -122,7 +123,13 @@ class CallCost:
         weight = max(self.SLOPE_MEMORY, 1 / self._seen)
         off = call - self._means
         self._means += weight * off
-        self._spread = (1 - weight) * (self._spread + weight * np.outer(off, off))
+        # A call like all others tells nothing of slopes, and must not make them forgotten.
+        changes = (np.abs(off) >= UNCHANGED) | (self._seen <= ENOUGH_CALLS)
+        changes[2] = True
+        tells = np.outer(changes, changes)
+        self._spread = np.where(
+            tells, (1 - weight) * (self._spread + weight * np.outer(off, off)), self._spread
+        )
 
     @property
     def is_known(self) -> bool:
