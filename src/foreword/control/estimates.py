@@ -12,8 +12,12 @@ from foreword.control.fading import (
     FadingCounts,
 )
 
-COHORT_STRENGTH = 40.0
-"""Drafts of the drafter at large that weigh as much in a cohort's estimate as those of its own."""
+COHORT_STRENGTH = 20.0
+CHANGED_STRENGTH = 6.0
+"""Drafts of the drafter at large that weigh as much in a cohort's estimate as those of its own.
+
+Fewer after a change, when few of its own count: what is expected would else never become what is seen.
+"""
 
 PRIOR_STRENGTH = 4.0
 PRIOR_RATE = 0.6
@@ -140,6 +144,8 @@ class PairEstimate:
         for counts in (self.counts, self.drafter.counts):
             counts.fade(self._fading())
         self._fast_drafts = max(self._fast_drafts - 1, 0)
+        if self._fast_drafts > CHANGE_DRAFTS // 2:
+            return  # it is still learning what has changed
         off = accepted - expected
         self._above = max(self._above + off - CHANGE_SLACK, 0.0)
         self._below = max(self._below - off - CHANGE_SLACK, 0.0)
@@ -153,6 +159,10 @@ class PairEstimate:
     def _fading(self) -> float:
         return FAST_FADING if self._fast_drafts else FADING
 
+    @property
+    def _strength(self) -> float:
+        return CHANGED_STRENGTH if self._fast_drafts else COHORT_STRENGTH
+
     def _estimate(self) -> Rates:
         accepted, coverage = [], []
         above = above_here = PRIOR_RATE
@@ -163,7 +173,7 @@ class PairEstimate:
             above, above_here = at_large, ranks[0]
             accepted.append(ranks)
             covered = _shrunk(*of_all[level], covered, PRIOR_STRENGTH)
-            covered_here = min(_shrunk(*of_these[level], covered, COHORT_STRENGTH), covered_here)
+            covered_here = min(_shrunk(*of_these[level], covered, self._strength), covered_here)
             coverage.append(covered_here)
         return Rates(accepted, coverage)
 
@@ -172,12 +182,12 @@ class PairEstimate:
         own, at_large = self.counts, self.drafter.counts
         known = at_large.rate(level, 0, above, PRIOR_STRENGTH)
         is_seen = level < len(own.reached)
-        ranks = [own.rate(level, 0, known if is_seen else _like(known, above, above_here), COHORT_STRENGTH)]
+        ranks = [own.rate(level, 0, known if is_seen else _like(known, above, above_here), self._strength)]
         before = known
         for rank in range(1, max(at_large.ranks(level), own.ranks(level))):
             one = at_large.rate(level, rank, SIBLING_SHARE * (1 - before), PRIOR_STRENGTH)
             before += one
-            ranks.append(own.rate(level, rank, one, COHORT_STRENGTH))
+            ranks.append(own.rate(level, rank, one, self._strength))
         return ranks, known
 
 

@@ -8,6 +8,7 @@ from foreword.acceptance.rules.rule import Rule
 from foreword.control.arms import Arm, Moment, PairControl, RequestRecord
 from foreword.control.asking import Group, Pass, weigh
 from foreword.control.estimates import Estimates, PairEstimate
+from foreword.control.exploring import Explorer
 from foreword.control.guard import ReferenceWindows
 from foreword.control.hindsight import RequestFit, Waiting
 from foreword.control.probes import TimeBank
@@ -18,9 +19,6 @@ from foreword.speculation.drafting import Drafter, choices_of
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import RequestReport, StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
-
-MOST_PROBES = 8
-"""Of one step."""
 
 STEADY = 0.12
 """Part by which a batch may grow or shrink before everything is looked at again."""
@@ -67,7 +65,7 @@ class MeasuredPolicy:
             for entry, record in zip(entries, records, strict=True)
         ]
         if not is_reference and self.bank.balance > 0:
-            self._explore(records, plans, here)
+            Explorer(self.bank, self.steps, self.seconds).explore(records, plans, here)
         return plans
 
     def trim(
@@ -288,59 +286,6 @@ class MeasuredPolicy:
     def _best(self, record: RequestRecord, running: int) -> Arm | None:
         paying = [arm for arm in record.arms if arm.pays and arm.plan.allows(running)]
         return paying[0] if len(paying) == 1 else max(paying, key=lambda arm: arm.promise, default=None)
-
-    def _explore(
-        self, records: Sequence[RequestRecord | None], plans: list[DraftPlan | None], here: Pass
-    ) -> None:
-        """Try drafters that are not in use, as long as the bank pays: for one request, or for all of a cohort.
-
-        A try is verified as well. That is the cheaper way to learn of drafters that are dear, or nearly pay.
-        """
-        price, probes = 0.0, 0
-        for offset in range(len(records)):
-            place = (self.steps + offset) % len(records)
-            record = records[place]
-            if record is None or len(record.waiting) > 1:
-                continue
-            arm = record.arms[(self.steps // len(records)) % len(record.arms)]
-            if arm is record.asked or (arm.control.is_on and not arm.pays and len(record.arms) == 1):
-                continue
-            control = arm.control
-            lost = 0.0  # a pass without the guesses that it would have had is part of the price
-            if record.asked is not None:
-                lost = max(record.asked.control.worth.gain, 0.0) * here.per_token
-            if not lost and control.live_loss(self.seconds) * here.per_token < control.probe_seconds:
-                if self._try_live(control, records, plans, here):
-                    return
-                continue
-            price += lost + control.probe_seconds
-            if not self.bank.affords(price) or probes == MOST_PROBES:
-                return
-            plans[place] = record.ask(arm, control.next_probe(), is_probe=True)
-            probes += 1
-
-    def _try_live(
-        self,
-        control: PairControl,
-        records: Sequence[RequestRecord | None],
-        plans: list[DraftPlan | None],
-        here: Pass,
-    ) -> bool:
-        """Ask for all requests of a cohort that nobody else is asked for; False if the bank does not pay for it."""
-        found = [
-            (place, record, arm)
-            for place, record in enumerate(records)
-            if record is not None and record.asked is None
-            for arm in record.arms
-            if arm.control is control and arm.plan.allows(len(records))
-        ]
-        loss = len(found) * control.live_loss(self.seconds) * here.per_token
-        if not found or not self.bank.affords(loss):
-            return False
-        self.bank.pay(loss)
-        for place, record, arm in found:
-            plans[place] = record.ask(arm, control.worth.depth if record.is_coupled else control.worth.kept)
-        return True
 
 
 def _choices(plan: DraftPlan) -> list[DraftPlan]:

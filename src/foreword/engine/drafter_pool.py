@@ -90,7 +90,7 @@ class DrafterPool:
         """Who follows the prediction, and behind it whoever drafts anyway: the same, not another of its kind."""
         first = self._get(_prediction())
         if plan is None or plan.drafter is first.drafter:
-            return first
+            return first if plan is None else replace(first, is_fixed=plan.is_fixed)
         with self._lock:
             key = (id(first.drafter), id(plan.drafter))
             drafter = self._combined.setdefault(key, _Predicted([first.drafter, plan.drafter]))
