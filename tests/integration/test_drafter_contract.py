@@ -26,7 +26,7 @@ from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
 from helpers.taught_heads import hf_target, teach
 from helpers.tiny_heads import TinyHead
 
-FORMS: list[dict[str, Any]] = [
+ASKED: list[dict[str, Any]] = [
     {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1},
     {"method": "suffix", "num_speculative_tokens": 12, "min_match": 1, "min_probability": 0.05},
     {"method": "prediction", "num_speculative_tokens": 6},
@@ -45,6 +45,7 @@ FORMS: list[dict[str, Any]] = [
     {"method": ["suffix", "layer_skip"], "num_speculative_tokens": 5},
     {"method": ["ngram", "draft_model"], "num_speculative_tokens": 10, "combine": "merge"},
 ]
+FORMS = [{**form, "fixed": True} for form in ASKED]  # asked every time, whether or not it pays
 
 
 def form_id(form: dict[str, Any]) -> str:
@@ -316,7 +317,7 @@ def test_chains_run_under_every_rule(
     tiny_model: Path, draft_path: Path, head_paths: dict[str, Path], method: str, rule: str
 ):
     """Greedy text is the plain one under each rule; sampled text has the right length and repeats by seed."""
-    form = with_files({"method": method, "num_speculative_tokens": 4}, draft_path, head_paths)
+    form = with_files({"method": method, "num_speculative_tokens": 4, "fixed": True}, draft_path, head_paths)
     config = EngineConfig(acceptance_rule=rule)
     llm = LLM(str(tiny_model), dtype="float32", device="cpu", config=config, speculation=form)
     greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
