@@ -36,6 +36,11 @@ class Observation:
         """[entries], whose hidden states are kept."""
         return [drafter is not None and bool(drafter.needs.taps) for drafter in self.drafters]
 
+    @property
+    def wants_draws(self) -> bool:
+        """Whether any of them needs the target's own draws."""
+        return any(drafter is not None and drafter.needs.draws for drafter in self.drafters)
+
     def tell(
         self,
         entries: Sequence[PassEntry],

@@ -20,6 +20,7 @@ class GrowingTree:
         self._drawn: list[Drawn | None] = []
         self._scores = {ROOT: 0.0}
         self.frontier: list[int] = [ROOT]
+        self.places: list[int] = [0]  # of the frontier's nodes in a shape that was fixed before
         self.depth = 0
 
     @property
@@ -27,6 +28,14 @@ class GrowingTree:
         """Whether no further level fits or nothing is left to follow."""
         full = len(self.tokens) >= self._ask.max_nodes or self.depth >= self._ask.max_depth
         return full or not self.frontier
+
+    @property
+    def most_nodes(self) -> int:
+        return self._ask.max_nodes
+
+    @property
+    def most_levels(self) -> int:
+        return self._ask.max_depth
 
     def score(self, node: int) -> float:
         """How promising a node is; higher is better, the root is 0."""
@@ -53,4 +62,4 @@ class GrowingTree:
     def keys(self) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
         """The rule's noise for the tokens that follow the frontier, one key for each of its nodes."""
         positions = np.full(len(self.frontier), len(self.request.tokens) + self.depth)
-        return self.request.sampling.keys(positions)
+        return self.request.sampling.keys(positions, np.arange(len(self.frontier)))

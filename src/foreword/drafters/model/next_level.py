@@ -13,6 +13,7 @@ from foreword.acceptance.pipeline.distribution import Distributions, RowShape, s
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.rule import Rule
 from foreword.drafters.model.guessed_tree import GrowingTree
+from foreword.drafters.model.tree_shape import fixed_shape
 
 _RANKED = 64
 """Likeliest tokens among which siblings are ranked; noise is drawn for these alone."""
@@ -51,28 +52,74 @@ def _drawn_from(shaped: Distributions, rows: list[int]) -> dict[int, Drawn]:
 
 
 def grow_trees(trees: Sequence[GrowingTree], logits: Tensor, width: int) -> None:
-    """The `width` best nodes after each tree's newest level, by score summed along the path.
+    """`width` nodes after each tree's newest level; logits [all frontier nodes, vocab].
 
-    logits [all frontier nodes, vocab]. A token's score is how far log q + G stays behind the best of its
-    siblings, G being the noise that the target itself will draw with; at temperature 0, log q itself.
+    *coupled* takes the best by score. *traversal* would be biased by that: its trees have a shape that is fixed before
+    and are filled with what is drawn, unless there is nothing to draw.
     """
     logits = with_fixed_corrections(trees, logits)
-    ranked = logits.topk(min(_RANKED, logits.shape[1]), dim=-1)
     row = 0
     for tree in trees:
-        rows = slice(row, row + len(tree.frontier))
+        rows = logits[row : row + len(tree.frontier)]
         row += len(tree.frontier)
-        scores = _scores(tree, ranked.values[rows], ranked.indices[rows])
-        best = scores.topk(min(width, scores.shape[1]), dim=-1)
-        tokens = ranked.indices[rows].gather(1, best.indices).tolist()
-        level = [
-            (tree.score(parent) + score, parent, token, None)
-            for parent, row_scores, row_tokens in zip(
-                tree.frontier, best.values.tolist(), tokens, strict=True
-            )
-            for score, token in zip(row_scores, row_tokens, strict=True)
-        ]
-        tree.grow(sorted(level, key=lambda node: -node[0])[:width])
+        record = tree.request.sampling.record
+        if tree.request.sampling.rule is Rule.TRAVERSAL and record["temperature"] > 0:
+            grow_drawn(tree, rows, width)
+        else:
+            grow_ranked(tree, rows, width)
+
+
+def grow_ranked(tree: GrowingTree, logits: Tensor, width: int) -> None:
+    """The `width` best nodes after the newest level, by score summed along the path.
+
+    A token's score is how far log q + G stays behind the best of its siblings, G being the noise that the target itself
+    will draw with; at temperature 0, log q itself.
+    """
+    ranked = logits.topk(min(_RANKED, logits.shape[1]), dim=-1)
+    scores = _scores(tree, ranked.values, ranked.indices)
+    best = scores.topk(min(width, scores.shape[1]), dim=-1)
+    tokens = ranked.indices.gather(1, best.indices).tolist()
+    level = [
+        (tree.score(parent) + score, parent, token, None)
+        for parent, row_scores, row_tokens in zip(tree.frontier, best.values.tolist(), tokens, strict=True)
+        for score, token in zip(row_scores, row_tokens, strict=True)
+    ]
+    tree.grow(sorted(level, key=lambda node: -node[0])[:width])
+
+
+def grow_drawn(tree: GrowingTree, logits: Tensor, width: int) -> None:
+    """As many nodes after each of the newest level as the shape says, drawn without replacement.
+
+    Where q has fewer tokens than that there are fewer siblings: that much is known before they are drawn.
+    """
+    shape = fixed_shape(width, tree.most_nodes, tree.most_levels)[tree.depth]
+    shaped = shape_rows(logits, row_shape([tree] * len(logits), logits))
+    keys = key_tensor(tree.keys(), logits.device)
+    level: list[tuple[float, int, int, Drawn | None]] = []
+    places: list[int] = []
+    for row, (node, place) in enumerate(zip(tree.frontier, tree.places, strict=True)):
+        siblings = draw_siblings(shaped, row, keys[row], shape[place])
+        level += [(0.0, node, token, q) for token, q in siblings]
+        places += range(sum(shape[:place]), sum(shape[:place]) + len(siblings))
+    tree.grow(level)
+    tree.places = places
+
+
+def draw_siblings(shaped: Distributions, row: int, key: Tensor, count: int) -> list[tuple[int, Drawn]]:
+    """Different tokens with what each was drawn from: the row's distribution without those before it.
+
+    The largest of log q + noise is a draw from q, the second largest one from the rest, and so on.
+    """
+    kept = kept_tokens(shaped, torch.tensor([row], device=shaped.logits.device))
+    ids, noise = kept.ids.cpu().numpy(), gumbel(key, kept.ids).cpu().numpy()
+    log_weights = kept.log_weights.cpu().numpy()
+    order = np.lexsort((ids, -(log_weights + noise)))[:count]
+    weights, siblings = np.exp(log_weights), []
+    for slot in order:
+        left = weights > 0
+        siblings.append((int(ids[slot]), Drawn(ids[left], weights[left] / weights.sum())))
+        weights[slot] = 0.0
+    return siblings
 
 
 def _scores(tree: GrowingTree, logits: Tensor, ids: Tensor) -> Tensor:
