@@ -4,7 +4,6 @@ from catalogue import RULES, UNIT, Mutant
 
 EXACT = "tests/statistical/test_exactness.py"
 TREES = "tests/statistical/test_trees_of_guesses.py"
-SIBLINGS = f"{EXACT}::test_traversal_keeps_the_joint_law_of_siblings[without replacement-temperature 1-Guessing.DRAWN]"
 LAW = f"{EXACT}::test_traversal_keeps_the_joint_law_of_trees"
 REFERENCE = f"{RULES}::test_traversal_is_its_reference"
 NEXT_LEVEL = f"{UNIT}/drafters/test_next_level.py"
@@ -79,7 +78,7 @@ TRAVERSAL_MUTANTS = (
         24,
         "siblings without replacement are told as if with it",
         "drafters/model/next_level.py",
-        "        weights[slot] = 0.0\n",
+        "        left[slot] = 0.0\n",
         "",
         (f"{NEXT_LEVEL}::test_siblings_are_different_and_each_tells_what_was_left_to_draw_from", DRAWN),
     ),
@@ -87,7 +86,7 @@ TRAVERSAL_MUTANTS = (
         43,
         "a tree for traversal is ranked by what was drawn",
         "drafters/model/next_level.py",
-        'if tree.request.sampling.rule is Rule.TRAVERSAL and record["temperature"] > 0:',
+        'if sampling.rule is Rule.TRAVERSAL and sampling.record["temperature"] > 0:',
         "if False:",
         (DRAWN,),
     ),

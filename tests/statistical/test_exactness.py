@@ -34,8 +34,11 @@ def test_chain_rules_keep_the_joint_law(rule: Rule, guessing: Guessing, paramete
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["without replacement", "with replacement"])
-@pytest.mark.parametrize("parameters", PARAMETERS)
-@pytest.mark.parametrize("guessing", list(Guessing))
+@pytest.mark.parametrize(
+    ("guessing", "parameters"),
+    [(Guessing.DRAWN, name) for name in PARAMETERS]
+    + [(guessing, "temperature 1") for guessing in Guessing if guessing is not Guessing.DRAWN],
+)
 def test_traversal_keeps_the_joint_law_of_siblings(guessing: Guessing, parameters: str, replaced: bool):
     case = small_case(Rule.TRAVERSAL, PARAMETERS[parameters], target=3)
     law = tree_text_law(TreeDrafting(DraftModel(case, guessing), TREES["two siblings"], replaced))
@@ -44,7 +47,7 @@ def test_traversal_keeps_the_joint_law_of_siblings(guessing: Guessing, parameter
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["without replacement", "with replacement"])
-@pytest.mark.parametrize("shape", TREES)
+@pytest.mark.parametrize("shape", list(TREES)[1:])
 @pytest.mark.parametrize("guessing", [Guessing.DRAWN, Guessing.SPARSE, Guessing.MIXED])
 def test_traversal_keeps_the_joint_law_of_trees(guessing: Guessing, shape: str, replaced: bool):
     case = small_case(Rule.TRAVERSAL, PARAMETERS["temperature 1"], target=5)

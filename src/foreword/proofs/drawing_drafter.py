@@ -32,24 +32,26 @@ class DrawingDrafter:
     def _draw(self, ask: Ask) -> Draft:
         end = len(ask.request.tokens)
         shape = self._shape.within(ask.max_nodes, ask.max_depth)
-        depths = shape.depths()
         tokens: list[int] = []
         drawn: list[Drawn] = []
-        for parent in shape.parents:
+        for parent, noise in zip(shape.parents, self._noise(ask.request, shape), strict=True):
             newest = ask.request.tokens[-1] if parent == ROOT else tokens[parent]
-            level = 0 if parent == ROOT else depths[parent]
-            branch = 0 if parent == ROOT else depths[:parent].count(level)
             taken = [tokens[node] for node in range(len(tokens)) if shape.parents[node] == parent]
             law = self._laws[newest].copy()
             law[taken] = 0.0
             support = np.flatnonzero(law)
-            with np.errstate(divide="ignore"):  # log 0: what is taken is not drawn again
-                tokens.append(int(np.argmax(np.log(law) + self._noise(ask.request, end + level, branch))))
+            tokens.append(int(support[np.argmax(np.log(law[support]) + noise[support])]))
             drawn.append(Drawn(support, law[support] / law.sum()))
         return Draft(tuple(tokens), shape.parents, end, ask.request.epoch, tuple(drawn))
 
-    def _noise(self, request: DraftRequest, position: int, branch: int) -> Floats:
-        """[vocab], the same for all siblings."""
-        key = key_tensor(request.sampling.keys(np.array([position]), branch))
-        noise: Floats = gumbel(key.expand(len(self._ids)), self._ids).numpy()
+    def _noise(self, request: DraftRequest, shape: Draft) -> Floats:
+        """[nodes, vocab], the same for all siblings."""
+        depths = (*shape.depths(), 0)  # the last for the root
+        levels = [depths[parent] for parent in shape.parents]
+        branches = [depths[: max(parent, 0)].count(depths[parent]) for parent in shape.parents]
+        positions = np.array(levels, np.int64) + len(request.tokens)
+        keys = key_tensor(request.sampling.keys(positions, np.array(branches, np.int64)))
+        noise: Floats = gumbel(
+            keys[:, None].expand(len(keys), len(self._ids)), self._ids.expand(len(keys), -1)
+        ).numpy()
         return noise

@@ -10,7 +10,7 @@ from torch import Tensor
 from foreword.acceptance.draw import draw, kept_tokens
 from foreword.acceptance.noise import gumbel, key_tensor
 from foreword.acceptance.pipeline.distribution import Distributions, RowShape, shape_rows
-from foreword.acceptance.rules.drawn import Drawn
+from foreword.acceptance.rules.drawn import Drawn, Floats, Ints
 from foreword.acceptance.rules.rule import Rule
 from foreword.drafters.model.guessed_tree import GrowingTree
 from foreword.drafters.model.tree_shape import fixed_shape
@@ -58,15 +58,18 @@ def grow_trees(trees: Sequence[GrowingTree], logits: Tensor, width: int) -> None
     and are filled with what is drawn, unless there is nothing to draw.
     """
     logits = with_fixed_corrections(trees, logits)
+    drawn: list[tuple[GrowingTree, Tensor]] = []
     row = 0
     for tree in trees:
         rows = logits[row : row + len(tree.frontier)]
         row += len(tree.frontier)
-        record = tree.request.sampling.record
-        if tree.request.sampling.rule is Rule.TRAVERSAL and record["temperature"] > 0:
-            grow_drawn(tree, rows, width)
+        sampling = tree.request.sampling
+        if sampling.rule is Rule.TRAVERSAL and sampling.record["temperature"] > 0:
+            drawn.append((tree, rows))
         else:
             grow_ranked(tree, rows, width)
+    if drawn:
+        grow_drawn([tree for tree, _ in drawn], torch.cat([rows for _, rows in drawn]), width)
 
 
 def grow_ranked(tree: GrowingTree, logits: Tensor, width: int) -> None:
@@ -87,38 +90,47 @@ def grow_ranked(tree: GrowingTree, logits: Tensor, width: int) -> None:
     tree.grow(sorted(level, key=lambda node: -node[0])[:width])
 
 
-def grow_drawn(tree: GrowingTree, logits: Tensor, width: int) -> None:
+def grow_drawn(trees: Sequence[GrowingTree], logits: Tensor, width: int) -> None:
     """As many nodes after each of the newest level as the shape says, drawn without replacement.
 
     Where q has fewer tokens than that there are fewer siblings: that much is known before they are drawn.
     """
-    shape = fixed_shape(width, tree.most_nodes, tree.most_levels)[tree.depth]
-    shaped = shape_rows(logits, row_shape([tree] * len(logits), logits))
-    keys = key_tensor(tree.keys(), logits.device)
-    level: list[tuple[float, int, int, Drawn | None]] = []
-    places: list[int] = []
-    for row, (node, place) in enumerate(zip(tree.frontier, tree.places, strict=True)):
-        siblings = draw_siblings(shaped, row, keys[row], shape[place])
-        level += [(0.0, node, token, q) for token, q in siblings]
-        places += range(sum(shape[:place]), sum(shape[:place]) + len(siblings))
-    tree.grow(level)
-    tree.places = places
+    shaped = shape_rows(logits, row_shape([tree for tree in trees for _ in tree.frontier], logits))
+    keys = key_tensor(np.concatenate([tree.keys() for tree in trees]), logits.device)
+    kept = kept_tokens(shaped, torch.arange(len(logits), device=logits.device))
+    scores = (kept.log_weights + gumbel(keys[kept.rows], kept.ids)).cpu().numpy()
+    ids, weights = kept.ids.cpu().numpy(), kept.log_weights.exp().cpu().numpy()
+    ends = np.searchsorted(kept.rows.cpu().numpy(), np.arange(len(logits) + 1))
+    row = 0
+    for tree in trees:
+        levels = fixed_shape(width, tree.most_nodes, tree.most_levels)
+        shape = levels[tree.depth]
+        places: list[int] = []
+        level: list[tuple[float, int, int, Drawn | None]] = []
+        for node, place in zip(tree.frontier, tree.places, strict=True):
+            here = slice(ends[row], ends[row + 1])
+            siblings = draw_siblings(ids[here], weights[here], scores[here], shape[place])
+            level += [(0.0, node, token, q) for token, q in siblings]
+            places += range(sum(shape[:place]), sum(shape[:place]) + len(siblings))
+            row += 1
+        tree.grow(level)
+        tree.places = places
+        if tree.depth == len(levels):  # also where there are fewer nodes than the shape has
+            tree.frontier = []
 
 
-def draw_siblings(shaped: Distributions, row: int, key: Tensor, count: int) -> list[tuple[int, Drawn]]:
-    """Different tokens with what each was drawn from: the row's distribution without those before it.
+def draw_siblings(ids: Ints, weights: Floats, scores: Floats, count: int) -> list[tuple[int, Drawn]]:
+    """Different tokens with what each was drawn from: the weights without those before it.
 
-    The largest of log q + noise is a draw from q, the second largest one from the rest, and so on.
+    `scores` are log weights + noise: the largest is a draw, the second largest one from the rest, and so on.
     """
-    kept = kept_tokens(shaped, torch.tensor([row], device=shaped.logits.device))
-    ids, noise = kept.ids.cpu().numpy(), gumbel(key, kept.ids).cpu().numpy()
-    log_weights = kept.log_weights.cpu().numpy()
-    order = np.lexsort((ids, -(log_weights + noise)))[:count]
-    weights, siblings = np.exp(log_weights), []
-    for slot in order:
-        left = weights > 0
-        siblings.append((int(ids[slot]), Drawn(ids[left], weights[left] / weights.sum())))
-        weights[slot] = 0.0
+    count = min(count, len(ids))
+    best = np.argpartition(-scores, count - 1)[:count] if count else np.empty(0, np.int64)
+    left, siblings = weights.copy(), []
+    for slot in best[np.argsort(-scores[best])]:
+        possible = left > 0
+        siblings.append((int(ids[slot]), Drawn(ids[possible], left[possible] / left.sum())))
+        left[slot] = 0.0
     return siblings
 
 
