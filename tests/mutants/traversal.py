@@ -105,7 +105,7 @@ TRAVERSAL_MUTANTS = (
         "return all(kind.guesses is Guesses.CHOSEN for kind in kinds.values())",
         "return True",
         (
-            "tests/integration/test_drafter_contract.py::test_trees_ranked_by_what_was_drawn_are_refused_for_traversal",
+            "tests/integration/test_drafters_under_rules.py::test_trees_ranked_by_what_was_drawn_are_refused_for_traversal",
         ),
     ),
 )
