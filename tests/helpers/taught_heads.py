@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from foreword import LLM, SamplingParams
+from helpers.drafted_answers import PROMPTS, answers
 from helpers.slow_heads import SlowHead, target_states
 from helpers.tiny_heads import TinyHead
 
@@ -49,3 +51,23 @@ def teach(
     x = torch.cat(states)
     ridge = x.T @ x + 1e-2 * torch.eye(x.shape[1], dtype=torch.float64)
     head.tensors["lm_head.weight"] = torch.linalg.solve(ridge, x.T @ said).T.float().contiguous()
+
+
+def taught_heads(llm: LLM, model: Path, folder: Path) -> dict[str, Path]:
+    """A head of every method that was taught the target's own greedy texts."""
+    target, vocab = hf_target(model), llm.loaded.vocab_size
+    llm.speculate(None)
+    greedy = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    prompts = [prompt["prompt_token_ids"] for prompt in PROMPTS[:4]]
+    texts = [
+        p + a for p, a in zip(prompts, answers(llm, PROMPTS[:4], [greedy] * 4), strict=True) if len(p) > 1
+    ]
+    eagle3 = TinyHead(vocab, draft_vocab=300).eagle3()
+    teach(eagle3, target, texts, (0, 1, 2))
+    eagle = TinyHead(vocab, fc_bias=True).eagle()
+    teach(eagle, target, texts, (2,), fused=True)
+    layers = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+    return {
+        "eagle3": eagle3.save(folder / "eagle3", {"layers.0.": "midlayer."}, draft_vocab_size=300, **layers),
+        "eagle": eagle.save(folder / "eagle"),
+    }

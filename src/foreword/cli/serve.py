@@ -87,7 +87,7 @@ def serve(
         bool, typer.Option(help="Reuse the KV of equal beginnings, within an API key.")
     ] = True,
     acceptance_rule: Annotated[
-        str, typer.Option(help="How guesses are judged: coupled, token or block.")
+        str, typer.Option(help="How guesses are judged: coupled, token, block or traversal.")
     ] = "coupled",
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Answers that are worked on at once.")] = 64,
     max_queued: Annotated[

@@ -9,7 +9,7 @@ from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.drafters.combined import FirstOf, Merged, Routed
 from foreword.drafters.guard.caller_thread import CallerThread
 from foreword.drafters.guard.guarded import GuardedDrafter
-from foreword.drafters.registry import drafter_kinds
+from foreword.drafters.registry import Guesses, drafter_kinds
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import ForewordError, RequestError
 from foreword.speculation.drafting import Drafter, needs_of
@@ -101,6 +101,15 @@ class SpeculationConfig:
         """Whether a draft may have more than one guess at the same place."""
         merged = len(self.method) > 1 and self.combine == "merge"
         return merged or any(drafter_kinds()[name].makes_trees(self._settings(name)) for name in self.method)
+
+    @property
+    def fixes_trees(self) -> bool:
+        """Whether what was drawn decides neither the shape of a tree nor which of its nodes are kept."""
+        kinds = {name: drafter_kinds()[name] for name in self.method}
+        if len(kinds) > 1 and self.combine == "merge":  # it forgets what was drawn
+            return all(kind.guesses is Guesses.CHOSEN for kind in kinds.values())
+        ranking = [name for name, kind in kinds.items() if kind.guesses is Guesses.RANKED]
+        return not any(kinds[name].makes_trees(self._settings(name)) for name in ranking)
 
     def as_mapping(self) -> dict[str, Any]:
         """The object that `parse` reads back as this."""

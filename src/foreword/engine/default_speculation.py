@@ -40,7 +40,7 @@ def choose_speculation(
             None, "this backend's numbers depend on the size of a pass: ask for it by name"
         )
     config = SpeculationConfig.parse(DEFAULT_SPECULATION)
-    if config.makes_trees and Rule.parse(acceptance_rule) is not Rule.COUPLED:
+    if config.makes_trees and not Rule.parse(acceptance_rule).takes_trees:
         return SpeculationChoice(None, f"acceptance rule {acceptance_rule!r} takes chains only")
     return SpeculationChoice(
         config, "guesses cannot change a text here, and are made where they are measured to pay"

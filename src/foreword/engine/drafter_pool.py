@@ -154,7 +154,7 @@ class DrafterPool:
             return [*self._brought, *self._drafters.values(), *self._leaving.values()]
 
     def _get(self, config: SpeculationConfig) -> DraftPlan:
-        check_exact(self._rule, is_chain=not config.makes_trees)
+        check_exact(self._rule, is_chain=not config.makes_trees, is_fixed=config.fixes_trees)
         key = _key(config)
         drafter = self._at_hand(key)
         if drafter is None:

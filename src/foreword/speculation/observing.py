@@ -59,6 +59,11 @@ class Observation:
         """[entries], whose hidden states are kept."""
         return [any(one.drafter.needs.taps for one in some) for some in self.observers]
 
+    @property
+    def wants_draws(self) -> bool:
+        """Whether any of them needs the target's own draws."""
+        return any(drafter is not None and drafter.needs.draws for drafter in self.drafters)
+
     def tell(
         self,
         entries: Sequence[PassEntry],

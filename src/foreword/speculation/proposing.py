@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from foreword.acceptance.rules.rule import Rule
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import NO_DRAFT, Draft
@@ -131,7 +130,7 @@ def usable(draft: Draft, ask: Ask) -> Draft:
     if draft.epoch != ask.request.epoch:
         return NO_DRAFT
     known = known_tokens(draft.rebase(ask.request.tokens), ask.request)
-    if ask.request.sampling.rule is not Rule.COUPLED:  # the others are exact on chains alone
+    if not ask.request.sampling.rule.takes_trees:
         parents = known.parents
         known = known.keep(lambda node: parents[node] == node - 1)
     return known.within(ask.max_nodes, ask.max_depth)

@@ -91,7 +91,8 @@ class Stepper:
         waiting = self.clock()
         drafts = launched.proposal.drafts
         with launched.transaction as transaction:
-            verdicts = accept(launched.output.logits, transaction.entries, drafts)
+            wants_draws = launched.observation.wants_draws
+            verdicts = accept(launched.output.logits, transaction.entries, drafts, wants_draws)
             applied = transaction.commit(verdicts)
         with self.faults.forgiven("observe"):
             launched.observation.tell(transaction.entries, drafts, verdicts, applied, launched.output)

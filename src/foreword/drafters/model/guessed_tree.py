@@ -23,6 +23,7 @@ class GrowingTree:
         self._drawn: list[Drawn | None] = []
         self._scores = {ROOT: 0.0}
         self.frontier: list[int] = [ROOT]
+        self.places: list[int] = [0]  # of the frontier's nodes in a shape that was fixed before
         self.depth = 0
 
     @property
@@ -30,6 +31,14 @@ class GrowingTree:
         """Whether no further level fits or nothing is left to follow."""
         full = len(self.tokens) >= self._ask.max_nodes or self.depth >= self._ask.max_depth
         return full or not self.frontier
+
+    @property
+    def most_nodes(self) -> int:
+        return self._ask.max_nodes
+
+    @property
+    def most_levels(self) -> int:
+        return self._ask.max_depth
 
     def score(self, node: int) -> float:
         """How promising a node is; higher is better, the root is 0."""
@@ -59,4 +68,4 @@ class GrowingTree:
 
     def keys(self) -> npt.NDArray[np.uint64]:
         """The rule's noise for the tokens that follow the frontier, one key for each of its nodes."""
-        return self.request.sampling.keys(self.positions())
+        return self.request.sampling.keys(self.positions(), np.arange(len(self.frontier)))

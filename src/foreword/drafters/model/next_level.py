@@ -11,9 +11,10 @@ from torch import Tensor
 from foreword.acceptance.draw import draw, kept_tokens
 from foreword.acceptance.noise import gumbel, key_tensor
 from foreword.acceptance.pipeline.distribution import Distributions, RowShape, shape_rows
-from foreword.acceptance.rules.drawn import Drawn
+from foreword.acceptance.rules.drawn import Drawn, Floats, Ints
 from foreword.acceptance.rules.rule import Rule
 from foreword.drafters.model.guessed_tree import GrowingTree
+from foreword.drafters.model.tree_shape import fixed_shape
 from foreword.kernels.sampler import sample, sampler_for
 
 _RANKED = 64
@@ -63,30 +64,90 @@ def _drawn_from(shaped: Distributions, rows: list[int]) -> dict[int, Drawn]:
 
 
 def grow_trees(trees: Sequence[GrowingTree], logits: Tensor) -> None:
-    """The best tokens after each node of each tree's newest level, of which the tree keeps what it has room for.
+    """A level after each tree's newest one; logits [all frontier nodes, vocab].
 
-    logits [all frontier nodes, vocab]. A token's score is the share of exp(log q + G) that it has among its siblings,
-    as a logarithm, summed along the path. G is the noise that the target itself will draw with; none at temperature 0.
+    *coupled* takes the best by score. *traversal* would be biased by that: its trees have a shape that is fixed before
+    and are filled with what is drawn, unless there is nothing to draw.
     """
     logits = with_fixed_corrections(trees, logits)
-    ranked = logits.topk(min(_RANKED, logits.shape[1]), dim=-1)
+    drawn: list[tuple[GrowingTree, Tensor]] = []
     row = 0
     for tree in trees:
-        rows = slice(row, row + len(tree.frontier))
+        rows = logits[row : row + len(tree.frontier)]
         row += len(tree.frontier)
-        scores = _scores(tree, ranked.values[rows], ranked.indices[rows])
-        best = scores.topk(min(tree.width, scores.shape[1]), dim=-1)
-        tokens = ranked.indices[rows].gather(1, best.indices).tolist()
-        tree.grow(
-            [
-                (tree.score(parent) + score, parent, token, None)
-                for parent, row_scores, row_tokens in zip(
-                    tree.frontier, best.values.tolist(), tokens, strict=True
-                )
-                for score, token in zip(row_scores, row_tokens, strict=True)
-                if score > -math.inf
-            ]
-        )
+        sampling = tree.request.sampling
+        if sampling.rule is Rule.TRAVERSAL and sampling.record["temperature"] > 0:
+            drawn.append((tree, rows))
+        else:
+            grow_ranked(tree, rows)
+    if drawn:
+        grow_drawn([tree for tree, _ in drawn], torch.cat([rows for _, rows in drawn]))
+
+
+def grow_ranked(tree: GrowingTree, logits: Tensor) -> None:
+    """The best tokens after each node of the newest level, of which the tree keeps what it has room for.
+
+    A token's score is the share of exp(log q + G) that it has among its siblings, as a logarithm, summed along the
+    path. G is the noise that the target itself will draw with; none at temperature 0.
+    """
+    ranked = logits.topk(min(_RANKED, logits.shape[1]), dim=-1)
+    scores = _scores(tree, ranked.values, ranked.indices)
+    best = scores.topk(min(tree.width, scores.shape[1]), dim=-1)
+    tokens = ranked.indices.gather(1, best.indices).tolist()
+    tree.grow(
+        [
+            (tree.score(parent) + score, parent, token, None)
+            for parent, row_scores, row_tokens in zip(
+                tree.frontier, best.values.tolist(), tokens, strict=True
+            )
+            for score, token in zip(row_scores, row_tokens, strict=True)
+            if score > -math.inf
+        ]
+    )
+
+
+def grow_drawn(trees: Sequence[GrowingTree], logits: Tensor) -> None:
+    """As many nodes after each of the newest level as the shape says, drawn without replacement.
+
+    Where q has fewer tokens than that there are fewer siblings: that much is known before they are drawn.
+    """
+    shaped = shape_rows(logits, row_shape([tree for tree in trees for _ in tree.frontier], logits))
+    keys = key_tensor(np.concatenate([tree.keys() for tree in trees]), logits.device)
+    kept = kept_tokens(shaped, torch.arange(len(logits), device=logits.device))
+    scores = (kept.log_weights + gumbel(keys[kept.rows], kept.ids)).cpu().numpy()
+    ids, weights = kept.ids.cpu().numpy(), kept.log_weights.exp().cpu().numpy()
+    ends = np.searchsorted(kept.rows.cpu().numpy(), np.arange(len(logits) + 1))
+    row = 0
+    for tree in trees:
+        levels = fixed_shape(tree.width, tree.most_nodes, tree.most_levels)
+        shape = levels[tree.depth]
+        places: list[int] = []
+        level: list[tuple[float, int, int, Drawn | None]] = []
+        for node, place in zip(tree.frontier, tree.places, strict=True):
+            here = slice(ends[row], ends[row + 1])
+            siblings = draw_siblings(ids[here], weights[here], scores[here], shape[place])
+            level += [(0.0, node, token, q) for token, q in siblings]
+            places += range(sum(shape[:place]), sum(shape[:place]) + len(siblings))
+            row += 1
+        tree.grow(level)
+        tree.places = places
+        if tree.depth == len(levels):  # also where there are fewer nodes than the shape has
+            tree.frontier = []
+
+
+def draw_siblings(ids: Ints, weights: Floats, scores: Floats, count: int) -> list[tuple[int, Drawn]]:
+    """Different tokens with what each was drawn from: the weights without those before it.
+
+    `scores` are log weights + noise: the largest is a draw, the second largest one from the rest, and so on.
+    """
+    count = min(count, len(ids))
+    best = np.argpartition(-scores, count - 1)[:count] if count else np.empty(0, np.int64)
+    left, siblings = weights.copy(), []
+    for slot in best[np.argsort(-scores[best])]:
+        possible = left > 0
+        siblings.append((int(ids[slot]), Drawn(ids[possible], left[possible] / left.sum())))
+        left[slot] = 0.0
+    return siblings
 
 
 def _scores(tree: GrowingTree, logits: Tensor, ids: Tensor) -> Tensor:
