@@ -10,6 +10,7 @@ from foreword.cli import demo, doctor, generate, models, prove, prune, serve, th
 from foreword.cli.bench import main as bench
 from foreword.cli.chat import main as chat
 from foreword.cli.console import stderr, stdout
+from foreword.cli.train import main as train
 from foreword.errors import ForewordError
 
 # Typer brings a click of its own, whose errors it does not name.
@@ -32,6 +33,7 @@ app.command()(prove.prove)
 app.command()(theory.theory)
 app.command()(doctor.doctor)
 app.add_typer(bench.app, name="bench")
+app.add_typer(train.app, name="train")
 
 
 def _show_version(wanted: bool) -> None:

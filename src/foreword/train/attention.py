@@ -49,21 +49,22 @@ def chain_attention(
     scores = _dense_scores(q, k, queries, keys)  # [heads, rows, keys]
     own_scores = _own_scores(q, own_keys).permute(1, 0, 2)  # [heads, rows, steps]
     weights = torch.cat((scores, own_scores), dim=-1).softmax(-1)
-    past, guesses = weights.split([k.shape[0], own_keys.shape[2]], dim=-1)
+    past, guesses = weights[..., : len(k)], weights[..., len(k) :]
     seen = _weighted(past, v) + _own_weighted(guesses.permute(1, 0, 2), own_values)
     return seen.to(q.dtype)
 
 
 def decode_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
-    """One query [rows, heads, dim] per row over the first `lengths` of its cached keys [rows, context, kv heads, dim]."""
+    """One query [rows, heads, dim] per row over the first `lengths` of its keys [rows, context, kv heads, dim]."""
     rows, context, kv_heads, dim = k.shape
     if q.is_cuda:
         bounds = torch.arange(rows + 1, dtype=torch.int32, device=q.device)
         flat = (rows * context, kv_heads, dim)
-        return torch.ops.aten._flash_attention_forward(
+        out: Tensor = torch.ops.aten._flash_attention_forward(
             q, k.view(flat), v.view(flat), bounds, bounds * context, 1, context, 0.0, False, False,
             seqused_k=lengths,
         )[0]  # fmt: skip
+        return out
     grouped = q.view(rows, kv_heads, -1, dim).float()
     scores = torch.einsum("rhgd,rchd->rhgc", grouped, k.float()) / math.sqrt(dim)
     unseen = torch.arange(context, device=q.device)[None] >= lengths[:, None]
@@ -104,7 +105,7 @@ class _FlashChain(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # noqa: ANN401
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         q, k, v, own_keys, own_values, out, logsumexp = ctx.saved_tensors
         queries, keys = ctx.spans
         grad = grad.contiguous()
@@ -115,9 +116,7 @@ class _FlashChain(torch.autograd.Function):
         )  # fmt: skip
         if own_keys is None:
             return grad_q, grad_k, grad_v, None, None, None, None
-        more_q, grad_own_keys, grad_own_values = _own_backward(
-            q, own_keys, own_values, out, logsumexp, grad
-        )
+        more_q, grad_own_keys, grad_own_values = _own_backward(q, own_keys, own_values, out, logsumexp, grad)
         return grad_q + more_q, grad_k, grad_v, grad_own_keys, grad_own_values, None, None
 
 
@@ -134,36 +133,40 @@ def _join(
 def _own_backward(
     q: Tensor, own_keys: Tensor, own_values: Tensor, out: Tensor, logsumexp: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    rows, heads, dim = q.shape
+    # Sums of products and not matrix products: a hundred thousand matrices of three rows would each be a call.
     kv_heads = own_keys.shape[1]
-    scale = 1 / math.sqrt(dim)
+    queries, grads = _grouped(q, kv_heads), _grouped(grad, kv_heads)  # [rows, kv heads, group, 1, dim]
+    keys, values = (
+        own_keys.float().unsqueeze(2),
+        own_values.float().unsqueeze(2),
+    )  # [rows, kv heads, 1, steps, dim]
+    scale = 1 / math.sqrt(q.shape[-1])
     weights = (_own_scores(q, own_keys) - logsumexp.t().unsqueeze(-1)).exp()  # [rows, heads, steps]
-    wide = grad.float()
-    grad_weights = torch.einsum("rhgd,rhsd->rhgs", wide.view(rows, kv_heads, -1, dim), own_values.float())
-    delta = (wide * out.float()).sum(-1, keepdim=True)  # [rows, heads, 1]
-    grad_scores = weights * (grad_weights.reshape(rows, heads, -1) - delta) * scale
-    grouped_scores = grad_scores.view(rows, kv_heads, heads // kv_heads, -1)
-    grouped_weights = weights.view(rows, kv_heads, heads // kv_heads, -1)
-    grad_q = torch.einsum("rhgs,rhsd->rhgd", grouped_scores, own_keys.float()).reshape(q.shape)
-    grad_keys = torch.einsum("rhgs,rhgd->rhsd", grouped_scores, q.view(rows, kv_heads, -1, dim).float())
-    grad_values = torch.einsum("rhgs,rhgd->rhsd", grouped_weights, wide.view(rows, kv_heads, -1, dim))
+    weights = weights.view(*queries.shape[:3], -1, 1)
+    delta = (grads * _grouped(out, kv_heads)).sum(-1, keepdim=True)
+    grad_scores = weights * ((grads * values).sum(-1, keepdim=True) - delta) * scale
+    grad_q = (grad_scores * keys).sum(3).view(q.shape)
+    grad_keys, grad_values = (grad_scores * queries).sum(2), (weights * grads).sum(2)
     return grad_q.to(q.dtype), grad_keys.to(q.dtype), grad_values.to(q.dtype)
 
 
 def _own_scores(q: Tensor, own_keys: Tensor) -> Tensor:
     """float32 [rows, heads, steps]."""
-    rows, heads, dim = q.shape
-    grouped = q.view(rows, own_keys.shape[1], -1, dim).float()
-    scores = torch.einsum("rhgd,rhsd->rhgs", grouped, own_keys.float()) / math.sqrt(dim)
-    return scores.reshape(rows, heads, -1)
+    products = _grouped(q, own_keys.shape[1]) * own_keys.float().unsqueeze(2)
+    return products.sum(-1).view(*q.shape[:2], -1) / math.sqrt(q.shape[-1])
 
 
 def _own_weighted(weights: Tensor, own_values: Tensor) -> Tensor:
     """float32 [rows, heads, dim] of weights [rows, heads, steps]."""
     rows, heads, steps = weights.shape
     kv_heads, dim = own_values.shape[1], own_values.shape[3]
-    grouped = weights.reshape(rows, kv_heads, heads // kv_heads, steps)
-    return torch.einsum("rhgs,rhsd->rhgd", grouped, own_values.float()).reshape(rows, heads, dim)
+    grouped = weights.reshape(rows, kv_heads, heads // kv_heads, steps, 1)
+    return (grouped * own_values.float().unsqueeze(2)).sum(3).view(rows, heads, dim)
+
+
+def _grouped(rows: Tensor, kv_heads: int) -> Tensor:
+    """float32 [rows, kv heads, group, 1, dim]."""
+    return rows.float().view(len(rows), kv_heads, -1, 1, rows.shape[-1])
 
 
 def _dense_scores(q: Tensor, k: Tensor, queries: Spans, keys: Spans) -> Tensor:

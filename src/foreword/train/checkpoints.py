@@ -22,5 +22,7 @@ def load_state(path: Path, device: torch.device) -> dict[str, Any]:
     except FileNotFoundError:
         raise RequestError(f"there is no training state {path} to resume") from None
     except Exception as error:  # torch raises many kinds for damaged files
-        raise RequestError(f"{path} is no training state ({type(error).__name__}); remove it and start anew") from None
+        raise RequestError(
+            f"{path} is no training state ({type(error).__name__}); remove it and start anew"
+        ) from None
     return state

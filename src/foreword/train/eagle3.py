@@ -72,7 +72,9 @@ class Eagle3Head(nn.Module):
             "up_proj": (shape.intermediate, shape.hidden),
             "down_proj": (shape.hidden, shape.intermediate),
         }
-        self.matrices = nn.ParameterDict({name: nn.Parameter(torch.empty(size)) for name, size in sizes.items()})
+        self.matrices = nn.ParameterDict(
+            {name: nn.Parameter(torch.empty(size)) for name, size in sizes.items()}
+        )
         names = ("input_layernorm", "hidden_norm", "post_attention_layernorm", "norm")
         self.norms = nn.ParameterDict({name: nn.Parameter(torch.ones(shape.hidden)) for name in names})
         self.lm_head = nn.Parameter(torch.empty(shape.vocabulary, shape.hidden))

@@ -61,7 +61,9 @@ class EndlessBatch:
         self._keys = [torch.zeros(shape, dtype=target.dtype, device=device) for _ in layers]
         self._values = [torch.zeros(shape, dtype=target.dtype, device=device) for _ in layers]
         self._numbers = torch.arange(rows, device=device)
-        self._tokens = torch.zeros(rows, dtype=torch.int64, device=device)  # newest of each row, not in the cache
+        self._tokens = torch.zeros(
+            rows, dtype=torch.int64, device=device
+        )  # newest of each row, not in the cache
         self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
         self._left = torch.zeros(rows, dtype=torch.int64, device=device)  # tokens to write; 0: the row rests
         self._temperatures = torch.zeros(rows, device=device)
@@ -100,7 +102,7 @@ class EndlessBatch:
     def _event(self) -> torch.cuda.Event | None:
         if self._target.device.type != "cuda":
             return None
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -168,9 +170,7 @@ class EndlessBatch:
         self._tokens[numbers] = last
         self._positions[numbers] = place
         self._left[numbers] = left
-        self._temperatures[numbers] = to_device(
-            torch.tensor([job.temperature for _, job in taken]), device
-        )
+        self._temperatures[numbers] = to_device(torch.tensor([job.temperature for _, job in taken]), device)
 
     def _decode(self) -> None:
         if self._target.device.type != "cuda":
@@ -187,7 +187,7 @@ class EndlessBatch:
         state = (self._tokens, self._positions, self._left, self._step)
         saved = [tensor.clone() for tensor in state]
         self._left.zero_()
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):

@@ -10,7 +10,7 @@ from foreword.train.documents import Document
 from foreword.train.eagle3 import ChainPass, Eagle3Head
 from foreword.train.loss import CHUNK
 from foreword.train.packing import BatchSize, PackedBatch, pack, tail_begin
-from foreword.train.target import Target
+from foreword.train.target import Target, wide_logits
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,12 @@ def _hits(
     hits = []
     for step, states in enumerate(chain.steps(batch, features, depth)):
         token_ids, counts = batch.predicted(step)
-        guesses = torch.cat([(part @ matrix.t()).argmax(-1) for part in states.split(CHUNK)])
+        guesses = torch.cat(
+            [
+                wide_logits(states[begin : begin + CHUNK], matrix).argmax(-1)
+                for begin in range(0, len(states), CHUNK)
+            ]
+        )
         hits.append((draft_ids[guesses] == token_ids) & counts)
     return torch.stack(hits), batch.predicted(0)[1]
 

@@ -26,14 +26,18 @@ def head_tensors(head: Eagle3Head, vocabulary: DraftVocabulary, vocab_size: int)
     for name, norm in head.norms.items():
         tensors["norm.weight" if name == "norm" else f"layers.0.{name}.weight"] = norm
     tensors["lm_head.weight"] = head.lm_head
-    tensors = {name: tensor.detach().to(torch.bfloat16).cpu().contiguous() for name, tensor in tensors.items()}
+    tensors = {
+        name: tensor.detach().to(torch.bfloat16).cpu().contiguous() for name, tensor in tensors.items()
+    }
     if head.shape.vocabulary < vocab_size:
         tensors["d2t"] = vocabulary.d2t.cpu()
         tensors["t2d"] = (vocabulary.draft_ids >= 0).cpu()
     return tensors
 
 
-def head_config(head: Eagle3Head, target: ModelConfig, verifier: str, speculative_tokens: int) -> dict[str, Any]:
+def head_config(
+    head: Eagle3Head, target: ModelConfig, verifier: str, speculative_tokens: int
+) -> dict[str, Any]:
     """config.json."""
     shape = head.shape
     return {

@@ -64,7 +64,7 @@ class OutputLoss(torch.autograd.Function):
         return total, hits
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # noqa: ANN401
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         grad_states, grad_matrix = ctx.saved_tensors
         return grad_states * grad, grad_matrix * grad, None, None, None, None, None
 

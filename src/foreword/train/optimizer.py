@@ -32,7 +32,8 @@ class HeadOptimizer:
 
     def clip(self, norm: float) -> Tensor:
         """Scale all gradients down to a norm; the norm that they had."""
-        return torch.nn.utils.clip_grad_norm_(self._all, norm)
+        before: Tensor = torch.nn.utils.clip_grad_norm_(self._all, norm)
+        return before
 
     @torch.no_grad()
     def step(self, factor: float) -> None:
@@ -73,4 +74,5 @@ def orthogonalized(matrix: Tensor, iterations: int = 5) -> Tensor:
     for _ in range(iterations):
         gram = x @ x.t()
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.t() if tall else x).to(matrix.dtype)
+    found: Tensor = (x.t() if tall else x).to(matrix.dtype)
+    return found

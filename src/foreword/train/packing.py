@@ -63,15 +63,26 @@ def fitting_size(documents: Sequence[Document], rows: int, multiple: int = 256) 
     return BatchSize(rows, min(share, rows - rows // 64 - 1))
 
 
+def exact_size(documents: Sequence[Document]) -> BatchSize:
+    """The size of a batch that these documents fill."""
+    rows = sum(len(document.tokens) for document in documents)
+    return BatchSize(rows, rows - sum(tail_begin(document) for document in documents))
+
+
 def batches(
-    documents: Sequence[Document], size: BatchSize, seed: int, device: torch.device
+    documents: Sequence[Document], size: BatchSize, seed: Sequence[int], device: torch.device, skip: int = 0
 ) -> Iterator[PackedBatch]:
-    """Endless: every epoch in another order, which the seed decides."""
-    epoch = 0
+    """Endless: every epoch in another order, which the seed decides. The first `skip` batches are left out."""
+    epoch = count = 0
     while True:
-        order = np.random.default_rng((seed, epoch)).permutation(len(documents)).tolist()
+        order = np.random.default_rng((*seed, epoch)).permutation(len(documents)).tolist()
+        before = count
         for chosen in _groups([documents[number] for number in order], size):
-            yield pack(chosen, size, device)
+            count += 1
+            if count > skip:
+                yield pack(chosen, size, device)
+        if count == before:
+            raise ValueError("no document fits into a batch")
         epoch += 1
 
 
@@ -99,7 +110,7 @@ def _groups(documents: Sequence[Document], size: BatchSize, look_ahead: int = 48
             else:
                 skipped.append(document)
         waiting = skipped + waiting
-        if group and not (dry and not waiting and tails > size.tails // 2):
+        if group:
             yield group
 
 
@@ -112,17 +123,24 @@ def pack(documents: Sequence[Document], size: BatchSize, device: torch.device) -
     if not 0 <= tail_rest <= rest:
         raise ValueError("the documents do not fit into the batch")
     if rest:
-        lengths, heads, tail_lengths = [*lengths, rest], [*heads, rest - tail_rest], [*tail_lengths, tail_rest]
+        lengths, heads, tail_lengths = (
+            [*lengths, rest],
+            [*heads, rest - tail_rest],
+            [*tail_lengths, tail_rest],
+        )
     begins = np.cumsum([0, *lengths[:-1]])
     token_ids = np.concatenate([*(document.tokens for document in documents), np.zeros(rest, np.int32)])
     is_answer = np.concatenate([*(document.is_answer for document in documents), np.zeros(rest, np.bool_)])
     positions = np.concatenate([np.arange(length) for length in lengths])
     tail_rows = np.concatenate(
-        [np.arange(begin + head, begin + length) for begin, head, length in zip(begins, heads, lengths, strict=True)]
+        [
+            np.arange(begin + head, begin + length)
+            for begin, head, length in zip(begins, heads, lengths, strict=True)
+        ]
     )
     text_ends = np.repeat(begins + lengths, tail_lengths)
 
-    def put(array: np.ndarray, dtype: torch.dtype = torch.int64) -> Tensor:  # type: ignore[type-arg]
+    def put(array: np.ndarray, dtype: torch.dtype = torch.int64) -> Tensor:
         return to_device(torch.from_numpy(array).to(dtype), device)
 
     return PackedBatch(

@@ -16,7 +16,7 @@ from foreword.train.documents import Document, read_shards
 from foreword.train.eagle3 import Eagle3Head, shape_for
 from foreword.train.evaluate import TauReport
 from foreword.train.export import write_head
-from foreword.train.packing import BatchSize, fitting_size, pack
+from foreword.train.packing import BatchSize, exact_size, fitting_size, pack
 from foreword.train.prompts import FilePrompt
 from foreword.train.schedule import Stretch
 from foreword.train.target import Target
@@ -27,6 +27,7 @@ Say = Callable[[str], None]
 
 _SAVE_SECONDS = 50.0
 _EVAL_TOKENS = 128
+_SAMPLE = 64  # texts from which the sizes of the taps are measured
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,9 @@ def train_eagle3(
     documents = list(read_shards(run.data))
     trained_on = [document for document in documents if not document.held_out]
     if not trained_on:
-        raise RequestError(f"there are no training texts in {run.data}; write some with `foreword train data`")
+        raise RequestError(
+            f"there are no training texts in {run.data}; write some with `foreword train data`"
+        )
     held_out = [document for document in documents if document.held_out and document.temperature == 0]
     sets = {"held out": held_out[: run.held_out_texts]}
     if evaluation:
@@ -89,7 +92,7 @@ def train_eagle3(
         for name, texts in sets.items():
             if not texts:
                 continue
-            report = reports[name] = trainer.evaluate(texts, _measuring_size(texts, trainer.size))
+            report = reports[name] = trainer.evaluate(texts)
             kinds = ", ".join(f"{kind} {tau:.2f}" for kind, tau in report.by_kind().items())
             say(
                 f"  τ at {report.depth} guesses, {name}: {report.tau():.3f} "
@@ -99,7 +102,7 @@ def train_eagle3(
         return reports
 
     def on_report(progress: TrainProgress) -> None:
-        say(_line(progress, target, trainer))
+        say(_line(progress, target))
         _log(log, asdict(progress))
 
     def on_step(step: int) -> None:
@@ -151,23 +154,13 @@ def _trainer(target: Target, documents: Sequence[Document], run: Eagle3Run, say:
         say(f"resumed at step {trainer.step}")
         return trainer
     head.begin_from(target, vocabulary.token_ids, run.settings.seed)
-    sample = pack(documents[:1], BatchSize(len(documents[0].tokens), len(documents[0].tokens) - _head(documents[0])), target.device)
-    head.scale_taps(target.forward(sample.token_ids, sample.positions, sample.texts, head.shape.taps))
+    sample = documents[:_SAMPLE]
+    batch = pack(sample, exact_size(sample), target.device)
+    head.scale_taps(target.forward(batch.token_ids, batch.positions, batch.texts, head.shape.taps))
     return trainer
 
 
-def _head(document: Document) -> int:
-    from foreword.train.packing import tail_begin
-
-    return tail_begin(document)
-
-
-def _measuring_size(documents: Sequence[Document], size: BatchSize) -> BatchSize:
-    """The training batch's size, unless a text would not fit into it."""
-    return size
-
-
-def _line(progress: TrainProgress, target: Target, trainer: Trainer) -> str:
+def _line(progress: TrainProgress, target: Target) -> str:
     hits = " ".join(f"{hit:.3f}" for hit in progress.hits)
     memory = ""
     if target.device.type == "cuda":

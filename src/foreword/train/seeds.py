@@ -38,7 +38,8 @@ CODE = (
     "\n\ndef {word}_{word}(", "\n\ndef {word}(", "\n\ndef is_{word}(", "\n\ndef count_{word}(",
     "\n\ndef get_{word}(", "\n\ndef find_{word}(", "\ndef {word}_{word}(", "import math\n\n\ndef {word}(",
     "def {word}(s: str) -> str:\n    \"\"\" ", "def {word}(numbers: List[int]) -> int:\n    \"\"\" ",
-    "def {word}(lst):\n    \"\"\"", "def {word}(n: int) -> bool:\n    \"\"\" Return ", "def {word}(a, b):\n    \"\"\"",
+    "def {word}(lst):\n    \"\"\"", "def {word}(n: int) -> bool:\n    \"\"\" Return ",
+    "def {word}(a, b):\n    \"\"\"",
     "def {word}_{word}(text):\n    \"\"\"\n    Given ", "def {word}_{word}(array, k):\n    \"\"\"",
     "from typing import List, Tuple\n\n\ndef {word}_{word}(", "class {word}:\n    def __init__(self",
     "Write a Python function that ", "Write a Python function to {word} ", "Write a function called {word} that ",
@@ -50,10 +51,12 @@ CODE = (
 
 MATH = (
     "{name} has ", "{name} buys ", "{name} and {name} ", "{name} is ", "{name} wants to ", "{name} earns ",
-    "{name} decides to ", "{name} works ", "{name} needs ", "A {word} costs ", "A store sells ", "A train ", "A farmer ",
+    "{name} decides to ", "{name} works ", "{name} needs ", "A {word} costs ", "A store sells ",
+    "A train ", "A farmer ",
     "A school ", "A {word} has ", "There are ", "If {name} ", "In a class of ", "Each {word} ", "Two friends ",
     "Every day {name} ", "Last week {name} ", "The price of ", "To make {word}, {name} ", "The sum of ",
-    "What is the area of ", "Solve for x: ", "Calculate ", "Find the ", "How many ", "Given that x + ", "A rectangle ",
+    "What is the area of ", "Solve for x: ", "Calculate ", "Find the ", "How many ",
+    "Given that x + ", "A rectangle ",
     "What is the probability ", "The {word} of {name} is ", "A box contains ", "At the {word}, {name} ",
 )  # fmt: skip
 
@@ -73,9 +76,12 @@ TRANSLATION_ORDERS = (
 )  # fmt: skip
 SENTENCES = {
     "German": (
-        "Die ", "Der ", "Das ", "Ein ", "Eine ", "Es ", "Wir ", "Ich ", "Sie ", "Er ", "In ", "Im ", "Am ", "Auf ", "Nach ",
-        "Für ", "Mit ", "Bei ", "Seit ", "Wenn ", "Als ", "Aber ", "Und ", "Doch ", "Auch ", "Viele ", "Die Regierung ",
-        "Das Unternehmen ", "Die Stadt ", "Der Präsident ", "Laut ", "Nicht ", "Zwei ", "Die Kinder ", "Was ", "Warum ",
+        "Die ", "Der ", "Das ", "Ein ", "Eine ", "Es ", "Wir ", "Ich ", "Sie ", "Er ", "In ",
+        "Im ", "Am ", "Auf ", "Nach ",
+        "Für ", "Mit ", "Bei ", "Seit ", "Wenn ", "Als ", "Aber ", "Und ", "Doch ", "Auch ",
+        "Viele ", "Die Regierung ",
+        "Das Unternehmen ", "Die Stadt ", "Der Präsident ", "Laut ", "Nicht ", "Zwei ",
+        "Die Kinder ", "Was ", "Warum ",
         "Heute ", "Gestern ", "Damit ", "Diese ", "Jeder ", "Man ", "Trotz ", "Während ", "Unter ", "Mehr als ",
     ),
     "French": ("Le ", "La ", "Les ", "Un ", "Une ", "Je ", "Nous ", "Il ", "Elle ", "Dans ", "Pour ", "Ce ", "On "),
@@ -90,7 +96,8 @@ PASSAGES = (
     "Write a news article about {word} and {word}.", "Write a detailed news report about {word} in {word}.",
     "Write a long article about {word}.", "Write an encyclopedia entry about {word}.",
     "Write a newspaper story about a man called {name} and his {word}.",
-    "Write a newspaper story about {name}, a woman who {word}.", "Write several paragraphs on the history of {word}.",
+    "Write a newspaper story about {name}, a woman who {word}.",
+    "Write several paragraphs on the history of {word}.",
     "Write a Wikipedia article about {word} and {word}.", "Write a biography of {name} {word}.",
     "Report on an accident with a {word} near {word}.", "Write a sports report about {word} against {word}.",
     "Write a story about {name}, {name} and a {word}.", "Write an essay on {word}.", "Write a review of {word}.",
@@ -102,17 +109,21 @@ PASSAGES = (
 SUMMARY_ORDERS = (
     "Summarize: {text}", "Summarize: {text}", "Summarise the following text: {text}", "{text}\n\nSummarize this.",
     "Summarize the following article in a few sentences:\n\n{text}", "Give a short summary of this text:\n{text}",
-    "{text}\n\nTL;DR", "What are the main points of this text?\n\n{text}", "Write a headline for this article:\n\n{text}",
+    "{text}\n\nTL;DR", "What are the main points of this text?\n\n{text}",
+    "Write a headline for this article:\n\n{text}",
 )  # fmt: skip
 QUESTION_ORDERS = (
     "{text}\n\nQuestion: ", "{text}\n\nWhat ", "{text}\n\nWho ", "{text}\nwhat ", "{text}\nwho ", "{text}\nwhen ",
     "{text}\nWhere ", "{text}\nhow ", "{text}\n\nAnswer the question from the text above. ", "{text}\nQ: ",
-    "Read the context and answer the question.\n\nContext: {text}\n\nQuestion: ", "Extract {word} from this text:\n{text}",
+    "Read the context and answer the question.\n\nContext: {text}\n\nQuestion: ",
+    "Extract {word} from this text:\n{text}",
     "Answer from the following passages.\n\n{text}\n\n", "{text}\n\nBased on the text, ", "{text}\nwhich ",
 )  # fmt: skip
 
 # How a user goes on after an answer.
 FOLLOW_UPS = (
-    "", "", "", "Can you ", "Now ", "What about ", "Why ", "How ", "Rewrite ", "Make it ", "Explain ", "Give me ", "And ",
-    "I don't understand ", "Thanks! ", "Please ", "What if ", "Could you ", "Is it ", "Add ", "Translate ", "Summarize ",
+    "", "", "", "Can you ", "Now ", "What about ", "Why ", "How ", "Rewrite ", "Make it ",
+    "Explain ", "Give me ", "And ",
+    "I don't understand ", "Thanks! ", "Please ", "What if ", "Could you ", "Is it ", "Add ",
+    "Translate ", "Summarize ",
 )  # fmt: skip

@@ -104,7 +104,7 @@ def _before_attention(
     input_norm, qkv, qkv_bias, query_norm, key_norm = tensors[:5]
     heads, kv_heads, dim = sizes
     joined = linear(rms_norm(stream, _there(input_norm), eps), _there(qkv), qkv_bias)
-    q, k, v = joined.view(stream.shape[0], -1, dim).split([heads, kv_heads, kv_heads], dim=1)
+    q, k, v = torch.split(joined.view(stream.shape[0], -1, dim), [heads, kv_heads, kv_heads], dim=1)
     if query_norm is not None and key_norm is not None:
         q = rms_norm(q, query_norm, eps)
         k = rms_norm(k, key_norm, eps)

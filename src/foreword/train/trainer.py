@@ -65,11 +65,17 @@ class Trainer:
         self.settings = settings
         self.step = 0
         self.chain = ChainPass(target, head, compiled=settings.compiled)
+        self._measured_chain = ChainPass(target, head)  # compiling it again without gradients would not pay
         self._documents = documents
         self._judge = torch.compile(judge_rows, dynamic=False) if settings.compiled else judge_rows
         self._kept_rows = target.weights.head[self.vocabulary.token_ids]
         others = [*head.norms.values(), head.lm_head]
         self._optimizer = HeadOptimizer(list(head.matrices.values()), others, settings.rates)
+        self._order = (
+            settings.seed,
+            0,
+            len(documents),
+        )  # seed of the order, its first step, texts it is about
         self._alive = [1.0] * settings.depth  # share of tail rows whose chain holds up to each guess
         self._generator = torch.Generator(target.device).manual_seed(settings.seed)
 
@@ -82,9 +88,9 @@ class Trainer:
         on_step: Callable[[int], None] | None = None,
     ) -> None:
         """Go on until the stretch is over; `on_step` is called after every step, with its number."""
-        source = batches(self._documents, self.size, self.settings.seed, self.target.device)
-        for _ in range(self.step):  # the same order as without the interruption
-            next(source)
+        seed, first, _ = self._order
+        skip = self.step - first  # the same order as without an interruption
+        source = batches(self._documents, self.size, (seed, first), self.target.device, skip)
         sums: list[Tensor] = []
         begin, begun_at = time.monotonic(), self.step
         while not stretch.is_over(self.step):
@@ -103,15 +109,15 @@ class Trainer:
             if on_step is not None:
                 on_step(self.step)
 
-    def evaluate(self, documents: Sequence[Document], size: BatchSize | None = None) -> TauReport:
+    def evaluate(self, documents: Sequence[Document]) -> TauReport:
         """Tokens per pass along these documents."""
         return measure_tau(
             self.target,
             self.head,
-            self.chain,
+            self._measured_chain,
             self.vocabulary.token_ids,
             documents,
-            size or self.size,
+            self.size,
             self.settings.depth,
         )
 
@@ -122,6 +128,7 @@ class Trainer:
             "head": self.head.state_dict(),
             "optimizer": self._optimizer.state(),
             "alive": self._alive,
+            "order": self._order,
             "generator": self._generator.get_state(),
             "vocabulary": self.vocabulary.token_ids,
             "coverage": self.vocabulary.coverage,
@@ -135,6 +142,9 @@ class Trainer:
         self.head.load_state_dict(state["head"])
         self._optimizer.load(state["optimizer"])
         self._alive = state["alive"]
+        self._order = tuple(state["order"])
+        if self._order[2] != len(self._documents):  # texts came or went: another order from here on
+            self._order = (self.settings.seed, self.step, len(self._documents))
         self._generator.set_state(state["generator"].cpu())
 
     def _one(self, batch: PackedBatch, factor: float) -> Tensor:

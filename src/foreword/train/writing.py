@@ -136,7 +136,9 @@ class Writer:
     def _answer(self, talk: _Talk) -> None:
         """Greedy every other time: greedy text is what most requests ask for."""
         is_passage = talk.kind == "passage"
-        temperature = 0.0 if self._random.random() < 0.5 and not is_passage else self._random.uniform(0.3, 1.0)
+        temperature = (
+            0.0 if self._random.random() < 0.5 and not is_passage else self._random.uniform(0.3, 1.0)
+        )
         length = self._limits.passage if is_passage else self._random.choice(_ANSWER_LENGTHS)
 
         def done(written: list[int]) -> None:

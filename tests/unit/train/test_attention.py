@@ -33,7 +33,9 @@ def _naive(q, k, v, own):
         for place in range(length - tail, length):
             for head in range(HEADS):
                 kv = head // (HEADS // KV_HEADS)
-                keys = torch.cat((k[begin : begin + place + 1, kv], *[key[row : row + 1, kv] for key, _ in own]))
+                keys = torch.cat(
+                    (k[begin : begin + place + 1, kv], *[key[row : row + 1, kv] for key, _ in own])
+                )
                 values = torch.cat(
                     (v[begin : begin + place + 1, kv], *[value[row : row + 1, kv] for _, value in own])
                 )
@@ -109,7 +111,10 @@ def test_flash_kernels_agree_with_the_dense_form():
         results.append([out.detach(), *[tensor.grad for tensor in tensors]])
     for wanted, got in zip(*results, strict=True):
         assert (got.cpu().float() - wanted).norm() / wanted.norm() < 2e-2
-    q, k, v = (torch.randn(*shape, generator=generator).bfloat16() for shape in ((3, HEADS, 64), *[(3, 32, KV_HEADS, 64)] * 2))
+    q, k, v = (
+        torch.randn(*shape, generator=generator).bfloat16()
+        for shape in ((3, HEADS, 64), *[(3, 32, KV_HEADS, 64)] * 2)
+    )
     lengths = torch.tensor([1, 17, 32], dtype=torch.int32)
     wanted = decode_attention(q.float(), k.float(), v.float(), lengths)
     got = decode_attention(*(tensor.to(device) for tensor in (q, k, v, lengths))).cpu().float()
