@@ -16,15 +16,31 @@ from foreword.train.target import Target
 from foreword.train.trainer import Trainer, TrainSettings
 from foreword.train.vocabulary import DraftVocabulary
 
-LAYERS, HIDDEN, INNER, VOCABULARY = 30, 576, 1536, 49152
+IS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if IS_GPU else "cpu")
+LAYERS, HIDDEN, INNER, VOCABULARY = (
+    (30, 576, 1536, 49152) if IS_GPU else (2, 576, 64, 512)
+)  # small: to try it out
+ROWS, BATCH, DRAFT = (2048, (61440, 20480), 16384) if IS_GPU else (4, (1024, 512), 256)
+SECONDS = 8.0 if IS_GPU else 2.0
+DTYPE = torch.bfloat16 if IS_GPU else torch.float32
+
+
+def finish() -> None:
+    if IS_GPU:
+        torch.cuda.synchronize()
+
+
+def memory() -> str:
+    return f"{torch.cuda.max_memory_allocated() / 2**30:.0f} GiB" if IS_GPU else "no GPU"
 
 
 def random_target(device: torch.device) -> Target:
     def draw(*shape: int) -> torch.Tensor:
-        return (torch.randn(*shape, device=device) * 0.03).bfloat16()
+        return (torch.randn(*shape, device=device) * 0.03).to(DTYPE)
 
     def ones() -> torch.Tensor:
-        return torch.ones(HIDDEN, device=device, dtype=torch.bfloat16)
+        return torch.ones(HIDDEN, device=device, dtype=DTYPE)
 
     spec = AttentionSpec(9, 3, 64)
     layer = LayerSpec(spec, MlpSpec(INNER))
@@ -46,7 +62,7 @@ def random_target(device: torch.device) -> Target:
         for _ in range(LAYERS)
     )  # fmt: skip
     embedding = draw(VOCABULARY, HIDDEN)
-    return Target(config, DecoderWeights(embedding, layers, ones(), embedding), compiled=True)
+    return Target(config, DecoderWeights(embedding, layers, ones(), embedding), compiled=IS_GPU)
 
 
 def writing_speed(target: Target, seconds: float) -> None:
@@ -63,7 +79,7 @@ def writing_speed(target: Target, seconds: float) -> None:
 
             yield Job(prompt, int(random.integers(30, 250)), 0.7, done)
 
-    batch = EndlessBatch(target, rows=2048, context=1280, stop_ids=frozenset({2}))
+    batch = EndlessBatch(target, rows=ROWS, context=1280 if IS_GPU else 1000, stop_ids=frozenset({2}))
     started = time.monotonic()
     begin, before = None, 0
     for _ in batch.run(jobs()):
@@ -72,41 +88,37 @@ def writing_speed(target: Target, seconds: float) -> None:
             print(f"first stretch after {begin - started:.1f} s")
         if time.monotonic() - begin > seconds:
             break
-    torch.cuda.synchronize()
+    finish()
     elapsed = time.monotonic() - begin
     print(
         f"writing: {(batch.tokens_written - before) / elapsed / 1e3:.0f}k tokens/s, {finished / elapsed:.0f} texts/s"
     )
-    graph = batch._graph
-    assert graph is not None
-    torch.cuda.synchronize()
+    finish()
     start = time.monotonic()
-    for _ in range(32):
-        graph.replay()
-    torch.cuda.synchronize()
-    memory = torch.cuda.max_memory_allocated() / 2**30
-    print(f"one step alone: {(time.monotonic() - start) / 32 * 1e3:.2f} ms; {memory:.0f} GiB")
+    batch._decode()
+    finish()
+    print(f"one step alone: {(time.monotonic() - start) / 16 * 1e3:.2f} ms; {memory()}")
 
 
 def training_speed(target: Target, seconds: float) -> None:
     random = np.random.default_rng(0)
     documents = []
-    for _ in range(4000):
+    for _ in range(4000 if IS_GPU else 12):
         prompt, answer = int(random.integers(30, 600)), int(random.integers(60, 300))
-        tokens = random.integers(0, 5000, prompt + answer).tolist()
+        tokens = random.integers(0, DRAFT, prompt + answer).tolist()
         documents.append(make_document(tokens, [(prompt, prompt + answer)], "x", 0.0))
-    head = Eagle3Head(shape_for(target, 16384)).to(target.device)
-    vocabulary = DraftVocabulary.of(torch.arange(16384), VOCABULARY, 1.0)
+    head = Eagle3Head(shape_for(target, DRAFT)).to(target.device)
+    vocabulary = DraftVocabulary.of(torch.arange(DRAFT), VOCABULARY, 1.0)
     head.begin_from(target, vocabulary.token_ids, 0)
-    size = BatchSize(61440, 20480)
-    trainer = Trainer(target, head, vocabulary, documents, size, TrainSettings(compiled=True))
+    size = BatchSize(*BATCH)
+    trainer = Trainer(target, head, vocabulary, documents, size, TrainSettings(compiled=IS_GPU))
     start = time.monotonic()
     trainer.train(Stretch(last_step=3))
-    torch.cuda.synchronize()
+    finish()
     print(f"three steps with compiling: {time.monotonic() - start:.1f} s")
     trainer.train(Stretch(seconds=seconds), report_every=10, on_report=print)
     batch_parts(trainer, target)
-    print(f"{torch.cuda.max_memory_allocated() / 2**30:.0f} GiB")
+    print(memory())
 
 
 def batch_parts(trainer: Trainer, target: Target) -> None:
@@ -122,30 +134,30 @@ def batch_parts(trainer: Trainer, target: Target) -> None:
         ("measuring", lambda: trainer.evaluate(batch.documents)),
     ):
         work()
-        torch.cuda.synchronize()
+        finish()
         start = time.monotonic()
         for _ in range(3):
             work()
-        torch.cuda.synchronize()
+        finish()
         print(f"{name}: {(time.monotonic() - start) / 3 * 1e3:.1f} ms")
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with profile(activities=[ProfilerActivity.CUDA if IS_GPU else ProfilerActivity.CPU]) as profiler:
         trainer._one(batch, 0.01)
-        torch.cuda.synchronize()
+        finish()
     print(
-        profiler.key_averages().table(sort_by="cuda_time_total", row_limit=18, max_name_column_width=60)[
-            -6000:
-        ]
+        profiler.key_averages().table(
+            sort_by="cuda_time_total" if IS_GPU else "cpu_time_total", row_limit=18, max_name_column_width=60
+        )[-6000:]
     )
 
 
 def main() -> None:
     print("torch", torch.__version__)
-    target = random_target(torch.device("cuda"))
+    target = random_target(DEVICE)
     for part in (writing_speed, training_speed):
         try:
-            part(target, 8.0)
+            part(target, SECONDS)
         except Exception:
             import traceback
 

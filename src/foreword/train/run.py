@@ -168,7 +168,7 @@ def _line(progress: TrainProgress, target: Target) -> str:
     return (
         f"step {progress.step}: loss {progress.loss:.3f}, right {hits}, gradient {progress.gradient:.2f}, "
         f"{progress.steps_per_second:.2f} steps/s, {progress.rows_per_second / 1e3:.0f}k tokens/s, "
-        f"rate {progress.rate:.2f}{memory}"
+        f"{progress.teraflops:.1f} TFLOP/s, rate {progress.rate:.2f}{memory}"
     )
 
 

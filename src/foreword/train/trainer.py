@@ -46,6 +46,7 @@ class TrainProgress:
     rows_per_second: float
     steps_per_second: float
     rate: float  # learning-rate factor
+    teraflops: float  # multiplications and additions of matrix products, attention left out
 
 
 class Trainer:
@@ -191,12 +192,16 @@ class Trainer:
 
         Where an earlier guess was wrong, the target never sees the later ones.
         """
-        share = 1.0 if step == 0 else min(1.0, 1.15 * self._alive[step] + 0.03)
-        size = min(-(-round(self.size.tails * share) // CHUNK) * CHUNK, self.size.tails)
+        size = self._output_rows(step)
         if size == self.size.tails:
             return torch.arange(size, device=living.device)
         noise = torch.rand(len(living), device=living.device, generator=self._generator)
         return torch.topk(living * 4.0 + counts * 2.0 + noise, size, sorted=False).indices
+
+    def _output_rows(self, step: int) -> int:
+        """How many tail rows of a step get logits: a whole number of chunks."""
+        share = 1.0 if step == 0 else min(1.0, 1.15 * self._alive[step] + 0.03)
+        return min(-(-round(self.size.tails * share) // CHUNK) * CHUNK, self.size.tails)
 
     def _progress(self, means: list[float], speed: float, factor: float) -> TrainProgress:
         depth = self.settings.depth
@@ -210,4 +215,15 @@ class Trainer:
             speed * self.size.rows,
             speed,
             factor,
+            speed * self._step_flops() / 1e12,
         )
+
+    def _step_flops(self) -> float:
+        rows, tails, matrices = self.size.rows, self.size.tails, self.head.matrices
+        layers = [tensor for layer in self.target.weights.layers for tensor in vars(layer).values()]
+        target = sum(int(tensor.numel()) for tensor in layers if tensor is not None)
+        slot = sum(matrices[name].numel() for name in ("fc", "k_proj", "v_proj"))
+        step = sum(matrix.numel() for name, matrix in matrices.items() if name != "fc")
+        output = tails + 3 * sum(self._output_rows(step) for step in range(self.settings.depth))
+        head = 6 * (rows * slot + self.settings.depth * tails * step)
+        return float(2 * rows * target + head + 2 * output * self.head.lm_head.numel())

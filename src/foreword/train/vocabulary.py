@@ -1,7 +1,8 @@
 """The tokens that a head can guess: those that answers use most."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -36,8 +37,15 @@ class DraftVocabulary:
 def choose_vocabulary(documents: Iterable[Document], size: int, vocab_size: int) -> DraftVocabulary:
     """The `size` most frequent tokens of all answers; never seen ones by their number."""
     counts = np.zeros(vocab_size, np.int64)
-    for document in documents:
-        counts += np.bincount(document.tokens[document.is_answer], minlength=vocab_size)
+    for some in _batched(documents, 4096):
+        answers = np.concatenate([document.tokens[document.is_answer] for document in some])
+        counts += np.bincount(answers, minlength=vocab_size)
     order = np.argsort(-counts, kind="stable")[: min(size, vocab_size)]
     coverage = float(counts[order].sum() / max(counts.sum(), 1))
     return DraftVocabulary.of(torch.from_numpy(np.sort(order)), vocab_size, coverage)
+
+
+def _batched(documents: Iterable[Document], size: int) -> Iterator[list[Document]]:
+    source = iter(documents)
+    while some := list(islice(source, size)):
+        yield some
