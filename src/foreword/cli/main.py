@@ -10,6 +10,7 @@ from foreword.cli import datastore, demo, doctor, generate, models, prove, prune
 from foreword.cli.bench import main as bench
 from foreword.cli.chat import main as chat
 from foreword.cli.console import stderr, stdout
+from foreword.cli.train import main as train
 from foreword.errors import ForewordError
 
 # Typer brings a click of its own, whose errors it does not name.
@@ -33,6 +34,7 @@ app.command()(theory.theory)
 app.command()(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 app.add_typer(datastore.app, name="datastore")
+app.add_typer(train.app, name="train")
 
 
 def _show_version(wanted: bool) -> None:
