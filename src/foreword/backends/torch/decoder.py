@@ -80,12 +80,17 @@ class TorchDecoder:
     def with_layers(self, layers: Sequence[int]) -> "TorchDecoder":
         """A decoder that runs only these layers of this one: the same weights."""
         weights = replace(self._weights, layers=tuple(self._weights.layers[layer] for layer in layers))
-        return TorchDecoder(self.config.with_layers(layers), weights, bucketed=self._bucketed)
+        return self.remade(self.config.with_layers(layers), weights)
 
     def beside(self, checkpoint: Checkpoint) -> "TorchDecoder":
         """A decoder with the layers of another checkpoint, and this one's embedding, head and final norm."""
         dtype = self._weights.embedding.dtype
-        return load_torch_decoder(checkpoint, dtype, self.device, ends=self._weights)
+        weights = load_weights(checkpoint, dtype, self.device, ends=self._weights)
+        return self.remade(checkpoint.config, weights)
+
+    def remade(self, config: ModelConfig, weights: DecoderWeights) -> "TorchDecoder":
+        """A decoder of the same kind with other layers."""
+        return TorchDecoder(config, weights, bucketed=self._bucketed)
 
     def kv_rows(self) -> RowSpec:
         """Keys and values of all layers, in the numbers of the weights."""
