@@ -8,10 +8,10 @@ from torch import Tensor
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps
 from foreword.backends.cuda.graphs import GraphCache
-from foreword.backends.cuda.kernels.attention import RowTiles, Sight, Workspace, ancestor_slots, attend
+from foreword.backends.cuda.kernels.attention import Sight, Workspace, ancestor_slots, attend
 from foreword.backends.cuda.kernels.rows import add_norm, embed, rotate_and_keep, silu_times_up, take_rows
 from foreword.backends.cuda.kv_store import CudaKvStore
-from foreword.backends.cuda.layout import DECODE_ROWS, Layout, PassShape
+from foreword.backends.cuda.layout import Layout, PassShape
 from foreword.backends.cuda.products import Products
 from foreword.backends.cuda.upload import PassUpload, UploadedPass
 from foreword.backends.interface import KvStore
@@ -29,7 +29,9 @@ class CudaDecoder(TorchDecoder):
 
     is_shape_invariant = True  # tests/integration/test_cuda_invariance.py
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, products: Products | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: DecoderWeights, products: Products | None = None
+    ) -> None:
         super().__init__(config, weights)
         self._group = self._attention_spec.num_heads // self._attention_spec.num_kv_heads
         self._upload = PassUpload(self.device)
@@ -38,9 +40,7 @@ class CudaDecoder(TorchDecoder):
         self._products = products or Products()
         if products is None and self._captures:
             layer = weights.layers[0]
-            self._products.check_library(
-                [layer.qkv, layer.output, layer.gate_up, layer.down, weights.head]
-            )
+            self._products.check_library([layer.qkv, layer.output, layer.gate_up, layer.down, weights.head])
 
     def remade(self, config: ModelConfig, weights: DecoderWeights) -> "CudaDecoder":
         """A decoder of the same kind with other layers."""
@@ -75,7 +75,9 @@ class CudaDecoder(TorchDecoder):
         angles = batch.positions.unsqueeze(1).float() * self._inverse_frequencies  # [rows, head_dim / 2]
         cos_sin = angles.cos(), angles.sin()
         stream = embed(
-            batch.token_ids, weights.embedding, weights.embedding.new_empty((shape.rows, self.config.hidden_size))
+            batch.token_ids,
+            weights.embedding,
+            weights.embedding.new_empty((shape.rows, self.config.hidden_size)),
         )
         normed, delta = torch.empty_like(stream), None
         hidden: dict[Tap, Tensor] = {}

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -24,7 +24,7 @@ class GraphCache(Generic[T]):
     limit: int = 256  # captures that are kept
     _seen: set[PassShape] = field(default_factory=set)
     _captured: "dict[PassShape, tuple[torch.cuda.CUDAGraph, T]]" = field(default_factory=dict)
-    _pool: object = None
+    _pool: Any = None
 
     def run(self, shape: PassShape, body: Callable[[], T]) -> T:
         """`body` hands the pass over to the device; it reads its input from memory that stays in its place."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foreword.backends.batch import BatchSizes, ForwardBatch, Ints, Tap
 from foreword.backends.cuda.kernels.attention import PART
@@ -97,7 +98,7 @@ class Layout:
         return Layout(shape, requests, narrow, wide)
 
 
-def _tiles(requests: Ints, starts: Ints, counts: Ints, rows: int) -> Tiles:
+def _tiles(requests: NDArray[np.intp], starts: Ints, counts: Ints, rows: int) -> Tiles:
     """The rows of some requests, cut into tiles of at most `rows`."""
     of_request = -(-counts[requests] // rows)
     owner = np.repeat(requests, of_request).astype(np.int32)

@@ -59,12 +59,17 @@ class PassUpload:
         return UploadedPass(
             as_batch(batch, uploaded),
             requests,
-            RowTiles(*tiles[:3], shape.narrow_rows) if shape.narrow_tiles else None,
+            _row_tiles(tiles[:3], shape.narrow_rows) if shape.narrow_tiles else None,
             shape.parts,
-            RowTiles(*tiles[3:], shape.wide_rows) if shape.wide_tiles else None,
+            _row_tiles(tiles[3:], shape.wide_rows) if shape.wide_tiles else None,
             stays,
         )
 
 
 def _arrays(tiles: Tiles) -> tuple[Ints, Ints, Ints]:
     return tiles.first_rows, tiles.counts, tiles.requests
+
+
+def _row_tiles(arrays: list[Tensor], rows: int) -> RowTiles:
+    first_rows, counts, requests = arrays
+    return RowTiles(first_rows, counts, requests, rows)

@@ -38,7 +38,11 @@ def prompt_rows(request: int, first: int, count: int) -> list[Row]:
 CASES = {
     "plain": [tree_rows(0, 1, []), tree_rows(1, 700, []), tree_rows(2, 256, [])],
     "chains": [tree_rows(0, 255, [-1, 0, 1]), tree_rows(1, 37, [-1, 0, 1, 2, 3])],
-    "trees": [tree_rows(0, 290, [-1, 0, -1, 1, 2]), tree_rows(1, 254, [-1, -1, 0, 1, 2, 3, 3]), tree_rows(2, 9, [])],
+    "trees": [
+        tree_rows(0, 290, [-1, 0, -1, 1, 2]),
+        tree_rows(1, 254, [-1, -1, 0, 1, 2, 3, 3]),
+        tree_rows(2, 9, []),
+    ],
     "prompts": [prompt_rows(0, 0, 20), prompt_rows(1, 300, 7), tree_rows(2, 64, [-1, -1, 0])],
 }
 
@@ -56,7 +60,9 @@ def expected_row(row: Row, query: Tensor, keys: Tensor, values: Tensor, table: l
 @pytest.mark.parametrize("tile_rows", [1, 4])
 @pytest.mark.parametrize("split", [True, False])
 @pytest.mark.parametrize("case", CASES)
-def test_every_row_sees_its_prefix_and_its_ancestors(case: str, split: bool, tile_rows: int, dtype: torch.dtype):
+def test_every_row_sees_its_prefix_and_its_ancestors(
+    case: str, split: bool, tile_rows: int, dtype: torch.dtype
+):
     from foreword.backends.cuda.kernels.attention import RowTiles, Sight, Workspace, ancestor_slots, attend
 
     groups, rng = CASES[case], random.Random(7)
@@ -77,7 +83,10 @@ def test_every_row_sees_its_prefix_and_its_ancestors(case: str, split: bool, til
         first += len(group)
     tiles.append((0, 0, 0))  # as padding has it
     row_tiles = RowTiles(*(ints(list(column)) for column in zip(*tiles, strict=True)), tile_rows)
-    prefixes, block_tables = ints([row.prefix for row in rows]), torch.stack([ints(table) for table in tables])
+    prefixes, block_tables = (
+        ints([row.prefix for row in rows]),
+        torch.stack([ints(table) for table in tables]),
+    )
     masks = torch.tensor([[row.mask] for row in rows], dtype=torch.int64, device=KERNEL_DEVICE)
     ancestors = ancestor_slots(prefixes, masks, ints([row.request for row in rows]), block_tables, PAGE)
     has_trees = any(row.mask & (row.mask + 1) for row in rows)

@@ -275,9 +275,7 @@ def attend(
     lines = lines_for(tiles.rows, heads // kv_heads)
     parts = 1 if workspace is None else workspace.peaks.shape[2]
     part_totals, peaks, masses = (
-        (out, out, out)
-        if workspace is None
-        else (workspace.totals, workspace.peaks, workspace.masses)
+        (out, out, out) if workspace is None else (workspace.totals, workspace.peaks, workspace.masses)
     )
     grid = (len(tiles.counts), kv_heads, parts)
     _attend[grid](

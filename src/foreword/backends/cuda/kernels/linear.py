@@ -26,10 +26,9 @@ class Tile:
 
 @triton.jit
 def _linear(
-    x, weight, bias, y, num_rows,
-    N: tl.constexpr, K: tl.constexpr,
+    x, weight, bias, y, num_rows, N, K,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    SWAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN: tl.constexpr, SWAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y[m, n] = sum over k of x[m, k] weight[n, k], + bias[n]."""
     tiles_of_rows = tl.cdiv(num_rows, ROWS)
@@ -48,7 +47,7 @@ def _linear(
     else:
         total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
     for first in range(0, K, DEPTH):
-        if K % DEPTH == 0:
+        if EVEN:
             a = tl.load(x_at, mask=row_there[:, None], other=0.0)
             b = tl.load(weight_at, mask=column_there[:, None], other=0.0)
         else:
@@ -74,8 +73,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile: Ti
     (num_rows, depth), columns = x.shape, len(weight)
     grid = (triton.cdiv(num_rows, tile.rows) * triton.cdiv(columns, tile.columns),)
     _linear[grid](
-        x, weight, weight if bias is None else bias, out, num_rows,
-        N=columns, K=depth, ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth,
+        x, weight, weight if bias is None else bias, out, num_rows, columns, depth,
+        ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, EVEN=depth % tile.depth == 0,
         SWAPPED=tile.swapped, HAS_BIAS=bias is not None, PRECISION=precision_of(x),
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

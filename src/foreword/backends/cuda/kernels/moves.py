@@ -11,11 +11,15 @@ def _gather(memory, copies, kept, row_stride, layer_stride, layers, WIDTH: tl.co
     columns = tl.arange(0, BLOCK)
     there = columns < WIDTH
     source = memory + layer * layer_stride + tl.load(copies + 2 * copy).to(tl.int64) * row_stride
-    tl.store(kept + (copy * layers + layer) * WIDTH + columns, tl.load(source + columns, mask=there), mask=there)
+    tl.store(
+        kept + (copy * layers + layer) * WIDTH + columns, tl.load(source + columns, mask=there), mask=there
+    )
 
 
 @triton.jit
-def _scatter(memory, copies, kept, row_stride, layer_stride, layers, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _scatter(
+    memory, copies, kept, row_stride, layer_stride, layers, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):
     copy, layer = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     there = columns < WIDTH
