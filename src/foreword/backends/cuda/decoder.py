@@ -27,7 +27,7 @@ Result = tuple[Tensor, dict[Tap, Tensor]]
 class CudaDecoder(TorchDecoder):
     """A decoder whose rows have the same bits whatever runs beside them."""
 
-    is_shape_invariant = True  # tests/integration/test_cuda_invariance.py
+    is_shape_invariant = True  # tests/integration/test_shape_invariance.py
 
     def __init__(
         self, config: ModelConfig, weights: DecoderWeights, products: Products | None = None
