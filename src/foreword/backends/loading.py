@@ -7,8 +7,9 @@ import torch
 from foreword.backends.choice import BackendChoice
 from foreword.backends.cpu.decoder import load_cpu_decoder
 from foreword.backends.interface import Decoder
-from foreword.backends.torch.decoder import load_torch_decoder
-from foreword.backends.torch.weights import load_weights
+from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.torch.weights import DecoderWeights, load_weights
+from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.progress import Progress
 
@@ -16,6 +17,15 @@ from foreword.progress import Progress
 def is_shape_invariant(choice: BackendChoice) -> bool:
     """Whether the decoder that would be loaded is; see `Decoder.is_shape_invariant`."""
     return choice.name != "torch"
+
+
+def decoder_of(choice: BackendChoice, config: ModelConfig, weights: DecoderWeights) -> TorchDecoder:
+    """A decoder on torch or CUDA from weights that are there already."""
+    if choice.name == "torch":
+        return TorchDecoder(config, weights)
+    from foreword.backends.cuda.decoder import CudaDecoder  # Triton is there only where it is used
+
+    return CudaDecoder(config, weights)
 
 
 @dataclass(frozen=True)
@@ -29,9 +39,5 @@ class DecoderLoader:
         """A decoder with the checkpoint's weights, in the target's numbers."""
         if self.choice.form is not None:
             return load_cpu_decoder(checkpoint, self.choice.form, progress=progress)
-        if self.choice.name == "torch":
-            return load_torch_decoder(checkpoint, self.choice.torch_dtype, self.device, progress=progress)
-        from foreword.backends.cuda.decoder import CudaDecoder  # Triton is there only where it is used
-
         weights = load_weights(checkpoint, self.choice.torch_dtype, self.device, progress)
-        return CudaDecoder(checkpoint.config, weights)
+        return decoder_of(self.choice, checkpoint.config, weights)

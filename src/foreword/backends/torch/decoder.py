@@ -18,7 +18,6 @@ from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.rope import inverse_frequencies, rotate
-from foreword.progress import Progress
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -159,15 +158,3 @@ class TorchDecoder:
         normed = rms_norm(stream, layer.mlp_norm, self.config.norm.eps)
         gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
         return linear(silu(gate) * up, layer.down, layer.down_bias)
-
-
-def load_torch_decoder(
-    checkpoint: Checkpoint,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    ends: DecoderWeights | None = None,
-    progress: Progress | None = None,
-) -> TorchDecoder:
-    """Read a checkpoint's weights and build its decoder; `ends` lends its embedding, head and last norm."""
-    return TorchDecoder(checkpoint.config, load_weights(checkpoint, dtype, device, progress, ends))
