@@ -15,7 +15,6 @@ from foreword.acceptance.pipeline.upload import uploaded
 from foreword.acceptance.rules.trees import NO_TOKEN
 from foreword.kernels import sampler as native
 
-
 _HAS_TRITON = find_spec("triton") is not None
 
 
