@@ -73,13 +73,17 @@ class Layout:
         """`group` is how many query heads share a KV head."""
         arrays, sizes = batch.arrays, batch.arrays.sizes
         starts, counts = arrays.row_starts[:-1], np.diff(arrays.row_starts)
-        is_wide = counts > max(1, NARROW_LINES // group)
-        narrow_rows = power_of_two(int(counts[~is_wide].max(initial=1)))
+        requests = np.repeat(np.arange(sizes.requests, dtype=np.int32), counts)
+        masks = arrays.ancestor_masks.view(np.uint64)
+        most_narrow = 1 << (max(1, NARROW_LINES // group).bit_length() - 1)
+        # Guesses stay in narrow tiles, however many there are: they may branch.
+        guesses = np.bincount(requests, weights=masks.any(axis=1), minlength=sizes.requests)
+        is_wide = (counts > most_narrow) & (guesses == 0)
+        narrow_rows = min(power_of_two(int(counts[~is_wide].max(initial=1))), most_narrow)
         wide_rows = max(1, WIDE_LINES // group)
         narrow = _tiles(np.flatnonzero(~is_wide), starts, counts, narrow_rows)
         wide = _tiles(np.flatnonzero(is_wide), starts, counts, wide_rows)
         rows, seen = round_rows(sizes.rows), int(arrays.kv_lens[~is_wide].max(initial=0))
-        masks = arrays.ancestor_masks.view(np.uint64)
         parts = power_of_two(-(-seen // PART)) if seen else 0
         shape = PassShape(
             rows=rows,
@@ -94,7 +98,6 @@ class Layout:
             has_trees=bool((masks & (masks + np.uint64(1))).any()),
             taps=tuple(dict.fromkeys(batch.taps)),
         )
-        requests = np.repeat(np.arange(sizes.requests, dtype=np.int32), counts)
         return Layout(shape, requests, narrow, wide)
 
 
