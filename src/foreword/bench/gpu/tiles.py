@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from multiprocessing import get_context
 
 import torch
@@ -32,16 +33,17 @@ class TileTime:
 
 def candidates(rows: int) -> Iterator[Tile]:
     """Tiles worth trying for this many rows."""
-    height = next((size for size in (16, 32, 64) if rows <= size), 128)
-    for columns in (16, 32, 64, 128):
-        for depth in (64, 128, 256, 512):
-            for swapped in (False, True):
-                for stages in (3, 4, 6):
-                    for warps in (4,) if columns * height < 8192 else (4, 8):
-                        loaded = (height + columns) * depth * 2 * stages
-                        small = columns < 64 if swapped else False
-                        if 32_000 <= loaded <= 200_000 and not small:
-                            yield Tile(height, columns, depth, warps, stages, swapped)
+    least = next((size for size in (16, 32, 64) if rows <= size), 64)
+    for height, columns in product((least, 128) if rows > 64 else (least,), (16, 32, 64, 128)):
+        yield from _candidates(height, columns)
+
+
+def _candidates(height: int, columns: int) -> Iterator[Tile]:
+    for depth, swapped, stages in product((64, 128, 256, 512), (False, True), (3, 4, 6)):
+        loaded = (height + columns) * depth * 2 * stages
+        if 32_000 <= loaded <= 200_000 and (columns >= 64 or not swapped):
+            for warps in (4,) if columns * height < 8192 else (4, 8):
+                yield Tile(height, columns, depth, warps, stages, swapped)
 
 
 def compile_ahead(tiles: Sequence[Tile], workers: int) -> None:
