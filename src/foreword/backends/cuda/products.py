@@ -51,7 +51,7 @@ class Products:
 
 
 def tile_for(rows: int, columns: int, depth: int) -> Tile:
-    """The fastest tile on an H200 for x [rows, depth] times weight [columns, depth]; see `foreword bench gpu --tiles`."""
+    """The fastest tile on an H200 for x [rows, depth] times weight [columns, depth]: `foreword bench gpu --tiles 8`."""
     if rows <= 16:
         return Tile(16, 64, 128, stages=4 if columns >= WIDE else 6, swapped=True)
     if rows <= 32:

@@ -1,5 +1,6 @@
 """`foreword bench gpu`: what a GPU could do, and how much of it decoding gets."""
 
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from rich.table import Table
 from foreword.cli.console import JsonOption, parse_sizes, print_json, stage_bar, stdout
 
 if TYPE_CHECKING:
+    from foreword.backends.torch.weights import DecoderWeights
     from foreword.bench.gpu.report import GpuReport
 
 
@@ -22,6 +24,9 @@ def gpu(
         str, typer.Option(help="Rows of one request in a pass, separated by commas.")
     ] = "1,2,4,8,16,32,64",
     context: Annotated[int, typer.Option(help="Committed tokens of every request.")] = 512,
+    tiles: Annotated[
+        str, typer.Option(help="Instead, time every way of computing the products for these numbers of rows.")
+    ] = "",
     backend: Annotated[str, typer.Option(help="cuda, or torch for the reference.")] = "cuda",
     as_json: JsonOption = False,
 ) -> None:
@@ -41,12 +46,44 @@ def gpu(
     choice = choose_backend(backend, "bfloat16", device)
     config = named_shape(shape)
     weights = random_weights(config, torch.bfloat16, device)
+    if tiles:
+        _print_tiles(weights, parse_sizes("--tiles", tiles))
+        return
     decoder = decoder_of(choice, config, weights)
     with stage_bar() as on_progress:
         report = measure_gpu(decoder, batches=sizes, rows=counts, context=context, progress=on_progress)
     _print(report)
     if as_json:
         print_json(asdict(report))
+
+
+def _print_tiles(weights: "DecoderWeights", rows: list[int]) -> None:
+    """The fastest ways, by shape and number of rows."""
+    from foreword.bench.gpu.tiles import candidates, compile_ahead, time_products
+
+    layer = weights.layers[0]
+    matrices = {
+        "qkv": layer.qkv,
+        "output": layer.output,
+        "gate and up": layer.gate_up,
+        "down": layer.down,
+        "head": weights.head,
+    }
+    table = Table("product", "rows", "way", "µs", "TB/s", "same bits", box=SIMPLE_HEAD)
+    for count in rows:
+        ways = list(candidates(count))
+        compile_ahead(ways, workers=os.cpu_count() or 1)
+        for name, matrix in matrices.items():
+            found = time_products(matrix, count, ways)
+            for way in (*found[:3], next(way for way in found if way.tile is None)):
+                shape = "library" if way.tile is None else str(way.tile)
+                figures = (
+                    f"{way.microseconds:.1f}",
+                    f"{way.terabytes:.2f}",
+                    "yes" if way.same_bits else "no",
+                )
+                table.add_row(name, str(count), shape, *figures)
+    stdout.print(table)
 
 
 def _print(report: "GpuReport") -> None:
