@@ -58,9 +58,9 @@ def tile_for(rows: int, columns: int, depth: int) -> Tile:
         if columns >= WIDE:
             return Tile(32, 64, 128, stages=4, swapped=True)
         return Tile(32, 32, 512) if depth >= DEEP else Tile(32, 64, 128, stages=6, swapped=True)
-    if rows <= 64 or columns < WIDE:
+    if rows <= 64:
         return Tile(64, 128, 128, stages=4) if columns >= WIDE else Tile(64, 32, 256, stages=4)
-    return Tile(128, 128, 64, warps=8)
+    return Tile(128, 128, 64, warps=8) if columns >= WIDE else Tile(64, 64, 128, stages=6)
 
 
 def _equal_sizes(weight: Tensor) -> frozenset[int]:

@@ -91,7 +91,7 @@ def test_every_row_sees_its_prefix_and_its_ancestors(
     ancestors = ancestor_slots(prefixes, masks, ints([row.request for row in rows]), block_tables, PAGE)
     has_trees = any(row.mask & (row.mask + 1) for row in rows)
     sight = Sight(ints([row.position for row in rows]), prefixes, block_tables, ancestors, PAGE, has_trees)
-    workspace = Workspace.allocate(row_tiles, HEADS, 4, DIM) if split else None
+    workspace = Workspace.allocate(row_tiles, HEADS, 8, DIM) if split else None
     found = torch.full_like(queries, float("nan"))
     attend(queries, keys, values, sight, row_tiles, found, workspace)
     for row, query, result in zip(rows, queries, found, strict=True):

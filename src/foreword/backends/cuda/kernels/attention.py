@@ -18,7 +18,7 @@ from torch import Tensor
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.backends.cuda.kernels.linear import precision_of
 
-PART = 256
+PART = 128
 """Positions of a part: what one program reads."""
 
 TILE = 64
@@ -287,7 +287,7 @@ def attend(
         dim**-0.5 * LOG2E, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_BLOCK=triton.next_power_of_2(dim),
         LINES=lines, ROWS=tiles.rows, PAGE=sight.page_size, NODES=MAX_DRAFT_NODES, PART=PART, TILE=TILE,
         SPLIT=workspace is not None, TREES=sight.has_trees, PRECISION=precision_of(queries),
-        num_warps=4 if lines <= 64 else 8, num_stages=STAGES,
+        num_warps=2 if lines <= 32 else 4 if lines <= 64 else 8, num_stages=STAGES,
     )  # fmt: skip
     if workspace is not None:
         _merge_parts[(len(tiles.counts) * tiles.rows, heads)](
