@@ -118,12 +118,14 @@ def test_the_tokens_of_the_first_pass_are_told_apart():
         part = RequestReport(lone_request([1]), Verdict(tokens=(1,) * tokens), run=1)
         ledger.observe(part, StepReport([part]))
     assert (ledger.first_token, ledger.first_tokens, ledger.finished) == (1.0, 4, 2.0)
+    assert (ledger.first_passes, ledger.passes) == (1, 2)
 
 
 def test_chunks_of_a_prompt_are_passes():
     core = engine(drafting=False, max_num_batched_tokens=10)
     ask(core, "r")
-    assert finish(core)["r/0"].passes == 3 + 15
+    stats = finish(core)["r/0"]
+    assert (stats.first_passes, stats.passes) == (4, 3 + 15)
 
 
 def test_cached_tokens_and_preemptions_are_counted():

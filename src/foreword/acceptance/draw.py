@@ -48,7 +48,7 @@ def sample(logits: Tensor, shape: RowShape, keys: Keys) -> Tensor:
 
     Never waits for the device.
     """
-    shaped = shape_rows(logits, shape)
+    shaped = shape_rows(logits, shape, None)
     if not bool(shape.temperature.any()):
         return torch.stack([shaped.only, shaped.status])
     return torch.stack([draw(shaped, keys), shaped.status])
@@ -58,11 +58,9 @@ def draw(shaped: Distributions, keys: Keys) -> Tensor:
     """int64 [rows], the token that each row draws with its key; NO_TOKEN where the row has none."""
     device = shaped.logits.device
     noise_keys = uploaded(key_tensor(keys), device)
-    sampler = native.sampler_for(shaped.logits)
-    if sampler is not None:
-        return native.draw(
-            sampler, shaped.logits, shaped.peak, shaped.floor, shaped.temperature, shaped.only, noise_keys
-        )
+    if shaped.sampler is not None:
+        columns = (shaped.logits, shaped.peak, shaped.floor, shaped.temperature, shaped.only)
+        return native.draw(shaped.sampler, *columns, noise_keys)
     if device.type == "cpu":
         return best_per_row(kept_tokens(shaped, torch.arange(len(shaped.logits))), noise_keys)
     if device.type == "cuda" and _HAS_TRITON:

@@ -6,10 +6,10 @@ from typing import Any
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.drafters.config import SpeculationConfig
-from foreword.errors import RequestError
+from foreword.drafters.names import named_methods
 
 SpeculationOption = str | Mapping[str, Any] | None
-"""`"auto"`, `"off"` or None, or a configuration as an object or as JSON."""
+"""`"auto"`, `"off"` or None, a method's name, or a configuration as an object or as JSON."""
 
 DEFAULT_SPECULATION: Mapping[str, Any] = {"method": "suffix", "num_speculative_tokens": 8}
 """What `auto` means where it is safe: it needs no model. How many of the guesses are verified is measured."""
@@ -52,5 +52,5 @@ def check_choice(setting: SpeculationOption) -> SpeculationConfig | None:
     if setting is None or setting in ("auto", "off"):
         return None
     if isinstance(setting, str) and not setting.lstrip().startswith("{"):
-        raise RequestError(f"speculation must be auto, off or a JSON object, not {setting!r}")
+        setting = named_methods(setting)
     return SpeculationConfig.parse(setting)

@@ -16,6 +16,7 @@ class RequestLedger:
     started: float | None = None  # its first pass began
     first_token: float | None = None  # its first token was committed
     first_tokens: int = 0  # tokens that were committed together with it
+    first_passes: int = 0  # passes up to and with that one
     finished: float | None = None  # its newest token was committed
     passes: int = 0
     cached_tokens: int = 0
@@ -44,6 +45,7 @@ class RequestLedger:
             self.finished = self.clock()
             if self.first_token is None:
                 self.first_token, self.first_tokens = self.finished, len(part.verdict.tokens)
+                self.first_passes = self.passes
 
     @property
     def queue_seconds(self) -> float:

@@ -161,7 +161,9 @@ class LLM:
     ) -> list[RequestOutput]:
         self._check_idle()
         chosen_params = _spread(params, len(encoded), "sets of sampling parameters")
-        settings = _spread(how.speculation, len(encoded), "speculation settings")
+        settings: Sequence[SpeculationSetting] = _spread(
+            how.speculation, len(encoded), "speculation settings"
+        )
         predictions = _predictions(how.prediction, len(encoded))
         expected = [encode_prediction(self.tokenizer, prediction) for prediction in predictions]
         collectors: dict[str, OutputCollector] = {}

@@ -39,6 +39,7 @@ class RequestStats:
     cached_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
     output_tokens: int = 0
     first_tokens: int = 0  # of these, the ones that the pass of the first token committed
+    first_passes: int = 0  # target passes over the prompt, up to and with that one
     queue_seconds: float = 0.0  # arrival to first pass
     prefill_seconds: float = 0.0  # first pass to the first tokens
     decode_seconds: float = 0.0  # the first tokens to the last

@@ -145,9 +145,13 @@ class Request:
         end = self._end(verdict.tokens)
         if end.kept != len(verdict.tokens):
             raise ValueError(f"{len(verdict.tokens)} tokens to commit, but the answer ends after {end.kept}")
-        self._write(verdict, end)
+        # What can fail comes first, the text on a copy: if it does, nothing else may have changed.
+        text = None if self._text is None else self._text.copy()
+        written = "" if text is None else self._pushed(text, verdict.tokens, end)
         if verdict.tokens:
             self.sampler.commit(verdict.tokens)
+        self._text = text
+        self._note(verdict, written)
         self.tokens += verdict.tokens
         self.logprobs += verdict.logprobs
         self.prompt_scores += verdict.prompt_logprobs
@@ -207,6 +211,7 @@ class Request:
             cached_tokens=ledger.cached_tokens,
             output_tokens=len(self.tokens) - self.prompt_len,
             first_tokens=ledger.first_tokens,
+            first_passes=ledger.first_passes or ledger.passes,
             queue_seconds=ledger.queue_seconds,
             prefill_seconds=ledger.prefill_seconds,
             decode_seconds=ledger.decode_seconds,
@@ -232,10 +237,9 @@ class Request:
             cohort=cohort_of(method, self.params),
         )
 
-    def _write(self, verdict: Verdict, end: _End) -> None:
-        text = self._text_of(verdict.tokens, end)  # first: if it fails, nothing else may have changed
+    def _note(self, verdict: Verdict, written: str) -> None:
         fresh = self._fresh
-        fresh.text += text
+        fresh.text += written
         fresh.tokens += verdict.tokens
         fresh.logprobs += verdict.logprobs
         fresh.drafted += len(verdict.draft)
@@ -244,9 +248,7 @@ class Request:
             shown = DraftShown(verdict.draft.tokens, verdict.draft.parents, verdict.path, len(verdict.tokens))
             fresh.drafts.append(shown)
 
-    def _text_of(self, tokens: Sequence[int], end: _End) -> str:
-        if self._text is None:
-            return ""
+    def _pushed(self, text: AnswerText, tokens: Sequence[int], end: _End) -> str:
         spoken = list(tokens)
         if (
             end.finish_reason == "stop"
@@ -254,7 +256,7 @@ class Request:
             and not self._keeps_stop_token(end)
         ):
             spoken.pop()  # a token that only ends the answer is not part of its text
-        return "".join(self._text.push(token)[0] for token in spoken)
+        return "".join(text.push(token)[0] for token in spoken)
 
     def _keeps_stop_token(self, end: _End) -> bool:
         return end.stop_reason is not None and self.params.include_stop_str_in_output

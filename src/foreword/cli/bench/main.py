@@ -74,11 +74,8 @@ def step(
         raise RequestError(f"--compare knows llama.cpp only, not {compare!r}")
     sizes = parse_sizes("--tokens", tokens)
     prompts = parse_sizes("--prefill", prefill) if prefill else []
-    from foreword.bench.drafters.plot import require_matplotlib
     from foreword.bench.step_cost import DecoderTimer, check_sizes, compare_step_cost
 
-    if plot is not None:
-        require_matplotlib()
     llm = load_llm(model, dtype, device, backend)
     target = llm.engine.target
     check_sizes(sizes, context, repeats, target.config.context_length, prompts)

@@ -34,7 +34,7 @@ def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
         positions = np.concatenate([tree.positions() for tree in trees])
         add_tokens(trees, sample(sampler, logits, records, positions)[0].tolist(), {})
         return
-    shaped = shape_rows(logits, row_shape(trees, logits))
+    shaped = shape_rows(logits, row_shape(trees, logits), sampler)
     keys = np.concatenate([tree.keys() for tree in trees])
     tokens = draw(shaped, keys).tolist()
     only = shaped.only.tolist()
@@ -111,7 +111,9 @@ def grow_drawn(trees: Sequence[GrowingTree], logits: Tensor) -> None:
 
     Where q has fewer tokens than that there are fewer siblings: that much is known before they are drawn.
     """
-    shaped = shape_rows(logits, row_shape([tree for tree in trees for _ in tree.frontier], logits))
+    shaped = shape_rows(
+        logits, row_shape([tree for tree in trees for _ in tree.frontier], logits), sampler_for(logits)
+    )
     keys = key_tensor(np.concatenate([tree.keys() for tree in trees]), logits.device)
     kept = kept_tokens(shaped, torch.arange(len(logits), device=logits.device))
     scores = (kept.log_weights + gumbel(keys[kept.rows], kept.ids)).cpu().numpy()

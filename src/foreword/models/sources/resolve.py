@@ -24,13 +24,27 @@ def resolve_model(name: str, *, on_progress: StageProgress | None = None) -> Pat
     builtin = find_builtin(name)
     if builtin is not None:
         return builtin.path if builtin.is_present() else pull(name, on_progress)
+    return _existing_path(name) or _from_hub(*_hub_names(name))
+
+
+def check_name(name: str) -> None:
+    """Refuse what can be no model's name, without fetching anything."""
+    if find_builtin(name) is None and _existing_path(name) is None:
+        _hub_names(name)
+
+
+def _existing_path(name: str) -> Path | None:
     path = Path(name).expanduser()
-    if name and os.path.exists(path):  # noqa: PTH110 (unlike Path.exists it takes any string)
-        return path
+    # Unlike Path.exists, this takes any string.
+    return path if name and os.path.exists(path) else None  # noqa: PTH110
+
+
+def _hub_names(name: str) -> tuple[str, str | None]:
+    """The repository, and the file in it if one is named."""
     hub_id = None if name.startswith((".", "/", "~")) else _HUB_ID.fullmatch(name)
     if hub_id is None or hub_id["repository"].endswith(".gguf"):
         raise _unknown_model(name)
-    return _from_hub(hub_id["repository"], hub_id["file"])
+    return hub_id["repository"], hub_id["file"]
 
 
 def _unknown_model(name: str) -> ModelSourceError:
