@@ -66,9 +66,7 @@ def test_chains_run_under_every_rule(
     ],
     ids=form_id,
 )
-def test_trees_run_under_traversal(
-    tiny_model: Path, files: dict[str, dict[str, str]], form: dict[str, Any]
-):
+def test_trees_run_under_traversal(tiny_model: Path, files: dict[str, dict[str, str]], form: dict[str, Any]):
     check_rule(tiny_model, files, form, "traversal")
 
 

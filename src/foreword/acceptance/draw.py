@@ -66,8 +66,8 @@ def draw(shaped: Distributions, keys: Keys) -> Tensor:
     if device.type == "cuda" and _HAS_TRITON:
         from foreword.kernels.triton_draw import draw_largest
 
-        columns = (shaped.logits, shaped.peak, shaped.floor, shaped.temperature)
-        return torch.where(shaped.only != NO_TOKEN, shaped.only, draw_largest(*columns, noise_keys))
+        largest = draw_largest(shaped.logits, shaped.peak, shaped.floor, shaped.temperature, noise_keys)
+        return torch.where(shaped.only != NO_TOKEN, shaped.only, largest)
     return best_of_all(shaped, noise_keys)
 
 

@@ -62,7 +62,7 @@ class Observation:
     @property
     def wants_draws(self) -> bool:
         """Whether any of them needs the target's own draws."""
-        return any(drafter is not None and drafter.needs.draws for drafter in self.drafters)
+        return any(one.drafter.needs.draws for some in self.observers for one in some)
 
     def tell(
         self,

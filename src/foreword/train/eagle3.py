@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, silu
 
-from foreword.backends.torch.decoder import rms_norm
+from foreword.backends.torch.norms import rms_norm
 from foreword.models.rope import rotate
 from foreword.train.attention import chain_attention
 from foreword.train.packing import PackedBatch

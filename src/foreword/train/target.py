@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
 
 from foreword.backends.support import require_supported
-from foreword.backends.torch.decoder import rms_norm
+from foreword.backends.torch.norms import rms_norm
 from foreword.backends.torch.weights import DecoderWeights, load_weights
 from foreword.models.config import AttentionSpec, ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint

@@ -48,7 +48,7 @@ def test_linear(sizes: tuple[int, int, int], swapped: bool, biased: bool, dtype:
 @pytest.mark.parametrize("adds", [False, True])
 def test_add_norm(adds: bool, dtype: torch.dtype):
     from foreword.backends.cuda.kernels.rows import add_norm
-    from foreword.backends.torch.decoder import rms_norm
+    from foreword.backends.torch.norms import rms_norm
 
     stream, delta, weight = random(3, 72, dtype=dtype), random(3, 72, dtype=dtype), random(72, dtype=dtype)
     total = stream + delta if adds else stream.clone()
@@ -61,7 +61,7 @@ def test_add_norm(adds: bool, dtype: torch.dtype):
 @pytest.mark.parametrize("normed", [False, True])
 def test_rotation_with_the_write_to_kv_memory(normed: bool, dtype: torch.dtype):
     from foreword.backends.cuda.kernels.rows import rotate_and_keep
-    from foreword.backends.torch.decoder import rms_norm
+    from foreword.backends.torch.norms import rms_norm
     from foreword.models.rope import rotate
 
     rows, heads, kv_heads, dim = 4, 6, 2, 20
