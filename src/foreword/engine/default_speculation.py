@@ -7,12 +7,17 @@ from typing import Any
 from foreword.acceptance.rules.rule import Rule
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.names import named_methods
+from foreword.models.heads.shipped import ShippedHead
 
 SpeculationOption = str | Mapping[str, Any] | None
 """`"auto"`, `"off"` or None, a method's name, or a configuration as an object or as JSON."""
 
-DEFAULT_SPECULATION: Mapping[str, Any] = {"method": "suffix", "num_speculative_tokens": 8}
-"""What `auto` means where it is safe: it needs no model. How many of the guesses are verified is measured."""
+WITHOUT_A_HEAD: Mapping[str, Any] = {"method": "suffix", "num_speculative_tokens": 8}
+"""What `auto` means where it is safe and no head was trained for the model: it needs none. How many of the guesses are
+verified is measured."""
+
+WITH_A_HEAD = 5
+"""Guesses that a head is asked for at most."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +29,12 @@ class SpeculationChoice:
 
 
 def choose_speculation(
-    setting: SpeculationOption, is_shape_invariant: bool, acceptance_rule: str = "coupled"
+    setting: SpeculationOption,
+    is_shape_invariant: bool,
+    acceptance_rule: str = "coupled",
+    head: ShippedHead | None = None,
 ) -> SpeculationChoice:
-    """What a setting means on this backend.
+    """What a setting means on this backend; `head` was trained for the model.
 
     `auto` guesses only where a draft cannot change a text by changing the size of a pass.
     """
@@ -39,7 +47,11 @@ def choose_speculation(
         return SpeculationChoice(
             None, "this backend's numbers depend on the size of a pass: ask for it by name"
         )
-    config = SpeculationConfig.parse(DEFAULT_SPECULATION)
+    if head is not None:
+        asked = {"method": head.method, "model": head.name, "num_speculative_tokens": WITH_A_HEAD}
+        reason = f"the head {head.name} was trained for this model; guesses are made where they are measured to pay"
+        return SpeculationChoice(SpeculationConfig.parse(asked), reason)
+    config = SpeculationConfig.parse(WITHOUT_A_HEAD)
     if config.makes_trees and not Rule.parse(acceptance_rule).takes_trees:
         return SpeculationChoice(None, f"acceptance rule {acceptance_rule!r} takes chains only")
     return SpeculationChoice(

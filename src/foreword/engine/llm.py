@@ -14,7 +14,7 @@ from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.cost_profile import begin_with_profile
-from foreword.engine.default_speculation import SpeculationOption, check_choice, choose_speculation
+from foreword.engine.default_speculation import SpeculationOption, check_choice
 from foreword.engine.drafter_pool import PagesLackRows
 from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.messages import NewRequest
@@ -225,7 +225,7 @@ def make_core(
 def _chosen(
     speculation: SpeculationOption, loaded: LoadedModel, config: EngineConfig
 ) -> SpeculationConfig | None:
-    return choose_speculation(speculation, loaded.decoder.is_shape_invariant, config.acceptance_rule).config
+    return loaded.choose_speculation(speculation, config.acceptance_rule).config
 
 
 _Given = TypeVar("_Given")
