@@ -52,8 +52,13 @@ class PairControl:
             self._switch(False, "guard", now)
         elif self.is_on and self.worth.gain < settings.margin_off:
             self._switch(False, "loses", now)
-        elif not self.is_on and is_cost_known and self._promises(settings, now):
-            self._switch(True, "gains", now)
+        elif not self.is_on and (is_cost_known or self.is_new) and self._promises(settings, now):
+            self._switch(True, "gains" if is_cost_known else "tried", now)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it was never in use. It is then tried on the strength of its promise: most requests are short."""
+        return self.off_since is None
 
     def _promises(self, settings: ControlSettings, now: Moment) -> bool:
         has_rested = self.off_since is None or now.step - self.off_since >= settings.dwell_steps
