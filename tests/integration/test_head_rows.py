@@ -39,6 +39,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "two layers": {"method": "eagle3", "num_speculative_tokens": 6, "tree_width": 2, "max_depth": 3},
 }
 SYSTEM = tuple(range(30, 64))  # two pages and two tokens that many prompts begin with
+TAUGHT = [(*SYSTEM, 5 * i, 7 * i, 11 * i, 3, 90 - i) for i in range(4)]  # what follows these, the heads know
 
 
 @pytest.fixture(scope="module")
@@ -47,16 +48,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return load_model(str(path), dtype="int8", device="cpu", backend="cpu")
 
 
+def plain_text(model: LoadedModel, prompt: tuple[int, ...], tokens: int) -> list[int]:
+    core = EngineCore(model.decoder, model.vocabulary())
+    greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    (request,) = core.add(NewRequest("plain", prompt, greedy))
+    while core.has_requests:
+        core.step()
+    return request.output_ids
+
+
 @pytest.fixture(scope="module")
 def heads(model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Heads that guess right often enough for paths of trees to be accepted."""
     folder, target, vocab = tmp_path_factory.mktemp("heads"), hf_target(model.checkpoint.path), 360
-    rng = random.Random(0)
-    texts = []
-    for _ in range(4):
-        prompt = [*SYSTEM, *(rng.randrange(3, vocab) for _ in range(6))]
-        said = target.generate(torch.tensor([prompt]), max_new_tokens=50, do_sample=False, eos_token_id=None)
-        texts.append(said[0].tolist())
+    texts = [[*prompt, *plain_text(model, prompt, 30)] for prompt in TAUGHT]
     ids = {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
     found = {}
     for name, layers in (("eagle3", 1), ("two layers", 2)):
@@ -120,7 +125,9 @@ def read(runner: ModelRunner, kv: KvSequence, name: str, count: int) -> tuple[to
 class Flickering(FixedPolicy):
     """Leaves requests out now and then, one of them for long."""
 
-    rng = random.Random(4)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.rng = random.Random(4)
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> list[DraftPlan | None]:
         plans = super().plan(entries, situation)
@@ -132,7 +139,9 @@ def test_rows_in_the_pages_are_those_of_the_text(model: LoadedModel, form: dict[
     config = SpeculationConfig.parse(form)
     drafter = model.build_drafter(config)
     policy = Flickering(drafter, config.num_speculative_tokens, config.max_depth)
-    sizes = EngineConfig(max_num_batched_tokens=48, max_num_seqs=4, kv_cache_memory_bytes=3 << 20)
+    sizes = EngineConfig(
+        max_num_batched_tokens=48, max_num_seqs=4, kv_cache_memory_bytes=32 << 20, max_draft_share=100.0
+    )
     core = EngineCore(model.decoder, model.vocabulary(), EngineParts(sizes, policy))
     fresh, rng, name = Fresh(model, form), random.Random(2), needs_of(drafter).rows[0].name
     forward, calls = core.runner.decoder.forward, [0]
@@ -145,11 +154,11 @@ def test_rows_in_the_pages_are_those_of_the_text(model: LoadedModel, form: dict[
 
     core.runner.decoder.forward = failing
     try:
-        compared, late, accepted = _run(core, fresh, name, rng)
+        compared, late, moved = _run(core, fresh, name, rng)
     finally:
         core.runner.decoder.forward = forward
     assert compared > 400
-    assert accepted > 5
+    assert moved > 20 or "tree_width" not in form
     assert late < compared / 10
     assert core.cache.prefix_hits > 0
     assert core.scheduler.preemptions > 0
@@ -157,15 +166,14 @@ def test_rows_in_the_pages_are_those_of_the_text(model: LoadedModel, form: dict[
 
 
 def _run(core: EngineCore, fresh: Fresh, name: str, rng: random.Random) -> tuple[int, int, int]:
-    compared = late = accepted = 0
-    coming = 8
+    compared = late = moved = 0
+    coming = 12
     while coming or core.has_requests:
         if coming and rng.random() < 0.3:
             coming -= 1
-            start = SYSTEM if rng.random() < 0.7 else ()
-            prompt = (*start, *(rng.randrange(3, 360) for _ in range(rng.randint(2, 40))))
+            prompt = rng.choice(TAUGHT) if coming % 3 else tuple(rng.choices(range(3, 360), k=40))
             params = SamplingParams(
-                temperature=rng.choice((0.0, 0.7)), max_tokens=30, n=rng.choice((1, 2)), ignore_eos=True
+                temperature=rng.choice((0.0, 0.0, 0.7)), max_tokens=30, n=rng.choice((1, 2)), ignore_eos=True
             )
             core.add(NewRequest(f"r{coming}", prompt, params))
         if core.scheduler.running and rng.random() < 0.06:
@@ -174,7 +182,7 @@ def _run(core: EngineCore, fresh: Fresh, name: str, rng: random.Random) -> tuple
         core.check_integrity()
         for request in core.scheduler.running:
             rows = request.kv.extra.get(name)
-            if rows is None or rows.end < 2 or rng.random() < 0.6:
+            if rows is None or rows.end < 2 or rng.random() < 0.5:
                 continue
             assert rows.end <= request.kv.computed
             if rows.begin > 0:
@@ -184,8 +192,8 @@ def _run(core: EngineCore, fresh: Fresh, name: str, rng: random.Random) -> tuple
             for one, other in zip(found, expected, strict=True):
                 assert torch.equal(one, other)
             compared += rows.end
-            accepted += request.acceptance.accepted
-    return compared, late, accepted
+        moved += len(core.cache.pending_moves)
+    return compared, late, moved
 
 
 def test_a_prefix_hit_guesses_at_once_and_with_the_whole_past(model: LoadedModel, form: dict[str, Any]):
@@ -248,11 +256,7 @@ def test_a_head_that_was_off_starts_again_from_the_last_states(model: LoadedMode
     assert rows.begin == len(SYSTEM) + 100 - 1 - 64 + 1
     while core.has_requests:
         core.step()
-    plain = EngineCore(model.decoder, model.vocabulary())
-    (alone,) = plain.add(NewRequest("one", SYSTEM, params))
-    while plain.has_requests:
-        plain.step()
-    assert request.output_ids == alone.output_ids
+    assert request.output_ids == plain_text(model, SYSTEM, 150)
 
 
 def test_a_drafter_of_a_request_and_one_of_the_policy_are_both_told(
