@@ -25,18 +25,31 @@ from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
 
 FORMS: list[dict[str, Any]] = [
-    {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1},
-    {"method": "suffix", "num_speculative_tokens": 12, "min_match": 1, "min_probability": 0.05},
-    {"method": "prediction", "num_speculative_tokens": 6},
-    {"method": ["prediction", "suffix"], "num_speculative_tokens": 9, "combine": "merge"},
-    {"method": "draft_model", "num_speculative_tokens": 4},
-    {"method": "draft_model", "num_speculative_tokens": 12, "tree_width": 3},
-    {"method": "layer_skip", "num_speculative_tokens": 3, "exit_layer": 1},
-    {"method": "layer_skip", "num_speculative_tokens": 9, "layers": [1], "tree_width": 4, "max_depth": 3},
-    {"method": "self_quantized", "num_speculative_tokens": 4, "bits": 4},
-    {"method": "self_quantized", "num_speculative_tokens": 10, "bits": 2, "tree_width": 2},
-    {"method": ["suffix", "layer_skip"], "num_speculative_tokens": 5},
-    {"method": ["ngram", "draft_model"], "num_speculative_tokens": 10, "combine": "merge"},
+    {"method": "ngram", "num_speculative_tokens": 6, "fixed": True, "prompt_lookup_min": 1},
+    {
+        "method": "suffix",
+        "num_speculative_tokens": 12,
+        "fixed": True,
+        "min_match": 1,
+        "min_probability": 0.05,
+    },
+    {"method": "prediction", "num_speculative_tokens": 6, "fixed": True},
+    {"method": ["prediction", "suffix"], "num_speculative_tokens": 9, "fixed": True, "combine": "merge"},
+    {"method": "draft_model", "num_speculative_tokens": 4, "fixed": True},
+    {"method": "draft_model", "num_speculative_tokens": 12, "fixed": True, "tree_width": 3},
+    {"method": "layer_skip", "num_speculative_tokens": 3, "fixed": True, "exit_layer": 1},
+    {
+        "method": "layer_skip",
+        "num_speculative_tokens": 9,
+        "fixed": True,
+        "layers": [1],
+        "tree_width": 4,
+        "max_depth": 3,
+    },
+    {"method": "self_quantized", "num_speculative_tokens": 4, "fixed": True, "bits": 4},
+    {"method": "self_quantized", "num_speculative_tokens": 10, "fixed": True, "bits": 2, "tree_width": 2},
+    {"method": ["suffix", "layer_skip"], "num_speculative_tokens": 5, "fixed": True},
+    {"method": ["ngram", "draft_model"], "num_speculative_tokens": 10, "fixed": True, "combine": "merge"},
 ]
 
 
@@ -276,7 +289,7 @@ def _guards(drafter: Any) -> list[Any]:
 @pytest.mark.parametrize("method", ["ngram", "draft_model", "layer_skip", "self_quantized"])
 def test_chains_run_under_every_rule(tiny_model: Path, draft_path: Path, method: str, rule: str):
     """Greedy text is the plain one under each rule; sampled text has the right length and repeats by seed."""
-    form = {"method": method, "num_speculative_tokens": 4}
+    form = {"method": method, "num_speculative_tokens": 4, "fixed": True}
     if method == "draft_model":
         form["model"] = str(draft_path)
     config = EngineConfig(acceptance_rule=rule)

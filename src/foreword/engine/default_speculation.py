@@ -11,12 +11,8 @@ from foreword.errors import RequestError
 SpeculationOption = str | Mapping[str, Any] | None
 """`"auto"`, `"off"` or None, or a configuration as an object or as JSON."""
 
-DEFAULT_SPECULATION: Mapping[str, Any] = {
-    "method": "suffix",
-    "num_speculative_tokens": 3,
-    "disable_by_batch_size": 2,  # beside others there is less idle arithmetic to guess with
-}
-"""What `auto` means where it is safe: it needs no model, and three guesses cost little even if all are wrong."""
+DEFAULT_SPECULATION: Mapping[str, Any] = {"method": "suffix", "num_speculative_tokens": 8}
+"""What `auto` means where it is safe: it needs no model. How many of the guesses are verified is measured."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ def choose_speculation(
     if config.makes_trees and Rule.parse(acceptance_rule) is not Rule.COUPLED:
         return SpeculationChoice(None, f"acceptance rule {acceptance_rule!r} takes chains only")
     return SpeculationChoice(
-        config, "guesses cannot change a text here, and one request leaves arithmetic idle"
+        config, "guesses cannot change a text here, and are made where they are measured to pay"
     )
 
 

@@ -90,12 +90,12 @@ class DrafterPool:
         """Who follows the prediction, and behind it whoever drafts anyway: the same, not another of its kind."""
         first = self._get(_prediction())
         if plan is None or plan.drafter is first.drafter:
-            return first
+            return first if plan is None else replace(first, is_fixed=plan.is_fixed)
         with self._lock:
             key = (id(first.drafter), id(plan.drafter))
             drafter = self._combined.setdefault(key, _Predicted([first.drafter, plan.drafter]))
         most, depth = max(first.max_nodes, plan.max_nodes), max(first.max_depth, plan.max_depth)
-        return DraftPlan(f"{first.method}+{plan.method}", drafter, most, depth)
+        return DraftPlan(f"{first.method}+{plan.method}", drafter, most, depth, is_fixed=plan.is_fixed)
 
     def begin(self, request: StepRequest) -> None:
         """A request that may ask its drafter from now on."""
@@ -156,7 +156,12 @@ class DrafterPool:
                     self._make_room()
         most = config.num_speculative_tokens
         return DraftPlan(
-            "+".join(config.method), drafter, most, config.max_depth or most, config.disable_by_batch_size
+            "+".join(config.method),
+            drafter,
+            most,
+            config.max_depth or most,
+            config.disable_by_batch_size,
+            config.fixed,
         )
 
     def _at_hand(self, key: str) -> Drafter | None:
@@ -235,6 +240,8 @@ def _held(plan: DraftPlan | None) -> Sequence[Drafter]:
 def _key(config: SpeculationConfig) -> str:
     """The same for configurations that one drafter can serve: sizes are a matter of each ask."""
     return json.dumps(
-        replace(config, num_speculative_tokens=1, max_depth=None, disable_by_batch_size=None).as_mapping(),
+        replace(
+            config, num_speculative_tokens=1, max_depth=None, disable_by_batch_size=None, fixed=False
+        ).as_mapping(),
         sort_keys=True,
     )

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import SupportsIndex, TypeVar, cast
 
 from foreword.acceptance.params import SamplingParams
+from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.answers.collector import OutputCollector
 from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
+from foreword.engine.cost_profile import begin_with_profile
 from foreword.engine.default_speculation import SpeculationOption, check_choice, choose_speculation
 from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.messages import NewRequest
@@ -188,8 +190,11 @@ def make_core(
     """An engine for a loaded model."""
     config = config or EngineConfig()
     chosen = _chosen(speculation, loaded, config)
-    parts = EngineParts(config, build_drafter=loaded.build_drafter, speculation=chosen)
-    return EngineCore(loaded.decoder, loaded.vocabulary(), parts)
+    parts = EngineParts(config, MeasuredPolicy(), loaded.build_drafter, chosen)
+    core = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
+    if chosen is not None and not chosen.fixed:
+        begin_with_profile(core)
+    return core
 
 
 def _chosen(

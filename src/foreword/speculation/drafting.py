@@ -144,6 +144,12 @@ def needs_of(drafter: object) -> DrafterNeeds:
     return needs
 
 
+def choices_of(drafter: object) -> Mapping[str, Drafter]:
+    """The drafters that a policy may choose between instead of it, by name; none: it is asked itself."""
+    choices: Mapping[str, Drafter] = getattr(drafter, "choices", {})
+    return choices
+
+
 def close_all(parts: Iterable[object]) -> None:
     """Close the parts that can be closed."""
     for part in parts:

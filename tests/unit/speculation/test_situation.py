@@ -1,5 +1,7 @@
 """What a policy may look at."""
 
+import random
+
 import pytest
 
 from foreword.speculation.draft import Draft
@@ -103,9 +105,18 @@ def test_slopes_are_remembered_when_asks_no_longer_change():
     cost = CallCost()
     for asks in (1, 1, 2, 8, 5, 3):
         cost.observe(4, 0.1 * asks, asks)
-    for _ in range(30):
+    for _ in range(3000):
         cost.observe(4, 1.0, 10)
     assert cost.seconds(4, 20) == pytest.approx(2.0, rel=0.05)
+
+
+def test_the_price_of_a_level_is_remembered_when_only_the_asks_change():
+    cost, rng = CallCost(), random.Random(1)
+    for levels in (1, 4, 2, 1, 3, 1):
+        cost.observe(levels, 2.0 * levels, 32)
+    for _ in range(3000):
+        cost.observe(1, 2.0 + rng.gauss(0, 0.05), rng.choice((30, 31, 32)))
+    assert cost.seconds(8, 32) == pytest.approx(16.0, rel=0.1)
 
 
 @pytest.mark.parametrize(("fixed", "per_level"), [(0.2, 0.0), (0.0, 3.0), (0.5, 1.0)])

@@ -56,7 +56,7 @@ class DrafterBench:
         self._settings = settings
         self._name = secrets.token_hex(4)  # nothing that an earlier bench on this model has taught counts
         self._speculation: dict[str, SpeculationSetting] = {PLAIN: False} | {
-            m.label: m.config for m in methods
+            m.label: {**m.config, "fixed": True} for m in methods
         }
 
     def measure(

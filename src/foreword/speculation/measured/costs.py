@@ -21,8 +21,12 @@ SHAPE_MEMORY = 0.02
 FARTHEST = 4.0
 """A step counts as at most this many times as slow, or as fast, as was expected: one pause is no change."""
 
+UNCHANGED = 0.25
 TINY = 1e-3
 """Less than this a number of levels or asks has not changed."""
+
+ENOUGH_CALLS = 8
+"""Calls after which the cost of one depth is believed to hold for others."""
 
 PROFILED = 8
 """Steps that a measurement at start-up counts as."""
@@ -119,7 +123,18 @@ class CallCost:
         weight = max(self.SLOPE_MEMORY, 1 / self._seen)
         off = call - self._means
         self._means += weight * off
-        self._spread = (1 - weight) * (self._spread + weight * np.outer(off, off))
+        # A call like all others tells nothing of slopes, and must not make them forgotten.
+        changes = (np.abs(off) >= UNCHANGED) | (self._seen <= ENOUGH_CALLS)
+        changes[2] = True
+        tells = np.outer(changes, changes)
+        self._spread = np.where(
+            tells, (1 - weight) * (self._spread + weight * np.outer(off, off)), self._spread
+        )
+
+    @property
+    def is_known(self) -> bool:
+        """Whether calls of different depths were measured, or enough of one."""
+        return self._seen > 1 and (bool(self._spread[0, 0] > TINY) or self._seen > ENOUGH_CALLS)
 
     def seconds(self, levels: int, asks: int = 1) -> float:
         """Expected time of a call; 0 before the first was measured."""
@@ -204,6 +219,11 @@ class StepCosts:
         """Expected time of a drafter's call; 0 before the first was measured."""
         cost = self._calls.get(method)
         return 0.0 if cost is None else cost.seconds(levels, asks)
+
+    def knows_calls(self, method: str) -> bool:
+        """Whether `draft_seconds` is more than a guess."""
+        cost = self._calls.get(method)
+        return cost is not None and cost.is_known
 
     def _observe_call(self, call: DrafterCall) -> None:
         self._calls.setdefault(call.method, CallCost()).observe(call.levels, call.seconds, call.asks)
