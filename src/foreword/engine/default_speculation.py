@@ -44,8 +44,11 @@ def choose_speculation(
             None, "this backend's numbers depend on the size of a pass: ask for it by name"
         )
     config = SpeculationConfig.parse(DEFAULT_SPECULATION)
-    if config.makes_trees and not Rule.parse(acceptance_rule).takes_trees:
-        return SpeculationChoice(None, f"acceptance rule {acceptance_rule!r} takes chains only")
+    if Rule.parse(acceptance_rule) is not Rule.COUPLED:
+        return SpeculationChoice(
+            None,
+            f"acceptance rule {acceptance_rule!r} keeps the law of a text, not the text itself: ask for it by name",
+        )
     return SpeculationChoice(
         config, "guesses cannot change a text here, and one request leaves arithmetic idle"
     )
