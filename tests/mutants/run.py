@@ -23,6 +23,7 @@ from predictions import PREDICTION_MUTANTS
 from rich.console import Console
 from rich.table import Table
 from traversal import TRAVERSAL_MUTANTS
+from windows import WINDOW_MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_TESTS_RAN = {2, 3, 4, 5}
@@ -137,6 +138,7 @@ def main() -> int:
         *HOUSE_MUTANTS,
         *PREDICTION_MUTANTS,
         *TRAVERSAL_MUTANTS,
+        *WINDOW_MUTANTS,
     )
     chosen = [mutant for mutant in catalogue if arguments.bug in (None, mutant.bug)]
     console = Console(highlight=False)

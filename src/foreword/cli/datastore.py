@@ -80,7 +80,8 @@ def show(
         print_json({"file": str(file), **about})
         return
     stdout.print(f"{file}: whole, every byte as it was written", soft_wrap=True)
-    stdout.print(f"{header.tokens:,} tokens in {header.shards} shards, {header.file_bytes / 1e6:.1f} MB")
+    shards = "1 shard" if header.shards == 1 else f"{header.shards} shards"
+    stdout.print(f"{header.tokens:,} tokens in {shards}, {header.file_bytes / 1e6:.1f} MB")
     stdout.print(
         f"tokenizer of {header.model}: {header.vocab_size} ids, {header.tokenizer[:16]}", soft_wrap=True
     )

@@ -47,13 +47,16 @@ def choose_speculation(
         return SpeculationChoice(
             None, "this backend's numbers depend on the size of a pass: ask for it by name"
         )
+    if Rule.parse(acceptance_rule) is not Rule.COUPLED:
+        return SpeculationChoice(
+            None,
+            f"acceptance rule {acceptance_rule!r} keeps the law of a text, not the text itself: ask for it by name",
+        )
     if head is not None:
         asked = {"method": head.method, "model": head.name, "num_speculative_tokens": WITH_A_HEAD}
         reason = f"the head {head.name} was trained for this model; guesses are made where they are measured to pay"
         return SpeculationChoice(SpeculationConfig.parse(asked), reason)
     config = SpeculationConfig.parse(WITHOUT_A_HEAD)
-    if config.makes_trees and not Rule.parse(acceptance_rule).takes_trees:
-        return SpeculationChoice(None, f"acceptance rule {acceptance_rule!r} takes chains only")
     return SpeculationChoice(
         config, "guesses cannot change a text here, and are made where they are measured to pay"
     )

@@ -306,3 +306,16 @@ def test_q_cannot_be_changed_behind_its_token():
     with pytest.raises(ValueError, match="read-only"):
         q.probs[0] = 0.0
     assert q.prob(1) == 0.75
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+def test_what_the_target_draws_is_told_under_every_rule(rule: Rule):
+    """Where a drafter asks for it; it is what *coupled* draws, and decides nothing else."""
+    logits = torch.randn(4, 30, generator=torch.Generator().manual_seed(1))
+    draft = Draft.chain([3, 4, 5], 0)
+    params = SamplingParams(seed=5)
+    expected = judge(judgement(logits, [draft], [sampler(params, 30)])).draws
+    silent = judgement(logits, [draft], [sampler(params, 30, rule=rule)])
+    asked = replace(silent, wants_draws=True)
+    assert judge(asked).draws == expected
+    assert (judge(asked).paths, judge(asked).own) == (judge(silent).paths, judge(silent).own)

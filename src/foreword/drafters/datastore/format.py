@@ -25,7 +25,7 @@ HEADER_BYTES = 1 << 16
 DEPTH = 16
 """Tokens by which suffixes are sorted: the longest text that can be looked up."""
 
-PADDING = DEPTH * 4 + 8
+PADDING = DEPTH * 4
 """Bytes of separators behind the ids, so that the last suffixes can be compared like the others."""
 
 LISTED_SOURCES = 16
