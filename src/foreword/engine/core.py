@@ -17,7 +17,7 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
 from foreword.engine.drafter_pool import Build, DrafterPool
 from foreword.engine.intake import Intake
-from foreword.engine.ledger import RequestLedger
+from foreword.engine.ledger import CohortLedger, RequestLedger
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.engine.request import Request
 from foreword.engine.scheduler import Scheduler, SchedulerSizes
@@ -90,6 +90,7 @@ class EngineCore:
         self._active: dict[str, list[Request]] = {}
         self.steps = 0
         self.seconds = StageSeconds()  # where the time of all steps went
+        self._cohorts = CohortLedger()
 
     @property
     def has_requests(self) -> bool:
@@ -198,6 +199,7 @@ class EngineCore:
             drafter_faults=dict(self.drafters.fault_counts()),
             step_faults=dict(self.faults),
             acceptance={name: (s.drafts, s.drafted, s.accepted) for name, s in cohorts.items() if s.asks},
+            cohorts=self._cohorts.snapshot(),
         )
 
     def close(self) -> None:
@@ -212,7 +214,7 @@ class EngineCore:
             assert isinstance(request, Request)
             if not part.applied:
                 continue
-            request.ledger.observe(part, report)
+            self._cohorts.observe(part, request.ledger.observe(part, report))
             if part.verdict.tokens or request.finish_reason is not None:
                 deltas.append(request.take_delta())
             if request.finish_reason is not None:

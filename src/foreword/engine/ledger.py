@@ -1,10 +1,35 @@
 """When things happened to a request, and what they cost."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
+from foreword.engine.messages import CohortTotals
+from foreword.speculation.measured.situation import MAX_COHORTS, OTHER, cohort_name
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
+
+
+class CohortLedger:
+    """What every cohort has brought and cost since the engine began."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, CohortTotals] = {}
+
+    def observe(self, part: RequestReport, seconds: StageSeconds) -> None:
+        """Count a request's pass and its part of the time, with those for whom the same drafter was asked."""
+        name = cohort_name(part.asked, part.request.cohort)
+        if name not in self._totals and len(self._totals) >= MAX_COHORTS:
+            name = OTHER
+        totals = self._totals.setdefault(name, CohortTotals())
+        totals.passes += 1
+        totals.asks += bool(part.asked)
+        totals.tokens += len(part.verdict.tokens)
+        totals.draft_seconds += seconds.draft
+        totals.verify_seconds += seconds.verify
+        totals.accept_seconds += seconds.accept
+
+    def snapshot(self) -> dict[str, CohortTotals]:
+        return {name: replace(totals) for name, totals in self._totals.items()}
 
 
 @dataclass
@@ -31,21 +56,23 @@ class RequestLedger:
         if self.started is None:
             self.started = now
 
-    def observe(self, part: RequestReport, report: StepReport) -> None:
-        """Count a pass: drafting is billed to those who were asked, the rest by rows."""
+    def observe(self, part: RequestReport, report: StepReport) -> StageSeconds:
+        """Count a pass: drafting is billed to those who were asked, the rest by rows. Returns its part of the time."""
         share = part.rows / max(report.rows, 1)
-        self.passes += 1
-        self.seconds += StageSeconds(
+        seconds = StageSeconds(
             part.draft_seconds,
             share * report.seconds.verify,
             share * report.seconds.accept,
             part.draft_seconds + share * (report.seconds.total - report.seconds.draft),
         )
+        self.passes += 1
+        self.seconds += seconds
         if part.verdict.tokens or part.verdict.error is not None:
             self.finished = self.clock()
             if self.first_token is None:
                 self.first_token, self.first_tokens = self.finished, len(part.verdict.tokens)
                 self.first_passes = self.passes
+        return seconds
 
     @property
     def queue_seconds(self) -> float:

@@ -205,7 +205,7 @@ class Request:
         method = self.speculation.method if self.speculation is not None and acceptance.asks else ""
         has_ended = self.prediction and self.finish_reason is not None
         predicted = count_followed(self.prediction, self.output_ids) if has_ended else 0
-        thrown_away = acceptance.drafted - acceptance.accepted
+        thrown_away = acceptance.drafted + acceptance.unjudged - acceptance.accepted
         return RequestStats(
             prompt_tokens=self.prompt_len,
             cached_tokens=ledger.cached_tokens,
@@ -242,7 +242,7 @@ class Request:
         fresh.text += written
         fresh.tokens += verdict.tokens
         fresh.logprobs += verdict.logprobs
-        fresh.drafted += len(verdict.draft)
+        fresh.drafted += len(verdict.judged)
         fresh.from_draft += len(verdict.path)
         if self._tells_progress and verdict.tokens:
             shown = DraftShown(verdict.draft.tokens, verdict.draft.parents, verdict.path, len(verdict.tokens))

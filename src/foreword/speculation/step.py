@@ -33,7 +33,7 @@ class Launched:
     output: ForwardOutput
     proposal: Proposal
     observation: Observation
-    began: float
+    launch_seconds: float  # of all of the launch
     verify_seconds: float  # of handing the pass over; on a CPU, of the pass
 
 
@@ -83,8 +83,8 @@ class Stepper:
         except BaseException:
             transaction.abort()
             raise
-        seconds = self.clock() - handed_over
-        return Launched(transaction, output, proposal, observation, began, seconds)
+        now = self.clock()
+        return Launched(transaction, output, proposal, observation, now - began, now - handed_over)
 
     def resolve(self, launched: Launched) -> StepReport:
         """Wait for the pass, judge the drafts and commit; if anything fails, nothing happened."""
@@ -96,10 +96,10 @@ class Stepper:
             applied = transaction.commit(verdicts)
         with self.faults.forgiven("observe"):
             launched.observation.tell(transaction.entries, drafts, verdicts, applied, launched.output)
-        now = self.clock()
-        seconds = StageSeconds(
-            launched.proposal.seconds, launched.verify_seconds, now - waiting, now - launched.began
-        )
+        accepting = self.clock() - waiting
+        # Between the two halves other steps may have had their turn: that time is theirs.
+        whole = launched.launch_seconds + accepting
+        seconds = StageSeconds(launched.proposal.seconds, launched.verify_seconds, accepting, whole)
         report = _report(launched, verdicts, applied, seconds)
         self.situation.learn(report)
         with self.faults.forgiven("learn"):

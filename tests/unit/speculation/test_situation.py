@@ -28,6 +28,25 @@ def test_acceptance_is_counted_by_position():
     assert stats.rejected_per_position == [0, 0, 1, 0, 0]
 
 
+def test_guesses_beyond_an_answers_end_are_neither_right_nor_wrong():
+    end = 7
+    draft = Draft((1, end, 3, 9, 4), (-1, 0, 1, 0, 2), 1)  # 1, then the end or 9; 3 and 4 follow the end
+    ended = Verdict((0, 1), (1, end), draft=draft)
+    assert ended.judged.tokens == (1, end, 9)
+    corrected = Verdict((0,), (1, 5), draft=draft)
+    assert corrected.judged == draft
+    broken = Verdict((), (), error="no numbers", draft=draft)
+    assert len(broken.judged) == 0
+    situation, request = Situation(), lone_request([1])
+    situation.learn(StepReport([RequestReport(request, ended, run=1, asked="ngram")]))
+    stats = request.acceptance
+    assert (stats.drafts, stats.drafted, stats.accepted, stats.unjudged) == (1, 3, 2, 2)
+    assert (stats.drafted_per_position, stats.accepted_per_position) == ([1, 1], [1, 1])
+    assert sum(stats.rejected_per_position) == 0
+    (cohort,) = situation.cohorts.values()
+    assert cohort == stats
+
+
 def test_the_cost_of_a_step_is_what_was_measured_between_and_beyond():
     curve = StepCurve()
     assert curve.seconds(4) is None

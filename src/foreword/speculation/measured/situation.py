@@ -31,8 +31,10 @@ class Situation:
         for part in report.requests:
             if part.applied:
                 cohort = self._cohort(cohort_name(part.asked, part.request.cohort))
+                judged = part.verdict.judged
+                beyond = len(part.draft) - len(judged)
                 for stats in (part.request.acceptance, cohort):
-                    stats.observe(bool(part.asked), part.draft, len(part.verdict.path))
+                    stats.observe(bool(part.asked), judged, len(part.verdict.path), beyond)
 
     def _cohort(self, name: str) -> AcceptanceStats:
         if name not in self.cohorts and len(self.cohorts) >= MAX_COHORTS:
