@@ -24,9 +24,6 @@ PART = 128
 TILE = 64
 """Positions whose keys are looked at together."""
 
-STAGES = 2
-"""Tiles that are loaded ahead, and one."""
-
 LOG2E = 1.4426950408889634
 
 
@@ -287,7 +284,7 @@ def attend(
         dim**-0.5 * LOG2E, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_BLOCK=triton.next_power_of_2(dim),
         LINES=lines, ROWS=tiles.rows, PAGE=sight.page_size, NODES=MAX_DRAFT_NODES, PART=PART, TILE=TILE,
         SPLIT=workspace is not None, TREES=sight.has_trees, PRECISION=precision_of(queries),
-        num_warps=2 if lines <= 32 else 4 if lines <= 64 else 8, num_stages=STAGES,
+        num_warps=2 if lines <= 32 else 4 if lines <= 64 else 8, num_stages=2,
     )  # fmt: skip
     if workspace is not None:
         _merge_parts[(len(tiles.counts) * tiles.rows, heads)](
