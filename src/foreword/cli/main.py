@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 import typer
 
 from foreword import __version__
-from foreword.cli import demo, doctor, generate, models, prove, prune, serve, theory
+from foreword.cli import demo, doctor, generate, heads, models, prove, prune, serve, theory
 from foreword.cli.bench import main as bench
 from foreword.cli.chat import main as chat
 from foreword.cli.console import stderr, stdout
@@ -31,6 +31,7 @@ app.command()(prune.prune)
 app.command()(prove.prove)
 app.command()(theory.theory)
 app.command()(doctor.doctor)
+app.add_typer(heads.app, name="head")
 app.add_typer(bench.app, name="bench")
 
 
