@@ -81,9 +81,7 @@ class SlowHead:
                 read = self.norm(stream, f"layers.{index}.input_layernorm.weight")
             stream = self.layer(index, stream, read, positions, seen)
         normed = self.norm(stream, "norm.weight")
-        head = self.get("lm_head.weight")
-        if head is None:  # the target's, which is tied to the embedding
-            head = embedding
+        head = self.tensors["lm_head.weight"].double() if "lm_head.weight" in self.tensors else embedding
         return normed @ head.T, normed if self.flags.get("norm_output") else stream
 
     def reduced(self, states: Tensor, taps: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import typer
 
 from foreword import __version__
-from foreword.cli import datastore, demo, doctor, generate, models, prove, prune, serve, theory
+from foreword.cli import datastore, demo, doctor, generate, heads, models, prove, prune, serve, theory
 from foreword.cli.bench import main as bench
 from foreword.cli.chat import main as chat
 from foreword.cli.console import stderr, stdout
@@ -34,6 +34,7 @@ app.command()(prune.prune)
 app.command()(prove.prove)
 app.command()(theory.theory)
 app.command()(doctor.doctor)
+app.add_typer(heads.app, name="head")
 app.add_typer(bench.app, name="bench")
 app.add_typer(datastore.app, name="datastore")
 app.add_typer(train.app, name="train")

@@ -9,6 +9,7 @@ from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.drafters.combined import FirstOf, Merged, Routed
 from foreword.drafters.guard.caller_thread import CallerThread
 from foreword.drafters.guard.guarded import GuardedDrafter
+from foreword.drafters.heads.method import method_of
 from foreword.drafters.registry import Guesses, drafter_kinds
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import ForewordError, RequestError
@@ -51,11 +52,14 @@ class SpeculationConfig:
     ) -> "SpeculationConfig":
         """Read a JSON text or an object; every key and value is checked and refused by name.
 
-        Without a method, or with the base's own, only the keys that are named differ from `base`.
+        Without a method, or with the base's own, only the keys that are named differ from `base`. Without either, the
+        method is that of the head or model that is named.
         """
         given = _as_mapping(value)
         if base is not None and _methods(given.get("method", list(base.method))) == base.method:
             given = {**base.as_mapping(), **given}
+        if "method" not in given and isinstance(given.get("model"), str):
+            given = {**given, "method": method_of(given["model"])}
         if "method" not in given:
             raise RequestError(
                 f"speculation: give a method, one of {', '.join(drafter_kinds())}; "

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from foreword.errors import CheckpointError
 from foreword.models.formats.fields import ConfigFields
 
-_IDS = "eagle_aux_hidden_state_layer_ids"
+IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def named_boundaries(fields: ConfigFields) -> tuple[int, ...] | None:
@@ -20,14 +20,12 @@ def named_boundaries(fields: ConfigFields) -> tuple[int, ...] | None:
     nested = fields.get("eagle_config")
     inner = ConfigFields(nested if isinstance(nested, Mapping) else {}, fields.origin)
     found = {
-        ids
-        for ids in (_ids(fields, _IDS, 0), _ids(inner, _IDS, 1), _ids(fields, "target_layer_ids", 1))
-        if ids
+        ids for ids in (_ids(fields, IDS, 0), _ids(inner, IDS, 1), _ids(fields, "target_layer_ids", 1)) if ids
     }
     if len(found) > 1:
         raise CheckpointError(
             f"{fields.origin}: it names different layers of the target in two places, counted in different ways; "
-            f"leave one of {_IDS} and eagle_config.{_IDS}"
+            f"leave one of {IDS} and eagle_config.{IDS}"
         )
     return found.pop() if found else None
 

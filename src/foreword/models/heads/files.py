@@ -15,7 +15,7 @@ from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.hf.checkpoint import read_json_object
 from foreword.models.heads.names import SCALE, canonical_names
 
-_PICKLES = ("*.bin", "*.pt", "*.pth")
+PICKLES = ("*.bin", "*.pt", "*.pth")
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,11 @@ class HeadFiles:
             tensor: Tensor = file.get_tensor(place.name)
         return tensor
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether matrices are stored in 8 bits."""
+        return any(map(self._is_scale, self._places))
+
     def stored_names(self) -> list[str]:
         """All tensors, scales included."""
         return sorted(self._places)
@@ -93,12 +98,12 @@ def expanded(levels: Tensor, scales: Tensor, group: int) -> Tensor:
 def _safetensors(path: Path) -> list[Path]:
     if path.is_file() and path.suffix == ".safetensors":
         return [path]
-    if path.is_file() and any(path.match(pattern) for pattern in _PICKLES):
+    if path.is_file() and any(path.match(pattern) for pattern in PICKLES):
         raise pickled(path)
     if not path.is_dir():
         raise CheckpointError(f"{path} is not a head; give a directory with config.json and safetensors")
     files = sorted(path.glob("*.safetensors"))
-    if not files and any(any(path.glob(pattern)) for pattern in _PICKLES):
+    if not files and any(any(path.glob(pattern)) for pattern in PICKLES):
         raise pickled(path)
     if not files:
         raise CheckpointError(f"{path} holds no safetensors; give a directory that holds a whole head")
