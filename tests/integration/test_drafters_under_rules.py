@@ -1,11 +1,13 @@
 """Drafters under the rules that ask what was drawn, and which of them are refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from foreword import LLM, SamplingParams
+from foreword.drafters.registry import Guesses, drafter_kinds
 from foreword.engine.config import EngineConfig
 from foreword.errors import RequestError
 from helpers.drafted_answers import PROMPTS, answers, noisy_copy, store_of_answers
@@ -101,14 +103,13 @@ def test_trees_are_refused_by_rules_that_need_chains(tiny_model: Path, form: dic
         LLM(str(tiny_model), dtype="float32", device="cpu", config=config, speculation=form)
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        {"method": ["ngram", "layer_skip"], "combine": "merge"},
-        {"method": ["suffix", "self_quantized"], "combine": "merge"},
-    ],
-)
-def test_trees_ranked_by_what_was_drawn_are_refused_for_traversal(tiny_model: Path, form: dict[str, Any]):
+def test_trees_ranked_by_what_was_drawn_are_refused_for_traversal(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Another package's that does not say otherwise; what it makes is not known before it is judged."""
+    kind = replace(drafter_kinds()["suffix"], guesses=Guesses.RANKED)
+    kinds = {**drafter_kinds(), "ranking": kind}
+    monkeypatch.setattr("foreword.drafters.config.drafter_kinds", lambda: kinds)
     config = EngineConfig(acceptance_rule="traversal")
     with pytest.raises(RequestError, match="fixed before anything is drawn"):
-        LLM(str(tiny_model), dtype="float32", device="cpu", config=config, speculation=form)
+        LLM(str(tiny_model), dtype="float32", device="cpu", config=config, speculation={"method": "ranking"})

@@ -1,11 +1,11 @@
 """Defects of the rule for drawn trees, and of those who draw them."""
 
-from catalogue import RULES, UNIT, Mutant
+from catalogue import UNIT, Mutant
 
 EXACT = "tests/statistical/test_exactness.py"
 TREES = "tests/statistical/test_trees_of_guesses.py"
 LAW = f"{EXACT}::test_traversal_keeps_the_joint_law_of_trees"
-REFERENCE = f"{RULES}::test_traversal_is_its_reference"
+REFERENCE = f"{UNIT}/acceptance/test_traversal.py::test_traversal_is_its_reference"
 NEXT_LEVEL = f"{UNIT}/drafters/test_next_level.py"
 DRAWN = f"{TREES}::test_drawn_trees_keep_the_law"
 
@@ -72,7 +72,7 @@ TRAVERSAL_MUTANTS = (
         "drafters/model/guessed_tree.py",
         "keys(positions, np.arange(len(self.frontier)))",
         "keys(positions)",
-        (DRAWN,),
+        (f"{NEXT_LEVEL}::test_cousins_are_drawn_with_noise_of_their_own",),
     ),
     Mutant(
         24,
@@ -83,12 +83,12 @@ TRAVERSAL_MUTANTS = (
         (f"{NEXT_LEVEL}::test_siblings_are_different_and_each_tells_what_was_left_to_draw_from", DRAWN),
     ),
     Mutant(
-        43,
-        "a tree for traversal is ranked by what was drawn",
+        24,
+        "a tree for traversal is ranked as for coupled and tells no q: exact, and a waste",
         "drafters/model/next_level.py",
         'if sampling.rule is Rule.TRAVERSAL and sampling.record["temperature"] > 0:',
         "if False:",
-        (DRAWN,),
+        (NEXT_LEVEL,),
     ),
     Mutant(
         43,
@@ -100,12 +100,13 @@ TRAVERSAL_MUTANTS = (
     ),
     Mutant(
         43,
-        "merged drafts that forget what was drawn are judged by traversal",
-        "drafters/config.py",
-        "return all(kind.guesses is Guesses.CHOSEN for kind in kinds.values())",
-        "return True",
+        "a drafter that ranks by what was drawn is judged by traversal",
+        "engine/drafter_pool.py",
+        ", is_fixed=config.fixes_trees)",
+        ")",
         (
-            "tests/integration/test_drafters_under_rules.py::test_trees_ranked_by_what_was_drawn_are_refused_for_traversal",
+            "tests/integration/test_drafters_under_rules.py"
+            "::test_trees_ranked_by_what_was_drawn_are_refused_for_traversal",
         ),
     ),
 )

@@ -108,12 +108,14 @@ class SpeculationConfig:
 
     @property
     def fixes_trees(self) -> bool:
-        """Whether what was drawn decides neither the shape of a tree nor which of its nodes are kept."""
-        kinds = {name: drafter_kinds()[name] for name in self.method}
-        if len(kinds) > 1 and self.combine == "merge":  # it forgets what was drawn
-            return all(kind.guesses is Guesses.CHOSEN for kind in kinds.values())
-        ranking = [name for name, kind in kinds.items() if kind.guesses is Guesses.RANKED]
-        return not any(kinds[name].makes_trees(self._settings(name)) for name in ranking)
+        """Whether what was drawn decides neither the shape of a tree nor which of its nodes are kept.
+
+        A merged tree has no q, so that it is judged as chosen; that is exact however it came about.
+        """
+        if len(self.method) > 1 and self.combine == "merge":
+            return True
+        ranking = [name for name in self.method if drafter_kinds()[name].guesses is Guesses.RANKED]
+        return not any(drafter_kinds()[name].makes_trees(self._settings(name)) for name in ranking)
 
     def as_mapping(self) -> dict[str, Any]:
         """The object that `parse` reads back as this."""

@@ -19,7 +19,7 @@ class Guesses(Enum):
 
     CHOSEN = auto()  # from the text alone: nothing is drawn
     DRAWN = auto()  # drawn, in trees whose shape is fixed before
-    RANKED = auto()  # drawn, and then ranked or left out by what was drawn
+    RANKED = auto()  # drawn, told with q, and ranked or left out by what was drawn
 
 
 @dataclass(frozen=True)

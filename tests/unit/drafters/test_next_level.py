@@ -104,6 +104,16 @@ def test_the_first_branch_of_a_tree_is_the_chain_that_would_have_been_drawn():
         assert [tree.tokens[node] for node in (0, 3, 6)] == list(chain.tokens)
 
 
+def test_cousins_are_drawn_with_noise_of_their_own():
+    """What follows does not depend on the token before it here, so that the same noise would draw the same."""
+    flat = np.broadcast_to(TARGET[0, 0], TARGET.shape)
+    said = overhear(Overheard(flat, 3), "traversal", nodes=6, temperature=TEMPERATURE)
+    pairs = [(draft.tokens[3], draft.tokens[5]) for _, draft in said if len(draft) == 6]
+    assert {draft.parents for _, draft in said if len(draft) == 6} == {(-1, -1, -1, 0, 0, 1)}
+    assert len(pairs) >= 20
+    assert any(first != second for first, second in pairs)
+
+
 def test_where_there_are_too_few_tokens_there_are_fewer_siblings():
     params = {"temperature": TEMPERATURE, "top_k": 2}
     said = overhear(Overheard(TARGET, 3), "traversal", nodes=9, **params)

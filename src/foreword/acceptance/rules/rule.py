@@ -40,6 +40,6 @@ def check_exact(rule: Rule, is_chain: bool, is_fixed: bool = True) -> None:
         )
     if rule is Rule.TRAVERSAL and not is_chain and not is_fixed:
         raise RequestError(
-            f"acceptance rule {name!r} needs trees whose shape is fixed before anything is drawn, and these are "
-            "ranked or merged by what was drawn; use 'coupled', or a drafter of chains"
+            f"acceptance rule {name!r} needs trees whose shape is fixed before anything is drawn, and this drafter "
+            "ranks its nodes by what was drawn; use 'coupled', or make chains"
         )
