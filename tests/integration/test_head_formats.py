@@ -189,7 +189,7 @@ def compare(
         dtype=dtype,
         device="cpu",
         backend=backend,
-        speculation={"model": str(path), **speculation},
+        speculation={"model": str(path), "fixed": True, **speculation},
     )
     guard: Any = llm.engine.drafters.default.drafter
     overheard = Overheard(guard._drafter)

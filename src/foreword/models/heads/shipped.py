@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:  # names of heads are looked up before anything heavy is imported
+    from torch import Tensor
 
-from foreword.models.config import ModelConfig
-from foreword.models.formats.checkpoint import Checkpoint
-from foreword.models.tokenization.tokenizer import Tokenizer
+    from foreword.models.config import ModelConfig
+    from foreword.models.formats.checkpoint import Checkpoint
+    from foreword.models.tokenization.tokenizer import Tokenizer
 
 HEADS = Path(__file__).parents[2] / "heads"
 
@@ -40,12 +41,12 @@ class ShippedHead:
         """What target.json says of the model that it was trained for."""
         return _read(self.path / "target.json")
 
-    def fits(self, checkpoint: Checkpoint, tokenizer: Tokenizer) -> bool:
+    def fits(self, checkpoint: "Checkpoint", tokenizer: "Tokenizer") -> bool:
         """Whether this is the model that the head was trained for."""
         target = self.target
         if target["shape"] != _shape(checkpoint.config) or target["tokens"] != _tokens(tokenizer):
             return False
-        return all(_is_close(checkpoint, name, torch.tensor(norm)) for name, norm in target["norms"].items())
+        return all(_is_close(checkpoint, name, norm) for name, norm in target["norms"].items())
 
 
 @cache
@@ -55,7 +56,7 @@ def shipped_heads() -> tuple[ShippedHead, ...]:
     return tuple(ShippedHead(path.name, path, _read(path / "target.json")["method"]) for path in paths)
 
 
-def find_head(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ShippedHead | None:
+def find_head(checkpoint: "Checkpoint", tokenizer: "Tokenizer") -> ShippedHead | None:
     """The head that was trained for this model; None if there is none."""
     return next((head for head in shipped_heads() if head.fits(checkpoint, tokenizer)), None)
 
@@ -65,9 +66,9 @@ def head_named(name: str) -> Path | None:
     return next((head.path for head in shipped_heads() if head.name == name), None)
 
 
-def describe_target(checkpoint: Checkpoint, method: str) -> dict[str, Any]:
+def describe_target(checkpoint: "Checkpoint", method: str) -> dict[str, Any]:
     """What target.json holds for a head that was trained for this model."""
-    norms = {name: checkpoint.load(name, torch.float32).tolist() for name in _NORMS}
+    norms = {name: _norm(checkpoint, name).tolist() for name in _NORMS}
     return {
         "method": method,
         "shape": _shape(checkpoint.config),
@@ -76,7 +77,7 @@ def describe_target(checkpoint: Checkpoint, method: str) -> dict[str, Any]:
     }
 
 
-def _shape(config: ModelConfig) -> dict[str, int]:
+def _shape(config: "ModelConfig") -> dict[str, int]:
     attention = config.layer.attention
     return {
         "hidden_size": config.hidden_size,
@@ -87,18 +88,25 @@ def _shape(config: ModelConfig) -> dict[str, int]:
     }
 
 
-def _tokens(tokenizer: Tokenizer) -> dict[str, str]:
+def _tokens(tokenizer: "Tokenizer") -> dict[str, str]:
     """Some ids and their bytes in hexadecimal."""
     step = max(1, tokenizer.vocab_size // _TOKENS)
     ids = range(0, tokenizer.vocab_size, step)
     return {str(token): tokenizer.token_bytes(token, skip_special_tokens=False).hex() for token in ids}
 
 
-def _is_close(checkpoint: Checkpoint, name: str, expected: torch.Tensor) -> bool:
-    found = checkpoint.load(name, torch.float32)
-    if found.shape != expected.shape:
+def _is_close(checkpoint: "Checkpoint", name: str, expected: list[float]) -> bool:
+    found = _norm(checkpoint, name)
+    if len(found) != len(expected):
         return False
-    return bool((found - expected).abs().max() <= NORM_TOLERANCE * expected.abs().max())
+    wanted = found.new_tensor(expected)
+    return bool((found - wanted).abs().max() <= NORM_TOLERANCE * wanted.abs().max())
+
+
+def _norm(checkpoint: "Checkpoint", name: str) -> "Tensor":
+    import torch
+
+    return checkpoint.load(name, torch.float32)
 
 
 @cache
