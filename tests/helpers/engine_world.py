@@ -15,7 +15,7 @@ from foreword.engine.request import Request
 from foreword.engine.vocabulary import Vocabulary
 from foreword.kv.paged_cache import PAGE_SIZE
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry
 from helpers.checked_target import CheckedTarget, Definition, PlainAnswer
@@ -23,6 +23,7 @@ from helpers.clocks import ScriptedClock
 from helpers.pretend_store import PRETEND_ROWS
 from helpers.saboteur import PlantedError, Saboteur, nonsense
 from helpers.scripted_drafters import RandomTreeDrafter
+from helpers.window_drafters import WINDOW_METHODS, WindowDrafter, window_drafter
 
 VOCAB = 13
 END_IDS = frozenset({3})
@@ -144,12 +145,14 @@ class Told:
 class World:
     """An engine, its users' settings, and what they were promised."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, speculations: Sequence[Any] = SPECULATIONS) -> None:
         self.rng = random.Random(seed)
+        self._speculations = speculations
         self.sizes = WorldSizes.draw(self.rng)
         self.saboteur = Saboteur(self.rng, self.sizes.fault_share)
         self.target = CheckedTarget(self.saboteur, VOCAB)
         self.drafters: list[PretendDrafter] = []
+        self.windows: list[WindowDrafter] = []
         self.core = self._core()
         self._definition = Definition(self.target, END_IDS, self.core.max_model_len)
         self._promised: dict[int, tuple[int, ...]] = {}  # by request, prompt and answer
@@ -183,7 +186,10 @@ class World:
 
         return read
 
-    def _build(self, config: SpeculationConfig) -> PretendDrafter:
+    def _build(self, config: SpeculationConfig) -> Drafter:
+        if config.method[0] in WINDOW_METHODS:
+            self.windows.append(window_drafter(config))
+            return self.windows[-1]
         self.drafters.append(PretendDrafter(self, TRUTH[config.method[0]]))
         return self.drafters[-1]
 
@@ -204,7 +210,7 @@ class World:
         params = self._params()
         if rng.random() < 0.2:
             params = replace(params, min_tokens=rng.randint(0, params.max_tokens))
-        new = NewRequest(name, tuple(prompt), params, rng.choice("ab"), rng.choice(SPECULATIONS))
+        new = NewRequest(name, tuple(prompt), params, rng.choice("ab"), rng.choice(self._speculations))
         for request in self.core.add(new):
             expected = self._definition.answer(prompt, params, request.index)
             self._promised[request.request_id] = (*prompt, *expected.tokens)

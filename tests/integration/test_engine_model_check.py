@@ -1,12 +1,15 @@
 """Random worlds around the engine: whatever happens, nothing leaks and every answer is the right one."""
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from foreword.speculation.recovery import UnderWay
-from helpers.engine_world import World
+from helpers.engine_world import SPECULATIONS, World
 from helpers.saboteur import STAGES
+from helpers.window_drafters import WINDOWS
 
 STEP_LIMIT = 4000
 """Far more steps than any world needs: an engine that hangs fails."""
@@ -107,6 +110,15 @@ def check(world: World) -> None:
     for drafts, drafted, accepted in stats.acceptance.values():
         assert 0 <= accepted <= drafted
         assert drafts <= drafted
+    check_published(world)
+
+
+def check_published(world: World) -> None:
+    """A page that others may start with holds the rows of its own text, and never those of a guess."""
+    memory, size = world.target.memory, world.target.page_size
+    for node in world.core.cache._prefix._nodes.values():
+        rows = [memory[node.page * size + row][0] for row in range(size)]
+        assert rows == list(node.tokens), "a page is published with another text's rows"
 
 
 def check_end(world: World) -> None:
@@ -117,6 +129,7 @@ def check_end(world: World) -> None:
     assert world.core.stats().kv_pages_used == 0
     assert not cache.pending_moves
     assert all(not drafter.holds for drafter in world.drafters)
+    assert all(not drafter._known for drafter in world.windows)
     for (name, index), told in world.told.items():
         assert told.tokens == told.request.output_ids
         expected, count = told.expected, len(told.tokens)
@@ -129,11 +142,16 @@ def check_end(world: World) -> None:
             assert (count, told.finish_reason) == (len(expected.tokens), expected.finish_reason)
 
 
-def run_worlds(seeds: range, requests: int, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def run_worlds(
+    seeds: range,
+    requests: int,
+    monkeypatch: pytest.MonkeyPatch,
+    speculations: Sequence[Any] = SPECULATIONS,
+) -> Counter[str]:
     """Many worlds; returns what has happened in them."""
     happened: Counter[str] = Counter()
     for seed in seeds:
-        world = World(seed)
+        world = World(seed, speculations)
         try:
             happened["steps"] += live(world, requests, monkeypatch)
             check_end(world)
@@ -155,6 +173,13 @@ def test_worlds(monkeypatch: pytest.MonkeyPatch):
     happened = run_worlds(range(30), 16, monkeypatch)
     assert happened["steps"] > 3000
     for event in (*EVENTS, *STAGES):
+        assert happened[event] > 0, f"{event} never happened: {happened}"
+
+
+def test_worlds_with_windows_beside_the_guesses(monkeypatch: pytest.MonkeyPatch):
+    """Lookahead and Jacobi decoding: most of their nodes are wrong, and none may ever be found again."""
+    happened = run_worlds(range(400, 408), 10, monkeypatch, WINDOWS)
+    for event in ("was put off", "prefix hits", "accepted", "stop", "abort", "verify", "judge"):
         assert happened[event] > 0, f"{event} never happened: {happened}"
 
 

@@ -71,8 +71,8 @@ MUTANTS = (
         7,
         "an id of the padding behind the vocabulary comes out",
         "acceptance/batch.py",
-        "Judgement(logits[:, :vocab_size], trees, samplers, records)",
-        "Judgement(logits, trees, samplers, records)",
+        "return Judgement(logits[:, :vocab_size], trees",
+        "return Judgement(logits, trees",
         (f"{PIPELINE}::test_padding_behind_the_vocabulary_never_comes_out",),
     ),
     Mutant(

@@ -22,6 +22,8 @@ from house import HOUSE_MUTANTS
 from predictions import PREDICTION_MUTANTS
 from rich.console import Console
 from rich.table import Table
+from traversal import TRAVERSAL_MUTANTS
+from windows import WINDOW_MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_TESTS_RAN = {2, 3, 4, 5}
@@ -128,7 +130,16 @@ def main() -> int:
         "--jobs", type=int, default=1, help="mutants that are tried at once, each in its own copy"
     )
     arguments = parser.parse_args()
-    catalogue = (*MUTANTS, *ENGINE_MUTANTS, *END_MUTANTS, *CHAIN_MUTANTS, *HOUSE_MUTANTS, *PREDICTION_MUTANTS)
+    catalogue = (
+        *MUTANTS,
+        *ENGINE_MUTANTS,
+        *END_MUTANTS,
+        *CHAIN_MUTANTS,
+        *HOUSE_MUTANTS,
+        *PREDICTION_MUTANTS,
+        *TRAVERSAL_MUTANTS,
+        *WINDOW_MUTANTS,
+    )
     chosen = [mutant for mutant in catalogue if arguments.bug in (None, mutant.bug)]
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory() as folder:

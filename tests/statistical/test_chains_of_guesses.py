@@ -12,87 +12,20 @@ smaller (a q tempered by 0.9 is at the edge) is left to the test in which the dr
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
-from itertools import zip_longest
 
-import numpy as np
 import pytest
 
-from foreword.acceptance.params import SamplingParams
-from foreword.backends.interface import Decoder
-from foreword.control.fixed import FixedPolicy
-from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
-from foreword.engine.request import Request
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, Drafter, DraftRequest
-from helpers.engines import ask, core_on, run
-from helpers.markov_pair import TEMPERATURE, VOCAB, MarkovDecoder, next_token_law, peaked_logits
-from helpers.text_statistics import TextStatistics, least_visible, total_variation
+from helpers.guessed_texts import CHAIN, OTHER, SAMPLES, TARGET, answers, check_law, expected, model_drafter
+from helpers.markov_pair import peaked_logits
+from helpers.text_statistics import least_visible, total_variation
 
-PROMPT = (0, 1)
-LENGTH, CHAIN = 4, 3
-SAMPLES = 5_000
 FEWER = 1_500
 """Enough for a total variation of 0.045 after any two tokens."""
 
 RULES = ("token", "block", "coupled")
 DRAWING_RULES = ("token", "block")
-
-TARGET = peaked_logits(seed=1)
-OTHER = TARGET + np.random.default_rng(2).normal(0.0, 0.6, TARGET.shape)
-
-
-@dataclass(frozen=True)
-class Found:
-    """Answers to one prompt with so many seeds."""
-
-    requests: list[Request]
-
-    @property
-    def texts(self) -> list[tuple[int, ...]]:
-        return [tuple(request.output_ids) for request in self.requests]
-
-    def guesses(self, what: str) -> list[int]:
-        """[levels], how many were drafted, accepted or first rejected."""
-        levels = [getattr(request.acceptance, f"{what}_per_position") for request in self.requests]
-        return [sum(counts) for counts in zip_longest(*levels, fillvalue=0)]
-
-
-def model_drafter(logits: np.ndarray) -> AutoregressiveDrafter:
-    decoder: Decoder = MarkovDecoder(logits)  # type: ignore[assignment]
-    return AutoregressiveDrafter(decoder, VOCAB, DraftingSize(rows_per_pass=4096))
-
-
-def answers(
-    rule: str,
-    drafter: Drafter | None,
-    samples: int,
-    words: Sequence[Sequence[int]] = (),
-    chain: int = CHAIN,
-) -> Found:
-    """So many texts, with seeds of their own, through engine and step."""
-    target: Decoder = MarkovDecoder(TARGET)  # type: ignore[assignment]
-    policy = FixedPolicy(drafter, chain)
-    sizes = {"max_num_seqs": 256, "max_num_batched_tokens": 4096}  # room for everyone's whole chain
-    core = core_on(target, policy=policy, words=words, acceptance_rule=rule, **sizes)
-    params = {"temperature": TEMPERATURE, "max_tokens": LENGTH, "ignore_eos": True}
-    requests = [ask(core, PROMPT, SamplingParams(seed=seed, **params)) for seed in range(samples)]
-    run(core)
-    assert not core.faults
-    return Found(requests)
-
-
-@cache
-def expected(samples: int = SAMPLES) -> TextStatistics:
-    law = next_token_law(MarkovDecoder(TARGET), TEMPERATURE)
-    return TextStatistics(law, PROMPT, LENGTH, samples)
-
-
-def check_law(texts: Sequence[tuple[int, ...]]) -> None:
-    test = expected(len(texts))
-    found = test.statistics(test.counts(texts))
-    assert (found <= test.thresholds).all(), (found, test.thresholds)
 
 
 def test_these_biases_would_be_seen():

@@ -37,6 +37,9 @@ def exact_joint(model: Path) -> dict[tuple[int, ...], float]:
 
 
 LAYER_SKIP = {"method": "layer_skip", "num_speculative_tokens": 2, "exit_layer": 1}
+JACOBI = {"method": "jacobi", "num_speculative_tokens": 2}
+LOOKAHEAD = {"method": "lookahead", "num_speculative_tokens": 8}
+WIDE_SKIP = {"method": "layer_skip", "num_speculative_tokens": 4, "exit_layer": 1, "tree_width": 2}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1}
 
 
@@ -45,6 +48,10 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1}
     [
         (LAYER_SKIP, "token"),
         (LAYER_SKIP, "block"),
+        (WIDE_SKIP, "traversal"),
+        (LOOKAHEAD, "traversal"),
+        pytest.param(JACOBI, "token", marks=pytest.mark.slow),
+        pytest.param(JACOBI, "block", marks=pytest.mark.slow),
         pytest.param(LAYER_SKIP, "coupled", marks=pytest.mark.slow),
         pytest.param(NGRAM, "coupled", marks=pytest.mark.slow),
         pytest.param(NGRAM, "token", marks=pytest.mark.slow),
@@ -69,7 +76,8 @@ def test_the_joint_distribution_is_the_targets(tiny_model: Path, form: dict[str,
     accepted = sum(output.timings.draft_n_accepted for output in outputs)
     assert 0 < accepted < sum(output.timings.draft_n for output in outputs)
     cohorts = llm.engine.situation.cohorts.values()
-    assert form is NGRAM or sum(sum(cohort.accepted_per_position[1:]) for cohort in cohorts) > 0
+    deep = sum(sum(cohort.accepted_per_position[1:]) for cohort in cohorts)
+    assert form not in (LAYER_SKIP, WIDE_SKIP) or deep > 0
     seen = Counter(tuple(output.outputs[0].token_ids) for output in outputs)
     exact = exact_joint(tiny_model)
     assert set(seen) <= set(product(ALLOWED, repeat=POSITIONS))

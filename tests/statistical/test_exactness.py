@@ -10,6 +10,7 @@ from foreword.proofs.draft_models import DraftModel, Guessing
 from foreword.proofs.enumeration import target_law, text_law, worst_deviation
 from foreword.proofs.pathwise import pathwise_mismatches
 from foreword.proofs.statistics import (
+    TREE,
     biased_law,
     chi_square,
     default_decoder,
@@ -17,7 +18,8 @@ from foreword.proofs.statistics import (
     sampled_counts,
     true_law,
 )
-from foreword.proofs.suite import CHAIN_RULES, EXACT, PARAMETERS, QUICK, run_suites, small_case
+from foreword.proofs.suite import CHAIN_RULES, EXACT, PARAMETERS, QUICK, TREES, run_suites, small_case
+from foreword.proofs.tree_enumeration import TreeDrafting, tree_step_law, tree_text_law
 
 
 @pytest.mark.parametrize("parameters", PARAMETERS)
@@ -29,6 +31,53 @@ def test_chain_rules_keep_the_joint_law(rule: Rule, guessing: Guessing, paramete
         law = text_law(case, DraftModel(case, guessing), length)
         assert sum(law.values()) == pytest.approx(1, abs=EXACT)
         assert worst_deviation(law, target_law(case)) <= EXACT
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["without replacement", "with replacement"])
+@pytest.mark.parametrize(
+    ("guessing", "parameters"),
+    [(Guessing.DRAWN, name) for name in PARAMETERS]
+    + [(guessing, "temperature 1") for guessing in Guessing if guessing is not Guessing.DRAWN],
+)
+def test_traversal_keeps_the_joint_law_of_siblings(guessing: Guessing, parameters: str, replaced: bool):
+    case = small_case(Rule.TRAVERSAL, PARAMETERS[parameters], target=3)
+    law = tree_text_law(TreeDrafting(DraftModel(case, guessing), TREES["two siblings"], replaced))
+    assert sum(law.values()) == pytest.approx(1, abs=EXACT)
+    assert worst_deviation(law, target_law(case)) <= EXACT
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["without replacement", "with replacement"])
+@pytest.mark.parametrize("shape", list(TREES)[1:])
+@pytest.mark.parametrize("guessing", [Guessing.DRAWN, Guessing.SPARSE, Guessing.MIXED])
+def test_traversal_keeps_the_joint_law_of_trees(guessing: Guessing, shape: str, replaced: bool):
+    case = small_case(Rule.TRAVERSAL, PARAMETERS["temperature 1"], target=5)
+    law = tree_text_law(TreeDrafting(DraftModel(case, guessing), TREES[shape], replaced))
+    assert worst_deviation(law, target_law(case)) <= EXACT
+
+
+def test_the_enumeration_of_trees_sees_who_tells_the_wrong_kind_of_siblings():
+    """Drawn without replacement and told as if with it, by as little as one sibling."""
+    case = small_case(Rule.TRAVERSAL, SamplingParams(), target=3)
+
+    class Lying(DraftModel):
+        def guesses(self, history, without=()):
+            told = {token: q for token, q, _ in super().guesses(history)}
+            for token, _, chance in super().guesses(history, without):
+                yield token, told[token], chance
+
+    law = tree_text_law(TreeDrafting(Lying(case, Guessing.DRAWN), TREES["two siblings"]))
+    assert worst_deviation(law, target_law(case)) > 1e-3
+
+
+@pytest.mark.parametrize("target", range(4))
+def test_a_tree_accepts_more_than_its_first_chain(target: int):
+    case = small_case(Rule.TRAVERSAL, SamplingParams(), target)
+    model = DraftModel(case, Guessing.DRAWN, 0.3)
+    accepted = [
+        sum((len(tokens) - 1) * chance for tokens, chance in law.items())
+        for law in (tree_step_law(TreeDrafting(model, parents), case.prompt) for parents in ((-1, 0), TREE))
+    ]
+    assert accepted[1] > accepted[0]
 
 
 @pytest.mark.slow

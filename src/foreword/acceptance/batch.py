@@ -39,9 +39,12 @@ class Judgement:
     samplers: Sequence[RequestSampler]  # [requests], for the ragged parts (bias, bad words, seen tokens)
     records: Records  # [requests], RECORD
     row_mask: Tensor | None = None  # bool [rows, vocab], what a grammar allows after each row
+    wants_draws: bool = False  # whether the target's own draw after every row is wanted, whatever the rules
 
     @staticmethod
-    def of(logits: Tensor, trees: DraftTrees, samplers: Sequence[RequestSampler]) -> "Judgement":
+    def of(
+        logits: Tensor, trees: DraftTrees, samplers: Sequence[RequestSampler], wants_draws: bool = False
+    ) -> "Judgement":
         """The one place where a padded vocabulary is cut, and where rows and requests must agree."""
         vocab_size = max([sampler.vocab_size for sampler in samplers])
         rows = trees.starts[-1]
@@ -52,7 +55,7 @@ class Judgement:
         records = np.frombuffer(
             bytearray(b"".join([sampler.record.tobytes() for sampler in samplers])), RECORD
         )
-        return Judgement(logits[:, :vocab_size], trees, samplers, records)
+        return Judgement(logits[:, :vocab_size], trees, samplers, records, wants_draws=wants_draws)
 
     @cached_property
     def sampler(self) -> native.NativeSampler:
@@ -83,7 +86,7 @@ class Verdicts:
     paths: list[list[int]]  # per request its accepted nodes, from the first level down
     own: list[int]  # [requests], correction or bonus; NO_TOKEN where the request failed
     states: list[int]  # [requests], RowStatus of the row that the own token comes from
-    draws: Sequence[int] = ()  # [rows], what the coupled rule draws after every row; empty for other rules
+    draws: Sequence[int] = ()  # [rows], what the coupled rule draws after every row; empty where nobody asks
 
     @staticmethod
     def at(

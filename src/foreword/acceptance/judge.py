@@ -1,19 +1,20 @@
 """The one call that judges every draft of a step: logits to distributions to verdicts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
 
 from foreword.acceptance.batch import Judgement, RowStatus, Verdicts
-from foreword.acceptance.draw import sample
-from foreword.acceptance.noise import Keys, Stream, absorbed, stems, uniforms
+from foreword.acceptance.draw import best_per_row, sample
+from foreword.acceptance.noise import Keys, Stream, absorbed, branched, key_tensor, stems, uniforms
 from foreword.acceptance.pipeline.corrections import corrected_logits
 from foreword.acceptance.pipeline.distribution import RowShape, shape_rows
-from foreword.acceptance.rules import block, coupled, token
+from foreword.acceptance.rules import block, coupled, token, traversal
 from foreword.acceptance.rules.chains import ChainRows, draw_leftover, leftover
 from foreword.acceptance.rules.rule import Rule, check_exact
-from foreword.acceptance.rules.trees import NO_TOKEN, Ints
+from foreword.acceptance.rules.trees import NO_TOKEN, Floats, Ints
 from foreword.kernels import sampler as native
 
 
@@ -31,17 +32,17 @@ def judge(judged: Judgement) -> Verdicts:
     """Judge the drafts of a batch: the pipeline for all rows, then every request's own rule."""
     trees, rules = judged.trees, judged.records["rule"]
     in_use = set(rules.tolist())
-    chain_rules = [rule for rule in (Rule.TOKEN, Rule.BLOCK) if rule in in_use]
-    for rule in chain_rules:
+    drawn_rules = [rule for rule in Rule if rule is not Rule.COUPLED and rule in in_use]
+    for rule in drawn_rules:
         check_exact(rule, bool(trees.is_chain[rules == rule].all()))
     logits = corrected_logits(judged)
-    if Rule.COUPLED in in_use:
+    if Rule.COUPLED in in_use or judged.wants_draws:
         outcome = _run_coupled(judged, draw_rows(judged, logits))
     else:
         requests = len(rules)
         outcome = _Outcome(trees.starts[:-1], [NO_TOKEN] * requests, [int(RowStatus.OK)] * requests)
-    if chain_rules:
-        _run_chain_rules(judged, logits, chain_rules, outcome)
+    if drawn_rules:
+        _run_drawn_rules(judged, logits, drawn_rules, outcome)
     return Verdicts.at(trees, outcome.stops, outcome.own, outcome.states, outcome.draws)
 
 
@@ -62,8 +63,10 @@ def _run_coupled(judged: Judgement, drawn: Tensor | Ints) -> _Outcome:
     return _Outcome(stops, [draws[row] for row in stops], [states[row] for row in stops], draws)
 
 
-def _run_chain_rules(judged: Judgement, logits: Tensor, chain_rules: list[Rule], outcome: _Outcome) -> None:
-    """*token* and *block* side by side: they share the probabilities and the noise, and no request."""
+def _run_drawn_rules(
+    judged: Judgement, logits: Tensor, drawn_rules: Sequence[Rule], outcome: _Outcome
+) -> None:
+    """All rules but *coupled*, side by side: they share the probabilities and the noise, and no request."""
     trees, rules = judged.trees, judged.records["rule"]
     rows = np.flatnonzero(rules[trees.request_of_row] != Rule.COUPLED)
     shaped = shape_rows(logits, RowShape.of(judged), judged.sampler)
@@ -71,19 +74,38 @@ def _run_chain_rules(judged: Judgement, logits: Tensor, chain_rules: list[Rule],
     chains = ChainRows.of(shaped, trees, rows)
     # A node is accepted with the number of its own position, which its parent's logits are about.
     judged_by = np.maximum(trees.parents, 0)
-    chance = uniforms(_keys(judged, Stream.ACCEPT))[judged_by]
+    accept_keys = _keys(judged, Stream.ACCEPT)[judged_by]
     own_keys = _keys(judged, Stream.RESIDUAL)
-    for rule in chain_rules:
-        its = token if rule is Rule.TOKEN else block
-        mine = rules == rule
-        nodes = np.flatnonzero(mine[trees.request_of_row] & (trees.depths > 0))
-        plan = its.plan(chains, nodes)
-        stops = its.stop_rows(trees, plan.accept, chance)[mine]
-        own = draw_leftover(chains, leftover(trees, plan, stops), own_keys)
-        found = zip(np.flatnonzero(mine).tolist(), stops.tolist(), own.tolist(), strict=True)
-        for request, stop, drawn in found:
+    for rule in drawn_rules:
+        mine = np.flatnonzero(rules == rule)
+        if rule is Rule.TRAVERSAL:
+            chance = uniforms(branched(accept_keys, trees.branches))
+            stops, own = _run_traversal(chains, mine, chance, own_keys)
+        else:
+            stops, own = _run_chain_rule(chains, rule, mine, uniforms(accept_keys), own_keys)
+        for request, stop, drawn in zip(mine.tolist(), stops.tolist(), own.tolist(), strict=True):
             outcome.stops[request], outcome.own[request] = stop, drawn
             outcome.states[request] = states[stop]
+
+
+def _run_chain_rule(
+    chains: ChainRows, rule: Rule, requests: Ints, chance: Floats, own_keys: Keys
+) -> tuple[Ints, Ints]:
+    """Stop rows and own tokens of these requests under *token* or *block*."""
+    trees, its = chains.trees, token if rule is Rule.TOKEN else block
+    nodes = np.flatnonzero(np.isin(trees.request_of_row, requests) & (trees.depths > 0))
+    plan = its.plan(chains, nodes)
+    stops = its.stop_rows(trees, plan.accept, chance)[requests]
+    return stops, draw_leftover(chains, leftover(trees, plan, stops), own_keys)
+
+
+def _run_traversal(chains: ChainRows, requests: Ints, chance: Floats, own_keys: Keys) -> tuple[Ints, Ints]:
+    """Stop rows and own tokens of these requests."""
+    plan = traversal.plan(chains, requests)
+    stops = traversal.stop_rows(chains.trees, requests, plan.accept, chance)
+    left = traversal.leftover_weights(chains, plan, stops)
+    own: Ints = best_per_row(left, key_tensor(own_keys, chains.totals.device)).cpu().numpy()
+    return stops, own[stops]
 
 
 def _keys(judged: Judgement, stream: Stream) -> Keys:

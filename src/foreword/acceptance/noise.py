@@ -27,9 +27,9 @@ class Stream(IntEnum):
     """What a number is for. Numbers of different streams are independent."""
 
     TARGET = 0  # coupled: the target's draw at a position, shared with the drafter
-    DRAFT = 1  # token and block: the drafter's draw
-    ACCEPT = 2  # token and block: the uniform that a node is accepted by
-    RESIDUAL = 3  # token and block: the correction or bonus token
+    DRAFT = 1  # all other rules: the drafter's draw
+    ACCEPT = 2  # all other rules: the uniform that a node is accepted by
+    RESIDUAL = 3  # all other rules: the correction or bonus token
 
 
 def signed64(value: int) -> int:
@@ -55,6 +55,12 @@ def stems(seed: Numbers, sample: Numbers, stream: Stream, nonce: Numbers) -> Key
 def absorbed(keys: Keys, words: Numbers) -> Keys:
     """Keys that also depend on these integers; given positions, the stems become keys of rows."""
     return mix((keys + np.uint64(GAMMA)) ^ np.asarray(words).astype(np.uint64))
+
+
+def branched(keys: Keys, branches: Numbers) -> Keys:
+    """Keys of nodes that share a position: branch 0 keeps the position's own, so that a chain has no others."""
+    numbers = np.asarray(branches)
+    return np.where(numbers > 0, absorbed(keys, numbers), keys)
 
 
 def bits(keys: Tensor, tokens: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from foreword.acceptance.noise import Keys, Numbers, Stream, absorbed, stems
+from foreword.acceptance.noise import Keys, Numbers, Stream, absorbed, branched, stems
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.pipeline.seen import SeenTokens
 from foreword.acceptance.rules.rule import Rule
@@ -64,17 +64,19 @@ class DraftSampling:
         """How its drafts are judged."""
         return Rule(int(self.record["rule"]))
 
-    def keys(self, positions: Numbers) -> Keys:
+    def keys(self, positions: Numbers, branches: Numbers = 0) -> Keys:
         """[positions], the keys a drafter draws with: its token is argmax(log q + gumbel(key, id)).
 
         Only *coupled* shares the target's noise. The other rules would be biased by it, and by using one
-        position's noise twice: theirs is a stream of its own, and the nonce changes with every step.
+        position's noise twice: theirs is a stream of its own, and the nonce changes with every step. `branches`
+        tell nodes of a tree apart whose followers have the same position; siblings are the best, the second best and
+        so on of one key, which draws them without replacement.
         """
         record = self.record
         if self.rule is Rule.COUPLED:
             return absorbed(np.array([record["stem"]]), positions)
         stem = stems(int(record["seed"]), int(record["sample"]), Stream.DRAFT, int(record["nonce"]))
-        return absorbed(stem, positions)
+        return branched(absorbed(stem, positions), branches)
 
 
 class RequestSampler:

@@ -7,10 +7,11 @@ from typing import Any, NoReturn
 import typer
 
 from foreword import __version__
-from foreword.cli import demo, doctor, generate, models, prove, prune, serve, theory
+from foreword.cli import datastore, demo, doctor, generate, heads, models, prove, prune, serve, theory
 from foreword.cli.bench import main as bench
 from foreword.cli.chat import main as chat
 from foreword.cli.console import stderr, stdout
+from foreword.cli.train import main as train
 from foreword.errors import ForewordError, in_plain_words
 
 # Typer brings a click of its own, whose errors it does not name.
@@ -33,7 +34,10 @@ app.command()(prune.prune)
 app.command()(prove.prove)
 app.command()(theory.theory)
 app.command()(doctor.doctor)
+app.add_typer(heads.app, name="head")
 app.add_typer(bench.app, name="bench")
+app.add_typer(datastore.app, name="datastore")
+app.add_typer(train.app, name="train")
 
 
 def _show_version(wanted: bool) -> None:

@@ -13,7 +13,7 @@ from foreword.drafters.names import method_names, named_methods
 from foreword.errors import RequestError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "q4", "q8_0")
-BACKENDS = ("auto", "cpu", "torch")
+BACKENDS = ("auto", "cpu", "cuda", "torch")
 
 SpeculationOption = Annotated[
     str | None,

@@ -86,7 +86,7 @@ def serve(
         bool, typer.Option(help="Reuse the KV of equal beginnings, within an API key.")
     ] = True,
     acceptance_rule: Annotated[
-        str, typer.Option(help="How guesses are judged: coupled, token or block.")
+        str, typer.Option(help="How guesses are judged: coupled, token, block or traversal.")
     ] = "coupled",
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Answers that are worked on at once.")] = 64,
     max_queued: Annotated[
@@ -149,21 +149,30 @@ def serve(
     with listening:
         _need_server_extra()
         path = _fetched(model)
-        settings = replace(settings, speculation=_drafting(setting, dtype, device, backend, acceptance_rule))
+        invariant = _is_shape_invariant(dtype, device, backend)
+        settings = replace(settings, speculation=_drafting(path, setting, invariant, acceptance_rule))
         watch = (engine_factory, hang_seconds)
         _run(path, settings, listening, start, watch, generation_config)
 
 
-def _drafting(
-    setting: str, dtype: str, device: str, backend: str, acceptance_rule: str
-) -> "SpeculationConfig | None":
-    """Who drafts by default; decided here, since requests are checked against it in this process."""
+def _is_shape_invariant(dtype: str, device: str, backend: str) -> bool:
     from foreword.backends.choice import choose_backend, pick_device
     from foreword.backends.loading import is_shape_invariant
-    from foreword.engine.default_speculation import choose_speculation
 
-    choice = choose_backend(backend, dtype, pick_device(device))
-    return choose_speculation(setting, is_shape_invariant(choice), acceptance_rule).config
+    return is_shape_invariant(choose_backend(backend, dtype, pick_device(device)))
+
+
+def _drafting(path: Path, setting: str, invariant: bool, acceptance_rule: str) -> "SpeculationConfig | None":
+    """Who drafts by default; decided here, since requests are checked against it in this process."""
+    from foreword.engine.default_speculation import choose_speculation
+    from foreword.models.formats.opening import open_checkpoint
+    from foreword.models.heads.shipped import find_head
+
+    head = None
+    if setting == "auto":
+        checkpoint = open_checkpoint(path)
+        head = find_head(checkpoint, checkpoint.tokenizer())
+    return choose_speculation(setting, invariant, acceptance_rule, head).config
 
 
 def _fetched(model: str) -> Path:

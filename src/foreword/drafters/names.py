@@ -6,7 +6,19 @@ from importlib.metadata import entry_points
 ENTRY_POINTS = "foreword.drafters"
 """Group of entry points under which another package offers a `DrafterKind`; the entry's name is the method."""
 
-OWN_METHODS = ("ngram", "prediction", "suffix", "draft_model", "self_quantized", "layer_skip")
+OWN_METHODS = (
+    "ngram",
+    "prediction",
+    "suffix",
+    "rest",
+    "jacobi",
+    "lookahead",
+    "draft_model",
+    "self_quantized",
+    "layer_skip",
+    "eagle",
+    "eagle3",
+)
 
 
 def method_names() -> list[str]:

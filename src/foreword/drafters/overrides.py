@@ -12,7 +12,7 @@ SpeculationSetting = Mapping[str, Any] | str | bool | None
 
 _LOOKUP_KEYS = frozenset({"prompt_lookup_min", "prompt_lookup_max"})
 
-REQUEST_KEYS = frozenset({"method", "num_speculative_tokens", "max_depth"}) | _LOOKUP_KEYS
+REQUEST_KEYS = frozenset({"method", "num_speculative_tokens", "max_depth", "fixed"}) | _LOOKUP_KEYS
 """What a request to a server may set. Others (a draft model's path, time limits) are the operator's."""
 
 _LONGEST_LOOKUP = 64

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
+from enum import Enum, auto
 from functools import cache
 from importlib.metadata import entry_points
 from types import MappingProxyType
@@ -11,6 +12,14 @@ from foreword.drafters.names import ENTRY_POINTS
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
 from foreword.speculation.drafting import Drafter
+
+
+class Guesses(Enum):
+    """Where a drafter's guesses come from under a rule that asks: what *traversal* has to know of its trees."""
+
+    CHOSEN = auto()  # from the text alone: nothing is drawn
+    DRAWN = auto()  # drawn, in trees whose shape is fixed before
+    RANKED = auto()  # drawn, told with q, and ranked or left out by what was drawn
 
 
 @dataclass(frozen=True)
@@ -23,6 +32,7 @@ class DrafterKind:
     makes_trees: Callable[[Any], bool] = lambda settings: False  # whether its drafts may branch
     # Whether its calls need a thread with a time limit, which costs a quarter of a millisecond.
     can_hang: bool = True
+    guesses: Guesses = Guesses.RANKED  # who does not say is judged by *coupled*, unless it makes chains
     defect: str = ""  # why it cannot be used; empty: it can
 
     def configure(self, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of the type `settings`
@@ -33,24 +43,35 @@ class DrafterKind:
                 raise RequestError(f"speculation: this method needs {field.name!r} ({self.summary})")
         for name, value in values.items():
             expected = _TYPES.get(str(getattr(kinds[name], "__name__", kinds[name])))
-            if expected is not None and (not isinstance(value, expected) or isinstance(value, bool)):
+            is_wrong = expected is not None and not isinstance(value, expected)
+            if is_wrong or (isinstance(value, bool) and expected not in (None, bool)):
                 raise RequestError(f"speculation: {name} must be {_NAMES[expected]}, not {value!r}")
         return self.settings(**values)
 
 
-_TYPES: dict[str, Any] = {"int": int, "float": (int, float), "str": str}
-_NAMES: dict[Any, str] = {int: "a whole number", (int, float): "a number", str: "a string"}
+_TYPES: dict[str, Any] = {"int": int, "float": (int, float), "str": str, "bool": bool}
+_NAMES: dict[Any, str] = {
+    int: "a whole number",
+    (int, float): "a number",
+    str: "a string",
+    bool: "true or false",
+}
 
 
 def _builtin_kinds() -> dict[str, DrafterKind]:
+    from foreword.drafters.heads.eagle import EagleConfig, build_eagle
+    from foreword.drafters.heads.eagle3 import Eagle3Config, build_eagle3
+    from foreword.drafters.lookup.jacobi import JacobiConfig, JacobiDrafter
+    from foreword.drafters.lookup.lookahead import LookaheadConfig, LookaheadDrafter
     from foreword.drafters.lookup.ngram import NgramConfig, NgramDrafter
     from foreword.drafters.lookup.prediction import PredictionConfig, PredictionDrafter
+    from foreword.drafters.lookup.rest import RestConfig, build_rest
     from foreword.drafters.lookup.suffix import SuffixConfig, build_suffix_drafter
     from foreword.drafters.model.draft_model import DraftModelConfig, build_draft_model
     from foreword.drafters.model.layer_skip import LayerSkipConfig, build_layer_skip
     from foreword.drafters.model.self_quantized import SelfQuantizedConfig, build_self_quantized
 
-    kinds = {
+    chosen = {
         "ngram": DrafterKind(
             "looks the last tokens up earlier in the text", NgramConfig, lambda s, _: NgramDrafter(s)
         ),
@@ -65,6 +86,20 @@ def _builtin_kinds() -> dict[str, DrafterKind]:
             build_suffix_drafter,
             lambda settings: True,
         ),
+        "rest": DrafterKind(
+            "continues as the texts of a datastore do", RestConfig, build_rest, lambda settings: True
+        ),
+        "jacobi": DrafterKind(
+            "repeats what the target drew for the places ahead", JacobiConfig, lambda _, __: JacobiDrafter()
+        ),
+        "lookahead": DrafterKind(
+            "n-grams that the target itself makes in a window beside the guesses",
+            LookaheadConfig,
+            lambda settings, _: LookaheadDrafter(settings),
+            lambda settings: True,
+        ),
+    }
+    drawn = {
         "draft_model": DrafterKind(
             "a smaller model with the same tokenizer", DraftModelConfig, build_draft_model, _is_wide
         ),
@@ -74,8 +109,21 @@ def _builtin_kinds() -> dict[str, DrafterKind]:
         "layer_skip": DrafterKind(
             "the target without some of its layers", LayerSkipConfig, build_layer_skip, _is_wide
         ),
+        "eagle": DrafterKind(
+            "an EAGLE-1 or EAGLE-2 head on the target's last hidden states",
+            EagleConfig,
+            build_eagle,
+            _is_wide,
+        ),
+        "eagle3": DrafterKind(
+            "an EAGLE-3 head on the target's hidden states", Eagle3Config, build_eagle3, _is_wide
+        ),
     }
-    return {name: replace(kind, can_hang=False) for name, kind in kinds.items()}
+    return {
+        name: replace(kind, can_hang=False, guesses=guesses)
+        for guesses, kinds in ((Guesses.CHOSEN, chosen), (Guesses.DRAWN, drawn))
+        for name, kind in kinds.items()
+    }
 
 
 def _is_wide(settings: Any) -> bool:  # noqa: ANN401 - settings of a model-based drafter

@@ -19,7 +19,7 @@ class EngineConfig:
     # Rows of one target pass, guesses included; longer prompts take several.
     max_num_batched_tokens: int = 512
     max_num_seqs: int = 64  # answers that are worked on at once
-    acceptance_rule: str = "coupled"  # how drafts are judged: coupled, token or block
+    acceptance_rule: str = "coupled"  # how drafts are judged: coupled, token, block or traversal
     enable_prefix_caching: bool = True  # reuse the KV of equal beginnings, within a tenant
     max_step_seconds: float | None = 0.1  # aim for passes with prompt chunks while others decode; None: none
     max_draft_share: float = 0.5  # most that guesses may lengthen a step that also serves plain requests

@@ -1,7 +1,7 @@
 """Small drafters for proofs: a distribution after every history, drawn from or chosen by."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -28,9 +28,15 @@ class DraftModel:
     case: Case  # the request that it drafts for
     guessing: Guessing
     likeness: float = 0.5  # 1: the target's own distribution, 0: a stranger's
+    _known: dict[tuple[int, ...], Floats] = field(default_factory=dict, repr=False, compare=False)
 
     def probabilities(self, history: tuple[int, ...]) -> Floats:
         """[vocab], q after a history (prompt included)."""
+        if history not in self._known:
+            self._known[history] = self._probabilities(history)
+        return self._known[history].copy()
+
+    def _probabilities(self, history: tuple[int, ...]) -> Floats:
         generated = history[len(self.case.prompt) :]
         stranger = Case(self.case.params, self.case.limits, self.case.prompt, 0, self.case.target ^ 1)
         rows = []
@@ -47,9 +53,18 @@ class DraftModel:
             q[np.argmax(q) if len(generated) % 2 else np.argmin(q)] = 0
         return np.asarray(q / q.sum(), np.float64)
 
-    def guesses(self, history: tuple[int, ...]) -> Iterator[tuple[int, Drawn | None, float]]:
-        """Every next guess after a history: token, what it was drawn from (None: chosen), probability."""
+    def guesses(
+        self, history: tuple[int, ...], without: tuple[int, ...] = ()
+    ) -> Iterator[tuple[int, Drawn | None, float]]:
+        """Every next guess after a history: token, what it was drawn from (None: chosen), probability.
+
+        `without` are siblings before it that are not guessed again; where there is no other token, there is no guess.
+        """
         q = self.probabilities(history)
+        q[list(without)] = 0
+        if not q.any():
+            return
+        q /= q.sum()
         in_turn = self.guessing is Guessing.MIXED and len(history) % 2 == 0
         if self.guessing is Guessing.CHOSEN or in_turn:
             yield int(np.argmax(q)), None, 1.0

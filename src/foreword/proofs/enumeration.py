@@ -6,8 +6,9 @@ however many steps they took, must be the target's.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -100,10 +101,16 @@ def add_outcomes(law: Law, rows: ChainRows, plan: ChainPlan, stops: np.ndarray, 
 
 def text_law(case: Case, draft: DraftModel, length: int, positions: int = POSITIONS) -> Law:
     """The joint distribution of the first tokens after the prompt, over as many steps as they take."""
+    return joint_law(lambda history: step_law(case, draft, history, length), case.prompt, positions)
+
+
+def joint_law(step: Callable[[Tokens], Law], prompt: Tokens, positions: int = POSITIONS) -> Law:
+    """The same where `step` is the law of what one step commits after a history."""
+    step = cache(step)
 
     def after(history: Tokens, left: int) -> Law:
         law: Law = defaultdict(float)
-        for committed, chance in step_law(case, draft, history, length).items():
+        for committed, chance in step(history).items():
             if len(committed) >= left:
                 law[committed[:left]] += chance
                 continue
@@ -111,7 +118,7 @@ def text_law(case: Case, draft: DraftModel, length: int, positions: int = POSITI
                 law[(*committed, *rest)] += chance * share
         return law
 
-    return after(case.prompt, positions)
+    return after(prompt, positions)
 
 
 def target_law(case: Case, positions: int = POSITIONS) -> Law:

@@ -30,6 +30,7 @@ from foreword.speculation.step import Stepper
 from foreword.speculation.transaction import Transaction
 
 VOCAB, POSITIONS, CHAIN = 3, 3, 2
+TREE = (-1, -1, 0, 1, 0)  # parents: two siblings, the first with two below it, the second with one
 PROMPT = (1, 2)
 PARAMS = SamplingParams(temperature=1.3, max_tokens=POSITIONS)
 FALSE_ALARMS = 0.001
@@ -86,7 +87,9 @@ def sampled_counts(
     """[texts], how often each text came out of the real step, drafts and all."""
     cache = PagedCache(BATCH)
     runner = ModelRunner.allocate(decoder, BATCH, PAGE_SIZE)
-    stepper = Stepper(runner, cache, FixedPolicy(DrawingDrafter(VOCAB, CHAIN), CHAIN))
+    drafter = DrawingDrafter(VOCAB, TREE if rule is Rule.TRAVERSAL else CHAIN)
+    policy = FixedPolicy(drafter, len(TREE), CHAIN)
+    stepper = Stepper(runner, cache, policy)
     counts: Counter[tuple[int, ...]] = Counter()
     for start in range(0, samples, BATCH):
         seeds = range(seed + start, seed + min(start + BATCH, samples))

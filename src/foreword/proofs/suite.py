@@ -13,7 +13,7 @@ from foreword.progress import StageProgress
 from foreword.proofs.bounds import coupled_agreement, expected_accepted
 from foreword.proofs.cases import Case
 from foreword.proofs.draft_models import DraftModel, Guessing
-from foreword.proofs.enumeration import target_law, text_law, worst_deviation
+from foreword.proofs.enumeration import step_law, target_law, text_law, worst_deviation
 from foreword.proofs.noise_quality import noise_checks
 from foreword.proofs.pathwise import pathwise_mismatches
 from foreword.proofs.report import ProofRow, bounded
@@ -24,12 +24,20 @@ from foreword.proofs.statistics import (
     sampled_counts,
     true_law,
 )
+from foreword.proofs.tree_enumeration import TreeDrafting, tree_step_law, tree_text_law
 
 EXACT = 1e-9
 NOISE_LIMIT = 4.5
 """Standard deviations: chance does worse once in a hundred thousand checks."""
 
 CHAIN_RULES = (Rule.TOKEN, Rule.BLOCK)
+
+TREES = {  # parents of the nodes
+    "two siblings": (-1, -1),
+    "three siblings": (-1, -1, -1),
+    "siblings below the first": (-1, -1, 0, 0),
+    "two chains": (-1, -1, 0, 1),
+}
 
 PARAMETERS = {
     "temperature 1": SamplingParams(),
@@ -49,6 +57,7 @@ class ProofSize:
     """How much to try."""
 
     chains: tuple[int, ...]  # draft lengths to enumerate
+    trees: tuple[str, ...]  # of TREES
     targets: int  # targets to enumerate for each shape, drafter and parameter
     pathwise: int  # random cases of the coupled rule
     samples: int  # requests through the real step for each rule
@@ -60,13 +69,15 @@ class ProofSize:
         return "full" if self == FULL else "quick"
 
 
-QUICK = ProofSize(chains=(1, 2), targets=1, pathwise=2_000, samples=3_000, bias=0.03)
-FULL = ProofSize(chains=(1, 2, 3, 4), targets=3, pathwise=20_000, samples=60_000, bias=0.005)
+QUICK = ProofSize(chains=(1, 2), trees=("two siblings",), targets=1, pathwise=2_000, samples=3_000, bias=0.03)
+FULL = ProofSize(
+    chains=(1, 2, 3, 4), trees=tuple(TREES), targets=3, pathwise=20_000, samples=60_000, bias=0.005
+)
 
 
 def run_suites(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
     """All rows of the report, as they become known."""
-    for suite in (enumerated, pathwise, noise, acceptance, sampled):
+    for suite in (enumerated, enumerated_trees, like_block, pathwise, noise, acceptance, sampled):
         yield from suite(size, progress)
 
 
@@ -92,6 +103,43 @@ def enumerated(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
             yield bounded(
                 rule.name.lower(), f"joint law by enumeration, {guessing.value}", tried, worst, EXACT
             )
+
+
+def enumerated_trees(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
+    """*Traversal*: the same for trees, their siblings drawn with and without replacement."""
+    for done, guessing in enumerate(Guessing):
+        for replaced in (False, True):
+            worst, tried = 0.0, 0
+            for params in PARAMETERS.values():
+                for target in range(size.targets):
+                    case = small_case(Rule.TRAVERSAL, params, target)
+                    expected, model = target_law(case), DraftModel(case, guessing)
+                    for shape in size.trees:
+                        law = tree_text_law(TreeDrafting(model, TREES[shape], replaced))
+                        worst, tried = max(worst, worst_deviation(law, expected)), tried + 1
+            progress("enumerating traversal", 2 * done + replaced + 1, 2 * len(Guessing))
+            how = "with" if replaced else "without"
+            yield bounded(
+                "traversal",
+                f"joint law by enumeration, trees {how} replacement, {guessing.value}",
+                tried,
+                worst,
+                EXACT,
+            )
+
+
+def like_block(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:
+    """On a chain *traversal* is *block*."""
+    worst, tried = 0.0, 0
+    for done, guessing in enumerate(Guessing):
+        for length in size.chains:
+            case = small_case(Rule.BLOCK, SamplingParams(), done)
+            model = DraftModel(case, guessing)
+            expected = step_law(case, model, case.prompt, length)
+            law = tree_step_law(TreeDrafting(model, tuple(range(-1, length - 1))), case.prompt)
+            worst, tried = max(worst, worst_deviation(law, expected)), tried + 1
+    progress("traversal and block", 1, 1)
+    yield bounded("traversal", "accepts and draws as block does on a chain", tried, worst, EXACT)
 
 
 def pathwise(size: ProofSize, progress: StageProgress) -> Iterator[ProofRow]:

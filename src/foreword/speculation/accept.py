@@ -14,17 +14,21 @@ from foreword.speculation.requests import PassEntry
 from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
 
 
-def accept(logits: Tensor, entries: Sequence[PassEntry], drafts: Sequence[Draft]) -> list[Verdict]:
+def accept(
+    logits: Tensor, entries: Sequence[PassEntry], drafts: Sequence[Draft], wants_draws: bool = False
+) -> list[Verdict]:
     """Judge the draft of every request whose next token can be drawn; `logits` has the rows of all, in order.
 
-    An entry's rows are those that score its prompt, then its newest token's, then its nodes'.
+    An entry's rows are those that score its prompt, then its newest token's, then its nodes'. `wants_draws`: a drafter
+    needs the target's own draws, which not every rule makes.
     """
     verdicts = [NOTHING_DRAWN] * len(entries)
     scores, judged_rows = _split(logits, entries, drafts)
     drawing = [index for index, entry in enumerate(entries) if entry.draws]
     if drawing:
         trees = stack([drafts[index] for index in drawing])
-        judged = Judgement.of(judged_rows, trees, [entries[index].request.sampler for index in drawing])
+        samplers = [entries[index].request.sampler for index in drawing]
+        judged = Judgement.of(judged_rows, trees, samplers, wants_draws)
         found = judge(judged)
         for place, index in enumerate(drawing):
             verdicts[index] = _verdict(place, entries[index], drafts[index], judged, found)

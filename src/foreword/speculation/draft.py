@@ -70,8 +70,8 @@ class Draft:
     def keep(self, wanted: Callable[[int], bool]) -> "Draft":
         """The nodes that are wanted and whose ancestors all are.
 
-        Under *token* and *block* a drawn node may be left out only for what was fixed before it was drawn: its
-        place, its q, the nodes above it. To leave it out for its token would bias them.
+        Under every rule but *coupled* a drawn node may be left out only for what was fixed before it was drawn: its
+        place, its q, the nodes above it. To leave it out for its token would bias the text.
         """
         kept: dict[int, int] = {ROOT: ROOT}  # node -> its number among those that stay
         for node, parent in enumerate(self.parents):

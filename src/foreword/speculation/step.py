@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from foreword.backends.batch import ForwardOutput
+from foreword.backends.interface import KvStore
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.accept import accept
+from foreword.speculation.drafting import Drafter, KvMemory
 from foreword.speculation.faults import FaultLog
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.observing import Observation
@@ -46,7 +48,18 @@ class Stepper:
     clock: Callable[[], float] = perf_counter  # seconds
     situation: Situation = field(default_factory=Situation)
     faults: FaultLog = field(default_factory=FaultLog)  # what went wrong and cost nobody more than guesses
+    store: KvStore | None = (
+        None  # the target's, for drafters that keep rows in its pages; None: there are none
+    )
     _buffers: BatchBuffers = field(default_factory=BatchBuffers)
+    _brought: list[Drafter] = field(init=False)  # drafters of the policy
+
+    def __post_init__(self) -> None:
+        self._brought = list(self.policy.drafters())
+
+    @property
+    def _memory(self) -> KvMemory | None:
+        return None if self.store is None else KvMemory(self.cache, self.store)
 
     def step(self, entries: Sequence[PassEntry]) -> StepReport:
         """One pass over the entries."""
@@ -61,8 +74,9 @@ class Stepper:
         transaction = Transaction(self.cache, entries)
         try:
             transaction.reserve()
-            proposal = self._propose(entries, self._plan(entries) if plans is None else plans)
-            observation = Observation.of(entries)
+            chosen = self._plan(entries) if plans is None else plans
+            proposal = self._propose(transaction, chosen)
+            observation = Observation.of(entries, chosen, self._brought, self._memory)
             batch = transaction.batch(proposal.drafts, self._buffers, observation.taps, observation.wanted)
             handed_over = self.clock()
             output = self.target.forward(batch)
@@ -77,7 +91,8 @@ class Stepper:
         waiting = self.clock()
         drafts = launched.proposal.drafts
         with launched.transaction as transaction:
-            verdicts = accept(launched.output.logits, transaction.entries, drafts)
+            wants_draws = launched.observation.wants_draws
+            verdicts = accept(launched.output.logits, transaction.entries, drafts, wants_draws)
             applied = transaction.commit(verdicts)
         with self.faults.forgiven("observe"):
             launched.observation.tell(transaction.entries, drafts, verdicts, applied, launched.output)
@@ -97,8 +112,12 @@ class Stepper:
                 return self.policy.plan(entries, self.situation)
         return plain(entries)
 
-    def _propose(self, entries: Sequence[PassEntry], plans: Plans) -> Proposal:
-        proposal = propose(entries, fit_to_room(entries, plans, self.cache, self.max_rows), self.clock)
+    def _propose(self, transaction: Transaction, plans: Plans) -> Proposal:
+        entries = transaction.entries
+        fitted = fit_to_room(entries, plans, self.cache, self.max_rows)
+        if self.store is not None:
+            transaction.lend(fitted, self.store)
+        proposal = propose(entries, fitted, self.clock, self._memory)
         if not proposal.calls:
             return proposal
         with self.faults.forgiven("trim"):

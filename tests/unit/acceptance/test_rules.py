@@ -1,6 +1,6 @@
 """The rules against their scalar references, noise and all, and what they refuse."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,32 +10,16 @@ from foreword.acceptance.judge import judge
 from foreword.acceptance.noise import Stream
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.reference import noise, rules
-from foreword.acceptance.reference.distribution import probabilities
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.rule import Rule
 from foreword.errors import RequestError
-from foreword.proofs.cases import Case, random_case, target_logits
+from foreword.proofs.cases import Case, random_case
 from foreword.proofs.draft_models import DraftModel, Guessing
 from foreword.proofs.pathwise import likely_tree
 from foreword.speculation.draft import Draft
 from helpers.judging import PLAIN, judgement, sampler
-
-
-def row_after(case: Case, tokens: Sequence[int]) -> list[float]:
-    logits = target_logits([case], [[[*case.prompt, *tokens]]])[0].tolist()
-    return probabilities(logits, case.params, case.limits, case.prompt, tokens)
-
-
-def noise_key(case: Case, stream: Stream, nonce: int, position: int) -> int:
-    return noise.row_key(case.seed, case.sample, stream, nonce, position)
-
-
-def logits_along(case: Case, done: Sequence[int], draft: Draft) -> torch.Tensor:
-    paths = [[]]
-    for token, parent in zip(draft.tokens, draft.parents, strict=True):
-        paths.append([*paths[parent + 1], token])
-    return target_logits([case], [[[*case.prompt, *done, *path] for path in paths]])
+from helpers.rule_cases import logits_along, noise_key, random_chain, row_after
 
 
 def test_coupled_is_its_reference():
@@ -88,25 +72,6 @@ def test_chain_rules_are_their_references(rule: Rule, guessing: Guessing):
     assert len(lengths) > 2, "the cases are too much alike"
 
 
-def random_chain(
-    model: DraftModel, case: Case, done: list[int], rng: np.random.Generator
-) -> tuple[list[int], tuple[Drawn | None, ...], list[list[float]], list[list[float]]]:
-    tokens: list[int] = []
-    drawn: list[Drawn | None] = []
-    q: list[list[float]] = []
-    p = [row_after(case, done)]
-    for _ in range(int(rng.integers(1, 5))):
-        guesses = list(model.guesses((*case.prompt, *done, *tokens)))
-        token, law, _ = guesses[rng.choice(len(guesses), p=[chance for *_, chance in guesses])]
-        row = np.zeros(case.limits.vocab_size)
-        row[[token] if law is None else law.ids] = 1.0 if law is None else law.probs
-        tokens.append(token)
-        drawn.append(law)
-        q.append(row.tolist())
-        p.append(row_after(case, [*done, *tokens]))
-    return tokens, tuple(drawn), q, p
-
-
 @pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
 def test_a_tree_is_refused_by_the_chain_rules(rule: Rule):
     tree = Draft((1, 2), (-1, -1))
@@ -149,11 +114,14 @@ def test_a_guess_outside_the_vocabulary_is_never_accepted(rule: Rule):
 
 def test_rules_and_shapes_share_a_batch():
     rng = np.random.default_rng(12)
-    cases = [random_case(rng, Rule(i % 3)) for i in range(30)]
+    cases = [random_case(rng, Rule(i % 4)) for i in range(40)]
     drafts = []
     for case in cases:
         tokens = [int(t) for t in rng.integers(0, case.limits.vocab_size, rng.integers(0, 5))]
-        drafts.append(Draft.chain(tokens, 0))
+        parents = [
+            int(rng.integers(-1, node)) if case.rule.takes_trees else node - 1 for node in range(len(tokens))
+        ]
+        drafts.append(Draft(tuple(tokens), tuple(parents)))
     alone = []
     for case, draft in zip(cases, drafts, strict=True):
         found = judge(judgement(logits_along(case, [], draft), [draft], [case.sampler()]))
@@ -164,7 +132,7 @@ def test_rules_and_shapes_share_a_batch():
         for logits in (logits_along(c, [], d) for c, d in zip(cases, drafts, strict=True))
     ]
     together = judge(judgement(torch.cat(rows), drafts, [case.sampler() for case in cases]))
-    assert [(together.path(i), int(together.own_tokens[i])) for i in range(30)] == alone
+    assert [(together.path(i), int(together.own_tokens[i])) for i in range(40)] == alone
 
 
 @pytest.mark.parametrize("rule", list(Rule))
@@ -225,3 +193,16 @@ def test_q_cannot_be_changed_behind_its_token():
     with pytest.raises(ValueError, match="read-only"):
         q.probs[0] = 0.0
     assert q.prob(1) == 0.75
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+def test_what_the_target_draws_is_told_under_every_rule(rule: Rule):
+    """Where a drafter asks for it; it is what *coupled* draws, and decides nothing else."""
+    logits = torch.randn(4, 30, generator=torch.Generator().manual_seed(1))
+    draft = Draft.chain([3, 4, 5], 0)
+    params = SamplingParams(seed=5)
+    expected = judge(judgement(logits, [draft], [sampler(params, 30)])).draws
+    silent = judgement(logits, [draft], [sampler(params, 30, rule=rule)])
+    asked = replace(silent, wants_draws=True)
+    assert judge(asked).draws == expected
+    assert (judge(asked).paths, judge(asked).own) == (judge(silent).paths, judge(silent).own)

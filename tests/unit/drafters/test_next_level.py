@@ -68,3 +68,64 @@ def test_what_is_chosen_has_no_distribution():
     """At temperature 0, and under *coupled*, which asks for none."""
     assert all(not draft.drawn for _, draft in overhear(Overheard(TARGET), "token", temperature=0.0))
     assert all(not draft.drawn for _, draft in overhear(Overheard(TARGET), "coupled"))
+
+
+def test_trees_for_traversal_are_drawn_in_a_shape_that_is_fixed_before():
+    said = [
+        draft for _, draft in overhear(Overheard(TARGET, 3), "traversal", nodes=8, temperature=TEMPERATURE)
+    ]
+    whole = [draft for draft in said if len(draft) == 8]
+    assert len(whole) >= 20
+    assert {draft.parents for draft in whole} == {(-1, -1, -1, 0, 0, 1, 3, 3)}
+    assert len({draft.tokens for draft in whole}) > 10
+
+
+def test_siblings_are_different_and_each_tells_what_was_left_to_draw_from():
+    law = next_token_law(MarkovDecoder(TARGET), TEMPERATURE)
+    youngest = 0
+    for text, draft in overhear(Overheard(TARGET, 3), "traversal", nodes=9, temperature=TEMPERATURE):
+        for node, (parent, q) in enumerate(zip(draft.parents, draft.drawn, strict=True)):
+            line = [*text, *path_tokens(draft, parent)]
+            before = [draft.tokens[n] for n in range(node) if draft.parents[n] == parent]
+            left = [token for token in range(VOCAB) if token not in before]
+            assert draft.tokens[node] in left
+            assert q is not None
+            assert q.ids.tolist() == left
+            expected = law[line[-2], line[-1]][left]
+            np.testing.assert_allclose(q.probs, expected / expected.sum(), rtol=1e-6)
+            youngest = max(youngest, len(before))
+    assert youngest == 2
+
+
+def test_the_first_branch_of_a_tree_is_the_chain_that_would_have_been_drawn():
+    trees = overhear(Overheard(TARGET, 3), "traversal", nodes=9, temperature=TEMPERATURE)[:20]
+    chains = overhear(Overheard(TARGET), "block", nodes=3, temperature=TEMPERATURE)[:20]
+    for (_, tree), (_, chain) in zip(trees, chains, strict=True):
+        assert [tree.tokens[node] for node in (0, 3, 6)] == list(chain.tokens)
+
+
+def test_cousins_are_drawn_with_noise_of_their_own():
+    """What follows does not depend on the token before it here, so that the same noise would draw the same."""
+    flat = np.broadcast_to(TARGET[0, 0], TARGET.shape)
+    said = overhear(Overheard(flat, 3), "traversal", nodes=6, temperature=TEMPERATURE)
+    pairs = [(draft.tokens[3], draft.tokens[5]) for _, draft in said if len(draft) == 6]
+    assert {draft.parents for _, draft in said if len(draft) == 6} == {(-1, -1, -1, 0, 0, 1)}
+    assert len(pairs) >= 20
+    assert any(first != second for first, second in pairs)
+
+
+def test_where_there_are_too_few_tokens_there_are_fewer_siblings():
+    params = {"temperature": TEMPERATURE, "top_k": 2}
+    said = overhear(Overheard(TARGET, 3), "traversal", nodes=9, **params)
+    assert all(draft.parents.count(parent) <= 2 for _, draft in said for parent in range(-1, 9))
+    assert all(draft.depth == 3 for _, draft in said if len(draft) > 5)
+
+
+def test_greedy_trees_for_traversal_are_the_likeliest_and_chosen():
+    said = overhear(Overheard(TARGET, 3), "traversal", nodes=6, temperature=0.0)
+    assert all(not draft.drawn for _, draft in said)
+    assert said[0][1] == overhear(Overheard(TARGET, 3), "coupled", nodes=6, temperature=0.0)[0][1]
+
+
+def path_tokens(draft: Draft, node: int) -> list[int]:
+    return [] if node < 0 else [*path_tokens(draft, draft.parents[node]), draft.tokens[node]]

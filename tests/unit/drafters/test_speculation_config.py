@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 
@@ -49,6 +50,7 @@ def test_bad_settings_are_refused_by_name(given, word: str):
         ("draft_model", {}, "model"),
         ("draft_model", {"model": 5}, "model"),
         ("self_quantized", {"bits": 5}, "bits"),
+        ("lookahead", {"pool_from_prompt": 1}, "true or false"),
     ],
 )
 def test_a_drafters_own_settings_are_checked(method: str, values: dict, word: str):
@@ -121,3 +123,35 @@ def test_what_a_setting_does_not_name_stays_as_the_base_has_it():
 def test_a_batch_size_to_stop_at_is_checked(size: object):
     with pytest.raises(RequestError, match="disable_by_batch_size"):
         SpeculationConfig.parse({"method": "ngram", "disable_by_batch_size": size})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"method": "suffix"},
+        {"method": "lookahead"},
+        {"method": "layer_skip", "tree_width": 3},
+        {"method": ["suffix", "layer_skip"]},
+        {"method": ["suffix", "layer_skip"], "combine": "merge"},
+    ],
+)
+def test_trees_of_ours_are_fixed_before_anything_is_drawn(given: dict):
+    config = SpeculationConfig.parse(given)
+    assert config.makes_trees
+    assert config.fixes_trees
+
+
+@pytest.mark.usefixtures("_kinds_anew")
+@pytest.mark.parametrize("branches", [False, True])
+def test_a_plug_in_that_does_not_say_how_it_draws_is_taken_to_rank(
+    monkeypatch: pytest.MonkeyPatch, branches: bool
+):
+    @dataclass(frozen=True)
+    class Nothing:
+        pass
+
+    kind = DrafterKind("test", Nothing, lambda *_: None, lambda _: branches)  # type: ignore[arg-type,return-value]
+    monkeypatch.setattr("foreword.drafters.registry.entry_points", lambda group: [_Entry("ours", kind)])
+    config = SpeculationConfig.parse({"method": ["ours", "suffix"]})
+    assert config.makes_trees
+    assert config.fixes_trees == (not branches)

@@ -18,8 +18,8 @@ def test_auto_guesses_only_where_guesses_cannot_change_a_text():
     assert not TorchDecoder.is_shape_invariant
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_auto_gives_way_to_a_rule_that_takes_no_trees(rule: str):
+@pytest.mark.parametrize("rule", ["token", "block", "traversal"])
+def test_auto_gives_way_to_a_rule_under_which_guesses_change_the_text(rule: str):
     refused = choose_speculation("auto", True, rule)
     assert refused.config is None
     assert rule in refused.reason

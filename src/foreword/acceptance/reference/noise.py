@@ -11,10 +11,10 @@ def mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def row_key(seed: int, sample: int, stream: int, nonce: int, position: int) -> int:
-    """The key of one row."""
+def row_key(seed: int, sample: int, stream: int, nonce: int, position: int, branch: int = 0) -> int:
+    """The key of one row; `branch` tells rows at one position apart, the first has none."""
     key = 0
-    for word in (seed, sample, stream, nonce, position):
+    for word in (seed, sample, stream, nonce, position, *([branch] if branch else [])):
         key = mix(((key + 0x9E3779B97F4A7C15) & WORD) ^ word)
     return key
 

@@ -1,4 +1,4 @@
-"""The three rules for one request, token by token, with probabilities as plain lists."""
+"""The rules for one request, token by token, with probabilities as plain lists."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -63,3 +63,37 @@ def block_stop(accept: Sequence[float], uniforms: Sequence[float]) -> int:
 def residual(p: Row, q: Row, scale: float = 1.0) -> list[float]:
     """What is left of the target's probabilities once the draft's are taken off, not normalised."""
     return [max(scale * a - b, 0.0) for a, b in zip(p, q, strict=True)]
+
+
+def traversal(
+    p: Sequence[Row],
+    q: Sequence[Row],
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    uniforms: Sequence[float],
+) -> tuple[list[int], list[float]]:
+    """Accepted nodes, and what the own token is drawn from.
+
+    p has the root's row first; q and uniforms are the nodes', each q being what its node was drawn from given the nodes
+    before it: the same for siblings drawn with replacement, without the earlier ones if drawn without.
+    """
+
+    def visit(node: int, carried: float) -> tuple[list[int], list[float]] | None:
+        own = list(p[node + 1])
+        for child in (n for n, parent in enumerate(parents) if parent == node):
+            ratio = own[tokens[child]] / q[child][tokens[child]]
+            found = visit(child, min(1.0, carried * ratio))
+            if found is not None:
+                return [child, *found[0]], found[1]
+            left = residual(own, q[child], carried)
+            spare = sum(left)
+            if spare == 0:
+                carried = 1.0 if carried == 1 else 0.0
+                continue
+            own, carried = [weight / spare for weight in left], spare / (spare + (1 - carried))
+        accepted = node == -1 or uniforms[node] < carried
+        return ([], own) if accepted else None
+
+    found = visit(-1, 1.0)
+    assert found is not None
+    return found

@@ -1,4 +1,7 @@
-"""What *token* and *block* share: probabilities of the drafted tokens, and the draw from what is left over."""
+"""What *token* and *block* share: probabilities of the drafted tokens, and the draw from what is left over.
+
+*traversal* reads the target's distributions through the same `ChainRows`.
+"""
 
 from dataclasses import dataclass
 
@@ -16,7 +19,7 @@ ONE = float(1 << 40)
 
 @dataclass(frozen=True)
 class ChainRows:
-    """Rows of requests whose drafts are chains: a node's parent is the row before it."""
+    """Rows of requests whose rule asks what the tokens were drawn from."""
 
     shaped: Distributions
     trees: DraftTrees

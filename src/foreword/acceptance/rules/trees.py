@@ -88,6 +88,15 @@ class DraftTrees:
         return np.array(depths, np.int64)
 
     @cached_property
+    def branches(self) -> Ints:
+        """[rows], how many rows of the same request and depth stand before each; 0 all along a chain."""
+        seen: dict[tuple[int, int], int] = {}
+        branches = np.zeros(len(self.token_list), np.int64)
+        for row, place in enumerate(zip(self.request_of_row.tolist(), self.depths.tolist(), strict=True)):
+            branches[row] = seen[place] = seen.get(place, -1) + 1
+        return branches
+
+    @cached_property
     def q(self) -> NodeProbabilities:
         """What the nodes' tokens were drawn from, for the rules that ask."""
         nodes = np.flatnonzero(self.depths > 0)

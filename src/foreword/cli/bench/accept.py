@@ -33,7 +33,7 @@ def accept(
     model: ModelOption = DEFAULT_MODEL,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
     top_p: Annotated[float, typer.Option(help="Nucleus.")] = 0.9,
-    rule: Annotated[str, typer.Option(help="coupled, token or block.")] = "coupled",
+    rule: Annotated[str, typer.Option(help="coupled, token, block or traversal.")] = "coupled",
     chain: Annotated[int, typer.Option(help="Guessed tokens of each request.")] = 5,
     requests: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,4,16",
     repeats: Annotated[int, typer.Option(help="Timed rounds; the median counts.")] = 15,

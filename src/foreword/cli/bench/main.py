@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from foreword.cli.bench import accept, batch, drafters, overhead, pacing, serve, server_overhead
+from foreword.cli.bench import accept, batch, drafters, gpu, overhead, pacing, serve, server_overhead
 from foreword.cli.console import (
     DEFAULT_MODEL,
     BackendOption,
@@ -43,6 +43,7 @@ def _group() -> None:
 
 app.command("batch")(batch.batch)
 app.command("drafters")(drafters.drafters)
+app.command("gpu")(gpu.gpu)
 app.command("overhead")(overhead.overhead)
 app.command("pacing")(pacing.pacing)
 app.command("serve")(serve.serve)

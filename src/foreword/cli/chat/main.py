@@ -61,12 +61,12 @@ def chat(
     setting = speculation_choice(speculation, speculative_config)
     SamplingParams(temperature=0 if temperature is None else temperature, max_tokens=max_tokens)
     from foreword.cli.chat.session import ChatSession
-    from foreword.engine.default_speculation import check_choice, choose_speculation
+    from foreword.engine.default_speculation import check_choice
 
     check_choice(setting)
     llm = load_llm(model, dtype, device, backend, None, generation_config)
     params = llm.loaded.sampling.params(temperature=temperature, max_tokens=max_tokens)
-    config = choose_speculation(setting, llm.loaded.decoder.is_shape_invariant).config
+    config = llm.loaded.choose_speculation(setting).config
     session = ChatSession(llm, params, None if config is None else config.as_mapping())
     session.set_system(system)
     if _is_interactive():

@@ -1,6 +1,7 @@
 """Which tokens a draft model puts after the newest nodes of its trees."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -10,10 +11,11 @@ from torch import Tensor
 from foreword.acceptance.draw import draw, kept_tokens
 from foreword.acceptance.noise import gumbel, key_tensor
 from foreword.acceptance.pipeline.distribution import Distributions, RowShape, shape_rows
-from foreword.acceptance.rules.drawn import Drawn
+from foreword.acceptance.rules.drawn import Drawn, Floats, Ints
 from foreword.acceptance.rules.rule import Rule
 from foreword.drafters.model.guessed_tree import GrowingTree
-from foreword.kernels.sampler import sampler_for
+from foreword.drafters.model.tree_shape import fixed_shape
+from foreword.kernels.sampler import sample, sampler_for
 
 _RANKED = 64
 """Likeliest tokens among which siblings are ranked; noise is drawn for these alone."""
@@ -25,13 +27,23 @@ def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     logits [trees, vocab]. *token* and *block* need to know what it was drawn from; *coupled* does not.
     """
     logits = with_fixed_corrections(trees, logits)
-    shaped = shape_rows(logits, row_shape(trees, logits), sampler_for(logits))
+    sampler = sampler_for(logits)
+    rules = [tree.request.sampling.rule for tree in trees]
+    if sampler is not None and all(rule is Rule.COUPLED for rule in rules):
+        records = np.array([tree.request.sampling.record for tree in trees])
+        positions = np.concatenate([tree.positions() for tree in trees])
+        add_tokens(trees, sample(sampler, logits, records, positions)[0].tolist(), {})
+        return
+    shaped = shape_rows(logits, row_shape(trees, logits), sampler)
     keys = np.concatenate([tree.keys() for tree in trees])
     tokens = draw(shaped, keys).tolist()
     only = shaped.only.tolist()
-    rules = [tree.request.sampling.rule for tree in trees]
     telling = [row for row, rule in enumerate(rules) if rule is not Rule.COUPLED and only[row] < 0]
-    drawn = _drawn_from(shaped, telling)
+    add_tokens(trees, tokens, _drawn_from(shaped, telling))
+
+
+def add_tokens(trees: Sequence[GrowingTree], tokens: Sequence[int], drawn: Mapping[int, Drawn]) -> None:
+    """One node for each chain; -1 ends it. `drawn` has what a row's token was drawn from, where that is told."""
     for row, (tree, token) in enumerate(zip(trees, tokens, strict=True)):
         if token < 0:  # the model has no distribution here
             tree.frontier = []
@@ -51,39 +63,111 @@ def _drawn_from(shaped: Distributions, rows: list[int]) -> dict[int, Drawn]:
     }
 
 
-def grow_trees(trees: Sequence[GrowingTree], logits: Tensor, width: int) -> None:
-    """The `width` best nodes after each tree's newest level, by score summed along the path.
+def grow_trees(trees: Sequence[GrowingTree], logits: Tensor) -> None:
+    """A level after each tree's newest one; logits [all frontier nodes, vocab].
 
-    logits [all frontier nodes, vocab]. A token's score is how far log q + G stays behind the best of its
-    siblings, G being the noise that the target itself will draw with; at temperature 0, log q itself.
+    *coupled* takes the best by score. *traversal* would be biased by that: its trees have a shape that is fixed before
+    and are filled with what is drawn, unless there is nothing to draw.
     """
     logits = with_fixed_corrections(trees, logits)
-    ranked = logits.topk(min(_RANKED, logits.shape[1]), dim=-1)
+    drawn: list[tuple[GrowingTree, Tensor]] = []
     row = 0
     for tree in trees:
-        rows = slice(row, row + len(tree.frontier))
+        rows = logits[row : row + len(tree.frontier)]
         row += len(tree.frontier)
-        scores = _scores(tree, ranked.values[rows], ranked.indices[rows])
-        best = scores.topk(min(width, scores.shape[1]), dim=-1)
-        tokens = ranked.indices[rows].gather(1, best.indices).tolist()
-        level = [
+        sampling = tree.request.sampling
+        if sampling.rule is Rule.TRAVERSAL and sampling.record["temperature"] > 0:
+            drawn.append((tree, rows))
+        else:
+            grow_ranked(tree, rows)
+    if drawn:
+        grow_drawn([tree for tree, _ in drawn], torch.cat([rows for _, rows in drawn]))
+
+
+def grow_ranked(tree: GrowingTree, logits: Tensor) -> None:
+    """The best tokens after each node of the newest level, of which the tree keeps what it has room for.
+
+    A token's score is the share of exp(log q + G) that it has among its siblings, as a logarithm, summed along the
+    path. G is the noise that the target itself will draw with; none at temperature 0.
+    """
+    ranked = logits.topk(min(_RANKED, logits.shape[1]), dim=-1)
+    scores = _scores(tree, ranked.values, ranked.indices)
+    best = scores.topk(min(tree.width, scores.shape[1]), dim=-1)
+    tokens = ranked.indices.gather(1, best.indices).tolist()
+    tree.grow(
+        [
             (tree.score(parent) + score, parent, token, None)
             for parent, row_scores, row_tokens in zip(
                 tree.frontier, best.values.tolist(), tokens, strict=True
             )
             for score, token in zip(row_scores, row_tokens, strict=True)
+            if score > -math.inf
         ]
-        tree.grow(sorted(level, key=lambda node: -node[0])[:width])
+    )
+
+
+def grow_drawn(trees: Sequence[GrowingTree], logits: Tensor) -> None:
+    """As many nodes after each of the newest level as the shape says, drawn without replacement.
+
+    Where q has fewer tokens than that there are fewer siblings: that much is known before they are drawn.
+    """
+    shaped = shape_rows(
+        logits, row_shape([tree for tree in trees for _ in tree.frontier], logits), sampler_for(logits)
+    )
+    keys = key_tensor(np.concatenate([tree.keys() for tree in trees]), logits.device)
+    kept = kept_tokens(shaped, torch.arange(len(logits), device=logits.device))
+    scores = (kept.log_weights + gumbel(keys[kept.rows], kept.ids)).cpu().numpy()
+    ids, weights = kept.ids.cpu().numpy(), kept.log_weights.exp().cpu().numpy()
+    ends = np.searchsorted(kept.rows.cpu().numpy(), np.arange(len(logits) + 1))
+    row = 0
+    for tree in trees:
+        levels = fixed_shape(tree.width, tree.most_nodes, tree.most_levels)
+        shape = levels[tree.depth]
+        places: list[int] = []
+        level: list[tuple[float, int, int, Drawn | None]] = []
+        for node, place in zip(tree.frontier, tree.places, strict=True):
+            here = slice(ends[row], ends[row + 1])
+            siblings = draw_siblings(ids[here], weights[here], scores[here], shape[place])
+            level += [(0.0, node, token, q) for token, q in siblings]
+            places += range(sum(shape[:place]), sum(shape[:place]) + len(siblings))
+            row += 1
+        tree.grow(level)
+        tree.places = places
+        if tree.depth == len(levels):  # also where there are fewer nodes than the shape has
+            tree.frontier = []
+
+
+def draw_siblings(ids: Ints, weights: Floats, scores: Floats, count: int) -> list[tuple[int, Drawn]]:
+    """Different tokens with what each was drawn from: the weights without those before it.
+
+    `scores` are log weights + noise: the largest is a draw, the second largest one from the rest, and so on.
+    """
+    count = min(count, len(ids))
+    best = np.argpartition(-scores, count - 1)[:count] if count else np.empty(0, np.int64)
+    left, siblings = weights.copy(), []
+    for slot in best[np.argsort(-scores[best])]:
+        possible = left > 0
+        siblings.append((int(ids[slot]), Drawn(ids[possible], left[possible] / left.sum())))
+        left[slot] = 0.0
+    return siblings
 
 
 def _scores(tree: GrowingTree, logits: Tensor, ids: Tensor) -> Tensor:
-    """[frontier, ranked], 0 for the best sibling; the largest logits stand first."""
+    """[frontier, ranked], each row normalised; the largest logits stand first."""
     temperature = float(tree.request.sampling.record["temperature"])
-    if temperature == 0:
-        return torch.log_softmax(logits.double(), dim=-1)
-    keys = key_tensor(tree.keys(), logits.device)
-    scores = logits.double() / temperature + gumbel(keys.unsqueeze(1), ids)
-    return scores - scores.max(dim=-1, keepdim=True).values
+    scores = logits.double()
+    if temperature > 0:
+        keys = key_tensor(tree.keys(), logits.device)
+        scores = scores / temperature + gumbel(keys.unsqueeze(1), ids)
+    return torch.log_softmax(scores, dim=-1)
+
+
+def are_plainly_greedy(trees: Sequence[GrowingTree]) -> bool:
+    """Whether the largest logit decides for all of them."""
+    samplers = [tree.request.sampling for tree in trees]
+    return all(
+        s.record["temperature"] == 0 and not len(s.bias_ids) and s.allowed_ids is None for s in samplers
+    )
 
 
 def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:

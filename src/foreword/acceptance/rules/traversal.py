@@ -1,0 +1,160 @@
+"""Traversal verification (arXiv 2505.12398): *block* for trees.
+
+A node is judged when all below it are refused: depth first, children in the order of the draft. Every node carries a
+share of the target's probability, and what a refused child leaves of it, and of the target's distribution, is what the
+next child is judged by. Exact if each token was drawn from the q that it carries given all nodes before it, and if the
+shape of the tree says nothing about them. So siblings may be drawn with replacement (one q for all), without (the q
+of each leaves out the ones before it), or chosen (certainty).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from foreword.acceptance.draw import Kept
+from foreword.acceptance.rules.chains import ChainRows
+from foreword.acceptance.rules.trees import DraftTrees, Floats, Ints
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What is left of the target's distribution after a row when its children are refused."""
+
+    ids: Ints  # [kept], rising
+    probs: Floats  # [kept], sum 1
+    carried: float  # share of the target's probability that a path ending here can still carry
+
+    def chance(self, token: int, q: float) -> float:
+        """The share that a child with this token carries, which was drawn with probability q."""
+        slot = int(np.searchsorted(self.ids, token))
+        known = slot < len(self.ids) and self.ids[slot] == token and q > 0
+        return min(1.0, self.carried * float(self.probs[slot]) / q) if known else 0.0
+
+    def without(self, taken: Floats) -> "Rest":
+        """After a child was refused; `taken` [kept] is what its token was drawn from."""
+        if not len(self.ids):  # a row without a distribution fails its request, if it is reached
+            return self
+        left = np.maximum(self.carried * self.probs - taken, 0.0)
+        spare = float(left.sum())
+        if spare > 0:
+            return Rest(self.ids, left / spare, spare / (spare + (1 - self.carried)))
+        # Nothing can be left of all but where p and q differ by rounding: then q is as good as p.
+        return self if self.carried == 1 else Rest(self.ids, self.probs, 0.0)
+
+
+@dataclass(frozen=True)
+class TraversalPlan:
+    """What is known before the uniforms are; entries of other requests' rows mean nothing."""
+
+    accept: Floats  # [all rows], the probability of acceptance once all that is judged before it was refused
+    rests: dict[int, Rest]  # by row, what an own token after it is drawn from
+
+
+def plan(chains: ChainRows, requests: Ints) -> TraversalPlan:
+    """Acceptance probabilities of all rows of these requests, parents before children."""
+    trees, accept, rests = chains.trees, np.zeros(len(chains.trees.tokens)), {}
+    kept = _KeptRows.of(chains)
+    carried = np.zeros(len(accept))
+    for request in requests.tolist():
+        root, end = trees.starts[request], trees.starts[request + 1]
+        carried[root] = 1.0
+        below = children(trees, request)
+        for row in range(root, end):
+            rest = kept.rest(row, float(carried[row]))
+            for child in below[row - root]:
+                ids, probs = kept.drawn(child)
+                token = trees.token_list[child]
+                carried[child] = rest.chance(token, float(probs[ids == token].sum()))
+                rest = rest.without(kept.taken(rest.ids, ids, probs))
+            accept[row], rests[row] = rest.carried, rest
+    return TraversalPlan(accept, rests)
+
+
+def children(trees: DraftTrees, request: int) -> list[list[int]]:
+    """[rows of the request], the rows that follow each, in the order of the draft."""
+    root, end = trees.starts[request], trees.starts[request + 1]
+    below: list[list[int]] = [[] for _ in range(root, end)]
+    for row in range(root + 1, end):
+        below[trees.parent_list[row] - root].append(row)
+    return below
+
+
+def visits(trees: DraftTrees, request: int) -> list[int]:
+    """The rows of a request in the order in which they are judged; its root is the last."""
+    root, below = trees.starts[request], children(trees, request)
+    backwards, open_rows = [], [root]
+    while open_rows:
+        row = open_rows.pop()
+        backwards.append(row)
+        open_rows += below[row - root]
+    return backwards[::-1]
+
+
+def stop_rows(trees: DraftTrees, requests: Ints, accept: Floats, uniforms: Floats) -> Ints:
+    """[requests], the first row in order of the visits that its uniform accepts; a root always is."""
+    stops = []
+    for request in requests.tolist():
+        root = trees.starts[request]
+        order = visits(trees, request)
+        stops.append(next(row for row in order if row == root or uniforms[row] < accept[row]))
+    return np.array(stops, np.int64)
+
+
+def leftover_weights(chains: ChainRows, plan: TraversalPlan, stops: Ints) -> Kept:
+    """The tokens that can follow each stop row, with the logs of what is left of their probabilities."""
+    order = np.sort(stops).tolist()
+    rests = [plan.rests[row] for row in order]
+    rows = np.repeat(np.array(order, np.int64), [len(rest.ids) for rest in rests])
+    ids, probs = (
+        _joined([rest.ids for rest in rests], np.int64),
+        _joined([r.probs for r in rests], np.float64),
+    )
+    alive = probs > 0
+    device = chains.totals.device
+    found = (torch.from_numpy(column[alive]).to(device) for column in (rows, ids, probs))
+    rows_left, ids_left, probs_left = found
+    return Kept(rows_left, ids_left, probs_left.log())
+
+
+def _joined(parts: Sequence[np.ndarray], kind: type) -> np.ndarray:
+    return np.concatenate([np.empty(0, kind), *parts])
+
+
+@dataclass(frozen=True)
+class _KeptRows:
+    """The target's and the drafts' distributions on the host, found by row."""
+
+    chains: ChainRows
+    rows: Ints  # [kept], rising
+    ids: Ints  # [kept]
+    probs: Floats  # [kept]
+    scratch: Floats  # [vocab], zeros
+
+    @staticmethod
+    def of(chains: ChainRows) -> "_KeptRows":
+        kept = chains.kept
+        probs = kept.log_weights.exp() / chains.totals[kept.rows]
+        rows, ids = kept.rows.cpu().numpy(), kept.ids.cpu().numpy()
+        return _KeptRows(chains, rows, ids, probs.cpu().numpy(), np.zeros(chains.shaped.logits.shape[1]))
+
+    def rest(self, row: int, carried: float) -> Rest:
+        """The target's own distribution after a row."""
+        start, end = np.searchsorted(self.rows, (row, row + 1))
+        return Rest(self.ids[start:end], self.probs[start:end], carried)
+
+    def drawn(self, row: int) -> tuple[Ints, Floats]:
+        """What a node's token was drawn from, as far as the target knows the ids."""
+        q = self.chains.trees.q
+        start, end = np.searchsorted(q.rows, (row, row + 1))
+        ids, probs = q.ids[start:end], q.probs[start:end]
+        known = (ids >= 0) & (ids < len(self.scratch))
+        return ids[known], probs[known]
+
+    def taken(self, kept: Ints, ids: Ints, probs: Floats) -> Floats:
+        """[kept], a node's q at each kept token."""
+        self.scratch[ids] = probs
+        taken: Floats = self.scratch[kept]
+        self.scratch[ids] = 0.0
+        return taken

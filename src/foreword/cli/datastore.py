@@ -1,0 +1,90 @@
+"""`foreword datastore`: texts for the drafter `rest` to look continuations up in."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foreword.cli.console import (
+    DEFAULT_MODEL,
+    JsonOption,
+    ModelOption,
+    print_json,
+    progress_bar,
+    stage_bar,
+    stdout,
+)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help='Texts to look continuations up in, for --speculative-config \'{"method": "rest", "datastore": FILE}\'.',
+)
+
+
+@app.command()
+def build(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="UTF-8 texts; token ids as .npy, or as .bin (little-endian, 2 bytes each, or 4)."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="The datastore, a new file.")],
+    model: ModelOption = DEFAULT_MODEL,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a datastore of texts or token ids, for models with this model's tokenizer.
+
+    Example: foreword datastore build docs/*.md --out docs.store
+    """
+    from foreword.drafters.datastore.build import build as write_store
+    from foreword.models.formats.opening import open_checkpoint
+    from foreword.models.sources.resolve import resolve_model
+
+    with stage_bar() as on_stage:
+        tokenizer = open_checkpoint(resolve_model(model, on_progress=on_stage)).tokenizer()
+        header = write_store(files, out, tokenizer, model, on_stage)
+    if as_json:
+        print_json(
+            {"out": str(out), "tokens": header.tokens, "files": header.files, "bytes": header.file_bytes}
+        )
+        return
+    stdout.print(
+        f"{out}: {header.tokens:,} tokens of {header.files} files, {header.file_bytes / 1e6:.1f} MB",
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def show(
+    file: Annotated[Path, typer.Argument(help="A datastore.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a datastore holds, and check every byte of it."""
+    from foreword.drafters.datastore.format import read_header, verify
+
+    header = read_header(file)
+    with progress_bar(f"checking {file}") as on_progress:
+        verify(file, header, on_progress)
+    about = {
+        "tokens": header.tokens,
+        "shards": header.shards,
+        "bytes": header.file_bytes,
+        "model": header.model,
+        "vocab_size": header.vocab_size,
+        "tokenizer": header.tokenizer,
+        "files": header.files,
+        "sources": list(header.sources),
+    }
+    if as_json:
+        print_json({"file": str(file), **about})
+        return
+    stdout.print(f"{file}: whole, every byte as it was written", soft_wrap=True)
+    shards = "1 shard" if header.shards == 1 else f"{header.shards} shards"
+    stdout.print(f"{header.tokens:,} tokens in {shards}, {header.file_bytes / 1e6:.1f} MB")
+    stdout.print(
+        f"tokenizer of {header.model}: {header.vocab_size} ids, {header.tokenizer[:16]}", soft_wrap=True
+    )
+    more = header.files - len(header.sources)
+    names = ", ".join(header.sources) + (f" and {more} more" if more else "")
+    stdout.print(f"made of {names}", soft_wrap=True)

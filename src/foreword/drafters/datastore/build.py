@@ -1,0 +1,157 @@
+"""Make a datastore: write the ids, then sort the suffixes shard by shard, in memory for one shard."""
+
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from foreword.drafters.datastore.format import (
+    DEPTH,
+    HEADER_BYTES,
+    LISTED_SOURCES,
+    PADDING,
+    Header,
+    fingerprint,
+    id_bytes_for,
+    separator,
+    write_header,
+)
+from foreword.drafters.datastore.sources import Ids, read_ids
+from foreword.drafters.datastore.suffix_sort import sorted_suffixes
+from foreword.errors import RequestError
+from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.progress import StageProgress
+
+SHARD_TOKENS = 1 << 23
+"""Ids that are sorted at once, which takes about 50 bytes for each."""
+
+MOST_TOKENS = (1 << 32) - 1
+
+
+def build(
+    files: Sequence[Path],
+    out: Path,
+    tokenizer: Tokenizer,
+    model: str,
+    progress: StageProgress,
+    shard_tokens: int = SHARD_TOKENS,
+) -> Header:
+    """Write a datastore of these files to `out`; if it fails, nothing is left there."""
+    if os.path.lexists(out):
+        raise RequestError(f"{out} exists already; remove it or name another output")
+    id_bytes = id_bytes_for(tokenizer.vocab_size)
+    with _unfinished(out) as file:
+        writer = _IdWriter(file, id_bytes)
+        _write_ids(writer, files, tokenizer, progress)
+        if not writer.tokens - writer.separators:
+            raise RequestError(f"there are no tokens in {', '.join(map(str, files))}")
+        order_start = writer.finish()
+        order_crc = _write_order(file, writer, order_start, shard_tokens, progress)
+        header = Header(
+            tokens=writer.tokens,
+            id_bytes=id_bytes,
+            shard_tokens=shard_tokens,
+            depth=DEPTH,
+            vocab_size=tokenizer.vocab_size,
+            tokenizer=fingerprint(tokenizer),
+            model=model,
+            sources=tuple(path.name for path in files[:LISTED_SOURCES]),
+            files=len(files),
+            ids_crc=writer.crc,
+            order_crc=order_crc,
+        )
+        write_header(file, header)
+    return header
+
+
+class _IdWriter:
+    """The first section of the file, as it grows."""
+
+    def __init__(self, file: BinaryIO, id_bytes: int) -> None:
+        self._file = file
+        self.dtype = np.dtype(f">u{id_bytes}")
+        self.tokens = self.separators = self.crc = 0
+        file.seek(HEADER_BYTES)
+
+    def add(self, ids: Ids) -> None:
+        self.tokens += len(ids)
+        if self.tokens > MOST_TOKENS:
+            raise RequestError(f"a datastore holds at most {MOST_TOKENS} tokens; make several of fewer files")
+        self._write(ids.astype(self.dtype).tobytes())
+
+    def end_text(self) -> None:
+        """What comes next does not continue what came before."""
+        self.add(np.array([separator(self.dtype.itemsize)]))
+        self.separators += 1
+
+    def finish(self) -> int:
+        """Pad; returns where the next section begins."""
+        end = HEADER_BYTES + self.tokens * self.dtype.itemsize
+        start = -(-(end + PADDING) // 8) * 8
+        self._write(b"\xff" * (start - end))
+        self._file.flush()
+        return start
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(data)
+        self.crc = zlib.crc32(data, self.crc)
+
+
+def _write_ids(
+    writer: _IdWriter, files: Sequence[Path], tokenizer: Tokenizer, progress: StageProgress
+) -> None:
+    sizes = [_size(path) for path in files]
+    done = 0
+    for path in files:
+        for ids, size in read_ids(path, tokenizer):
+            writer.add(ids)
+            done += size
+            progress(f"reading {path.name}", done, sum(sizes))
+        writer.end_text()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _write_order(
+    file: BinaryIO, writer: _IdWriter, start: int, shard_tokens: int, progress: StageProgress
+) -> int:
+    """The sorted positions of every shard; returns their checksum."""
+    ids = np.memmap(file.name, writer.dtype, "r", HEADER_BYTES, (writer.tokens,))
+    file.seek(start)
+    crc = 0
+    for first in range(0, writer.tokens, shard_tokens):
+        count = min(shard_tokens, writer.tokens - first)
+        progress("sorting", first, writer.tokens)
+        window = np.asarray(ids[first : first + count + DEPTH], np.uint32)
+        data = (sorted_suffixes(window, count, DEPTH) + first).astype("<u4").tobytes()
+        file.write(data)
+        crc = zlib.crc32(data, crc)
+    progress("sorting", writer.tokens, writer.tokens)
+    return crc
+
+
+@contextmanager
+def _unfinished(out: Path) -> Iterator[BinaryIO]:
+    """A file beside `out` to write to, moved there at the end: a name that is there stands for a whole file."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}.", delete=False) as file:
+            try:
+                yield file  # type: ignore[misc] # a wrapper that has all of BinaryIO
+                Path(file.name).chmod(0o644)
+                Path(file.name).rename(out)
+            except BaseException:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise RequestError(f"{out} cannot be written: {error.strerror or error}") from None

@@ -1,0 +1,167 @@
+"""The file of a datastore: a header, token ids, and the suffixes' positions in order, shard by shard.
+
+Ids are big-endian, so that the bytes of two texts compare as the texts do. Every shard has its own suffixes, sorted by
+their first DEPTH tokens; those of the last ones reach into the next shard, so no match is lost at its end. The header
+is written last: a file that was not finished has none.
+"""
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import BinaryIO
+
+from foreword.errors import ForewordError
+from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.progress import Progress
+
+MAGIC = b"FWSTORE1"
+HEADER_BYTES = 1 << 16
+"""Room for the header; the ids begin behind it."""
+
+DEPTH = 16
+"""Tokens by which suffixes are sorted: the longest text that can be looked up."""
+
+PADDING = DEPTH * 4
+"""Bytes of separators behind the ids, so that the last suffixes can be compared like the others."""
+
+LISTED_SOURCES = 16
+_CHUNK = 1 << 22
+
+
+class DatastoreError(ForewordError):
+    """A datastore that cannot be read, or that is not for this model."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a datastore is."""
+
+    tokens: int  # ids, separators included
+    id_bytes: int  # 2 or 4
+    shard_tokens: int  # ids of every shard but the last
+    depth: int  # tokens by which suffixes are sorted
+    vocab_size: int
+    tokenizer: str  # fingerprint of the vocabulary
+    model: str  # whose tokenizer it is, as it was called
+    sources: tuple[str, ...]  # names of the first files
+    files: int
+    ids_crc: int  # of the ids and their padding
+    order_crc: int
+
+    @property
+    def separator(self) -> int:
+        """The id between texts: none that a tokenizer has."""
+        return separator(self.id_bytes)
+
+    @property
+    def ids_end(self) -> int:
+        return HEADER_BYTES + self.tokens * self.id_bytes
+
+    @property
+    def order_start(self) -> int:
+        """Where the positions begin: behind the ids and their padding, at a multiple of 8 bytes."""
+        return -(-(self.ids_end + PADDING) // 8) * 8
+
+    @property
+    def file_bytes(self) -> int:
+        return self.order_start + self.tokens * 4
+
+    @property
+    def shards(self) -> int:
+        return -(-self.tokens // self.shard_tokens)
+
+
+def separator(id_bytes: int) -> int:
+    """The largest number that an id has room for."""
+    return int((1 << (8 * id_bytes)) - 1)
+
+
+def id_bytes_for(vocab_size: int) -> int:
+    """Bytes of an id, if the largest number is left to the separator."""
+    return 2 if vocab_size <= separator(2) else 4
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """The same for tokenizers whose ids mean the same bytes."""
+    digest = hashlib.sha256()
+    for token in range(tokenizer.vocab_size):
+        piece = tokenizer.token_bytes(token, skip_special_tokens=False)
+        digest.update(len(piece).to_bytes(4, "little") + piece)
+    return digest.hexdigest()
+
+
+def write_header(file: BinaryIO, header: Header) -> None:
+    """Declare what was written whole; it must be on the disk before."""
+    text = json.dumps(asdict(header)).encode()
+    file.flush()
+    os.fsync(file.fileno())
+    file.seek(0)
+    file.write(MAGIC + len(text).to_bytes(4, "little") + zlib.crc32(text).to_bytes(4, "little") + text)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def read_header(path: Path) -> Header:
+    """The header of a file that has just the size that it says."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(HEADER_BYTES)
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise DatastoreError(f"datastore {path} cannot be read: {error.strerror or error}") from None
+    if not start.startswith(MAGIC):
+        raise DatastoreError(
+            f"{path} is not a datastore, or was not finished; make one: foreword datastore build"
+        )
+    length = int.from_bytes(start[8:12], "little")
+    text = start[16 : 16 + length]
+    if zlib.crc32(text) != int.from_bytes(start[12:16], "little"):
+        raise _damaged(path, "its header is wrong")
+    header = _parse(text, path)
+    if size != header.file_bytes:
+        raise _damaged(path, f"it has {size} bytes instead of {header.file_bytes}")
+    return header
+
+
+def _parse(text: bytes, path: Path) -> Header:
+    try:
+        values = json.loads(text)
+        header = Header(**{**values, "sources": tuple(values["sources"])})
+    except (ValueError, TypeError, KeyError):
+        raise _damaged(path, "its header is of another version") from None
+    numbers = [getattr(header, field.name) for field in fields(Header) if field.type is int]
+    is_sane = all(isinstance(number, int) and number >= 0 for number in numbers)
+    if not is_sane or header.id_bytes not in (2, 4) or header.depth != DEPTH or header.shard_tokens < 1:
+        raise _damaged(path, "its header is of another version")
+    return header
+
+
+def verify(path: Path, header: Header, progress: Progress | None = None) -> None:
+    """Read every byte; raise if one is not as it was written."""
+    with path.open("rb") as file:
+        file.seek(HEADER_BYTES)
+        done = 0
+        sections = (header.order_start - HEADER_BYTES, header.ids_crc), (header.tokens * 4, header.order_crc)
+        for length, expected in sections:
+            found = 0
+            for chunk in _chunks(file, length):
+                found = zlib.crc32(chunk, found)
+                done += len(chunk)
+                if progress is not None:
+                    progress(done, header.file_bytes - HEADER_BYTES)
+            if found != expected:
+                raise _damaged(path, "its checksum is wrong")
+
+
+def _chunks(file: BinaryIO, length: int) -> Iterator[bytes]:
+    while length > 0 and (chunk := file.read(min(length, _CHUNK))):
+        length -= len(chunk)
+        yield chunk
+
+
+def _damaged(path: Path, why: str) -> DatastoreError:
+    return DatastoreError(f"datastore {path} is damaged: {why}; build it again")

@@ -1,0 +1,118 @@
+"""Find where the end of a text occurs in a datastore, and what followed there.
+
+All lengths and shards are searched side by side, one halving at a time: what the interpreter costs does not grow with
+them. Texts are compared as strings of bytes, which are in the order of the ids.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.drafters.datastore.format import HEADER_BYTES, Header, read_header
+
+Ints = npt.NDArray[np.int64]
+Strings = npt.NDArray[np.bytes_]
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Places where the end of a text occurs."""
+
+    length: int  # tokens that agree; 0: nowhere
+    starts: Ints  # [matches], where what followed begins
+
+
+NO_MATCHES = Matches(0, np.empty(0, np.int64))
+
+
+class Datastore:
+    """A datastore that is open; the file is mapped, so what is not looked at is not in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.header: Header = read_header(path)
+        header = self.header
+        self._file = np.memmap(path, np.uint8, "r")
+        self._ids: npt.NDArray[np.unsignedinteger] = np.ndarray(
+            (header.tokens,), f">u{header.id_bytes}", self._file.data, HEADER_BYTES
+        )
+        # The bytes of as many ids from every one on as suffixes are sorted by.
+        self._suffixes: Strings = np.ndarray(
+            (header.tokens,),
+            f"S{header.depth * header.id_bytes}",
+            self._file.data,
+            HEADER_BYTES,
+            (header.id_bytes,),
+        )
+        self._order: npt.NDArray[np.uint32] = np.ndarray(
+            (header.tokens,), "<u4", self._file.data, header.order_start
+        )
+        self._shard_starts = np.arange(0, header.tokens, header.shard_tokens, dtype=np.int64)
+        self._shard_ends = np.minimum(self._shard_starts + header.shard_tokens, header.tokens)
+
+    def close(self) -> None:
+        """Nobody looks anything up any more."""
+        empty = np.empty(0, np.uint8)
+        self._ids, self._suffixes, self._order, self._file = empty, empty, empty, empty  # type: ignore[assignment]
+
+    def longest_matches(self, text: npt.NDArray[np.int64], shortest: int, most: int) -> Matches:
+        """Where the longest end of `text` occurs that occurs at all, evenly chosen if that is more than `most` times.
+
+        Ends of fewer than `shortest` tokens do not count, nor does more of the text than suffixes are sorted by.
+        """
+        longest = min(len(text), self.header.depth)
+        lengths = np.arange(shortest, longest + 1)
+        if not len(lengths) or text[-longest:].max() >= self.header.separator:
+            return NO_MATCHES
+        first, last = self._ranges(text[-longest:], lengths)
+        best = np.flatnonzero((first < last).any(axis=1))
+        if not len(best):
+            return NO_MATCHES
+        chosen = int(best[-1])
+        length = int(lengths[chosen])
+        places = _spread(first[chosen], last[chosen], most)
+        return Matches(length, self._order[places].astype(np.int64) + length)
+
+    def continuations(self, starts: Ints, length: int) -> Ints:
+        """[starts, length], what follows there; -1 from the end of a text on."""
+        places = np.minimum(starts[:, None] + np.arange(length), self.header.tokens - 1)
+        ids = self._ids[places].astype(np.int64)
+        ended = np.logical_or.accumulate(ids == self.header.separator, axis=1)
+        return np.where(ended, -1, ids)
+
+    def _ranges(self, text: npt.NDArray[np.int64], lengths: Ints) -> tuple[Ints, Ints]:
+        """[lengths, shards] each, where in every shard's order the suffixes begin and end that start with an end of
+        the text of these lengths."""
+        bounds = self._bounds(text, lengths)  # [2 * lengths]
+        shards, lanes = len(self._shard_starts), len(bounds)
+        wanted = np.repeat(bounds, shards)
+        is_last = np.repeat(np.arange(lanes) >= len(lengths), shards)
+        low, high = np.tile(self._shard_starts, lanes), np.tile(self._shard_ends, lanes)
+        while (open_lanes := low < high).any():
+            middle = np.minimum((low + high) // 2, self.header.tokens - 1)
+            suffixes = self._suffixes[self._order[middle]]
+            comes_before = np.where(is_last, suffixes <= wanted, suffixes < wanted)
+            low = np.where(open_lanes & comes_before, middle + 1, low)
+            high = np.where(open_lanes & ~comes_before, middle, high)
+        first, last = low.reshape(2, len(lengths), shards)
+        return first, last
+
+    def _bounds(self, text: npt.NDArray[np.int64], lengths: Ints) -> Strings:
+        """[2 * lengths], the first and then the last of all strings that start with an end of the text."""
+        size = self._suffixes.dtype.itemsize
+        data = text.astype(f">u{self.header.id_bytes}").tobytes()
+        ends = [data[len(data) - length * self.header.id_bytes :] for length in lengths.tolist()]
+        padded = [end.ljust(size, b"\0") for end in ends] + [end.ljust(size, b"\xff") for end in ends]
+        return np.array(padded, self._suffixes.dtype)
+
+
+def _spread(first: Ints, last: Ints, most: int) -> Ints:
+    """Places of the ranges first .. last, at most so many, at even distances over all of them."""
+    counts = last - first
+    total = int(counts.sum())
+    taken = np.arange(min(total, most)) * total // min(total, most)
+    ends = np.cumsum(counts)
+    which = np.searchsorted(ends, taken, side="right")
+    places: Ints = first[which] + taken - (ends[which] - counts[which])
+    return places

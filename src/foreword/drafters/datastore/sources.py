@@ -1,0 +1,76 @@
+"""Token ids from files, a piece at a time."""
+
+import codecs
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.drafters.datastore.format import id_bytes_for
+from foreword.errors import RequestError
+from foreword.models.tokenization.tokenizer import Tokenizer
+
+Ids = npt.NDArray[np.int64]
+
+TOKEN_SUFFIXES = (".npy", ".bin")
+"""Files of token ids; all others are text."""
+
+_TEXT_BYTES = 1 << 20
+_PIECE = 1 << 20
+
+
+def read_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
+    """Pieces of a file's token ids, each with the bytes of the file that it took."""
+    pieces = (
+        _stored_ids(path, tokenizer) if path.suffix.lower() in TOKEN_SUFFIXES else _text_ids(path, tokenizer)
+    )
+    for ids, size in pieces:
+        if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
+            wrong = ids[(ids < 0) | (ids >= tokenizer.vocab_size)][0]
+            raise RequestError(
+                f"{path}: token id {wrong} is not in the vocabulary (0 .. {tokenizer.vocab_size - 1}); "
+                "name the model whose tokens these are with --model"
+            )
+        yield ids, size
+
+
+def _stored_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
+    """Of a `.npy` file with one row of integers, or a `.bin` file of bare little-endian ones."""
+    try:
+        if path.suffix.lower() == ".npy":
+            stored = np.load(path, mmap_mode="r", allow_pickle=False)
+        else:
+            stored = np.memmap(path, f"<u{id_bytes_for(tokenizer.vocab_size)}", "r")
+    except (OSError, ValueError, EOFError) as error:
+        raise RequestError(f"{path} cannot be read as token ids: {error}") from None
+    if stored.ndim != 1 or stored.dtype.kind not in "iu":
+        raise RequestError(
+            f"{path}: token ids must be one row of integers, not {stored.dtype} {stored.shape}"
+        )
+    for start in range(0, len(stored), _PIECE):
+        piece = np.asarray(stored[start : start + _PIECE])
+        yield piece.astype(np.int64), piece.nbytes
+
+
+def _text_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
+    """Of a text file; it is cut at ends of lines where there are any, so that few words are torn."""
+    decoder, rest = codecs.getincrementaldecoder("utf-8")(), ""
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_TEXT_BYTES):
+                text = rest + decoder.decode(chunk)
+                cut = text.rfind("\n") + 1 or text.rfind(" ") or len(text)
+                cut = cut if cut > 0 else len(text)
+                rest = text[cut:]
+                yield _encode(tokenizer, text[:cut]), len(chunk)
+            rest += decoder.decode(b"", final=True)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror or error
+        raise RequestError(f"{path} cannot be read as text: {reason}") from None
+    if rest:
+        yield _encode(tokenizer, rest), 0
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> Ids:
+    return np.array(tokenizer.encode(text, add_special_tokens=False), np.int64)

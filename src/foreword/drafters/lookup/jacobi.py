@@ -1,0 +1,82 @@
+"""Jacobi decoding: guess what the target drew for the places ahead when it judged the last guesses.
+
+Every pass is one step of a fixed-point iteration over the tokens to come. Guesses that were wrong are replaced by what
+the target draws after them; once a guess and all before it are right, it stays and is accepted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from foreword.drafters.lookup.judged_draft import JudgedDraft
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Ask, Commit, DrafterNeeds, DraftRequest
+
+_BYTES_PER_REQUEST = 3_000
+"""Memory of one request's guesses, most of it the random numbers."""
+
+
+@dataclass(frozen=True)
+class JacobiConfig:
+    """It has nothing to set: the number of guesses is the length of the iteration."""
+
+
+@dataclass
+class _Ahead:
+    """What is guessed to come after a request's text."""
+
+    tokens: list[int] = field(default_factory=list)
+    end: int = 0  # length of the text that they follow
+    random: Random = field(default_factory=lambda: Random(0))  # for places that nothing is known of
+
+
+class JacobiDrafter:
+    """Guesses chains; where nothing was drawn yet, tokens of the prompt."""
+
+    needs = DrafterNeeds(draws=True)
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Ahead] = {}
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """A chain as long as it may be for every ask."""
+        return [self._chain(ask) for ask in asks]
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """The target's draws from the text's new end on are the next guesses."""
+        for commit in commits:
+            ahead = self._known.get(commit.request.request_id)
+            if ahead is not None and len(commit.draft):
+                ahead.tokens = _next_guesses(ahead.tokens, commit)
+                ahead.end = len(commit.request.tokens)
+
+    def forget(self, request: DraftRequest) -> None:
+        """Drop what is guessed for a request that has ended."""
+        self._known.pop(request.request_id, None)
+
+    def memory_bytes(self) -> int:
+        """About what the guesses for all running requests take."""
+        return len(self._known) * _BYTES_PER_REQUEST
+
+    def _chain(self, ask: Ask) -> Draft:
+        request = ask.request
+        ahead = self._known.setdefault(request.request_id, _Ahead())
+        length = min(ask.max_nodes, ask.max_depth)
+        del ahead.tokens[: len(request.tokens) - ahead.end]  # what came without guesses of ours
+        ahead.end = len(request.tokens)
+        sources = request.prompt_len or len(request.tokens)
+        while len(ahead.tokens) < length:
+            ahead.tokens.append(request.tokens[ahead.random.randrange(sources)])
+        return Draft.chain(ahead.tokens[:length], len(request.tokens), request.epoch)
+
+
+def _next_guesses(guessed: Sequence[int], commit: Commit) -> list[int]:
+    """What was drawn along the guesses, without the places that the text has filled since."""
+    judged = JudgedDraft(commit)
+    drawn = []
+    for length in range(len(guessed) + 1):
+        token = judged.drawn_after(judged.follow(guessed[:length]))
+        if token is None:
+            break
+        drawn.append(token)
+    return drawn[len(commit.request.tokens) - commit.draft.committed_len :]

@@ -1,0 +1,192 @@
+"""Lookahead decoding (Fu et al. 2024, arXiv 2402.02057): a Jacobi window makes n-grams, a pool of them makes guesses.
+
+The window rides in the pass that verifies the guesses. It has columns, one for every place ahead, and rows, one for
+every earlier turn; what the target draws after the last row completes an n-gram in every column. All of it is a tree:
+the parent of (row r, column j) is (r - 1, j), of (0, j) it is (0, j - 1), and (0, 0) is the newest token of the text.
+A window node is accepted like any other if it happens to be right.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple
+
+from foreword.drafters.lookup.judged_draft import JudgedDraft
+from foreword.drafters.lookup.ngram_pool import NgramPool
+from foreword.errors import RequestError
+from foreword.speculation.draft import ROOT, Draft
+from foreword.speculation.drafting import Ask, Commit, DrafterNeeds, DraftRequest
+
+_BYTES_PER_REQUEST = 4_000
+"""Memory of one request's window, most of it the random numbers."""
+
+
+@dataclass(frozen=True)
+class LookaheadConfig:
+    """Sizes of window and guesses; all of it takes (ngram_size - 1) * (window_size + guess_set_size) - 1 nodes.
+
+    Where there are fewer, both shrink.
+    """
+
+    window_size: int = 7  # columns of the window
+    ngram_size: int = 5  # length of the n-grams: one more than the window has rows
+    guess_set_size: int = 7  # n-grams that are guessed in one pass, and kept for every first token
+    pool_size: int = 4096  # n-grams that are kept for a request
+    pool_from_prompt: bool = True  # whether the n-grams of the prompt and of the answer are in the pool, too
+
+    def __post_init__(self) -> None:
+        for name in ("window_size", "guess_set_size", "pool_size"):
+            if getattr(self, name) < 1:
+                raise RequestError(f"speculation: {name} must be at least 1, not {getattr(self, name)}")
+        if self.ngram_size < 2:
+            raise RequestError(f"speculation: ngram_size must be at least 2, not {self.ngram_size}")
+
+
+class WindowSize(NamedTuple):
+    """How much of a window fits into a draft."""
+
+    rows: int
+    columns: int
+
+    @property
+    def nodes(self) -> int:
+        return self.rows * self.columns - 1
+
+
+def fitting_window(config: LookaheadConfig, max_nodes: int, max_depth: int) -> WindowSize:
+    """As much as the guesses leave room for, at least half of the nodes; first columns are given up, then rows."""
+    rows = config.ngram_size - 1
+    room = max(max_nodes - config.guess_set_size * rows, max_nodes - max_nodes // 2)
+    while rows > 1 and _columns(rows, room, max_depth) < 2:
+        rows -= 1
+    return WindowSize(rows, max(1, min(config.window_size, _columns(rows, room, max_depth))))
+
+
+def _columns(rows: int, room: int, max_depth: int) -> int:
+    return min((room + 1) // rows, max_depth - rows + 2)
+
+
+class LookaheadDrafter:
+    """Guesses what the pool has for the newest token, beside the window that fills the pool."""
+
+    needs = DrafterNeeds(draws=True)
+
+    def __init__(self, config: LookaheadConfig) -> None:
+        self._config = config
+        self._known: dict[int, _Reader] = {}
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """Guesses and window as one tree for every ask."""
+        return [self._tree(ask) for ask in asks]
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """Move the windows on by what the target drew after them."""
+        for commit in commits:
+            reader = self._known.get(commit.request.request_id)
+            if reader is not None and len(commit.draft):
+                reader.observe(commit)
+
+    def forget(self, request: DraftRequest) -> None:
+        """Drop window and pool of a request that has ended."""
+        self._known.pop(request.request_id, None)
+
+    def memory_bytes(self) -> int:
+        """About what the windows and pools of all running requests take."""
+        pools = sum(reader.pool.memory_bytes() for reader in self._known.values())
+        return pools + len(self._known) * _BYTES_PER_REQUEST
+
+    def _tree(self, ask: Ask) -> Draft:
+        request = ask.request
+        reader = self._known.get(request.request_id)
+        if reader is None or reader.read_tokens > len(request.tokens):
+            reader = self._known[request.request_id] = _Reader(self._config)
+        reader.read(request)
+        size = fitting_window(self._config, ask.max_nodes, ask.max_depth)
+        tree = _GrowingTree(ask.max_nodes - size.nodes, ask.max_depth)
+        for gram in reader.pool.after(request.tokens[-1]):
+            tree.add(gram)
+        tree.max_nodes = ask.max_nodes
+        for path in reader.window(request, size):
+            tree.add(path)
+        return Draft(tuple(tree.tokens), tuple(tree.parents), len(request.tokens), request.epoch)
+
+
+class _Reader:
+    """One request's window and pool."""
+
+    def __init__(self, config: LookaheadConfig) -> None:
+        self._config = config
+        self.pool = NgramPool(config.guess_set_size, config.pool_size)
+        self.read_tokens = 0  # whose n-grams are in the pool, where those of the text are wanted
+        self._rows: list[list[int]] = []  # [rows][columns]; what stands at (0, 0) is never used
+        self._wanted_rows = 1
+        self._random = Random(0)
+
+    def read(self, request: DraftRequest) -> None:
+        """Take the n-grams of the text into the pool."""
+        tokens, rest = request.tokens, self._config.ngram_size - 1
+        if not self._config.pool_from_prompt:
+            self.read_tokens = len(tokens)
+        while self.read_tokens + rest < len(tokens):
+            first = self.read_tokens
+            self.pool.add(tokens[first], tuple(tokens[first + 1 : first + 1 + rest]))
+            self.read_tokens += 1
+
+    def window(self, request: DraftRequest, size: WindowSize) -> list[list[int]]:
+        """The window as paths from the text's end, one for every column; resized to what fits."""
+        self._wanted_rows = size.rows
+        self._rows = self._rows[: size.rows] or [[]]
+        sources = request.prompt_len or len(request.tokens)
+        for row in self._rows:
+            del row[size.columns :]
+            while (
+                len(row) < size.columns
+            ):  # nothing is known of these places: tokens of the prompt are a start
+                row.append(request.tokens[self._random.randrange(sources)])
+        return [self._path(column) for column in range(size.columns)]
+
+    def _path(self, column: int) -> list[int]:
+        """The tokens from the text's end to the last row of a column."""
+        first, *others = self._rows
+        return [*first[1 : column + 1], *(row[column] for row in others)]
+
+    def observe(self, commit: Commit) -> None:
+        """What was drawn after the last row is the next row; the columns' n-grams go into the pool."""
+        judged, drawn = JudgedDraft(commit), []
+        keys = (
+            [commit.request.tokens[commit.draft.committed_len - 1], *self._rows[0][1:]] if self._rows else []
+        )
+        for column, key in enumerate(keys):
+            token = judged.drawn_after(judged.follow(self._path(column)))
+            if token is None:
+                break
+            self.pool.add(key, (*(row[column] for row in self._rows[1:]), token))
+            drawn.append(token)
+        if len(drawn) < min(2, len(keys)):  # another drafter's guesses were judged
+            return
+        kept = self._rows if len(self._rows) < self._wanted_rows else self._rows[1:]
+        self._rows = [*(row[: len(drawn)] for row in kept), drawn]
+
+
+class _GrowingTree:
+    """Paths laid over each other."""
+
+    def __init__(self, max_nodes: int, max_depth: int) -> None:
+        self.max_nodes = max_nodes
+        self._max_depth = max_depth
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self._nodes: dict[tuple[int, int], int] = {}
+
+    def add(self, path: Sequence[int]) -> None:
+        """Add a path from the text's end, as far as it fits."""
+        parent = ROOT
+        for token in path[: self._max_depth]:
+            node = self._nodes.get((parent, token))
+            if node is None:
+                if len(self.tokens) >= self.max_nodes:
+                    return
+                node = self._nodes[parent, token] = len(self.tokens)
+                self.tokens.append(token)
+                self.parents.append(parent)
+            parent = node

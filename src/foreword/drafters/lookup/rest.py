@@ -1,0 +1,113 @@
+"""Retrieval (REST, He et al. 2023, arXiv 2311.08252): what followed the same words in a datastore follows again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from foreword.drafters.datastore.format import DEPTH, DatastoreError, fingerprint
+from foreword.drafters.datastore.search import Datastore, Ints
+from foreword.drafters.resources import DrafterResources
+from foreword.errors import RequestError
+from foreword.speculation.draft import ROOT, Draft
+from foreword.speculation.drafting import Ask, DraftRequest
+
+_TOKEN_BITS = 32
+_LEFT_OUT = -2
+
+
+@dataclass(frozen=True)
+class RestConfig:
+    """Where to look, and what counts as a match."""
+
+    datastore: str  # a file that `foreword datastore build` has made
+    min_match: int = 2  # fewest tokens at the text's end that are looked up
+    max_match: int = DEPTH  # most
+    max_matches: int = 1000  # places whose continuations are counted; of more, as many at even distances
+    min_probability: float = 0.05  # share of the matches below which a node is left out
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_match <= self.max_match <= DEPTH:
+            raise RequestError(
+                f"speculation: min_match and max_match must satisfy 1 <= min <= max <= {DEPTH}, "
+                f"not {self.min_match} and {self.max_match}"
+            )
+        if self.max_matches < 1:
+            raise RequestError(f"speculation: max_matches must be at least 1, not {self.max_matches}")
+        if not 0 <= self.min_probability <= 1:
+            raise RequestError(f"speculation: min_probability must be in 0 .. 1, not {self.min_probability}")
+
+
+def build_rest(config: RestConfig, resources: DrafterResources) -> "RestDrafter":
+    """Open the datastore; its ids must be this model's."""
+    store = Datastore(Path(config.datastore))
+    if store.header.tokenizer != fingerprint(resources.checkpoint.tokenizer()):
+        raise DatastoreError(
+            f"datastore {config.datastore} was made with another tokenizer, that of {store.header.model}; "
+            "build it again with --model"
+        )
+    return RestDrafter(config, store)
+
+
+class RestDrafter:
+    """Guesses trees of the most frequent continuations. It keeps nothing of a request."""
+
+    def __init__(self, config: RestConfig, store: Datastore) -> None:
+        self._config = config
+        self._store = store
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """A tree for every ask, empty where the text's end is not in the datastore."""
+        return [self._tree(ask) for ask in asks]
+
+    def forget(self, request: DraftRequest) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        self._store.close()
+
+    def memory_bytes(self) -> int:
+        """None of its own: the datastore is mapped, and the system keeps of it what it has room for."""
+        return 0
+
+    def _tree(self, ask: Ask) -> Draft:
+        request, config = ask.request, self._config
+        end = np.array(request.tokens[-config.max_match :], np.int64)
+        matches = self._store.longest_matches(end, config.min_match, config.max_matches)
+        if not matches.length:
+            return Draft()
+        depth = min(ask.max_nodes, ask.max_depth)
+        followed = self._store.continuations(matches.starts, depth)
+        tokens, parents = most_frequent(followed, ask.max_nodes, config.min_probability)
+        return Draft(tokens, parents, len(request.tokens), request.epoch)
+
+
+def most_frequent(
+    followed: Ints, max_nodes: int, min_share: float
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Tokens and parents of the beginnings that most of the continuations [matches, depth] have; -1 ends one.
+
+    A beginning is at least as frequent as what it goes on to, so the most frequent ones are a tree.
+    """
+    fewest = max(1.0, min_share * len(followed))
+    found: list[tuple[int, int, int, int]] = []  # (-count, number, token, number of the parent)
+    groups = np.full(len(followed), ROOT)  # of every continuation, the number of its beginning so far
+    for level in range(followed.shape[1]):
+        going_on = followed[:, level] >= 0
+        followed, groups = followed[going_on], groups[going_on]
+        beginnings, which, counts = np.unique(
+            (groups << _TOKEN_BITS) + followed[:, level], return_inverse=True, return_counts=True
+        )
+        best = np.argsort(-counts, kind="stable")[:max_nodes]
+        best = best[counts[best] >= fewest]
+        numbers = np.full(len(counts), _LEFT_OUT)
+        numbers[best] = len(found) + np.arange(len(best))
+        for slot in best.tolist():
+            parent, token = divmod(int(beginnings[slot]), 1 << _TOKEN_BITS)
+            found.append((-int(counts[slot]), len(found), token, parent))
+        groups = numbers[which]
+        followed, groups = followed[groups != _LEFT_OUT], groups[groups != _LEFT_OUT]
+    chosen = sorted(found)[:max_nodes]
+    new_numbers = {ROOT: ROOT} | {number: place for place, (_, number, _, _) in enumerate(chosen)}
+    return tuple(token for _, _, token, _ in chosen), tuple(new_numbers[parent] for *_, parent in chosen)

@@ -1,0 +1,115 @@
+"""Drafters under the rules that ask what was drawn, and which of them are refused."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foreword import LLM, SamplingParams
+from foreword.drafters.registry import Guesses, drafter_kinds
+from foreword.engine.config import EngineConfig
+from foreword.errors import RequestError
+from helpers.drafted_answers import PROMPTS, answers, noisy_copy, store_of_answers
+from helpers.taught_heads import taught_heads
+
+
+def form_id(form: dict[str, Any]) -> str:
+    return "-".join(str(value) for value in form.values())
+
+
+@pytest.fixture(scope="module")
+def files(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """What a method needs besides its own settings."""
+    folder = tmp_path_factory.mktemp("files")
+    llm = LLM(str(tiny_model), dtype="float32", device="cpu")
+    heads = taught_heads(llm, tiny_model, folder)
+    return {
+        "draft_model": {"model": str(noisy_copy(tiny_model, folder / "model"))},
+        "rest": {"datastore": str(store_of_answers(llm, folder))},
+        **{method: {"model": str(path)} for method, path in heads.items()},
+    }
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize(
+    "method", ["ngram", "jacobi", "draft_model", "layer_skip", "self_quantized", "eagle", "eagle3"]
+)
+def test_chains_run_under_every_rule(
+    tiny_model: Path, files: dict[str, dict[str, str]], method: str, rule: str
+):
+    check_rule(tiny_model, files, {"method": method, "num_speculative_tokens": 4}, rule)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"method": "suffix", "num_speculative_tokens": 9, "min_match": 1, "max_stored_tokens": 0},
+        {"method": "rest", "num_speculative_tokens": 8, "min_match": 1},
+        {"method": "lookahead", "num_speculative_tokens": 20},
+        {"method": "jacobi", "num_speculative_tokens": 5},
+        {"method": "draft_model", "num_speculative_tokens": 9, "tree_width": 3},
+        {"method": "layer_skip", "num_speculative_tokens": 4, "exit_layer": 1},
+        {"method": "self_quantized", "num_speculative_tokens": 8, "bits": 2, "tree_width": 2},
+        {"method": "eagle3", "num_speculative_tokens": 9, "tree_width": 3},
+        {"method": "eagle", "num_speculative_tokens": 6, "tree_width": 2},
+        {
+            "method": ["suffix", "layer_skip"],
+            "num_speculative_tokens": 6,
+            "tree_width": 2,
+            "max_stored_tokens": 0,
+        },
+        {
+            "method": ["suffix", "ngram"],
+            "num_speculative_tokens": 8,
+            "combine": "merge",
+            "max_stored_tokens": 0,
+        },
+    ],
+    ids=form_id,
+)
+def test_trees_run_under_traversal(tiny_model: Path, files: dict[str, dict[str, str]], form: dict[str, Any]):
+    check_rule(tiny_model, files, form, "traversal")
+
+
+def check_rule(tiny_model: Path, files: dict[str, dict[str, str]], form: dict[str, Any], rule: str) -> None:
+    """Greedy text is the plain one under each rule; sampled text repeats by seed with a drafter that learns nothing."""
+    form = {**form, "fixed": True}  # asked every time, whether or not it pays
+    if isinstance(form["method"], str):
+        form |= files.get(form["method"], {})
+    config = EngineConfig(acceptance_rule=rule)
+    llm = LLM(str(tiny_model), dtype="float32", device="cpu", config=config, speculation=form)
+    greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    sampled = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=20, seed=4, ignore_eos=True)
+    with_draft = answers(llm, PROMPTS[:4], [greedy] * 4)
+    first, second = (answers(llm, PROMPTS[:4], [sampled] * 4) for _ in range(2))
+    assert first == second
+    llm.speculate(None)
+    assert answers(llm, PROMPTS[:4], [greedy] * 4) == with_draft
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"method": "suffix"},
+        {"method": "lookahead"},
+        {"method": "layer_skip", "tree_width": 2},
+        {"method": ["ngram", "layer_skip"], "combine": "merge"},
+    ],
+)
+def test_trees_are_refused_by_rules_that_need_chains(tiny_model: Path, form: dict[str, Any]):
+    config = EngineConfig(acceptance_rule="token")
+    with pytest.raises(RequestError, match="chains only"):
+        LLM(str(tiny_model), dtype="float32", device="cpu", config=config, speculation=form)
+
+
+def test_trees_ranked_by_what_was_drawn_are_refused_for_traversal(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Another package's that does not say otherwise; what it makes is not known before it is judged."""
+    kind = replace(drafter_kinds()["suffix"], guesses=Guesses.RANKED)
+    kinds = {**drafter_kinds(), "ranking": kind}
+    monkeypatch.setattr("foreword.drafters.config.drafter_kinds", lambda: kinds)
+    config = EngineConfig(acceptance_rule="traversal")
+    with pytest.raises(RequestError, match="fixed before anything is drawn"):
+        LLM(str(tiny_model), dtype="float32", device="cpu", config=config, speculation={"method": "ranking"})
