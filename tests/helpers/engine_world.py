@@ -173,7 +173,7 @@ class World:
             max_draft_share=self.rng.choice((0.5, 1e9, 1e9)),
         )
         default = SpeculationConfig.parse({"method": "ngram", "num_speculative_tokens": 4})
-        parts = EngineParts(config, SabotagedPolicy(self), self._build, default, self._moody_clock())
+        parts = EngineParts(config, SabotagedPolicy(self), self._build, default, clock=self._moody_clock())
         return EngineCore(self.target, Vocabulary(VOCAB, END_IDS), parts)  # type: ignore[arg-type]
 
     def _moody_clock(self) -> Callable[[], float]:

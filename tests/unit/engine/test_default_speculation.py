@@ -2,14 +2,14 @@ import pytest
 
 from foreword.backends.cpu.decoder import CpuDecoder
 from foreword.backends.torch.decoder import TorchDecoder
-from foreword.engine.default_speculation import DEFAULT_SPECULATION, choose_speculation
+from foreword.engine.default_speculation import WITHOUT_A_HEAD, choose_speculation
 from foreword.errors import RequestError
 
 
 def test_auto_guesses_only_where_guesses_cannot_change_a_text():
     chosen = choose_speculation("auto", is_shape_invariant=True).config
     assert chosen is not None
-    assert DEFAULT_SPECULATION.items() <= {**chosen.as_mapping(), "method": "suffix"}.items()
+    assert WITHOUT_A_HEAD.items() <= {**chosen.as_mapping(), "method": "suffix"}.items()
     assert chosen.method == ("suffix",)
     refused = choose_speculation("auto", is_shape_invariant=False)
     assert refused.config is None
