@@ -18,6 +18,7 @@ from catalogue import MUTANTS, Mutant
 from chains import CHAIN_MUTANTS
 from ends import END_MUTANTS
 from engine import ENGINE_MUTANTS
+from heads import HEAD_MUTANTS
 from house import HOUSE_MUTANTS
 from predictions import PREDICTION_MUTANTS
 from rich.console import Console
@@ -128,7 +129,15 @@ def main() -> int:
         "--jobs", type=int, default=1, help="mutants that are tried at once, each in its own copy"
     )
     arguments = parser.parse_args()
-    catalogue = (*MUTANTS, *ENGINE_MUTANTS, *END_MUTANTS, *CHAIN_MUTANTS, *HOUSE_MUTANTS, *PREDICTION_MUTANTS)
+    catalogue = (
+        *MUTANTS,
+        *ENGINE_MUTANTS,
+        *END_MUTANTS,
+        *CHAIN_MUTANTS,
+        *HOUSE_MUTANTS,
+        *PREDICTION_MUTANTS,
+        *HEAD_MUTANTS,
+    )
     chosen = [mutant for mutant in catalogue if arguments.bug in (None, mutant.bug)]
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory() as folder:
