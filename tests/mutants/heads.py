@@ -13,7 +13,7 @@ OBSERVING = f"{UNIT}/speculation/test_observing.py"
 
 HEAD_MUTANTS = (
     Mutant(
-        50,
+        70,
         "layer numbers inside eagle_config are read as boundaries",
         "models/heads/boundaries.py",
         "_ids(inner, IDS, 1)",
@@ -21,7 +21,7 @@ HEAD_MUTANTS = (
         (f"{LOGITS}[SpecForge 3.1-torch-float32]",),
     ),
     Mutant(
-        50,
+        70,
         "boundaries at the top level are read as layer numbers",
         "models/heads/boundaries.py",
         "_ids(fields, IDS, 0)",
@@ -29,7 +29,7 @@ HEAD_MUTANTS = (
         (f"{FILES}::test_layers_are_counted_as_their_authors_count_them",),
     ),
     Mutant(
-        50,
+        70,
         "embedding and features in the other order",
         "backends/torch/heads.py",
         "torch.cat((before, normed), dim=-1)",
@@ -37,7 +37,7 @@ HEAD_MUTANTS = (
         (f"{LOGITS}[EAGLE-3-torch-float32]",),
     ),
     Mutant(
-        50,
+        70,
         "features before the embedding in a fused head",
         "backends/torch/heads.py",
         "torch.cat((embedded, features), dim=-1)",
@@ -45,7 +45,7 @@ HEAD_MUTANTS = (
         (f"{LOGITS}[EAGLE-1-torch-float32]",),
     ),
     Mutant(
-        50,
+        70,
         "the taps in the other order",
         "drafters/heads/stepwise.py",
         "states = [commit.hidden[tap] for tap in self._taps]",
@@ -53,7 +53,7 @@ HEAD_MUTANTS = (
         (f"{LOGITS}[speculators-cpu-float32]",),
     ),
     Mutant(
-        50,
+        70,
         "d2t is read as a table of ids",
         "models/heads/checks.py",
         'torch.arange(spec.draft_vocab_size) + files.stored("d2t").long()',
@@ -61,7 +61,7 @@ HEAD_MUTANTS = (
         (f"{FILES}::test_d2t_holds_offsets",),
     ),
     Mutant(
-        50,
+        70,
         "the head reads its own state before the norm where it should read it after",
         "backends/torch/heads.py",
         "normed if self.spec.norm_output else last",
@@ -69,7 +69,7 @@ HEAD_MUTANTS = (
         (f"{LOGITS}[SpecForge 3.1-torch-float32]",),
     ),
     Mutant(
-        50,
+        70,
         "the head reads its own state after the norm where it should read it before",
         "backends/torch/heads.py",
         "normed if self.spec.norm_output else last",
@@ -77,7 +77,7 @@ HEAD_MUTANTS = (
         (f"{LOGITS}[EAGLE-3-torch-float32]",),
     ),
     Mutant(
-        50,
+        70,
         "the residual stream starts with the wrong features",
         "backends/torch/heads.py",
         "normed if self.spec.norm_before_residual else features",
@@ -85,7 +85,7 @@ HEAD_MUTANTS = (
         (f"{LOGITS}[speculators-torch-float32]",),
     ),
     Mutant(
-        50,
+        70,
         "guesses stand one position too late",
         "drafters/heads/levels.py",
         "length + tree.depth - 1)",
@@ -93,7 +93,7 @@ HEAD_MUTANTS = (
         (f"{LOGITS}[EAGLE-3-cpu-float32]",),
     ),
     Mutant(
-        50,
+        70,
         "a row reads the features of its own position",
         "drafters/heads/stepwise.py",
         "rows.add(commit.first, self._features(commit))",
@@ -101,7 +101,7 @@ HEAD_MUTANTS = (
         (f"{LOGITS}[EAGLE-3-torch-float32]",),
     ),
     Mutant(
-        50,
+        70,
         "the first token's row, which does not exist, is looked at",
         "drafters/heads/stepwise.py",
         "self.first if self.first > self.rows.end else max(self.rows.begin, LAG)",
@@ -109,7 +109,7 @@ HEAD_MUTANTS = (
         (f"{LOGITS}[EAGLE-3-torch-float32]",),
     ),
     Mutant(
-        51,
+        71,
         "the pass moves rows that the head has written again since",
         "speculation/transaction.py",
         "        if asked:\n            self._moves",
@@ -117,7 +117,7 @@ HEAD_MUTANTS = (
         (IN_PAGES,),
     ),
     Mutant(
-        51,
+        71,
         "rows of a pass that was given up count as filled",
         "kv/paged_cache.py",
         "            kind.clip(sequence.computed)",
@@ -125,7 +125,7 @@ HEAD_MUTANTS = (
         (f"{EXTRA}::test_rows_behind_the_computed_end_are_gone_with_the_pass",),
     ),
     Mutant(
-        51,
+        71,
         "rows that went with a page count as filled",
         "kv/extra_rows.py",
         "            self.clip((len(chain) - 1) * size)  # those",
@@ -133,7 +133,7 @@ HEAD_MUTANTS = (
         (f"{EXTRA}::test_a_page_of_another_brings_its_rows_or_takes_ours_away",),
     ),
     Mutant(
-        51,
+        71,
         "one who joined late tells others that its pages are complete",
         "kv/extra_rows.py",
         "while self.begin == 0 and self._marked < len(chain):",
@@ -141,7 +141,7 @@ HEAD_MUTANTS = (
         (f"{EXTRA}::test_one_who_joined_late_marks_nothing",),
     ),
     Mutant(
-        51,
+        71,
         "a fork has rows of what its leader wrote later",
         "kv/extra_rows.py",
         "        copy.clip(rows)\n",
@@ -149,7 +149,7 @@ HEAD_MUTANTS = (
         (f"{EXTRA}::test_a_fork_has_the_rows_and_states_that_it_starts_with",),
     ),
     Mutant(
-        51,
+        71,
         "drafters that a policy brings are not told",
         "speculation/observing.py",
         "for one in (entry.request.speculation, plan) if one is not None), *brought]",
@@ -157,7 +157,7 @@ HEAD_MUTANTS = (
         (f"{OBSERVING}::test_all_who_may_draft_for_a_request_are_told_with_the_states_that_each_needs",),
     ),
     Mutant(
-        51,
+        71,
         "rows of an accepted path count as being where they belong",
         "speculation/observing.py",
         "settled=entry.computed + entry.run,",
@@ -165,7 +165,7 @@ HEAD_MUTANTS = (
         (f"{OBSERVING}::test_a_commit_says_which_rows_stay_where_they_are",),
     ),
     Mutant(
-        51,
+        71,
         "a head that is off makes passes",
         "drafters/heads/stepwise.py",
         "if commit.is_on and end - first > FILLED_AT_ONCE:",
@@ -173,7 +173,7 @@ HEAD_MUTANTS = (
         (f"{ROWS}::test_a_head_that_was_off_starts_again_from_the_last_states",),
     ),
     Mutant(
-        52,
+        72,
         "a tree's nodes are ranked by their own score, not by that of their path",
         "drafters/heads/head_tree.py",
         "            self._scores[len(self.tokens)] = score",
@@ -181,7 +181,7 @@ HEAD_MUTANTS = (
         (f"{TREE}::test_the_draft_is_that_of_eagle_2",),
     ),
     Mutant(
-        52,
+        72,
         "a node reads what the wrong parent has said",
         "drafters/heads/head_tree.py",
         "self.sources = [before[self._parents[node]] for node in self.frontier]",
@@ -189,7 +189,7 @@ HEAD_MUTANTS = (
         (f"{FORMATS}::test_a_node_of_a_tree_reads_its_own_ancestors",),
     ),
     Mutant(
-        52,
+        72,
         "a node sees its siblings",
         "drafters/heads/head_tree.py",
         "self._masks[self._parents[node]] | 1 << self.num_read",
