@@ -48,8 +48,8 @@ HEAD_MUTANTS = (
         70,
         "the taps in the other order",
         "drafters/heads/stepwise.py",
-        "states = [commit.hidden[tap] for tap in self._taps]",
-        "states = [commit.hidden[tap] for tap in self._taps[::-1]]",
+        "[commit.hidden[tap] for tap in self._taps]",
+        "[commit.hidden[tap] for tap in self._taps[::-1]]",
         (f"{LOGITS}[speculators-cpu-float32]",),
     ),
     Mutant(
