@@ -10,6 +10,10 @@ import torch
 
 from foreword import LLM, SamplingParams
 from foreword.backends.interface import HeadInput, HeadOutput
+from foreword.engine.config import EngineConfig
+from foreword.engine.messages import NewRequest
+from foreword.kv.extra_rows import KEPT_STATES
+from foreword.speculation.draft import Draft
 from helpers.cpu import needs_cpu_kernels
 from helpers.slow_heads import SlowHead, target_states
 from helpers.taught_heads import hf_target
@@ -155,6 +159,8 @@ class Overheard:
 
     def __init__(self, drafter: Any) -> None:
         self.found: list[tuple[list[int], list[int], torch.Tensor]] = []  # (text, path of guesses, logits)
+        self.said: list[tuple[list[int], Draft]] = []
+        self.starts: list[int] = []  # the first KV row that each of `found` saw
         self._forward, self._propose = drafter._runner.forward, drafter.propose
         self._text: list[int] = []
         self._rows: list[int] = []  # tokens of the guesses that were read
@@ -162,7 +168,9 @@ class Overheard:
 
     def propose(self, asks: Any) -> Any:
         self._text, self._rows = list(asks[0].request.tokens), []
-        return self._propose(asks)
+        drafts = self._propose(asks)
+        self.said.append((self._text, drafts[0]))
+        return drafts
 
     def forward(self, wanted: HeadInput, store: Any) -> HeadOutput:
         output = self._forward(wanted, store)
@@ -173,40 +181,50 @@ class Overheard:
             mask = int(arrays.ancestor_masks[row, 0])
             path = [token for bit, token in enumerate(self._rows) if mask >> bit & 1]
             self.found.append((self._text, path, output.logits[place].clone()))
+            self.starts.append(int(wanted.starts[0]))
         return output
+
+
+class Reference:
+    """A layout's head and target as the published mathematics has them."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._layout, self.path = LAYOUTS[name], folder / name
+        self.target, head = target_path(folder, self._layout), self._layout.head()
+        if not self.path.exists():
+            self._layout.save(head, self.path)
+        self._model = hf_target(self.target)
+        tensors = dict(head.tensors)
+        tensors.setdefault("embed_tokens.weight", self._model.model.embed_tokens.weight.detach())
+        tensors.setdefault("lm_head.weight", self._model.lm_head.weight.detach())
+        self.tensors = tensors
+        self._slow = SlowHead(tensors, head.config, self._layout.flags)
+
+    def load(self, speculation: dict[str, Any], backend: str, dtype: str, **options: Any) -> LLM:
+        given = {"model": str(self.path), "fixed": True, **speculation}
+        return LLM(str(self.target), dtype=dtype, device="cpu", backend=backend, speculation=given, **options)
+
+    def logits(self, text: list[int], guesses: list[int], first: int = 1) -> torch.Tensor:
+        """After a text and some guesses, for a head whose rows begin with token `first`."""
+        boundaries = self._layout.boundaries
+        states = target_states(self._model, text[:-1], boundaries, normed=not boundaries)
+        return self._slow.chain(text[first - 1 :], states[first - 1 :], guesses, len(boundaries))[-1]
+
+
+PROMPT = {"prompt_token_ids": [*range(20, 60), 7]}
 
 
 def compare(
     folder: Path, name: str, speculation: dict[str, Any], backend: str, dtype: str
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(ours, expected) for every row whose logits the head was asked for."""
-    layout, path = LAYOUTS[name], folder / name
-    target, head = target_path(folder, layout), layout.head()
-    if not path.exists():
-        layout.save(head, path)
-    llm = LLM(
-        str(target),
-        dtype=dtype,
-        device="cpu",
-        backend=backend,
-        speculation={"model": str(path), "fixed": True, **speculation},
-    )
+    reference = Reference(folder, name)
+    llm = reference.load(speculation, backend, dtype)
     guard: Any = llm.engine.drafters.default.drafter
     overheard = Overheard(guard._drafter)
-    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
-    llm.generate({"prompt_token_ids": [*range(20, 60), 7]}, params)
+    llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
     assert not guard.faults
-    model = hf_target(target)
-    tensors = dict(head.tensors)
-    tensors.setdefault("embed_tokens.weight", model.model.embed_tokens.weight.detach())
-    tensors.setdefault("lm_head.weight", model.lm_head.weight.detach())
-    slow = SlowHead(tensors, head.config, layout.flags)
-    pairs = []
-    for text, guesses, logits in overheard.found:
-        states = target_states(model, text[:-1], layout.boundaries, normed=not layout.boundaries)
-        expected = slow.chain(text, states, guesses, len(layout.boundaries))
-        pairs.append((logits, expected[-1]))
-    return pairs
+    return [(logits, reference.logits(text, guesses)) for text, guesses, logits in overheard.found]
 
 
 @pytest.mark.parametrize(
@@ -237,3 +255,53 @@ def test_a_node_of_a_tree_reads_its_own_ancestors(folder: Path, name: str, backe
 def test_eight_bits_come_close(folder: Path, name: str):
     for ours, expected in compare(folder, name, {"num_speculative_tokens": 3}, "cpu", "int8"):
         assert (ours - expected).norm() < 0.15 * expected.norm()
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("cpu", marks=needs_cpu_kernels)])
+@pytest.mark.parametrize("name", ["SGLang", "EAGLE-1"])
+def test_a_head_that_joins_late_reads_the_text_from_there_on(folder: Path, name: str, backend: str):
+    """The rows before its first are not seen, whatever they hold."""
+    reference = Reference(folder, name)
+    llm = reference.load({"num_speculative_tokens": 3}, backend, "float32")
+    overheard = Overheard(llm.engine.drafters.default.drafter._drafter)
+    engine = llm.engine
+    (request,) = engine.add(
+        NewRequest(
+            "late", tuple(range(20, 60)), SamplingParams(temperature=0, max_tokens=120, ignore_eos=True)
+        )
+    )
+    engine.speculating = False
+    while len(request.output_ids) < 100:
+        engine.step()
+    engine.speculating = True
+    for _ in range(3):
+        engine.step()
+    engine.abort("late")
+    first = 40 + 99 - KEPT_STATES + 1
+    assert len(overheard.found) == 9
+    assert set(overheard.starts) == {first}
+    for text, guesses, logits in overheard.found:
+        expected = reference.logits(text, guesses, first)
+        torch.testing.assert_close(logits.double(), expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("name", ["EAGLE-3", "EAGLE-1"])
+def test_a_guess_tells_what_it_was_drawn_from(folder: Path, name: str, rule: str):
+    """Over the target's ids: what the head does not know has no chance."""
+    reference, temperature = Reference(folder, name), 0.7
+    config = EngineConfig(acceptance_rule=rule)
+    llm = reference.load({"num_speculative_tokens": 3}, "torch", "float32", config=config)
+    overheard = Overheard(llm.engine.drafters.default.drafter._drafter)
+    llm.generate(PROMPT, SamplingParams(temperature=temperature, max_tokens=12, ignore_eos=True, seed=1))
+    offsets = reference.tensors.get("d2t", torch.zeros(VOCAB, dtype=torch.int64))
+    ids = (torch.arange(len(offsets)) + offsets).tolist()
+    compared = 0
+    for text, draft in overheard.said:
+        for node, q in enumerate(draft.drawn):
+            assert q is not None
+            law = (reference.logits(text, list(draft.tokens[:node])) / temperature).softmax(-1)
+            assert q.ids.tolist() == ids
+            torch.testing.assert_close(torch.from_numpy(q.probs.copy()), law, atol=1e-5, rtol=1e-3)
+            compared += 1
+    assert compared > 10

@@ -80,7 +80,8 @@ ENGINE_MUTANTS = (
         18,
         "a sequence that is closed still says how much it holds",
         "kv/paged_cache.py",
-        "        sequence.pages, sequence.chain = [], []\n        sequence.computed = sequence.reserved = 0\n",
+        "        sequence.pages, sequence.chain, sequence.extra = [], [], {}\n"
+        "        sequence.computed = sequence.reserved = 0\n",
         "        sequence.chain = []\n",
         (WORLDS,),
     ),

@@ -18,6 +18,7 @@ from catalogue import MUTANTS, Mutant
 from chains import CHAIN_MUTANTS
 from ends import END_MUTANTS
 from engine import ENGINE_MUTANTS
+from heads import HEAD_MUTANTS
 from house import HOUSE_MUTANTS
 from predictions import PREDICTION_MUTANTS
 from rich.console import Console
@@ -139,6 +140,7 @@ def main() -> int:
         *PREDICTION_MUTANTS,
         *TRAVERSAL_MUTANTS,
         *WINDOW_MUTANTS,
+        *HEAD_MUTANTS,
     )
     chosen = [mutant for mutant in catalogue if arguments.bug in (None, mutant.bug)]
     console = Console(highlight=False)

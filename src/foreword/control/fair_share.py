@@ -24,16 +24,26 @@ class FairShare:
         self._share = share
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
-        """The inner policy's plan, with fewer guesses where they would cost others too much."""
+        """The inner policy's plan, with fewer guesses where they would cost others too much.
+
+        For a prompt that is still being read nobody guesses in this step: its plan costs nothing and stays.
+        """
         plans = self._policy.plan(entries, situation)
-        drafting = [plan for plan in plans if plan is not None]
-        if not drafting or len(drafting) == len(plans):
+        drafting = [p for p, entry in zip(plans, entries, strict=True) if p is not None and entry.draws]
+        if not drafting or all(plan is not None for plan in plans):
             return plans
-        wanted = [0 if plan is None else plan.max_nodes for plan in plans]
+        wanted = [
+            p.max_nodes if p is not None and entry.draws else 0
+            for p, entry in zip(plans, entries, strict=True)
+        ]
         shares = fair_shares(wanted, self._affordable(entries, drafting, situation))
         return [
-            replace(plan, max_nodes=nodes) if plan is not None and nodes else None
-            for plan, nodes in zip(plans, shares, strict=True)
+            plan
+            if not entry.draws
+            else replace(plan, max_nodes=nodes)
+            if plan is not None and nodes
+            else None
+            for plan, entry, nodes in zip(plans, entries, shares, strict=True)
         ]
 
     def _affordable(

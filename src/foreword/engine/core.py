@@ -40,9 +40,9 @@ class EngineParts:
     policy: Policy = field(default_factory=FixedPolicy)  # who drafts, with what, how deep
     build_drafter: Build | None = None  # makes the drafters that requests ask for; None: they cannot ask
     speculation: SpeculationConfig | None = None  # of requests that don't ask
+    clock: Callable[[], float] = perf_counter  # seconds
     # Others that requests will ask for and that keep rows in the KV pages: these are laid out for them too.
     offered: Sequence[SpeculationConfig] = ()
-    clock: Callable[[], float] = perf_counter  # seconds
 
 
 class EngineCore:

@@ -17,7 +17,8 @@ class Policy(Protocol):
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
         """One plan for every entry, in the same order.
 
-        `situation` has what was measured so far; each request has its own statistics and what was asked for it.
+        Also for a prompt that is still being read: a head that is meant to guess behind it reads along. `situation`
+        has what was measured so far; each request has its own statistics and what was asked for it.
         """
         ...
 

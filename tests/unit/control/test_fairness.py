@@ -240,7 +240,8 @@ def test_guesses_lengthen_a_mixed_step_by_no_more_than_their_share(seed: int):
     call = DrafterCall("liar", 1, 10, 10, 0, rng.choice((0.0, 1e-4, 1e-2)))
     measured(situation, 1, 20e-4, [call])
     wanted = [0, *(rng.choice((0, 3, 20, 60)) for _ in range(rng.randint(1, 8)))]
-    entries = [PassEntry.of(lone_request([1] * 40), rng.choice((1, 1, 30))) for _ in wanted]
+    runs = [rng.choice((1, 1, 30)) for _ in wanted]
+    entries = [PassEntry.of(lone_request([1] * run), run) for run in runs]
     share = rng.choice((0.0, 0.1, 0.5, 2.0))
     guesses = guesses_of(FairShare(GivenPlan(wanted), share).plan(entries, situation))
     rows = sum(entry.run for entry in entries)
@@ -259,6 +260,16 @@ def test_a_step_in_which_everyone_speculates_is_not_cut():
     entries = [PassEntry.of(lone_request([1]), 1) for _ in range(2)]
     plans = FairShare(GivenPlan([60, 20]), 0.0).plan(entries, situation)
     assert guesses_of(plans) == [60, 20]
+
+
+def test_a_plan_for_a_prompt_that_is_still_being_read_costs_nothing_and_stays():
+    """Nobody guesses for it in this step, but a head that is meant to guess behind it reads along."""
+    situation = Situation()
+    measured(situation, 1, 0.01)
+    reading, plain, decoding = lone_request([1] * 40), lone_request([1]), lone_request([1])
+    entries = [PassEntry.of(reading, 30), PassEntry.of(plain, 1), PassEntry.of(decoding, 1)]
+    plans = FairShare(GivenPlan([60, 0, 20]), 0.0).plan(entries, situation)
+    assert guesses_of(plans) == [60, 0, 0]
 
 
 def test_a_plan_for_few_requests_is_dropped_when_there_are_many():

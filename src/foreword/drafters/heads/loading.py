@@ -28,7 +28,7 @@ def load_head(model: str, kind: str, resources: DrafterResources) -> LoadedHead:
     path = resolve_model(model)
     head = open_head(path).fitted(resources.target.config)
     if head.spec.kind != kind:
-        raise RequestError(f"{path} holds a {head.spec.kind} head; use method {head.spec.kind!r}")
+        raise RequestError(f"{path} is a head for method {head.spec.kind!r}; name that one, or none")
     head = without_copies(head, resources.checkpoint)
     spec = head.spec
     attention = spec.layers[0].attention

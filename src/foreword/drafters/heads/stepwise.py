@@ -102,8 +102,8 @@ class StepwiseHead:
         return self._runner.weight_bytes
 
     def _features(self, commit: Commit) -> Tensor:
-        states = [commit.hidden[tap] for tap in self._taps]
-        return states[0] if len(states) == 1 else torch.cat(states, dim=-1)
+        # A copy even of one: a view of it would keep the states of all who were in the pass.
+        return torch.cat([commit.hidden[tap] for tap in self._taps], dim=-1)
 
     def _newest(self, ask: Ask) -> _Run | None:
         """The rows up to the newest token's, which is always run: its logits are needed."""

@@ -1,0 +1,92 @@
+"""A head on the CPU kernels gives a row the same bits whatever runs beside it, on however many threads."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from foreword.backends.cpu.decoder import CpuDecoder
+from foreword.backends.interface import HeadInput, HeadOutput
+from foreword.backends.runner import ModelRunner
+from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
+from foreword.kv.spec import RowSpec
+from foreword.models.heads.opening import Head, open_head
+from foreword.speculation.draft import Draft
+from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
+from helpers.cpu import cpu_decoder, needs_cpu_kernels
+from helpers.tiny_heads import HEAD_DIM, HIDDEN, KV_HEADS, TinyHead
+from helpers.tiny_models import make_hf_model
+
+pytestmark = needs_cpu_kernels
+ROWS = RowSpec("head", 2, KV_HEADS, HEAD_DIM)
+LENGTHS = (40, 5, 17, 70)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bits")
+    make_hf_model(folder / "target", num_hidden_layers=6)
+    TinyHead(360, draft_vocab=201, layers=2).eagle3().save(folder / "head", draft_vocab_size=201)
+    return folder
+
+
+class Together:
+    """Texts whose rows are made in one pass or in several, then one level of guesses."""
+
+    def __init__(self, decoder: CpuDecoder, head: Head) -> None:
+        self._head = decoder.head(head, ROWS.name)
+        self._runner = ModelRunner.allocate(decoder, 64, PAGE_SIZE, (ROWS,))
+        self._cache, self._buffers = PagedCache(64), BatchBuffers()
+
+    def run(self, texts: list[int], chunk: int) -> list[torch.Tensor]:
+        """Logits and states of every text's last row, then of three guesses behind it; `chunk` rows at a time."""
+        generator = torch.Generator()
+        made = {}
+        for number in texts:
+            length = LENGTHS[number]
+            generator.manual_seed(number)
+            tokens = torch.randint(3, 360, (length,), generator=generator).tolist()
+            features = torch.randn(length, 3 * HIDDEN, generator=generator)
+            kv = self._cache.open()
+            self._cache.reserve(kv, length + 3)
+            made[number] = (kv, tokens, features)
+        for begin in range(1, max(LENGTHS), chunk):
+            parts, rows = [], []
+            for kv, tokens, features in made.values():
+                end = min(begin + chunk, len(tokens))
+                if begin < end:
+                    parts.append(SequenceRows(kv, tokens, end - begin, Draft(), first=begin))
+                    rows.append(features[begin - 1 : end - 1])
+            if parts:
+                self._pass(parts, torch.cat(rows), are_own=False)
+        draft = Draft((5, 6, 7), (-1, -1, 0))
+        ends = [SequenceRows(kv, tokens, 1, draft, first=len(tokens) - 1) for kv, tokens, _ in made.values()]
+        own = torch.cat([features[-4:, :HIDDEN] for _, _, features in made.values()])
+        output = self._pass(ends, own.contiguous(), are_own=True)
+        for kv, _, _ in made.values():
+            self._cache.close(kv)
+        return [*output.logits.split(4), *output.states.split(4)]
+
+    def _pass(self, parts: list[SequenceRows], features: torch.Tensor, are_own: bool) -> HeadOutput:
+        arrays = self._buffers.lay_out(self._cache, parts, ()).arrays
+        starts = np.ones(len(parts), np.int32)
+        return self._head.forward(HeadInput(arrays, starts, features, are_own), self._runner.store)
+
+
+@pytest.mark.parametrize("form", ["int8", "float32"])
+def test_rows_have_the_same_bits_alone_and_together(folder: Path, form: str):
+    decoder = cpu_decoder(folder / "target", form, threads=1)
+    head = open_head(folder / "head").fitted(decoder.config)
+    numbers = list(range(len(LENGTHS)))
+    whole = Together(decoder, head).run(numbers, chunk=100)
+    for chunk in (1, 7):
+        for ours, expected in zip(Together(decoder, head).run(numbers, chunk), whole, strict=True):
+            assert torch.equal(ours, expected)
+    for number in numbers:
+        alone = Together(decoder, head).run([number], chunk=100)
+        assert torch.equal(alone[0], whole[number])
+        assert torch.equal(alone[1], whole[len(LENGTHS) + number])
+    threaded = Together(cpu_decoder(folder / "target", form, threads=3), head).run(numbers, chunk=13)
+    for ours, expected in zip(threaded, whole, strict=True):
+        assert torch.equal(ours, expected)

@@ -1,0 +1,141 @@
+"""Who is told of a pass, and what: a request's own drafter, the planned one, and those that a policy brings."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap
+from foreword.control.fixed import FixedPolicy
+from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
+from foreword.kv.spec import RowSpec
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Ask, Commit, Drafter, DrafterNeeds, DraftRequest
+from foreword.speculation.measured.situation import Situation
+from foreword.speculation.requests import DraftPlan, PassEntry
+from foreword.speculation.step import Stepper
+from helpers.history_target import HistoryTarget
+from helpers.pretend_store import PretendStore
+from helpers.requests import lone_request
+
+VOCAB = 11
+PROMPT = [1, 2, 3, 4, 5, 6, 7]
+ROWS = RowSpec("head", 1, 1, 8)
+
+
+class Target(HistoryTarget):
+    """Its hidden state at a row is (tap's layer, position)."""
+
+    def forward(self, batch: ForwardBatch, store: object = None) -> ForwardOutput:
+        output, rows = super().forward(batch, store), batch.hidden_rows.long()
+        hidden = {
+            tap: torch.stack([torch.full((len(rows),), tap.layer), batch.positions[rows]], dim=1)
+            for tap in batch.taps
+        }
+        return ForwardOutput(output.logits, hidden)
+
+
+class Listener:
+    """Guesses wrong trees, and writes down what it is told and given."""
+
+    def __init__(self, *taps: int, rows: tuple[RowSpec, ...] = (), scratch: int = 0) -> None:
+        self.needs = DrafterNeeds(tuple(map(Tap, taps)), rows, scratch=scratch)
+        self.told: list[Commit] = []
+        self.asked: list[tuple[int, int]] = []  # (computed rows, reserved rows) when it was asked
+        self.forgotten: list[int] = []
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        for ask in asks:
+            if ask.pages is not None:
+                kv = ask.pages.kv
+                self.asked.append((kv.computed, kv.reserved))
+        return [Draft((10, 9), (-1, -1), len(ask.request.tokens), ask.request.epoch) for ask in asks]
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        self.told += commits
+
+    def forget(self, request: DraftRequest) -> None:
+        self.forgotten.append(request.request_id)
+
+
+class Turns(FixedPolicy):
+    """The brought one and the request's own take turns."""
+
+    def __init__(self, brought: Drafter) -> None:
+        super().__init__()
+        self._brought, self.turn = brought, 0
+
+    def plan(self, entries: Sequence[PassEntry], situation: Situation) -> list[DraftPlan | None]:
+        self.turn += 1
+        mine = DraftPlan("brought", self._brought, 2, 1)
+        return [mine if self.turn % 2 == 0 else entry.request.speculation for entry in entries]
+
+    def drafters(self) -> list[Drafter]:
+        return [self._brought]
+
+
+def test_all_who_may_draft_for_a_request_are_told_with_the_states_that_each_needs():
+    own, brought = Listener(2), Listener(5, 3)
+    cache = PagedCache(8)
+    stepper = Stepper(Target(), cache, Turns(brought))
+    request = lone_request(PROMPT, vocab_size=VOCAB)
+    request.kv = cache.open()
+    request.speculation = DraftPlan("own", own, 2, 1)
+    for _ in range(5):
+        stepper.step([PassEntry.of(request, min(request.lag, 4))])
+    assert len(own.told) == len(brought.told) == 5
+    for drafter in (own, brought):
+        position = 0
+        for commit in drafter.told:
+            assert commit.first == position
+            assert commit.hidden.keys() == set(drafter.needs.taps)
+            for tap, states in commit.hidden.items():
+                places = range(position, position + commit.rows)
+                assert states.tolist() == [[tap.layer, place] for place in places]
+            position += commit.rows
+    assert [commit.is_on for commit in own.told] == [True, False, True, False, True]
+    assert [commit.is_on for commit in brought.told] == [False, True, False, True, False]
+    assert set(request.asked.values()) == {own, brought}, "both hear of the end"
+
+
+def test_a_commit_says_which_rows_stay_where_they_are():
+    """Those of the run; an accepted path may still have to be moved."""
+    drafter = Listener(2)
+    cache = PagedCache(8)
+    stepper = Stepper(Target(), cache, FixedPolicy())
+    request = lone_request(PROMPT, vocab_size=VOCAB)
+    request.kv = cache.open()
+    request.speculation = DraftPlan("own", drafter, 2, 1)
+    for _ in range(4):
+        stepper.step([PassEntry.of(request, min(request.lag, 4))])
+    assert [commit.settled for commit in drafter.told[:2]] == [4, 7]
+    for commit in drafter.told[2:]:
+        assert commit.settled == commit.first + 1
+
+
+@pytest.mark.parametrize(("scratch", "expected"), [(0, 3), (20, 21)])
+def test_a_drafter_with_rows_in_the_pages_finds_room_behind_the_text(scratch: int, expected: int):
+    drafter = Listener(2, rows=(ROWS,), scratch=scratch)
+    cache = PagedCache(8)
+    stepper = Stepper(Target(), cache, FixedPolicy(), store=PretendStore(8, PAGE_SIZE))
+    request = lone_request(PROMPT, vocab_size=VOCAB)
+    request.kv = cache.open()
+    request.speculation = DraftPlan("own", drafter, 2, 1)
+    stepper.step([PassEntry.of(request, 7)])
+    stepper.step([PassEntry.of(request, 1)])
+    first, end = drafter.asked[-1]
+    assert end - first == expected
+    cache.check_integrity()
+
+
+def test_scratch_rows_take_no_page_that_anybody_needs():
+    drafter = Listener(2, rows=(ROWS,), scratch=64)
+    cache = PagedCache(2)
+    stepper = Stepper(Target(), cache, FixedPolicy(), store=PretendStore(2, PAGE_SIZE))
+    request = lone_request(PROMPT, vocab_size=VOCAB)
+    request.kv = cache.open()
+    request.speculation = DraftPlan("own", drafter, 2, 1)
+    stepper.step([PassEntry.of(request, 7)])
+    stepper.step([PassEntry.of(request, 1)])
+    assert drafter.asked[-1][1] == 2 * PAGE_SIZE
+    cache.check_integrity()
