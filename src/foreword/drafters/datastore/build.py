@@ -28,7 +28,7 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.progress import StageProgress
 
 SHARD_TOKENS = 1 << 23
-"""Ids that are sorted at once, which takes about 50 bytes for each."""
+"""Ids that are sorted at once, which takes about 60 bytes for each."""
 
 MOST_TOKENS = (1 << 32) - 1
 
