@@ -20,5 +20,6 @@ inline int checked_threads(int threads) {
 }
 
 void register_decoder(nb::module_& m);
+void register_head(nb::module_& m);
 
 }  // namespace foreword

@@ -6,9 +6,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <optional>
-
-#include "bindings.h"
+#include "batch_bindings.h"
 #include "decoder.h"
 #include "dispatch.h"
 
@@ -16,64 +14,11 @@ namespace foreword {
 
 namespace {
 
-std::vector<float> copied(const Floats& array) { return {array.data(), array.data() + array.shape(0)}; }
-
-std::vector<float> copied(const std::optional<Floats>& array) {
-    return array ? copied(*array) : std::vector<float>{};
-}
-
-// One array of a batch: its numbers, how many entries it has and how many numbers an entry has.
-template <typename T>
-struct BatchArray {
-    const T* data;
-    int64_t entries, numbers;
-
-    explicit BatchArray(nb::handle object) {
-        const auto array = nb::cast<nb::ndarray<const T, nb::c_contig, nb::device::cpu>>(object);
-        if (array.ndim() < 1 || array.ndim() > 2) throw std::invalid_argument("an array of the batch has the wrong shape");
-        data = array.data();
-        entries = static_cast<int64_t>(array.shape(0));
-        numbers = array.ndim() == 2 ? static_cast<int64_t>(array.shape(1)) : 1;
-    }
-};
-
-std::vector<std::string> batch_arrays() {
-#define ARRAY(type, name, entries, numbers) #name,
-    return {FOREWORD_BATCH_ARRAYS(ARRAY)};
-#undef ARRAY
-}
-
-Batch read_batch(const nb::tuple& arrays, const std::vector<std::pair<int64_t, bool>>& taps) {
-    if (arrays.size() != batch_arrays().size()) throw std::invalid_argument("the batch has another number of arrays");
-    size_t place = 0;
-#define ARRAY(type, name, entries, numbers) const BatchArray<type> name(arrays[place++]);
-    FOREWORD_BATCH_ARRAYS(ARRAY)
-#undef ARRAY
-    const int64_t rows = token_ids.entries, requests = kv_lens.entries, pages = block_tables.numbers;
-    const int64_t wanted = logit_rows.entries, copies = kv_copies.entries, hidden_wanted = hidden_rows.entries;
-    Batch batch;
-#define ARRAY(type, name, count, columns)                                                                          \
-    if (name.entries != (count) || (name.entries > 0 && name.numbers != (columns))) {                              \
-        throw std::invalid_argument("the arrays of the batch do not fit together: " #name);                        \
-    }                                                                                                              \
-    batch.name = name.data;
-    FOREWORD_BATCH_ARRAYS(ARRAY)
-#undef ARRAY
-    batch.rows = rows;
-    batch.requests = requests;
-    batch.pages = pages;
-    batch.wanted = wanted;
-    batch.copies = copies;
-    batch.hidden_wanted = hidden_wanted;
-    for (const auto& [layer, normed] : taps) batch.taps.push_back({layer, normed});
-    return batch;
-}
-
 void forward(Decoder& decoder, KvStore& store, const nb::tuple& arrays, const std::vector<std::pair<int64_t, bool>>& taps,
              const Array<float, 2>& logits, const Array<float, 3>& hidden) {
     const Batch batch = read_batch(arrays, taps);
     const bool room = static_cast<int64_t>(logits.shape(0)) == batch.wanted &&
-                      static_cast<int64_t>(logits.shape(1)) == decoder.shape().vocab_size &&
+                      static_cast<int64_t>(logits.shape(1)) == decoder.vocab_size() &&
                       hidden.shape(0) == taps.size() && static_cast<int64_t>(hidden.shape(1)) == batch.hidden_wanted &&
                       static_cast<int64_t>(hidden.shape(2)) == decoder.shape().hidden_size;
     if (!room) throw std::invalid_argument("the output arrays do not fit the batch");
@@ -126,17 +71,15 @@ void bind_decoder(nb::module_& m) {
         .def("__init__", [](Decoder* self, int64_t vocab_size, int64_t hidden_size, int64_t intermediate_size,
                             int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float rms_norm_eps,
                             const Floats& inverse_frequencies, const std::string& isa, int threads) {
-            const DecoderShape shape{vocab_size, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, rms_norm_eps};
-            new (self) Decoder(shape, kernels_named(isa), checked_threads(threads), copied(inverse_frequencies));
+            const StackShape shape{hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, rms_norm_eps};
+            new (self) Decoder(vocab_size, shape, kernels_named(isa), checked_threads(threads), copied(inverse_frequencies));
         }, nb::arg("vocab_size"), nb::arg("hidden_size"), nb::arg("intermediate_size"), nb::arg("num_heads"),
            nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("rms_norm_eps"), nb::arg("inverse_frequencies"),
            nb::arg("isa"), nb::arg("threads"))
         .def("add_layer", [](Decoder& self, const Floats& attention_norm, const Floats& mlp_norm,
                              const std::vector<Matrix>& matrices, const std::optional<Floats>& query_norm,
                              const std::optional<Floats>& key_norm) {
-            if (matrices.size() != 7) throw std::invalid_argument("a layer has seven matrices");
-            self.add_layer({copied(attention_norm), matrices[0], matrices[1], matrices[2], matrices[3], copied(query_norm),
-                            copied(key_norm), copied(mlp_norm), matrices[4], matrices[5], matrices[6]});
+            self.add_layer(read_layer(attention_norm, mlp_norm, matrices, query_norm, key_norm));
         }, nb::arg("attention_norm"), nb::arg("mlp_norm"), nb::arg("matrices"), nb::arg("query_norm").none(), nb::arg("key_norm").none())
         .def("set_ends", [](Decoder& self, Matrix embedding, Matrix head, const Floats& final_norm) {
             self.set_ends(std::move(embedding), std::move(head), copied(final_norm));

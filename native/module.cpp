@@ -163,5 +163,6 @@ NB_MODULE(_native, m) {
     m.def("silu_mul", &silu_mul, nb::arg("gate"), nb::arg("up"), nb::arg("isa"));
     bind_matrix(m);
     register_decoder(m);
+    register_head(m);
     register_sampler(m);
 }

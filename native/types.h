@@ -83,6 +83,7 @@ struct AttentionTask {
     int64_t kv_head;
     int64_t head_begin;           // query heads, all of this KV head's group
     int64_t head_end;
+    int64_t first;                // logical rows before this one are not seen
     float scale;                  // 1 / sqrt(head dim)
     float* scratch;               // attention_scratch() floats
 };

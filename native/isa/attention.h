@@ -121,17 +121,17 @@ struct Company {
 };
 
 template <int Q>
-FOREWORD_INLINE void absorb_queries(const KvView& kv, const Tile& tile, const Tile* next, int64_t count,
+FOREWORD_INLINE void absorb_queries(const KvView& kv, const Tile& tile, const Tile* next, const Span& span,
                                     const State (&states)[Q], float* scores) {
     if (next) {
-        absorb_tile<Q, true>(kv, tile, *next, count, states, scores);
+        absorb_tile<Q, true>(kv, tile, *next, span, states, scores);
     } else {
-        absorb_tile<Q, false>(kv, tile, tile, count, states, scores);
+        absorb_tile<Q, false>(kv, tile, tile, span, states, scores);
     }
 }
 
 // One tile for all heads of some rows, in groups of nearly equal size; the first group fetches the next tile, if any.
-void absorb_rows(const KvView& kv, const Tile& tile, const Tile* next, int64_t count, const States& states,
+void absorb_rows(const KvView& kv, const Tile& tile, const Tile* next, const Span& span, const States& states,
                  const Company& company, float* scores) {
     const int64_t all = company.size * states.heads, groups = (all + kQueryTile - 1) / kQueryTile;
     const auto query = [&](int64_t i) { return states.at(company.rows[i / states.heads], i % states.heads); };
@@ -139,11 +139,11 @@ void absorb_rows(const KvView& kv, const Tile& tile, const Tile* next, int64_t c
     for (int64_t group = 0; group < groups; ++group) {
         const int64_t size = (all - first + groups - group - 1) / (groups - group);
         switch (size) {
-            case 1: absorb_queries(kv, tile, next, count, {query(first)}, scores); break;
-            case 2: absorb_queries(kv, tile, next, count, {query(first), query(first + 1)}, scores); break;
-            case 3: absorb_queries(kv, tile, next, count, {query(first), query(first + 1), query(first + 2)}, scores); break;
+            case 1: absorb_queries(kv, tile, next, span, {query(first)}, scores); break;
+            case 2: absorb_queries(kv, tile, next, span, {query(first), query(first + 1)}, scores); break;
+            case 3: absorb_queries(kv, tile, next, span, {query(first), query(first + 1), query(first + 2)}, scores); break;
             default:
-                absorb_queries(kv, tile, next, count,
+                absorb_queries(kv, tile, next, span,
                                {query(first), query(first + 1), query(first + 2), query(first + 3)}, scores);
         }
         next = nullptr;
@@ -164,8 +164,8 @@ void attention(const KvView& kv, const AttentionTask& task) {
         prefix = views[row].prefix > prefix ? views[row].prefix : prefix;
     }
     begin_states(kv, task, states);
-    for (int64_t begin = 0; begin < visible; begin += kKeyTile) {
-        const int64_t end = begin + kKeyTile;
+    for (int64_t begin = task.first / kKeyTile * kKeyTile; begin < visible; begin += kKeyTile) {
+        const int64_t end = begin + kKeyTile, hidden = task.first > begin ? task.first - begin : 0;
         Tile next{};
         if (prefix > end) next = prefix_tile(kv, task, end, prefix);
         const Tile* fetched = prefix > end ? &next : nullptr;
@@ -174,7 +174,7 @@ void attention(const KvView& kv, const AttentionTask& task) {
             if (views[row].prefix >= end) whole.rows[whole.size++] = row;
         }
         if (whole.size > 0) {
-            absorb_rows(kv, prefix_tile(kv, task, begin, end), fetched, kKeyTile, states, whole, scores);
+            absorb_rows(kv, prefix_tile(kv, task, begin, end), fetched, {hidden, kKeyTile}, states, whole, scores);
         }
         for (int64_t row = 0; row < rows; ++row) {
             const RowView& view = views[row];
@@ -182,7 +182,7 @@ void attention(const KvView& kv, const AttentionTask& task) {
             const int64_t count = view.visible < end ? view.visible - begin : kKeyTile;
             const Tile tile = view.prefix < begin + count ? gathered_tile(kv, task, view, begin)
                                                           : prefix_tile(kv, task, begin, begin + count);
-            absorb_rows(kv, tile, nullptr, count, states, {{row}, 1}, scores);
+            absorb_rows(kv, tile, nullptr, {hidden, count}, states, {{row}, 1}, scores);
         }
     }
     finish_states(kv, task, states);

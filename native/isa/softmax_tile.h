@@ -61,15 +61,22 @@ FOREWORD_INLINE void score_tile(const State (&states)[Q], const Tile& tile, cons
     }
 }
 
-// Turns `count` scores of each of Q queries into weights and updates maxima and sums; `factors` get what stands before
+// The places of a tile that are seen.
+struct Span {
+    int64_t begin, end;
+    bool is_whole() const { return begin == 0 && end == kKeyTile; }
+};
+
+// Turns the scores of each of Q queries into weights and updates maxima and sums; `factors` get what stands before
 // is to be multiplied with. Each step is done for all queries before the next, as every step waits for the one before.
 template <int Q>
-FOREWORD_INLINE void weigh_tile(float* scores, int64_t count, const State (&states)[Q], float (&factors)[8]) {
+FOREWORD_INLINE void weigh_tile(float* scores, const Span& span, const State (&states)[Q], float (&factors)[8]) {
     float before[8] = {0}, now[8] = {0};
 #pragma GCC unroll 4
     for (int s = 0; s < Q; ++s) {
         float* own = scores + s * kKeyTile;
-        for (int64_t i = count; i < kKeyTile; ++i) own[i] = -__builtin_inff();
+        for (int64_t i = 0; i < span.begin; ++i) own[i] = -__builtin_inff();
+        for (int64_t i = span.end; i < kKeyTile; ++i) own[i] = -__builtin_inff();
         const F32x8 largest = max(max(load(own), load(own + 8)), max(load(own + 16), load(own + 24)));
         const float highest = max_lanes(largest);
         before[s] = states[s].stats[0];
@@ -85,8 +92,9 @@ FOREWORD_INLINE void weigh_tile(float* scores, int64_t count, const State (&stat
             weights[i] = exponential(sub(load(own + 8 * i), set1(now[s])));
             store(own + 8 * i, weights[i]);
         }
-        if (count < kKeyTile) {
-            for (int64_t i = count; i < kKeyTile; ++i) own[i] = 0.0f;
+        if (!span.is_whole()) {
+            for (int64_t i = 0; i < span.begin; ++i) own[i] = 0.0f;
+            for (int64_t i = span.end; i < kKeyTile; ++i) own[i] = 0.0f;
 #pragma GCC unroll 4
             for (int i = 0; i < 4; ++i) weights[i] = load(own + 8 * i);
         }
@@ -118,21 +126,22 @@ FOREWORD_INLINE void mix_page(F32x8 (&sums)[Q][V], const float* value, const flo
 // Eight times V dimensions of Q outputs: rescaled, then the tile's values added in their order.
 template <int Q, int V, bool Fetch>
 FOREWORD_INLINE void mix_values(const State (&states)[Q], const float (&factors)[8], const Tile& tile, const Tile& next,
-                                int64_t stride, const float* weights, int64_t count, int64_t d) {
+                                int64_t stride, const float* weights, const Span& span, int64_t d) {
     F32x8 sums[Q][V];
 #pragma GCC unroll 4
     for (int s = 0; s < Q; ++s) {
 #pragma GCC unroll 4
         for (int i = 0; i < V; ++i) sums[s][i] = mul(load(states[s].out + d + 8 * i), factors[s]);
     }
-    for (int64_t page = 0; page * kPageSize < count; ++page) {
+    for (int64_t page = 0; page * kPageSize < span.end; ++page) {
+        const int64_t first = page * kPageSize, skipped = span.begin > first ? span.begin - first : 0;
         const float *value = tile.values[page] + d, *fetched = next.values[page] + d;
-        const float* own = weights + page * kPageSize;
-        const int64_t rest = count - page * kPageSize;
-        if (rest >= kPageSize) {   // a fixed number of rounds ends without a wrong guess by the CPU
+        const float* own = weights + first;
+        const int64_t rest = span.end - first < kPageSize ? span.end - first : kPageSize;
+        if (skipped == 0 && rest == kPageSize) {   // a fixed number of rounds ends without a wrong guess by the CPU
             mix_page<Q, V, Fetch>(sums, value, fetched, stride, own, kPageSize);
-        } else {
-            mix_page<Q, V, Fetch>(sums, value, fetched, stride, own, rest);
+        } else if (skipped < rest) {   // what is not seen may hold no numbers, and 0 times that would be none either
+            mix_page<Q, V, Fetch>(sums, value + skipped * stride, fetched, stride, own + skipped, rest - skipped);
         }
     }
 #pragma GCC unroll 4
@@ -142,18 +151,18 @@ FOREWORD_INLINE void mix_values(const State (&states)[Q], const float (&factors)
     }
 }
 
-// Takes `count` keys of a tile into the softmax of Q queries; with Fetch the next tile is fetched meanwhile.
+// Takes some keys of a tile into the softmax of Q queries; with Fetch the next tile is fetched meanwhile.
 template <int Q, bool Fetch>
-__attribute__((noinline)) void absorb_tile(const KvView& kv, const Tile& tile, const Tile& next, int64_t count,
+__attribute__((noinline)) void absorb_tile(const KvView& kv, const Tile& tile, const Tile& next, const Span& span,
                                            const State (&states)[Q], float* scores) {
     score_tile<Q, Fetch>(states, tile, next, kv.head_dim, scores);
     float factors[8];
-    weigh_tile<Q>(scores, count, states, factors);
+    weigh_tile<Q>(scores, span, states, factors);
     int64_t d = 0;
     for (; d + 8 * kSpan<Q> <= kv.padded_dim; d += 8 * kSpan<Q>) {
-        mix_values<Q, kSpan<Q>, Fetch>(states, factors, tile, next, kv.padded_dim, scores, count, d);
+        mix_values<Q, kSpan<Q>, Fetch>(states, factors, tile, next, kv.padded_dim, scores, span, d);
     }
-    for (; d < kv.padded_dim; d += 8) mix_values<Q, 1, Fetch>(states, factors, tile, next, kv.padded_dim, scores, count, d);
+    for (; d < kv.padded_dim; d += 8) mix_values<Q, 1, Fetch>(states, factors, tile, next, kv.padded_dim, scores, span, d);
 }
 
 }  // namespace

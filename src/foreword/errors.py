@@ -1,5 +1,7 @@
 """The errors that a user can do something about."""
 
+import re
+
 
 class ForewordError(Exception):
     """One line that says what is wrong and what to do; the CLI prints it and exits with code 2."""
@@ -23,3 +25,34 @@ class RequestError(ForewordError):
 
 class EngineStopped(ForewordError):  # noqa: N818 - reads as what happened
     """The engine takes no more requests: it is draining, closed, or its thread has died."""
+
+
+# What pydantic says, of JSON fields and (through typer) of options, and what a user should read after the name.
+_PLAIN = [
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"Field required", "is missing"),
+        (r"Extra inputs are not permitted", "is not known here; leave it out"),
+        (r"Input should be a valid integer.*", "must be a whole number"),
+        (r"Input should be a (?:valid|finite) number.*", "must be a number"),
+        (r"Input should be a valid boolean.*", "must be true or false"),
+        (r"Input should be a valid string.*", "must be a text"),
+        (r"Input should be a valid list.*", "must be a list"),
+        (r"Input should be a valid dictionary.*", "must be an object"),
+        (r"Input should be greater than or equal to (\S+)", r"must be at least \1"),
+        (r"Input should be less than or equal to (\S+)", r"must be at most \1"),
+        (r"(?:String|List) should have at least 1 (?:character|item).*", "must not be empty"),
+        (r"String should have at (least|most) (\d+) characters?.*", r"must have at \1 \2 characters"),
+        (r"List should have at (least|most) (\d+) items?.*", r"must have at \1 \2 entries"),
+        (r"Input should be (.*)", r"must be \1"),
+        (r"Value error, (.*)", r"\1"),
+    )
+]
+
+
+def in_plain_words(complaint: str) -> str:
+    """What the validation library says, to be read after the name of the field or option."""
+    for pattern, words in _PLAIN:
+        if found := pattern.fullmatch(complaint):
+            return found.expand(words)
+    return complaint

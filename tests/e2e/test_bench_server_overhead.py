@@ -13,7 +13,7 @@ def test_engine_and_server_are_compared(tmp_path):
     options = ("--streams", "3", "--tokens", "20", "--repeats", "2", "--json")
     run = foreword("bench", "server-overhead", "--model", str(model), *options)
     assert run.returncode == 0, run.stderr
-    told = json.loads(run.stdout.splitlines()[-1])
+    told = json.loads(run.stdout)
     assert (told["streams"], told["tokens"], len(told["ratios"])) == (3, 20, 2)
     assert told["engine"]["token_ms"] > 0
     assert told["server"]["token_ms"] > 0

@@ -32,7 +32,7 @@ def test_pruned_copies_answer_and_draft(tmp_path: Path):
     options = ["--model", str(file), "--limit-per-category", "1", "--max-tokens", "8", "--json"]
     run = foreword("bench", "drafters", *options, "--methods", f"ngram,{method}", "--backend", "torch")
     assert run.returncode == 0, run.stderr
-    rows = json.loads(run.stdout.splitlines()[-1])["rows"]
+    rows = json.loads(run.stdout)["rows"]
     measured = [row for row in rows if row["category"] == "all"]
     assert [row["drafter"] for row in measured] == ["ngram", "draft_model model=small.gguf"]
     assert measured[1]["memory_bytes"] > measured[0]["memory_bytes"] > 0

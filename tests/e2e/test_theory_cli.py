@@ -11,7 +11,7 @@ from helpers.command_line import assert_one_line_error, foreword
 
 def last_object(run) -> dict:
     assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout.splitlines()[-1])
+    return json.loads(run.stdout)
 
 
 def assert_plotted(run, picture: Path) -> None:
@@ -30,8 +30,8 @@ def test_the_table_and_the_object_say_the_same():
     assert found["best_speedup"] == pytest.approx((1 - 0.8**9) / 0.2 / 1.4)
     assert (found["break_even"], found["break_even_k"]) == (pytest.approx(0.05), 1)
     assert [row["k"] for row in found["rows"]] == list(range(1, 16))
-    assert "best k is 8, 3.09×" in run.stdout
-    assert "measured" not in run.stdout
+    assert "best k is 8, 3.09×" in run.stderr
+    assert "measured" not in run.stderr
 
 
 def test_measured_steps_stand_beside_the_closed_form(tiny_model: Path, tmp_path: Path):
@@ -53,7 +53,7 @@ def test_a_drafter_elsewhere_and_trees():
     (row,) = last_object(run)["closed_form"]["rows"]
     assert row["cost"] == pytest.approx(4 * 0.05 + 0.5 + 1)
     assert row["nodes"] == 8
-    assert "a round trip 0.5" in run.stdout
+    assert "a round trip 0.5" in run.stderr
 
 
 def test_bad_numbers_are_one_line():

@@ -10,8 +10,9 @@ def foreword(
 ) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "foreword", *arguments]
     environment = {**os.environ, **(env or {})}
+    given = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
     return subprocess.run(
-        command, input=stdin, capture_output=True, text=True, env=environment, check=False, timeout=300
+        command, **given, capture_output=True, text=True, env=environment, check=False, timeout=300
     )
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
+from foreword.control.measured import MeasuredPolicy
+from foreword.control.settings import ControlSettings
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
@@ -25,8 +27,24 @@ FORMS: tuple[dict[str, Any], ...] = (
     {"method": "self_quantized", "bits": 3, "tree_width": 2},
     {"method": ["suffix", "layer_skip"], "combine": "merge"},
     {"method": ["ngram", "self_quantized"], "combine": "first"},
+    {"method": ["suffix", "layer_skip"], "combine": "route"},
 )
 """Every drafter that needs no other model, chains and trees."""
+
+RESTLESS = ControlSettings(
+    margin_on=-1.0,
+    margin_off=0.0,
+    dwell_steps=2,
+    decision_steps=1,
+    probe_share=0.5,
+    watch_share=0.5,
+    idle_probe_share=0.5,
+    reference_share=0.2,
+    reference_window=2,
+    guard_ratio=10.0,
+    guard_retry_seconds=0.01,
+)
+"""Changes its mind at every step: whatever a policy can do happens."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +70,7 @@ class Configuration:
     preempt_share: float = 0.0  # chance per half of a step that some request loses its KV
     arrives_late: float = 0.0  # chance per step that no new request comes
     most_answers: int = 8  # cap on n
+    measured: bool = False  # whether the measured policy decides, with many tries, plain windows and alarms
 
     @staticmethod
     def draw(seed: int) -> "Configuration":
@@ -71,6 +90,7 @@ class Configuration:
             preempt_share=rng.choice((0.0, 0.01, often)),
             arrives_late=rng.choice((0.0, 0.5)),
             most_answers=rng.choice((1, 2, 8)),
+            measured=rng.random() < 0.5,
         )
 
 
@@ -131,9 +151,8 @@ class Runner:
             enable_prefix_caching=how.prefix_caching,
             max_draft_share=100.0,
         )
-        return EngineCore(
-            decoder, self._model.vocabulary(), EngineParts(config, FixedPolicy(), self._drafter)
-        )
+        policy = MeasuredPolicy(RESTLESS) if how.measured else FixedPolicy()
+        return EngineCore(decoder, self._model.vocabulary(), EngineParts(config, policy, self._drafter))
 
     def _drafter(self, config: SpeculationConfig) -> Drafter:
         key = repr((config.method, config.combine, config.options))

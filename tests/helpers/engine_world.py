@@ -281,7 +281,7 @@ def check_stats(told: Told, stats: Any) -> None:
     assert stats.prompt_tokens == told.request.prompt_len
     assert 0 <= stats.cached_tokens < max(stats.prompt_tokens, 1)
     assert 0 <= stats.accepted <= stats.drafted
-    assert stats.rollback_tokens == stats.drafted - stats.accepted
+    assert stats.rollback_tokens >= stats.drafted - stats.accepted  # and what lay beyond the end
     assert stats.rejected_kv_bytes == stats.rollback_tokens * PRETEND_ROWS.bytes_per_row
     assert len(stats.drafted_per_position) == len(stats.accepted_per_position)
     assert sum(stats.accepted_per_position) == stats.accepted

@@ -127,6 +127,7 @@ class FakeAnswer:
             prompt_tokens=len(self.request.prompt_token_ids),
             output_tokens=self.done,
             first_tokens=min(self.done, 1),
+            first_passes=min(self.passes, 1),
             queue_seconds=max(self.started - self.arrived, 0.0),
             prefill_seconds=0.001,
             decode_seconds=self.last - self.first,

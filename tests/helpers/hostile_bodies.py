@@ -91,7 +91,7 @@ HOSTILE_BODIES: dict[str, bytes] = {
         speculation={"method": "ngram", "num_speculative_tokens": 10**9}
     ),
     "speculation of a huge lookup": _completion(speculation={"method": "ngram", "prompt_lookup_max": 10**9}),
-    "speculation as text": _completion(speculation="ngram"),
+    "speculation as text": _completion(speculation="magic"),
     "max_tokens of 0": _completion(max_tokens=0),
     "min above max": _completion(min_tokens=5),
     "no allowed token": _completion(allowed_token_ids=[]),

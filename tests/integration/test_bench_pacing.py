@@ -74,6 +74,6 @@ def test_the_command(tiny_model):
         "--json",
     )
     assert run.returncode == 0, run.stderr
-    rows = json.loads(run.stdout[run.stdout.index("{") :])["rows"]
+    rows = json.loads(run.stdout)["rows"]
     assert len(rows) == 12
     assert {row["trials"] for row in rows} == {6}

@@ -14,7 +14,7 @@ from foreword.engine.config import EngineConfig
 from foreword.errors import RequestError
 from helpers.tiny_models import make_hf_model, write_tiny_tokenizer
 
-NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "fixed": True, "prompt_lookup_min": 1}
 
 
 @pytest.fixture(scope="module")

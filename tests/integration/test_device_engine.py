@@ -21,8 +21,8 @@ PARAMS = [
     SamplingParams(temperature=0, max_tokens=24, prompt_logprobs=1),
 ]
 SPECULATIONS = [
-    {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1},
-    {"method": "layer_skip", "num_speculative_tokens": 8, "exit_layer": 1, "tree_width": 2},
+    {"method": "ngram", "num_speculative_tokens": 5, "fixed": True, "prompt_lookup_min": 1},
+    {"method": "layer_skip", "num_speculative_tokens": 8, "fixed": True, "exit_layer": 1, "tree_width": 2},
 ]
 
 

@@ -11,13 +11,13 @@ from foreword.kernels.native import native_status
 pytestmark = pytest.mark.model
 
 FORMS: list[dict[str, Any]] = [
-    {"method": "ngram", "num_speculative_tokens": 6},
-    {"method": "suffix", "num_speculative_tokens": 12},
-    {"method": "layer_skip", "num_speculative_tokens": 3, "exit_layer": 10},
-    {"method": "layer_skip", "num_speculative_tokens": 8, "exit_layer": 20, "tree_width": 3},
-    {"method": "self_quantized", "num_speculative_tokens": 3, "bits": 4},
-    {"method": "self_quantized", "num_speculative_tokens": 8, "bits": 3, "tree_width": 2},
-    {"method": ["suffix", "layer_skip"], "num_speculative_tokens": 10, "combine": "merge"},
+    {"method": "ngram", "num_speculative_tokens": 6, "fixed": True},
+    {"method": "suffix", "num_speculative_tokens": 12, "fixed": True},
+    {"method": "layer_skip", "num_speculative_tokens": 3, "fixed": True, "exit_layer": 10},
+    {"method": "layer_skip", "num_speculative_tokens": 8, "fixed": True, "exit_layer": 20, "tree_width": 3},
+    {"method": "self_quantized", "num_speculative_tokens": 3, "fixed": True, "bits": 4},
+    {"method": "self_quantized", "num_speculative_tokens": 8, "fixed": True, "bits": 3, "tree_width": 2},
+    {"method": ["suffix", "layer_skip"], "num_speculative_tokens": 10, "fixed": True, "combine": "merge"},
 ]
 
 PROMPTS = [

@@ -11,6 +11,7 @@ from foreword.drafters.registry import Guesses, drafter_kinds
 from foreword.engine.config import EngineConfig
 from foreword.errors import RequestError
 from helpers.drafted_answers import PROMPTS, answers, noisy_copy, store_of_answers
+from helpers.taught_heads import taught_heads
 
 
 def form_id(form: dict[str, Any]) -> str:
@@ -18,20 +19,26 @@ def form_id(form: dict[str, Any]) -> str:
 
 
 @pytest.fixture(scope="module")
-def draft_path(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return noisy_copy(tiny_model, tmp_path_factory.mktemp("draft") / "model")
-
-
-@pytest.fixture(scope="module")
-def datastore(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def files(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """What a method needs besides its own settings."""
+    folder = tmp_path_factory.mktemp("files")
     llm = LLM(str(tiny_model), dtype="float32", device="cpu")
-    return store_of_answers(llm, tmp_path_factory.mktemp("datastore"))
+    heads = taught_heads(llm, tiny_model, folder)
+    return {
+        "draft_model": {"model": str(noisy_copy(tiny_model, folder / "model"))},
+        "rest": {"datastore": str(store_of_answers(llm, folder))},
+        **{method: {"model": str(path)} for method, path in heads.items()},
+    }
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("method", ["ngram", "jacobi", "draft_model", "layer_skip", "self_quantized"])
-def test_chains_run_under_every_rule(tiny_model: Path, draft_path: Path, method: str, rule: str):
-    check_rule(tiny_model, draft_path, {"method": method, "num_speculative_tokens": 4}, rule)
+@pytest.mark.parametrize(
+    "method", ["ngram", "jacobi", "draft_model", "layer_skip", "self_quantized", "eagle", "eagle3"]
+)
+def test_chains_run_under_every_rule(
+    tiny_model: Path, files: dict[str, dict[str, str]], method: str, rule: str
+):
+    check_rule(tiny_model, files, {"method": method, "num_speculative_tokens": 4}, rule)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +51,8 @@ def test_chains_run_under_every_rule(tiny_model: Path, draft_path: Path, method:
         {"method": "draft_model", "num_speculative_tokens": 9, "tree_width": 3},
         {"method": "layer_skip", "num_speculative_tokens": 4, "exit_layer": 1},
         {"method": "self_quantized", "num_speculative_tokens": 8, "bits": 2, "tree_width": 2},
+        {"method": "eagle3", "num_speculative_tokens": 9, "tree_width": 3},
+        {"method": "eagle", "num_speculative_tokens": 6, "tree_width": 2},
         {
             "method": ["suffix", "layer_skip"],
             "num_speculative_tokens": 6,
@@ -59,15 +68,15 @@ def test_chains_run_under_every_rule(tiny_model: Path, draft_path: Path, method:
     ],
     ids=form_id,
 )
-def test_trees_run_under_traversal(tiny_model: Path, draft_path: Path, datastore: Path, form: dict[str, Any]):
-    named = {"datastore": str(datastore)} if form["method"] == "rest" else {}
-    check_rule(tiny_model, draft_path, {**form, **named}, "traversal")
+def test_trees_run_under_traversal(tiny_model: Path, files: dict[str, dict[str, str]], form: dict[str, Any]):
+    check_rule(tiny_model, files, form, "traversal")
 
 
-def check_rule(tiny_model: Path, draft_path: Path, form: dict[str, Any], rule: str) -> None:
+def check_rule(tiny_model: Path, files: dict[str, dict[str, str]], form: dict[str, Any], rule: str) -> None:
     """Greedy text is the plain one under each rule; sampled text repeats by seed with a drafter that learns nothing."""
-    if form["method"] == "draft_model":
-        form["model"] = str(draft_path)
+    form = {**form, "fixed": True}  # asked every time, whether or not it pays
+    if isinstance(form["method"], str):
+        form |= files.get(form["method"], {})
     config = EngineConfig(acceptance_rule=rule)
     llm = LLM(str(tiny_model), dtype="float32", device="cpu", config=config, speculation=form)
     greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)

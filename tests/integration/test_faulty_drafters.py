@@ -48,7 +48,15 @@ def test_the_answers_are_those_of_plain_decoding(
     llm: LLM, plain: list[list[int]], fault: str, caplog: pytest.LogCaptureFixture
 ):
     timeout = HANG_SECONDS / 10 if fault == "hangs" else 30.0
-    llm.speculate({"method": "faulty", "fault": fault, "num_speculative_tokens": 4, "draft_timeout": timeout})
+    llm.speculate(
+        {
+            "method": "faulty",
+            "fault": fault,
+            "num_speculative_tokens": 4,
+            "fixed": True,
+            "draft_timeout": timeout,
+        }
+    )
     with caplog.at_level(logging.WARNING):
         outputs = llm.generate(PROMPTS, PARAMS)
     assert [output.outputs[0].token_ids for output in outputs] == plain

@@ -9,7 +9,7 @@ from foreword.errors import RequestError
 
 PROMPTS = ["the sky is", "def add(", "1999 and 2024", "she sells sea shells by the sea shore"]
 PARAMS = SamplingParams(temperature=0.3, max_tokens=24, seed=11, ignore_eos=True)
-NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "fixed": True}
 
 
 @pytest.fixture(scope="module")

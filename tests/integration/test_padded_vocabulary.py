@@ -105,7 +105,7 @@ def test_no_drafter_guesses_padding(hf_path: Path, tmp_path: Path, form: dict[st
     llm = make_llm(
         hf_path,
         config=EngineConfig(acceptance_rule=rule),
-        speculation={**form, **model, "num_speculative_tokens": 4},
+        speculation={**form, **model, "num_speculative_tokens": 4, "fixed": True},
     )
     params = SamplingParams(seed=3, temperature=1.0, max_tokens=40, ignore_eos=True)
     outputs = llm.generate([{"prompt_token_ids": IDS}] * 3, params)
@@ -125,7 +125,13 @@ def test_a_draft_model_with_fewer_tokens_never_guesses_the_others(tiny_model: Pa
     shrink(small, TINY_VOCAB - 30)
     plain = make_llm(tiny_model)
     drafting = make_llm(
-        tiny_model, speculation={"method": "draft_model", "model": str(small), "num_speculative_tokens": 4}
+        tiny_model,
+        speculation={
+            "method": "draft_model",
+            "model": str(small),
+            "num_speculative_tokens": 4,
+            "fixed": True,
+        },
     )
     params = SamplingParams(seed=3, temperature=1.0, max_tokens=40, ignore_eos=True, logit_bias={355: 3.0})
     prompt = {"prompt_token_ids": [5, TINY_VOCAB - 1, 9]}

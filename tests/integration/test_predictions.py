@@ -10,6 +10,7 @@ from foreword.errors import RequestError
 
 PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=60, ignore_eos=True)
 PROMPT = "the sky is"
+ALWAYS = {"method": "prediction", "fixed": True}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def answer(llm: LLM) -> list[int]:
 def test_a_prediction_saves_passes_and_changes_nothing(llm: LLM, answer: list[int]):
     edited = [*answer[:20], *answer[23:40], 7, 7, *answer[40:]]
     for expected in (answer, edited):
-        output = llm.generate(PROMPT, PARAMS, prediction=expected)[0]
+        output = llm.generate(PROMPT, PARAMS, prediction=expected, speculation=ALWAYS)[0]
         assert output.outputs[0].token_ids == answer
         stats = output.outputs[0].stats
         assert stats is not None
@@ -44,12 +45,12 @@ def test_a_request_that_wants_no_guesses_gets_none(llm: LLM, answer: list[int]):
 
 def test_one_prediction_for_all_prompts_or_one_for_each(llm: LLM, answer: list[int]):
     text = llm.generate(PROMPT, PARAMS)[0].outputs[0].text
-    both = llm.generate([PROMPT, "a"], PARAMS, prediction=[text, None])
+    both = llm.generate([PROMPT, "a"], PARAMS, prediction=[text, None], speculation=[ALWAYS, None])
     assert [output.outputs[0].stats.method for output in both if output.outputs[0].stats] == [
         "prediction",
         "",
     ]
-    both = llm.generate([PROMPT, "a"], PARAMS, prediction=answer)
+    both = llm.generate([PROMPT, "a"], PARAMS, prediction=answer, speculation=ALWAYS)
     assert [output.outputs[0].stats.asks > 0 for output in both if output.outputs[0].stats] == [True, True]
     with pytest.raises(RequestError, match="2 prompts need 1 or 2 predictions"):
         llm.generate(["a", "b"], PARAMS, prediction=["a", "b", "c"])
@@ -64,7 +65,7 @@ def test_the_engine_takes_predictions_too(tiny_model: Path, answer: list[int]):
     engine = Engine.load(str(tiny_model), dtype="float32", device="cpu")
 
     async def run() -> list[int]:
-        async for output in engine.generate(PROMPT, PARAMS, prediction=answer):
+        async for output in engine.generate(PROMPT, PARAMS, prediction=answer, speculation=ALWAYS):
             last = output
         stats = last.outputs[0].stats
         assert stats is not None

@@ -59,6 +59,26 @@ def test_parts_of_the_time_add_up_to_the_engines(config: dict):
     assert max(stats.passes for stats in found) <= totals.steps
     drafts = [sum(getattr(stats, name) for stats in found) for name in ("drafts", "drafted", "accepted")]
     assert tuple(drafts) == totals.acceptance["given/sampled"]
+    assert set(totals.cohorts) == {"given/sampled", "plain/sampled"}
+    for one, of_answers in {"passes": "passes", "asks": "asks", "tokens": "output_tokens"}.items():
+        by_cohort = sum(getattr(cohort, one) for cohort in totals.cohorts.values())
+        assert by_cohort == sum(getattr(stats, of_answers) for stats in found)
+    for part in ("draft_seconds", "verify_seconds", "accept_seconds"):
+        by_cohort = sum(getattr(cohort, part) for cohort in totals.cohorts.values())
+        assert by_cohort == pytest.approx(getattr(totals, part))
+    assert totals.cohorts["plain/sampled"].draft_seconds == 0
+
+
+def test_what_a_request_has_cost_is_in_its_cohort_while_it_runs():
+    core = engine()
+    ask(core, "r")
+    for _ in range(3):
+        core.step()
+    before = core.stats().cohorts
+    assert sum(cohort.passes for cohort in before.values()) == 3
+    core.step()
+    after = core.stats().cohorts
+    assert sum(cohort.tokens for cohort in after.values()) > sum(cohort.tokens for cohort in before.values())
 
 
 def test_a_pass_is_divided_by_rows():
@@ -105,7 +125,7 @@ def test_times_are_those_of_the_stages():
     for stats in found.values():
         assert min(stats.queue_seconds, stats.prefill_seconds, stats.decode_seconds) > 0
     assert second.queue_seconds >= first.prefill_seconds + first.decode_seconds
-    assert first.prefill_seconds + first.decode_seconds < core.seconds.total
+    assert second.queue_seconds + second.prefill_seconds + second.decode_seconds < core._clock()
 
 
 def test_the_tokens_of_the_first_pass_are_told_apart():
@@ -118,12 +138,14 @@ def test_the_tokens_of_the_first_pass_are_told_apart():
         part = RequestReport(lone_request([1]), Verdict(tokens=(1,) * tokens), run=1)
         ledger.observe(part, StepReport([part]))
     assert (ledger.first_token, ledger.first_tokens, ledger.finished) == (1.0, 4, 2.0)
+    assert (ledger.first_passes, ledger.passes) == (1, 2)
 
 
 def test_chunks_of_a_prompt_are_passes():
     core = engine(drafting=False, max_num_batched_tokens=10)
     ask(core, "r")
-    assert finish(core)["r/0"].passes == 3 + 15
+    stats = finish(core)["r/0"]
+    assert (stats.first_passes, stats.passes) == (4, 3 + 15)
 
 
 def test_cached_tokens_and_preemptions_are_counted():

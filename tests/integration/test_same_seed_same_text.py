@@ -1,5 +1,6 @@
 """The same seed gives the same text, however the engine runs the request."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,12 @@ def test_a_few_requests_in_every_way(runner: Runner):
     everything = Configuration(
         1, max_running=6, max_rows=33, forms=FORMS, max_depth=5, prefix_caching=True, preempt_share=0.05
     )
-    check(runner, settings(runner, 12, 12), [everything, *(Configuration.draw(seed) for seed in range(5))])
+    decided = replace(everything, seed=2, measured=True)
+    check(
+        runner,
+        settings(runner, 12, 12),
+        [everything, decided, *(Configuration.draw(seed) for seed in range(5))],
+    )
 
 
 @pytest.mark.slow

@@ -104,11 +104,13 @@ def test_what_is_out_of_bounds_names_the_field(server, client, fields, param):
 
 
 @pytest.mark.parametrize("field", ["speculation", "speculative"])
-def test_a_bare_method_is_told_how_to_write_it(server, field):
+def test_a_bare_method_is_short_for_an_object(server, field):
     with server.http() as http:
-        error = http.post("/generate", json={"prompt": "x", field: "ngram"}).json()["error"]
-        assert error["param"] == field
-        assert error["message"] == f'{field}: must be true, false or an object such as {{"method": "ngram"}}'
+        assert http.post("/generate", json={"prompt": "x", field: "suffix"}).status_code == 200
+        assert server.engine.requests[-1].speculation == {"method": "suffix"}
+        error = http.post("/generate", json={"prompt": "x", field: "off"}).json()["error"]
+        assert error["param"] == "speculation"
+        assert "one of ngram, suffix; false is for no guessing" in error["message"]
         error = http.post("/v1/completions", json={"prompt": "x", "speculation": 5}).json()["error"]
         assert 'such as {"method": "ngram"}' in error["message"]
 

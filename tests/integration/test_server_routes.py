@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from foreword import __version__
+from foreword.drafters.config import SpeculationConfig
 from foreword.server.settings import ServerSettings, tenant_of
 from foreword.wire.client import EngineState
 from helpers.fake_engine import FakeEngine
@@ -96,6 +97,16 @@ def test_acceptance_can_be_hidden(tiny_model):
             assert "predicted_ms" in answer["timings"]
             assert not {"passes", "draft_n", "draft_n_accepted"} & set(answer["timings"])
         assert "speculation" not in http.get("/health").json()
+
+
+def test_health_names_the_servers_method_before_anything_was_answered(tiny_model):
+    settings = ServerSettings("tiny", speculation=SpeculationConfig.parse({"method": ["suffix", "ngram"]}))
+    with local_server(tiny_model, settings, FakeEngine()) as server, server.http() as http:
+        assert http.get("/health").json()["speculation"]["method"] == "suffix+ngram"
+    with local_server(tiny_model, ServerSettings("tiny"), FakeEngine()) as server, server.http() as http:
+        http.post("/generate", json={"prompt": "x", "max_tokens": 4, "speculation": "ngram"})
+        told = http.get("/health").json()["speculation"]
+        assert (told["method"], list(told["cohorts"])) == ("", ["ngram/greedy"])
 
 
 def test_the_switch_exists_only_where_it_was_asked_for(server, tiny_model):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from foreword.backends.batch import Tap
-from foreword.backends.cpu.decoder import CpuDecoder
+from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
 from foreword.engine.request import Request
 from foreword.kv.paged_cache import PagedCache
@@ -20,11 +20,10 @@ from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
 from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
 from helpers.cpu import INSTRUCTION_SETS, cpu_decoder, needs_cpu_kernels
+from helpers.cuda import CUDA_DTYPES, cuda_decoder, needs_cuda
 from helpers.passes import all_logits, compute, fragmented_cache, make_request, with_all_logits
 from helpers.tiny_models import make_hf_model
 from helpers.trees import random_tokens, random_tree, root_path
-
-pytestmark = needs_cpu_kernels
 
 SHAPES = {
     "even": ("llama", {}),
@@ -41,6 +40,10 @@ SHAPES = {
     "biased": ("qwen2", {"hidden_size": 192, "num_attention_heads": 3, "num_key_value_heads": 3}),
 }
 FORMS = ["int8", "q8_0", "float32"]
+DECODERS = [
+    *(pytest.param((cpu_decoder, form), marks=needs_cpu_kernels, id=f"cpu-{form}") for form in FORMS),
+    *(pytest.param((cuda_decoder, dtype), marks=needs_cuda, id=f"cuda-{dtype}") for dtype in CUDA_DTYPES),
+]
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -49,12 +52,15 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return make_hf_model(tmp_path_factory.mktemp("model"), architecture, tied=True, **overrides)
 
 
-@pytest.fixture(params=FORMS)
-def decoder(request: pytest.FixtureRequest, path: Path) -> CpuDecoder:
-    return cpu_decoder(path, request.param)
+@pytest.fixture(params=DECODERS)
+def decoder(request: pytest.FixtureRequest, path: Path) -> Decoder:
+    load, numbers = request.param
+    decoder: Decoder = load(path, numbers)
+    assert decoder.is_shape_invariant
+    return decoder
 
 
-def one_by_one(decoder: CpuDecoder, ids: list[int], seed: int = 0) -> torch.Tensor:
+def one_by_one(decoder: Decoder, ids: list[int], seed: int = 0) -> torch.Tensor:
     """Logits after every token when each comes alone."""
     runner, cache = fragmented_cache(decoder, -(-len(ids) // 16) + 3, seed)
     request = make_request(cache, ids)
@@ -64,18 +70,18 @@ def one_by_one(decoder: CpuDecoder, ids: list[int], seed: int = 0) -> torch.Tens
 def run(runner: ModelRunner, cache: PagedCache, request: Request, rows: int) -> torch.Tensor:
     """Compute the next committed tokens of a request and give all their logits."""
     with Transaction(cache, [PassEntry.of(request, rows)]) as transaction:
-        logits = runner.forward(with_all_logits(transaction.batch([Draft()]))).logits
+        logits = runner.forward(with_all_logits(transaction.batch([Draft()]))).logits.cpu()
         transaction.commit([NOTHING_DRAWN])
     return logits
 
 
-def test_one_pass_equals_one_token_at_a_time(decoder: CpuDecoder):
+def test_one_pass_equals_one_token_at_a_time(decoder: Decoder):
     ids = random_tokens(random.Random(1), 150)
     assert torch.equal(all_logits(decoder, ids), one_by_one(decoder, ids))
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_chunks_of_any_size_on_any_pages(decoder: CpuDecoder, seed: int):
+def test_chunks_of_any_size_on_any_pages(decoder: Decoder, seed: int):
     rng = random.Random(seed)
     ids = random_tokens(rng, rng.choice([33, 64, 97, 140]))
     expected = all_logits(decoder, ids)
@@ -90,7 +96,7 @@ def test_chunks_of_any_size_on_any_pages(decoder: CpuDecoder, seed: int):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_tree_node_equals_its_path_typed_alone(decoder: CpuDecoder, seed: int):
+def test_every_tree_node_equals_its_path_typed_alone(decoder: Decoder, seed: int):
     rng = random.Random(100 + seed)
     prompt = random_tokens(rng, rng.choice([1, 15, 16, 31, 37, 60]))
     nodes = rng.choice([1, 5, 20, 64])
@@ -100,13 +106,13 @@ def test_every_tree_node_equals_its_path_typed_alone(decoder: CpuDecoder, seed: 
         compute(runner, cache, request, len(prompt) - 1)
     draft = random_tree(rng, nodes, len(prompt))
     with Transaction(cache, [PassEntry.of(request, 1)]) as transaction:
-        tree = runner.forward(with_all_logits(transaction.batch([draft]))).logits
+        tree = runner.forward(with_all_logits(transaction.batch([draft]))).logits.cpu()
     for node in range(nodes):
         alone = prompt + [draft.tokens[n] for n in root_path(draft, node)]
         assert torch.equal(tree[1 + node], all_logits(decoder, alone)[-1])
 
 
-def test_hidden_states_do_not_depend_on_what_runs_beside_them(decoder: CpuDecoder):
+def test_hidden_states_do_not_depend_on_what_runs_beside_them(decoder: Decoder):
     last = decoder.config.num_layers
     taps = (Tap(0), Tap(1), Tap(last), Tap(last, normed=True))
     ids, other = random_tokens(random.Random(11), 50), random_tokens(random.Random(12), 20)
@@ -134,7 +140,7 @@ def test_hidden_states_do_not_depend_on_what_runs_beside_them(decoder: CpuDecode
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_moved_path_continues_as_if_it_had_been_typed(decoder: CpuDecoder, seed: int):
+def test_a_moved_path_continues_as_if_it_had_been_typed(decoder: Decoder, seed: int):
     rng = random.Random(200 + seed)
     prompt = random_tokens(rng, 30)
     runner, cache = fragmented_cache(decoder, 12, seed)
@@ -147,12 +153,12 @@ def test_a_moved_path_continues_as_if_it_had_been_typed(decoder: CpuDecoder, see
         runner.forward(transaction.batch([draft]))
         transaction.commit([Verdict(tuple(path), (*(draft.tokens[node] for node in path), 11))])
     with Transaction(cache, [PassEntry.of(request, 1)]) as transaction:
-        continued = runner.forward(with_all_logits(transaction.batch([Draft()]))).logits
+        continued = runner.forward(with_all_logits(transaction.batch([Draft()]))).logits.cpu()
     assert torch.equal(continued[-1], all_logits(decoder, request.tokens)[-1])
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_mixed_batch_in_any_order_equals_every_request_alone(decoder: CpuDecoder, seed: int):
+def test_a_mixed_batch_in_any_order_equals_every_request_alone(decoder: Decoder, seed: int):
     rng = random.Random(300 + seed)
     lengths = [50, 21, 1, 33, 65][: rng.randint(2, 5)]
     rng.shuffle(lengths)
@@ -170,7 +176,7 @@ def test_a_mixed_batch_in_any_order_equals_every_request_alone(decoder: CpuDecod
     shares = [PassEntry.of(request, count) for request, count in zip(requests, runs, strict=True)]
     with Transaction(cache, shares) as transaction:
         batch = with_all_logits(transaction.batch(drafts))
-        logits = runner.forward(batch).logits
+        logits = runner.forward(batch).logits.cpu()
     starts = batch.row_starts.tolist()
     for index, (prompt, draft) in enumerate(zip(prompts, drafts, strict=True)):
         rows = logits[starts[index] : starts[index + 1]]
@@ -181,6 +187,7 @@ def test_a_mixed_batch_in_any_order_equals_every_request_alone(decoder: CpuDecod
         assert torch.equal(rows, torch.cat(expected))
 
 
+@needs_cpu_kernels
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 def test_any_number_of_threads(path: Path, form: str, isa: str, monkeypatch: pytest.MonkeyPatch):
@@ -194,6 +201,7 @@ def test_any_number_of_threads(path: Path, form: str, isa: str, monkeypatch: pyt
         assert torch.equal(one_by_one(decoder, ids[:40]), expected[:40])
 
 
+@needs_cpu_kernels
 @pytest.mark.model
 @pytest.mark.parametrize("form", ["int8", "q4"])
 def test_smollm2_is_invariant_too(default_model: Path, form: str):

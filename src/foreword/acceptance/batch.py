@@ -11,6 +11,7 @@ from torch import Tensor
 
 from foreword.acceptance.request import RECORD, RequestSampler
 from foreword.acceptance.rules.trees import NO_TOKEN, DraftTrees, Ints
+from foreword.kernels import sampler as native
 
 Records = npt.NDArray[np.void]
 
@@ -55,6 +56,11 @@ class Judgement:
             bytearray(b"".join([sampler.record.tobytes() for sampler in samplers])), RECORD
         )
         return Judgement(logits[:, :vocab_size], trees, samplers, records, wants_draws=wants_draws)
+
+    @cached_property
+    def sampler(self) -> native.NativeSampler:
+        """Who works on these rows: chosen here, once, for every rule; None: torch."""
+        return native.sampler_for(self.logits)
 
     @cached_property
     def row_records(self) -> Records:

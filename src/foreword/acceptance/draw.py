@@ -4,6 +4,7 @@ This needs no normaliser, so a row's token depends on nothing but the row's own 
 """
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from foreword.acceptance.pipeline.distribution import Distributions, RowShape, s
 from foreword.acceptance.pipeline.upload import uploaded
 from foreword.acceptance.rules.trees import NO_TOKEN
 from foreword.kernels import sampler as native
+
+_HAS_TRITON = find_spec("triton") is not None
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ def sample(logits: Tensor, shape: RowShape, keys: Keys) -> Tensor:
 
     Never waits for the device.
     """
-    shaped = shape_rows(logits, shape)
+    shaped = shape_rows(logits, shape, None)
     if not bool(shape.temperature.any()):
         return torch.stack([shaped.only, shaped.status])
     return torch.stack([draw(shaped, keys), shaped.status])
@@ -55,13 +58,16 @@ def draw(shaped: Distributions, keys: Keys) -> Tensor:
     """int64 [rows], the token that each row draws with its key; NO_TOKEN where the row has none."""
     device = shaped.logits.device
     noise_keys = uploaded(key_tensor(keys), device)
-    sampler = native.sampler_for(shaped.logits)
-    if sampler is not None:
-        return native.draw(
-            sampler, shaped.logits, shaped.peak, shaped.floor, shaped.temperature, shaped.only, noise_keys
-        )
+    if shaped.sampler is not None:
+        columns = (shaped.logits, shaped.peak, shaped.floor, shaped.temperature, shaped.only)
+        return native.draw(shaped.sampler, *columns, noise_keys)
     if device.type == "cpu":
         return best_per_row(kept_tokens(shaped, torch.arange(len(shaped.logits))), noise_keys)
+    if device.type == "cuda" and _HAS_TRITON:
+        from foreword.kernels.triton_draw import draw_largest
+
+        largest = draw_largest(shaped.logits, shaped.peak, shaped.floor, shaped.temperature, noise_keys)
+        return torch.where(shaped.only != NO_TOKEN, shaped.only, largest)
     return best_of_all(shaped, noise_keys)
 
 

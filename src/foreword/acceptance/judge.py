@@ -51,9 +51,8 @@ def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:
 
     Hands the work to the logits' device and does not wait for it. `logits` are the corrected ones.
     """
-    sampler = native.sampler_for(logits)
-    if sampler is not None:
-        return native.sample(sampler, logits, judged.row_records, judged.positions)
+    if judged.sampler is not None:
+        return native.sample(judged.sampler, logits, judged.row_records, judged.positions)
     return sample(logits, RowShape.of(judged), _keys(judged, Stream.TARGET))
 
 
@@ -70,7 +69,7 @@ def _run_drawn_rules(
     """All rules but *coupled*, side by side: they share the probabilities and the noise, and no request."""
     trees, rules = judged.trees, judged.records["rule"]
     rows = np.flatnonzero(rules[trees.request_of_row] != Rule.COUPLED)
-    shaped = shape_rows(logits, RowShape.of(judged))
+    shaped = shape_rows(logits, RowShape.of(judged), judged.sampler)
     states = shaped.status.tolist()
     chains = ChainRows.of(shaped, trees, rows)
     # A node is accepted with the number of its own position, which its parent's logits are about.

@@ -145,19 +145,19 @@ class RequestSampler:
         )
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Learn the tokens that a step has committed, and leave that step's random numbers behind."""
+        """Learn the tokens that a step has committed, and leave that step's random numbers behind; or raise first."""
         self._learn(tokens, generated=True)
         self.record["nonce"] += 1
 
     def _learn(self, tokens: Sequence[int], generated: bool) -> None:
-        self.record["length"] += len(tokens)
-        if generated:
-            self.record["generated"] += len(tokens)
+        newest = np.array(tokens[-len(self.tail) :], np.int64) if len(self.tail) else self.tail
         if self._counts_tokens:
             self.seen.add(tokens, generated)
         if len(self.tail):
-            newest = np.array(tokens[-len(self.tail) :], np.int64)
             self.tail = np.concatenate([self.tail, newest])[-len(self.tail) :]
+        self.record["length"] += len(tokens)
+        if generated:
+            self.record["generated"] += len(tokens)
 
 
 def has_penalties(params: SamplingParams) -> bool:

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
@@ -15,25 +16,21 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 CPU_DTYPES = ("int8", "q4", "q8_0", "float32")
 """What the CPU kernels compute in; the first is the default."""
 
-BACKENDS = ("auto", "cpu", "torch")
+BACKENDS = ("auto", "cpu", "cuda", "torch")
 
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """A decoder to load: on the CPU kernels if `form` is given, else on torch."""
+    """A decoder to load."""
 
-    form: WeightForm | None  # weights of the CPU kernels
-    torch_dtype: torch.dtype  # of the torch decoder
+    name: str  # of the backend, as `--backend` has it
+    form: WeightForm | None  # weights of the CPU kernels; None on other backends
+    torch_dtype: torch.dtype  # of the torch and CUDA decoders
     reason: str  # why this backend, in a few words
-
-    @property
-    def name(self) -> str:
-        """Of the backend, as `--backend` has it."""
-        return "torch" if self.form is None else "cpu"
 
 
 def choose_backend(backend: str, dtype: str, device: torch.device) -> BackendChoice:
-    """`auto` is the CPU kernels on a CPU that has them, in 8 bits; torch for the rest.
+    """`auto` is the CPU kernels on a CPU that has them, in 8 bits, and Triton's kernels on a GPU; torch for the rest.
 
     `float32` on the CPU stays with torch unless the kernels are asked for by name: it is the reference.
     """
@@ -44,6 +41,8 @@ def choose_backend(backend: str, dtype: str, device: torch.device) -> BackendCho
     if dtype != "auto" and dtype not in DTYPES and dtype not in CPU_DTYPES:
         names = ", ".join(dict.fromkeys(("auto", *DTYPES, *CPU_DTYPES)))
         raise RequestError(f"unknown dtype {dtype!r}; use one of {names}")
+    if backend == "cuda" or (backend == "auto" and device.type == "cuda"):
+        return _on_gpu(backend, dtype, device)
     refusal = _refusal(dtype, device)
     if backend == "cpu" or (dtype in CPU_DTYPES and dtype not in DTYPES):
         if backend == "torch":
@@ -71,14 +70,33 @@ def _refusal(dtype: str, device: torch.device) -> str:
     return native_status().reason
 
 
+def _on_gpu(backend: str, dtype: str, device: torch.device) -> BackendChoice:
+    """Triton's kernels where they can run; torch where they were not asked for by name."""
+    if dtype != "auto" and dtype not in DTYPES:
+        raise RequestError(
+            f"dtype {dtype} needs the CPU kernels; use --device cpu, or one of {', '.join(DTYPES)}"
+        )
+    if device.type != "cuda":
+        raise RequestError("--backend cuda needs a CUDA GPU; use --backend cpu or torch")
+    chosen = torch.bfloat16 if dtype == "auto" else DTYPES[dtype]
+    if find_spec("triton") is None:
+        if backend == "cuda":
+            raise RequestError("--backend cuda needs Triton, which is not installed: pip install triton")
+        return BackendChoice("torch", None, chosen, "Triton is not installed")
+    return BackendChoice(
+        "cuda", None, chosen, "asked for" if backend == "cuda" else "the fastest on this GPU"
+    )
+
+
 def _cpu(dtype: str, reason: str) -> BackendChoice:
-    return BackendChoice(FORMS[CPU_DTYPES[0] if dtype == "auto" else dtype], torch.float32, reason)
+    return BackendChoice("cpu", FORMS[CPU_DTYPES[0] if dtype == "auto" else dtype], torch.float32, reason)
 
 
 def _torch(dtype: str, device: torch.device, reason: str) -> BackendChoice:
     if dtype == "auto":
-        return BackendChoice(None, torch.bfloat16 if device.type == "cuda" else torch.float32, reason)
-    return BackendChoice(None, DTYPES[dtype], reason)
+        half = torch.bfloat16 if device.type == "cuda" else torch.float32
+        return BackendChoice("torch", None, half, reason)
+    return BackendChoice("torch", None, DTYPES[dtype], reason)
 
 
 def pick_device(device: str) -> torch.device:

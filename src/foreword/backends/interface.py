@@ -1,15 +1,18 @@
 """What every backend offers: a decoder, and stores for the KV of its passes."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.backends.batch import BatchArrays, ForwardBatch, ForwardOutput, Ints
 from foreword.kv.spec import PageSpec, RowSpec
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.heads.opening import Head
+from foreword.models.heads.spec import HeadSpec
 
 
 class KvStore(Protocol):
@@ -41,6 +44,45 @@ class KvStore(Protocol):
 
     def move(self, copies: Tensor) -> None:
         """Copy rows (from, to) of all kinds together, int32 [copies, 2]; all are read before any is written."""
+        ...
+
+
+@dataclass(frozen=True)
+class HeadInput:
+    """What one pass of a draft head gets.
+
+    Its rows are laid out as those of a target pass: the row of token t writes the KV slot of t. Beside the token it
+    reads the features of position t - 1.
+    """
+
+    arrays: (
+        BatchArrays  # of a forward batch; `logit_rows` are those whose outcome is wanted, and no row is moved
+    )
+    starts: Ints  # int32 [requests], KV rows before this one are seen by none of the request's rows
+    features: Tensor  # [rows, feature width]; where they are its own, [rows, hidden size]
+    are_own: bool  # what it returned itself for the position before, instead of the target's hidden states
+
+
+@dataclass(frozen=True)
+class HeadOutput:
+    """What a pass of a draft head returns."""
+
+    logits: Tensor  # float32 [wanted, draft vocabulary]
+    states: Tensor  # [wanted, hidden size], features for the row that comes next
+
+
+class HeadRunner(Protocol):
+    """A draft head that was loaded beside a decoder. Its KV rows are in the pages of the decoder's store."""
+
+    spec: HeadSpec
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of its own weights."""
+        ...
+
+    def forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
+        """One pass over all rows."""
         ...
 
 
@@ -77,6 +119,13 @@ class Decoder(Protocol):
         """A decoder with the layers of another checkpoint, and this one's embedding, head and final norm.
 
         4-bit blocks stay as they are where the backend has kernels for them.
+        """
+        ...
+
+    def head(self, head: Head, rows: str) -> HeadRunner:
+        """A draft head beside this decoder, which lends what the head does not have: embedding and output matrix.
+
+        The head is one that was fitted to this decoder's config; `rows` names its KV rows in the store.
         """
         ...
 

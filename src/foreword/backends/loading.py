@@ -5,16 +5,27 @@ from dataclasses import dataclass
 import torch
 
 from foreword.backends.choice import BackendChoice
-from foreword.backends.cpu.decoder import CpuDecoder, load_cpu_decoder
+from foreword.backends.cpu.decoder import load_cpu_decoder
 from foreword.backends.interface import Decoder
-from foreword.backends.torch.decoder import TorchDecoder, load_torch_decoder
+from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.torch.weights import DecoderWeights, load_weights
+from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.progress import Progress
 
 
 def is_shape_invariant(choice: BackendChoice) -> bool:
     """Whether the decoder that would be loaded is; see `Decoder.is_shape_invariant`."""
-    return (TorchDecoder if choice.form is None else CpuDecoder).is_shape_invariant
+    return choice.name != "torch"
+
+
+def decoder_of(choice: BackendChoice, config: ModelConfig, weights: DecoderWeights) -> TorchDecoder:
+    """A decoder on torch or CUDA from weights that are there already."""
+    if choice.name == "torch":
+        return TorchDecoder(config, weights)
+    from foreword.backends.cuda.decoder import CudaDecoder  # Triton is there only where it is used
+
+    return CudaDecoder(config, weights)
 
 
 @dataclass(frozen=True)
@@ -28,4 +39,5 @@ class DecoderLoader:
         """A decoder with the checkpoint's weights, in the target's numbers."""
         if self.choice.form is not None:
             return load_cpu_decoder(checkpoint, self.choice.form, progress=progress)
-        return load_torch_decoder(checkpoint, self.choice.torch_dtype, self.device, progress=progress)
+        weights = load_weights(checkpoint, self.choice.torch_dtype, self.device, progress)
+        return decoder_of(self.choice, checkpoint.config, weights)

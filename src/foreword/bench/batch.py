@@ -7,6 +7,7 @@ from statistics import median
 from time import perf_counter
 
 from foreword.acceptance.params import SamplingParams
+from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.request import Request
@@ -84,7 +85,7 @@ def measure_batches(
 def run_batch(engine: EngineCore, prompts: Sequence[Sequence[int]], tokens: int, speculate: bool) -> BatchRun:
     """Read the prompts, then decode with all of them until they have gained this many tokens on average."""
     params = SamplingParams(temperature=0, max_tokens=_room(engine, prompts, tokens), ignore_eos=True)
-    setting = None if speculate else False
+    setting: SpeculationSetting = {"fixed": True} if speculate else False
     requests = [
         engine.add(NewRequest(f"batch-{index}", tuple(prompt), params, speculation=setting))[0]
         for index, prompt in enumerate(prompts)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foreword.bench.drafters.plot import require_matplotlib, save_figure
+from foreword.bench.plotting import require_matplotlib, save_figure
 
 Line = Sequence[tuple[float, float]]
 """Points (x, y), by x."""

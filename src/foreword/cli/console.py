@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from foreword.cli.options import BACKENDS, DTYPES, check_device, one_of
+from foreword.cli.options import BACKENDS, DTYPES, check_device, check_model, check_plot, one_of
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -19,9 +19,16 @@ if TYPE_CHECKING:
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
 
-ModelOption = Annotated[
-    str, typer.Option("--model", "-m", help="Built-in name, .gguf file, Hugging Face directory or hub id.")
-]
+
+def leave_stdout_to_json(wanted: bool) -> bool:
+    """With --json, standard output carries the object alone: what people read goes to standard error."""
+    stdout.stderr = wanted
+    return wanted
+
+
+_MODEL_HELP = "Built-in name, .gguf file, Hugging Face directory or hub id."
+ModelOption = Annotated[str, typer.Option("--model", "-m", callback=check_model, help=_MODEL_HELP)]
+ModelArgument = Annotated[str, typer.Argument(callback=check_model, help=_MODEL_HELP)]
 DtypeOption = Annotated[
     str,
     typer.Option(
@@ -37,8 +44,17 @@ BackendOption = Annotated[
     ),
 ]
 DeviceOption = Annotated[str, typer.Option(callback=check_device, help="auto, cpu or cuda.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on the last line.")]
-PlotOption = Annotated[Path | None, typer.Option(help="Draw the curves into this picture (PNG).")]
+JsonOption = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        callback=leave_stdout_to_json,
+        help="Print one JSON object; tables go to standard error.",
+    ),
+]
+PlotOption = Annotated[
+    Path | None, typer.Option(callback=check_plot, help="Draw the curves into this picture (PNG).")
+]
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -73,11 +89,12 @@ def load_llm(
     generation_config: str = "none",
 ) -> "LLM":
     """Fetch if need be, then load, showing both. Nothing is guessed or recommended unless it is asked for."""
-    from foreword.engine.llm import LLM
     from foreword.models.sources.resolve import resolve_model
 
     with stage_bar() as on_stage:
         path = resolve_model(model, on_progress=on_stage)
+    from foreword.engine.llm import LLM  # after the model is there: it brings torch along
+
     with progress_bar(f"loading {model}") as on_progress:
         return LLM(
             str(path),

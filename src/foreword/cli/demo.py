@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from foreword.bench.drafters.records import Record
     from foreword.engine.llm import LLM
 
-SPECULATION = {"method": "ngram", "num_speculative_tokens": 8}
+SPECULATION = {"method": "ngram", "num_speculative_tokens": 8, "fixed": True}
 PROMPTS = {
     "repetition": "Repeat the word hello 50 times.",
     "counting": "Write the floors of a tower with 25 floors: This is floor 1. This is floor 2. Continue.",

@@ -2,15 +2,19 @@
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from foreword.cli.console import JsonOption, print_json, stdout
+from foreword.cli.console import DEFAULT_MODEL, JsonOption, ModelOption, print_json, stdout
+
+if TYPE_CHECKING:
+    from foreword.models.heads.shipped import ShippedHead
 
 
-def doctor(as_json: JsonOption = False) -> None:
+def doctor(model: ModelOption = DEFAULT_MODEL, as_json: JsonOption = False) -> None:
     """Tell which backend, instruction set and number of threads are in use here, and where models are kept."""
-    findings = _findings()
+    findings = _findings(model)
     table = Table(show_header=False, title="foreword doctor")
     for name, value in findings.items():
         table.add_row(name.replace("_", " "), str(value))
@@ -19,7 +23,7 @@ def doctor(as_json: JsonOption = False) -> None:
         print_json(findings)
 
 
-def _findings() -> dict[str, object]:
+def _findings(model: str) -> dict[str, object]:
     import torch
 
     from foreword import __version__
@@ -31,7 +35,7 @@ def _findings() -> dict[str, object]:
 
     device = pick_device("auto")
     choice, status = choose_backend("auto", "auto", device), native_status()
-    guessing = choose_speculation("auto", is_shape_invariant(choice))
+    guessing = choose_speculation("auto", is_shape_invariant(choice), head=_head(model))
     numbers = choice.form.name if choice.form is not None else str(choice.torch_dtype).removeprefix("torch.")
     return {
         "version": __version__,
@@ -50,3 +54,16 @@ def _findings() -> dict[str, object]:
         "cores": os.cpu_count(),
         "models_in": str(cache_directory()),
     }
+
+
+def _head(model: str) -> "ShippedHead | None":
+    """The head that a model gets, if the model is on this machine: nothing is fetched to find out."""
+    from foreword.models.formats.opening import open_checkpoint
+    from foreword.models.heads.shipped import find_head
+    from foreword.models.sources.resolve import local_model
+
+    path = local_model(model)
+    if path is None:
+        return None
+    checkpoint = open_checkpoint(path)
+    return find_head(checkpoint, checkpoint.tokenizer())

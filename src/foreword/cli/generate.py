@@ -26,6 +26,7 @@ from foreword.cli.options import (
     read_text,
     speculation_choice,
 )
+from foreword.cli.prompt_input import read_prompt
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def generate(
     prompt: Annotated[
         str | None,
         typer.Argument(
-            help="What to ask, sent through the model's chat template; - or nothing: standard input."
+            help="What to ask, sent through the model's chat template; - or nothing: standard input. "
+            "With a prompt, what is piped in is put before it."
         ),
     ] = None,
     file: Annotated[Path | None, typer.Option(help="Read the prompt from this file.")] = None,
@@ -101,7 +103,7 @@ def generate(
     SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     if raw and system is not None:
         raise RequestError("--raw continues a text as it is; a --system message needs the chat template")
-    question = read_prompt(prompt, file)
+    question = read_prompt(prompt, file, stdin_is_free=prediction != Path("-"))
     expected = None if prediction is None else read_text(prediction)
     llm = load_llm(model, dtype, device, backend, setting, generation_config)
     from foreword.cli.chat.text import visible
@@ -137,32 +139,15 @@ def generate(
         stderr.print(f"[dim]{line}[/dim]", soft_wrap=True)
 
 
-def read_prompt(prompt: str | None, file: Path | None) -> str:
-    """The prompt, wherever it comes from; a final line end of a file or a pipe is not part of it."""
-    if prompt is not None and file is not None:
-        raise RequestError("there is a prompt and a --file; give one")
-    if prompt is not None and prompt != "-":
-        return prompt
-    if file is None and prompt is None and sys.stdin.isatty():
-        raise RequestError(
-            'what is the question? foreword generate "Why is the sky blue?", --file, or a pipe'
-        )
-    read = read_text(file or Path("-")).removesuffix("\n")
-    if not read:
-        raise RequestError(f"{file or 'standard input'} is empty; what is the question?")
-    return read
-
-
 def footer(output: "RequestOutput", taken: "Mapping[str, float]") -> list[str]:
     """What the answer cost, and what it was drawn with; `taken` are the model's own parameters that were used."""
-    timings = output.timings
-    per_pass = f" ({timings.predicted_n / timings.passes:.1f} per pass)" if timings.passes else ""
-    accepted = (
-        f"{timings.draft_n_accepted / timings.draft_n:.0%} of guesses accepted, " if timings.draft_n else ""
-    )
+    from foreword.cli.chat.stats import Tally, summary_line
+    from foreword.engine.answers.costs import sum_stats
+
+    spent = sum_stats((answer.index, answer.stats) for answer in output.outputs if answer.stats is not None)
     drawn = [f"{name} {value:g}" for name, value in taken.items()]
     return [
-        f"{timings.predicted_n} tokens in {timings.passes} passes{per_pass}, {accepted}"
-        f"{timings.predicted_per_second:.0f} tokens/s",
+        # Several answers run at once: their rates are not those of their times added up.
+        summary_line(Tally.of(spent), output.timings.predicted_per_second or None),
         f"seed {output.outputs[0].seed}" + (f"; {', '.join(drawn)}: the model's defaults" if drawn else ""),
     ]

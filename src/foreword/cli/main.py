@@ -1,16 +1,18 @@
 """The `foreword` command."""
 
+import re
 import sys
 from typing import Any, NoReturn
 
 import typer
 
 from foreword import __version__
-from foreword.cli import datastore, demo, doctor, generate, models, prove, prune, serve, theory
+from foreword.cli import datastore, demo, doctor, generate, heads, models, prove, prune, serve, theory
 from foreword.cli.bench import main as bench
 from foreword.cli.chat import main as chat
 from foreword.cli.console import stderr, stdout
-from foreword.errors import ForewordError
+from foreword.cli.train import main as train
+from foreword.errors import ForewordError, in_plain_words
 
 # Typer brings a click of its own, whose errors it does not name.
 _UsageError: Any = typer.BadParameter.__bases__[0]
@@ -18,6 +20,7 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its boxes leave a third of a terminal's width to the text
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Exact speculative decoding for language models: the same text in fewer passes.",
 )
@@ -31,8 +34,10 @@ app.command()(prune.prune)
 app.command()(prove.prove)
 app.command()(theory.theory)
 app.command()(doctor.doctor)
+app.add_typer(heads.app, name="head")
 app.add_typer(bench.app, name="bench")
 app.add_typer(datastore.app, name="datastore")
+app.add_typer(train.app, name="train")
 
 
 def _show_version(wanted: bool) -> None:
@@ -56,13 +61,20 @@ def main() -> None:
         sys.exit(app(standalone_mode=False) or 0)
     except _UsageError as error:
         if error.ctx is not None and type(error).__name__ == "NoArgsIsHelpError":
-            sys.exit(2)  # the help is on the screen
-        where = "" if error.ctx is None else f"; see {error.ctx.command_path} --help"
-        _end(f"{error.format_message().rstrip('.')}{where}", 2)
+            print(error.ctx.get_help(), file=sys.stderr)
+            sys.exit(2)
+        where = "" if error.ctx is None else f" (see {error.ctx.command_path} --help)"
+        _end(f"{_plainly(error.format_message())}{where}", 2)
     except ForewordError as error:
         _end(str(error), 2)
     except typer.Abort:
         _end("stopped", 1)
+
+
+def _plainly(message: str) -> str:
+    """A bad value is told as everywhere else: the option's name, then what it must be."""
+    found = re.fullmatch(r"Invalid value for '?(.*?)'?: (.*)", message, re.DOTALL)
+    return (f"{found[1]} {in_plain_words(found[2])}" if found else message).rstrip(".")
 
 
 def _end(message: str, code: int) -> NoReturn:

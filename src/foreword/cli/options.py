@@ -9,19 +9,19 @@ from typing import Annotated, Any
 import typer
 
 from foreword.acceptance.defaults import GENERATION_CONFIGS
-from foreword.drafters.names import method_names
+from foreword.drafters.names import method_names, named_methods
 from foreword.errors import RequestError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "q4", "q8_0")
-BACKENDS = ("auto", "cpu", "torch")
+BACKENDS = ("auto", "cpu", "cuda", "torch")
 
 SpeculationOption = Annotated[
     str | None,
     typer.Option(
         "--speculation",
-        metavar="auto|off|JSON",
-        help="Who guesses ahead: auto (default) guesses where no text can change by it, off never, or "
-        '{"method": "ngram", "num_speculative_tokens": 5}.',
+        metavar="auto|off|METHOD|JSON",
+        help="Who guesses ahead: auto (default) guesses where no text can change by it, off never, a method such "
+        'as ngram, or {"method": "ngram", "num_speculative_tokens": 5}.',
     ),
 ]
 SpeculativeConfigOption = Annotated[
@@ -53,6 +53,25 @@ def check_device(device: str) -> str:
     return device
 
 
+def check_model(name: str) -> str:
+    """The model's name, if it can be one; whether the hub has it turns out when it is fetched."""
+    from foreword.models.sources.resolve import check_name
+
+    check_name(name)
+    return name
+
+
+def check_plot(path: Path | None) -> Path | None:
+    """The picture's path, if pictures can be drawn and written there: better said now than after a run."""
+    if path is not None:
+        from foreword.bench.plotting import require_matplotlib
+
+        require_matplotlib()
+        if not path.parent.is_dir():
+            raise RequestError(f"--plot {path} cannot be written: there is no directory {path.parent}")
+    return path
+
+
 def speculation_choice(speculation: str | None, speculative_config: str | None) -> str:
     """What the two options mean together, as `LLM` takes it."""
     if speculation is not None and speculative_config is not None:
@@ -60,13 +79,12 @@ def speculation_choice(speculation: str | None, speculative_config: str | None) 
     if speculative_config is not None:
         _check_speculation("--speculative-config", speculative_config)
         return speculative_config
-    if speculation is not None and speculation not in ("auto", "off"):
-        if not speculation.lstrip().startswith("{"):
-            raise RequestError(
-                f'--speculation is auto, off or an object such as {{"method": "ngram"}}, not {speculation!r}'
-            )
-        _check_speculation("--speculation", speculation)
-    return speculation or "auto"
+    if speculation is None or speculation in ("auto", "off"):
+        return speculation or "auto"
+    if not speculation.lstrip().startswith("{"):
+        speculation = json.dumps(named_methods(speculation))
+    _check_speculation("--speculation", speculation)
+    return speculation
 
 
 def _check_speculation(option: str, text: str) -> None:
@@ -75,7 +93,8 @@ def _check_speculation(option: str, text: str) -> None:
     known = method_names()
     for name in method if isinstance(method, list) else [method]:
         if isinstance(name, str) and name not in known:
-            raise RequestError(f"{option}: there is no method {name!r}; there are {', '.join(known)}")
+            also = ", auto and off" if option == "--speculation" else ""
+            raise RequestError(f"{option}: there is no method {name!r}; there are {', '.join(known)}{also}")
 
 
 def json_object(option: str, text: str) -> dict[str, Any]:

@@ -5,14 +5,12 @@ from typing import Annotated
 
 import typer
 
-from foreword.cli.console import JsonOption, print_json, progress_bar, stage_bar, stdout
+from foreword.cli.console import JsonOption, ModelArgument, print_json, progress_bar, stage_bar, stdout
 from foreword.errors import RequestError
 
 
 def prune(
-    model: Annotated[
-        str, typer.Argument(help="Built-in name, .gguf file, Hugging Face directory or hub id.")
-    ],
+    model: ModelArgument,
     out: Annotated[Path, typer.Argument(help="A new .gguf file for a GGUF model, else a new directory.")],
     layers: Annotated[
         str | None, typer.Option(help="Layers to keep, both ends of a range included: 0-9,20-29.")

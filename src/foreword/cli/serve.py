@@ -13,6 +13,7 @@ from foreword.cli.console import (
     BackendOption,
     DeviceOption,
     DtypeOption,
+    ModelArgument,
     stage_bar,
     stderr,
     stdout,
@@ -35,9 +36,7 @@ if TYPE_CHECKING:
 
 
 def serve(
-    model: Annotated[
-        str, typer.Argument(help="Built-in name, .gguf file, Hugging Face directory or hub id.")
-    ] = DEFAULT_MODEL,
+    model: ModelArgument = DEFAULT_MODEL,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any.")] = 8000,
     api_key: Annotated[
@@ -149,25 +148,42 @@ def serve(
     }
     with listening:
         _need_server_extra()
-        settings = replace(settings, speculation=_drafting(setting, dtype, device, backend, acceptance_rule))
+        path = _fetched(model)
+        invariant = _is_shape_invariant(dtype, device, backend)
+        settings = replace(settings, speculation=_drafting(path, setting, invariant, acceptance_rule))
         watch = (engine_factory, hang_seconds)
-        _run(model, settings, listening, start, watch, generation_config)
+        _run(path, settings, listening, start, watch, generation_config)
 
 
-def _drafting(
-    setting: str, dtype: str, device: str, backend: str, acceptance_rule: str
-) -> "SpeculationConfig | None":
-    """Who drafts by default; decided here, since requests are checked against it in this process."""
+def _is_shape_invariant(dtype: str, device: str, backend: str) -> bool:
     from foreword.backends.choice import choose_backend, pick_device
     from foreword.backends.loading import is_shape_invariant
-    from foreword.engine.default_speculation import choose_speculation
 
-    choice = choose_backend(backend, dtype, pick_device(device))
-    return choose_speculation(setting, is_shape_invariant(choice), acceptance_rule).config
+    return is_shape_invariant(choose_backend(backend, dtype, pick_device(device)))
+
+
+def _drafting(path: Path, setting: str, invariant: bool, acceptance_rule: str) -> "SpeculationConfig | None":
+    """Who drafts by default; decided here, since requests are checked against it in this process."""
+    from foreword.engine.default_speculation import choose_speculation
+    from foreword.models.formats.opening import open_checkpoint
+    from foreword.models.heads.shipped import find_head
+
+    head = None
+    if setting == "auto":
+        checkpoint = open_checkpoint(path)
+        head = find_head(checkpoint, checkpoint.tokenizer())
+    return choose_speculation(setting, invariant, acceptance_rule, head).config
+
+
+def _fetched(model: str) -> Path:
+    from foreword.models.sources.resolve import resolve_model
+
+    with stage_bar() as on_stage:
+        return resolve_model(model, on_progress=on_stage)
 
 
 def _run(
-    model: str,
+    path: Path,
     settings: "ServerSettings",
     listening: "socket.socket",
     start: dict[str, Any],
@@ -176,7 +192,6 @@ def _run(
 ) -> None:
     from foreword.engine.sampling_defaults import sampling_defaults
     from foreword.models.formats.opening import open_checkpoint
-    from foreword.models.sources.resolve import resolve_model
     from foreword.server.running import ServerRun
     from foreword.server.settings import FREE_METHODS
     from foreword.wire.frames import Start
@@ -187,8 +202,6 @@ def _run(
     if speculation is not None:
         start["speculation"] = speculation.as_mapping()
         settings = replace(settings, methods=FREE_METHODS | set(speculation.method))
-    with stage_bar() as on_stage:
-        path = resolve_model(model, on_progress=on_stage)
     checkpoint = open_checkpoint(path)
     settings = replace(settings, sampling=sampling_defaults(checkpoint, generation_config))
     factory, hang_seconds = watch

@@ -46,11 +46,8 @@ def theory(
 
     Assumes that every guess is accepted with the same probability, whatever happened before (docs/theory.md).
     """
-    from foreword.bench.drafters.plot import require_matplotlib
     from foreword.bench.theory import FLAT, Drafting, predict, read_step_costs
 
-    if plot is not None:
-        require_matplotlib()
     depths = parse_depths(k)
     curves = {CLOSED_FORM: FLAT}
     if step_costs is not None:

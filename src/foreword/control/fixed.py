@@ -24,10 +24,7 @@ class FixedPolicy:
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> list[DraftPlan | None]:
         """The same at every step, however it goes; nobody where as many run as a plan allows at most."""
         plans = [self._chosen(entry.request) for entry in entries]
-        return [
-            None if plan is None or (plan.max_batch is not None and len(plans) >= plan.max_batch) else plan
-            for plan in plans
-        ]
+        return [plan if plan is not None and plan.allows(len(plans)) else None for plan in plans]
 
     def trim(
         self, entries: Sequence[PassEntry], drafts: Sequence[Draft], situation: Situation
@@ -38,7 +35,7 @@ class FixedPolicy:
         """All that may be guessed beside a prompt, which is one more request."""
         plans = [plan for plan in map(self._chosen, requests) if plan is not None]
         running = len(requests) + 1
-        return sum(plan.max_nodes for plan in plans if plan.max_batch is None or running < plan.max_batch)
+        return sum(plan.max_nodes for plan in plans if plan.allows(running))
 
     def learn(self, report: StepReport) -> None:
         """It never changes its mind."""

@@ -1,7 +1,7 @@
 """Several drafters as one."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import or_
 
@@ -66,6 +66,14 @@ class FirstOf(_Several):
                 drafts[index] = answer
             open_asks = [index for index in open_asks if not len(drafts[index])]
         return drafts
+
+
+class Routed(FirstOf):
+    """Several drafters of which a policy chooses one for each request; asked itself, it is the first that has one."""
+
+    def __init__(self, choices: Mapping[str, Drafter]) -> None:
+        super().__init__(list(choices.values()))
+        self.choices = choices
 
 
 class Merged(_Several):

@@ -6,9 +6,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from foreword.backends.batch import MAX_DRAFT_NODES
-from foreword.drafters.combined import FirstOf, Merged
+from foreword.drafters.combined import FirstOf, Merged, Routed
 from foreword.drafters.guard.caller_thread import CallerThread
 from foreword.drafters.guard.guarded import GuardedDrafter
+from foreword.drafters.heads.method import method_of
 from foreword.drafters.registry import Guesses, drafter_kinds
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import ForewordError, RequestError
@@ -19,9 +20,12 @@ _OWN_KEYS = (
     "num_speculative_tokens",
     "max_depth",
     "disable_by_batch_size",
+    "fixed",
     "combine",
     "draft_timeout",
 )
+
+COMBINATIONS = ("first", "merge", "route")
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,11 @@ class SpeculationConfig:
     max_depth: int | None = None  # deepest level of a tree; None: as deep as there are nodes
     # Plain decoding while at least this many requests run; None: never.
     disable_by_batch_size: int | None = None
-    combine: str = "first"  # several methods: "first" that has something to say, or "merge" into one tree
+    fixed: bool = (
+        False  # guess just so at every step; else it is the most, and the engine guesses where it pays
+    )
+    # Several methods: "first" that has something to say, "merge" into one tree, or "route": the one that pays most.
+    combine: str = "first"
     draft_timeout: float = 1.0  # seconds after which a plug-in's guesses are not waited for
     options: tuple[tuple[str, Any], ...] = ()  # settings of the drafters themselves
 
@@ -44,11 +52,14 @@ class SpeculationConfig:
     ) -> "SpeculationConfig":
         """Read a JSON text or an object; every key and value is checked and refused by name.
 
-        Without a method, or with the base's own, only the keys that are named differ from `base`.
+        Without a method, or with the base's own, only the keys that are named differ from `base`. Without either, the
+        method is that of the head or model that is named.
         """
         given = _as_mapping(value)
         if base is not None and _methods(given.get("method", list(base.method))) == base.method:
             given = {**base.as_mapping(), **given}
+        if "method" not in given and isinstance(given.get("model"), str):
+            given = {**given, "method": method_of(given["model"])}
         if "method" not in given:
             raise RequestError(
                 f"speculation: give a method, one of {', '.join(drafter_kinds())}; "
@@ -76,8 +87,11 @@ class SpeculationConfig:
         batch = self.disable_by_batch_size
         if batch is not None and (not isinstance(batch, int) or isinstance(batch, bool) or batch < 2):
             raise RequestError(f"speculation: disable_by_batch_size must be at least 2, not {batch!r}")
-        if self.combine not in ("first", "merge"):
-            raise RequestError(f"speculation: combine must be 'first' or 'merge', not {self.combine!r}")
+        if self.combine not in COMBINATIONS:
+            ways = ", ".join(map(repr, COMBINATIONS))
+            raise RequestError(f"speculation: combine must be one of {ways}, not {self.combine!r}")
+        if not isinstance(self.fixed, bool):
+            raise RequestError(f"speculation: fixed must be true or false, not {self.fixed!r}")
         if not isinstance(self.draft_timeout, int | float) or not self.draft_timeout > 0:
             raise RequestError(f"speculation: draft_timeout must be positive, not {self.draft_timeout!r}")
         known = {field.name for name in self.method for field in fields(kinds[name].settings)}
@@ -113,6 +127,8 @@ class SpeculationConfig:
         drafters = [self._build_one(name, resources) for name in self.method]
         if len(drafters) == 1:
             return drafters[0]
+        if self.combine == "route":
+            return Routed(dict(zip(self.method, drafters, strict=True)))
         return FirstOf(drafters) if self.combine == "first" else Merged(drafters)
 
     def _build_one(self, name: str, resources: DrafterResources) -> Drafter:

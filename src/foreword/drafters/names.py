@@ -1,5 +1,6 @@
 """The names of drafters, without what they are made of: to know them nothing heavy is imported."""
 
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 
 ENTRY_POINTS = "foreword.drafters"
@@ -15,9 +16,17 @@ OWN_METHODS = (
     "draft_model",
     "self_quantized",
     "layer_skip",
+    "eagle",
+    "eagle3",
 )
 
 
 def method_names() -> list[str]:
     """Ours, and those that other packages add."""
     return list(dict.fromkeys((*OWN_METHODS, *(entry.name for entry in entry_points(group=ENTRY_POINTS)))))
+
+
+def named_methods(text: str) -> Mapping[str, str | list[str]]:
+    """The configuration that `ngram`, or `suffix+ngram`, is short for."""
+    names = [name.strip() for name in text.split("+")]
+    return {"method": names if len(names) > 1 else names[0]}

@@ -59,6 +59,8 @@ _NAMES: dict[Any, str] = {
 
 
 def _builtin_kinds() -> dict[str, DrafterKind]:
+    from foreword.drafters.heads.eagle import EagleConfig, build_eagle
+    from foreword.drafters.heads.eagle3 import Eagle3Config, build_eagle3
     from foreword.drafters.lookup.jacobi import JacobiConfig, JacobiDrafter
     from foreword.drafters.lookup.lookahead import LookaheadConfig, LookaheadDrafter
     from foreword.drafters.lookup.ngram import NgramConfig, NgramDrafter
@@ -106,6 +108,15 @@ def _builtin_kinds() -> dict[str, DrafterKind]:
         ),
         "layer_skip": DrafterKind(
             "the target without some of its layers", LayerSkipConfig, build_layer_skip, _is_wide
+        ),
+        "eagle": DrafterKind(
+            "an EAGLE-1 or EAGLE-2 head on the target's last hidden states",
+            EagleConfig,
+            build_eagle,
+            _is_wide,
+        ),
+        "eagle3": DrafterKind(
+            "an EAGLE-3 head on the target's hidden states", Eagle3Config, build_eagle3, _is_wide
         ),
     }
     return {

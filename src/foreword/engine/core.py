@@ -17,7 +17,7 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
 from foreword.engine.drafter_pool import Build, DrafterPool
 from foreword.engine.intake import Intake
-from foreword.engine.ledger import RequestLedger
+from foreword.engine.ledger import CohortLedger, RequestLedger
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.engine.request import Request
 from foreword.engine.scheduler import Scheduler, SchedulerSizes
@@ -40,6 +40,8 @@ class EngineParts:
     policy: Policy = field(default_factory=FixedPolicy)  # who drafts, with what, how deep
     build_drafter: Build | None = None  # makes the drafters that requests ask for; None: they cannot ask
     speculation: SpeculationConfig | None = None  # of requests that don't ask
+    # Others that requests will ask for and that keep rows in the KV pages: these are laid out for them too.
+    offered: Sequence[SpeculationConfig] = ()
     clock: Callable[[], float] = perf_counter  # seconds
 
 
@@ -57,7 +59,8 @@ class EngineCore:
         self.drafters = DrafterPool(
             parts.build_drafter, rule, parts.speculation, brought, target.config.num_layers
         )
-        self.drafters.provided = needs = _needs(self.drafters, brought)
+        known = [*brought, *map(self.drafters.offer, parts.offered)]
+        self.drafters.provided = needs = _needs(self.drafters, known)
         num_pages = config.num_pages(target, needs.rows)
         self.max_model_len = config.context_length(target, needs.rows)
         self.target = target
@@ -65,7 +68,12 @@ class EngineCore:
         self.cache = PagedCache(num_pages, prefix_caching=config.enable_prefix_caching)
         self._clock = parts.clock
         self._stepper = Stepper(
-            self.runner, self.cache, self._policy, config.max_num_batched_tokens, clock=parts.clock
+            self.runner,
+            self.cache,
+            self._policy,
+            config.max_num_batched_tokens,
+            clock=parts.clock,
+            store=self.runner.store,
         )
         self._recovery = Recovery(self._stepper)
         self.scheduler = Scheduler(
@@ -82,6 +90,7 @@ class EngineCore:
         self._active: dict[str, list[Request]] = {}
         self.steps = 0
         self.seconds = StageSeconds()  # where the time of all steps went
+        self._cohorts = CohortLedger()
 
     @property
     def has_requests(self) -> bool:
@@ -190,6 +199,7 @@ class EngineCore:
             drafter_faults=dict(self.drafters.fault_counts()),
             step_faults=dict(self.faults),
             acceptance={name: (s.drafts, s.drafted, s.accepted) for name, s in cohorts.items() if s.asks},
+            cohorts=self._cohorts.snapshot(),
         )
 
     def close(self) -> None:
@@ -204,7 +214,7 @@ class EngineCore:
             assert isinstance(request, Request)
             if not part.applied:
                 continue
-            request.ledger.observe(part, report)
+            self._cohorts.observe(part, request.ledger.observe(part, report))
             if part.verdict.tokens or request.finish_reason is not None:
                 deltas.append(request.take_delta())
             if request.finish_reason is not None:
@@ -235,7 +245,7 @@ class EngineCore:
             raise AssertionError("a KV sequence belongs to nobody")
 
 
-def _needs(drafters: DrafterPool, brought: Sequence[Drafter]) -> DrafterNeeds:
+def _needs(drafters: DrafterPool, others: Sequence[Drafter]) -> DrafterNeeds:
     """What the drafters that are there from the start have to be given."""
-    known = [*brought, *([] if drafters.default is None else [drafters.default.drafter])]
+    known = [*others, *([] if drafters.default is None else [drafters.default.drafter])]
     return reduce(or_, map(needs_of, known), NO_NEEDS)

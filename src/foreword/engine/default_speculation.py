@@ -6,17 +6,18 @@ from typing import Any
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.drafters.config import SpeculationConfig
-from foreword.errors import RequestError
+from foreword.drafters.names import named_methods
+from foreword.models.heads.shipped import ShippedHead
 
 SpeculationOption = str | Mapping[str, Any] | None
-"""`"auto"`, `"off"` or None, or a configuration as an object or as JSON."""
+"""`"auto"`, `"off"` or None, a method's name, or a configuration as an object or as JSON."""
 
-DEFAULT_SPECULATION: Mapping[str, Any] = {
-    "method": "suffix",
-    "num_speculative_tokens": 3,
-    "disable_by_batch_size": 2,  # beside others there is less idle arithmetic to guess with
-}
-"""What `auto` means where it is safe: it needs no model, and three guesses cost little even if all are wrong."""
+WITHOUT_A_HEAD: Mapping[str, Any] = {"method": "suffix", "num_speculative_tokens": 8}
+"""What `auto` means where it is safe and no head was trained for the model: it needs none. How many of the guesses are
+verified is measured."""
+
+WITH_A_HEAD = 5
+"""Guesses that a head is asked for at most."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,12 @@ class SpeculationChoice:
 
 
 def choose_speculation(
-    setting: SpeculationOption, is_shape_invariant: bool, acceptance_rule: str = "coupled"
+    setting: SpeculationOption,
+    is_shape_invariant: bool,
+    acceptance_rule: str = "coupled",
+    head: ShippedHead | None = None,
 ) -> SpeculationChoice:
-    """What a setting means on this backend.
+    """What a setting means on this backend; `head` was trained for the model.
 
     `auto` guesses only where a draft cannot change a text by changing the size of a pass.
     """
@@ -43,14 +47,18 @@ def choose_speculation(
         return SpeculationChoice(
             None, "this backend's numbers depend on the size of a pass: ask for it by name"
         )
-    config = SpeculationConfig.parse(DEFAULT_SPECULATION)
     if Rule.parse(acceptance_rule) is not Rule.COUPLED:
         return SpeculationChoice(
             None,
             f"acceptance rule {acceptance_rule!r} keeps the law of a text, not the text itself: ask for it by name",
         )
+    if head is not None:
+        asked = {"method": head.method, "model": head.name, "num_speculative_tokens": WITH_A_HEAD}
+        reason = f"the head {head.name} was trained for this model; guesses are made where they are measured to pay"
+        return SpeculationChoice(SpeculationConfig.parse(asked), reason)
+    config = SpeculationConfig.parse(WITHOUT_A_HEAD)
     return SpeculationChoice(
-        config, "guesses cannot change a text here, and one request leaves arithmetic idle"
+        config, "guesses cannot change a text here, and are made where they are measured to pay"
     )
 
 
@@ -59,5 +67,5 @@ def check_choice(setting: SpeculationOption) -> SpeculationConfig | None:
     if setting is None or setting in ("auto", "off"):
         return None
     if isinstance(setting, str) and not setting.lstrip().startswith("{"):
-        raise RequestError(f"speculation must be auto, off or a JSON object, not {setting!r}")
+        setting = named_methods(setting)
     return SpeculationConfig.parse(setting)

@@ -24,6 +24,10 @@ PREDICTED_TOKENS = 8
 Build = Callable[[SpeculationConfig], Drafter]
 
 
+class PagesLackRows(RequestError):  # noqa: N818 - reads as what is wrong
+    """A drafter needs rows in the KV pages, which were laid out without them."""
+
+
 class DrafterPool:
     """Makes each drafter when the first request asks for it, and shares it among all who ask for the same.
 
@@ -65,6 +69,14 @@ class DrafterPool:
             with self._lock:
                 self._let_go(before)
 
+    @property
+    def default_config(self) -> SpeculationConfig | None:
+        return self._default_config
+
+    def offer(self, config: SpeculationConfig) -> Drafter:
+        """Make a drafter ready for requests that will ask for it."""
+        return self._get(config).drafter
+
     def resolve(self, setting: SpeculationSetting, has_prediction: bool = False) -> DraftPlan | None:
         """Who drafts for a request with this setting; see `SpeculationConfig.parse`."""
         config = parse_setting(setting, self._default_config)
@@ -90,12 +102,12 @@ class DrafterPool:
         """Who follows the prediction, and behind it whoever drafts anyway: the same, not another of its kind."""
         first = self._get(_prediction())
         if plan is None or plan.drafter is first.drafter:
-            return first
+            return first if plan is None else replace(first, is_fixed=plan.is_fixed)
         with self._lock:
             key = (id(first.drafter), id(plan.drafter))
             drafter = self._combined.setdefault(key, _Predicted([first.drafter, plan.drafter]))
         most, depth = max(first.max_nodes, plan.max_nodes), max(first.max_depth, plan.max_depth)
-        return DraftPlan(f"{first.method}+{plan.method}", drafter, most, depth)
+        return DraftPlan(f"{first.method}+{plan.method}", drafter, most, depth, is_fixed=plan.is_fixed)
 
     def begin(self, request: StepRequest) -> None:
         """A request that may ask its drafter from now on."""
@@ -156,7 +168,12 @@ class DrafterPool:
                     self._make_room()
         most = config.num_speculative_tokens
         return DraftPlan(
-            "+".join(config.method), drafter, most, config.max_depth or most, config.disable_by_batch_size
+            "+".join(config.method),
+            drafter,
+            most,
+            config.max_depth or most,
+            config.disable_by_batch_size,
+            config.fixed,
         )
 
     def _at_hand(self, key: str) -> Drafter | None:
@@ -191,7 +208,7 @@ class DrafterPool:
             except ValueError as error:
                 raise RequestError(f"speculation: {name} does not fit this model: {error}") from None
         if self.provided is not None and not set(needs.rows) <= set(self.provided.rows):
-            raise RequestError(
+            raise PagesLackRows(
                 f"speculation: {name} keeps rows of its own in the KV pages, which were laid out without them; "
                 "name it when the engine is started"
             )
@@ -235,6 +252,8 @@ def _held(plan: DraftPlan | None) -> Sequence[Drafter]:
 def _key(config: SpeculationConfig) -> str:
     """The same for configurations that one drafter can serve: sizes are a matter of each ask."""
     return json.dumps(
-        replace(config, num_speculative_tokens=1, max_depth=None, disable_by_batch_size=None).as_mapping(),
+        replace(
+            config, num_speculative_tokens=1, max_depth=None, disable_by_batch_size=None, fixed=False
+        ).as_mapping(),
         sort_keys=True,
     )

@@ -1,10 +1,41 @@
 """When things happened to a request, and what they cost."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
+from foreword.engine.messages import CohortTotals
+from foreword.speculation.measured.situation import MAX_COHORTS, OTHER, cohort_name
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
+
+_OTHERS = ("", OTHER)
+
+
+class CohortLedger:
+    """What every cohort has brought and cost since the engine began."""
+
+    def __init__(self) -> None:
+        self._totals: dict[tuple[str, str], CohortTotals] = {}  # by drafter's name and kind of request
+
+    def observe(self, part: RequestReport, seconds: StageSeconds) -> None:
+        """Count a request's pass and its part of the time, with those for whom the same drafter was asked."""
+        cohort = (part.asked, part.request.cohort)
+        totals = self._totals.get(cohort)
+        if totals is None:
+            known = cohort if len(self._totals) < MAX_COHORTS else _OTHERS
+            totals = self._totals.setdefault(known, CohortTotals())
+        totals.passes += 1
+        totals.asks += bool(part.asked)
+        totals.tokens += len(part.verdict.tokens)
+        totals.draft_seconds += seconds.draft
+        totals.verify_seconds += seconds.verify
+        totals.accept_seconds += seconds.accept
+
+    def snapshot(self) -> dict[str, CohortTotals]:
+        return {
+            OTHER if cohort == _OTHERS else cohort_name(*cohort): replace(totals)
+            for cohort, totals in self._totals.items()
+        }
 
 
 @dataclass
@@ -16,6 +47,7 @@ class RequestLedger:
     started: float | None = None  # its first pass began
     first_token: float | None = None  # its first token was committed
     first_tokens: int = 0  # tokens that were committed together with it
+    first_passes: int = 0  # passes up to and with that one
     finished: float | None = None  # its newest token was committed
     passes: int = 0
     cached_tokens: int = 0
@@ -30,20 +62,23 @@ class RequestLedger:
         if self.started is None:
             self.started = now
 
-    def observe(self, part: RequestReport, report: StepReport) -> None:
-        """Count a pass: drafting is billed to those who were asked, the rest by rows."""
+    def observe(self, part: RequestReport, report: StepReport) -> StageSeconds:
+        """Count a pass: drafting is billed to those who were asked, the rest by rows. Returns its part of the time."""
         share = part.rows / max(report.rows, 1)
-        self.passes += 1
-        self.seconds += StageSeconds(
+        seconds = StageSeconds(
             part.draft_seconds,
             share * report.seconds.verify,
             share * report.seconds.accept,
             part.draft_seconds + share * (report.seconds.total - report.seconds.draft),
         )
+        self.passes += 1
+        self.seconds += seconds
         if part.verdict.tokens or part.verdict.error is not None:
             self.finished = self.clock()
             if self.first_token is None:
                 self.first_token, self.first_tokens = self.finished, len(part.verdict.tokens)
+                self.first_passes = self.passes
+        return seconds
 
     @property
     def queue_seconds(self) -> float:

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from typing import SupportsIndex, TypeVar, cast
 
 from foreword.acceptance.params import SamplingParams
+from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.answers.collector import OutputCollector
 from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
-from foreword.engine.default_speculation import SpeculationOption, check_choice, choose_speculation
+from foreword.engine.cost_profile import begin_with_profile
+from foreword.engine.default_speculation import SpeculationOption, check_choice
+from foreword.engine.drafter_pool import PagesLackRows
 from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.messages import NewRequest
 from foreword.engine.prompts import Prediction, Prompt, encode_prediction, encode_prompt
@@ -77,8 +80,24 @@ class LLM:
         return self.loaded.sampling.params()
 
     def speculate(self, speculation: SpeculationOption) -> None:
-        """Change who guesses ahead, or turn it off with None or "off", without loading the model again."""
-        self.engine.drafters.set_default(_chosen(speculation, self.loaded, self._config))
+        """Change who guesses ahead, or turn it off with None or "off", without loading the model again.
+
+        For a head that keeps rows in the KV pages these are laid out anew: what the prefix cache has is lost.
+        """
+        self._check_idle()
+        try:
+            self.engine.drafters.set_default(_chosen(speculation, self.loaded, self._config))
+        except PagesLackRows:
+            self.engine.close()
+            self.engine = make_core(self.loaded, self._config, speculation)
+
+    def offer(self, speculation: Sequence[SpeculationConfig]) -> None:
+        """Lay the KV pages out for heads that calls will ask for by their own `speculation`."""
+        self._check_idle()
+        default = self.engine.drafters.default_config
+        self.engine.close()
+        mapping = None if default is None else default.as_mapping()
+        self.engine = make_core(self.loaded, self._config, mapping, speculation)
 
     def close(self) -> None:
         """Give back what drafters hold; the LLM answers no more."""
@@ -140,10 +159,11 @@ class LLM:
         params: ParamsChoice,
         how: "_How",
     ) -> list[RequestOutput]:
-        if self._is_busy:
-            raise RequestError("an LLM answers one call at a time; use foreword.Engine for more")
+        self._check_idle()
         chosen_params = _spread(params, len(encoded), "sets of sampling parameters")
-        settings = _spread(how.speculation, len(encoded), "speculation settings")
+        settings: Sequence[SpeculationSetting] = _spread(
+            how.speculation, len(encoded), "speculation settings"
+        )
         predictions = _predictions(how.prediction, len(encoded))
         expected = [encode_prediction(self.tokenizer, prediction) for prediction in predictions]
         collectors: dict[str, OutputCollector] = {}
@@ -164,6 +184,10 @@ class LLM:
                 self.engine.abort(name)
         return [collector.output() for collector in collectors.values()]
 
+    def _check_idle(self) -> None:
+        if self._is_busy:
+            raise RequestError("an LLM answers one call at a time; use foreword.Engine for more")
+
     def _finish(self, collectors: Mapping[str, OutputCollector], on_text: OnText | None) -> None:
         places = {name: place for place, name in enumerate(collectors)}
         while not all(collector.finished for collector in collectors.values()):
@@ -183,19 +207,25 @@ class _How:
 
 
 def make_core(
-    loaded: LoadedModel, config: EngineConfig | None, speculation: SpeculationOption = None
+    loaded: LoadedModel,
+    config: EngineConfig | None,
+    speculation: SpeculationOption = None,
+    offered: Sequence[SpeculationConfig] = (),
 ) -> EngineCore:
     """An engine for a loaded model."""
     config = config or EngineConfig()
     chosen = _chosen(speculation, loaded, config)
-    parts = EngineParts(config, build_drafter=loaded.build_drafter, speculation=chosen)
-    return EngineCore(loaded.decoder, loaded.vocabulary(), parts)
+    parts = EngineParts(config, MeasuredPolicy(), loaded.build_drafter, chosen, offered=offered)
+    core = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
+    if chosen is not None and not chosen.fixed:
+        begin_with_profile(core)
+    return core
 
 
 def _chosen(
     speculation: SpeculationOption, loaded: LoadedModel, config: EngineConfig
 ) -> SpeculationConfig | None:
-    return choose_speculation(speculation, loaded.decoder.is_shape_invariant, config.acceptance_rule).config
+    return loaded.choose_speculation(speculation, config.acceptance_rule).config
 
 
 _Given = TypeVar("_Given")

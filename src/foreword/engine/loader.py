@@ -9,10 +9,12 @@ from foreword.backends.interface import Decoder
 from foreword.backends.loading import DecoderLoader
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.resources import DrafterResources
+from foreword.engine.default_speculation import SpeculationChoice, SpeculationOption, choose_speculation
 from foreword.engine.sampling_defaults import sampling_defaults
 from foreword.engine.vocabulary import Vocabulary
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.formats.opening import open_checkpoint
+from foreword.models.heads.shipped import find_head
 from foreword.models.sources.resolve import resolve_model
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.progress import Progress
@@ -41,6 +43,13 @@ class LoadedModel:
     def build_drafter(self, wanted: SpeculationConfig) -> Drafter:
         """A drafter for this model."""
         return wanted.build(self.resources())
+
+    def choose_speculation(
+        self, setting: SpeculationOption, acceptance_rule: str = "coupled"
+    ) -> SpeculationChoice:
+        """What a setting means for this model on its backend."""
+        head = find_head(self.checkpoint, self.tokenizer) if setting == "auto" else None
+        return choose_speculation(setting, self.decoder.is_shape_invariant, acceptance_rule, head)
 
     def resources(self) -> DrafterResources:
         """What drafters for this model may be made from."""

@@ -39,6 +39,7 @@ class RequestStats:
     cached_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
     output_tokens: int = 0
     first_tokens: int = 0  # of these, the ones that the pass of the first token committed
+    first_passes: int = 0  # target passes over the prompt, up to and with that one
     queue_seconds: float = 0.0  # arrival to first pass
     prefill_seconds: float = 0.0  # first pass to the first tokens
     decode_seconds: float = 0.0  # the first tokens to the last
@@ -96,6 +97,18 @@ class AnswerDelta:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
+@dataclass
+class CohortTotals:
+    """What all passes of a cohort's requests have brought and cost; times as in `RequestStats`."""
+
+    passes: int = 0  # every request's own; those over prompts included
+    asks: int = 0  # of these, the ones for which a drafter was asked
+    tokens: int = 0  # that were committed
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    accept_seconds: float = 0.0
+
+
 @dataclass(frozen=True)
 class EngineStats:
     """How an engine stands; counters run since it began."""
@@ -119,6 +132,8 @@ class EngineStats:
     step_faults: Mapping[str, int] = field(default_factory=dict)  # by stage; recovered from
     # By cohort: drafts, guesses that were judged, guesses that were committed.
     acceptance: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    # By cohort, those that decode plainly included; requests that run now are counted up to here.
+    cohorts: Mapping[str, CohortTotals] = field(default_factory=dict)
 
     @property
     def kv_usage(self) -> float:

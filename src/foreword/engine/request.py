@@ -145,9 +145,16 @@ class Request:
         end = self._end(verdict.tokens)
         if end.kept != len(verdict.tokens):
             raise ValueError(f"{len(verdict.tokens)} tokens to commit, but the answer ends after {end.kept}")
-        self._write(verdict, end)
-        if verdict.tokens:
-            self.sampler.commit(verdict.tokens)
+        before = None if self._text is None else self._text.state()
+        try:  # what can fail comes first: if it does, nothing may have changed
+            written = self._text_of(verdict.tokens, end)
+            if verdict.tokens:
+                self.sampler.commit(verdict.tokens)
+        except BaseException:
+            if self._text is not None and before is not None:
+                self._text.go_back(before)
+            raise
+        self._note(verdict, written)
         self.tokens += verdict.tokens
         self.logprobs += verdict.logprobs
         self.prompt_scores += verdict.prompt_logprobs
@@ -201,12 +208,13 @@ class Request:
         method = self.speculation.method if self.speculation is not None and acceptance.asks else ""
         has_ended = self.prediction and self.finish_reason is not None
         predicted = count_followed(self.prediction, self.output_ids) if has_ended else 0
-        thrown_away = acceptance.drafted - acceptance.accepted
+        thrown_away = acceptance.drafted + acceptance.unjudged - acceptance.accepted
         return RequestStats(
             prompt_tokens=self.prompt_len,
             cached_tokens=ledger.cached_tokens,
             output_tokens=len(self.tokens) - self.prompt_len,
             first_tokens=ledger.first_tokens,
+            first_passes=ledger.first_passes or ledger.passes,
             queue_seconds=ledger.queue_seconds,
             prefill_seconds=ledger.prefill_seconds,
             decode_seconds=ledger.decode_seconds,
@@ -232,13 +240,12 @@ class Request:
             cohort=cohort_of(method, self.params),
         )
 
-    def _write(self, verdict: Verdict, end: _End) -> None:
-        text = self._text_of(verdict.tokens, end)  # first: if it fails, nothing else may have changed
+    def _note(self, verdict: Verdict, written: str) -> None:
         fresh = self._fresh
-        fresh.text += text
+        fresh.text += written
         fresh.tokens += verdict.tokens
         fresh.logprobs += verdict.logprobs
-        fresh.drafted += len(verdict.draft)
+        fresh.drafted += len(verdict.judged)
         fresh.from_draft += len(verdict.path)
         if self._tells_progress and verdict.tokens:
             shown = DraftShown(verdict.draft.tokens, verdict.draft.parents, verdict.path, len(verdict.tokens))

@@ -96,6 +96,51 @@ class Decoder:
     @property
     def weight_bytes(self) -> int: ...
 
+class Head:
+    def __init__(
+        self,
+        decoder: Decoder,
+        draft_vocab_size: int,
+        feature_width: int,
+        fused: bool,
+        norm_before_residual: bool,
+        norm_output: bool,
+        hidden_size: int,
+        intermediate_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        rms_norm_eps: float,
+        inverse_frequencies: Floats,
+    ) -> None: ...
+    def set_inputs(
+        self,
+        fc: PackedMatrix | None,
+        feature_norms: Sequence[Floats],
+        embedding_norm: Floats | None,
+        hidden_norm: Floats | None,
+    ) -> None: ...
+    def add_layer(
+        self,
+        attention_norm: Floats | None,
+        mlp_norm: Floats,
+        matrices: list[PackedMatrix],
+        query_norm: Floats | None,
+        key_norm: Floats | None,
+    ) -> None: ...
+    def set_ends(self, embedding: PackedMatrix, output: PackedMatrix, final_norm: Floats | None) -> None: ...
+    def forward(
+        self,
+        store: KvStore,
+        kind: int,
+        arrays: tuple[NDArray[Any], ...],
+        starts: NDArray[int32],
+        features: Floats,
+        are_own: bool,
+        logits: Floats,
+        states: Floats,
+    ) -> None: ...
+
 class Sampler:
     def __init__(self, threads: int) -> None: ...
     def floors(

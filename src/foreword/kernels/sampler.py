@@ -2,7 +2,7 @@
 
 import os
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,12 @@ if TYPE_CHECKING:
     from foreword.kernels._native import Sampler
 
 
+NativeSampler: TypeAlias = "Sampler | None"
+"""The compiled one; None: torch does its work."""
+
+
 @cache
-def native_sampler() -> "Sampler | None":
+def native_sampler() -> NativeSampler:
     """The compiled sampler with a thread per core, or None where the extension was not built."""
     if not native_status().available:
         return None
@@ -29,7 +33,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=native_sampler.cache_clear)  # its threads stay with the parent
 
 
-def sampler_for(logits: Tensor) -> "Sampler | None":
+def sampler_for(logits: Tensor) -> NativeSampler:
     """The native sampler if it can take these rows: float32 on the CPU, each row in one piece."""
     fits = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(-1) == 1
     return native_sampler() if fits else None

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from foreword.kv.block_pool import BlockPool
+from foreword.kv.extra_rows import found_rows
 from foreword.kv.prefix_cache import PrefixCache
 from foreword.kv.row_moves import RowMoves
 from foreword.kv.sequence import KvSequence, RowMove
@@ -52,7 +53,7 @@ class PagedCache:
             self.prefix_queries += len(tokens)
             self.prefix_hits += rows
         pages = [node.page for node in chain]
-        sequence = KvSequence(pages, rows, rows, tenant, chain, self.prefix_caching)
+        sequence = KvSequence(pages, rows, rows, tenant, chain, self.prefix_caching, extra=found_rows(chain))
         self._sequences.add(sequence)
         return sequence
 
@@ -78,7 +79,7 @@ class PagedCache:
         self._moves.forget(sequence)
         self.pool.release(sequence.pages[sequence.published :])
         self._prefix.let_go(sequence.chain)
-        sequence.pages, sequence.chain = [], []
+        sequence.pages, sequence.chain, sequence.extra = [], [], {}
         sequence.computed = sequence.reserved = 0
 
     def fork(self, sequence: KvSequence, rows: int | None = None) -> KvSequence:
@@ -98,7 +99,8 @@ class PagedCache:
         self._prefix.hold(chain)
         self.pool.share(sequence.pages[len(chain) : shared])
         pages = sequence.pages[:shared] + own
-        copy = KvSequence(pages, rows, rows, sequence.tenant, chain, sequence.publishes)
+        extra = {name: kind.fork(rows) for name, kind in sequence.extra.items()}
+        copy = KvSequence(pages, rows, rows, sequence.tenant, chain, sequence.publishes, extra=extra)
         self._sequences.add(copy)
         moved = self._moves.sources(sequence)
         for row in range(shared * self.page_size, rows):
@@ -147,6 +149,7 @@ class PagedCache:
             text = tuple(tokens[first : first + self.page_size])
             parent, page = sequence.chain[-1] if position else sequence.tenant, sequence.pages[position]
             node = self._prefix.find(parent, text)
+            adopted = node is not None
             if node is not None:
                 self._prefix.hold([node])
                 self.pool.release([page])
@@ -156,6 +159,10 @@ class PagedCache:
             else:
                 node = self._prefix.add(parent, text, page)
             sequence.chain.append(node)
+            for kind in sequence.extra.values():
+                if adopted:
+                    kind.adopt(sequence.chain)
+                kind.mark(sequence.chain)
 
     def distrust(self, sequence: KvSequence) -> None:
         """Unpublish the pages that a sequence starts with and all that build on them: some may hold no numbers.
@@ -228,6 +235,8 @@ class PagedCache:
     def rollback(self, sequence: KvSequence) -> None:
         """Drop all provisional rows and the pages that only they needed. Safe to repeat."""
         sequence.reserved = sequence.computed
+        for kind in sequence.extra.values():
+            kind.clip(sequence.computed)
         keep = self.pages_for(sequence.computed)
         self.pool.release(sequence.pages[keep:])
         del sequence.pages[keep:]

@@ -4,6 +4,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from foreword.kv.block_pool import BlockPool
 
 
@@ -14,6 +16,8 @@ class PrefixNode:
     parent: "PrefixNode | str" = field(repr=False)  # the page before it; a text's first page has the tenant
     tokens: tuple[int, ...]  # a page full of them
     page: int
+    # Kinds of extra rows that are in it and in all pages before it -> the last token's hidden states [1, numbers].
+    states: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
 
 class PrefixCache:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from foreword.kv.extra_rows import ExtraRows
 from foreword.kv.prefix_cache import PrefixNode
 
 
@@ -16,11 +17,20 @@ class KvSequence:
     chain: list[PrefixNode] = field(default_factory=list)  # the published pages that it starts with
     publishes: bool = False  # whether its full pages may still be published
     in_pass: bool = False  # a pass that may write its reserved rows is under way
+    extra: dict[str, ExtraRows] = field(default_factory=dict)  # rows of drafters in its pages, by kind
 
     @property
     def published(self) -> int:
         """How many of its pages, from the first on, are published."""
         return len(self.chain)
+
+    def rows_of(self, name: str, lag: int = 0) -> ExtraRows:
+        """What it has of one kind of extra rows, of which the first `lag` do not exist."""
+        if name not in self.extra:
+            self.extra[name] = ExtraRows(name)
+        rows = self.extra[name]
+        rows.end = max(rows.end, lag)
+        return rows
 
 
 @dataclass(frozen=True)

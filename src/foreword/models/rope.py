@@ -5,15 +5,25 @@ import math
 import torch
 from torch import Tensor
 
-from foreword.models.config import FrequencyFactors, LinearRopeScaling, Llama3RopeScaling, ModelConfig
+from foreword.models.config import (
+    FrequencyFactors,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    ModelConfig,
+    RopeSpec,
+)
 
 
 def inverse_frequencies(config: ModelConfig) -> Tensor:
+    """Radians per position of every rotated pair of a decoder's heads."""
+    return frequencies(config.rope, config.layer.attention.head_dim)
+
+
+def frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
     """Radians per position of every rotated pair."""
-    head_dim = config.layer.attention.head_dim
     exponent = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    plain = 1.0 / (config.rope.theta**exponent)  # float32 [head_dim / 2]
-    match config.rope.scaling:
+    plain = 1.0 / (rope.theta**exponent)  # float32 [head_dim / 2]
+    match rope.scaling:
         case None:
             return plain
         case LinearRopeScaling(factor):

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from foreword.acceptance.request import DraftSampling
 from foreword.backends.batch import Tap
+from foreword.backends.interface import KvStore
+from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import KvSequence
 from foreword.kv.spec import RowSpec
 from foreword.speculation.draft import Draft
@@ -60,13 +62,34 @@ class DraftRequest:
 
 
 @dataclass(frozen=True)
+class RequestRows:
+    """A request's KV pages, for a drafter with rows of its own in them."""
+
+    kv: KvSequence
+    cache: PagedCache  # where the pages are
+    store: KvStore  # what is in them
+
+
+@dataclass(frozen=True)
+class KvMemory:
+    """The KV memory of an engine."""
+
+    cache: PagedCache
+    store: KvStore
+
+    def of(self, kv: KvSequence) -> RequestRows:
+        """One request's part of it."""
+        return RequestRows(kv, self.cache, self.store)
+
+
+@dataclass(frozen=True)
 class Ask:
     """How much to guess for one request."""
 
     request: DraftRequest
     max_nodes: int
     max_depth: int
-    kv: KvSequence | None = None  # its pages, for a drafter with rows of its own in them
+    pages: RequestRows | None = None  # rows up to `kv.reserved` may be written; None: it keeps none
 
 
 @dataclass(frozen=True)
@@ -76,11 +99,14 @@ class DrafterNeeds:
     taps: tuple[Tap, ...] = ()  # hidden states of the target, told with every commit
     rows: tuple[RowSpec, ...] = ()  # KV rows of its own in the target's pages
     draws: bool = False  # what the target itself draws after every node that is judged
+    scratch: int = (
+        0  # rows that it writes behind the text while it drafts, where these are more than its nodes
+    )
 
     def __or__(self, other: "DrafterNeeds") -> "DrafterNeeds":
         taps = tuple(dict.fromkeys((*self.taps, *other.taps)))
         rows = tuple(dict.fromkeys((*self.rows, *other.rows)))
-        return DrafterNeeds(taps, rows, self.draws or other.draws)
+        return DrafterNeeds(taps, rows, self.draws or other.draws, max(self.scratch, other.scratch))
 
     def __bool__(self) -> bool:
         return bool(self.taps or self.rows or self.draws)
@@ -99,7 +125,9 @@ class Commit:
     hidden: Mapping[Tap, Tensor] = field(default_factory=dict)  # [rows, hidden size], if asked for
     draft: Draft = field(default_factory=Draft)  # what was judged
     draws: tuple[int, ...] = ()  # what the target draws after the text, then after every node; if asked for
-    kv: KvSequence | None = None  # its pages, for a drafter with rows of its own in them
+    pages: RequestRows | None = None  # for a drafter with rows of its own in them
+    settled: int = 0  # KV rows before this one stay where they are: a drafter may fill its own there
+    is_on: bool = True  # whether the drafter was meant to guess for this request in this step
 
 
 class Drafter(Protocol):
@@ -142,6 +170,12 @@ def needs_of(drafter: object) -> DrafterNeeds:
     # `isinstance` of a protocol costs ten times as much, and every step asks.
     needs: DrafterNeeds = getattr(drafter, "needs", NO_NEEDS)
     return needs
+
+
+def choices_of(drafter: object) -> Mapping[str, Drafter]:
+    """The drafters that a policy may choose between instead of it, by name; none: it is asked itself."""
+    choices: Mapping[str, Drafter] = getattr(drafter, "choices", {})
+    return choices
 
 
 def close_all(parts: Iterable[object]) -> None:

@@ -2,44 +2,67 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from typing import cast
 
 import torch
+from torch import Tensor
 
 from foreword.backends.batch import ForwardOutput, Tap
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import NO_NEEDS, Commit, Drafter, DrafterNeeds, Observes, needs_of
-from foreword.speculation.requests import PassEntry, as_drafter_sees
+from foreword.speculation.drafting import (
+    NO_NEEDS,
+    Commit,
+    Drafter,
+    DraftRequest,
+    KvMemory,
+    Observes,
+    needs_of,
+)
+from foreword.speculation.proposing import Plans
+from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
 from foreword.speculation.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Observer:
+    """A drafter that is told of an entry."""
+
+    drafter: Observes
+    is_on: bool  # whether it was meant to guess for it in this step
 
 
 @dataclass(frozen=True)
 class Observation:
     """The entries of a pass whose drafters need more than tokens."""
 
-    drafters: Sequence[Observes | None]  # [entries]
-    taps: tuple[Tap, ...]  # of all of them together
+    observers: Sequence[Sequence[Observer]]  # [entries]
+    taps: tuple[Tap, ...] = ()  # of all of them together
+    memory: KvMemory | None = None
 
     @staticmethod
-    def of(entries: Sequence[PassEntry]) -> "Observation":
-        """Whoever drafts for a request is told of it, whether or not it is asked to guess in this pass."""
-        drafters = [_observer(entry) for entry in entries]
-        needs = NO_NEEDS
-        for entry, drafter in zip(entries, drafters, strict=True):
-            if drafter is not None:
-                needs = needs | drafter.needs
-                entry.request.asked[id(drafter)] = cast(Drafter, drafter)  # so that it hears of the end, too
-        return Observation(drafters, needs.taps)
+    def of(
+        entries: Sequence[PassEntry], plans: Plans, brought: Sequence[Drafter], memory: KvMemory | None
+    ) -> "Observation":
+        """Whoever may draft for a request is told of it, whether or not it is asked to guess in this pass.
+
+        These are the request's own drafter, the one that the policy has planned, and those that it `brought` along.
+        """
+        watching = [drafter for drafter in brought if needs_of(drafter)]
+        observers = [_observers(entry, plan, watching) for entry, plan in zip(entries, plans, strict=True)]
+        needs = reduce(or_, (one.drafter.needs for some in observers for one in some), NO_NEEDS)
+        return Observation(observers, needs.taps, memory)
 
     @property
     def wanted(self) -> list[bool]:
         """[entries], whose hidden states are kept."""
-        return [drafter is not None and bool(drafter.needs.taps) for drafter in self.drafters]
+        return [any(one.drafter.needs.taps for one in some) for some in self.observers]
 
     @property
     def wants_draws(self) -> bool:
         """Whether any of them needs the target's own draws."""
-        return any(drafter is not None and drafter.needs.draws for drafter in self.drafters)
+        return any(one.drafter.needs.draws for some in self.observers for one in some)
 
     def tell(
         self,
@@ -52,39 +75,69 @@ class Observation:
         """Tell every drafter of its requests that are still there."""
         told: dict[int, tuple[Observes, list[Commit]]] = {}
         first = 0
-        for index, (entry, drafter) in enumerate(zip(entries, self.drafters, strict=True)):
-            if drafter is None:
-                continue
-            rows = entry.run + len(drafts[index]) if drafter.needs.taps else 0
-            if applied[index] and not verdicts[index].poisoned:
-                commit = _commit(entry, drafts[index], verdicts[index], drafter.needs, output, first)
-                told.setdefault(id(drafter), (drafter, []))[1].append(commit)
-            first += rows
+        for index, (entry, some) in enumerate(zip(entries, self.observers, strict=True)):
+            has_states = any(one.drafter.needs.taps for one in some)
+            if some and applied[index] and not verdicts[index].poisoned:
+                final = _Final.of(
+                    entry, drafts[index], verdicts[index], output, first if has_states else None
+                )
+                for one in some:
+                    commit = self._commit(entry, one, final)
+                    told.setdefault(id(one.drafter), (one.drafter, []))[1].append(commit)
+            if has_states:
+                first += entry.run + len(drafts[index])
         for drafter, commits in told.values():
             drafter.observe(commits)
 
+    def _commit(self, entry: PassEntry, observer: Observer, final: "_Final") -> Commit:
+        needs, memory = observer.drafter.needs, self.memory
+        return Commit(
+            final.request,
+            first=entry.computed,
+            rows=final.rows,
+            hidden={tap: final.hidden[tap] for tap in needs.taps},
+            draft=final.draft,
+            draws=final.draws if needs.draws else (),
+            pages=memory.of(entry.kv) if needs.rows and memory is not None else None,
+            settled=entry.computed + entry.run,
+            is_on=observer.is_on,
+        )
 
-def _observer(entry: PassEntry) -> Observes | None:
-    plan = entry.request.speculation
-    drafter = None if plan is None else plan.drafter
-    return cast(Observes, drafter) if needs_of(drafter) else None
+
+def _observers(entry: PassEntry, plan: DraftPlan | None, brought: Sequence[Drafter]) -> list[Observer]:
+    planned = None if plan is None else plan.drafter
+    possible = [*(one.drafter for one in (entry.request.speculation, plan) if one is not None), *brought]
+    observers = []
+    for number, drafter in {id(drafter): drafter for drafter in possible}.items():
+        if needs_of(drafter):
+            entry.request.asked[number] = drafter  # so that it hears of the end, too
+            observers.append(Observer(cast(Observes, drafter), drafter is planned))
+    return observers
 
 
-def _commit(
-    entry: PassEntry, draft: Draft, verdict: Verdict, needs: DrafterNeeds, output: ForwardOutput, first: int
-) -> Commit:
-    """`first` is the entry's first row among those whose hidden states were kept."""
-    kept = [*range(first, first + entry.run), *(first + entry.run + node for node in verdict.path)]
-    hidden = {}
-    if needs.taps:
-        rows = torch.tensor(kept, dtype=torch.int64)
-        hidden = {tap: output.hidden[tap][rows.to(output.hidden[tap].device)] for tap in needs.taps}
-    return Commit(
-        as_drafter_sees(entry.request),
-        first=entry.computed,
-        rows=len(kept),
-        hidden=hidden,
-        draft=draft,
-        draws=verdict.draws if needs.draws else (),
-        kv=entry.kv if needs.rows else None,
-    )
+@dataclass(frozen=True)
+class _Final:
+    """What a pass has made final for one entry, whoever is told."""
+
+    request: DraftRequest
+    rows: int
+    hidden: dict[Tap, Tensor]
+    draft: Draft
+    draws: tuple[int, ...]
+
+    @staticmethod
+    def of(
+        entry: PassEntry, draft: Draft, verdict: Verdict, output: ForwardOutput, first: int | None
+    ) -> "_Final":
+        """`first` is the entry's first row among those whose hidden states were kept; None: none were."""
+        rows = entry.run + len(verdict.path)
+        hidden = {} if first is None else _kept(output, first, entry.run, verdict.path)
+        return _Final(as_drafter_sees(entry.request), rows, hidden, draft, verdict.draws)
+
+
+def _kept(output: ForwardOutput, first: int, run: int, path: Sequence[int]) -> dict[Tap, Tensor]:
+    """The hidden states of a run and of the accepted nodes behind it."""
+    if tuple(path) == tuple(range(len(path))):  # nothing lies between them: no copy
+        return {tap: states[first : first + run + len(path)] for tap, states in output.hidden.items()}
+    kept = torch.tensor([*range(first, first + run), *(first + run + node for node in path)])
+    return {tap: states[kept.to(states.device)] for tap, states in output.hidden.items()}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import NO_DRAFT, Draft
-from foreword.speculation.drafting import Ask, DraftRequest, needs_of
+from foreword.speculation.drafting import Ask, DraftRequest, KvMemory, needs_of
 from foreword.speculation.report import DrafterCall
 from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
 
@@ -79,8 +79,13 @@ def fair_shares(wanted: Sequence[int], total: int) -> list[int]:
     return shares
 
 
-def propose(entries: Sequence[PassEntry], plans: Plans, clock: Callable[[], float]) -> Proposal:
-    """One draft for every entry. Each drafter is asked once, for all of its requests."""
+def propose(
+    entries: Sequence[PassEntry], plans: Plans, clock: Callable[[], float], memory: KvMemory | None = None
+) -> Proposal:
+    """One draft for every entry. Each drafter is asked once, for all of its requests.
+
+    `memory` is for those that keep rows in the pages.
+    """
     drafts, asked = [NO_DRAFT] * len(entries), [NOBODY] * len(entries)
     by_drafter: dict[int, list[tuple[int, DraftPlan]]] = {}
     for index, plan in enumerate(plans):
@@ -89,7 +94,7 @@ def propose(entries: Sequence[PassEntry], plans: Plans, clock: Callable[[], floa
     calls = []
     for group in by_drafter.values():
         first = group[0][1]
-        asks = [_ask(entries[index], plan) for index, plan in group]
+        asks = [_ask(entries[index], plan, memory) for index, plan in group]
         for index, plan in group:
             entries[index].request.asked[id(plan.drafter)] = plan.drafter
         began = clock()
@@ -111,9 +116,9 @@ def propose(entries: Sequence[PassEntry], plans: Plans, clock: Callable[[], floa
     return Proposal(drafts, calls, asked)
 
 
-def _ask(entry: PassEntry, plan: DraftPlan) -> Ask:
-    kv = entry.kv if needs_of(plan.drafter).rows else None
-    return Ask(as_drafter_sees(entry.request), plan.max_nodes, plan.max_depth, kv)
+def _ask(entry: PassEntry, plan: DraftPlan, memory: KvMemory | None) -> Ask:
+    pages = memory.of(entry.kv) if memory is not None and needs_of(plan.drafter).rows else None
+    return Ask(as_drafter_sees(entry.request), plan.max_nodes, plan.max_depth, pages)
 
 
 def usable(draft: Draft, ask: Ask) -> Draft:

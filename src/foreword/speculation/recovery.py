@@ -1,8 +1,9 @@
 """Steps that survive faults: tried again without guesses, then one request at a time."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from foreword.speculation.proposing import NOBODY, Proposal
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.step import Launched, Stepper, plain
@@ -15,6 +16,7 @@ class UnderWay:
 
     entries: Sequence[PassEntry]
     launched: Launched | Exception
+    launch_seconds: float
 
 
 @dataclass(frozen=True)
@@ -25,15 +27,18 @@ class Recovery:
 
     def launch(self, entries: Sequence[PassEntry]) -> UnderWay:
         """Does not raise for what a request, a drafter or the target did."""
+        began = self.stepper.clock()
         try:
-            return UnderWay(entries, self.stepper.launch(entries))
+            launched: Launched | Exception = self.stepper.launch(entries)
         except Exception as error:
             # No other step may take these up before this one is resolved.
             self.stepper.cache.hold_back([entry.kv for entry in entries])
-            return UnderWay(entries, error)
+            launched = error
+        return UnderWay(entries, launched, self.stepper.clock() - began)
 
     def resolve(self, under_way: UnderWay) -> StepReport:
-        """The step's report; of several passes if it had to be tried again."""
+        """The step's report; of several passes if it had to be tried again, with the time of those that failed."""
+        began = self.stepper.clock()
         try:
             if isinstance(under_way.launched, Exception):
                 self.stepper.cache.end_pass([entry.kv for entry in under_way.entries])
@@ -42,7 +47,8 @@ class Recovery:
         except Exception as error:
             self.stepper.faults.note("step", error)
         present = [e.again() for e in under_way.entries if self.stepper.cache.is_open(e.kv)]
-        return _merged(under_way.entries, self._again(present) if present else [])
+        reports = self._again(present) if present else []
+        return _merged(under_way, reports, under_way.launch_seconds + self.stepper.clock() - began)
 
     def _again(self, present: Sequence[PassEntry]) -> list[StepReport]:
         try:
@@ -64,13 +70,21 @@ class Recovery:
             return StepReport([RequestReport(entry.request, Verdict(error=message))])
 
 
-def _merged(entries: Sequence[PassEntry], reports: Sequence[StepReport]) -> StepReport:
-    """The reports of several smaller steps as one, in the order of the whole."""
+def _merged(failed: UnderWay, reports: Sequence[StepReport], seconds: float) -> StepReport:
+    """The reports of several smaller steps as one, in the order of the whole; what the first try drafted is in it."""
+    proposal = Proposal() if isinstance(failed.launched, Exception) else failed.launched.proposal
+    verified = 0.0 if isinstance(failed.launched, Exception) else failed.launched.verify_seconds
+    asked = proposal.asked or [NOBODY] * len(failed.entries)
     found = {part.request.request_id: part for report in reports for part in report.requests}
-    gone = {e.request.request_id: RequestReport(e.request, NOTHING_DRAWN, applied=False) for e in entries}
+    parts = []
+    for entry, who in zip(failed.entries, asked, strict=True):
+        gone = RequestReport(entry.request, NOTHING_DRAWN, applied=False)
+        part = found.get(entry.request.request_id, gone)
+        parts.append(replace(part, draft_seconds=part.draft_seconds + who.seconds))
+    spent = sum((report.seconds for report in reports), StageSeconds(proposal.seconds, verified))
     return StepReport(
-        [found.get(name, part) for name, part in gone.items()],
-        [call for report in reports for call in report.calls],
-        sum((report.seconds for report in reports), StageSeconds()),
+        parts,
+        [*proposal.calls, *(call for report in reports for call in report.calls)],
+        replace(spent, total=seconds),
         passes=1 + len(reports),
     )

@@ -50,7 +50,9 @@ class StageSeconds:
     draft: float = 0.0
     verify: float = 0.0  # the pass, until it was handed over; on a CPU, until it was done
     accept: float = 0.0  # waiting for the device, judging, committing
-    total: float = 0.0  # all of it; what the other three leave is scheduling and bookkeeping
+    # All of it, but for the time between launch and resolve, which may be other steps'. What the other three leave is
+    # scheduling, bookkeeping and tries that failed.
+    total: float = 0.0
 
     def __add__(self, other: "StageSeconds") -> "StageSeconds":
         return StageSeconds(

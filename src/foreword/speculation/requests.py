@@ -20,6 +20,11 @@ class DraftPlan:
     max_nodes: int
     max_depth: int
     max_batch: int | None = None  # it drafts while fewer than this many requests run; None: always
+    is_fixed: bool = False  # just so at every step, whatever it brings; else it is the most that may be done
+
+    def allows(self, running: int) -> bool:
+        """Whether it drafts while so many requests run."""
+        return self.max_batch is None or running < self.max_batch
 
 
 class StepRequest(Protocol):

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from foreword.backends.batch import ForwardOutput
+from foreword.backends.interface import KvStore
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.accept import accept
+from foreword.speculation.drafting import Drafter, KvMemory
 from foreword.speculation.faults import FaultLog
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.observing import Observation
@@ -31,7 +33,7 @@ class Launched:
     output: ForwardOutput
     proposal: Proposal
     observation: Observation
-    began: float
+    launch_seconds: float  # of all of the launch
     verify_seconds: float  # of handing the pass over; on a CPU, of the pass
 
 
@@ -46,7 +48,18 @@ class Stepper:
     clock: Callable[[], float] = perf_counter  # seconds
     situation: Situation = field(default_factory=Situation)
     faults: FaultLog = field(default_factory=FaultLog)  # what went wrong and cost nobody more than guesses
+    store: KvStore | None = (
+        None  # the target's, for drafters that keep rows in its pages; None: there are none
+    )
     _buffers: BatchBuffers = field(default_factory=BatchBuffers)
+    _brought: list[Drafter] = field(init=False)  # drafters of the policy
+
+    def __post_init__(self) -> None:
+        self._brought = list(self.policy.drafters())
+
+    @property
+    def _memory(self) -> KvMemory | None:
+        return None if self.store is None else KvMemory(self.cache, self.store)
 
     def step(self, entries: Sequence[PassEntry]) -> StepReport:
         """One pass over the entries."""
@@ -61,16 +74,17 @@ class Stepper:
         transaction = Transaction(self.cache, entries)
         try:
             transaction.reserve()
-            proposal = self._propose(entries, self._plan(entries) if plans is None else plans)
-            observation = Observation.of(entries)
+            chosen = self._plan(entries) if plans is None else plans
+            proposal = self._propose(transaction, chosen)
+            observation = Observation.of(entries, chosen, self._brought, self._memory)
             batch = transaction.batch(proposal.drafts, self._buffers, observation.taps, observation.wanted)
             handed_over = self.clock()
             output = self.target.forward(batch)
         except BaseException:
             transaction.abort()
             raise
-        seconds = self.clock() - handed_over
-        return Launched(transaction, output, proposal, observation, began, seconds)
+        now = self.clock()
+        return Launched(transaction, output, proposal, observation, now - began, now - handed_over)
 
     def resolve(self, launched: Launched) -> StepReport:
         """Wait for the pass, judge the drafts and commit; if anything fails, nothing happened."""
@@ -82,10 +96,10 @@ class Stepper:
             applied = transaction.commit(verdicts)
         with self.faults.forgiven("observe"):
             launched.observation.tell(transaction.entries, drafts, verdicts, applied, launched.output)
-        now = self.clock()
-        seconds = StageSeconds(
-            launched.proposal.seconds, launched.verify_seconds, now - waiting, now - launched.began
-        )
+        accepting = self.clock() - waiting
+        # Between the two halves other steps may have had their turn: that time is theirs.
+        whole = launched.launch_seconds + accepting
+        seconds = StageSeconds(launched.proposal.seconds, launched.verify_seconds, accepting, whole)
         report = _report(launched, verdicts, applied, seconds)
         self.situation.learn(report)
         with self.faults.forgiven("learn"):
@@ -98,8 +112,12 @@ class Stepper:
                 return self.policy.plan(entries, self.situation)
         return plain(entries)
 
-    def _propose(self, entries: Sequence[PassEntry], plans: Plans) -> Proposal:
-        proposal = propose(entries, fit_to_room(entries, plans, self.cache, self.max_rows), self.clock)
+    def _propose(self, transaction: Transaction, plans: Plans) -> Proposal:
+        entries = transaction.entries
+        fitted = fit_to_room(entries, plans, self.cache, self.max_rows)
+        if self.store is not None:
+            transaction.lend(fitted, self.store)
+        proposal = propose(entries, fitted, self.clock, self._memory)
         if not proposal.calls:
             return proposal
         with self.faults.forgiven("trim"):

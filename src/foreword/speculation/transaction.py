@@ -4,11 +4,15 @@ import logging
 from collections.abc import Sequence
 from types import TracebackType
 
+import torch
+
 from foreword.backends.batch import ForwardBatch, Tap
+from foreword.backends.interface import KvStore
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import RowMove
 from foreword.speculation.draft import Draft
-from foreword.speculation.requests import PassEntry
+from foreword.speculation.drafting import needs_of
+from foreword.speculation.requests import DraftPlan, PassEntry
 from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 from foreword.speculation.verdict import Verdict
 
@@ -43,6 +47,30 @@ class Transaction:
         for entry in self.entries:
             self._cache.reserve(entry.kv, entry.run)
 
+    def lend(self, plans: Sequence[DraftPlan | None], store: KvStore) -> None:
+        """Make the pages ready for drafters that keep rows of their own in them and are asked now.
+
+        They write behind the text, as far as its pages were found free, and they read what was committed: so pending
+        moves are done here and not by the pass, which would put an older row over one that they have written.
+        """
+        asked = [
+            (entry, plan, needs_of(plan.drafter).scratch)
+            for entry, plan in zip(self.entries, plans, strict=True)
+            if plan is not None and needs_of(plan.drafter).rows
+        ]
+        for entry, plan, _ in asked:
+            self._cache.reserve(entry.kv, entry.run + plan.max_nodes)
+        for entry, _, scratch in asked:
+            room = (len(entry.kv.pages) + self._cache.free_pages) * self._cache.page_size - entry.kv.computed
+            self._cache.reserve(
+                entry.kv, max(entry.kv.reserved - entry.kv.computed, min(entry.run + scratch, room))
+            )
+        if asked:
+            self._moves = self._cache.take_moves()
+            if self._moves:
+                copies = [(move.source, self._cache.slot(move.owner, move.row)) for move in self._moves]
+                store.move(torch.tensor(copies, dtype=torch.int32))
+
     def batch(
         self,
         drafts: Sequence[Draft],
@@ -56,7 +84,8 @@ class Transaction:
         """
         for entry, draft in zip(self.entries, drafts, strict=True):
             self._cache.reserve(entry.kv, entry.run + len(draft))
-        self._moves = self._cache.take_moves()
+        moves = self._cache.take_moves()
+        self._moves += moves
         watched = observed or [False] * len(self.entries)
         rows = [
             SequenceRows(
@@ -69,7 +98,7 @@ class Transaction:
             )
             for entry, draft, wants in zip(self.entries, drafts, watched, strict=True)
         ]
-        return (buffers or BatchBuffers(entries=0)).lay_out(self._cache, rows, self._moves, taps)
+        return (buffers or BatchBuffers(entries=0)).lay_out(self._cache, rows, moves, taps)
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[bool]:
         """Everything about every request advances together; returns which of them were still there."""

@@ -20,6 +20,17 @@ class Verdict:
     draft: Draft = NO_DRAFT  # what was judged
     draws: tuple[int, ...] = ()  # what the target draws after the text, then after every node; if known
 
+    @property
+    def judged(self) -> Draft:
+        """The draft as far as anything was found out about it.
+
+        Where the path is not followed by a token of the target's own, the answer ended on it or its last row has no
+        numbers: deeper guesses are neither right nor wrong.
+        """
+        if len(self.tokens) > len(self.path) or not len(self.draft):
+            return self.draft
+        return self.draft.within(len(self.draft), len(self.path))
+
 
 NOTHING_DRAWN = Verdict()
 """For a prompt chunk that does not reach the prompt's end, and for a request that is gone."""

@@ -14,6 +14,7 @@ from foreword.acceptance.noise import Stream, absorbed, key_tensor, stems
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.pipeline.distribution import RowShape, distributions, shape_rows
 from foreword.acceptance.reference.distribution import probabilities
+from foreword.acceptance.rules.rule import Rule
 from foreword.kernels import sampler as native
 from foreword.proofs.cases import Case, random_case, target_logits
 from foreword.proofs.pathwise import likely_tree
@@ -70,7 +71,7 @@ def test_judging_changes_neither_logits_nor_q(backend: str):
 
 
 @pytest.mark.parametrize("vocab", [5, 64, 1003, 49152])
-def test_native_and_torch_agree(vocab: int, monkeypatch: pytest.MonkeyPatch):
+def test_native_and_torch_agree(vocab: int):
     if native.native_sampler() is None:
         pytest.skip("the native extension is not built")
     generator = torch.Generator().manual_seed(vocab)
@@ -87,15 +88,25 @@ def test_native_and_torch_agree(vocab: int, monkeypatch: pytest.MonkeyPatch):
         torch.from_numpy(rng.choice([0.0, 0.0, 0.1, 1.0], rows)),
     )
     keys = absorbed(stems(11, 0, Stream.TARGET, 0), np.arange(rows))
-    natively = shape_rows(logits, shape)
+    natively = shape_rows(logits, shape, native.sampler_for(logits))
     tokens = draw(natively, keys)
-    monkeypatch.setattr(native, "native_sampler", lambda: None)
-    slowly = shape_rows(logits, shape)
+    slowly = shape_rows(logits, shape, None)
     assert torch.equal(natively.floor, slowly.floor)
     assert torch.equal(natively.peak, slowly.peak)
     assert torch.equal(natively.only, slowly.only)
     assert torch.equal(tokens, draw(slowly, keys))
     assert torch.equal(tokens, best_of_all(slowly, key_tensor(keys)))  # as devices do it
+
+
+def test_the_sampler_is_chosen_once_for_all_rules(monkeypatch: pytest.MonkeyPatch):
+    rng = np.random.default_rng(8)
+    judged, _ = batch_of([random_case(rng) for _ in range(40)], rng)
+    chains = judgement(judged.logits, [PLAIN] * len(judged.logits), [judged.samplers[0]] * len(judged.logits))
+    chains.records["rule"] = np.resize([Rule.COUPLED, Rule.TOKEN, Rule.BLOCK], len(chains.records))
+    asked = []
+    monkeypatch.setattr(native, "sampler_for", lambda logits: asked.append(len(logits)))
+    judge(chains)
+    assert asked == [len(judged.logits)]
 
 
 def test_one_native_call_is_floors_and_draw_of_torch(monkeypatch: pytest.MonkeyPatch):
@@ -108,7 +119,9 @@ def test_one_native_call_is_floors_and_draw_of_torch(monkeypatch: pytest.MonkeyP
         logits[row, 2] = poison
     logits[17] = -torch.inf
     natively = draw_rows(judged, logits)
+    assert judged.sampler is not None
     monkeypatch.setattr(native, "native_sampler", lambda: None)
+    judged = replace(judged)
     slowly = draw_rows(judged, logits)
     assert natively.tolist() == slowly.tolist()
     assert natively[:, [3, 9, 17]].tolist() == [[-1, -1, -1], [1, 1, 2]]

@@ -34,10 +34,25 @@ def test_float32_on_the_kernels_must_be_asked_for():
     assert choice.form.floats
 
 
-def test_a_gpu_is_torch_in_bfloat16():
+@pytest.mark.parametrize(("triton", "expected"), [(True, "cuda"), (False, "torch")])
+def test_a_gpu_computes_in_bfloat16_with_triton_where_it_is(
+    triton: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "find_spec", lambda name: triton or None)
     choice = choose_backend("auto", "auto", torch.device("cuda"))
-    assert choice.form is None
-    assert choice.torch_dtype == torch.bfloat16
+    assert (choice.name, choice.form, choice.torch_dtype) == (expected, None, torch.bfloat16)
+    assert choice.reason == ("the fastest on this GPU" if triton else "Triton is not installed")
+    assert choose_backend("torch", "auto", torch.device("cuda")).name == "torch"
+
+
+def test_the_cuda_backend_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(RequestError, match="needs a CUDA GPU"):
+        choose_backend("cuda", "auto", CPU)
+    with pytest.raises(RequestError, match="int8 needs the CPU kernels"):
+        choose_backend("cuda", "int8", torch.device("cuda"))
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    with pytest.raises(RequestError, match="pip install triton"):
+        choose_backend("cuda", "auto", torch.device("cuda"))
 
 
 def test_without_kernels_torch_runs_and_says_so_in_one_line(

@@ -104,24 +104,28 @@ def test_what_is_shown_is_neither_markup_nor_wrapped(capsys: pytest.CaptureFixtu
 def test_tallies_add_up_and_leave_the_prompts_pass_out_of_tokens_per_pass():
     first = Tally.of(
         RequestStats(
-            prompt_tokens=10, output_tokens=7, decode_seconds=2.0, drafted=6, accepted=4, passes=3,
-            drafted_per_position=(2, 2, 2), accepted_per_position=(2, 1, 1),
-        ),
-        [1, 4, 2],
+            prompt_tokens=10, output_tokens=7, first_tokens=1, decode_seconds=2.0, drafted=6, accepted=4,
+            passes=5, first_passes=3, drafted_per_position=(2, 2, 2), accepted_per_position=(2, 1, 1),
+        )
     )  # fmt: skip
     assert first.tokens_per_pass == 3.0
     assert first.tokens_per_second == 3.0
     second = Tally.of(
         RequestStats(
-            output_tokens=3, decode_seconds=1.0, drafted_per_position=(1,), accepted_per_position=(0,)
-        ),
-        [1, 1, 1],
-    )
+            output_tokens=3, first_tokens=1, passes=3, first_passes=1, decode_seconds=1.0,
+            drafted_per_position=(1,), accepted_per_position=(0,),
+        )
+    )  # fmt: skip
     both = first + second
     assert (both.answers, both.output_tokens, both.decode_passes) == (2, 10, 4)
     assert both.drafted_per_position == (3, 2, 2)
     assert both.accepted_per_position == (2, 1, 1)
     assert both.tokens_per_pass == 2.0
     assert Tally() + first == first
-    assert "4 of 6 guesses accepted" in summary_line(first)
+    assert summary_line(first, 3.0) == (
+        "7 tokens, 3.00 per pass (6 in 2 after the prompt's), 4 of 6 guesses accepted, 3.0 tokens/s, "
+        "0 of 10 prompt tokens cached"
+    )
+    alone = Tally.of(RequestStats(prompt_tokens=5, output_tokens=1, first_tokens=1, passes=1, first_passes=1))
+    assert summary_line(alone, None) == "1 tokens, - tokens/s, 0 of 5 prompt tokens cached"
     assert Tally().tokens_per_pass is None

@@ -28,8 +28,10 @@ def test_the_two_options_mean_one_thing():
     with pytest.raises(RequestError, match="give one"):
         speculation_choice("off", '{"method": "ngram"}')
     assert speculation_choice('{"method": "ngram"}', None) == '{"method": "ngram"}'
-    for bad in ("ngram", "{", ""):
-        with pytest.raises(RequestError, match="--speculation is"):
+    assert speculation_choice("ngram", None) == '{"method": "ngram"}'
+    assert speculation_choice("suffix+ngram", None) == '{"method": ["suffix", "ngram"]}'
+    for bad in ("on", "{", "", "ngram+", "ngram,suffix"):
+        with pytest.raises(RequestError, match=r"--speculation( is|: there is no method)"):
             speculation_choice(bad, None)
 
 
@@ -83,6 +85,16 @@ except SystemExit as end:
         ["generate", "hi", "--generation-config", "vllm"],
         ["chat", "--max-tokens", "0"],
         ["chat", "--dtype", "int3"],
+        ["generate", "hi", "--model", "nosuchmodel"],
+        ["chat", "--model", "./no/such.gguf"],
+        ["serve", "nosuchmodel"],
+        ["prune", "nosuchmodel", "out.gguf", "--keep", "2"],
+        ["bench", "drafters", "--model", "nosuchmodel"],
+        ["bench", "step", "--plot", "no/such/directory/x.png"],
+        ["bench", "serve", "--plot", "no/such/directory/x.png"],
+        ["theory", "--alpha", "1.5"],
+        ["theory", "--k", "x"],
+        ["theory", "--step-costs", "no/such/file"],
         ["bench", "step", "--tokens", "1,x"],
         ["bench", "batch", "--batches", "x"],
         ["bench", "overhead", "--contexts", "x"],

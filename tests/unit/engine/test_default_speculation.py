@@ -30,14 +30,14 @@ def test_off_is_off(setting: str | None):
     assert choose_speculation(setting, is_shape_invariant=True).config is None
 
 
-@pytest.mark.parametrize("setting", ['{"method": "ngram"}', {"method": "ngram"}])
+@pytest.mark.parametrize("setting", ["ngram", '{"method": "ngram"}', {"method": "ngram"}])
 def test_what_is_asked_for_by_name_is_used_anywhere(setting: object):
     chosen = choose_speculation(setting, is_shape_invariant=False).config  # type: ignore[arg-type]
     assert chosen is not None
     assert chosen.method == ("ngram",)
 
 
-@pytest.mark.parametrize("setting", ["on", "ngram", "", "{", {"method": "magic"}])
+@pytest.mark.parametrize("setting", ["on", "ngram,suffix", "", "{", {"method": "magic"}])
 def test_nonsense_is_refused(setting: object):
     with pytest.raises(RequestError):
         choose_speculation(setting, is_shape_invariant=True)  # type: ignore[arg-type]

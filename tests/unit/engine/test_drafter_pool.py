@@ -63,7 +63,7 @@ def test_drafters_are_shared_by_equal_settings_only():
     first = drafters.resolve({"method": "ngram"})
     again = drafters.resolve({"method": "ngram", "num_speculative_tokens": 9})
     other = drafters.resolve({"method": "ngram", "prompt_lookup_max": 7})
-    assert first is not None
+    assert drafters.resolve("ngram") == first is not None
     assert again is not None
     assert other is not None
     assert first.drafter is again.drafter
@@ -91,7 +91,8 @@ def test_a_default_that_is_replaced_is_let_go():
         ({"method": "telepathy"}, "telepathy"),
         ({"num_speculative_tokens": 3}, "give a method"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "1 .. 64"),
-        ("ngram", "true, false or an object"),
+        ("magic", "no method"),
+        (5, "true, false, a method or an object"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(setting: Any, message: str):

@@ -1,11 +1,16 @@
+from collections.abc import Sequence
+
 import pytest
 
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.engine.answers.text import AnswerText, StopTexts
 from foreword.engine.messages import DraftShown
 from foreword.engine.request import Identity, Request, RequestLimits
+from foreword.models.tokenization.detokenizer import IncrementalDetokenizer
 from foreword.speculation.draft import Draft
 from foreword.speculation.verdict import Verdict
+from helpers.byte_pieces import BytePieces
 
 EOS = 2
 
@@ -60,6 +65,12 @@ def test_a_commit_that_fails_in_the_text_leaves_no_token_behind():
         def push(self, token: int) -> tuple[str, str | None]:
             raise UnicodeError("no such token")
 
+        def state(self) -> None:
+            """There is none."""
+
+        def go_back(self, state: None) -> None:
+            """As it was."""
+
         def finish(self) -> str:
             return ""
 
@@ -71,6 +82,27 @@ def test_a_commit_that_fails_in_the_text_leaves_no_token_behind():
     delta = r.take_delta()
     assert (delta.token_ids, delta.stats.output_tokens, r.output_ids) == ((), 0, [])
     assert int(r.sampler.record["generated"]) == 0
+
+
+def test_a_commit_that_fails_in_the_sampler_leaves_no_text_behind():
+    class Refusing(RequestSampler):
+        def commit(self, tokens: Sequence[int]) -> None:
+            if len(tokens) > 1:
+                raise MemoryError("no room for these")
+            super().commit(tokens)
+
+    pieces = BytePieces([b"one", b" tw", b"o s", b"top"])
+    params = SamplingParams(temperature=0, max_tokens=9)
+    sampler = Refusing(params, TokenLimits(50), [5], seed=0)
+    text = AnswerText(IncrementalDetokenizer(pieces), StopTexts(("two stop", "one t!")))
+    r = Request(0, [5], params, sampler, RequestLimits(100, frozenset({EOS})), text=text)
+    r.commit(Verdict(tokens=(0,)))
+    with pytest.raises(MemoryError):
+        r.commit(Verdict(tokens=(1, 3), path=(0,), draft=Draft((1,), (-1,), 1)))
+    r.fail("it failed")
+    delta = r.take_delta()
+    assert (delta.token_ids, delta.text, delta.drafted, delta.from_draft) == ((0,), "one", 0, 0)
+    assert r.output_ids == [0]
 
 
 @pytest.mark.parametrize("watched", [True, False])

@@ -89,12 +89,25 @@ def test_nonsense_becomes_an_empty_draft_is_counted_and_logged_once(guarded, kin
     assert len(caplog.records) == 1
 
 
-def test_ctrl_c_is_the_users_and_not_the_drafters(guarded):
-    def interrupt(_asks):
-        raise KeyboardInterrupt
+def interrupt(_asks):
+    raise KeyboardInterrupt
 
+
+def test_ctrl_c_is_the_users_and_not_the_drafters():
     with pytest.raises(KeyboardInterrupt):
-        guarded(interrupt).propose(asks())
+        GuardedDrafter(Scripted(interrupt), "scripted").propose(asks())
+
+
+def test_an_interrupt_that_no_key_has_made_is_the_drafters():
+    """A signal comes to the main thread alone; in any other it would end the engine with everyone's requests."""
+    threaded = GuardedDrafter(Scripted(interrupt), "scripted", CallerThread("scripted", 60))
+    assert threaded.propose(asks()) == [Draft()]
+    assert threaded.faults == {"exception": 1}
+    inline, answers = GuardedDrafter(Scripted(interrupt), "scripted"), []
+    engine = threading.Thread(target=lambda: answers.append(inline.propose(asks())))
+    engine.start()
+    engine.join()
+    assert (answers, inline.faults) == ([[Draft()]], {"exception": 1})
 
 
 def test_what_is_too_much_is_cut_and_the_rest_is_used(guarded):

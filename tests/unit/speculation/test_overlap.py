@@ -13,6 +13,7 @@ from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, Commit, DrafterNeeds, DraftRequest
 from foreword.speculation.requests import DraftPlan, PassEntry
 from foreword.speculation.step import Stepper
+from helpers.clocks import ScriptedClock
 from helpers.history_target import HistoryTarget
 from helpers.requests import lone_request
 
@@ -64,6 +65,25 @@ def test_two_steps_for_different_requests_are_both_right():
         return [request.output_ids for request in requests]
 
     assert texts(overlap=True) == texts(overlap=False)
+
+
+def test_the_time_of_steps_that_overlap_is_counted_once():
+    clock = ScriptedClock()
+
+    class Slow(HistoryTarget):
+        def forward(self, batch: ForwardBatch, store: object = None) -> ForwardOutput:
+            clock.pass_by(3.0)
+            return super().forward(batch, store)
+
+    cache = PagedCache(20)
+    stepper = Stepper(Slow(), cache, FixedPolicy(), clock=clock)
+    launched = []
+    for prompt in ([1, 2], [3, 4]):
+        launched.append(stepper.launch([entry(started(cache, prompt))]))
+        clock.pass_by(5.0)  # whatever the host does between the halves of steps is none of theirs
+    reports = [stepper.resolve(one) for one in launched]
+    assert [report.seconds.total for report in reports] == [3.0, 3.0]
+    assert [report.seconds.verify for report in reports] == [3.0, 3.0]
 
 
 TAPS = (Tap(2), Tap(5, normed=True))

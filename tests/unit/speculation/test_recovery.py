@@ -2,11 +2,19 @@
 
 import random
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
 
 from foreword.acceptance.params import SamplingParams
 from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.control.fixed import FixedPolicy
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Ask, DraftRequest
 from foreword.speculation.recovery import UnderWay
 from helpers.checked_target import CheckedTarget
+from helpers.clocks import ScriptedClock
 from helpers.engines import ask, core_on
 from helpers.saboteur import Saboteur
 
@@ -39,3 +47,53 @@ def test_a_launch_that_failed_keeps_its_requests_until_it_is_resolved():
     assert (request.finish_reason, len(request.output_ids)) == ("length", 5)
     assert core.faults == {"step": 1}
     core.check_integrity()
+
+
+class SlowDrafter:
+    """Takes 2 s for a guess."""
+
+    def __init__(self, clock: ScriptedClock) -> None:
+        self._clock = clock
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        self._clock.pass_by(2.0)
+        return [Draft.chain([1], len(one.request.tokens)) for one in asks]
+
+    def forget(self, request: DraftRequest) -> None:
+        """Nothing is kept."""
+
+
+class SlowTarget(CheckedTarget):
+    """Takes 3 s for a pass; its second fails, before it is handed over or when it is judged."""
+
+    def __init__(self, clock: ScriptedClock, fails_late: bool) -> None:
+        super().__init__(Saboteur(random.Random(0), 0.0))
+        self._clock, self._fails_late, self._begun = clock, fails_late, 0
+
+    def forward(self, batch: ForwardBatch, store: object = None) -> ForwardOutput:
+        self._clock.pass_by(3.0)
+        self._begun += 1
+        if self._begun == 2 and not self._fails_late:
+            raise RuntimeError("planted")
+        output = super().forward(batch, store)
+        return replace(output, logits=output.logits[:1]) if self._begun == 2 else output
+
+
+@pytest.mark.parametrize("fails_late", [False, True])
+def test_the_time_of_tries_that_failed_is_booked(fails_late: bool):
+    clock = ScriptedClock()
+    core = core_on(
+        SlowTarget(clock, fails_late),
+        policy=FixedPolicy(SlowDrafter(clock), 4),
+        max_draft_share=9.0,
+        clock=clock,
+    )
+    request = ask(core, [1, 2, 3], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
+    core.step()
+    before = core.seconds
+    core.step()
+    spent = core.seconds - before
+    assert core.faults == {"step": 1}
+    assert spent.total == 2.0 + 3.0 + 3.0
+    assert (spent.draft, spent.verify) == ((2.0, 6.0) if fails_late else (0.0, 3.0))
+    assert request.ledger.seconds == core.seconds

@@ -1,17 +1,13 @@
 """What a policy may look at."""
 
+import random
+
 import pytest
 
 from foreword.speculation.draft import Draft
 from foreword.speculation.measured.acceptance_stats import AcceptanceStats
-from foreword.speculation.measured.situation import (
-    MAX_COHORTS,
-    OTHER,
-    CallCost,
-    Situation,
-    StepCosts,
-    StepCurve,
-)
+from foreword.speculation.measured.costs import CallCost, StepCosts, StepCurve
+from foreword.speculation.measured.situation import MAX_COHORTS, OTHER, Situation
 from foreword.speculation.proposing import fair_shares
 from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
 from foreword.speculation.verdict import Verdict
@@ -32,6 +28,25 @@ def test_acceptance_is_counted_by_position():
     assert stats.rejected_per_position == [0, 0, 1, 0, 0]
 
 
+def test_guesses_beyond_an_answers_end_are_neither_right_nor_wrong():
+    end = 7
+    draft = Draft((1, end, 3, 9, 4), (-1, 0, 1, 0, 2), 1)  # 1, then the end or 9; 3 and 4 follow the end
+    ended = Verdict((0, 1), (1, end), draft=draft)
+    assert ended.judged.tokens == (1, end, 9)
+    corrected = Verdict((0,), (1, 5), draft=draft)
+    assert corrected.judged == draft
+    broken = Verdict((), (), error="no numbers", draft=draft)
+    assert len(broken.judged) == 0
+    situation, request = Situation(), lone_request([1])
+    situation.learn(StepReport([RequestReport(request, ended, run=1, asked="ngram")]))
+    stats = request.acceptance
+    assert (stats.drafts, stats.drafted, stats.accepted, stats.unjudged) == (1, 3, 2, 2)
+    assert (stats.drafted_per_position, stats.accepted_per_position) == ([1, 1], [1, 1])
+    assert sum(stats.rejected_per_position) == 0
+    (cohort,) = situation.cohorts.values()
+    assert cohort == stats
+
+
 def test_the_cost_of_a_step_is_what_was_measured_between_and_beyond():
     curve = StepCurve()
     assert curve.seconds(4) is None
@@ -47,12 +62,80 @@ def test_the_cost_of_a_step_is_what_was_measured_between_and_beyond():
 
 def test_new_measurements_move_an_old_cost_slowly():
     curve = StepCurve()
-    curve.observe(2, 1.0)
+    for _ in range(30):
+        curve.observe(2, 1.0)
     curve.observe(2, 2.0)
-    assert curve.seconds(2) == pytest.approx(1.1)
+    assert 1.0 < curve.seconds(2) < 1.15  # type: ignore[operator]
     for _ in range(100):
         curve.observe(2, 2.0)
     assert curve.seconds(2) == pytest.approx(2.0, rel=1e-3)
+
+
+def test_what_slows_one_size_of_step_slows_those_that_were_not_seen_since():
+    curve = StepCurve()
+    for _ in range(50):
+        for rows in (1, 4):
+            curve.observe(rows, 1.0 + rows)
+    for _ in range(100):
+        curve.observe(1, 4.0)  # another process takes a core
+    assert curve.seconds(1) == pytest.approx(4.0, rel=0.02)
+    assert 8.0 < curve.seconds(4) < 10.5  # type: ignore[operator]
+
+
+def test_one_pause_is_no_change():
+    curve = StepCurve()
+    for _ in range(50):
+        curve.observe(1, 1.0)
+    curve.observe(1, 1000.0)
+    assert curve.seconds(1) < 1.3  # type: ignore[operator]
+
+
+def test_a_profile_is_believed_until_steps_tell_better():
+    curve = StepCurve()
+    curve.begin_with([(1, 1.0), (8, 2.0)])
+    assert curve.table(8) == pytest.approx([0.8, 1, 8 / 7, 9 / 7, 10 / 7, 11 / 7, 12 / 7, 13 / 7, 2])
+    for _ in range(200):
+        curve.observe(1, 1.0)
+        curve.observe(8, 4.0)
+    assert curve.seconds(8) == pytest.approx(4.0, rel=0.05)
+    assert curve.seconds(1) == pytest.approx(1.0, rel=0.15)
+
+
+def test_a_longer_pass_is_never_expected_to_be_faster():
+    curve = StepCurve()
+    for rows, seconds in ((1, 1.0), (2, 0.9), (4, 1.1)):
+        curve.observe(rows, seconds)
+    table = curve.table(6)
+    assert table is not None
+    assert table == sorted(table)
+    assert curve.seconds(2) == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(("per_level", "per_ask"), [(0.0, 0.1), (2.0, 0.0), (1.0, 0.3)])
+def test_a_call_costs_something_for_every_ask(per_level: float, per_ask: float):
+    cost = CallCost()
+    for levels, asks in [(1, 1), (1, 1), (4, 2), (2, 8), (5, 3), (3, 1), (2, 5)]:
+        cost.observe(levels, 0.5 + per_level * levels + per_ask * asks, asks)
+    for levels, asks in ((1, 1), (8, 16)):
+        assert cost.seconds(levels, asks) == pytest.approx(0.5 + per_level * levels + per_ask * asks)
+
+
+def test_slopes_are_remembered_when_asks_no_longer_change():
+    cost = CallCost()
+    for asks in (1, 1, 2, 8, 5, 3):
+        cost.observe(4, 0.1 * asks, asks)
+    for _ in range(3000):
+        cost.observe(4, 1.0, 10)
+    assert cost.seconds(4, 20) == pytest.approx(2.0, rel=0.05)
+
+
+def test_the_price_of_a_level_is_remembered_when_only_the_asks_change():
+    cost, rng = CallCost(), random.Random(1)
+    for levels in (1, 4, 2, 1, 3, 1):
+        cost.observe(levels, 2.0 * levels, 32)
+    for _ in range(3000):
+        cost.observe(1, 2.0 + rng.gauss(0, 0.05), rng.choice((30, 31, 32)))
+    assert cost.seconds(8, 32) == pytest.approx(16.0, rel=0.1)
 
 
 @pytest.mark.parametrize(("fixed", "per_level"), [(0.2, 0.0), (0.0, 3.0), (0.5, 1.0)])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
-from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest, RequestStats
+from foreword.engine.messages import AnswerDelta, CohortTotals, EngineStats, NewRequest, RequestStats
 from foreword.wire import frames as wire
 
 PARAMS = SamplingParams(
@@ -54,6 +54,7 @@ FULL_STATS = EngineStats(
     drafter_faults={"ngram": 3},
     step_faults={"verify": 1},
     acceptance={"ngram/greedy": (1, 2, 3)},
+    cohorts={"ngram/greedy": CohortTotals(4, 3, 9, 0.5, 0.25, 0.125)},
 )
 TO_ENGINE = [
     wire.Start("model", "int8", "cpu", "cpu", {"method": "ngram"}, {"max_model_len": 5}),

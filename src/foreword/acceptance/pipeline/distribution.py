@@ -53,16 +53,16 @@ class Distributions:
     temperature: Tensor  # float64 [rows], 1 where the row is greedy
     only: Tensor  # int64 [rows], the one token that a greedy row keeps; NO_TOKEN elsewhere
     status: Tensor  # int64 [rows], RowStatus
+    sampler: native.NativeSampler = None  # who works on these rows; None: torch
 
 
 def distributions(judged: Judgement) -> Distributions:
     """The whole pipeline, for plain and speculative rows alike."""
-    return shape_rows(corrected_logits(judged), RowShape.of(judged))
+    return shape_rows(corrected_logits(judged), RowShape.of(judged), judged.sampler)
 
 
-def shape_rows(logits: Tensor, shape: RowShape) -> Distributions:
-    """Find every row's floor; natively where the rows are on the CPU and the extension is built."""
-    sampler = native.sampler_for(logits)
+def shape_rows(logits: Tensor, shape: RowShape, sampler: native.NativeSampler) -> Distributions:
+    """Find every row's floor; natively with a sampler that takes these rows."""
     if sampler is None:
         peak, floor, first = floors(logits, shape)
     else:
@@ -79,6 +79,7 @@ def shape_rows(logits: Tensor, shape: RowShape) -> Distributions:
         temperature=torch.where(greedy, 1.0, temperature),
         only=torch.where(greedy & finite, first, NO_TOKEN),
         status=torch.where(peak == -torch.inf, int(RowStatus.ALL_MASKED), status),
+        sampler=sampler,
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.backends.cpu.heads import CpuHead, HeadPacker
 from foreword.backends.cpu.kv_store import HEAD_ALIGNMENT, CpuKvStore
 from foreword.backends.cpu.packing import FORMS, MatrixPacker, WeightForm
 from foreword.backends.interface import KvStore
@@ -17,6 +18,7 @@ from foreword.kernels.native import choose_isa, choose_threads, native_status
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.config import LayerSpec, ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.heads.opening import Head
 from foreword.models.rope import inverse_frequencies
 from foreword.progress import Progress
 
@@ -89,6 +91,11 @@ class CpuDecoder:
     def beside(self, checkpoint: Checkpoint) -> "CpuDecoder":
         """A decoder with the layers of another checkpoint, and this one's embedding, head and final norm."""
         return load_cpu_decoder(checkpoint, FORMS["q4"], threads=self.threads, ends=self._weights)
+
+    def head(self, head: Head, rows: str) -> CpuHead:
+        """A draft head in this decoder's numbers, on its threads."""
+        packer = HeadPacker(head, self.form, self.isa, self.threads)
+        return CpuHead(head, rows, packer, self._native, (self._weights.embedding, self._weights.head))
 
     @property
     def device(self) -> torch.device:

@@ -11,21 +11,16 @@ from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps
 from foreword.backends.interface import KvStore
 from foreword.backends.support import require_supported
 from foreword.backends.torch.attention import GroupView, group_views, paged_attention
+from foreword.backends.torch.heads import TorchHead
 from foreword.backends.torch.kv_store import TorchKvStore
+from foreword.backends.torch.norms import rms_norm
 from foreword.backends.torch.staging import StagedBatch, Staging
 from foreword.backends.torch.weights import DecoderWeights, LayerWeights, load_weights
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.heads.opening import Head
 from foreword.models.rope import inverse_frequencies, rotate
-from foreword.progress import Progress
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Scale every row to unit root-mean-square, then by `weight`; the mean is taken in float32."""
-    wide = x.float()
-    scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * scaled.to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -80,12 +75,21 @@ class TorchDecoder:
     def with_layers(self, layers: Sequence[int]) -> "TorchDecoder":
         """A decoder that runs only these layers of this one: the same weights."""
         weights = replace(self._weights, layers=tuple(self._weights.layers[layer] for layer in layers))
-        return TorchDecoder(self.config.with_layers(layers), weights, bucketed=self._bucketed)
+        return self.remade(self.config.with_layers(layers), weights)
 
     def beside(self, checkpoint: Checkpoint) -> "TorchDecoder":
         """A decoder with the layers of another checkpoint, and this one's embedding, head and final norm."""
         dtype = self._weights.embedding.dtype
-        return load_torch_decoder(checkpoint, dtype, self.device, ends=self._weights)
+        weights = load_weights(checkpoint, dtype, self.device, ends=self._weights)
+        return self.remade(checkpoint.config, weights)
+
+    def remade(self, config: ModelConfig, weights: DecoderWeights) -> "TorchDecoder":
+        """A decoder of the same kind with other layers."""
+        return TorchDecoder(config, weights, bucketed=self._bucketed)
+
+    def head(self, head: Head, rows: str) -> TorchHead:
+        """A draft head in the numbers of this decoder."""
+        return TorchHead(head, rows, self._weights, self._bucketed)
 
     def kv_rows(self) -> RowSpec:
         """Keys and values of all layers, in the numbers of the weights."""
@@ -154,15 +158,3 @@ class TorchDecoder:
         normed = rms_norm(stream, layer.mlp_norm, self.config.norm.eps)
         gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
         return linear(silu(gate) * up, layer.down, layer.down_bias)
-
-
-def load_torch_decoder(
-    checkpoint: Checkpoint,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    ends: DecoderWeights | None = None,
-    progress: Progress | None = None,
-) -> TorchDecoder:
-    """Read a checkpoint's weights and build its decoder; `ends` lends its embedding, head and last norm."""
-    return TorchDecoder(checkpoint.config, load_weights(checkpoint, dtype, device, progress, ends))

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foreword.backends.batch import BATCH_ARRAYS, BatchSizes, ForwardBatch, Ints, Padding
+from foreword.backends.torch.upload import Piece, Upload
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,33 @@ class StagedBatch:
     num_hidden: int  # the first entries of `hidden_rows` that are real
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """One array of the batch and the room that it gets."""
+def padded_pieces(batch: ForwardBatch, sizes: BatchSizes, spare_slot: int) -> list[Piece]:
+    """The arrays of `batch` (on the CPU) as 32-bit words, in the room that `sizes` give them."""
+    host = batch.arrays
+    fills = {
+        Padding.ZERO: 0,
+        Padding.SPARE_SLOT: spare_slot,
+        Padding.NUM_ROWS: len(host.token_ids),
+    }
+    pieces = []
+    for spec in BATCH_ARRAYS:
+        array: Ints = getattr(host, spec.name)
+        *leading, last = spec.shape(sizes)
+        pieces.append(Piece(array.view(np.int32), (*leading, last * spec.words), fills[spec.padding]))
+    return pieces
 
-    source: Ints
-    shape: tuple[int, ...]
-    fill: int  # what padding holds
+
+def as_batch(batch: ForwardBatch, arrays: Sequence[Tensor]) -> ForwardBatch:
+    """`batch` with the uploaded arrays of its pieces."""
+    padded: dict[str, Any] = {
+        spec.name: words.view(torch.int64) if spec.words == 2 else words
+        for spec, words in zip(BATCH_ARRAYS, arrays, strict=False)
+    }
+    return replace(batch, **padded)
 
 
 class Staging:
-    """Page-locked memory on the host, and its copy on the device, for one decoder.
-
-    The device memory is written in stream order, after the kernels of the pass before have read it. On the
-    host two blocks are used in turn; writing one waits only if its copy of two passes ago is still to come.
-    """
+    """Batches on their way to one decoder's device, padded."""
 
     def __init__(self, device: torch.device, bucketed: bool, entries: int = 1 << 14) -> None:
         """`bucketed` rounds all sizes up to powers of two, so that few shapes occur.
@@ -57,42 +69,22 @@ class Staging:
         The memory has room for `entries` 32-bit numbers to begin with; larger batches make it grow.
         """
         self._bucketed = bucketed
-        self._on_device = torch.empty(entries, dtype=torch.int32, device=device)
-        self._host, self._other_host = _HostBlock(device, entries), _HostBlock(device, entries)
+        self._upload = Upload(device, entries)
 
     def stage(self, batch: ForwardBatch, page_size: int, spare_slot: int) -> StagedBatch:
         """Start the copy of `batch` (on the CPU). Padding rows write to `spare_slot`."""
-        pieces, groups = self._pieces(batch, spare_slot), self._groups(batch, page_size)
+        sizes = BatchSizes(*map(self._rounded, batch.arrays.sizes))
+        pieces = padded_pieces(batch, sizes._replace(requests=sizes.requests + 1), spare_slot)
+        groups = self._groups(batch, page_size)
         members = [np.array(numbers, dtype=np.int32) for numbers, _, _ in groups]
-        arrays = self._copied([*pieces, *(_Piece(numbers, numbers.shape, 0) for numbers in members)])
-        padded: dict[str, Any] = {
-            spec.name: words.view(torch.int64) if spec.words == 2 else words
-            for spec, words in zip(BATCH_ARRAYS, arrays, strict=False)
-        }
+        arrays = self._upload.copy([*pieces, *(Piece(numbers, numbers.shape, 0) for numbers in members)])
         grouped = zip(arrays[len(pieces) :], groups, strict=True)
         return StagedBatch(
-            batch=replace(batch, **padded),
+            batch=as_batch(batch, arrays),
             groups=tuple(RequestGroup(numbers, places, kv_rows) for numbers, (_, places, kv_rows) in grouped),
             num_logits=len(batch.logit_rows),
             num_hidden=len(batch.hidden_rows),
         )
-
-    def _pieces(self, batch: ForwardBatch, spare_slot: int) -> list[_Piece]:
-        """The arrays as 32-bit words with their padded shapes."""
-        host = batch.arrays
-        sizes = BatchSizes(*map(self._rounded, host.sizes))
-        sizes = sizes._replace(requests=sizes.requests + 1)
-        fills = {
-            Padding.ZERO: 0,
-            Padding.SPARE_SLOT: spare_slot,
-            Padding.NUM_ROWS: len(host.token_ids),
-        }
-        pieces = []
-        for spec in BATCH_ARRAYS:
-            array: Ints = getattr(host, spec.name)
-            *leading, last = spec.shape(sizes)
-            pieces.append(_Piece(array.view(np.int32), (*leading, last * spec.words), fills[spec.padding]))
-        return pieces
 
     def _groups(self, batch: ForwardBatch, page_size: int) -> list[tuple[list[int], int, int]]:
         """(members, places, kv rows) of every group."""
@@ -113,48 +105,3 @@ class Staging:
 
     def _rounded(self, count: int) -> int:
         return 1 << (count - 1).bit_length() if self._bucketed and count else count
-
-    def _copied(self, pieces: Sequence[_Piece]) -> list[Tensor]:
-        """The padded arrays on the device, by one copy."""
-        sizes = [prod(piece.shape) for piece in pieces]
-        total = sum(sizes)
-        self._host, self._other_host = self._other_host, self._host
-        staged = self._host.filled(pieces, total)
-        if total > len(self._on_device):
-            self._on_device = self._on_device.new_empty(max(total, 2 * len(self._on_device)))
-        landed = self._on_device[:total].copy_(staged, non_blocking=True)
-        self._host.mark_copied()
-        parts = landed.split_with_sizes(sizes)
-        return [part.view(piece.shape) for part, piece in zip(parts, pieces, strict=True)]
-
-
-class _HostBlock:
-    """Memory that the device can copy from while the host goes on; page-locked where that is a GPU."""
-
-    def __init__(self, device: torch.device, entries: int) -> None:
-        self._pinned = device.type == "cuda"
-        self._copied = torch.cuda.Event() if self._pinned else None  # type: ignore[no-untyped-call]
-        self._memory = self._allocate(entries)
-
-    def filled(self, pieces: Sequence[_Piece], total: int) -> Tensor:
-        """The pieces one after the other, padded: int32 [total]."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        if total > len(self._memory):
-            self._memory = self._allocate(max(total, 2 * len(self._memory)))
-        array, start = self._memory.numpy(), 0
-        for piece in pieces:
-            end = start + prod(piece.shape)
-            room = array[start:end].reshape(piece.shape)
-            room.fill(piece.fill)
-            room[tuple(slice(length) for length in piece.source.shape)] = piece.source
-            start = end
-        return self._memory[:total]
-
-    def mark_copied(self) -> None:
-        """The copy of what was filled in has been started."""
-        if self._copied is not None:
-            self._copied.record()
-
-    def _allocate(self, entries: int) -> Tensor:
-        return torch.empty(entries, dtype=torch.int32, pin_memory=self._pinned)

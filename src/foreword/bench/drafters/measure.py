@@ -11,6 +11,7 @@ from foreword.bench.drafters.decode import Run, decode
 from foreword.bench.drafters.methods import Method
 from foreword.bench.drafters.prompts import BenchPrompt
 from foreword.bench.drafters.records import Record
+from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.llm import LLM
 from foreword.errors import RequestError
@@ -53,10 +54,11 @@ class DrafterBench:
 
     def __init__(self, llm: LLM, methods: Sequence[Method], settings: BenchSettings) -> None:
         self._llm = llm
+        llm.offer([SpeculationConfig.parse(method.config) for method in methods])
         self._settings = settings
         self._name = secrets.token_hex(4)  # nothing that an earlier bench on this model has taught counts
         self._speculation: dict[str, SpeculationSetting] = {PLAIN: False} | {
-            m.label: m.config for m in methods
+            m.label: {**m.config, "fixed": True} for m in methods
         }
 
     def measure(

@@ -6,17 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from foreword.bench.drafters.summary import Row
-from foreword.errors import RequestError
-
-
-def require_matplotlib() -> Any:  # noqa: ANN401 - an optional package
-    """The plotting package, or a line that says how to get it."""
-    try:
-        return importlib.import_module("matplotlib")
-    except ImportError:
-        raise RequestError(
-            '--plot needs matplotlib: pip install "foreword[plot]", or pip install matplotlib'
-        ) from None
+from foreword.bench.plotting import require_matplotlib, save_figure
 
 
 def plot_rows(rows: Sequence[Row], path: Path, title: str) -> None:
@@ -34,14 +24,6 @@ def plot_rows(rows: Sequence[Row], path: Path, title: str) -> None:
     handles, labels = upper.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), frameon=False)
     save_figure(figure, path)
-
-
-def save_figure(figure: Any, path: Path) -> None:  # noqa: ANN401 - an optional package
-    """Write the picture, in the format that the file's name asks for."""
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise RequestError(f"--plot {path} cannot be written: {error}") from None
 
 
 def _draw(axes: Any, rows: Sequence[Row], field: str, label: str) -> None:  # noqa: ANN401 - an optional package

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from foreword.bench.drafters.plot import require_matplotlib, save_figure
 from foreword.bench.pacing.fingerprint import Guessing
 from foreword.bench.pacing.traces import Chunk
+from foreword.bench.plotting import require_matplotlib, save_figure
 
 _SHOWN_SECONDS = 1.0
 

@@ -75,7 +75,9 @@ def record(
 def _answer(
     engine: EngineCore, prompt: Sequence[int], params: SamplingParams, speculate: bool
 ) -> tuple[tuple[float, tuple[int, ...]], ...]:
-    engine.add(NewRequest("pacing", tuple(prompt), params, speculation=None if speculate else False))
+    engine.add(
+        NewRequest("pacing", tuple(prompt), params, speculation={"fixed": True} if speculate else False)
+    )
     bursts: list[tuple[float, tuple[int, ...]]] = []
     first, ended = None, False
     while not ended:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-from foreword.bench.drafters.plot import require_matplotlib, save_figure
+from foreword.bench.plotting import require_matplotlib, save_figure
 from foreword.bench.serve.formulas import gaps, time_to_first_token
 from foreword.bench.serve.outcome import Ending, Outcome
 

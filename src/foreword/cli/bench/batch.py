@@ -49,11 +49,8 @@ def batch(
     """
     sizes = parse_sizes("--batches", batches)
     from foreword.bench.batch import measure_batches
-    from foreword.bench.drafters.plot import require_matplotlib
     from foreword.bench.drafters.prompts import own_prompts
 
-    if plot is not None:
-        require_matplotlib()
     llm = load_llm(model, dtype, device, backend, speculative_config)
     prompts = [llm.encode(prompt.text) for prompt in own_prompts()]
     with stage_bar() as on_progress:

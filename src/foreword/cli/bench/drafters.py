@@ -19,6 +19,7 @@ from foreword.cli.console import (
     stage_bar,
     stdout,
 )
+from foreword.cli.options import check_plot
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ def drafters(
     resume: Annotated[
         Path | None, typer.Option(help="Keep finished measurements in this file and skip those in it.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw τ and speed-up into this picture (PNG).")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(callback=check_plot, help="Draw τ and speed-up into this picture (PNG).")
+    ] = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
@@ -63,7 +66,7 @@ def drafters(
     """
     from foreword.bench.drafters.measure import BenchSettings, DrafterBench
     from foreword.bench.drafters.methods import default_methods, parse_methods
-    from foreword.bench.drafters.plot import plot_rows, require_matplotlib
+    from foreword.bench.drafters.plot import plot_rows
     from foreword.bench.drafters.prompts import own_prompts, read_prompts, take_per_category
     from foreword.bench.drafters.summary import summarise
     from foreword.bench.drafters.table import drafter_table
@@ -74,8 +77,6 @@ def drafters(
         raise RequestError(
             "--history and --resume exclude each other: what drafters learned is not in the file"
         )
-    if plot is not None:
-        require_matplotlib()
     wanted = default_methods() if methods is None else parse_methods(methods)
     prompts = take_per_category(
         own_prompts() if dataset is None else read_prompts(dataset), limit_per_category

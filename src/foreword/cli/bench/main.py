@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from foreword.cli.bench import accept, batch, drafters, overhead, pacing, serve, server_overhead
+from foreword.cli.bench import accept, batch, drafters, gpu, overhead, pacing, serve, server_overhead
 from foreword.cli.console import (
     DEFAULT_MODEL,
     BackendOption,
@@ -43,6 +43,7 @@ def _group() -> None:
 
 app.command("batch")(batch.batch)
 app.command("drafters")(drafters.drafters)
+app.command("gpu")(gpu.gpu)
 app.command("overhead")(overhead.overhead)
 app.command("pacing")(pacing.pacing)
 app.command("serve")(serve.serve)
@@ -73,11 +74,8 @@ def step(
         raise RequestError(f"--compare knows llama.cpp only, not {compare!r}")
     sizes = parse_sizes("--tokens", tokens)
     prompts = parse_sizes("--prefill", prefill) if prefill else []
-    from foreword.bench.drafters.plot import require_matplotlib
     from foreword.bench.step_cost import DecoderTimer, check_sizes, compare_step_cost
 
-    if plot is not None:
-        require_matplotlib()
     llm = load_llm(model, dtype, device, backend)
     target = llm.engine.target
     check_sizes(sizes, context, repeats, target.config.context_length, prompts)

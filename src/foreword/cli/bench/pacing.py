@@ -19,6 +19,7 @@ from foreword.cli.console import (
     stage_bar,
     stdout,
 )
+from foreword.cli.options import check_plot
 
 if TYPE_CHECKING:
     from foreword.bench.pacing.traces import Chunk, Trace
@@ -38,7 +39,8 @@ def pacing(
         str, typer.Option(help="Who guesses ahead, as JSON.")
     ] = '{"method": "ngram", "num_speculative_tokens": 5}',
     plot: Annotated[
-        Path | None, typer.Option(help="Write a picture of both cadences and the result.")
+        Path | None,
+        typer.Option(callback=check_plot, help="Write a picture of both cadences and the result."),
     ] = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
@@ -51,13 +53,10 @@ def pacing(
     classifier compares each stream with those of the other repeats.
     """
     from foreword.acceptance.params import SamplingParams
-    from foreword.bench.drafters.plot import require_matplotlib
     from foreword.bench.pacing.fingerprint import guess_prompts
     from foreword.bench.pacing.plot import plot_pacing
     from foreword.bench.pacing.traces import record, short_prompts
 
-    if plot is not None:
-        require_matplotlib()
     llm = load_llm(model, dtype, device, backend, speculative_config)
     asked = [llm.encode(text) for text in short_prompts(prompts)]
     params = SamplingParams(temperature=temperature, max_tokens=tokens)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foreword.cli.console import JsonOption, print_json, stage_bar, stdout
+from foreword.cli.options import check_plot
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ def serve(
     ] = None,
     disconnect: Annotated[float, typer.Option(help="Share of streams to drop midway, at random.")] = 0.0,
     timeout: Annotated[float, typer.Option(help="Seconds that one request may take.")] = 600.0,
-    plot: Annotated[Path | None, typer.Option(help="Draw TTFT and ITL into this picture (PNG).")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(callback=check_plot, help="Draw TTFT and ITL into this picture (PNG).")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Latency, throughput and goodput of a server under load; exit code 1 if no request was completed.
@@ -83,7 +86,6 @@ def serve(
 
     Percentiles are interpolated linearly. Goodput = requests that keep all limits, of all not dropped on purpose.
     """
-    from foreword.bench.drafters.plot import require_matplotlib
     from foreword.bench.drafters.prompts import own_prompts, read_prompts
     from foreword.bench.serve.goodput import parse_limits
     from foreword.bench.serve.plot import plot_latencies
@@ -101,10 +103,6 @@ def serve(
     question = Question(model or "", endpoint, max_tokens, temperature, seed, extra=extra)
     limits = None if goodput is None else parse_limits(goodput)
     address = base_address(url)
-    if plot is not None:
-        require_matplotlib()
-        if not plot.parent.is_dir():  # better said now than after the run
-            raise RequestError(f"--plot {plot} cannot be written: there is no directory {plot.parent}")
     prompts = own_prompts() if dataset is None else read_prompts(dataset)
     question, run = asyncio.run(_run(address, api_key, question, load, prompts))
     report = make_report(run, limits)

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from foreword.cli.chat.session import ChatSession
 from foreword.cli.chat.stats import position_table, stats_table
 from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.names import named_methods
 from foreword.errors import ForewordError, RequestError
 
 DEFAULT_DEPTH = 5
@@ -24,7 +25,7 @@ HELP = """\
 /system TEXT      tell the model how to behave; without a text, take that back
 /reset            forget the conversation; settings stay
 /help             this list
-/exit             leave (also Ctrl-D); Ctrl-C stops an answer
+/exit, /quit      leave (also Ctrl-D); Ctrl-C stops an answer
 //TEXT            send /TEXT to the model"""
 
 
@@ -55,6 +56,7 @@ class Commands:
             "/reset": self._reset,
             "/help": lambda _: Reply(HELP),
             "/exit": lambda _: Reply(leave=True),
+            "/quit": lambda _: Reply(leave=True),
         }
 
     def run(self, line: str) -> Reply:
@@ -121,8 +123,7 @@ class Commands:
 
 def _method_keys(text: str) -> Mapping[str, Any]:
     if not text.startswith("{"):
-        names = [name.strip() for name in text.split("+")]
-        return {"method": names if len(names) > 1 else names[0]}
+        return named_methods(text)
     try:
         keys: Mapping[str, Any] = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -61,16 +61,19 @@ def chat(
     setting = speculation_choice(speculation, speculative_config)
     SamplingParams(temperature=0 if temperature is None else temperature, max_tokens=max_tokens)
     from foreword.cli.chat.session import ChatSession
-    from foreword.engine.default_speculation import check_choice, choose_speculation
+    from foreword.engine.default_speculation import check_choice
 
     check_choice(setting)
     llm = load_llm(model, dtype, device, backend, None, generation_config)
     params = llm.loaded.sampling.params(temperature=temperature, max_tokens=max_tokens)
-    config = choose_speculation(setting, llm.loaded.decoder.is_shape_invariant).config
+    config = llm.loaded.choose_speculation(setting).config
     session = ChatSession(llm, params, None if config is None else config.as_mapping())
     session.set_system(system)
-    legend = Text.assemble(("accepted guesses", GUESSED_STYLE), ", ", ("the target's own tokens", OWN_STYLE))
-    stderr.print(legend, Text("(/help lists commands, Ctrl-D leaves)", "dim"), soft_wrap=True)
+    if _is_interactive():
+        legend = Text.assemble(
+            ("accepted guesses", GUESSED_STYLE), ", ", ("the target's own tokens", OWN_STYLE)
+        )
+        stderr.print(legend, Text("(/help lists commands, Ctrl-D leaves)", "dim"), soft_wrap=True)
     _prepare_input()
     interrupts = Interrupts()
     with interrupts.installed():
@@ -177,7 +180,8 @@ def _say_end(outcome: "Outcome") -> None:
         "error": f"failed ({outcome.error}): ",
     }
     forgotten = "" if outcome.text else "; nothing was said, so the question is not kept"
-    say(f"{ends.get(outcome.finish_reason, '')}{summary_line(outcome.tally)}{forgotten}")
+    told = summary_line(outcome.tally, outcome.tally.tokens_per_second)
+    say(f"{ends.get(outcome.finish_reason, '')}{told}{forgotten}")
 
 
 def say(line: str) -> None:
@@ -195,6 +199,10 @@ def _prepare_input() -> None:
         import readline  # noqa: F401 - `input` edits lines once it is imported
 
 
+def _is_interactive() -> bool:
+    """Whether somebody types the questions and sees the answers."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
 def _read_line() -> str:
-    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    return input("> " if on_terminal else "").strip()
+    return input("> " if _is_interactive() else "").strip()

@@ -109,19 +109,17 @@ class ChatSession:
 
         What was said stays in the conversation; a question that was answered with nothing does not.
         """
-        reader, pieces, bursts = PieceReader(self._llm.tokenizer), [], []
+        reader, pieces = PieceReader(self._llm.tokenizer), []
         end: AnswerDelta | None = None
         with closing(self._deltas(plan, interrupted)) as deltas:
             for delta in deltas:
-                if delta.token_ids:
-                    bursts.append(len(delta.token_ids))
                 for piece in reader.read(delta):
                     pieces.append(piece.text)
                     show(piece)
                 end = delta
         if end is None or end.finish_reason is None or end.stats is None:
             raise RuntimeError("the engine has left an answer without an end")
-        self.last = Tally.of(end.stats, bursts)
+        self.last = Tally.of(end.stats)
         self.total += self.last
         del self.turns[: plan.dropped]
         text = "".join(pieces)

@@ -1,6 +1,5 @@
 """What answers cost, added up and as tables."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.box import SIMPLE_HEAD
@@ -30,15 +29,15 @@ class Tally:
     accepted_per_position: tuple[int, ...] = ()
 
     @staticmethod
-    def of(stats: RequestStats, burst_sizes: Sequence[int]) -> "Tally":
-        """From an answer's statistics and the numbers of tokens of its passes, in order."""
+    def of(stats: RequestStats) -> "Tally":
+        """From an answer's statistics, or the sum of several answers'."""
         return Tally(
             answers=1,
             prompt_tokens=stats.prompt_tokens,
             cached_tokens=stats.cached_tokens,
             output_tokens=stats.output_tokens,
-            decoded_tokens=sum(burst_sizes[1:]),
-            decode_passes=len(burst_sizes[1:]),
+            decoded_tokens=stats.output_tokens - stats.first_tokens,
+            decode_passes=stats.passes - stats.first_passes,
             decode_seconds=stats.decode_seconds,
             draft_seconds=stats.draft_seconds,
             verify_seconds=stats.verify_seconds,
@@ -63,12 +62,15 @@ class Tally:
         return self.decoded_tokens / self.decode_seconds if self.decode_seconds > 0 else None
 
 
-def summary_line(tally: Tally) -> str:
-    """One answer in one line."""
+def summary_line(tally: Tally, tokens_per_second: float | None) -> str:
+    """What an answer cost in one line. As everywhere here, the prompt's passes and what they brought are left out."""
+    passes = ""
+    if tally.decode_passes:
+        counted = f"{tally.decoded_tokens} in {tally.decode_passes} after the prompt's"
+        passes = f", {_number(tally.tokens_per_pass)} per pass ({counted})"
     accepted = f", {tally.accepted} of {tally.drafted} guesses accepted" if tally.drafted else ""
     return (
-        f"{tally.output_tokens} tokens, {_number(tally.tokens_per_pass)} per pass{accepted}, "
-        f"{_number(tally.tokens_per_second, 1)} tokens/s, "
+        f"{tally.output_tokens} tokens{passes}{accepted}, {_number(tokens_per_second, 1)} tokens/s, "
         f"{tally.cached_tokens} of {tally.prompt_tokens} prompt tokens cached"
     )
 

@@ -70,6 +70,10 @@ class CallerThread:
             self._late()
             raise NoAnswer(f"no answer within {self._time_limit:g} s")
         self._lateness = max(self._lateness - 1, 0)
+        if isinstance(
+            call.error, KeyboardInterrupt
+        ):  # Ctrl-C comes to the main thread alone: it is the drafter's
+            raise RuntimeError("it raised KeyboardInterrupt") from call.error
         if call.error is not None:
             raise call.error
         answer: _Answer = call.answer

@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from threading import current_thread, main_thread
 from typing import Protocol, TypeVar
 
 from foreword.speculation.draft import Draft
@@ -128,9 +129,9 @@ class GuardedDrafter:
         except NoAnswer as error:
             if error.reason:
                 self._fault("timeout", error.reason)
-        except KeyboardInterrupt:  # the user's, not the drafter's
-            raise
         except BaseException as error:  # whatever a drafter raises, the request goes on
+            if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
+                raise  # the user's, not the drafter's
             self._fault("exception", f"{type(error).__name__}: {error}")
         return None
 

@@ -59,7 +59,8 @@ class AutoregressiveDrafter:
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`, for every ask; none where its own KV cache is full."""
-        growing = {index: GrowingTree(ask) for index, ask in enumerate(asks) if self._reserve(ask)}
+        width = self._size.tree_width
+        growing = {index: GrowingTree(ask, width) for index, ask in enumerate(asks) if self._reserve(ask)}
         trees = list(growing.values())
         try:
             if trees:
@@ -118,7 +119,7 @@ class AutoregressiveDrafter:
             if self._size.tree_width == 1:
                 grow_chains(trees, logits)
             else:
-                grow_trees(trees, logits, self._size.tree_width)
+                grow_trees(trees, logits)
             trees = [tree for tree in trees if not tree.is_done]
             if trees:
                 logits = self._run([self._newest_level(tree) for tree in trees])

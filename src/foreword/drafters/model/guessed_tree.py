@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.speculation.draft import ROOT, Draft
@@ -12,8 +13,10 @@ from foreword.speculation.drafting import Ask
 class GrowingTree:
     """Nodes so far and the newest level, whose followers are looked for next."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: Ask, width: int = 1) -> None:
+        """Every level keeps its `width` best nodes; 1 is a chain."""
         self.request = ask.request
+        self.width = width
         self._ask = ask
         self.tokens: list[int] = []
         self._parents: list[int] = []
@@ -42,8 +45,8 @@ class GrowingTree:
         return self._scores[node]
 
     def grow(self, level: Sequence[tuple[float, int, int, Drawn | None]]) -> None:
-        """Add a level of (score, parent, token, what it was drawn from), as many as fit, best first."""
-        room = self._ask.max_nodes - len(self.tokens)
+        """Add the best of (score, parent, token, what it was drawn from) that fit."""
+        room = min(self._ask.max_nodes - len(self.tokens), self.width)
         chosen = sorted(level, key=lambda node: -node[0])[:room]
         self.frontier = list(range(len(self.tokens), len(self.tokens) + len(chosen)))
         for score, parent, token, drawn in chosen:
@@ -59,7 +62,10 @@ class GrowingTree:
         request = self.request
         return Draft(tuple(self.tokens), tuple(self._parents), len(request.tokens), request.epoch, drawn)
 
-    def keys(self) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    def positions(self) -> npt.NDArray[np.int64]:
+        """Where the tokens that follow the frontier would stand, one for each of its nodes."""
+        return np.full(len(self.frontier), len(self.request.tokens) + self.depth)
+
+    def keys(self) -> npt.NDArray[np.uint64]:
         """The rule's noise for the tokens that follow the frontier, one key for each of its nodes."""
-        positions = np.full(len(self.frontier), len(self.request.tokens) + self.depth)
-        return self.request.sampling.keys(positions, np.arange(len(self.frontier)))
+        return self.request.sampling.keys(self.positions(), np.arange(len(self.frontier)))

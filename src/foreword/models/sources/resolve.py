@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from foreword.errors import ModelSourceError
+from foreword.models.heads.shipped import head_named
 from foreword.models.sources.builtin import BUILTIN_MODELS, find_builtin, pull
 from foreword.progress import StageProgress
 
@@ -18,19 +19,41 @@ _UNWANTED_FILES = ["*/*", "consolidated*"]  # other formats' copies of the same 
 def resolve_model(name: str, *, on_progress: StageProgress | None = None) -> Path:
     """The `.gguf` file or directory that `name` means, fetched first if need be.
 
-    A name is a built-in model, an existing path, or a hub id (`org/name`, for one GGUF file of it
+    A name is a built-in model, a head of ours, an existing path, or a hub id (`org/name`, for one GGUF file of it
     `org/name:file.gguf`). A built-in name wins over a path of that name; write `./name` for the path.
     """
     builtin = find_builtin(name)
     if builtin is not None:
         return builtin.path if builtin.is_present() else pull(name, on_progress)
+    return head_named(name) or _existing_path(name) or _from_hub(*_hub_names(name))
+
+
+def local_model(name: str) -> Path | None:
+    """What is here already under this name; nothing is fetched."""
+    builtin = find_builtin(name)
+    if builtin is not None:
+        return builtin.path if builtin.is_present() else None
+    return _existing_path(name)
+
+
+def check_name(name: str) -> None:
+    """Refuse what can be no model's name, without fetching anything."""
+    if find_builtin(name) is None and head_named(name) is None and _existing_path(name) is None:
+        _hub_names(name)
+
+
+def _existing_path(name: str) -> Path | None:
     path = Path(name).expanduser()
-    if name and os.path.exists(path):  # noqa: PTH110 (unlike Path.exists it takes any string)
-        return path
+    # Unlike Path.exists, this takes any string.
+    return path if name and os.path.exists(path) else None  # noqa: PTH110
+
+
+def _hub_names(name: str) -> tuple[str, str | None]:
+    """The repository, and the file in it if one is named."""
     hub_id = None if name.startswith((".", "/", "~")) else _HUB_ID.fullmatch(name)
     if hub_id is None or hub_id["repository"].endswith(".gguf"):
         raise _unknown_model(name)
-    return _from_hub(hub_id["repository"], hub_id["file"])
+    return hub_id["repository"], hub_id["file"]
 
 
 def _unknown_model(name: str) -> ModelSourceError:

@@ -4,6 +4,8 @@ import codecs
 
 from foreword.models.tokenization.tokenizer import Tokenizer
 
+DetokenizerState = tuple[tuple[bytes, int], bool]
+
 
 class IncrementalDetokenizer:
     """Gives out text as soon as it is certain: whole characters only, however tokens cut them."""
@@ -33,8 +35,16 @@ class IncrementalDetokenizer:
         return self._decoder.decode(b"", final=True)
 
     def copy(self) -> "IncrementalDetokenizer":
-        """An independent detokenizer in the same state, to look ahead or to come back to."""
+        """An independent detokenizer in the same state, to look ahead."""
         twin = IncrementalDetokenizer(self._tokenizer, self._skip_special_tokens)
-        twin._decoder.setstate(self._decoder.getstate())
-        twin._at_start = self._at_start
+        twin.go_back(self.state())
         return twin
+
+    def state(self) -> DetokenizerState:
+        """What to come back to; cheaper than a copy."""
+        return self._decoder.getstate(), self._at_start
+
+    def go_back(self, state: DetokenizerState) -> None:
+        """What was pushed since then was not."""
+        decoder, self._at_start = state
+        self._decoder.setstate(decoder)

@@ -3,15 +3,34 @@
 import asyncio
 import json
 import re
+from difflib import get_close_matches
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from foreword.errors import in_plain_words
 from foreword.server.errors import ApiError
 from foreword.server.settings import Limits
 
 Body = TypeVar("Body", bound=BaseModel)
+
+_ELSEWHERE = {
+    "speculative_config": "speculation",
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+    "input": "prompt",
+    "text": "prompt",
+    "content": "prompt",
+    "ids": "tokens",
+    "token_ids": "tokens",
+}
+"""What vLLM, llama.cpp, Ollama, TGI and others call fields of ours."""
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONG_NUMBER = re.compile(r"[0-9]{19}")
@@ -63,7 +82,7 @@ def _parse(data: bytes, model: type[Body], limits: Limits) -> Body:
         raise ApiError(400, "the body must be a JSON object")
     for key in value:
         if key not in model.model_fields:
-            raise ApiError(400, f"unknown field {_short(key)!r}; leave it out", param=_short(key))
+            raise _unknown_field(_short(key), model)
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -140,8 +159,16 @@ def _first_complaint(error: ValidationError) -> ApiError:
     """One line about the first thing that is wrong; the value itself is not repeated, it may be huge."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     place = ".".join(_short(str(part)) for part in first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
+    message = in_plain_words(first["msg"])
     return ApiError(400, f"{place}: {message}" if place else message, param=place or None)
+
+
+def _unknown_field(name: str, model: type[BaseModel]) -> ApiError:
+    """The field that was meant, if that can be guessed: by another server's name of it, or by a similar name here."""
+    meant = [_ELSEWHERE[name]] if name in _ELSEWHERE else get_close_matches(name, model.model_fields, n=1)
+    known = [field for field in meant if field in model.model_fields]
+    advice = f"did you mean {known[0]}?" if known else "leave it out"
+    return ApiError(400, f"unknown field {name!r}; {advice}", param=name)
 
 
 def _short(text: str) -> str:

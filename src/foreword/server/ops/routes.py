@@ -103,11 +103,15 @@ def _engine_figures(stats: EngineStats) -> dict[str, Any]:
 
 
 def _speculation_figures(context: ServerContext) -> dict[str, Any]:
-    """Of all answers that have ended, however; the whole is the sum of the cohorts."""
+    """Of all answers that have ended, however; the whole is the sum of the cohorts.
+
+    Its method is the server's own, from the start; the cohorts tell who drafted for those that asked for another.
+    """
     cohorts = context.metrics.totals
     total = sum_stats((0, stats) for stats in cohorts.values())
     figures = {name: msgspec.structs.asdict(speculation_of(stats)) for name, stats in cohorts.items()}
     return msgspec.structs.asdict(speculation_of(total)) | {
+        "method": context.settings.default_method or "",
         "enabled": context.engine.speculating,
         "cohorts": figures,
     }

@@ -14,6 +14,7 @@ class AcceptanceStats:
     drafts: int = 0  # of these, the ones with an answer that was judged
     drafted: int = 0  # nodes that were judged
     accepted: int = 0  # nodes that were committed
+    unjudged: int = 0  # nodes beyond an answer's end: computed, and neither right nor wrong
     drafted_per_position: list[int] = field(default_factory=list)  # drafts that have this level
     # Of these, accepted at all levels before it.
     reached_per_position: list[int] = field(default_factory=list)
@@ -26,9 +27,10 @@ class AcceptanceStats:
         """Share of the asks that had an answer; None before the first."""
         return self.drafts / self.asks if self.asks else None
 
-    def observe(self, asked: bool, draft: Draft, accepted: int) -> None:
+    def observe(self, asked: bool, draft: Draft, accepted: int, unjudged: int = 0) -> None:
         """Count a step: whether a drafter was asked, what was judged, and how many levels of it were committed."""
         self.asks += asked
+        self.unjudged += unjudged
         depth = draft.depth
         if not depth:
             return

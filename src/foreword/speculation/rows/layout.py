@@ -27,10 +27,15 @@ class SequenceRows:
     first_node: int = 0  # nodes before this one have their KV from an earlier pass of the same draft
     run_logits: int = 1  # how many of the last tokens of the run get their logits, if there are that many
     wants_hidden: bool = False  # whether the hidden states of all its rows in this pass are wanted
+    first: int | None = None  # row of the run's first token; None: the first that is not computed
 
     @property
     def nodes(self) -> int:
         return len(self.draft) - self.first_node
+
+    @property
+    def begin(self) -> int:
+        return self.kv.computed if self.first is None else self.first
 
 
 class BatchBuffers:
@@ -67,7 +72,7 @@ class BatchBuffers:
         arrays.logit_rows[:] = wanted
         if hidden:
             arrays.hidden_rows[:] = hidden
-        arrays.kv_lens[:] = [part.kv.computed + part.run + len(part.draft) for part in parts]
+        arrays.kv_lens[:] = [part.begin + part.run + len(part.draft) for part in parts]
         arrays.row_starts[:] = [0, *accumulate(counts)]
         _fill_places(arrays, parts, counts, cache.page_size)
         _fill_tokens(arrays, parts)
@@ -103,7 +108,7 @@ def _fill_places(
     figures: list[tuple[int, ...]] = []
     start = 0
     for request, (part, count) in enumerate(zip(parts, counts, strict=True)):
-        first = part.kv.computed
+        first = part.begin
         figures.append((first - start, first + part.run, part.first_node, request))
         start += count
     per_request = np.array(figures, dtype=np.int32).reshape(-1, 4)
@@ -124,7 +129,7 @@ def _fill_tokens(arrays: BatchArrays, parts: Sequence[SequenceRows]) -> None:
     depths: list[int] = []
     masks: list[int] = []
     for part in parts:
-        first, draft = part.kv.computed, part.draft
+        first, draft = part.begin, part.draft
         tokens += part.tokens[first : first + part.run]
         if len(draft):
             nodes += range(len(tokens), len(tokens) + part.nodes)

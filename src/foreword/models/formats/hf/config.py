@@ -29,7 +29,7 @@ def hf_config(values: Mapping[str, Any], names: frozenset[str], path: Path) -> M
     fields = ConfigFields(values, str(path))
     family = _family(fields)
     _refuse_variants(fields)
-    rope, window = _rope_fields(fields), _window(fields, family)
+    window = _window(fields, family)
     layer = LayerSpec(
         _attention(fields, family, window),
         MlpSpec(
@@ -46,7 +46,7 @@ def hf_config(values: Mapping[str, Any], names: frozenset[str], path: Path) -> M
         context_length=windowed_context(fields.count("max_position_embeddings"), window),
         layers=(layer,) * num_layers,
         norm=NormSpec(fields.number("rms_norm_eps")),
-        rope=RopeSpec(rope.number("rope_theta", 10000.0), _rope_scaling(rope)),
+        rope=rope_spec(fields),
         tied_embeddings=fields.flag("tie_word_embeddings", "lm_head.weight" not in names),
     )
 
@@ -93,6 +93,12 @@ def _window(fields: ConfigFields, family: Architecture) -> int | None:
     if family.window is not Window.ALL_LAYERS or fields.get("sliding_window") is None:
         return None
     return fields.count("sliding_window")
+
+
+def rope_spec(fields: ConfigFields) -> RopeSpec:
+    """The rotary embedding that a config describes."""
+    rope = _rope_fields(fields)
+    return RopeSpec(rope.number("rope_theta", 10000.0), _rope_scaling(rope))
 
 
 def _rope_fields(fields: ConfigFields) -> ConfigFields:

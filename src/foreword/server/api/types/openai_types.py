@@ -141,7 +141,28 @@ def _text_parts(value: object) -> object:
             raise ValueError(
                 f"part {place} is {named}; this server takes text only, no images, audio or files"
             )
+        if not isinstance(part.get("text"), str):
+            raise ValueError(f"part {place} has no text")
+        if other := part.keys() - {"type", "text"}:
+            raise ValueError(f"part {place} has {min(other)[:32]!r} besides type and text; leave it out")
     return value
+
+
+TextContent = Annotated[str | Annotated[list[TextPart], Field(fail_fast=True)], BeforeValidator(_text_parts)]
+"""As OpenAI has it: a text, or pieces of it."""
+
+
+def _text_or_tokens(value: object) -> object:
+    """Looked at as a whole, as prompts are."""
+    if not isinstance(value, str) and not (isinstance(value, list) and _are_tokens(value)):
+        raise ValueError("must be a text or a list of token ids")
+    return value
+
+
+def _prompt_or_tokens(value: object) -> object:
+    if value == []:
+        raise ValueError("must not be empty")
+    return _text_or_tokens(value)
 
 
 def joined(content: str | list[TextPart]) -> str:
@@ -153,7 +174,7 @@ class Message(StrictBody):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str | Annotated[list[TextPart], Field(fail_fast=True)], BeforeValidator(_text_parts)]
+    content: TextContent
     name: str | None = Field(None, max_length=256)  # accepted, not shown to the model
     refusal: None = None  # what OpenAI's client puts into an answer that is sent back
     annotations: Annotated[list[None], Field(max_length=0)] | None = None
@@ -171,7 +192,7 @@ class PredictedContent(StrictBody):
     """The answer that the user expects, in OpenAI's form."""
 
     type: Literal["content"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
+    content: TextContent
 
 
 class ChatRequest(OpenAIFields):
@@ -211,10 +232,17 @@ class ChatRequest(OpenAIFields):
 class GenerateRequest(SamplingFields, RawText):
     """`POST /generate`: our own route, in the library's words."""
 
-    prompt: str | Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
+    prompt: Annotated[
+        str | Annotated[list[TokenId], Field(fail_fast=True, min_length=1)],
+        BeforeValidator(_prompt_or_tokens),
+    ]
     max_tokens: int | None = Field(None, ge=1)
     logprobs: int | None = Field(None, ge=0)
-    prediction: str | Annotated[list[TokenId], Field(fail_fast=True)] | None = None  # the expected answer
+    # The expected answer.
+    prediction: (
+        Annotated[str | Annotated[list[TokenId], Field(fail_fast=True)], BeforeValidator(_text_or_tokens)]
+        | None
+    ) = None
     raw: bool = False  # continue the text as it is; otherwise it is a user's message
     stream: bool = False
     speculative: SpeculationOverride = None  # another name for `speculation`

@@ -1,12 +1,12 @@
 """Sampling parameters as they come over HTTP, and their way into the engine's."""
 
-import json
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from foreword.acceptance.defaults import SamplingDefaults
 from foreword.acceptance.params import SamplingParams
+from foreword.drafters.names import named_methods
 from foreword.server.errors import ApiError
 from foreword.server.settings import Limits
 
@@ -16,15 +16,21 @@ TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Texts = Annotated[list[NonEmpty], Field(fail_fast=True)]
 
 
-def _no_bare_method(value: object) -> object:
+def _checked_override(value: object) -> object:
+    """A name alone becomes the object that it is short for: the rest of the server knows no other form."""
+    if isinstance(value, str):
+        return named_methods(value)
     if value is None or isinstance(value, bool | dict):
         return value
-    example = value[:32] if isinstance(value, str) else "ngram"
-    raise ValueError(f"must be true, false or an object such as {json.dumps({'method': example})}")
+    raise ValueError('must be true, false, a method such as "ngram" or an object such as {"method": "ngram"}')
 
 
-SpeculationOverride = Annotated[bool | dict[str, Any] | None, BeforeValidator(_no_bare_method)]
-"""`false`: no guessing for this request; an object: who guesses and how far; `true` or null: as the server does."""
+SpeculationOverride = Annotated[
+    bool | dict[str, Any] | None,
+    BeforeValidator(_checked_override, json_schema_input_type=bool | str | dict[str, Any] | None),
+]
+"""`false`: no guessing for this request; a method or an object: who guesses and how far; `true` or null: as the
+server does."""
 
 
 def _as_list(value: object) -> object:

@@ -1,0 +1,71 @@
+#include "batch_bindings.h"
+
+#include <stdexcept>
+
+namespace foreword {
+
+namespace {
+
+// One array of a batch: its numbers, how many entries it has and how many numbers an entry has.
+template <typename T>
+struct BatchArray {
+    const T* data;
+    int64_t entries, numbers;
+
+    explicit BatchArray(nb::handle object) {
+        const auto array = nb::cast<nb::ndarray<const T, nb::c_contig, nb::device::cpu>>(object);
+        if (array.ndim() < 1 || array.ndim() > 2) throw std::invalid_argument("an array of the batch has the wrong shape");
+        data = array.data();
+        entries = static_cast<int64_t>(array.shape(0));
+        numbers = array.ndim() == 2 ? static_cast<int64_t>(array.shape(1)) : 1;
+    }
+};
+
+}  // namespace
+
+std::vector<float> copied(const Floats& array) { return {array.data(), array.data() + array.shape(0)}; }
+
+std::vector<float> copied(const std::optional<Floats>& array) {
+    return array ? copied(*array) : std::vector<float>{};
+}
+
+std::vector<std::string> batch_arrays() {
+#define ARRAY(type, name, entries, numbers) #name,
+    return {FOREWORD_BATCH_ARRAYS(ARRAY)};
+#undef ARRAY
+}
+
+Batch read_batch(const nb::tuple& arrays, const std::vector<std::pair<int64_t, bool>>& taps) {
+    if (arrays.size() != batch_arrays().size()) throw std::invalid_argument("the batch has another number of arrays");
+    size_t place = 0;
+#define ARRAY(type, name, entries, numbers) const BatchArray<type> name(arrays[place++]);
+    FOREWORD_BATCH_ARRAYS(ARRAY)
+#undef ARRAY
+    const int64_t rows = token_ids.entries, requests = kv_lens.entries, pages = block_tables.numbers;
+    const int64_t wanted = logit_rows.entries, copies = kv_copies.entries, hidden_wanted = hidden_rows.entries;
+    Batch batch;
+#define ARRAY(type, name, count, columns)                                                                          \
+    if (name.entries != (count) || (name.entries > 0 && name.numbers != (columns))) {                              \
+        throw std::invalid_argument("the arrays of the batch do not fit together: " #name);                        \
+    }                                                                                                              \
+    batch.name = name.data;
+    FOREWORD_BATCH_ARRAYS(ARRAY)
+#undef ARRAY
+    batch.rows = rows;
+    batch.requests = requests;
+    batch.pages = pages;
+    batch.wanted = wanted;
+    batch.copies = copies;
+    batch.hidden_wanted = hidden_wanted;
+    for (const auto& [layer, normed] : taps) batch.taps.push_back({layer, normed});
+    return batch;
+}
+
+Layer read_layer(const std::optional<Floats>& attention_norm, const Floats& mlp_norm, const std::vector<Matrix>& matrices,
+                 const std::optional<Floats>& query_norm, const std::optional<Floats>& key_norm) {
+    if (matrices.size() != 7) throw std::invalid_argument("a layer has seven matrices");
+    return {copied(attention_norm), matrices[0], matrices[1], matrices[2], matrices[3], copied(query_norm),
+            copied(key_norm), copied(mlp_norm), matrices[4], matrices[5], matrices[6]};
+}
+
+}  // namespace foreword

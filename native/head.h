@@ -1,0 +1,51 @@
+// A draft head: a few layers that read a token and the features of the position before it.
+#pragma once
+
+#include "stack.h"
+
+namespace foreword {
+
+struct HeadShape {
+    int64_t draft_vocab_size;
+    int64_t feature_width;          // numbers of the target's features of one row
+    bool fused;                     // embedding and features go through `fc` together; else side by side into attention
+    bool norm_before_residual;      // side by side: the stream starts with the normed features
+    bool norm_output;               // what it feeds itself is normed
+};
+
+// What the features go through before the first layer. Norms that are empty are not done.
+struct HeadInputs {
+    Matrix fc;                                        // may be null
+    std::vector<std::vector<float>> feature_norms;    // of equal parts of the target's features: one, or one per tap
+    std::vector<float> embedding_norm, hidden_norm;   // of what the first layer, or a fused `fc`, reads
+};
+
+class Head : public Stack {
+public:
+    // It runs on the decoder's threads and takes turns with it.
+    Head(const Stack& decoder, HeadShape head, StackShape shape, std::vector<float> inverse_frequencies);
+
+    void set_inputs(HeadInputs inputs);
+    void add_layer(Layer layer);
+    void set_ends(Matrix embedding, Matrix output, std::vector<float> final_norm);
+
+    // features [rows, feature width], or [rows, hidden size] if they are its own; logits [wanted, draft vocab];
+    // states [wanted, hidden size]. `starts` [requests] are the first KV rows that are seen.
+    void forward(const Batch& batch, KvStore& store, size_t kind, const int32_t* starts, const float* features, bool are_own,
+                 float* logits, float* states);
+
+    const HeadShape& head() const { return head_; }
+    // Width of one row of features.
+    int64_t feature_width(bool are_own) const { return are_own ? shape_.hidden_size : head_.feature_width; }
+
+private:
+    friend class HeadPass;
+    void check(const Batch& batch, const KvStore& store, size_t kind, const int32_t* starts) const;
+
+    HeadShape head_;
+    HeadInputs inputs_;
+    Matrix embedding_, output_;
+    std::vector<float> final_norm_;
+};
+
+}  // namespace foreword

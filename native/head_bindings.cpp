@@ -1,0 +1,64 @@
+// The Python face of draft heads.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+
+#include "batch_bindings.h"
+#include "decoder.h"
+#include "head.h"
+
+namespace foreword {
+
+namespace {
+
+void set_inputs(Head& head, const std::optional<Matrix>& fc, const std::vector<Floats>& feature_norms,
+                const std::optional<Floats>& embedding_norm, const std::optional<Floats>& hidden_norm) {
+    HeadInputs inputs{fc.value_or(nullptr), {}, copied(embedding_norm), copied(hidden_norm)};
+    for (const Floats& norm : feature_norms) inputs.feature_norms.push_back(copied(norm));
+    head.set_inputs(std::move(inputs));
+}
+
+void forward(Head& head, KvStore& store, size_t kind, const nb::tuple& arrays, const Array<const int32_t, 1>& starts,
+             const Array<const float, 2>& features, bool are_own, const Array<float, 2>& logits, const Array<float, 2>& states) {
+    const Batch batch = read_batch(arrays, {});
+    const auto fits = [](const auto& array, int64_t rows, int64_t columns) {
+        return static_cast<int64_t>(array.shape(0)) == rows && static_cast<int64_t>(array.shape(1)) == columns;
+    };
+    const bool room = static_cast<int64_t>(starts.shape(0)) == batch.requests &&
+                      fits(features, batch.rows, head.feature_width(are_own)) &&
+                      fits(logits, batch.wanted, head.head().draft_vocab_size) &&
+                      fits(states, batch.wanted, head.shape().hidden_size);
+    if (!room) throw std::invalid_argument("the arrays beside the batch do not fit it");
+    nb::gil_scoped_release free;
+    head.forward(batch, store, kind, starts.data(), features.data(), are_own, logits.data(), states.data());
+}
+
+}  // namespace
+
+void register_head(nb::module_& m) {
+    nb::class_<Head>(m, "Head")
+        .def("__init__", [](Head* self, const Decoder& decoder, int64_t draft_vocab_size, int64_t feature_width, bool fused,
+                            bool norm_before_residual, bool norm_output, int64_t hidden_size, int64_t intermediate_size,
+                            int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float rms_norm_eps,
+                            const Floats& inverse_frequencies) {
+            const HeadShape head{draft_vocab_size, feature_width, fused, norm_before_residual, norm_output};
+            const StackShape shape{hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, rms_norm_eps};
+            new (self) Head(decoder, head, shape, copied(inverse_frequencies));
+        }, nb::arg("decoder"), nb::arg("draft_vocab_size"), nb::arg("feature_width"), nb::arg("fused"),
+           nb::arg("norm_before_residual"), nb::arg("norm_output"), nb::arg("hidden_size"), nb::arg("intermediate_size"),
+           nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("rms_norm_eps"),
+           nb::arg("inverse_frequencies"))
+        .def("set_inputs", &set_inputs, nb::arg("fc").none(), nb::arg("feature_norms"), nb::arg("embedding_norm").none(),
+             nb::arg("hidden_norm").none())
+        .def("add_layer", [](Head& self, const std::optional<Floats>& attention_norm, const Floats& mlp_norm,
+                             const std::vector<Matrix>& matrices, const std::optional<Floats>& query_norm,
+                             const std::optional<Floats>& key_norm) {
+            self.add_layer(read_layer(attention_norm, mlp_norm, matrices, query_norm, key_norm));
+        }, nb::arg("attention_norm").none(), nb::arg("mlp_norm"), nb::arg("matrices"), nb::arg("query_norm").none(), nb::arg("key_norm").none())
+        .def("set_ends", [](Head& self, Matrix embedding, Matrix output, const std::optional<Floats>& final_norm) {
+            self.set_ends(std::move(embedding), std::move(output), copied(final_norm));
+        }, nb::arg("embedding"), nb::arg("output"), nb::arg("final_norm").none())
+        .def("forward", &forward, nb::arg("store"), nb::arg("kind"), nb::arg("arrays"), nb::arg("starts"), nb::arg("features"),
+             nb::arg("are_own"), nb::arg("logits"), nb::arg("states"));
+}
+
+}  // namespace foreword

@@ -1,0 +1,100 @@
+#include "stack.h"
+
+#include <stdexcept>
+
+namespace foreword {
+
+namespace {
+
+bool same_input(const Matrix& a, const Matrix& b) {
+    const MatrixView &x = a->view(), &y = b->view();
+    return (x.form == Form::F32) == (y.form == Form::F32) && x.grouping.group == y.grouping.group &&
+           x.grouping.rotated == y.grouping.rotated;
+}
+
+}  // namespace
+
+void require(bool holds, const char* message) {
+    if (!holds) throw std::invalid_argument(message);
+}
+
+void require_matrix(const Matrix& matrix, int64_t rows, int64_t cols, const char* message) {
+    require(matrix && matrix->view().rows == rows && matrix->view().cols == cols, message);
+}
+
+void require_norm(const std::vector<float>& norm, int64_t size, bool may_be_missing, const char* message) {
+    require((may_be_missing && norm.empty()) || norm.size() == static_cast<size_t>(size), message);
+}
+
+void require_below(const int32_t* values, int64_t count, int64_t bound, const char* message) {
+    for (int64_t i = 0; i < count; ++i) require(values[i] >= 0 && values[i] < bound, message);
+}
+
+Stack::Stack(StackShape shape, const KernelTable& kernels, std::shared_ptr<Workers> workers,
+             std::vector<float> inverse_frequencies)
+    : shape_(shape), kernels_(kernels), workers_(std::move(workers)), inverse_frequencies_(std::move(inverse_frequencies)) {
+    require(shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0, "kv heads must divide the heads");
+    require(shape.head_dim > 0 && shape.head_dim % 2 == 0, "the head dimension must be even");
+    require(static_cast<int64_t>(inverse_frequencies_.size()) == shape.head_dim / 2,
+            "there must be one frequency per rotated pair");
+}
+
+void Stack::add_layer(Layer layer, int64_t inputs) {
+    const int64_t hidden = shape_.hidden_size, inner = shape_.intermediate_size;
+    require_matrix(layer.query, shape_.query_width(), inputs, "the query projection has the wrong shape");
+    require_matrix(layer.key, shape_.kv_width(), inputs, "the key projection has the wrong shape");
+    require_matrix(layer.value, shape_.kv_width(), inputs, "the value projection has the wrong shape");
+    require_matrix(layer.output, hidden, shape_.query_width(), "the output projection has the wrong shape");
+    require_matrix(layer.gate, inner, hidden, "the gate projection has the wrong shape");
+    require_matrix(layer.up, inner, hidden, "the up projection has the wrong shape");
+    require_matrix(layer.down, hidden, inner, "the down projection has the wrong shape");
+    require(same_input(layer.query, layer.key) && same_input(layer.query, layer.value) &&
+                same_input(layer.gate, layer.up),
+            "projections of one input must be grouped alike");
+    require(layer.query_norm.size() == layer.key_norm.size(), "either both or none of queries and keys are normed");
+    require_norm(layer.query_norm, shape_.head_dim, true, "head norms must have one weight per head dimension");
+    require_norm(layer.attention_norm, hidden, true, "norms must have one weight per hidden dimension");
+    require_norm(layer.mlp_norm, hidden, false, "norms must have one weight per hidden dimension");
+    layers_.push_back(std::move(layer));
+}
+
+RowKind Stack::kv_rows() const {
+    return {static_cast<int64_t>(layers_.size()), shape_.num_kv_heads, shape_.head_dim};
+}
+
+int64_t Stack::layer_bytes() const {
+    size_t total = 0;
+    for (const Layer& layer : layers_) {
+        for (const Matrix* m : {&layer.query, &layer.key, &layer.value, &layer.output, &layer.gate, &layer.up, &layer.down}) {
+            total += (*m)->bytes();
+        }
+    }
+    return static_cast<int64_t>(total);
+}
+
+void Stack::check_rows(const Batch& batch, const KvStore& store, int64_t vocab_size, const int32_t* starts) const {
+    const int64_t slots = store.slots();
+    require_below(batch.token_ids, batch.rows, vocab_size, "a token id is outside the vocabulary");
+    require_below(batch.slots, batch.rows, slots, "a KV slot is outside the pages");
+    require_below(batch.kv_copies, 2 * batch.copies, slots, "a KV copy is outside the pages");
+    require_below(batch.logit_rows, batch.wanted, batch.rows, "a logit row is outside the batch");
+    require_below(batch.hidden_rows, batch.hidden_wanted, batch.rows, "a hidden row is outside the batch");
+    require_below(batch.block_tables, batch.requests * batch.pages, store.pages() > 0 ? store.pages() : 1,
+                  "a block table names a page that does not exist");
+    require(batch.row_starts[0] == 0 && batch.row_starts[batch.requests] == batch.rows,
+            "row_starts must begin with 0 and end with the number of rows");
+    const int64_t reach = batch.pages * kPageSize;
+    for (int64_t r = 0; r < batch.requests; ++r) {
+        require(batch.row_starts[r] <= batch.row_starts[r + 1], "row_starts must not descend");
+        const int64_t first = starts ? starts[r] : 0;
+        require(first >= 0, "a request starts before its first KV row");
+        for (int64_t row = batch.row_starts[r]; row < batch.row_starts[r + 1]; ++row) {
+            const uint64_t mask = static_cast<uint64_t>(batch.ancestor_masks[row]);
+            const int64_t last = batch.prefix_lens[row] + (mask ? 64 - __builtin_clzll(mask) : 0);
+            require(batch.prefix_lens[row] >= first && last <= reach, "a row sees behind its request's block table");
+            require(last > first, "a row must see at least itself");
+        }
+    }
+}
+
+}  // namespace foreword

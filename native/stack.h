@@ -1,0 +1,78 @@
+// Layers of the llama family, and what a pass over them needs between calls: the common part of decoders and draft heads.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "batch.h"
+#include "kv_store.h"
+#include "packed_matrix.h"
+#include "thread_pool.h"
+#include "types.h"
+
+namespace foreword {
+
+struct StackShape {
+    int64_t hidden_size;
+    int64_t intermediate_size;
+    int64_t num_heads;
+    int64_t num_kv_heads;
+    int64_t head_dim;
+    float rms_norm_eps;
+
+    int64_t query_width() const { return num_heads * head_dim; }
+    int64_t kv_width() const { return num_kv_heads * head_dim; }
+};
+
+using Matrix = std::shared_ptr<PackedMatrix>;
+
+struct Layer {
+    std::vector<float> attention_norm;         // empty: the input is read as it is
+    Matrix query, key, value, output;
+    std::vector<float> query_norm, key_norm;   // empty: heads are not normalised
+    std::vector<float> mlp_norm;
+    Matrix gate, up, down;
+};
+
+// Threads, and who may use them now: a decoder and its heads take turns.
+struct Workers {
+    explicit Workers(int threads) : pool(threads) {}
+    ThreadPool pool;
+    std::mutex one_pass;
+};
+
+class Stack {
+public:
+    Stack(StackShape shape, const KernelTable& kernels, std::shared_ptr<Workers> workers,
+          std::vector<float> inverse_frequencies);
+
+    const StackShape& shape() const { return shape_; }
+    const KernelTable& kernels() const { return kernels_; }
+    const std::shared_ptr<Workers>& workers() const { return workers_; }
+    int threads() const { return workers_->pool.size(); }
+    const char* isa() const { return kernels_.name; }
+
+protected:
+    friend class StackPass;
+    // The attention of a layer reads `inputs` numbers; the hidden ones of a norm that it has, unless it has none.
+    void add_layer(Layer layer, int64_t inputs);
+    // The arrays of a batch against the pages, the matrices and each other; `starts` may be null.
+    void check_rows(const Batch& batch, const KvStore& store, int64_t vocab_size, const int32_t* starts) const;
+    RowKind kv_rows() const;
+    int64_t layer_bytes() const;
+
+    StackShape shape_;
+    const KernelTable& kernels_;
+    std::shared_ptr<Workers> workers_;
+    std::vector<float> inverse_frequencies_;
+    std::vector<Layer> layers_;
+    std::vector<float> workspace_;   // kept between passes; grows to the largest batch
+};
+
+void require(bool holds, const char* message);
+void require_matrix(const Matrix& matrix, int64_t rows, int64_t cols, const char* message);
+void require_norm(const std::vector<float>& norm, int64_t size, bool may_be_missing, const char* message);
+void require_below(const int32_t* values, int64_t count, int64_t bound, const char* message);
+
+}  // namespace foreword

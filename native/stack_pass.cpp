@@ -1,0 +1,216 @@
+#include "stack_pass.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace foreword {
+
+namespace {
+
+constexpr int64_t kAlign = 16;           // floats
+
+// Cuts a workspace into aligned arrays; a first round with no memory only counts.
+class Cutter {
+public:
+    explicit Cutter(float* base) : base_(base) {}
+    float* floats(int64_t count) {
+        float* part = base_ ? base_ + used_ : nullptr;
+        used_ += (count + kAlign - 1) / kAlign * kAlign;
+        return part;
+    }
+    int64_t used() const { return used_; }
+
+private:
+    float* base_;
+    int64_t used_ = 0;
+};
+
+// Panels that a thread takes at a time. With many rows they are taken in pairs, which some kernels compute side by side.
+int64_t panels_at_a_time(int64_t panels, int64_t rows, int threads) {
+    const int64_t grain = std::max<int64_t>(1, panels / (threads * 8));
+    return rows >= kManyRows ? grain + grain % 2 : grain;
+}
+
+}  // namespace
+
+StackPass::StackPass(Stack& stack, const PassRows& rows, int64_t widest)
+    : stack_(stack), batch_(rows.batch), store_(rows.store), shape_(stack.shape_), kernels_(stack.kernels_),
+      pool_(stack.workers_->pool), kind_(rows.kind),
+      widest_(std::max({widest, shape_.hidden_size, shape_.query_width(), shape_.intermediate_size})),
+      heads_width_(shape_.query_width() + 2 * shape_.kv_width()) {
+    lay_out();
+    plan_attention(rows.starts);
+}
+
+void StackPass::lay_out() {
+    const int64_t rows = batch_.rows, inputs = std::max(batch_.rows, batch_.wanted);
+    const int64_t padded = (widest_ + kMaxGroup - 1) / kMaxGroup * kMaxGroup, groups = padded / kBlock;
+    const int64_t group_heads = shape_.num_heads / shape_.num_kv_heads;
+    scratch_each_ = std::max(attention_scratch(store_.kinds()[kind_].padded_dim(), kAttentionRows, group_heads),
+                             (linear_scratch(widest_) + 3) / 4) + widest_ + kAlign;
+    for (int round = 0; round < 2; ++round) {
+        std::vector<float>& space = stack_.workspace_;
+        Cutter cut(round == 0 ? nullptr : space.data());
+        stream_ = cut.floats(rows * shape_.hidden_size);
+        heads_ = cut.floats(rows * heads_width_);
+        attended_ = cut.floats(rows * shape_.query_width());
+        gate_ = cut.floats(rows * shape_.intermediate_size);
+        up_ = cut.floats(rows * shape_.intermediate_size);
+        cos_ = cut.floats(rows * shape_.head_dim / 2);
+        sin_ = cut.floats(rows * shape_.head_dim / 2);
+        input_f32_ = cut.floats(inputs * widest_);
+        input_scale_ = cut.floats(inputs * groups);
+        input_sum_ = cut.floats(inputs * groups);
+        input_q_ = reinterpret_cast<int8_t*>(cut.floats(inputs * padded / 4));
+        thread_scratch_ = cut.floats(scratch_each_ * pool_.size());
+        if (round == 0 && space.size() < static_cast<size_t>(cut.used())) space.assign(static_cast<size_t>(cut.used()), 0.0f);
+    }
+}
+
+// The same tasks serve every layer. Small batches are split by query head, so that all threads have work.
+void StackPass::plan_attention(const int32_t* starts) {
+    const int64_t group = shape_.num_heads / shape_.num_kv_heads;
+    const int64_t split = batch_.rows * shape_.num_kv_heads < 4 * pool_.size() ? std::min<int64_t>(2, group) : group;
+    for (int64_t request = 0; request < batch_.requests; ++request) {
+        const int64_t first = batch_.row_starts[request], last = batch_.row_starts[request + 1];
+        const int64_t share = (last - first + 2 * pool_.size() - 1) / (2 * pool_.size());
+        const int64_t step = std::min(kAttentionRows, std::max<int64_t>(share, 1));
+        for (int64_t row = first; row < last; row += step) {
+            for (int64_t head = 0; head < shape_.num_heads; head = tasks_.back().head_end) {
+                tasks_.push_back({batch_.block_tables + request * batch_.pages, batch_.prefix_lens, batch_.ancestor_masks,
+                                  heads_, attended_, heads_width_, shape_.query_width(), row, std::min(row + step, last),
+                                  head / group, head, std::min(head + split, (head / group + 1) * group), starts ? starts[request] : 0,
+                                  1.0f / std::sqrt(static_cast<float>(shape_.head_dim)), nullptr});
+            }
+        }
+    }
+}
+
+void StackPass::turn_row(int64_t row) {
+    const int64_t half = shape_.head_dim / 2;
+    for (int64_t i = 0; i < half; ++i) {
+        const float angle = static_cast<float>(batch_.positions[row]) * stack_.inverse_frequencies_[static_cast<size_t>(i)];
+        cos_[row * half + i] = std::cos(angle);
+        sin_[row * half + i] = std::sin(angle);
+    }
+}
+
+void StackPass::read_stream(int64_t index, int thread) {
+    const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
+    norm_rows(layer.attention_norm, *layer.query, thread);
+}
+
+void StackPass::layer(int64_t index, int thread) {
+    const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
+    const int64_t rows = batch_.rows, hidden = shape_.hidden_size, query = shape_.query_width(), kv = shape_.kv_width();
+    linears({{layer.query.get(), {heads_, heads_width_, nullptr, false}},
+             {layer.key.get(), {heads_ + query, heads_width_, nullptr, false}},
+             {layer.value.get(), {heads_ + query + kv, heads_width_, nullptr, false}}},
+            activations(*layer.query, rows), thread);
+    place_heads(index);
+    attend(index, thread);
+    quantize_rows(attended_, query, *layer.output);
+    linears({{layer.output.get(), {stream_, hidden, nullptr, true}}}, activations(*layer.output, rows), thread);
+    norm_rows(layer.mlp_norm, *layer.gate, thread);
+    gate_and_up(layer, thread);
+    quantize_rows(gate_, shape_.intermediate_size, *layer.down);
+    linears({{layer.down.get(), {stream_, hidden, nullptr, true}}}, activations(*layer.down, rows), thread);
+}
+
+ActivationView StackPass::activations(const PackedMatrix& reader, int64_t rows) const {
+    const MatrixView& w = reader.view();
+    return {rows, w.cols, w.groups, input_q_, input_scale_, input_sum_, input_f32_};
+}
+
+// Row `row` of a linear map's input, from `values` (which may be the plain input itself).
+void StackPass::fill_row(const PackedMatrix& matrix, const float* values, int64_t row, const ActivationView& into) const {
+    const MatrixView& reader = matrix.view();
+    if (reader.form == Form::F32) {
+        float* plain = into.f32 + row * into.cols;
+        if (plain != values) std::memcpy(plain, values, static_cast<size_t>(into.cols) * sizeof(float));
+        return;
+    }
+    kernels_.quantize(values, into.cols, reader.grouping, into.q + row * into.groups * reader.grouping.group,
+                      into.scale + row * into.groups, into.sum + row * into.groups);
+}
+
+void StackPass::norm_rows(const std::vector<float>& weight, const PackedMatrix& reader, int thread) {
+    if (weight.empty()) return quantize_rows(stream_, shape_.hidden_size, reader);
+    const ActivationView into = activations(reader, batch_.rows);
+    float* normed = floats_of(thread);
+    pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) {
+        kernels_.rms_norm(stream(row), weight.data(), shape_.rms_norm_eps, shape_.hidden_size, normed);
+        fill_row(reader, normed, row, into);
+    });
+}
+
+void StackPass::quantize_rows(const float* values, int64_t width, const PackedMatrix& reader) {
+    const ActivationView into = activations(reader, batch_.rows);
+    pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) { fill_row(reader, values + row * width, row, into); });
+}
+
+// Norms and rotates queries in place; rotated keys and values go to their slots.
+void StackPass::place_heads(int64_t index) {
+    const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
+    const KvView rows = kv(index);
+    const int64_t dim = shape_.head_dim, half = dim / 2;
+    pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) {
+        float* heads = heads_ + row * heads_width_;
+        for (int64_t head = 0; head < shape_.num_heads + shape_.num_kv_heads; ++head) {
+            float* one = heads + head * dim;
+            const std::vector<float>& norm = head < shape_.num_heads ? layer.query_norm : layer.key_norm;
+            if (!norm.empty()) kernels_.rms_norm(one, norm.data(), shape_.rms_norm_eps, dim, one);
+            kernels_.rotate(one, cos_ + row * half, sin_ + row * half, dim);
+        }
+        const float* keys = heads + shape_.query_width();
+        for (int64_t head = 0; head < shape_.num_kv_heads; ++head) {
+            kernels_.store_kv(rows, batch_.slots[row], head, keys + head * dim, keys + shape_.kv_width() + head * dim);
+        }
+    });
+}
+
+void StackPass::attend(int64_t index, int thread) {
+    const KvView rows = kv(index);
+    pool_.share(static_cast<int64_t>(tasks_.size()), 1, [&](int64_t number, int64_t) {
+        AttentionTask task = tasks_[static_cast<size_t>(number)];
+        task.scratch = floats_of(thread);
+        kernels_.attention(rows, task);
+    });
+}
+
+void StackPass::linears(const std::vector<Job>& jobs, const ActivationView& input, int thread) {
+    int64_t panels = 0;
+    for (const Job& job : jobs) panels += job.matrix->panels();
+    const int64_t grain = panels_at_a_time(panels, input.rows, pool_.size());
+    pool_.share(panels, grain, [&](int64_t begin, int64_t end) {
+        for (const Job& job : jobs) {
+            const int64_t here = job.matrix->panels();
+            const int64_t first = std::max<int64_t>(begin, 0), last = std::min(end, here);
+            if (first < last) {
+                LinearOutput target = job.target;
+                target.out += first * kPanelRows;
+                target.bias = job.matrix->bias();
+                kernels_.linear(job.matrix->view(), input, first, last, target, bytes_of(thread));
+            }
+            begin -= here;
+            end -= here;
+        }
+    });
+}
+
+void StackPass::gate_and_up(const Layer& layer, int thread) {
+    const int64_t width = shape_.intermediate_size, panels = layer.gate->panels();
+    const ActivationView input = activations(*layer.gate, batch_.rows);
+    const int64_t grain = panels_at_a_time(panels, input.rows, pool_.size());
+    pool_.share(panels, grain, [&](int64_t begin, int64_t end) {
+        const int64_t first = begin * kPanelRows, count = std::min(end * kPanelRows, width) - first;
+        kernels_.linear(layer.gate->view(), input, begin, end, {gate_ + first, width, layer.gate->bias(), false}, bytes_of(thread));
+        kernels_.linear(layer.up->view(), input, begin, end, {up_ + first, width, layer.up->bias(), false}, bytes_of(thread));
+        for (int64_t row = 0; row < batch_.rows; ++row) {
+            kernels_.silu_mul(gate_ + row * width + first, up_ + row * width + first, count);
+        }
+    });
+}
+
+}  // namespace foreword

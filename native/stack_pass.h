@@ -1,0 +1,76 @@
+// What the passes of decoders and of draft heads have in common: their layers.
+#pragma once
+
+#include "stack.h"
+
+namespace foreword {
+
+// Where the rows of a pass lie and what they see.
+struct PassRows {
+    const Batch& batch;
+    KvStore& store;
+    size_t kind;             // of KV rows
+    const int32_t* starts;   // [requests], the first KV row that is seen; null: all are
+};
+
+class StackPass {
+protected:
+    struct Job {   // a linear map whose panels are shared out
+        const PackedMatrix* matrix;
+        LinearOutput target;
+    };
+
+    // `widest` is the widest input of a linear map outside the layers.
+    StackPass(Stack& stack, const PassRows& rows, int64_t widest);
+
+    void turn_row(int64_t row);   // its sines and cosines
+    // Norms the stream into the input of a layer's attention.
+    void read_stream(int64_t index, int thread);
+    // A layer whose attention's input is there.
+    void layer(int64_t index, int thread);
+    void norm_rows(const std::vector<float>& weight, const PackedMatrix& reader, int thread);
+    void quantize_rows(const float* values, int64_t width, const PackedMatrix& reader);
+    void fill_row(const PackedMatrix& reader, const float* values, int64_t row, const ActivationView& into) const;
+    void linears(const std::vector<Job>& jobs, const ActivationView& input, int thread);
+    ActivationView activations(const PackedMatrix& reader, int64_t rows) const;
+    float* stream(int64_t row) const { return stream_ + row * shape_.hidden_size; }
+    float* floats_of(int thread) const { return thread_scratch_ + thread * scratch_each_; }
+
+    Stack& stack_;
+    const Batch& batch_;
+    KvStore& store_;
+    const StackShape& shape_;
+    const KernelTable& kernels_;
+    ThreadPool& pool_;
+    float* stream_ = nullptr;      // [rows, hidden]
+
+private:
+    void lay_out();
+    void plan_attention(const int32_t* starts);
+    void place_heads(int64_t index);
+    void attend(int64_t index, int thread);
+    void gate_and_up(const Layer& layer, int thread);
+    KvView kv(int64_t layer) const { return store_.view(kind_, layer); }
+    uint8_t* bytes_of(int thread) const { return reinterpret_cast<uint8_t*>(floats_of(thread)); }
+
+    size_t kind_;
+    int64_t widest_;
+
+    // Parts of the workspace.
+    float* heads_ = nullptr;       // [rows, query width + 2 * kv width]
+    float* attended_ = nullptr;    // [rows, query width]
+    float* gate_ = nullptr;        // [rows, intermediate]
+    float* up_ = nullptr;          // [rows, intermediate]
+    float* cos_ = nullptr;         // [rows, head dim / 2]
+    float* sin_ = nullptr;
+    float* input_f32_ = nullptr;   // a linear map's input: [rows, widest]
+    float* input_scale_ = nullptr;
+    float* input_sum_ = nullptr;
+    int8_t* input_q_ = nullptr;
+    float* thread_scratch_ = nullptr;
+    int64_t scratch_each_ = 0;     // floats per thread
+    int64_t heads_width_ = 0;
+    std::vector<AttentionTask> tasks_;
+};
+
+}  // namespace foreword

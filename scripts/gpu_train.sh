@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Trains a head on a machine without a network, with its own Python and torch.
+#   scripts/gpu_train.sh carry DIR MODEL.gguf EVAL.jsonl[,EVAL.jsonl] [PROMPTS.jsonl]
+#       what must travel there: DIR/base (this tree, wheels, prompts) and the model in two halves, since one journey
+#       takes 64 MiB: DIR/model0 and DIR/model1
+# and there, with CARRY naming the directory in which these lie:
+#   scripts/gpu_train.sh check            attention kernels, speed with random weights: needs no model
+#   scripts/gpu_train.sh smoke            15 s of texts, a minute of training
+#   scripts/gpu_train.sh stretch DATA_MINUTES TRAIN_MINUTES [options of `foreword train eagle3`]
+# Texts and states stay in build/training, which a warm machine keeps; the head goes to $OUT in pieces.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python3}
+CARRY=${CARRY:-carry}
+WORK=build/training
+
+if [ "${1:-}" = carry ]; then
+    DIR=$2
+    mkdir -p "$DIR/base/wheels" "$DIR/base/eval" "$DIR/base/prompts" "$DIR/model0" "$DIR/model1"
+    "$PYTHON" -m pip download --quiet --dest "$DIR/base/wheels" --no-deps --only-binary=:all: --python-version 3.12 \
+        --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 --platform any \
+        --constraint <(grep -v '^torch' constraints.txt) \
+        annotated-doc click gguf httpx2 iniconfig jinja2 markdown-it-py markupsafe mdurl packaging platformdirs pluggy \
+        pygments pytest pyyaml rich shellingham tqdm typer typing-extensions
+    git archive --format=tar.gz -o "$DIR/base/tree.tgz" HEAD src scripts tests pyproject.toml
+    half=$(($(stat -c %s "$3") / 2))
+    head -c $half "$3" > "$DIR/model0/part"
+    tail -c +$((half + 1)) "$3" > "$DIR/model1/part"
+    cp ${4//,/ } "$DIR/base/eval/"
+    if [ -n "${5:-}" ]; then cp "$5" "$DIR/base/prompts/"; fi
+    du -sh "$DIR"/*
+    exit
+fi
+
+OUT=${OUT:-build/out}
+mkdir -p "$WORK/cache" "$OUT"
+PACKAGES=$PWD/$WORK/packages
+if [ ! -d "$PACKAGES" ]; then
+    "$PYTHON" -c 'import sys, zipfile; [zipfile.ZipFile(wheel).extractall(sys.argv[1]) for wheel in sys.argv[2:]]' \
+        "$PACKAGES" "$CARRY"/base/wheels/*.whl
+fi
+export PYTHONPATH="$PWD/src:$PACKAGES" PYTHONUNBUFFERED=1
+export TORCHINDUCTOR_CACHE_DIR="$PWD/$WORK/cache/inductor" TRITON_CACHE_DIR="$PWD/$WORK/cache/triton"
+foreword() { "$PYTHON" -m foreword "$@"; }
+
+if [ "${1:-}" = check ]; then
+    "$PYTHON" -m pytest -q -p no:cacheprovider -W ignore tests/unit/train/test_attention.py || true
+    "$PYTHON" scripts/gpu_train_check.py
+    exit
+fi
+
+MODEL=$WORK/model.gguf
+if [ ! -f "$MODEL" ]; then
+    cat "$CARRY/model0/part" "$CARRY/model1/part" > "$MODEL.part"
+    mv "$MODEL.part" "$MODEL"
+fi
+EVAL=() && for file in "$CARRY"/base/eval/*.jsonl; do if [ -f "$file" ]; then EVAL+=(--eval "$file"); fi; done
+PROMPTS=() && for file in "$CARRY"/base/prompts/*.jsonl; do if [ -f "$file" ]; then PROMPTS+=(--prompts "$file"); fi; done
+
+write_texts() { foreword train data "$WORK/texts" --model "$MODEL" --seed "$(date +%s)" "${PROMPTS[@]}" "$@"; }
+
+case "${1:-}" in
+smoke)
+    write_texts --minutes 0.25
+    foreword train data "$WORK/texts" --model "$MODEL" --show 24 > "$OUT/texts.txt"
+    foreword train eagle3 --model "$MODEL" --data "$WORK/texts" --out "$WORK/smoke" --minutes 1 --evaluate-every 25 \
+        --export "$OUT" "${EVAL[@]}" "${@:2}"
+    ;;
+stretch)
+    if [ "$2" != 0 ]; then write_texts --minutes "$2"; fi
+    foreword train eagle3 --model "$MODEL" --data "$WORK/texts" --out "$WORK/head" --minutes "$3" --resume \
+        --export "$OUT" "${EVAL[@]}" "${@:4}"
+    cp "$WORK/head/training/log.jsonl" "$OUT/"
+    ;;
+*)
+    echo "usage: see the head of $0" >&2
+    exit 2
+    ;;
+esac

@@ -1,0 +1,146 @@
+"""Draft heads on the compiled CPU kernels: one native call per pass, in 8 bits where the decoder is."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foreword.backends.cpu.kv_store import CpuKvStore
+from foreword.backends.cpu.packing import WeightForm, rotated_group
+from foreword.backends.interface import HeadInput, HeadOutput, KvStore
+from foreword.models.heads.opening import Head
+from foreword.models.heads.spec import Join
+from foreword.models.rope import frequencies
+
+if TYPE_CHECKING:
+    from foreword.kernels import _native
+
+_QKV, _OUTPUT, _MLP = ("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj", "down_proj")
+
+
+class HeadPacker:
+    """Packs the matrices of one head as the decoder's are packed."""
+
+    def __init__(self, head: Head, form: WeightForm, isa: str, threads: int) -> None:
+        from foreword.kernels import _native
+
+        self._head = head
+        self._form = form
+        self._isa = isa
+        self._threads = threads
+        self._arena = _native.Arena()
+        self.nbytes = 0  # of all that was packed
+
+    def matrix(self, name: str) -> "_native.PackedMatrix":
+        """A matrix with its bias, if the head has one."""
+        from foreword.kernels._native import PackedMatrix
+
+        values = self._head.load(name + ".weight")
+        if self._form.floats:
+            packed = PackedMatrix.keep_floats(self._arena, values)
+        else:
+            group = rotated_group(values.shape[1])
+            packed = PackedMatrix.round_floats(self._arena, values, group, True, self._isa, self._threads)
+        if (bias := self.vector(name + ".bias")) is not None:
+            packed.set_bias(bias)
+        self.nbytes += packed.nbytes
+        return packed
+
+    def optional(self, name: str) -> "_native.PackedMatrix | None":
+        return self.matrix(name) if self._head.spec.has(name + ".weight") else None
+
+    def vector(self, name: str) -> Tensor | None:
+        """A norm or a bias: float32 [n]; None if the head has none."""
+        return self._head.load(name) if self._head.spec.has(name) else None
+
+
+class CpuHead:
+    """One head; its threads are the decoder's."""
+
+    def __init__(
+        self,
+        head: Head,
+        rows: str,
+        packer: HeadPacker,
+        decoder: "_native.Decoder",
+        ends: "tuple[_native.PackedMatrix, _native.PackedMatrix]",
+    ) -> None:
+        """`ends` are the decoder's embedding and output matrix, for a head that has none of its own."""
+        from foreword.kernels import _native
+
+        spec = self.spec = head.spec
+        self._rows = rows
+        layer = spec.layers[0]
+        self._native = _native.Head(
+            decoder,
+            draft_vocab_size=spec.draft_vocab_size,
+            feature_width=spec.feature_width,
+            fused=spec.join is Join.FUSED,
+            norm_before_residual=spec.norm_before_residual,
+            norm_output=spec.norm_output,
+            hidden_size=spec.hidden_size,
+            intermediate_size=layer.mlp.intermediate_size,
+            num_heads=layer.attention.num_heads,
+            num_kv_heads=layer.attention.num_kv_heads,
+            head_dim=layer.attention.head_dim,
+            rms_norm_eps=spec.norm.eps,
+            inverse_frequencies=frequencies(spec.rope, layer.attention.head_dim).contiguous(),
+        )
+        self._set_inputs(packer)
+        for index in range(len(spec.layers)):
+            self._add_layer(packer, index)
+        embedding, output = packer.optional("embed_tokens"), packer.optional("lm_head")
+        self._native.set_ends(embedding or ends[0], output or ends[1], packer.vector("norm.weight"))
+        self.weight_bytes = packer.nbytes
+
+    def _set_inputs(self, packer: HeadPacker) -> None:
+        spec = self.spec
+        names = (
+            ["input_norm.weight"]
+            if spec.has("input_norm.weight")
+            else [f"fc_norm.{i}.weight" for i in range(spec.num_taps)]
+        )
+        norms = [norm for name in names if (norm := packer.vector(name)) is not None]
+        side_by_side = spec.join is Join.CONCAT
+        self._native.set_inputs(
+            packer.optional("fc"),
+            norms,
+            packer.vector("layers.0.input_layernorm.weight") if side_by_side else None,
+            packer.vector("layers.0.hidden_norm.weight"),
+        )
+
+    def _add_layer(self, packer: HeadPacker, index: int) -> None:
+        prefix = f"layers.{index}."
+        attention = [packer.matrix(f"{prefix}self_attn.{name}") for name in (*_QKV, *_OUTPUT)]
+        mlp = [packer.matrix(f"{prefix}mlp.{name}") for name in _MLP]
+        is_joined = index == 0 and self.spec.join is Join.CONCAT  # its input has norms of its own
+        mlp_norm = packer.vector(prefix + "post_attention_layernorm.weight")
+        assert mlp_norm is not None
+        self._native.add_layer(
+            None if is_joined else packer.vector(prefix + "input_layernorm.weight"),
+            mlp_norm,
+            [*attention, *mlp],
+            packer.vector(prefix + "self_attn.q_norm.weight"),
+            packer.vector(prefix + "self_attn.k_norm.weight"),
+        )
+
+    def forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
+        """One pass over all rows."""
+        if not isinstance(store, CpuKvStore):
+            raise ValueError("the KV store was made for another backend")
+        arrays = wanted.arrays
+        rows = len(arrays.logit_rows)
+        logits = np.empty((rows, self.spec.draft_vocab_size), dtype=np.float32)
+        states = np.empty((rows, self.spec.hidden_size), dtype=np.float32)
+        self._native.forward(
+            store.native,
+            store.spec.index(self._rows),
+            arrays,
+            wanted.starts,
+            wanted.features.contiguous().numpy(),
+            wanted.are_own,
+            logits,
+            states,
+        )
+        return HeadOutput(torch.from_numpy(logits), torch.from_numpy(states))

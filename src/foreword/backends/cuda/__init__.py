@@ -1,0 +1,1 @@
+"""The backend for NVIDIA GPUs: Triton kernels in captured graphs."""

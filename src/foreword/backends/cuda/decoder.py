@@ -1,0 +1,142 @@
+"""The llama-family decoder on Triton kernels: decode passes are captured graphs, prompt chunks run as they come."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps
+from foreword.backends.cuda.graphs import GraphCache
+from foreword.backends.cuda.kernels.attention import Sight, Workspace, ancestor_slots, attend
+from foreword.backends.cuda.kernels.rows import add_norm, embed, rotate_and_keep, silu_times_up, take_rows
+from foreword.backends.cuda.kv_store import CudaKvStore
+from foreword.backends.cuda.layout import Layout, PassShape
+from foreword.backends.cuda.products import Products
+from foreword.backends.cuda.upload import PassUpload, UploadedPass
+from foreword.backends.interface import KvStore
+from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.torch.weights import DecoderWeights, LayerWeights
+from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
+from foreword.models.config import ModelConfig
+
+Result = tuple[Tensor, dict[Tap, Tensor]]
+"""Logits and hidden states of a pass, padded, in memory that the next pass overwrites."""
+
+
+class CudaDecoder(TorchDecoder):
+    """A decoder whose rows have the same bits whatever runs beside them."""
+
+    is_shape_invariant = True  # tests/integration/test_shape_invariance.py
+
+    def __init__(
+        self, config: ModelConfig, weights: DecoderWeights, products: Products | None = None
+    ) -> None:
+        super().__init__(config, weights)
+        self._group = self._attention_spec.num_heads // self._attention_spec.num_kv_heads
+        self._upload = PassUpload(self.device)
+        self._graphs: GraphCache[Result] = GraphCache()
+        self._captures = self.device.type == "cuda"
+        self._products = products or Products()
+        if products is None and self._captures:
+            layer = weights.layers[0]
+            self._products.check_library([layer.qkv, layer.output, layer.gate_up, layer.down, weights.head])
+
+    def remade(self, config: ModelConfig, weights: DecoderWeights) -> "CudaDecoder":
+        """A decoder of the same kind with other layers."""
+        return CudaDecoder(config, weights, self._products)
+
+    def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> CudaKvStore:
+        """Memory for this decoder's rows and the `extra` ones, on its device."""
+        return CudaKvStore(PageSpec.of(self.kv_rows(), extra), num_pages, page_size, self.device)
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
+        """One pass over all rows of `batch` (on the CPU). Nothing in it waits for the device."""
+        if not isinstance(store, CudaKvStore) or store.spec.decoder != self._kv_rows:
+            raise ValueError("the KV store was made for another decoder")
+        check_taps(batch.taps, self.config.num_layers)
+        layout = Layout.of(batch, store.page_size, self._group)
+        uploaded = self._upload.send(batch, layout, store.spare_slot)
+        store.move(uploaded.batch.kv_copies)
+
+        def body() -> Result:
+            return self._run(layout.shape, uploaded, store)
+
+        captured = self._captures and layout.shape.is_decode and uploaded.stays
+        logits, hidden = self._graphs.run(layout.shape, body) if captured else body()
+        kept = {tap: rows[: len(batch.hidden_rows)].clone() for tap, rows in hidden.items()}
+        return ForwardOutput(logits[: len(batch.logit_rows)].to(torch.float32, copy=True), kept)
+
+    def _run(self, shape: PassShape, uploaded: UploadedPass, store: CudaKvStore) -> Result:
+        batch, weights = uploaded.batch, self._weights
+        sight = self._sight(shape, uploaded, store.page_size)
+        keys, values = store.arrays(DECODER_ROWS)
+        angles = batch.positions.unsqueeze(1).float() * self._inverse_frequencies  # [rows, head_dim / 2]
+        cos_sin = angles.cos(), angles.sin()
+        stream = embed(
+            batch.token_ids,
+            weights.embedding,
+            weights.embedding.new_empty((shape.rows, self.config.hidden_size)),
+        )
+        normed, delta = torch.empty_like(stream), None
+        hidden: dict[Tap, Tensor] = {}
+        for index, layer in enumerate(weights.layers):
+            add_norm(stream, delta, layer.input_norm, self.config.norm.eps, normed)
+            self._keep(hidden, Tap(index), shape, batch, stream)
+            attended = self._attend(layer, normed, cos_sin, keys[index], values[index], sight, uploaded)
+            delta = self._products(attended, layer.output, layer.output_bias)
+            add_norm(stream, delta, layer.mlp_norm, self.config.norm.eps, normed)
+            gate_up = self._products(normed, layer.gate_up, layer.gate_up_bias)
+            active = silu_times_up(gate_up, gate_up.new_empty((shape.rows, gate_up.shape[1] // 2)))
+            delta = self._products(active, layer.down, layer.down_bias)
+        add_norm(stream, delta, weights.final_norm, self.config.norm.eps, normed)
+        self._keep(hidden, Tap(self.config.num_layers), shape, batch, stream)
+        self._keep(hidden, Tap(self.config.num_layers, normed=True), shape, batch, normed)
+        last = take_rows(normed, batch.logit_rows, normed.new_empty((shape.logit_rows, normed.shape[1])))
+        return self._products(last, weights.head, None), hidden
+
+    def _keep(
+        self, hidden: dict[Tap, Tensor], tap: Tap, shape: PassShape, batch: ForwardBatch, states: Tensor
+    ) -> None:
+        if tap in shape.taps:
+            hidden[tap] = take_rows(
+                states, batch.hidden_rows, states.new_empty((shape.hidden_rows, states.shape[1]))
+            )
+
+    def _sight(self, shape: PassShape, uploaded: UploadedPass, page_size: int) -> Sight:
+        batch = uploaded.batch
+        ancestors = uploaded.requests
+        if shape.has_trees:
+            ancestors = ancestor_slots(
+                batch.prefix_lens, batch.ancestor_masks, uploaded.requests, batch.block_tables, page_size
+            )
+        return Sight(
+            batch.positions, batch.prefix_lens, batch.block_tables, ancestors, page_size, shape.has_trees
+        )
+
+    def _attend(
+        self,
+        layer: LayerWeights,
+        normed: Tensor,
+        cos_sin: tuple[Tensor, Tensor],
+        keys: Tensor,
+        values: Tensor,
+        sight: Sight,
+        uploaded: UploadedPass,
+    ) -> Tensor:
+        spec, rows = self._attention_spec, len(normed)
+        qkv = self._products(normed, layer.qkv, layer.qkv_bias)
+        norms = None
+        if layer.query_norm is not None and layer.key_norm is not None:
+            norms = layer.query_norm, layer.key_norm
+        queries = qkv.new_empty((rows, spec.num_heads, spec.head_dim))
+        eps = self.config.norm.eps
+        rotate_and_keep(qkv, cos_sin, uploaded.batch.slots, norms, eps, keys, values, queries)
+        attended = torch.empty_like(queries)
+        if uploaded.narrow is not None:
+            room = Workspace.allocate(uploaded.narrow, spec.num_heads, uploaded.parts, spec.head_dim)
+            attend(queries, keys, values, sight, uploaded.narrow, attended, room)
+        if uploaded.wide is not None:
+            attend(queries, keys, values, replace(sight, has_trees=False), uploaded.wide, attended, None)
+        return attended.view(rows, spec.query_width)

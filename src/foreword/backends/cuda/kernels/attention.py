@@ -1,0 +1,299 @@
+"""Attention of any number of rows per request over paged KV: committed prefix, then the ancestors of a guess.
+
+A row's result is the same bits whatever runs beside it. The positions that it sees are cut into parts of PART
+positions, a part into tiles of TILE; within a part the softmax is followed tile by tile, and parts are merged in the
+order of their positions. A key stands in the lane of its position, not of its slot: an ancestor on another branch
+of a tree is gathered to where it will be once it is committed. Sums over a tile are taken by the tensor cores, whose
+order does not depend on how many lines they work on. Two kernels share this: one gives every part a program of its
+own and merges afterwards (few rows, long context), the other goes through all parts itself (prompt chunks).
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from foreword.backends.batch import MAX_DRAFT_NODES
+from foreword.backends.cuda.kernels.linear import precision_of
+
+PART = 128
+"""Positions of a part: what one program reads."""
+
+TILE = 64
+"""Positions whose keys are looked at together."""
+
+LOG2E = 1.4426950408889634
+
+
+@triton.jit
+def _ancestor_slots(
+    prefix_lens, masks, requests, tables, out, table_width,
+    PAGE: tl.constexpr, NODES: tl.constexpr,
+):  # fmt: skip
+    """For one row, the physical KV rows of its ancestors among the guesses, in the order of their depth."""
+    row = tl.program_id(0).to(tl.int64)
+    node = tl.arange(0, NODES)
+    is_ancestor = ((tl.load(masks + row) >> node.to(tl.int64)) & 1).to(tl.int32)
+    depth = tl.cumsum(is_ancestor, axis=0) - is_ancestor
+    logical = tl.load(prefix_lens + row) + node
+    table = tables + tl.load(requests + row).to(tl.int64) * table_width
+    page = tl.load(table + logical // PAGE, mask=is_ancestor != 0, other=0)
+    tl.store(out + row * NODES + depth, page * PAGE + logical % PAGE, mask=is_ancestor != 0)
+
+
+def ancestor_slots(
+    prefix_lens: Tensor, masks: Tensor, requests: Tensor, tables: Tensor, page_size: int
+) -> Tensor:
+    """Where each row's guessed ancestors lie: int32 [rows, MAX_DRAFT_NODES]; `requests` [rows] says whose row it is."""
+    out = tables.new_zeros((len(prefix_lens), MAX_DRAFT_NODES))
+    _ancestor_slots[(len(prefix_lens),)](
+        prefix_lens, masks, requests, tables, out, tables.shape[1], PAGE=page_size, NODES=MAX_DRAFT_NODES
+    )
+    return out
+
+
+@triton.jit
+def _follow(
+    q, keys_at, values_at, seen, peak, mass, total, ones, scale, PRECISION: tl.constexpr
+):  # fmt: skip
+    """Softmax over one more tile: q [lines, dim], keys_at [dim, TILE], values_at [TILE, dim], seen [lines, TILE]."""
+    scores = tl.dot(q, keys_at, input_precision=PRECISION) * scale
+    scores = tl.where(seen, scores, -float("inf"))
+    higher = tl.maximum(peak, tl.max(scores, axis=1))
+    ground = tl.where(higher == -float("inf"), 0.0, higher)
+    fade = tl.exp2(peak - ground)
+    weights = tl.exp2(scores - ground[:, None]).to(values_at.dtype)
+    mass = tl.dot(weights, ones, mass * fade[:, None], input_precision=PRECISION)
+    total = tl.dot(weights, values_at, total * fade[:, None], input_precision=PRECISION)
+    return higher, mass, total
+
+
+@triton.jit
+def _merge(peak, mass, total, peak2, mass2, total2):
+    """Two softmaxes over different positions as one: peaks and masses [lines], totals [lines, dim]."""
+    higher = tl.maximum(peak, peak2)
+    ground = tl.where(higher == -float("inf"), 0.0, higher)
+    fade, fade2 = tl.exp2(peak - ground), tl.exp2(peak2 - ground)
+    # Spelled out, so that no compiler chooses which of the two products is rounded.
+    mass = tl.fma(mass, fade, mass2 * fade2)
+    total = tl.fma(total, tl.broadcast_to(fade[:, None], total.shape), total2 * fade2[:, None])
+    return higher, mass, total
+
+
+@triton.jit
+def _part(
+    part, q, line_row, lengths, prefixes, first_row, most, least_prefix,
+    keys, values, table, ancestors, kv_head, scale,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, LINES: tl.constexpr, ROWS: tl.constexpr,
+    PAGE: tl.constexpr, NODES: tl.constexpr, PART: tl.constexpr, TILE: tl.constexpr,
+    TREES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The softmax of all lines over one part: peak [LINES], mass [LINES], total [LINES, DIM_BLOCK]."""
+    lane = tl.arange(0, TILE)
+    dim = tl.arange(0, DIM_BLOCK)
+    ones = tl.full((TILE, 16), 1.0, dtype=keys.dtype.element_ty)
+    peak = tl.full((LINES,), -float("inf"), dtype=tl.float32)
+    mass = tl.zeros((LINES, 16), dtype=tl.float32)
+    total = tl.zeros((LINES, DIM_BLOCK), dtype=tl.float32)
+    end = tl.minimum((part + 1) * PART, most)
+    for start in range(part * PART, end, TILE):
+        position = start + lane
+        page = tl.load(table + position // PAGE, mask=position < most, other=0)
+        slot = (page * PAGE + position % PAGE).to(tl.int64)
+        if TREES and start + TILE > least_prefix:
+            # Rows of a tree see different keys at the same position: one row after the other.
+            for row in range(ROWS):
+                mine = line_row == row
+                prefix = tl.max(tl.where(mine, prefixes, 0), axis=0)
+                length = tl.max(tl.where(mine, lengths, 0), axis=0)
+                guessed = (position >= prefix) & (position < length)
+                elsewhere = tl.load(
+                    ancestors + (first_row + row) * NODES + position - prefix, mask=guessed, other=0
+                )
+                own = tl.where(guessed, elsewhere.to(tl.int64), slot)
+                there = position < length
+                at = (own[None, :] * KV_HEADS + kv_head) * DIM + dim[:, None]
+                k = tl.load(keys + at, mask=there[None, :] & (dim < DIM)[:, None], other=0.0)
+                at = (own[:, None] * KV_HEADS + kv_head) * DIM + dim[None, :]
+                v = tl.load(values + at, mask=there[:, None] & (dim < DIM)[None, :], other=0.0)
+                seen = mine[:, None] & there[None, :]
+                peak, mass, total = _follow(q, k, v, seen, peak, mass, total, ones, scale, PRECISION)
+        else:
+            there = position < most
+            at = (slot[None, :] * KV_HEADS + kv_head) * DIM + dim[:, None]
+            k = tl.load(keys + at, mask=there[None, :] & (dim < DIM)[:, None], other=0.0)
+            at = (slot[:, None] * KV_HEADS + kv_head) * DIM + dim[None, :]
+            v = tl.load(values + at, mask=there[:, None] & (dim < DIM)[None, :], other=0.0)
+            seen = position[None, :] < lengths[:, None]
+            peak, mass, total = _follow(q, k, v, seen, peak, mass, total, ones, scale, PRECISION)
+    return peak, tl.max(mass, axis=1), total
+
+
+@triton.jit
+def _attend(
+    queries, keys, values, tile_rows, tile_counts, tile_requests, tables, positions, prefix_lens, ancestors,
+    out, part_peaks, part_masses, table_width, num_parts, scale,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
+    LINES: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr, NODES: tl.constexpr,
+    PART: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, TREES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of rows of one request, one KV head; with SPLIT one part of the positions, without it all."""
+    group: tl.constexpr = HEADS // KV_HEADS
+    tile, kv_head = tl.program_id(0), tl.program_id(1)
+    count = tl.load(tile_counts + tile)
+    if count == 0:
+        return
+    first_row = tl.load(tile_rows + tile).to(tl.int64)
+    request = tl.load(tile_requests + tile).to(tl.int64)
+    line = tl.arange(0, LINES)
+    line_row = line // group
+    real = line_row < count
+    row = first_row + line_row
+    lengths = tl.load(positions + row, mask=real, other=-1) + 1
+    prefixes = tl.load(prefix_lens + row, mask=real, other=0)
+    most = tl.max(lengths, axis=0)
+    if SPLIT:
+        part = tl.program_id(2)
+        if part * PART >= most:
+            return
+    least_prefix = tl.min(tl.where(real, prefixes, 1 << 30), axis=0)
+    dim = tl.arange(0, DIM_BLOCK)
+    head = kv_head * group + line % group
+    query_at = (row[:, None] * HEADS + head[:, None]) * DIM + dim[None, :]
+    shown = real[:, None] & (dim < DIM)[None, :]
+    q = tl.load(queries + query_at, mask=shown, other=0.0)
+    table = tables + request * table_width
+    if SPLIT:
+        peak, mass, total = _part(
+            part, q, line_row, lengths, prefixes, first_row, most, least_prefix,
+            keys, values, table, ancestors, kv_head, scale,
+            KV_HEADS, DIM, DIM_BLOCK, LINES, ROWS, PAGE, NODES, PART, TILE, TREES, PRECISION,
+        )  # fmt: skip
+        place = ((tile.to(tl.int64) * ROWS + line_row) * HEADS + head) * num_parts + part
+        tl.store(part_peaks + place, peak, mask=real)
+        tl.store(part_masses + place, mass, mask=real)
+        tl.store(out + place[:, None] * DIM + dim[None, :], total, mask=shown)
+    else:
+        peak = tl.full((LINES,), -float("inf"), dtype=tl.float32)
+        mass = tl.zeros((LINES,), dtype=tl.float32)
+        total = tl.zeros((LINES, DIM_BLOCK), dtype=tl.float32)
+        for part in range(0, tl.cdiv(most, PART)):
+            peak2, mass2, total2 = _part(
+                part, q, line_row, lengths, prefixes, first_row, most, least_prefix,
+                keys, values, table, ancestors, kv_head, scale,
+                KV_HEADS, DIM, DIM_BLOCK, LINES, ROWS, PAGE, NODES, PART, TILE, TREES, PRECISION,
+            )  # fmt: skip
+            peak, mass, total = _merge(peak, mass, total, peak2, mass2, total2)
+        result = tl.div_rn(total, tl.broadcast_to(mass[:, None], total.shape))
+        tl.store(out + query_at, result.to(out.dtype.element_ty), mask=shown)
+
+
+@triton.jit
+def _merge_parts(
+    parts, part_peaks, part_masses, tile_rows, tile_counts, positions, out, num_parts,
+    DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """One head of one row: its parts in the order of their positions."""
+    place, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    tile, of_tile = place // ROWS, place % ROWS
+    if of_tile >= tl.load(tile_counts + tile):
+        return
+    row = tl.load(tile_rows + tile) + of_tile
+    dim = tl.arange(0, DIM_BLOCK)
+    there = (dim < DIM)[None, :]
+    peak = tl.full((1,), -float("inf"), dtype=tl.float32)
+    mass = tl.zeros((1,), dtype=tl.float32)
+    total = tl.zeros((1, DIM_BLOCK), dtype=tl.float32)
+    one = (place * HEADS + head) * num_parts + tl.arange(0, 1)
+    for part in range(0, tl.cdiv(tl.load(positions + row) + 1, PART)):
+        total2 = tl.load(parts + (one + part)[:, None] * DIM + dim[None, :], mask=there, other=0.0)
+        peak2, mass2 = tl.load(part_peaks + one + part), tl.load(part_masses + one + part)
+        peak, mass, total = _merge(peak, mass, total, peak2, mass2, total2)
+    result = tl.div_rn(total, tl.broadcast_to(mass[:, None], total.shape))
+    target = out + (row * HEADS + head) * DIM + dim[None, :]
+    tl.store(target, result.to(out.dtype.element_ty), mask=there)
+
+
+@dataclass(frozen=True)
+class RowTiles:
+    """Rows of one request each, which a program takes together. A tile without rows is left out."""
+
+    first_rows: Tensor  # int32 [tiles]
+    counts: Tensor  # int32 [tiles], at most `rows`
+    requests: Tensor  # int32 [tiles]
+    rows: int  # that a tile has room for
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What the rows of a pass see; the same for every layer. Arrays as in `ForwardBatch`, on the device."""
+
+    positions: Tensor
+    prefix_lens: Tensor
+    block_tables: Tensor
+    ancestors: Tensor  # int32 [rows, MAX_DRAFT_NODES], see `ancestor_slots`
+    page_size: int
+    has_trees: bool  # whether guesses of any request branch
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Room for the parts of a split pass, by place of a row in the tiles."""
+
+    totals: Tensor  # float32 [places, heads, parts, dim]
+    peaks: Tensor  # float32 [places, heads, parts]
+    masses: Tensor  # float32 [places, heads, parts]
+
+    @staticmethod
+    def allocate(tiles: RowTiles, heads: int, parts: int, dim: int) -> "Workspace":
+        """Room for tiles whose rows see at most parts * PART positions."""
+        places, device = len(tiles.counts) * tiles.rows, tiles.counts.device
+
+        def room(*more: int) -> Tensor:
+            return torch.empty((places, heads, parts, *more), dtype=torch.float32, device=device)
+
+        return Workspace(room(dim), room(), room())
+
+
+def attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    sight: Sight,
+    tiles: RowTiles,
+    out: Tensor,
+    workspace: Workspace | None,
+) -> Tensor:
+    """Softmax attention of the rows of `tiles`: queries [rows, heads, dim] over keys, values [slots, kv heads, dim].
+
+    With a workspace every part of the positions has a program of its own. Rows of no tile stay as they are.
+    """
+    heads, dim = queries.shape[1:]
+    kv_heads = keys.shape[1]
+    lines = lines_for(tiles.rows, heads // kv_heads)
+    parts = 1 if workspace is None else workspace.peaks.shape[2]
+    part_totals, peaks, masses = (
+        (out, out, out) if workspace is None else (workspace.totals, workspace.peaks, workspace.masses)
+    )
+    grid = (len(tiles.counts), kv_heads, parts)
+    _attend[grid](
+        queries, keys, values, tiles.first_rows, tiles.counts, tiles.requests, sight.block_tables, sight.positions,
+        sight.prefix_lens, sight.ancestors, part_totals, peaks, masses, sight.block_tables.shape[1], parts,
+        dim**-0.5 * LOG2E, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_BLOCK=triton.next_power_of_2(dim),
+        LINES=lines, ROWS=tiles.rows, PAGE=sight.page_size, NODES=MAX_DRAFT_NODES, PART=PART, TILE=TILE,
+        SPLIT=workspace is not None, TREES=sight.has_trees, PRECISION=precision_of(queries),
+        num_warps=2 if lines <= 32 else 4 if lines <= 64 else 8, num_stages=2,
+    )  # fmt: skip
+    if workspace is not None:
+        _merge_parts[(len(tiles.counts) * tiles.rows, heads)](
+            part_totals, peaks, masses, tiles.first_rows, tiles.counts, sight.positions, out, parts,
+            DIM=dim, DIM_BLOCK=triton.next_power_of_2(dim), HEADS=heads, ROWS=tiles.rows, PART=PART, num_warps=1,
+        )  # fmt: skip
+    return out
+
+
+def lines_for(rows: int, group: int) -> int:
+    """Lines of a tile with `rows` rows of `group` heads: a power of two, as the tensor cores want it."""
+    return max(16, triton.next_power_of_2(rows * group))

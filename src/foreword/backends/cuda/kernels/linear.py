@@ -1,0 +1,86 @@
+"""Matrix products for few rows.
+
+K is never split: the order in which the products of a row are added up is then the same for every tile shape, and
+so are the bits of the row, whatever runs beside it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a product is cut into pieces; none of this changes a bit of the result."""
+
+    rows: int  # of the input
+    columns: int  # of the output
+    depth: int  # of K, loaded at a time
+    warps: int = 4
+    stages: int = 3
+    swapped: bool = False  # the weights take the side of the tensor cores that is at least 64 wide
+
+
+@triton.jit
+def _linear(
+    x, weight, bias, y, num_rows, N, K,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    EVEN: tl.constexpr, SWAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """y[m, n] = sum over k of x[m, k] weight[n, k], + bias[n]."""
+    tiles_of_rows = tl.cdiv(num_rows, ROWS)
+    # Neighbouring programs read the same weights, so that the second finds them in the cache.
+    row_tile = tl.program_id(0) % tiles_of_rows
+    column_tile = tl.program_id(0) // tiles_of_rows
+    m = row_tile * ROWS + tl.arange(0, ROWS)
+    n = column_tile * COLUMNS + tl.arange(0, COLUMNS)
+    k = tl.arange(0, DEPTH)
+    row_there = m < num_rows
+    column_there = n < N
+    x_at = x + m.to(tl.int64)[:, None] * K + k[None, :]
+    weight_at = weight + n.to(tl.int64)[:, None] * K + k[None, :]
+    if SWAPPED:
+        total = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
+    else:
+        total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for first in range(0, K, DEPTH):
+        if EVEN:
+            a = tl.load(x_at, mask=row_there[:, None], other=0.0)
+            b = tl.load(weight_at, mask=column_there[:, None], other=0.0)
+        else:
+            inside = (first + k) < K
+            a = tl.load(x_at, mask=row_there[:, None] & inside[None, :], other=0.0)
+            b = tl.load(weight_at, mask=column_there[:, None] & inside[None, :], other=0.0)
+        if SWAPPED:
+            total = tl.dot(b, tl.trans(a), total, input_precision=PRECISION)
+        else:
+            total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
+        x_at += DEPTH
+        weight_at += DEPTH
+    if SWAPPED:
+        total = tl.trans(total)
+    if HAS_BIAS:
+        total += tl.load(bias + n, mask=column_there, other=0.0).to(tl.float32)[None, :]
+    y_at = y + m.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(y_at, total.to(y.dtype.element_ty), mask=row_there[:, None] & column_there[None, :])
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile: Tile) -> Tensor:
+    """x [rows, K] times weight [N, K], into out [rows, N]."""
+    (num_rows, depth), columns = x.shape, len(weight)
+    grid = (triton.cdiv(num_rows, tile.rows) * triton.cdiv(columns, tile.columns),)
+    _linear[grid](
+        x, weight, weight if bias is None else bias, out, num_rows, columns, depth,
+        ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, EVEN=depth % tile.depth == 0,
+        SWAPPED=tile.swapped, HAS_BIAS=bias is not None, PRECISION=precision_of(x),
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return out
+
+
+def precision_of(x: Tensor) -> str:
+    """float32 is multiplied as it is, not rounded to 19 bits first."""
+    return "ieee" if x.dtype == torch.float32 else "tf32"

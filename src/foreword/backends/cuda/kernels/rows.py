@@ -1,0 +1,150 @@
+"""Small kernels over whole rows: embedding, norms, rotation with the write to KV memory, activation."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _embed(token_ids, table, stream, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.load(token_ids + row).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    there = columns < WIDTH
+    numbers = tl.load(table + token * WIDTH + columns, mask=there)
+    tl.store(stream + row * WIDTH + columns, numbers, mask=there)
+
+
+def embed(token_ids: Tensor, table: Tensor, out: Tensor) -> Tensor:
+    """Rows of the embedding [vocab, hidden] for token_ids [rows]."""
+    width = table.shape[1]
+    _embed[(len(token_ids),)](token_ids, table, out, WIDTH=width, BLOCK=triton.next_power_of_2(width))
+    return out
+
+
+@triton.jit
+def _add_norm(
+    stream, delta, weight, out, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    there = columns < WIDTH
+    x = tl.load(stream + row * WIDTH + columns, mask=there, other=0.0)
+    if ADDS:
+        x = x.to(tl.float32) + tl.load(delta + row * WIDTH + columns, mask=there, other=0.0).to(tl.float32)
+        x = x.to(stream.dtype.element_ty)
+        tl.store(stream + row * WIDTH + columns, x, mask=there)
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps)
+    scaled = (wide * scale).to(out.dtype.element_ty)
+    gain = tl.load(weight + columns, mask=there, other=0.0)
+    tl.store(out + row * WIDTH + columns, gain * scaled, mask=there)
+
+
+def add_norm(stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> Tensor:
+    """Add `delta` to `stream` [rows, hidden] in place, then the RMS norm of the sum, times `weight`."""
+    rows, width = stream.shape
+    block = triton.next_power_of_2(width)
+    _add_norm[(rows,)](
+        stream, stream if delta is None else delta, weight, out, eps,
+        WIDTH=width, BLOCK=block, ADDS=delta is not None, num_warps=4 if block <= 2048 else 8,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _rotate_and_keep(
+    qkv, cosines, sines, slots, query_norm, key_norm, queries, keys, values, eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF_BLOCK: tl.constexpr, NORMED: tl.constexpr,
+):  # fmt: skip
+    """One head of one row: queries are rotated into `queries`, keys and values go to the row's KV slot."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    half: tl.constexpr = DIM // 2
+    i = tl.arange(0, HALF_BLOCK)
+    there = i < half
+    source = qkv + (row * (HEADS + 2 * KV_HEADS) + head) * DIM
+    first = tl.load(source + i, mask=there, other=0.0)
+    second = tl.load(source + half + i, mask=there, other=0.0)
+    slot = tl.load(slots + row).to(tl.int64)
+    if head >= HEADS + KV_HEADS:
+        target = values + (slot * KV_HEADS + head - HEADS - KV_HEADS) * DIM
+        tl.store(target + i, first, mask=there)
+        tl.store(target + half + i, second, mask=there)
+    else:
+        a, b = first.to(tl.float32), second.to(tl.float32)
+        if NORMED:
+            gain = query_norm if head < HEADS else key_norm
+            scale = tl.rsqrt((tl.sum(a * a, axis=0) + tl.sum(b * b, axis=0)) / DIM + eps)
+            kind = qkv.dtype.element_ty
+            a = (tl.load(gain + i, mask=there, other=0.0) * (a * scale).to(kind)).to(tl.float32)
+            b = (tl.load(gain + half + i, mask=there, other=0.0) * (b * scale).to(kind)).to(tl.float32)
+        cos = tl.load(cosines + row * half + i, mask=there, other=0.0)
+        sin = tl.load(sines + row * half + i, mask=there, other=0.0)
+        target = queries + (row * HEADS + head) * DIM
+        if head >= HEADS:
+            target = keys + (slot * KV_HEADS + head - HEADS) * DIM
+        tl.store(target + i, (a * cos - b * sin).to(queries.dtype.element_ty), mask=there)
+        tl.store(target + half + i, (b * cos + a * sin).to(queries.dtype.element_ty), mask=there)
+
+
+def rotate_and_keep(
+    qkv: Tensor,
+    cos_sin: tuple[Tensor, Tensor],
+    slots: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+    keys: Tensor,
+    values: Tensor,
+    out: Tensor,
+) -> Tensor:
+    """Split qkv [rows, heads + 2 kv heads, dim]: rotated queries to `out`, rotated keys and values to their slots.
+
+    `norms` are of queries and keys, before the rotation; cosines and sines are float32 [rows, dim / 2]; keys and values
+    are [physical rows, kv heads, dim].
+    """
+    rows, heads, dim = out.shape
+    kv_heads = keys.shape[1]
+    query_norm, key_norm = norms or (qkv, qkv)
+    _rotate_and_keep[(rows, heads + 2 * kv_heads)](
+        qkv, *cos_sin, slots, query_norm, key_norm, out, keys, values, eps,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, HALF_BLOCK=triton.next_power_of_2(dim // 2),
+        NORMED=norms is not None, num_warps=1,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _silu_times_up(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = columns < WIDTH
+    gate = tl.load(gate_up + row * 2 * WIDTH + columns, mask=there, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + columns, mask=there, other=0.0)
+    active = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty)
+    tl.store(out + row * WIDTH + columns, active * up, mask=there)
+
+
+def silu_times_up(gate_up: Tensor, out: Tensor) -> Tensor:
+    """silu(gate) * up of gate_up [rows, 2 width], into out [rows, width]."""
+    rows, width = out.shape
+    block = min(1024, triton.next_power_of_2(width))
+    _silu_times_up[(rows, triton.cdiv(width, block))](gate_up, out, WIDTH=width, BLOCK=block)
+    return out
+
+
+@triton.jit
+def _take_rows(source, rows, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + place).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    there = columns < WIDTH
+    tl.store(out + place * WIDTH + columns, tl.load(source + row * WIDTH + columns, mask=there), mask=there)
+
+
+def take_rows(source: Tensor, rows: Tensor, out: Tensor) -> Tensor:
+    """out[i] = source[rows[i]]."""
+    width = source.shape[1]
+    _take_rows[(len(rows),)](source, rows, out, WIDTH=width, BLOCK=triton.next_power_of_2(width))
+    return out

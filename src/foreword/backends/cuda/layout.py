@@ -1,0 +1,127 @@
+"""How a pass is laid out on the device: round sizes, so that few graphs are captured, and rows in tiles."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreword.backends.batch import BatchSizes, ForwardBatch, Ints, Tap
+from foreword.backends.cuda.kernels.attention import PART
+
+DECODE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Rows of passes that are captured."""
+
+PROMPT_STEP = 256
+"""Larger passes have a multiple of this many rows: their matrix products are checked size by size."""
+
+NARROW_LINES = 64
+"""Most lines (rows times heads of a group) of a tile whose positions are split into parts."""
+
+WIDE_LINES = 128
+"""Lines of a tile that goes through all positions by itself."""
+
+
+@dataclass(frozen=True)
+class PassShape:
+    """Everything that a captured pass has built in; passes of one shape differ in their arrays alone."""
+
+    rows: int
+    logit_rows: int
+    hidden_rows: int
+    pages: int  # of a block table
+    parts: int  # of the longest text of a narrow tile, a power of two; 0: there is none
+    narrow_tiles: int
+    narrow_rows: int  # of a tile
+    wide_tiles: int
+    wide_rows: int  # of a tile
+    has_trees: bool
+    taps: tuple[Tap, ...]
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether it is small enough, and made of few enough parts, to be captured."""
+        return self.rows <= DECODE_ROWS[-1] and not self.wide_tiles
+
+    def sizes(self, batch: BatchSizes) -> BatchSizes:
+        """Room for the arrays of a batch; moves of KV rows are no part of the shape."""
+        return BatchSizes(
+            self.rows, self.rows, self.pages, self.logit_rows, batch.kv_copies, self.hidden_rows
+        )
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Rows of one request each: int32 [tiles] each."""
+
+    first_rows: Ints
+    counts: Ints
+    requests: Ints
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A pass's shape, and what the host works out for it."""
+
+    shape: PassShape
+    requests: Ints  # [rows], whose row it is
+    narrow: Tiles
+    wide: Tiles
+
+    @staticmethod
+    def of(batch: ForwardBatch, page_size: int, group: int) -> "Layout":
+        """`group` is how many query heads share a KV head."""
+        arrays, sizes = batch.arrays, batch.arrays.sizes
+        starts, counts = arrays.row_starts[:-1], np.diff(arrays.row_starts)
+        requests = np.repeat(np.arange(sizes.requests, dtype=np.int32), counts)
+        masks = arrays.ancestor_masks.view(np.uint64)
+        most_narrow = 1 << (max(1, NARROW_LINES // group).bit_length() - 1)
+        # Guesses stay in narrow tiles, however many there are: they may branch.
+        guesses = np.bincount(requests, weights=masks.any(axis=1), minlength=sizes.requests)
+        is_wide = (counts > most_narrow) & (guesses == 0)
+        narrow_rows = min(power_of_two(int(counts[~is_wide].max(initial=1))), most_narrow)
+        wide_rows = max(1, WIDE_LINES // group)
+        narrow = _tiles(np.flatnonzero(~is_wide), starts, counts, narrow_rows)
+        wide = _tiles(np.flatnonzero(is_wide), starts, counts, wide_rows)
+        rows, seen = round_rows(sizes.rows), int(arrays.kv_lens[~is_wide].max(initial=0))
+        parts = power_of_two(-(-seen // PART)) if seen else 0
+        shape = PassShape(
+            rows=rows,
+            logit_rows=min(rows, round_rows(sizes.logit_rows)),
+            hidden_rows=round_rows(sizes.hidden_rows) if sizes.hidden_rows else 0,
+            pages=max(power_of_two(sizes.pages), parts * PART // page_size),
+            parts=parts,
+            narrow_tiles=min(rows, round_rows(len(narrow.counts))) if len(narrow.counts) else 0,
+            narrow_rows=narrow_rows,
+            wide_tiles=len(wide.counts),
+            wide_rows=wide_rows,
+            has_trees=bool((masks & (masks + np.uint64(1))).any()),
+            taps=tuple(dict.fromkeys(batch.taps)),
+        )
+        return Layout(shape, requests, narrow, wide)
+
+
+def _tiles(requests: NDArray[np.intp], starts: Ints, counts: Ints, rows: int) -> Tiles:
+    """The rows of some requests, cut into tiles of at most `rows`."""
+    of_request = -(-counts[requests] // rows)
+    owner = np.repeat(requests, of_request).astype(np.int32)
+    number = np.arange(len(owner)) - np.repeat(np.cumsum(of_request) - of_request, of_request)
+    first = number * rows
+    return Tiles(
+        (starts[owner] + first).astype(np.int32),
+        np.minimum(counts[owner] - first, rows).astype(np.int32),
+        owner,
+    )
+
+
+def power_of_two(count: int) -> int:
+    """The smallest power of two that is not less."""
+    return 1 << (count - 1).bit_length() if count > 0 else 0
+
+
+def round_rows(count: int, sizes: Sequence[int] = DECODE_ROWS) -> int:
+    """The size that a pass of `count` rows is given."""
+    for size in sizes:
+        if count <= size:
+            return size
+    return -(-count // PROMPT_STEP) * PROMPT_STEP

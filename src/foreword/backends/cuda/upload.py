@@ -1,0 +1,75 @@
+"""A pass on its way to the device: the batch's arrays and the tiles of its rows, in one copy."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foreword.backends.batch import BATCH_ARRAYS, ForwardBatch, Ints
+from foreword.backends.cuda.kernels.attention import RowTiles
+from foreword.backends.cuda.layout import Layout, Tiles
+from foreword.backends.torch.staging import as_batch, padded_pieces
+from foreword.backends.torch.upload import Piece, Upload
+
+FIXED_ENTRIES = 1 << 20
+"""32-bit numbers of the largest pass that is captured."""
+
+
+_MOVES = [array.name for array in BATCH_ARRAYS].index("kv_copies")
+
+
+@dataclass(frozen=True)
+class UploadedPass:
+    """A pass on the device, padded to its shape."""
+
+    batch: ForwardBatch
+    requests: Tensor  # int32 [rows], whose row it is
+    narrow: RowTiles | None  # tiles whose positions are split into `parts`
+    parts: int
+    wide: RowTiles | None  # tiles that go through all positions themselves
+    stays: bool  # whether every pass of the same shape lies in the same place
+
+
+class PassUpload:
+    """Memory for passes on one device. Captured ones read from a part of it that never moves."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._fixed = Upload(device, FIXED_ENTRIES if device.type == "cuda" else 1)
+        self._growing = Upload(device, 1 << 14)
+
+    def send(self, batch: ForwardBatch, layout: Layout, spare_slot: int) -> UploadedPass:
+        """Start the copy of `batch` (on the CPU). Padding rows write to `spare_slot`."""
+        shape = layout.shape
+        pieces = padded_pieces(batch, shape.sizes(batch.arrays.sizes), spare_slot)
+        # Moves come last: how many there are is no part of the shape, and nothing after them may shift.
+        moves = pieces.pop(_MOVES)
+        more = [
+            (layout.requests, shape.rows),
+            *((array, shape.narrow_tiles) for array in _arrays(layout.narrow)),
+            *((array, shape.wide_tiles) for array in _arrays(layout.wide)),
+        ]
+        pieces += [Piece(array, (room,), 0) for array, room in more]
+        entries = sum(int(np.prod(piece.shape)) for piece in (*pieces, moves))
+        stays = entries <= FIXED_ENTRIES
+        *arrays, copies = (self._fixed if stays else self._growing).copy([*pieces, moves])
+        own = len(pieces) - len(more)
+        uploaded = [*arrays[:_MOVES], copies, *arrays[_MOVES:own]]
+        requests, *tiles = arrays[own:]
+        return UploadedPass(
+            as_batch(batch, uploaded),
+            requests,
+            _row_tiles(tiles[:3], shape.narrow_rows) if shape.narrow_tiles else None,
+            shape.parts,
+            _row_tiles(tiles[3:], shape.wide_rows) if shape.wide_tiles else None,
+            stays,
+        )
+
+
+def _arrays(tiles: Tiles) -> tuple[Ints, Ints, Ints]:
+    return tiles.first_rows, tiles.counts, tiles.requests
+
+
+def _row_tiles(arrays: list[Tensor], rows: int) -> RowTiles:
+    first_rows, counts, requests = arrays
+    return RowTiles(first_rows, counts, requests, rows)

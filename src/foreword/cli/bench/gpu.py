@@ -1,0 +1,106 @@
+"""`foreword bench gpu`: what a GPU could do, and how much of it decoding gets."""
+
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from foreword.cli.console import JsonOption, parse_sizes, print_json, stage_bar, stdout
+
+if TYPE_CHECKING:
+    from foreword.backends.torch.weights import DecoderWeights
+    from foreword.bench.gpu.report import GpuReport
+
+
+def gpu(
+    shape: Annotated[
+        str, typer.Option(help="Shape of the model, made with random weights: llama-8b, llama-1b, or a path.")
+    ] = "llama-8b",
+    batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,8,32,64,128",
+    rows: Annotated[
+        str, typer.Option(help="Rows of one request in a pass, separated by commas.")
+    ] = "1,2,4,8,16,32,64",
+    context: Annotated[int, typer.Option(help="Committed tokens of every request.")] = 512,
+    tiles: Annotated[
+        str, typer.Option(help="Instead, time every way of computing the products for these numbers of rows.")
+    ] = "",
+    backend: Annotated[str, typer.Option(help="cuda, or torch for the reference.")] = "cuda",
+    as_json: JsonOption = False,
+) -> None:
+    """Copy and matrix rates of the device, then passes by rows, plain decoding by batch, and a long prompt.
+
+    Nothing is downloaded: the model has random weights, which cost what trained ones do.
+    """
+    sizes, counts = parse_sizes("--batches", batches), parse_sizes("--rows", rows)
+    import torch
+
+    from foreword.backends.choice import choose_backend, pick_device
+    from foreword.backends.loading import decoder_of
+    from foreword.bench.gpu.report import measure_gpu
+    from foreword.bench.gpu.shapes import named_shape, random_weights
+
+    device = pick_device("cuda")
+    choice = choose_backend(backend, "bfloat16", device)
+    config = named_shape(shape)
+    weights = random_weights(config, torch.bfloat16, device)
+    if tiles:
+        _print_tiles(weights, parse_sizes("--tiles", tiles))
+        return
+    decoder = decoder_of(choice, config, weights)
+    with stage_bar() as on_progress:
+        report = measure_gpu(decoder, batches=sizes, rows=counts, context=context, progress=on_progress)
+    _print(report)
+    if as_json:
+        print_json(asdict(report))
+
+
+def _print_tiles(weights: "DecoderWeights", rows: list[int]) -> None:
+    """The fastest ways, by shape and number of rows."""
+    from foreword.bench.gpu.tiles import candidates, compile_ahead, time_products
+
+    layer = weights.layers[0]
+    matrices = {
+        "qkv": layer.qkv,
+        "output": layer.output,
+        "gate and up": layer.gate_up,
+        "down": layer.down,
+        "head": weights.head,
+    }
+    table = Table("product", "rows", "way", "µs", "TB/s", "same bits", box=SIMPLE_HEAD)
+    for count in rows:
+        ways = list(candidates(count))
+        compile_ahead(ways, workers=os.cpu_count() or 1)
+        for name, matrix in matrices.items():
+            found = time_products(matrix, count, ways)
+            for way in (*found[:3], next(way for way in found if way.tile is None)):
+                shape = "library" if way.tile is None else str(way.tile)
+                figures = (
+                    f"{way.microseconds:.1f}",
+                    f"{way.terabytes:.2f}",
+                    "yes" if way.same_bits else "no",
+                )
+                table.add_row(name, str(count), shape, *figures)
+    stdout.print(table)
+
+
+def _print(report: "GpuReport") -> None:
+    stdout.print(
+        f"{report.device}: copies {report.copy_terabytes:.2f} TB/s, reads {report.read_terabytes:.2f} TB/s, "
+        f"bf16 products {report.matrix_teraflops:.0f} TFLOP/s; all weights once: {report.floor_ms:.2f} ms"
+    )
+    passes = Table("rows of one request", "pass, ms", "over one row", "handing over, ms", box=SIMPLE_HEAD)
+    for row in report.rows:
+        ratio = row.device_ms / report.rows[0].device_ms
+        passes.add_row(str(row.rows), f"{row.device_ms:.3f}", f"{ratio:.2f}", f"{row.host_ms:.3f}")
+    stdout.print(passes)
+    speeds = Table("batch", "tokens/s", "step, ms", "host, ms", box=SIMPLE_HEAD)
+    for speed in report.batches:
+        figures = (f"{speed.tokens_per_second:.0f}", f"{speed.step_ms:.3f}", f"{speed.host_ms:.3f}")
+        speeds.add_row(str(speed.batch), *figures)
+    stdout.print(speeds)
+    stdout.print(
+        f"a prompt of 4,096 tokens: {report.prompt_ms:.1f} ms, {report.prompt_rate:.0%} of the matrix rate"
+    )

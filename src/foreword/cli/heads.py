@@ -1,0 +1,82 @@
+"""`foreword head`: what a draft head is, and other forms of it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foreword.cli.console import JsonOption, print_json, stdout
+
+app = typer.Typer(no_args_is_help=True, help="Look at trained draft heads, convert them, make them smaller.")
+
+HeadArgument = Annotated[
+    str, typer.Argument(metavar="HEAD", help="A directory, a .safetensors file or a hub id.")
+]
+OutArgument = Annotated[Path, typer.Argument(help="A new directory.")]
+
+
+@app.command()
+def show(head: HeadArgument, as_json: JsonOption = False) -> None:
+    """Tell what a head is: its method, its sizes, what it reads of its target and what it borrows."""
+    from foreword.models.heads.describe import describe_head
+    from foreword.models.heads.opening import open_head
+    from foreword.models.sources.resolve import resolve_model
+
+    found = describe_head(open_head(resolve_model(head)))
+    if as_json:
+        print_json(found)
+        return
+    for key, value in found.items():
+        shown = ", ".join(map(str, value)) or "none" if isinstance(value, list) else value
+        stdout.print(f"{key.replace('_', ' ')}: {shown}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def convert(
+    head: Annotated[str, typer.Argument(metavar="HEAD", help="Any published layout, pickled ones too.")],
+    out: OutArgument,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a head in speculators' layout, as safetensors.
+
+    Pickles are read here alone, and only their tensors (torch.load with weights_only).
+    """
+    from foreword.models.heads.convert import convert_head
+    from foreword.models.sources.resolve import resolve_model
+
+    _tell(out, convert_head(resolve_model(head), out), as_json)
+
+
+@app.command()
+def quantize(
+    head: HeadArgument,
+    out: OutArgument,
+    target: Annotated[
+        str | None,
+        typer.Option(help="The head's target: copies of its embedding and output matrix are left out."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a head with its matrices in 8 bits.
+
+    Example: foreword head quantize my-head my-head-int8 --target smollm2-135m
+    """
+    from foreword.models.heads.opening import open_head
+    from foreword.models.heads.quantize import quantize_head
+    from foreword.models.heads.sharing import without_copies
+    from foreword.models.sources.resolve import resolve_model
+
+    opened = open_head(resolve_model(head))
+    if target is not None:
+        from foreword.models.formats.opening import open_checkpoint
+
+        checkpoint = open_checkpoint(resolve_model(target))
+        opened = without_copies(opened.fitted(checkpoint.config), checkpoint)
+    _tell(out, quantize_head(opened, out), as_json)
+
+
+def _tell(out: Path, size: int, as_json: bool) -> None:
+    if as_json:
+        print_json({"out": str(out), "bytes": size})
+    else:
+        stdout.print(f"{out}: {size / 1e6:.1f} MB", markup=False, soft_wrap=True)

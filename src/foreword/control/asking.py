@@ -1,0 +1,179 @@
+"""Before anything is drafted: whether it pays to ask, how deep, and for which requests."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import comb
+
+from foreword.control.estimates import LEAST_SHIFT, MOST_SHIFT, Rates
+
+MANY = 12
+"""Drafts from which on their rows are close enough to what is expected of them."""
+
+NEGLIGIBLE = 0.003
+"""Part of a plain step that may be spent on guesses that are only compared with the text."""
+
+DraftSeconds = Callable[[int, int], float]
+"""What a call for so many levels and asks takes."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The next pass as it would be without guesses. What its prompt chunks take is no part of its time."""
+
+    drawn: float  # tokens that it makes
+    rows: int
+    seconds: Sequence[float]  # [rows], expected time of a step; the last entry stands for all above it
+    prompts: float = 0.0  # seconds of prompt chunks
+
+    @staticmethod
+    def of(drawn: int, rows: int, seconds: Sequence[float]) -> "Pass":
+        """A pass over so many rows, one of them for each token that it makes and the others of prompts."""
+        last = len(seconds) - 1
+        return Pass(drawn, rows, seconds, seconds[min(rows, last)] - seconds[min(drawn, last)])
+
+    def after(self, rows: float) -> float:
+        """Expected time of the step with this many more rows, between whole numbers of them, too."""
+        seconds, at = self.seconds, self.rows + rows
+        low = int(at)
+        if low + 1 >= len(seconds):
+            return seconds[-1] - self.prompts
+        return seconds[low] + (at - low) * (seconds[low + 1] - seconds[low]) - self.prompts
+
+    @property
+    def plain(self) -> float:
+        return self.after(0)
+
+    @property
+    def per_token(self) -> float:
+        """What a token takes without guesses."""
+        return self.plain / max(self.drawn, 1)
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What asking a drafter for some requests promises."""
+
+    depth: int = 0  # levels to ask for
+    kept: int = 0  # of these, the ones that are worth verifying
+    gain: float = 0.0  # of the requests' own speed; 0.1: a tenth faster than plain
+    least_shift: int = MOST_SHIFT + 1  # least luck of a request with which asking for it pays
+    draft_seconds: float = 0.0  # of the call
+
+
+NO_WORTH = Worth(gain=-1.0)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Requests that one drafter could be asked for, of one cohort."""
+
+    rates: Rates
+    asks: int
+    depth: int  # most levels
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Levels of each group that are worth verifying, if drafts have at most `depth` levels."""
+
+    depth: int
+    kept: tuple[int, ...]
+    rate: float  # tokens per second
+    row_seconds: float  # what a row adds to the step
+    draft_seconds: float
+
+
+def weigh(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) -> list[Worth]:
+    """The best that a drafter can do for all groups together, which share its calls and the rows of a pass."""
+    deepest = max(group.depth for group in groups)
+    asks = sum(group.asks for group in groups)
+    levels_cost = draft_seconds(deepest, asks) - draft_seconds(1, asks) >= NEGLIGIBLE * here.plain
+    depths = range(1, deepest + 1) if levels_cost else [deepest]
+    best = max(
+        (_choose(here, groups, depth, draft_seconds) for depth in depths), key=lambda choice: choice.rate
+    )
+    return [_worth(here, group, place, best, groups, draft_seconds) for place, group in enumerate(groups)]
+
+
+def _choose(here: Pass, groups: Sequence[Group], depth: int, draft_seconds: DraftSeconds) -> _Choice:
+    """Levels are taken from the likeliest on; a level is never likelier than the one above it."""
+    levels = sorted(
+        (-group.rates.survival(0)[level], level, place)
+        for place, group in enumerate(groups)
+        for level in range(min(depth, group.depth))
+    )
+    kept, asked = [0] * len(groups), 0
+    answers = rows = 0.0
+    tokens = here.drawn
+    best = _Choice(depth, tuple(kept), 0.0, 0.0, 0.0)
+    for chance, level, place in levels:
+        group = groups[place]
+        often = group.asks * group.rates.coverage[level]
+        kept[place] += 1
+        if level == 0:
+            asked += group.asks
+            answers += often
+        tokens -= chance * often
+        rows += often
+        longer = _longer(here, asked, answers, rows)
+        drafting = draft_seconds(depth, asked)
+        rate = tokens / (here.plain + longer + drafting)
+        if rate > best.rate:
+            best = _Choice(depth, tuple(kept), rate, longer / max(rows, 1e-9), drafting)
+    return best
+
+
+def _longer(here: Pass, asks: int, answers: float, rows: float) -> float:
+    """What so many rows are expected to add to a step, over how many of the asks are answered.
+
+    The time of the expected rows is not the expected time: where a second row is free and a third is not, a drafter
+    that seldom answers would look free.
+    """
+    if asks > MANY or not 0 < answers < asks * 0.99:
+        return here.after(rows) - here.plain
+    some, each = answers / asks, rows / answers
+    seconds = sum(
+        comb(asks, count) * some**count * (1 - some) ** (asks - count) * here.after(count * each)
+        for count in range(asks + 1)
+    )
+    return seconds - here.plain
+
+
+def _worth(
+    here: Pass, group: Group, place: int, best: _Choice, groups: Sequence[Group], draft_seconds: DraftSeconds
+) -> Worth:
+    asked = sum(other.asks for other, kept in zip(groups, best.kept, strict=True) if kept) or group.asks
+    kept = best.kept[place]
+    levels = max(kept, 1)
+    survival, coverage = group.rates.survival(0), group.rates.coverage
+    row = best.row_seconds if kept else here.after(1) - here.plain
+    call = best.draft_seconds if kept else draft_seconds(best.depth, asked)
+    gained = sum(coverage[i] * (survival[i] * here.per_token - row) for i in range(levels))
+    gain = (gained - call / asked) / here.per_token
+    if not kept:
+        return Worth(gain=min(gain, 0.0), draft_seconds=call)
+    one_more = draft_seconds(best.depth, asked) - draft_seconds(best.depth, asked - 1) if asked > 1 else call
+    asks_all = draft_seconds(group.depth, asked) - call < NEGLIGIBLE * here.plain
+    depth = group.depth if asks_all else best.depth
+    return Worth(depth, kept, gain, _least_shift(here, group.rates, kept, row, one_more), call)
+
+
+def _least_shift(here: Pass, rates: Rates, levels: int, row: float, ask: float) -> int:
+    """Asking for a request with less luck than this costs more than it brings."""
+
+    def pays(shift: int) -> bool:
+        survival = rates.survival(shift)
+        best = value = 0.0
+        for level in range(levels):
+            value += rates.coverage[level] * (survival[level] * here.per_token - row)
+            best = max(best, value)
+        return best > ask
+
+    low, high = LEAST_SHIFT, MOST_SHIFT + 1
+    while low < high:
+        middle = (low + high) // 2
+        if pays(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low

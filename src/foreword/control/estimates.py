@@ -1,0 +1,224 @@
+"""How likely a drafter's guesses are: a request's own, shrunk towards its cohort's, those towards the drafter's."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from foreword.control.fading import (
+    FADING,
+    FAST_FADING,
+    HALF_LIFE_SECONDS,
+    MOST_LEVELS,
+    FadingCounts,
+)
+
+COHORT_STRENGTH = 20.0
+CHANGED_STRENGTH = 6.0
+"""Drafts of the drafter at large that weigh as much in a cohort's estimate as those of its own.
+
+Fewer after a change, when few of its own count: what is expected would else never become what is seen.
+"""
+
+PRIOR_STRENGTH = 4.0
+PRIOR_RATE = 0.6
+PRIOR_COVERAGE = 0.5
+"""What is believed of a drafter that nobody has asked: hopeful, so that it is tried, and soon forgotten."""
+
+SIBLING_SHARE = 0.5
+"""Of what one child leaves, what the next is believed to get."""
+
+MAX_PAIRS = 256
+"""Pairs of drafter and cohort that are remembered; the one that was not seen for longest is forgotten."""
+
+SHIFT_STEP = 0.1
+SHIFT_POWER = 1.3
+LEAST_SHIFT, MOST_SHIFT = round(math.log(0.2) / SHIFT_STEP), round(math.log(3.0) / SHIFT_STEP)
+"""A request's luck, as the logarithm of accepted over expected guesses, in steps."""
+
+CHANGE_SLACK = 0.25
+CHANGE_LIMIT = 10.0
+CHANGE_DRAFTS = 500
+"""The traffic has changed if what is accepted differs from what is expected by more than this, beyond a slack."""
+
+NEW_ASKS = 30.0
+"""Asks below which a cohort is new."""
+
+_CERTAIN = 1e-4
+
+_FACTORS = {s: math.exp(-SHIFT_POWER * SHIFT_STEP * s) for s in range(LEAST_SHIFT, MOST_SHIFT + 2)}
+
+
+class Rates:
+    """What is believed of a drafter's guesses in one cohort, at one moment."""
+
+    def __init__(self, accepted: Sequence[Sequence[float]], coverage: Sequence[float]) -> None:
+        """`accepted` is by level and rank, given that the parent is accepted; `coverage` by level, of the asks."""
+        self.accepted = accepted
+        self.coverage = coverage
+        self.expected = [min(sum(ranks), 1.0) for ranks in accepted]  # [level], that some child is accepted
+        bounded = ((min(max(rate, _CERTAIN), 1 - _CERTAIN) for rate in ranks) for ranks in accepted)
+        self._against = [[(1 - rate) / rate for rate in ranks] for ranks in bounded]  # odds
+        self._shifted: dict[int, list[list[float]]] = {}
+        self._survival: dict[int, list[float]] = {}
+
+    def node_rates(self, shift: int) -> list[list[float]]:
+        """The acceptance rates for a request with this luck, [level][rank]."""
+        found = self._shifted.get(shift)
+        if found is None:
+            factor = _FACTORS[shift]
+            found = [[1 / (1 + odds * factor) for odds in ranks] for ranks in self._against]
+            self._shifted[shift] = found
+        return found
+
+    def survival(self, shift: int) -> list[float]:
+        """[level], chance that a chain's node and all above it are accepted."""
+        found = self._survival.get(shift)
+        if found is None:
+            factor, found, chance = _FACTORS[shift], [], 1.0
+            for ranks in self._against:
+                chance /= 1 + ranks[0] * factor
+                found.append(chance)
+            self._survival[shift] = found
+        return found
+
+
+class DrafterEstimate:
+    """A drafter's guesses for everyone: one rate for every level, which is all that tenants share."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.counts = FadingCounts()
+
+
+class PairEstimate:
+    """A drafter's guesses in one cohort."""
+
+    def __init__(self, drafter: DrafterEstimate, cohort: str) -> None:
+        self.drafter = drafter
+        self.cohort = cohort
+        self.counts = FadingCounts()
+        self.changes = 0  # times that the traffic was seen to change
+        self._fast_drafts = 0  # that are still forgotten fast
+        self._above = self._below = 0.0  # evidence that more, or less, is accepted than expected
+        self._seconds = 0.0  # of engine time, when it last faded
+        self._rates: Rates | None = None
+
+    @property
+    def method(self) -> str:
+        return self.drafter.method
+
+    @property
+    def rates(self) -> Rates:
+        """What is believed now; the same object until `refresh`."""
+        if self._rates is None:
+            self._rates = self._estimate()
+        return self._rates
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether the traffic is new, or has just changed."""
+        return self._fast_drafts > CHANGE_DRAFTS // 2 or self.counts.asks < NEW_ASKS
+
+    def refresh(self, seconds: float) -> None:
+        """Take into account what was counted since; `seconds` is the engine's time."""
+        if seconds > self._seconds:
+            factor = 0.5 ** ((seconds - self._seconds) / HALF_LIFE_SECONDS)
+            self.counts.fade(factor)
+            self._seconds = seconds
+        self._rates = None
+
+    def answered(self, asked_depth: int, depth: int) -> None:
+        """An ask, and how deep the answer was; 0: there was none."""
+        for counts in (self.counts, self.drafter.counts):
+            counts.answered(asked_depth, depth)
+            if not depth:
+                counts.fade(self._fading())
+
+    def judged(self, level: int, children: int, accepted: int | None) -> None:
+        """A level that was reached; 0 is the first."""
+        for counts in (self.counts, self.drafter.counts):
+            counts.judged(level, children, accepted)
+
+    def finished(self, accepted: int, expected: float) -> None:
+        """A draft has been judged to its end: what was accepted of it, and what was expected to be."""
+        for counts in (self.counts, self.drafter.counts):
+            counts.fade(self._fading())
+        self._fast_drafts = max(self._fast_drafts - 1, 0)
+        if self._fast_drafts > CHANGE_DRAFTS // 2:
+            return  # it is still learning what has changed
+        off = accepted - expected
+        self._above = max(self._above + off - CHANGE_SLACK, 0.0)
+        self._below = max(self._below - off - CHANGE_SLACK, 0.0)
+        if max(self._above, self._below) > CHANGE_LIMIT:
+            self._above = self._below = 0.0
+            self._fast_drafts = CHANGE_DRAFTS
+            self.changes += 1
+            self.counts.fade(0.25)
+            self._rates = None
+
+    def _fading(self) -> float:
+        return FAST_FADING if self._fast_drafts else FADING
+
+    @property
+    def _strength(self) -> float:
+        return CHANGED_STRENGTH if self._fast_drafts else COHORT_STRENGTH
+
+    def _estimate(self) -> Rates:
+        accepted, coverage = [], []
+        above = above_here = PRIOR_RATE
+        covered, covered_here = PRIOR_COVERAGE, 1.0
+        of_all, of_these = self.drafter.counts.coverages(), self.counts.coverages()
+        for level in range(MOST_LEVELS):
+            ranks, at_large = self._ranks(level, above, above_here)
+            above, above_here = at_large, ranks[0]
+            accepted.append(ranks)
+            covered = _shrunk(*of_all[level], covered, PRIOR_STRENGTH)
+            covered_here = min(_shrunk(*of_these[level], covered, self._strength), covered_here)
+            coverage.append(covered_here)
+        return Rates(accepted, coverage)
+
+    def _ranks(self, level: int, above: float, above_here: float) -> tuple[list[float], float]:
+        """The rates of siblings, and the first one's at large; `above` is that of the level above."""
+        own, at_large = self.counts, self.drafter.counts
+        known = at_large.rate(level, 0, above, PRIOR_STRENGTH)
+        is_seen = level < len(own.reached)
+        ranks = [own.rate(level, 0, known if is_seen else _like(known, above, above_here), self._strength)]
+        before = known
+        for rank in range(1, max(at_large.ranks(level), own.ranks(level))):
+            one = at_large.rate(level, rank, SIBLING_SHARE * (1 - before), PRIOR_STRENGTH)
+            before += one
+            ranks.append(own.rate(level, rank, one, self._strength))
+        return ranks, known
+
+
+def _shrunk(part: float, whole: float, prior: float, strength: float) -> float:
+    return (strength * prior + part) / (strength + whole)
+
+
+def _like(rate: float, above: float, above_here: float) -> float:
+    """A rate that this cohort has not seen: the drafter's, moved as the cohort's level above differs from it."""
+    return min(rate * above_here / above, 1.0) if above > 0 else rate
+
+
+class Estimates:
+    """All pairs of drafter and cohort. A cohort belongs to one tenant: nothing of it shows in another's."""
+
+    def __init__(self) -> None:
+        self.drafters: dict[str, DrafterEstimate] = {}
+        self.pairs: OrderedDict[tuple[str, str, str], PairEstimate] = OrderedDict()
+
+    def pair(self, method: str, tenant: str, cohort: str) -> PairEstimate:
+        """What is known of the drafter for these requests."""
+        key = (method, tenant, cohort)
+        found = self.pairs.get(key)
+        if found is None:
+            found = self.pairs[key] = PairEstimate(self.drafter(method), cohort)
+            while len(self.pairs) > MAX_PAIRS:
+                self.pairs.popitem(last=False)
+        self.pairs.move_to_end(key)
+        return found
+
+    def drafter(self, method: str) -> DrafterEstimate:
+        while len(self.drafters) >= MAX_PAIRS and method not in self.drafters:
+            del self.drafters[next(iter(self.drafters))]
+        return self.drafters.setdefault(method, DrafterEstimate(method))

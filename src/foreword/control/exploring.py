@@ -1,0 +1,76 @@
+"""Drafters that are not in use are tried now and then, so that it is known when they would pay."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foreword.control.arms import PairControl, RequestRecord
+from foreword.control.asking import Pass
+from foreword.control.probes import TimeBank
+from foreword.speculation.requests import DraftPlan
+
+MOST_PROBES = 8
+"""Of one step."""
+
+
+@dataclass(frozen=True)
+class Explorer:
+    """Spends what the bank has earned, at one step."""
+
+    bank: TimeBank
+    step: int
+    seconds: float  # of engine time
+
+    def explore(
+        self, records: Sequence[RequestRecord | None], plans: list[DraftPlan | None], here: Pass
+    ) -> None:
+        """Try drafters that are not in use, as long as the bank pays: for one request, or for all of a cohort.
+
+        A try is verified as well. That is the cheaper way to learn of drafters that are dear, or nearly pay.
+        """
+        price, probes = 0.0, 0
+        for offset in range(len(records)):
+            place = (self.step + offset) % len(records)
+            record = records[place]
+            if record is None or len(record.waiting) > 1:
+                continue
+            arm = record.arms[(self.step // len(records)) % len(record.arms)]
+            if arm is record.asked or (arm.control.is_on and not arm.pays and len(record.arms) == 1):
+                continue
+            control = arm.control
+            lost = 0.0  # a pass without the guesses that it would have had is part of the price
+            if record.asked is not None:
+                lost = max(record.asked.control.worth.gain, 0.0) * here.per_token
+            if not lost and control.live_loss(self.seconds) * here.per_token < control.probe_seconds:
+                if self._try_live(control, records, plans, here):
+                    return
+                continue
+            price += lost + control.probe_seconds
+            if not self.bank.affords(price) or probes == MOST_PROBES:
+                return
+            self.bank.pay(lost)  # the draft itself is paid for when it is known what it took
+            price -= lost
+            plans[place] = record.ask(arm, control.next_probe(), is_probe=True)
+            probes += 1
+
+    def _try_live(
+        self,
+        control: PairControl,
+        records: Sequence[RequestRecord | None],
+        plans: list[DraftPlan | None],
+        here: Pass,
+    ) -> bool:
+        """Ask for all requests of a cohort that nobody else is asked for; False if the bank does not pay for it."""
+        found = [
+            (place, record, arm)
+            for place, record in enumerate(records)
+            if record is not None and record.asked is None
+            for arm in record.arms
+            if arm.control is control and arm.plan.allows(len(records))
+        ]
+        loss = len(found) * control.live_loss(self.seconds) * here.per_token
+        if not found or not self.bank.affords(loss):
+            return False
+        self.bank.pay(loss)
+        for place, record, arm in found:
+            plans[place] = record.ask(arm, control.worth.depth if record.is_coupled else control.worth.kept)
+        return True

@@ -1,0 +1,137 @@
+"""Counts that fade, so that what was long ago weighs little."""
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+FADING: float = 0.5 ** (1 / 600)
+"""What a count weighs after one more judged draft: half of it after 600."""
+
+FAST_FADING: float = 0.5 ** (1 / 60)
+"""The same after the traffic has changed."""
+
+HALF_LIFE_SECONDS = 600.0
+
+MOST_LEVELS = 16
+"""Levels that are counted apart; those below are counted with the last of these."""
+
+MOST_RANKS = 4
+"""Children of one node that are counted apart, in the drafter's order."""
+
+_LARGEST_UNIT = 1e9
+
+
+class FadingCounts:
+    """How the nodes of drafts have fared by level and place among their siblings, and how deep drafts were.
+
+    A node counts where its parent was accepted, so that a rate is that of the node itself and does not depend on how
+    deep drafts are. Newer observations are counted with a larger unit instead of making all older ones smaller.
+    """
+
+    def __init__(self) -> None:
+        self.unit = 1.0  # weight of the next observation
+        self.reached: list[list[float]] = []  # [level][rank], nodes whose parent was accepted
+        self.accepted: list[list[float]] = []  # of these, the accepted ones
+        self.asked = [0.0] * (MOST_LEVELS + 1)  # [levels], asks for drafts of so many levels
+        self.offered = [0.0] * (MOST_LEVELS + 1)  # [levels], answers to them of so many levels
+        self.full = [0.0] * (MOST_LEVELS + 1)  # [levels], of these, the ones as deep as was asked for
+
+    def fade(self, factor: float) -> None:
+        """What was counted weighs this much from now on."""
+        self.unit /= factor
+        if self.unit > _LARGEST_UNIT:
+            for row in (*self.reached, *self.accepted, self.asked, self.offered, self.full):
+                row[:] = [count / self.unit for count in row]
+            self.unit = 1.0
+
+    def judged(self, level: int, children: int, accepted: int | None) -> None:
+        """A level that was reached: how many children stood there, and which of them was right."""
+        level = min(level, MOST_LEVELS - 1)
+        while len(self.reached) <= level:
+            self.reached.append([])
+            self.accepted.append([])
+        reached, right = self.reached[level], self.accepted[level]
+        while len(reached) < min(children, MOST_RANKS):
+            reached.append(0.0)
+            right.append(0.0)
+        for rank in range(min(children, MOST_RANKS)):
+            reached[rank] += self.unit
+        if accepted is not None:
+            right[min(accepted, MOST_RANKS - 1)] += self.unit
+
+    def answered(self, asked_depth: int, depth: int) -> None:
+        """An ask and how deep its answer was; 0: there was none."""
+        asked_depth = min(asked_depth, MOST_LEVELS)
+        self.asked[asked_depth] += self.unit
+        if depth >= asked_depth:
+            self.full[asked_depth] += self.unit
+        else:
+            self.offered[depth] += self.unit
+
+    def rate(self, level: int, rank: int, prior: float, strength: float) -> float:
+        """Acceptance of a node whose parent is accepted, where `prior` weighs as much as `strength` nodes."""
+        if level >= len(self.reached) or rank >= len(self.reached[level]):
+            return prior
+        weight = strength * self.unit
+        return (weight * prior + self.accepted[level][rank]) / (weight + self.reached[level][rank])
+
+    def coverages(self) -> list[tuple[float, float]]:
+        """[level], of the answers to asks for at least this level: how many have it, and how many there were."""
+        found, asked, having = [], 0.0, 0.0
+        for level in range(MOST_LEVELS, 0, -1):
+            asked += self.asked[level]
+            having += self.full[level] + self.offered[level]
+            found.append((having / self.unit, asked / self.unit))
+        return found[::-1]
+
+    def ranks(self, level: int) -> int:
+        """Siblings that were seen at a level."""
+        return len(self.reached[level]) if level < len(self.reached) else 1
+
+    @property
+    def asks(self) -> float:
+        """That count, faded."""
+        return sum(self.asked) / self.unit
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain lists, in units of one observation."""
+        unit = self.unit
+        return {
+            "reached": [[count / unit for count in row] for row in self.reached],
+            "accepted": [[count / unit for count in row] for row in self.accepted],
+            "asked": [count / unit for count in self.asked],
+            "offered": [count / unit for count in self.offered],
+            "full": [count / unit for count in self.full],
+        }
+
+    @staticmethod
+    def from_json(saved: dict[str, Any]) -> "FadingCounts":
+        """What `as_json` has written; raises `ValueError` for anything else."""
+        counts = FadingCounts()
+        counts.reached, counts.accepted = _rows(saved.get("reached")), _rows(saved.get("accepted"))
+        counts.asked, counts.offered, counts.full = (
+            _numbers(saved.get(name)) for name in ("asked", "offered", "full")
+        )
+        sizes = {len(counts.asked), len(counts.offered), len(counts.full)}
+        if list(map(len, counts.reached)) != list(map(len, counts.accepted)) or sizes != {MOST_LEVELS + 1}:
+            raise ValueError("counts that do not belong together")
+        pairs = zip(chain(*counts.accepted), chain(*counts.reached), strict=True)
+        if any(part > whole * (1 + 1e-9) for part, whole in [*pairs, *counts.coverages()]):
+            raise ValueError("counts that contradict each other")
+        return counts
+
+
+def _rows(value: object) -> list[list[float]]:
+    if not isinstance(value, Sequence):
+        raise ValueError("no list of counts")
+    if len(value) > MOST_LEVELS:
+        raise ValueError("too many levels")
+    return [_numbers(row)[:MOST_RANKS] for row in value]
+
+
+def _numbers(value: object) -> list[float]:
+    if not isinstance(value, list) or not all(
+        isinstance(n, int | float) and 0 <= n < _LARGEST_UNIT for n in value
+    ):
+        raise ValueError("no list of counts")
+    return [float(number) for number in value]

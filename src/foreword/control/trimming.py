@@ -1,0 +1,80 @@
+"""When the drafts are there: which nodes of the whole batch are worth a row."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from foreword.control.asking import Pass
+from foreword.control.estimates import Rates
+from foreword.speculation.draft import ROOT, Draft
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A request's draft, and how likely each of its nodes is to be accepted."""
+
+    order: int  # the same however the batch is ordered
+    draft: Draft
+    survival: Sequence[float]  # [nodes], never more than the parent's
+
+
+def survivals(draft: Draft, rates: Rates, shift: int) -> list[float]:
+    """[nodes], the chance that a node and all above it are accepted, by their places alone."""
+    if is_chain(draft):
+        known = rates.survival(shift)
+        if len(draft) <= len(known):
+            return known[: len(draft)]
+        last = rates.node_rates(shift)[-1][0]
+        return [*known, *(known[-1] * last ** (more + 1) for more in range(len(draft) - len(known)))]
+    node_rates = rates.node_rates(shift)
+    found: list[float] = []
+    children: dict[int, int] = {}
+    for parent, depth in zip(draft.parents, draft.depths(), strict=True):
+        rank = children.get(parent, 0)
+        children[parent] = rank + 1
+        ranks = node_rates[min(depth, len(node_rates)) - 1]
+        found.append((1.0 if parent == ROOT else found[parent]) * ranks[min(rank, len(ranks) - 1)])
+    return found
+
+
+def is_chain(draft: Draft) -> bool:
+    return draft.depth == len(draft)
+
+
+def choose(
+    offers: Sequence[Offer], here: Pass, spent: float, most_seconds: float | None = None
+) -> list[Draft]:
+    """Of every draft the nodes with which the batch makes the most tokens per second; [offers].
+
+    Nodes are taken from the likeliest on. A child is never likelier than its parent, so that whatever is taken is
+    a tree again. `spent` is what drafting took: it is gone, but a step that was dear should bring more. With
+    `most_seconds` the step is not made longer than that by guesses.
+    """
+    if len(offers) == 1 and is_chain(offers[0].draft):
+        offer = offers[0]
+        count = _best_count(offer.survival, here, spent, most_seconds)
+        return [offer.draft.within(count, count)]
+    nodes = sorted(
+        (-chance, offer.order, node, place)
+        for place, offer in enumerate(offers)
+        for node, chance in enumerate(offer.survival)
+    )
+    count = _best_count([-chance for chance, *_ in nodes], here, spent, most_seconds)
+    kept: list[set[int]] = [set() for _ in offers]
+    for _, _, node, place in nodes[:count]:
+        kept[place].add(node)
+    return [offer.draft.keep(nodes.__contains__) for offer, nodes in zip(offers, kept, strict=True)]
+
+
+def _best_count(chances: Sequence[float], here: Pass, spent: float, most_seconds: float | None) -> int:
+    """How many nodes to take, the likeliest first."""
+    seconds, rows, last, spent = here.seconds, here.rows, len(here.seconds) - 1, spent - here.prompts
+    tokens = here.drawn
+    best, best_rate = 0, tokens / (seconds[min(rows, last)] + spent)
+    for count, chance in enumerate(chances, start=1):
+        tokens += chance
+        takes = seconds[min(rows + count, last)] + spent
+        if most_seconds is not None and takes > most_seconds:
+            break
+        if tokens / takes > best_rate:
+            best, best_rate = count, tokens / takes
+    return best

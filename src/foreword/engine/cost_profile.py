@@ -1,0 +1,108 @@
+"""What passes of different sizes cost on this machine, measured when an engine starts and kept for the next one."""
+
+import hashlib
+import json
+import logging
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+from foreword import __version__
+from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.backends.batch import MAX_DRAFT_NODES
+from foreword.engine.core import EngineCore
+from foreword.engine.request import Request, RequestLimits
+from foreword.kernels.native import choose_threads
+from foreword.models.sources.builtin import cache_directory
+from foreword.speculation.draft import Draft
+from foreword.speculation.requests import PassEntry
+from foreword.speculation.transaction import Transaction
+
+_log = logging.getLogger(__name__)
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+BUDGET_SECONDS = 1.0
+REPEATS = 3
+
+Points = list[tuple[float, float]]
+"""(rows, seconds)."""
+
+
+def begin_with_profile(core: EngineCore, clock: Callable[[], float] = perf_counter) -> None:
+    """Tell a new engine what its passes will cost."""
+    kept = cache_directory() / "profiles" / f"{_key(core)}.json"
+    points = _read(kept)
+    if points is None:
+        points = measure_profile(core, clock)
+        _write(kept, points)
+    core.situation.costs.begin_with(0, points)
+
+
+def measure_profile(core: EngineCore, clock: Callable[[], float] = perf_counter) -> Points:
+    """Passes of one request with ever longer drafts, until the time is up. The engine must be idle."""
+    began, points = clock(), []
+    for rows in ROWS:
+        if rows - 1 > MAX_DRAFT_NODES or rows >= core.max_model_len:
+            break
+        times = []
+        for _ in range(REPEATS):
+            times.append(_pass_seconds(core, rows, clock))
+            if clock() - began > BUDGET_SECONDS:
+                break
+        points.append((float(rows), min(times)))
+        if clock() - began > BUDGET_SECONDS:
+            break
+    return points
+
+
+def _pass_seconds(core: EngineCore, rows: int, clock: Callable[[], float]) -> float:
+    size = core.runner.vocab_size
+    params = SamplingParams(temperature=0)
+    sampler = RequestSampler(params, TokenLimits(size), [0], seed=0)
+    request = Request(0, [0], params, sampler, RequestLimits(core.max_model_len, frozenset()))
+    request.kv = core.cache.open()
+    try:
+        with Transaction(core.cache, [PassEntry.of(request, 1)]) as transaction:  # left without commit
+            batch = transaction.batch([Draft.chain([token % size for token in range(1, rows)], 1)])
+            began = clock()
+            core.runner.forward(batch).logits.cpu()  # waits for the device
+            return clock() - began
+    finally:
+        core.cache.close(request.kv)
+
+
+def _key(core: EngineCore) -> str:
+    """The same for the same model on the same device with the same program."""
+    target = core.target
+    facts = (
+        __version__,
+        repr(target.config),
+        type(target).__name__,
+        target.weight_bytes,
+        str(target.device),
+        choose_threads(),
+        platform.node(),
+        platform.machine(),
+    )
+    return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
+
+
+def _read(path: Path) -> Points | None:
+    try:
+        found = [(float(rows), float(seconds)) for rows, seconds in json.loads(path.read_text())["points"]]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return found if found and all(rows >= 1 and seconds > 0 for rows, seconds in found) else None
+
+
+def _write(path: Path, points: Points) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(f".{os.getpid()}")
+        fresh.write_text(json.dumps({"points": points}))
+        fresh.replace(path)
+    except OSError as error:
+        _log.info("the cost profile is not kept: %s", error)

@@ -1,0 +1,1 @@
+"""Trained draft heads: what their files are, whoever wrote them."""

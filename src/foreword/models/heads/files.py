@@ -1,0 +1,140 @@
+"""The files of a head: config.json and safetensors, under one set of names."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from foreword.errors import CheckpointError
+from foreword.models.formats.fields import ConfigFields
+from foreword.models.formats.hf.checkpoint import read_json_object
+from foreword.models.heads.names import SCALE, canonical_names
+
+PICKLES = ("*.bin", "*.pt", "*.pth")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor is."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+
+
+class HeadFiles:
+    """The config and the tensors of one head; tensors are read when they are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        """`path` is a directory, or a safetensors file with its config.json beside it."""
+        self.path = path
+        folder = path if path.is_dir() else path.parent
+        self._places = _places(_safetensors(path))
+        self.config: Mapping[str, Any] = read_json_object(folder / "config.json")
+
+    @property
+    def fields(self) -> ConfigFields:
+        """The config, read with errors that name the file."""
+        return ConfigFields(self.config, str(self.path / "config.json"))
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Tensor -> shape, by speculators' names; the scales of 8-bit matrices belong to these."""
+        return {name: place.shape for name, place in self._places.items() if not self._is_scale(name)}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def load(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        """A tensor of floats in `dtype`, 8-bit ones multiplied out; one that holds no numbers is refused."""
+        stored = self.stored(name)
+        if not stored.dtype.is_floating_point:
+            if name + SCALE not in self._places:
+                kind = str(stored.dtype).removeprefix("torch.")
+                raise CheckpointError(
+                    f"{self.path}: tensor {name} has type {kind}, not floats; use another head"
+                )
+            group = ConfigFields(self.config.get("quantization_config") or {}, str(self.path)).count(
+                "group_size"
+            )
+            stored = expanded(stored, self.stored(name + SCALE), group)
+        if not bool(stored.sum(dtype=torch.float32).isfinite()):
+            raise CheckpointError(
+                f"{self.path}: tensor {name} holds NaN or infinity; the file is damaged, get it again"
+            )
+        return stored.to(dtype)
+
+    def stored(self, name: str) -> Tensor:
+        """A tensor as the file has it."""
+        place = self._places[name]
+        with _opened(place.file) as file:
+            tensor: Tensor = file.get_tensor(place.name)
+        return tensor
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether matrices are stored in 8 bits."""
+        return any(map(self._is_scale, self._places))
+
+    def stored_names(self) -> list[str]:
+        """All tensors, scales included."""
+        return sorted(self._places)
+
+    def _is_scale(self, name: str) -> bool:
+        return name.endswith(SCALE) and name.removesuffix(SCALE) in self._places
+
+
+def expanded(levels: Tensor, scales: Tensor, group: int) -> Tensor:
+    """float32 [rows, columns] of 8-bit levels; scales [rows, groups], each for `group` columns."""
+    spread = scales.float().repeat_interleave(group, dim=1)[:, : levels.shape[1]]
+    return levels.float() * spread
+
+
+def _safetensors(path: Path) -> list[Path]:
+    if path.is_file() and path.suffix == ".safetensors":
+        return [path]
+    if path.is_file() and any(path.match(pattern) for pattern in PICKLES):
+        raise pickled(path)
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a head; give a directory with config.json and safetensors")
+    files = sorted(path.glob("*.safetensors"))
+    if not files and any(any(path.glob(pattern)) for pattern in PICKLES):
+        raise pickled(path)
+    if not files:
+        raise CheckpointError(f"{path} holds no safetensors; give a directory that holds a whole head")
+    return files
+
+
+def pickled(path: Path) -> CheckpointError:
+    """The refusal of weights that can run code."""
+    return CheckpointError(
+        f"{path} holds pickled weights, which can run code and are never loaded; "
+        f"`foreword head convert {path} OUT` writes safetensors"
+    )
+
+
+def _places(files: list[Path]) -> dict[str, _Place]:
+    found: dict[str, _Place] = {}
+    for path in files:
+        with _opened(path) as file:
+            names = canonical_names(file.keys(), str(path))
+            for name, stored in names.items():
+                found[name] = _Place(path, stored, tuple(file.get_slice(stored).get_shape()))
+    return found
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            yield tensors
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from None
+    except SafetensorError as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{file} is not a whole safetensors file ({reason}); get it again") from None

@@ -1,0 +1,57 @@
+"""From a path to a head."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foreword.errors import CheckpointError
+from foreword.models.config import ModelConfig
+from foreword.models.heads.checks import draft_token_ids, fitted
+from foreword.models.heads.eagle import read_eagle
+from foreword.models.heads.eagle3 import read_eagle3
+from foreword.models.heads.files import HeadFiles
+from foreword.models.heads.kinds import head_kind
+from foreword.models.heads.spec import HeadSpec
+
+_READERS = {"eagle": read_eagle, "eagle3": read_eagle3}
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head that was opened: what it looks like, and its tensors."""
+
+    spec: HeadSpec
+    files: HeadFiles
+    token_ids: Tensor | None  # int64 [draft vocabulary], the target's ids of what it guesses; None: the same
+
+    def load(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        """One of its tensors, in `dtype`."""
+        return self.files.load(name, dtype)
+
+    def without(self, names: Sequence[str]) -> "Head":
+        """The same, borrowing these tensors from the target."""
+        shapes = {name: shape for name, shape in self.spec.shapes.items() if name not in names}
+        return replace(self, spec=replace(self.spec, shapes=shapes))
+
+    def fitted(self, target: ModelConfig) -> "Head":
+        """The same for this target; refused if it was made for another."""
+        return replace(self, spec=fitted(self.spec, target, str(self.files.path)))
+
+
+def open_head(path: Path) -> Head:
+    """Read what a head is; its weights are read later."""
+    files = HeadFiles(path)
+    kind = head_kind(files.shapes)
+    if kind is None:
+        raise CheckpointError(
+            f"{path} holds no draft head that is known; see docs/drafters.md for those that are"
+        )
+    if kind not in _READERS:
+        raise CheckpointError(
+            f"{path} holds a {kind} head, which is not supported; use {' or '.join(_READERS)}"
+        )
+    spec = _READERS[kind](files)
+    return Head(spec, files, draft_token_ids(spec, files))

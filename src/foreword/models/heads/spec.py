@@ -1,0 +1,50 @@
+"""What a head looks like, whatever file it came from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from foreword.models.config import LayerSpec, NormSpec, RopeSpec
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Join(Enum):
+    """How the embedding of a token and the features before it become the input of the first layer."""
+
+    CONCAT = "concat"  # EAGLE-3: side by side into the attention; the features are the residual stream
+    FUSED = "fused"  # EAGLE-1, MTP: through one matrix into the residual stream
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """A head that runs as a small decoder of its own, over the target's hidden states.
+
+    At row t it reads token t and the features of position t - 1, and says what follows token t.
+    """
+
+    kind: str  # the method that runs it
+    hidden_size: int
+    layers: tuple[LayerSpec, ...]
+    norm: NormSpec
+    rope: RopeSpec
+    vocab_size: int  # of the target that it was made for
+    draft_vocab_size: int  # tokens that it can guess
+    target_hidden_size: int
+    num_taps: int  # hidden states of the target that make up the features
+    # Which: the residual stream after so many layers. None: the usual ones, which depend on the target's depth.
+    boundaries: tuple[int, ...] | None
+    reads_normed: bool  # the one tap is the last layer, after the final norm
+    join: Join
+    shapes: Shapes  # every tensor that is used, by speculators' names; what is missing is the target's, or not done
+    norm_before_residual: bool = False  # the residual stream starts with the normed features
+    norm_output: bool = False  # what it feeds itself is normed
+
+    @property
+    def feature_width(self) -> int:
+        """Numbers of the target's features of one token."""
+        return self.num_taps * self.target_hidden_size
+
+    def has(self, name: str) -> bool:
+        """Whether the head has this tensor of its own."""
+        return name in self.shapes

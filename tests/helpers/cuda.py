@@ -1,0 +1,31 @@
+"""Decoders of the CUDA backend for tests: on a GPU, or in Triton's interpreter on the CPU."""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from foreword.backends.interface import Decoder
+from foreword.backends.torch.weights import load_weights
+from foreword.models.formats.opening import open_checkpoint
+
+CUDA_DTYPES = ["bfloat16", "float32"]
+
+has_gpu = torch.cuda.is_available()
+if not has_gpu:
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton")
+needs_cuda = pytest.mark.skipif(not has_gpu or find_spec("triton") is None, reason="no CUDA GPU with Triton")
+KERNEL_DEVICE = torch.device("cuda" if has_gpu else "cpu")
+
+
+def cuda_decoder(path: Path, dtype: str = "float32") -> Decoder:
+    """On a GPU as it is used; on the CPU its kernels are interpreted, which is slow and right in float32 alone."""
+    from foreword.backends.cuda.decoder import CudaDecoder
+
+    checkpoint = open_checkpoint(path)
+    weights = load_weights(checkpoint, getattr(torch, dtype), KERNEL_DEVICE)
+    return CudaDecoder(checkpoint.config, weights)

@@ -1,0 +1,149 @@
+"""Tiny random draft heads in the layouts in which they are published."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 64, 96, 4, 2, 16
+"""Sizes of the heads, as the tiny models have them."""
+
+
+class TinyHead:
+    """Tensors by speculators' names, and the config that all layouts are made of."""
+
+    def __init__(
+        self,
+        vocab: int,
+        *,
+        draft_vocab: int | None = None,
+        taps: int = 3,
+        target_hidden: int = HIDDEN,
+        layers: int = 1,
+        bias: bool = False,
+        fc_bias: bool = False,
+        qk_norm: bool = False,
+        norms: str = "",  # of the features: "whole", "each"
+        own_ends: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.vocab, self.draft_vocab = vocab, draft_vocab or vocab
+        self.taps, self.target_hidden = taps, target_hidden
+        self.tensors: dict[str, Tensor] = {}
+        self.config: dict[str, Any] = {
+            "hidden_size": HIDDEN,
+            "intermediate_size": INNER,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": KV_HEADS,
+            "num_hidden_layers": layers,
+            "vocab_size": vocab,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 5000.0,
+            "max_position_embeddings": 512,
+            "hidden_act": "silu",
+            "model_type": "llama",
+        }
+        self._ends(own_ends)
+        for index in range(layers):
+            self._layer(index, bias, qk_norm)
+        self.fc_bias, self.norms = fc_bias, norms
+
+    def eagle3(self) -> "TinyHead":
+        """What only EAGLE-3 has."""
+        self.matrix("fc.weight", HIDDEN, self.taps * self.target_hidden)
+        if self.fc_bias:
+            self.vector("fc.bias", HIDDEN, 0.0)
+        if self.norms == "whole":
+            self.vector("input_norm.weight", self.taps * self.target_hidden)
+        if self.norms == "each":
+            for tap in range(self.taps):
+                self.vector(f"fc_norm.{tap}.weight", self.target_hidden)
+        for name in ("q", "k", "v"):
+            rows = self.tensors[f"layers.0.self_attn.{name}_proj.weight"].shape[0]
+            self.matrix(f"layers.0.self_attn.{name}_proj.weight", rows, 2 * HIDDEN)
+        self.vector("layers.0.hidden_norm.weight", HIDDEN)
+        self.vector("layers.0.input_layernorm.weight", HIDDEN)
+        self.vector("norm.weight", HIDDEN)
+        return self
+
+    def eagle(self) -> "TinyHead":
+        """What only EAGLE-1 and EAGLE-2 have."""
+        self.matrix("fc.weight", HIDDEN, 2 * HIDDEN)
+        if self.fc_bias:
+            self.vector("fc.bias", HIDDEN, 0.0)
+        self.tensors.pop("lm_head.weight", None)
+        return self
+
+    def save(self, directory: Path, names: dict[str, str] | None = None, **config: Any) -> Path:
+        """Write it with names that begin otherwise, and with more in its config."""
+        directory.mkdir(parents=True, exist_ok=True)
+
+        def renamed(name: str) -> str:
+            for begin, other in (names or {}).items():
+                if name.startswith(begin):
+                    return other + name.removeprefix(begin)
+            return name
+
+        stored = {renamed(name): tensor.contiguous() for name, tensor in self.tensors.items()}
+        save_file(stored, directory / "model.safetensors", {"format": "pt"})
+        (directory / "config.json").write_text(json.dumps(self.config | config), encoding="utf-8")
+        return directory
+
+    def save_speculators(self, directory: Path, **config: Any) -> Path:
+        """The layout of speculators: the layer's config stands inside."""
+        inner, self.config = self.config, {}
+        try:
+            return self.save(
+                directory,
+                speculators_model_type="eagle3",
+                architectures=["Eagle3Speculator"],
+                transformer_layer_config=inner,
+                draft_vocab_size=self.draft_vocab,
+                **config,
+            )
+        finally:
+            self.config = inner
+
+    def matrix(self, name: str, rows: int, columns: int) -> None:
+        self.tensors[name] = torch.randn(rows, columns, generator=self.generator) * columns**-0.5
+
+    def vector(self, name: str, size: int, centre: float = 1.0) -> None:
+        self.tensors[name] = centre + 0.2 * torch.randn(size, generator=self.generator)
+
+    def _ends(self, own: bool) -> None:
+        if own:
+            self.matrix("embed_tokens.weight", self.vocab, HIDDEN)
+        if own or self.draft_vocab < self.vocab:
+            self.matrix("lm_head.weight", self.draft_vocab, HIDDEN)
+        if self.draft_vocab < self.vocab:
+            kept = torch.randperm(self.vocab, generator=self.generator)[: self.draft_vocab].sort().values
+            self.tensors["d2t"] = kept - torch.arange(self.draft_vocab)
+            mask = torch.zeros(self.vocab, dtype=torch.bool)
+            mask[kept] = True
+            self.tensors["t2d"] = mask
+
+    def _layer(self, index: int, bias: bool, qk_norm: bool) -> None:
+        prefix = f"layers.{index}."
+        sizes = {
+            "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
+            "self_attn.k_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+            "self_attn.v_proj": (KV_HEADS * HEAD_DIM, HIDDEN),
+            "self_attn.o_proj": (HIDDEN, HEADS * HEAD_DIM),
+            "mlp.gate_proj": (INNER, HIDDEN),
+            "mlp.up_proj": (INNER, HIDDEN),
+            "mlp.down_proj": (HIDDEN, INNER),
+        }
+        for name, (rows, columns) in sizes.items():
+            self.matrix(f"{prefix}{name}.weight", rows, columns)
+            if bias and name[-6] in "qkv" and "self_attn" in name:
+                self.vector(f"{prefix}{name}.bias", rows, 0.0)
+        if qk_norm:
+            for name in "qk":
+                self.vector(f"{prefix}self_attn.{name}_norm.weight", HEAD_DIM)
+        self.vector(prefix + "post_attention_layernorm.weight", HIDDEN)
+        if index:
+            self.vector(prefix + "input_layernorm.weight", HIDDEN)

@@ -1,0 +1,327 @@
+"""Pretend traffic for policies: scripted texts, drafters that are right as often as they are told, costs by formula."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import exp, log
+from types import SimpleNamespace
+from typing import Any
+
+from foreword.acceptance.rules.rule import Rule
+from foreword.control.asking import Pass
+from foreword.control.trimming import Offer, choose
+from foreword.kv.sequence import KvSequence
+from foreword.speculation.draft import NO_DRAFT, Draft
+from foreword.speculation.measured.acceptance_stats import AcceptanceStats
+from foreword.speculation.measured.situation import Situation
+from foreword.speculation.protocols import Policy
+from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
+from foreword.speculation.requests import DraftPlan, PassEntry
+from foreword.speculation.verdict import Verdict
+
+LENGTH, MOOD = 240, 40
+WRONG = 1000
+
+
+def interpolated(points: Sequence[tuple[int, float]]) -> Callable[[int], float]:
+    """A cost curve in seconds through points of (rows, milliseconds), straight between and after them."""
+
+    def seconds(rows: int) -> float:
+        for (x0, y0), (x1, y1) in pairwise(points):
+            if rows <= x1 or (x1, y1) == points[-1]:
+                return (y0 + (y1 - y0) * (rows - x0) / (x1 - x0)) / 1000
+        raise AssertionError
+
+    return seconds
+
+
+CPU = interpolated([(1, 6.7), (2, 6.7), (4, 8.9), (8, 15.3), (16, 29.7), (32, 56.2), (64, 110.0)])
+"""A small model on two cores: from a few rows on every row costs the same."""
+
+H200 = interpolated([(1, 6.0), (32, 6.4), (64, 7.0), (128, 8.6), (256, 12.5), (512, 21.0)])
+"""An 8B model on a GPU: the first rows are nearly free."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Requests of one cohort: how likely a guess is, how much that differs, how often there is one."""
+
+    rate: float
+    coverage: float = 1.0
+    spread: float = 0.5  # of requests, in log odds
+    mood: float = 0.5  # of passages, in log odds
+
+
+LOOKUP = {
+    "code": Kind(0.75, 0.5),
+    "extract": Kind(0.85, 0.7),
+    "chat": Kind(0.4, 0.12),
+    "creative": Kind(0.3, 0.08),
+}
+HEAD = {"code": Kind(0.8), "extract": Kind(0.85), "chat": Kind(0.65), "creative": Kind(0.55)}
+
+
+@dataclass(frozen=True)
+class PretendDrafter:
+    """What a drafter costs, in seconds, and how it does by cohort."""
+
+    name: str
+    kinds: dict[str, Kind]
+    call: float = 0.0
+    ask: float = 0.0
+    level: float = 0.0
+    depth: int = 8
+
+    def seconds(self, levels: int, asks: int) -> float:
+        return self.call + self.ask * asks + self.level * levels
+
+
+def lookup(name: str = "lookup", **kinds: Kind) -> PretendDrafter:
+    return PretendDrafter(name, {**LOOKUP, **kinds}, call=0.15e-3, ask=0.05e-3)
+
+
+def head(per_level: float = 0.5e-3) -> PretendDrafter:
+    return PretendDrafter("head", HEAD, level=per_level)
+
+
+class PretendRequest:
+    """A text of which everything is known: also which guesses will be right."""
+
+    def __init__(
+        self, number: int, cohort: str, drafters: Sequence[PretendDrafter], tenant: str = ""
+    ) -> None:
+        rng = random.Random(number)
+        self.request_id, self.cohort, self.tenant = number, cohort, tenant
+        self.tokens = [0]
+        self.prompt_len = 1
+        self.script = [rng.randrange(WRONG) for _ in range(LENGTH + 20)]
+        self.sampler = SimpleNamespace(rule=Rule.COUPLED)
+        self.acceptance = AcceptanceStats()
+        self.asked: dict[int, Any] = {}
+        self.kv = KvSequence()
+        self.epoch, self.prediction, self.prompt_logprobs, self.scored = 0, (), None, 0
+        self._luck = {one.name: rng.gauss(0, 1) for one in drafters}
+        self._moods = {one.name: [rng.gauss(0, 1) for _ in range(LENGTH // MOOD + 2)] for one in drafters}
+        self.speculation: DraftPlan | None = None
+        self.drafters = {one.name: one for one in drafters}
+
+    @property
+    def room(self) -> int:
+        return LENGTH - len(self.tokens)
+
+    def rate(self, drafter: PretendDrafter) -> float:
+        kind = drafter.kinds[self.cohort]
+        mood = self._moods[drafter.name][len(self.tokens) // MOOD]
+        odds = log(kind.rate / (1 - kind.rate)) + kind.spread * self._luck[drafter.name] + kind.mood * mood
+        return 1 / (1 + exp(-odds))
+
+    def draft(self, drafter: PretendDrafter, depth: int) -> Draft:
+        """The same guesses for the same place, whoever asks."""
+        place = len(self.tokens)
+        rng = random.Random(hash((self.request_id, place, len(drafter.name))))
+        if rng.random() >= drafter.kinds[self.cohort].coverage:
+            return NO_DRAFT
+        rate = self.rate(drafter)
+        tokens = [
+            self.script[place + level] if rng.random() < rate else WRONG for level in range(drafter.depth)
+        ]
+        return Draft.chain(tokens[: min(depth, self.room)], place)
+
+    def commit(self, draft: Draft) -> Verdict:
+        accepted = 0
+        for token in draft.tokens:
+            if token != self.script[len(self.tokens) + accepted]:
+                break
+            accepted += 1
+        fresh = tuple(self.script[len(self.tokens) : len(self.tokens) + accepted + 1])
+        self.tokens += fresh
+        return Verdict(tuple(range(accepted)), fresh, draft=draft)
+
+
+@dataclass
+class Run:
+    """Tokens and seconds of a run, and what plain decoding would have taken for the same tokens."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    plain: float = 0.0
+    steps: list[tuple[float, float]] = field(default_factory=list)  # (plain seconds, seconds) of each step
+
+    @property
+    def ratio(self) -> float:
+        return self.plain / self.seconds
+
+
+@dataclass
+class Traffic:
+    """A closed loop of requests on a target with a cost curve."""
+
+    curve: Callable[[int], float]
+    drafters: Sequence[PretendDrafter]
+    batch: int
+    cohorts: Sequence[str] = ("code", "extract", "chat", "creative")
+    noise: float = 0.03
+    seed: int = 0
+    plan_of: Callable[[PretendRequest], DraftPlan] | None = None
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(self.seed)
+        self._number = 10_000 * (self.seed + 1)
+        self.situation = Situation()
+        for rows in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512):
+            self.situation.costs.begin_with(0, [(rows, 0.95 * self.curve(rows))])
+        self.running: list[PretendRequest] = []
+
+    def run(self, policy: Policy, tokens: int) -> Run:
+        """At least this many tokens, of the same requests whatever the policy does."""
+        most, found = tokens, Run()
+        while found.tokens < most:
+            self._fill()
+            report = self._step(policy)
+            tokens = sum(len(part.verdict.tokens) for part in report.requests)
+            plain = tokens * self.curve(len(self.running)) / len(self.running)
+            found.tokens += tokens
+            found.seconds += report.seconds.total
+            found.plain += plain
+            found.steps.append((plain, report.seconds.total))
+            self.running = [request for request in self.running if request.room > 0]
+        return found
+
+    def _fill(self) -> None:
+        del self.running[self.batch :]
+        while len(self.running) < self.batch:
+            self._number += 1
+            cohort = random.Random(self._number).choice(self.cohorts)
+            request = PretendRequest(self._number, cohort, self.drafters)
+            request.speculation = self._plan(request)
+            self.running.append(request)
+
+    def _plan(self, request: PretendRequest) -> DraftPlan:
+        if self.plan_of is not None:
+            return self.plan_of(request)
+        drafter: Any = SimpleNamespace(choices={one.name: one for one in self.drafters})
+        return DraftPlan("route", drafter, 64, max(one.depth for one in self.drafters))
+
+    def _step(self, policy: Policy) -> StepReport:
+        entries = [
+            PassEntry(request, request.kv, len(request.tokens), 1, 0, True) for request in self.running
+        ]
+        plans = policy.plan(entries, self.situation)
+        calls, drafts = [], [NO_DRAFT] * len(entries)
+        by_method: dict[str, list[int]] = {}
+        for place, plan in enumerate(plans):
+            if plan is not None and self.running[place].room > 1:
+                by_method.setdefault(plan.method, []).append(place)
+        cost = {}
+        for method, places in by_method.items():
+            drafter = self.running[places[0]].drafters[method]
+            levels = max(plans[place].max_depth for place in places)  # type: ignore[union-attr]
+            for place in places:
+                depth = min(plans[place].max_depth, self.running[place].room - 1)  # type: ignore[union-attr]
+                drafts[place] = self.running[place].draft(drafter, depth)
+            seconds = drafter.seconds(levels, len(places)) * self._noisy()
+            calls.append(DrafterCall(method, len(places), 0, levels, 0, seconds))
+            cost[method] = seconds / len(places)
+        kept = policy.trim(entries, drafts, self.situation) if calls else drafts
+        rows = len(entries) + sum(map(len, kept))
+        drafting = sum(call.seconds for call in calls)
+        total = self.curve(rows) * self._noisy() + drafting
+        parts = []
+        for request, plan, draft in zip(self.running, plans, kept, strict=True):
+            method = plan.method if plan is not None and request.room > 1 else ""
+            context = len(request.tokens)
+            verdict = request.commit(draft)
+            parts.append(
+                RequestReport(request, verdict, 1, context, True, method, cost.get(method, 0.0))  # type: ignore[arg-type]
+            )
+        report = StepReport(parts, calls, StageSeconds(drafting, 0.0, 0.0, total))
+        self.situation.learn(report)
+        policy.learn(report)
+        return report
+
+    def _noisy(self) -> float:
+        return exp(self._rng.gauss(0, self.noise))
+
+
+class Oracle:
+    """Knows every rate and every cost; decides by the same arithmetic."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self._table = [traffic.curve(max(rows, 1)) for rows in range(1200)]
+        self._spent = 0.0
+        self._asked: dict[int, PretendDrafter] = {}
+
+    def plan(self, entries: Sequence[PassEntry], situation: Situation) -> list[DraftPlan | None]:
+        here = Pass.of(len(entries), len(entries), self._table)
+        best, best_rate, self._asked, self._spent = [], len(entries) / here.plain, {}, 0.0
+        for drafter in self._traffic.drafters:
+            ranked = sorted(entries, key=lambda entry: -self._value(entry.request, drafter))  # type: ignore[arg-type]
+            for count in sorted(
+                {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64} & set(range(len(entries) + 1)) | {len(entries)}
+            ):
+                for depth in range(1, drafter.depth + 1):
+                    rate = self._rate(here, [entry.request for entry in ranked[:count]], drafter, depth)  # type: ignore[misc]
+                    if rate > best_rate:
+                        best, best_rate = (
+                            [(entry.request.request_id, drafter, depth) for entry in ranked[:count]],
+                            rate,
+                        )
+                        self._spent = drafter.seconds(depth, count)
+        self._asked = {number: drafter for number, drafter, _ in best}
+        depths = {number: depth for number, _, depth in best}
+        return [
+            DraftPlan(self._asked[number].name, None, 64, depths[number])  # type: ignore[arg-type]
+            if (number := entry.request.request_id) in self._asked
+            else None
+            for entry in entries
+        ]
+
+    def _value(self, request: PretendRequest, drafter: PretendDrafter) -> float:
+        rate = request.rate(drafter)
+        return drafter.kinds[request.cohort].coverage * rate / (1 - rate)
+
+    def _rate(
+        self, here: Pass, asked: Sequence[PretendRequest], drafter: PretendDrafter, depth: int
+    ) -> float:
+        """Of tokens, if every draft is verified as far as that is worth it on its own."""
+        tokens, rows, waits = float(here.drawn), 0.0, here.plain
+        for request in asked:
+            rate, coverage = request.rate(drafter), drafter.kinds[request.cohort].coverage
+            survival = 1.0
+            for level in range(depth):
+                survival *= rate
+                longer = here.after(rows + level + 1) - here.after(rows + level)
+                if survival * here.per_token < longer:
+                    break
+                tokens += coverage * survival
+                waits += coverage * longer
+            rows += coverage * depth
+        return tokens / (waits + drafter.seconds(depth, len(asked)))
+
+    def trim(
+        self, entries: Sequence[PassEntry], drafts: Sequence[Draft], situation: Situation
+    ) -> list[Draft]:
+        here = Pass.of(len(entries), len(entries), self._table)
+        places = [place for place, draft in enumerate(drafts) if len(draft)]
+        offers = []
+        for place in places:
+            request: Any = entries[place].request
+            rate = request.rate(self._asked[request.request_id])
+            survival = [rate ** (level + 1) for level in range(len(drafts[place]))]
+            offers.append(Offer(request.request_id, drafts[place], survival))
+        kept = list(drafts)
+        if offers:
+            for place, draft in zip(places, choose(offers, here, self._spent), strict=True):
+                kept[place] = draft
+        return kept
+
+    def rows_wanted(self, requests: Sequence[Any], situation: Situation) -> int:
+        return 0
+
+    def learn(self, report: StepReport) -> None:
+        pass
+
+    def drafters(self) -> list[Any]:
+        return []

@@ -1,0 +1,239 @@
+"""Published layouts of EAGLE heads: our draft logits, step by step, against the mathematics written down directly."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foreword import LLM, SamplingParams
+from foreword.backends.interface import HeadInput, HeadOutput
+from helpers.cpu import needs_cpu_kernels
+from helpers.slow_heads import SlowHead, target_states
+from helpers.taught_heads import hf_target
+from helpers.tiny_heads import TinyHead
+from helpers.tiny_models import make_hf_model
+
+LAYERS, VOCAB = 6, 360
+IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to publish a head."""
+
+    head: Callable[[], TinyHead]
+    save: Callable[[TinyHead, Path], Path]
+    boundaries: tuple[int, ...] = ()  # empty: the last layer, after the final norm
+    flags: dict[str, bool] = field(default_factory=dict)
+    target: dict[str, Any] = field(default_factory=dict)  # how the target differs
+
+
+def eagle3(**options: Any) -> Callable[[], TinyHead]:
+    return lambda: TinyHead(VOCAB, **options).eagle3()
+
+
+def plain_feature() -> TinyHead:
+    """As Model-Optimizer writes it without aux states: neither fc nor hidden_norm."""
+    head = TinyHead(VOCAB, draft_vocab=200).eagle3()
+    for name in ("fc.weight", "layers.0.hidden_norm.weight"):
+        del head.tensors[name]
+    return head
+
+
+def without(head: TinyHead, *names: str) -> TinyHead:
+    """Left to the target."""
+    for name in names:
+        head.tensors.pop(name, None)
+    return head
+
+
+SGLANG_NORMS = {"fc_norm.0.": "aux_norm_low.", "fc_norm.1.": "aux_norm_mid.", "fc_norm.2.": "aux_norm_high."}
+
+LAYOUTS: dict[str, Layout] = {
+    "EAGLE-3": Layout(
+        eagle3(draft_vocab=200, own_ends=False),
+        lambda head, path: head.save(path, {"layers.0.": "midlayer."}, draft_vocab_size=200),
+        (2, 3, 3),
+    ),
+    "speculators": Layout(
+        eagle3(draft_vocab=200),
+        lambda head, path: head.save_speculators(path, norm_before_residual=True, **{IDS: [1, 4, 6]}),
+        (1, 4, 6),
+        {"norm_before_residual": True},
+    ),
+    "speculators, says nothing of the residual": Layout(
+        eagle3(draft_vocab=150),
+        lambda head, path: head.save_speculators(path, **{IDS: [0, 2, 5]}),
+        (0, 2, 5),
+        {"norm_before_residual": True},
+    ),
+    "SpecForge 3.1": Layout(
+        eagle3(draft_vocab=200, own_ends=False, norms="each"),
+        lambda head, path: head.save(
+            path,
+            {"layers.0.": "midlayer."},
+            draft_vocab_size=200,
+            fc_norm=True,
+            norm_output=True,
+            eagle_config={IDS: [1, 2, 4], "use_aux_hidden_state": True},
+        ),
+        (2, 3, 5),
+        {"norm_output": True},
+    ),
+    "SGLang": Layout(
+        eagle3(draft_vocab=200, layers=2, norms="each", fc_bias=True),
+        lambda head, path: head.save(
+            path,
+            {**SGLANG_NORMS, "layers.1.input_layernorm.": "layers.1.hidden_norm."},
+            draft_vocab_size=200,
+            use_aux_norm=True,
+        ),
+        (2, 3, 3),
+    ),
+    "vLLM": Layout(
+        eagle3(draft_vocab=200, norms="whole", bias=True),
+        lambda head, path: head.save(
+            path, {"": "model."}, draft_vocab_size=200, norm_before_fc=True, **{IDS: [3, 4, 5]}
+        ),
+        (3, 4, 5),
+    ),
+    "Model-Optimizer": Layout(
+        lambda: without(TinyHead(VOCAB, draft_vocab=200).eagle3(), "t2d", "embed_tokens.weight"),
+        lambda head, path: head.save(path, draft_vocab_size=200, eagle_config={IDS: [0, 2, 5]}),
+        (1, 3, 6),
+    ),
+    "Model-Optimizer without aux states": Layout(
+        plain_feature,
+        lambda head, path: head.save(
+            path, draft_vocab_size=200, eagle_config={"use_aux_hidden_state": False}
+        ),
+    ),
+    "DeepSpec": Layout(
+        eagle3(taps=5, qk_norm=True),
+        lambda head, path: head.save(path, target_layer_ids=[0, 1, 2, 3, 4]),
+        (1, 2, 3, 4, 5),
+    ),
+    "a narrower target": Layout(
+        eagle3(draft_vocab=200, target_hidden=32),
+        lambda head, path: head.save(path, draft_vocab_size=200, target_hidden_size=32, **{IDS: [1, 2, 3]}),
+        (1, 2, 3),
+        target={"hidden_size": 32},
+    ),
+    "EAGLE-1": Layout(
+        lambda: without(TinyHead(VOCAB, fc_bias=True, own_ends=False).eagle()),
+        lambda head, path: head.save(path, bias=True),
+        flags={"fused": True},
+    ),
+    "EAGLE-1 without bias": Layout(
+        lambda: TinyHead(VOCAB, bias=True).eagle(),
+        lambda head, path: head.save(path, qkv_bias=True),
+        flags={"fused": True},
+    ),
+    "EAGLE-1 of two layers, vLLM": Layout(
+        lambda: TinyHead(VOCAB, layers=2).eagle(),
+        lambda head, path: head.save(path, {"": "model."}),
+        flags={"fused": True},
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("formats")
+
+
+def target_path(folder: Path, layout: Layout) -> Path:
+    path = folder / "-".join(["target", *map(str, layout.target.values())])
+    return path if path.exists() else make_hf_model(path, num_hidden_layers=LAYERS, **layout.target)
+
+
+class Overheard:
+    """Every pass of a drafter's head, with the text that it was for."""
+
+    def __init__(self, drafter: Any) -> None:
+        self.found: list[tuple[list[int], list[int], torch.Tensor]] = []  # (text, path of guesses, logits)
+        self._forward, self._propose = drafter._runner.forward, drafter.propose
+        self._text: list[int] = []
+        self._rows: list[int] = []  # tokens of the guesses that were read
+        drafter._runner.forward, drafter.propose = self.forward, self.propose
+
+    def propose(self, asks: Any) -> Any:
+        self._text, self._rows = list(asks[0].request.tokens), []
+        return self._propose(asks)
+
+    def forward(self, wanted: HeadInput, store: Any) -> HeadOutput:
+        output = self._forward(wanted, store)
+        arrays = wanted.arrays
+        if wanted.are_own:
+            self._rows += arrays.token_ids.tolist()
+        for place, row in enumerate(arrays.logit_rows):
+            mask = int(arrays.ancestor_masks[row, 0])
+            path = [token for bit, token in enumerate(self._rows) if mask >> bit & 1]
+            self.found.append((self._text, path, output.logits[place].clone()))
+        return output
+
+
+def compare(
+    folder: Path, name: str, speculation: dict[str, Any], backend: str, dtype: str
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(ours, expected) for every row whose logits the head was asked for."""
+    layout, path = LAYOUTS[name], folder / name
+    target, head = target_path(folder, layout), layout.head()
+    if not path.exists():
+        layout.save(head, path)
+    llm = LLM(
+        str(target),
+        dtype=dtype,
+        device="cpu",
+        backend=backend,
+        speculation={"model": str(path), "fixed": True, **speculation},
+    )
+    guard: Any = llm.engine.drafters.default.drafter
+    overheard = Overheard(guard._drafter)
+    params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    llm.generate({"prompt_token_ids": [*range(20, 60), 7]}, params)
+    assert not guard.faults
+    model = hf_target(target)
+    tensors = dict(head.tensors)
+    tensors.setdefault("embed_tokens.weight", model.model.embed_tokens.weight.detach())
+    tensors.setdefault("lm_head.weight", model.lm_head.weight.detach())
+    slow = SlowHead(tensors, head.config, layout.flags)
+    pairs = []
+    for text, guesses, logits in overheard.found:
+        states = target_states(model, text[:-1], layout.boundaries, normed=not layout.boundaries)
+        expected = slow.chain(text, states, guesses, len(layout.boundaries))
+        pairs.append((logits, expected[-1]))
+    return pairs
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype"), [("torch", "float32"), pytest.param("cpu", "float32", marks=needs_cpu_kernels)]
+)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_draft_logits_are_those_of_the_published_mathematics(
+    folder: Path, name: str, backend: str, dtype: str
+):
+    pairs = compare(folder, name, {"num_speculative_tokens": 3}, backend, dtype)
+    assert len(pairs) >= 12
+    for ours, expected in pairs:
+        torch.testing.assert_close(ours.double(), expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("cpu", marks=needs_cpu_kernels)])
+@pytest.mark.parametrize("name", ["EAGLE-3", "SGLang", "EAGLE-1"])
+def test_a_node_of_a_tree_reads_its_own_ancestors(folder: Path, name: str, backend: str):
+    shape = {"num_speculative_tokens": 12, "tree_width": 3, "max_depth": 4}
+    pairs = compare(folder, name, shape, backend, "float32")
+    assert len(pairs) >= 30
+    for ours, expected in pairs:
+        torch.testing.assert_close(ours.double(), expected, atol=2e-4, rtol=1e-4)
+
+
+@needs_cpu_kernels
+@pytest.mark.parametrize("name", ["EAGLE-3", "speculators", "EAGLE-1"])
+def test_eight_bits_come_close(folder: Path, name: str):
+    for ours, expected in compare(folder, name, {"num_speculative_tokens": 3}, "cpu", "int8"):
+        assert (ours - expected).norm() < 0.15 * expected.norm()

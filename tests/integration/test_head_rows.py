@@ -1,0 +1,304 @@
+"""The KV rows of heads in the target's pages: whatever happened to a request, they are those of its text."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foreword.acceptance.params import SamplingParams
+from foreword.backends.runner import ModelRunner
+from foreword.control.fixed import FixedPolicy
+from foreword.drafters.config import SpeculationConfig
+from foreword.engine.config import EngineConfig
+from foreword.engine.core import EngineCore, EngineParts
+from foreword.engine.loader import LoadedModel, load_model
+from foreword.engine.messages import NewRequest
+from foreword.engine.request import Request
+from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
+from foreword.kv.sequence import KvSequence
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Ask, Commit, KvMemory, needs_of
+from foreword.speculation.measured.situation import Situation
+from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
+from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
+from helpers.cpu import needs_cpu_kernels
+from helpers.taught_heads import hf_target, teach
+from helpers.tiny_heads import TinyHead
+from helpers.tiny_models import make_hf_model
+
+pytestmark = needs_cpu_kernels
+
+FORMS: dict[str, dict[str, Any]] = {
+    "eagle3 chain": {"method": "eagle3", "num_speculative_tokens": 3},
+    "eagle3 tree": {"method": "eagle3", "num_speculative_tokens": 7, "tree_width": 3, "max_depth": 3},
+    "eagle chain": {"method": "eagle", "num_speculative_tokens": 3},
+    "eagle tree": {"method": "eagle", "num_speculative_tokens": 8, "tree_width": 4, "max_depth": 3},
+    "two layers": {"method": "eagle3", "num_speculative_tokens": 6, "tree_width": 2, "max_depth": 3},
+}
+SYSTEM = tuple(range(30, 64))  # two pages and two tokens that many prompts begin with
+TAUGHT = [(*SYSTEM, 5 * i, 7 * i, 11 * i, 3, 90 - i) for i in range(4)]  # what follows these, the heads know
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    path = make_hf_model(tmp_path_factory.mktemp("target"), num_hidden_layers=5)
+    return load_model(str(path), dtype="int8", device="cpu", backend="cpu")
+
+
+def plain_text(model: LoadedModel, prompt: tuple[int, ...], tokens: int) -> list[int]:
+    core = EngineCore(model.decoder, model.vocabulary())
+    greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    (request,) = core.add(NewRequest("plain", prompt, greedy))
+    while core.has_requests:
+        core.step()
+    return request.output_ids
+
+
+@pytest.fixture(scope="module")
+def heads(model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Heads that guess right often enough for paths of trees to be accepted."""
+    folder, target, vocab = tmp_path_factory.mktemp("heads"), hf_target(model.checkpoint.path), 360
+    texts = [[*prompt, *plain_text(model, prompt, 30)] for prompt in TAUGHT]
+    ids = {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
+    found = {}
+    for name, layers in (("eagle3", 1), ("two layers", 2)):
+        head = TinyHead(vocab, draft_vocab=250, layers=layers).eagle3()
+        teach(head, target, texts, (1, 3, 5))
+        found[name] = head.save(folder / name, draft_vocab_size=250, **ids)
+    head = TinyHead(vocab).eagle()
+    teach(head, target, texts, (5,), fused=True)
+    found["eagle"] = head.save(folder / "eagle")
+    return found
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest, heads: dict[str, Path]) -> dict[str, Any]:
+    chosen = FORMS[request.param]
+    return {**chosen, "model": str(heads.get(request.param, heads[chosen["method"]]))}
+
+
+class Fresh:
+    """Another head of the same files, which reads whole texts in one pass."""
+
+    def __init__(self, model: LoadedModel, form: dict[str, Any]) -> None:
+        self._decoder = model.decoder
+        self._drafter: Any = model.build_drafter(SpeculationConfig.parse(form))
+        self.needs = needs_of(self._drafter)
+
+    def rows(self, request: Request, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the first `count` rows; the first token has none."""
+        pages = -(-len(request.tokens) // PAGE_SIZE)
+        runner = ModelRunner.allocate(self._decoder, pages, PAGE_SIZE, self.needs.rows)
+        cache = PagedCache(pages)
+        kv = cache.open()
+        cache.reserve(kv, count)
+        rows = SequenceRows(kv, request.tokens, count, Draft(), run_logits=0, wants_hidden=True)
+        batch = BatchBuffers(entries=0).lay_out(cache, [rows], (), self.needs.taps)
+        hidden = runner.forward(batch).hidden
+        cache.commit(kv, count, ())
+        held = KvMemory(cache, runner.store).of(kv)
+        commit = Commit(as_drafter_sees(request), 0, count, hidden, pages=held, settled=count)
+        self._drafter.observe([commit])
+        extra = kv.rows_of(self.needs.rows[0].name)
+        if extra.end < count:  # a few rows are left to the next guess
+            self._drafter._drafter._run_true([self._rest(held, extra, request, count)], 0)
+        return read(runner, kv, self.needs.rows[0].name, count)
+
+    def _rest(self, held: Any, extra: Any, request: Request, count: int) -> Any:
+        from foreword.drafters.heads.stepwise import _Run
+
+        return _Run(held, extra, request.tokens, extra.end, count)
+
+
+def read(runner: ModelRunner, kv: KvSequence, name: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values [layers, heads, rows, numbers] of rows 1 .. count."""
+    keys, values = runner.store.arrays(name)
+    pages = kv.pages[: -(-count // PAGE_SIZE)]
+    k = keys[:, pages].permute(0, 2, 1, 4, 3).flatten(2, 3)
+    v = values[:, pages].permute(0, 2, 1, 3, 4).flatten(2, 3)
+    return k[:, :, 1:count].clone(), v[:, :, 1:count].clone()
+
+
+class Flickering(FixedPolicy):
+    """Leaves requests out now and then, one of them for long."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.rng = random.Random(4)
+
+    def plan(self, entries: Sequence[PassEntry], situation: Situation) -> list[DraftPlan | None]:
+        plans = super().plan(entries, situation)
+        return [plan if self.rng.random() < 0.8 else None for plan in plans]
+
+
+def test_rows_in_the_pages_are_those_of_the_text(model: LoadedModel, form: dict[str, Any]):
+    """Through chunks, trees, forks, preemptions, prefix hits, failures and steps without guesses."""
+    config = SpeculationConfig.parse(form)
+    drafter = model.build_drafter(config)
+    policy = Flickering(drafter, config.num_speculative_tokens, config.max_depth)
+    sizes = EngineConfig(
+        max_num_batched_tokens=48, max_num_seqs=4, kv_cache_memory_bytes=32 << 20, max_draft_share=100.0
+    )
+    core = EngineCore(model.decoder, model.vocabulary(), EngineParts(sizes, policy))
+    fresh, rng, name = Fresh(model, form), random.Random(2), needs_of(drafter).rows[0].name
+    forward, calls = core.runner.decoder.forward, [0]
+
+    def failing(*args: Any) -> Any:
+        calls[0] += args[1] is core.runner.store
+        if calls[0] % 9 == 0 and args[1] is core.runner.store:
+            raise ConnectionError("planted")
+        return forward(*args)
+
+    core.runner.decoder.forward = failing
+    try:
+        compared, late, moved = _run(core, fresh, name, rng)
+    finally:
+        core.runner.decoder.forward = forward
+    assert compared > 400
+    assert moved > 20 or "tree_width" not in form
+    assert late < compared / 10
+    assert core.cache.prefix_hits > 0
+    assert core.scheduler.preemptions > 0
+    assert not drafter.faults
+
+
+def _run(core: EngineCore, fresh: Fresh, name: str, rng: random.Random) -> tuple[int, int, int]:
+    compared = late = moved = 0
+    coming = 12
+    while coming or core.has_requests:
+        if coming and rng.random() < 0.3:
+            coming -= 1
+            prompt = rng.choice(TAUGHT) if coming % 3 else tuple(rng.choices(range(3, 360), k=40))
+            params = SamplingParams(
+                temperature=rng.choice((0.0, 0.0, 0.7)), max_tokens=30, n=rng.choice((1, 2)), ignore_eos=True
+            )
+            core.add(NewRequest(f"r{coming}", prompt, params))
+        if core.scheduler.running and rng.random() < 0.06:
+            core.scheduler.preempt(rng.choice(core.scheduler.running))
+        core.step()
+        core.check_integrity()
+        for request in core.scheduler.running:
+            rows = request.kv.extra.get(name)
+            if rows is None or rows.end < 2 or rng.random() < 0.5:
+                continue
+            assert rows.end <= request.kv.computed
+            if rows.begin > 0:
+                late += rows.end - rows.begin
+                continue
+            found, expected = read(core.runner, request.kv, name, rows.end), fresh.rows(request, rows.end)
+            for one, other in zip(found, expected, strict=True):
+                assert torch.equal(one, other)
+            compared += rows.end
+        moved += len(core.cache.pending_moves)
+    return compared, late, moved
+
+
+def test_a_prefix_hit_guesses_at_once_and_with_the_whole_past(model: LoadedModel, form: dict[str, Any]):
+    config = SpeculationConfig.parse(form)
+    parts = EngineParts(build_drafter=model.build_drafter, speculation=config)
+    core = EngineCore(model.decoder, model.vocabulary(), parts)
+    name = needs_of(core.drafters.default.drafter).rows[0].name
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    drafts: list[list[tuple[int, ...]]] = []
+    for tail in ((7, 8, 9), (7, 8, 9), (200, 5)):
+        (request,) = core.add(NewRequest("one", (*SYSTEM, *tail), params, progress=True))
+        shown: list[tuple[int, ...]] = []
+        while core.has_requests:
+            for delta in core.step():
+                shown += [draft.tokens for draft in delta.drafts]
+            if request.finish_reason is None and name in request.kv.extra:
+                assert request.kv.extra[name].begin == 0
+        drafts.append(shown)
+    assert core.cache.prefix_hits == 2 * 2 * PAGE_SIZE
+    assert drafts[0] == drafts[1], "the guesses after a hit are those of the whole text"
+    assert any(drafts[2][1:3])
+
+
+def test_a_head_that_was_off_starts_again_from_the_last_states(model: LoadedModel, form: dict[str, Any]):
+    """Its past is shorter then; the text is the same, and while it is off it makes no pass."""
+
+    class Switched(FixedPolicy):
+        is_on = True
+
+        def plan(self, entries: Sequence[PassEntry], situation: Situation) -> list[DraftPlan | None]:
+            return super().plan(entries, situation) if self.is_on else [None] * len(entries)
+
+    config = SpeculationConfig.parse(form)
+    drafter = model.build_drafter(config)
+    policy = Switched(drafter, config.num_speculative_tokens, config.max_depth)
+    core = EngineCore(model.decoder, model.vocabulary(), EngineParts(policy=policy))
+    name = needs_of(drafter).rows[0].name
+    passes = [0]
+    head: Any = drafter._drafter._runner
+    forward = head.forward
+
+    def counted(*args: Any) -> Any:
+        passes[0] += 1
+        return forward(*args)
+
+    head.forward = counted
+    params = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
+    (request,) = core.add(NewRequest("one", SYSTEM, params))
+    for _ in range(4):
+        core.step()
+    policy.is_on, before, last = False, passes[0], request.kv.extra[name].end
+    while len(request.output_ids) < 100:
+        core.step()
+    assert passes[0] == before
+    assert request.kv.extra[name].end == last
+    policy.is_on = True
+    core.step()
+    rows = request.kv.extra[name]
+    assert passes[0] > before
+    assert rows.begin == len(SYSTEM) + 100 - 1 - 64 + 1
+    while core.has_requests:
+        core.step()
+    assert request.output_ids == plain_text(model, SYSTEM, 150)
+
+
+def test_a_drafter_of_a_request_and_one_of_the_policy_are_both_told(
+    model: LoadedModel, heads: dict[str, Path]
+):
+    """Each has rows of its own in the same pages."""
+    own = SpeculationConfig.parse({"method": "eagle", "model": str(heads["eagle"])})
+    brought = model.build_drafter(
+        SpeculationConfig.parse({"method": "eagle3", "model": str(heads["eagle3"])})
+    )
+
+    class Alternating(FixedPolicy):
+        turn = 0
+
+        def plan(self, entries: Sequence[PassEntry], situation: Situation) -> list[DraftPlan | None]:
+            self.turn += 1
+            mine = DraftPlan("brought", brought, 3, 3)
+            return [mine if self.turn % 2 else entry.request.speculation for entry in entries]
+
+        def drafters(self) -> list[Any]:
+            return [brought]
+
+    parts = EngineParts(policy=Alternating(), build_drafter=model.build_drafter, speculation=own)
+    core = EngineCore(model.decoder, model.vocabulary(), parts)
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    (request,) = core.add(NewRequest("one", SYSTEM, params))
+    kinds: dict[str, int] = {}
+    while core.has_requests:
+        core.step()
+        kinds |= {name: rows.end for name, rows in request.kv.extra.items() if rows.begin == 0}
+    assert len(kinds) == 2
+    assert min(kinds.values()) > len(SYSTEM) + 20
+    assert not core.drafters.fault_counts() and not core.faults
+
+
+def test_an_ask_without_states_is_answered_with_nothing(model: LoadedModel, heads: dict[str, Path]):
+    drafter = model.build_drafter(
+        SpeculationConfig.parse({"method": "eagle3", "model": str(heads["eagle3"])})
+    )
+    core = EngineCore(model.decoder, model.vocabulary(), EngineParts(policy=FixedPolicy(drafter, 3)))
+    (request,) = core.add(NewRequest("one", (5,), SamplingParams(max_tokens=3, ignore_eos=True)))
+    assert len(drafter.propose([Ask(as_drafter_sees(request), 3, 3)])[0]) == 0
+    while core.has_requests:
+        core.step()
+    assert not drafter.faults

@@ -1,0 +1,99 @@
+"""Paged attention over prefix and ancestors against a sum written out for every row."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers.cuda import KERNEL_DEVICE, has_gpu, needs_triton
+
+pytestmark = needs_triton
+
+PAGE, HEADS, KV_HEADS, DIM = 16, 6, 2, 40
+
+
+@dataclass(frozen=True)
+class Row:
+    request: int
+    position: int
+    prefix: int
+    mask: int
+
+
+def tree_rows(request: int, prefix: int, parents: list[int]) -> list[Row]:
+    """The newest committed token, then a tree of guesses."""
+    masks: list[int] = []
+    for node, parent in enumerate(parents):
+        masks.append((masks[parent] if parent >= 0 else 0) | 1 << node)
+    guesses = [Row(request, prefix + mask.bit_count() - 1, prefix, mask) for mask in masks]
+    return [Row(request, prefix - 1, prefix, 0), *guesses]
+
+
+def prompt_rows(request: int, first: int, count: int) -> list[Row]:
+    return [Row(request, first + i, first + i + 1, 0) for i in range(count)]
+
+
+CASES = {
+    "plain": [tree_rows(0, 1, []), tree_rows(1, 700, []), tree_rows(2, 256, [])],
+    "chains": [tree_rows(0, 255, [-1, 0, 1]), tree_rows(1, 37, [-1, 0, 1, 2, 3])],
+    "trees": [
+        tree_rows(0, 290, [-1, 0, -1, 1, 2]),
+        tree_rows(1, 254, [-1, -1, 0, 1, 2, 3, 3]),
+        tree_rows(2, 9, []),
+    ],
+    "prompts": [prompt_rows(0, 0, 20), prompt_rows(1, 300, 7), tree_rows(2, 64, [-1, -1, 0])],
+}
+
+
+def expected_row(row: Row, query: Tensor, keys: Tensor, values: Tensor, table: list[int]) -> Tensor:
+    seen = [*range(row.prefix), *(row.prefix + node for node in range(64) if row.mask >> node & 1)]
+    slots = torch.tensor([table[place // PAGE] * PAGE + place % PAGE for place in seen], device=keys.device)
+    k = keys[slots].double().repeat_interleave(HEADS // KV_HEADS, dim=1)  # [seen, heads, dim]
+    v = values[slots].double().repeat_interleave(HEADS // KV_HEADS, dim=1)
+    weights = (torch.einsum("hd,shd->hs", query.double(), k) * DIM**-0.5).softmax(-1)
+    return torch.einsum("hs,shd->hd", weights, v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if has_gpu else [torch.float32])
+@pytest.mark.parametrize("tile_rows", [1, 4])
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_every_row_sees_its_prefix_and_its_ancestors(
+    case: str, split: bool, tile_rows: int, dtype: torch.dtype
+):
+    from foreword.backends.cuda.kernels.attention import RowTiles, Sight, Workspace, ancestor_slots, attend
+
+    groups, rng = CASES[case], random.Random(7)
+    rows = [row for group in groups for row in group]
+    pages = rng.sample(range(200), 48 * len(groups))
+    tables = [pages[48 * i : 48 * (i + 1)] for i in range(len(groups))]
+    keys, values = (torch.randn(200 * PAGE, KV_HEADS, DIM, device=KERNEL_DEVICE).to(dtype) for _ in range(2))
+    queries = torch.randn(len(rows), HEADS, DIM, device=KERNEL_DEVICE).to(dtype)
+
+    def ints(numbers: list[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int32, device=KERNEL_DEVICE)
+
+    tiles, first = [], 0
+    for request, group in enumerate(groups):
+        tiles += [
+            (first + i, min(tile_rows, len(group) - i), request) for i in range(0, len(group), tile_rows)
+        ]
+        first += len(group)
+    tiles.append((0, 0, 0))  # as padding has it
+    row_tiles = RowTiles(*(ints(list(column)) for column in zip(*tiles, strict=True)), tile_rows)
+    prefixes, block_tables = (
+        ints([row.prefix for row in rows]),
+        torch.stack([ints(table) for table in tables]),
+    )
+    masks = torch.tensor([[row.mask] for row in rows], dtype=torch.int64, device=KERNEL_DEVICE)
+    ancestors = ancestor_slots(prefixes, masks, ints([row.request for row in rows]), block_tables, PAGE)
+    has_trees = any(row.mask & (row.mask + 1) for row in rows)
+    sight = Sight(ints([row.position for row in rows]), prefixes, block_tables, ancestors, PAGE, has_trees)
+    workspace = Workspace.allocate(row_tiles, HEADS, 8, DIM) if split else None
+    found = torch.full_like(queries, float("nan"))
+    attend(queries, keys, values, sight, row_tiles, found, workspace)
+    for row, query, result in zip(rows, queries, found, strict=True):
+        expected = expected_row(row, query, keys, values, tables[row.request])
+        assert (result.double() - expected).abs().max() < (1e-5 if dtype == torch.float32 else 2e-2)

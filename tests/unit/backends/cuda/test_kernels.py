@@ -1,0 +1,106 @@
+"""Every Triton kernel against torch, on odd sizes and outputs full of NaN: on a GPU, or interpreted."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers.cuda import KERNEL_DEVICE, has_gpu, needs_triton
+
+pytestmark = needs_triton
+
+DTYPES = [torch.float32, torch.bfloat16] if has_gpu else [torch.float32]
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, device=KERNEL_DEVICE).to(dtype)
+
+
+def poison(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.full(shape, float("nan"), device=KERNEL_DEVICE, dtype=dtype)
+
+
+def ints(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=KERNEL_DEVICE)
+
+
+def close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    scale = expected.abs().max().float() + 1e-6
+    return bool(((found.float() - expected.float()).abs().max() / scale) < TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [(1, 48, 64), (5, 70, 96), (33, 130, 100)])
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+def test_linear(sizes: tuple[int, int, int], swapped: bool, biased: bool, dtype: torch.dtype):
+    from foreword.backends.cuda.kernels.linear import Tile, linear
+
+    rows, columns, depth = sizes
+    x, weight = random(rows, depth, dtype=dtype), random(columns, depth, dtype=dtype)
+    bias = random(columns, dtype=dtype) if biased else None
+    found = linear(x, weight, bias, poison(rows, columns, dtype=dtype), Tile(16, 64, 32, swapped=swapped))
+    expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    assert close(found, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("adds", [False, True])
+def test_add_norm(adds: bool, dtype: torch.dtype):
+    from foreword.backends.cuda.kernels.rows import add_norm
+    from foreword.backends.torch.norms import rms_norm
+
+    stream, delta, weight = random(3, 72, dtype=dtype), random(3, 72, dtype=dtype), random(72, dtype=dtype)
+    total = stream + delta if adds else stream.clone()
+    found = add_norm(stream, delta if adds else None, weight, 1e-5, poison(3, 72, dtype=dtype))
+    assert torch.equal(stream, total)
+    assert close(found, rms_norm(total, weight, 1e-5), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotation_with_the_write_to_kv_memory(normed: bool, dtype: torch.dtype):
+    from foreword.backends.cuda.kernels.rows import rotate_and_keep
+    from foreword.backends.torch.norms import rms_norm
+    from foreword.models.rope import rotate
+
+    rows, heads, kv_heads, dim = 4, 6, 2, 20
+    qkv, slots = random(rows, heads + 2 * kv_heads, dim, dtype=dtype), ints([3, 0, 7, 5])
+    angles = random(rows, dim // 2)
+    norms = (random(dim, dtype=dtype), random(dim, dtype=dtype)) if normed else None
+    keys, values = poison(8, kv_heads, dim, dtype=dtype), poison(8, kv_heads, dim, dtype=dtype)
+    queries = poison(rows, heads, dim, dtype=dtype)
+    rotate_and_keep(qkv, (angles.cos(), angles.sin()), slots, norms, 1e-5, keys, values, queries)
+    q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
+    if norms is not None:
+        q, k = rms_norm(q, norms[0], 1e-5), rms_norm(k, norms[1], 1e-5)
+    cos_sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    assert close(queries, rotate(q, *cos_sin), dtype)
+    assert close(keys[slots.long()], rotate(k, *cos_sin), dtype)
+    assert torch.equal(values[slots.long()], v)
+    untouched = [slot for slot in range(8) if slot not in slots.tolist()]
+    assert keys[untouched].isnan().all() and values[untouched].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_activation_embedding_and_rows(dtype: torch.dtype):
+    from foreword.backends.cuda.kernels.rows import embed, silu_times_up, take_rows
+
+    gate_up = random(3, 2 * 100, dtype=dtype)
+    gate, up = gate_up.chunk(2, dim=-1)
+    found = silu_times_up(gate_up, poison(3, 100, dtype=dtype))
+    assert close(found, torch.nn.functional.silu(gate) * up, dtype)
+    table, ids = random(9, 36, dtype=dtype), ints([8, 0, 3, 3])
+    assert torch.equal(embed(ids, table, poison(4, 36, dtype=dtype)), table[ids.long()])
+    assert torch.equal(take_rows(table, ids, poison(4, 36, dtype=dtype)), table[ids.long()])
+
+
+def test_moves_read_everything_before_they_write():
+    from foreword.backends.cuda.kernels.moves import move_rows
+
+    memory = random(2, 10, 3, 8)
+    expected = memory.clone()
+    copies = torch.tensor([[1, 2], [2, 3], [5, 5], [3, 1]], dtype=torch.int32, device=KERNEL_DEVICE)
+    expected[:, copies[:, 1].long()] = memory[:, copies[:, 0].long()]
+    move_rows(memory, copies)
+    assert torch.equal(memory, expected)

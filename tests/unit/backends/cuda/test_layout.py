@@ -1,0 +1,56 @@
+"""How passes are cut into tiles and rounded; on the host alone."""
+
+import random
+
+import numpy as np
+import pytest
+
+from foreword.speculation.draft import Draft
+from foreword.speculation.requests import PassEntry
+from foreword.speculation.transaction import Transaction
+from helpers.cuda import needs_triton
+from helpers.passes import make_request
+from helpers.trees import random_tokens, random_tree
+
+pytestmark = needs_triton
+
+
+def laid_out(runs: list[int], drafts: list[Draft], group: int):
+    from foreword.backends.cuda.layout import Layout
+    from foreword.kv.paged_cache import PagedCache
+
+    cache = PagedCache(200)
+    rng = random.Random(0)
+    requests = [make_request(cache, random_tokens(rng, run)) for run in runs]
+    entries = [PassEntry.of(request, run) for request, run in zip(requests, runs, strict=True)]
+    with Transaction(cache, entries) as transaction:
+        batch = transaction.batch(drafts)
+        return batch, Layout.of(batch, cache.page_size, group)
+
+
+@pytest.mark.parametrize("group", [1, 3, 4, 7, 32, 128])
+def test_every_row_is_in_one_tile_of_its_request(group: int):
+    rng = random.Random(group)
+    runs = [1, 300, 5, 1, 17]
+    drafts = [random_tree(rng, 9, 1), Draft(), Draft(), Draft.chain(random_tokens(rng, 64), 1), Draft()]
+    batch, layout = laid_out(runs, drafts, group)
+    owners = np.full(len(batch.token_ids), -1)
+    for tiles, most in ((layout.narrow, layout.shape.narrow_rows), (layout.wide, layout.shape.wide_rows)):
+        assert (tiles.counts >= 1).all() and (tiles.counts <= most).all()
+        for first, count, request in zip(tiles.first_rows, tiles.counts, tiles.requests, strict=True):
+            assert (owners[first : first + count] == -1).all()
+            owners[first : first + count] = request
+    assert owners.tolist() == layout.requests.tolist()
+    assert not {0, 3} & set(layout.wide.requests.tolist()), (
+        "guesses may branch, which wide tiles do not follow"
+    )
+    assert layout.shape.has_trees
+    assert layout.shape.rows >= len(batch.token_ids) and layout.shape.rows % 256 == 0
+
+
+def test_passes_of_like_size_have_one_shape():
+    shapes = {laid_out([length] * 3, [Draft.chain([1, 2], length)] * 3, 4)[1].shape for length in (1, 1, 1)}
+    assert len(shapes) == 1
+    shape = shapes.pop()
+    assert shape.is_decode and (shape.rows, shape.narrow_rows, shape.wide_tiles) == (16, 4, 0)
+    assert not shape.has_trees

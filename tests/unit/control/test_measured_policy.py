@@ -1,0 +1,235 @@
+"""The measured policy on scripted traffic: near an oracle, and never far below plain decoding."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from foreword.acceptance.rules.drawn import Drawn
+from foreword.acceptance.rules.rule import Rule
+from foreword.control.measured import MeasuredPolicy
+from foreword.control.settings import ControlSettings
+from foreword.speculation.draft import Draft
+from foreword.speculation.requests import DraftPlan, PassEntry
+from helpers.traffic import CPU, H200, Kind, Oracle, PretendDrafter, PretendRequest, Traffic, head, lookup
+
+WARM = 3000
+
+SCENARIOS = [
+    (CPU, lookup, 1),
+    (CPU, lookup, 4),
+    (H200, head, 1),
+    (H200, lookup, 8),
+    *(
+        pytest.param(curve, drafter, batch, marks=pytest.mark.slow)
+        for curve, drafter, batch in [
+            (CPU, lookup, 16),
+            (H200, head, 8),
+            (H200, head, 32),
+            (H200, lookup, 32),
+            (H200, lambda: head(2.6e-3), 32),
+        ]
+    ),
+]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("curve", "drafter", "batch"), SCENARIOS)
+def test_the_policy_is_near_an_oracle_before_and_after_the_traffic_changes(
+    curve: Callable[[int], float], drafter: Callable[[], PretendDrafter], batch: int
+):
+    """Which knows how likely every guess is, and what everything costs."""
+    ratios = []
+    for make in (lambda traffic: MeasuredPolicy(), Oracle):
+        traffic = Traffic(curve, [drafter()], batch)
+        policy: Any = make(traffic)
+        traffic.run(policy, WARM + 100 * batch)
+        mixed = traffic.run(policy, 4000 + 200 * batch).ratio
+        traffic.cohorts = ("chat",)
+        ratios.append((mixed, traffic.run(policy, 4000 + 200 * batch).ratio))
+    (mixed, changed), (best_mixed, best_changed) = ratios
+    assert mixed >= 0.96 * best_mixed
+    assert changed >= 0.96 * best_changed
+    assert min(mixed, changed) >= 0.99
+
+
+def test_it_leaves_off_soon_and_begins_again_when_guessing_pays_again():
+    drafter = lookup(good=Kind(0.9, 0.8), bad=Kind(0.1, 0.5))
+    traffic = Traffic(CPU, [drafter], 2, cohorts=("good",))
+    policy = MeasuredPolicy()
+    traffic.run(policy, 2000)
+    assert traffic.run(policy, 2000).ratio > 1.1
+    for request in traffic.running:
+        request.cohort = "good"  # the same cohort, other texts
+    worse = replace(drafter, kinds={**drafter.kinds, "good": drafter.kinds["bad"]})
+    _use(traffic, worse)
+    assert _seconds_until(traffic, policy, lambda: not any(c.is_on for c in policy.controls.values())) < 3
+    _use(traffic, drafter)
+    assert _seconds_until(traffic, policy, lambda: any(c.is_on for c in policy.controls.values())) < 10
+    assert policy.bank.share <= 0.01
+
+
+def test_a_drafter_that_becomes_ten_times_as_slow_is_left():
+    drafter = replace(head(), name="head")
+    traffic = Traffic(H200, [drafter], 4)
+    policy = MeasuredPolicy()
+    traffic.run(policy, 3000)
+    assert any(control.is_on for control in policy.controls.values())
+    _use(traffic, replace(drafter, level=10 * drafter.level))
+    assert _seconds_until(traffic, policy, lambda: not any(c.is_on for c in policy.controls.values())) < 3
+
+
+def _use(traffic: Traffic, drafter: PretendDrafter) -> None:
+    traffic.drafters = [drafter]
+    for request in traffic.running:
+        request.drafters = {drafter.name: drafter}
+
+
+def _seconds_until(traffic: Traffic, policy: MeasuredPolicy, done: Callable[[], bool]) -> float:
+    spent = 0.0
+    while not done():
+        spent += traffic.run(policy, 1).seconds
+        assert spent < 60
+    return spent
+
+
+def test_of_two_drafters_each_cohort_gets_the_one_that_suits_it():
+    one = PretendDrafter("one", {"code": Kind(0.9), "chat": Kind(0.2)}, call=0.2e-3)
+    another = PretendDrafter("another", {"code": Kind(0.2), "chat": Kind(0.85)}, call=0.2e-3)
+    traffic = Traffic(H200, [one, another], 6, cohorts=("code", "chat"))
+    policy = MeasuredPolicy()
+    traffic.run(policy, 6000)
+    asked: dict[str, list[str]] = {"code": [], "chat": []}
+    for _ in range(50):
+        entries = entries_of(traffic.running)
+        for entry, plan in zip(entries, policy.plan(entries, traffic.situation), strict=True):
+            if plan is not None:
+                asked[entry.request.cohort].append(plan.method)
+        traffic.run(policy, 1)
+    assert asked["code"].count("one") > 0.8 * len(asked["code"]) > 20
+    assert asked["chat"].count("another") > 0.8 * len(asked["chat"]) > 20
+
+
+def entries_of(requests: list[PretendRequest]) -> list[PassEntry]:
+    return [PassEntry(r, r.kv, len(r.tokens), 1, 0, True) for r in requests]  # type: ignore[arg-type]
+
+
+def random_tree(rng: random.Random, place: int, nodes: int) -> Draft:
+    parents = [rng.randint(-1, node - 1) for node in range(nodes)]
+    return Draft(tuple(rng.randrange(5) for _ in parents), tuple(parents), place)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_is_kept_is_a_tree_within_the_draft_however_the_batch_is_ordered(seed: int):
+    rng = random.Random(seed)
+    traffic = Traffic(rng.choice((CPU, H200)), [lookup()], rng.randint(1, 8), seed=seed)
+    policy = MeasuredPolicy()
+    traffic.run(policy, 800)
+    traffic._fill()
+    entries = entries_of(traffic.running)
+    drafts = [random_tree(rng, len(e.request.tokens), rng.randint(0, 12)) for e in entries]
+
+    def kept(order: list[int]) -> dict[int, Draft]:
+        chosen = [entries[place] for place in order]
+        plans = policy.plan(chosen, traffic.situation)
+        assert len(plans) == len(chosen)
+        for entry, plan in zip(chosen, plans, strict=True):
+            record = policy._records[entry.request]
+            record.ask(record.arms[0], 8) if plan is not None else record.ask(None)
+        trimmed = policy.trim(chosen, [drafts[place] for place in order], traffic.situation)
+        return dict(zip(order, trimmed, strict=True))
+
+    policy.settings = ControlSettings(reference_share=0.0)
+    policy.bank.balance = -1.0
+    policy._plain_share = 0.0
+    order = list(range(len(entries)))
+    first = kept(order)
+    rng.shuffle(order)
+    assert kept(order) == first
+    for place, draft in first.items():
+        whole = {whole_path(drafts[place], node) for node in range(len(drafts[place]))}
+        assert {whole_path(draft, node) for node in range(len(draft))} <= whole
+
+
+def whole_path(draft: Draft, node: int) -> tuple[int, ...]:
+    path: list[int] = []
+    while node >= 0:
+        path.append(draft.tokens[node])
+        node = draft.parents[node]
+    return tuple(reversed(path))
+
+
+@pytest.mark.parametrize("rule", [Rule.TOKEN, Rule.BLOCK])
+def test_what_was_drawn_is_not_cut_when_it_is_known(rule: Rule):
+    """Only what was fixed before: how deep was asked."""
+    import numpy as np
+
+    traffic = Traffic(CPU, [lookup()], 4)
+    policy = MeasuredPolicy()
+    traffic.run(policy, 500)
+    traffic._fill()
+    for request in traffic.running:
+        request.sampler = SimpleNamespace(rule=rule)
+    policy._records.clear()
+    entries = entries_of(traffic.running)
+    policy.plan(entries, traffic.situation)
+    q = Drawn(np.array([1, 2]), np.array([0.5, 0.5]))
+    drafts = [Draft.chain([1, 2, 1], len(e.request.tokens), drawn=[q] * 3) for e in entries]
+    for entry in entries:
+        record = policy._records[entry.request]
+        record.ask(record.arms[0], 3)
+    assert list(policy.trim(entries, drafts, traffic.situation)) == drafts
+
+
+def test_plain_windows_are_plain_and_make_the_reference():
+    traffic = Traffic(H200, [head()], 4)
+    policy = MeasuredPolicy(ControlSettings(reference_share=0.2))
+    traffic.run(policy, 2000)
+    plain_steps = passes = 0
+    for _ in range(400):
+        before = policy.reference.passes
+        entries = entries_of(traffic.running)
+        left = policy.reference._left
+        is_plain = all(plan is None for plan in policy.plan(entries, traffic.situation))
+        if left:
+            assert is_plain
+        plain_steps += is_plain
+        traffic.run(policy, 1)
+        passes += policy.reference.passes - before
+    assert 40 < plain_steps < 160
+    assert passes > 20
+
+
+def test_a_fixed_plan_is_done_as_it_stands_and_a_bound_is_a_bound():
+    traffic = Traffic(H200, [head()], 3)
+    policy = MeasuredPolicy()
+    traffic.run(policy, 3000)
+    drafter: Any = SimpleNamespace()
+    fixed = DraftPlan("fixed", drafter, 3, 3, is_fixed=True)
+    shallow = replace(traffic.running[1].speculation, max_depth=1)  # type: ignore[type-var]
+    traffic.running[0].speculation = fixed
+    traffic.running[1].speculation = shallow
+    traffic.running[2].speculation = None
+    policy._records.clear()
+    for _ in range(30):
+        plans = policy.plan(entries_of(traffic.running), traffic.situation)
+        assert plans[0] is fixed
+        assert plans[1] is None or plans[1].max_depth == 1
+        assert plans[2] is None
+
+
+def test_a_cohort_of_one_tenant_says_nothing_of_anothers():
+    policy = MeasuredPolicy()
+    mine, theirs = (policy.estimates.pair("ngram", tenant, "greedy") for tenant in ("me", "they"))
+    for _ in range(300):
+        mine.judged(0, 1, 0)
+        mine.finished(1, mine.rates.expected[0])
+        theirs.judged(0, 1, None)
+        theirs.finished(0, theirs.rates.expected[0])
+        for pair in (mine, theirs):
+            pair.refresh(0.0)
+    assert mine.rates.accepted[0][0] > 0.85
+    assert theirs.rates.accepted[0][0] < 0.15

@@ -1,0 +1,103 @@
+"""The unrolled chain against a head that drafts step by step as EAGLE-3 says, from its exported file."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import silu
+
+from foreword.models.formats.opening import open_checkpoint
+from foreword.models.rope import rotate
+from foreword.train.documents import make_document
+from foreword.train.eagle3 import ChainPass, Eagle3Head, shape_for
+from foreword.train.export import head_tensors
+from foreword.train.packing import BatchSize, pack, tail_begin
+from foreword.train.target import Target
+from foreword.train.vocabulary import DraftVocabulary
+
+DEPTH = 3
+
+
+@pytest.fixture(scope="module")
+def target(tiny_model: Path) -> Target:
+    return Target.load(open_checkpoint(tiny_model), torch.device("cpu"), torch.float32, compiled=False)
+
+
+def _norm(x, weight, eps):
+    return weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def _draft(target: Target, tensors, shape, tokens, taps, begin: int) -> list[torch.Tensor]:
+    """Logits of a chain that starts from the true slots 0 .. begin and is fed the text's own tokens."""
+    weights = {name: tensor.float() for name, tensor in tensors.items()}
+
+    def layer(name: str) -> torch.Tensor:
+        return weights[f"layers.0.{name}.weight"]
+
+    keys, values, logits = [], [], []
+    feature = None
+    for slot in range(begin + DEPTH):
+        state = weights["fc.weight"] @ torch.cat([tap[slot] for tap in taps]) if slot <= begin else feature
+        normed = _norm(state, layer("hidden_norm"), shape.eps)
+        token = _norm(target.weights.embedding[tokens[slot + 1]], layer("input_layernorm"), shape.eps)
+        joined = torch.cat((token, normed))
+        rotation = target.rotation(torch.tensor([slot]))
+
+        def heads(name: str, joined=joined) -> torch.Tensor:
+            return (layer(f"self_attn.{name}") @ joined).view(1, -1, shape.head_dim)
+
+        keys.append(rotate(heads("k_proj"), *rotation)[0])
+        values.append(heads("v_proj")[0])
+        if slot < begin:
+            continue
+        queries = rotate(heads("q_proj"), *rotation)[0]
+        group = shape.heads // shape.kv_heads
+        seen = torch.stack(keys).repeat_interleave(group, 1)
+        weighting = (torch.einsum("hd,shd->hs", queries, seen) / shape.head_dim**0.5).softmax(-1)
+        attended = torch.einsum("hs,shd->hd", weighting, torch.stack(values).repeat_interleave(group, 1))
+        stream = normed + layer("self_attn.o_proj") @ attended.flatten()
+        inner = _norm(stream, layer("post_attention_layernorm"), shape.eps)
+        gated = silu(layer("mlp.gate_proj") @ inner) * (layer("mlp.up_proj") @ inner)
+        feature = stream + layer("mlp.down_proj") @ gated
+        logits.append(weights["lm_head.weight"] @ _norm(feature, weights["norm.weight"], shape.eps))
+    return logits
+
+
+def test_unrolled_chains_are_the_chains_that_a_drafter_makes(target: Target):
+    torch.manual_seed(0)
+    vocab = target.config.vocab_size
+    head = Eagle3Head(shape_for(target, 64))
+    vocabulary = DraftVocabulary.of(torch.arange(0, 128, 2), vocab, 1.0)
+    head.begin_from(target, vocabulary.token_ids, seed=1)
+    with torch.no_grad():
+        head.tap_scales.copy_(torch.tensor([0.5, 2.0, 1.5]))
+        for parameter in head.parameters():  # a head that is used to nothing
+            parameter.add_(torch.randn(parameter.shape) * 0.1)
+            parameter.copy_(parameter.bfloat16())  # as the file keeps them
+        head.matrices["fc"].mul_(2.0)
+    random = np.random.default_rng(0)
+    documents = [
+        make_document(random.integers(0, vocab, length).tolist(), [(begin, length)], "x", 0.0)
+        for length, begin in ((14, 5), (9, 3))
+    ]
+    rows = sum(len(document.tokens) for document in documents) + 6
+    tails = sum(len(document.tokens) - tail_begin(document) for document in documents) + 2
+    batch = pack(documents, BatchSize(rows, tails), target.device)
+    features = target.forward(batch.token_ids, batch.positions, batch.texts, head.shape.taps)
+    states = list(ChainPass(target, head).steps(batch, features, DEPTH))
+    tensors = head_tensors(head, vocabulary, vocab)
+    assert torch.equal(torch.arange(64) + tensors["d2t"], vocabulary.token_ids)
+    assert tensors["t2d"].sum() == 64
+    row = begin = 0
+    for document in documents:
+        tokens = torch.from_numpy(document.tokens).long()
+        taps = [tap[begin : begin + len(tokens)] for tap in features.taps]
+        for slot in range(tail_begin(document), len(tokens)):
+            if slot + DEPTH < len(tokens):
+                wanted = _draft(target, tensors, head.shape, tokens, taps, slot)
+                for step in range(DEPTH):
+                    got = head.lm_head @ states[step][row]
+                    torch.testing.assert_close(got, wanted[step], rtol=2e-2, atol=2e-2)
+            row += 1
+        begin += len(tokens)
