@@ -19,6 +19,8 @@ from foreword.speculation.protocols import Drafter
 FORMS: tuple[dict[str, Any], ...] = (
     {"method": "ngram"},
     {"method": "suffix"},
+    {"method": "jacobi"},
+    {"method": "lookahead"},
     {"method": "layer_skip", "exit_layer": 12},
     {"method": "layer_skip", "exit_layer": 20, "tree_width": 3},
     {"method": "self_quantized", "bits": 4},

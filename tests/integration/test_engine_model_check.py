@@ -71,6 +71,7 @@ def one_step(world: World) -> None:
     assert world.saboteur.has_struck or core.faults == faults, f"a fault that nobody planted: {core.faults}"
     world.saboteur.disarm()
     check(world)
+    check_published(world)
 
 
 def launch_beside(world: World) -> UnderWay | None:
@@ -110,7 +111,6 @@ def check(world: World) -> None:
     for drafts, drafted, accepted in stats.acceptance.values():
         assert 0 <= accepted <= drafted
         assert drafts <= drafted
-    check_published(world)
 
 
 def check_published(world: World) -> None:

@@ -92,8 +92,16 @@ WINDOW_MUTANTS = (
         39,
         "matches across the border of two shards are lost",
         "drafters/datastore/build.py",
-        "ids[first : first + count + DEPTH]",
-        "ids[first : first + count]",
+        "reach = min(count + DEPTH, writer.tokens - first)",
+        "reach = count",
+        (f"{STORE}::test_the_longest_end_is_found_wherever_it_occurs",),
+    ),
+    Mutant(
+        39,
+        "a longer match is looked for only in the shard in which the shorter one begins",
+        "drafters/datastore/search.py",
+        "        earlier = -(-(stride - 1) // self.header.shard_tokens)",
+        "        earlier = 0",
         (f"{STORE}::test_the_longest_end_is_found_wherever_it_occurs",),
     ),
     Mutant(

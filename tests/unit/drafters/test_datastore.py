@@ -23,7 +23,7 @@ def found_in(store: Datastore, end: list[int], shortest: int = 1) -> tuple[int, 
     return matches.length, [[token for token in row if token >= 0] for row in after.tolist()]
 
 
-@pytest.mark.parametrize(("vocab", "shard"), [(5, 1 << 20), (5, 97), (5, 1), (70_000, 64)])
+@pytest.mark.parametrize(("vocab", "shard"), [(5, 1 << 20), (5, 97), (5, 1), (5, 20), (70_000, 64)])
 def test_the_longest_end_is_found_wherever_it_occurs(tmp_path: Path, vocab: int, shard: int):
     """Ids of two and of four bytes, shards of one suffix, matches across their borders but not across texts'."""
     rng = random.Random(vocab + shard)

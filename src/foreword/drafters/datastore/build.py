@@ -28,7 +28,7 @@ from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.progress import StageProgress
 
 SHARD_TOKENS = 1 << 23
-"""Ids that are sorted at once, which takes about 50 bytes for each."""
+"""Ids that are sorted at once, which takes about 60 bytes for each."""
 
 MOST_TOKENS = (1 << 32) - 1
 
@@ -126,13 +126,14 @@ def _write_order(
     file: BinaryIO, writer: _IdWriter, start: int, shard_tokens: int, progress: StageProgress
 ) -> int:
     """The sorted positions of every shard; returns their checksum."""
-    ids = np.memmap(file.name, writer.dtype, "r", HEADER_BYTES, (writer.tokens,))
     file.seek(start)
     crc = 0
     for first in range(0, writer.tokens, shard_tokens):
         count = min(shard_tokens, writer.tokens - first)
         progress("sorting", first, writer.tokens)
-        window = np.asarray(ids[first : first + count + DEPTH], np.uint32)
+        offset = HEADER_BYTES + first * writer.dtype.itemsize
+        reach = min(count + DEPTH, writer.tokens - first)
+        window = np.fromfile(file.name, writer.dtype, reach, offset=offset).astype(np.uint32)
         data = (sorted_suffixes(window, count, DEPTH) + first).astype("<u4").tobytes()
         file.write(data)
         crc = zlib.crc32(data, crc)

@@ -15,6 +15,9 @@ from foreword.drafters.datastore.format import HEADER_BYTES, Header, read_header
 Ints = npt.NDArray[np.int64]
 Strings = npt.NDArray[np.bytes_]
 
+FEW_SHARDS, COARSE_STRIDE = 8, 4
+"""With more shards than this, first every fourth length is looked for, then those between two of them."""
+
 
 @dataclass(frozen=True)
 class Matches:
@@ -22,6 +25,16 @@ class Matches:
 
     length: int  # tokens that agree; 0: nowhere
     starts: Ints  # [matches], where what followed begins
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Where in the order of each of these shards the suffixes stand that start with the end of a text."""
+
+    length: int
+    shards: Ints
+    first: Ints  # [shards]
+    last: Ints  # [shards], behind them
 
 
 NO_MATCHES = Matches(0, np.empty(0, np.int64))
@@ -65,14 +78,32 @@ class Datastore:
         lengths = np.arange(shortest, longest + 1)
         if not len(lengths) or text[-longest:].max() >= self.header.separator:
             return NO_MATCHES
-        first, last = self._ranges(text[-longest:], lengths)
-        best = np.flatnonzero((first < last).any(axis=1))
-        if not len(best):
+        shards = np.arange(len(self._shard_starts))
+        stride = 1 if len(shards) <= FEW_SHARDS else COARSE_STRIDE
+        found = self._longest(text[-longest:], lengths[::stride], shards)
+        if found is None:
             return NO_MATCHES
-        chosen = int(best[-1])
-        length = int(lengths[chosen])
-        places = _spread(first[chosen], last[chosen], most)
-        return Matches(length, self._order[places].astype(np.int64) + length)
+        finer = lengths[(lengths > found.length) & (lengths < found.length + stride)]
+        if len(finer):
+            found = self._longest(text[-longest:], finer, self._around(found.shards, stride)) or found
+        places = _spread(found.first, found.last, most)
+        return Matches(found.length, self._order[places].astype(np.int64) + found.length)
+
+    def _around(self, shards: Ints, stride: int) -> Ints:
+        """The shards in which matches can begin that are up to `stride` - 1 tokens longer than one in these."""
+        earlier = -(-(stride - 1) // self.header.shard_tokens)
+        return np.unique(np.maximum(shards[:, None] - np.arange(earlier + 1), 0))
+
+    def _longest(self, text: npt.NDArray[np.int64], lengths: Ints, shards: Ints) -> "_Found | None":
+        """The longest end of the text of these lengths that occurs in these shards."""
+        first, last = self._ranges(text, lengths, shards)
+        occurs = first < last
+        best = np.flatnonzero(occurs.any(axis=1))
+        if not len(best):
+            return None
+        row = best[-1]
+        here = occurs[row]
+        return _Found(int(lengths[row]), shards[here], first[row][here], last[row][here])
 
     def continuations(self, starts: Ints, length: int) -> Ints:
         """[starts, length], what follows there; -1 from the end of a text on."""
@@ -81,21 +112,21 @@ class Datastore:
         ended = np.logical_or.accumulate(ids == self.header.separator, axis=1)
         return np.where(ended, -1, ids)
 
-    def _ranges(self, text: npt.NDArray[np.int64], lengths: Ints) -> tuple[Ints, Ints]:
-        """[lengths, shards] each, where in every shard's order the suffixes begin and end that start with an end of
+    def _ranges(self, text: npt.NDArray[np.int64], lengths: Ints, shards: Ints) -> tuple[Ints, Ints]:
+        """[lengths, shards] each, where in a shard's order the suffixes begin and end that start with an end of
         the text of these lengths."""
         bounds = self._bounds(text, lengths)  # [2 * lengths]
-        shards, lanes = len(self._shard_starts), len(bounds)
-        wanted = np.repeat(bounds, shards)
-        is_last = np.repeat(np.arange(lanes) >= len(lengths), shards)
-        low, high = np.tile(self._shard_starts, lanes), np.tile(self._shard_ends, lanes)
+        wanted = np.repeat(bounds, len(shards))
+        is_last = np.repeat(np.arange(len(bounds)) >= len(lengths), len(shards))
+        low = np.tile(self._shard_starts[shards], len(bounds))
+        high = np.tile(self._shard_ends[shards], len(bounds))
         while (open_lanes := low < high).any():
             middle = np.minimum((low + high) // 2, self.header.tokens - 1)
             suffixes = self._suffixes[self._order[middle]]
             comes_before = np.where(is_last, suffixes <= wanted, suffixes < wanted)
             low = np.where(open_lanes & comes_before, middle + 1, low)
             high = np.where(open_lanes & ~comes_before, middle, high)
-        first, last = low.reshape(2, len(lengths), shards)
+        first, last = low.reshape(2, len(lengths), len(shards))
         return first, last
 
     def _bounds(self, text: npt.NDArray[np.int64], lengths: Ints) -> Strings:

@@ -48,8 +48,12 @@ def _stored_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
         raise RequestError(
             f"{path}: token ids must be one row of integers, not {stored.dtype} {stored.shape}"
         )
-    for start in range(0, len(stored), _PIECE):
-        piece = np.asarray(stored[start : start + _PIECE])
+    offset = getattr(stored, "offset", 0)
+    for start in range(0, len(stored), _PIECE):  # read, not mapped: mapped pages would count as ours
+        size = stored.itemsize
+        piece = np.fromfile(
+            path, stored.dtype, min(_PIECE, len(stored) - start), offset=offset + start * size
+        )
         yield piece.astype(np.int64), piece.nbytes
 
 
