@@ -34,7 +34,11 @@ def test_a_pickled_head_is_converted_shown_made_smaller_and_used(tmp_path: Path)
     assert "method: eagle3" in foreword("head", "show", str(plain)).stdout
 
     answers = []
-    for config in ("off", json.dumps({"model": str(plain)}), json.dumps({"model": str(small)})):
+    for config in (
+        "off",
+        json.dumps({"model": str(plain), "fixed": True}),
+        json.dumps({"model": str(small), "fixed": True}),
+    ):
         run = foreword(
             "generate", "the sky", "--model", str(target), "--max-tokens", "12", "--temperature", "0", "--json",
             "--speculation", config,

@@ -43,7 +43,7 @@ def test_a_head_that_is_named_later_has_the_pages_laid_out_anew(llm: LLM, heads:
 def test_a_request_gets_a_head_only_where_pages_have_room_for_it(llm: LLM, heads: dict[str, str]):
     with pytest.raises(PagesLackRows, match="name it when the engine is started"):
         llm.generate(PROMPT, GREEDY, speculation={"model": heads["eagle3"], "fixed": True})
-    configs = [{"method": method, "model": path} for method, path in heads.items()]
+    configs = [{"method": method, "model": path, "fixed": True} for method, path in heads.items()]
     llm.offer([SpeculationConfig.parse(config) for config in configs])
     for config in configs:
         assert llm.generate(PROMPT, GREEDY, speculation=config)[0].timings.draft_n > 0

@@ -42,7 +42,9 @@ class TorchHead:
         if not isinstance(store, TorchKvStore):
             raise ValueError("the KV store was made for another backend")
         staged = self._staging.stage(ForwardBatch.of(wanted.arrays), store.page_size, store.spare_slot)
-        views = _from(wanted, staged, group_views(staged, store.page_size, store.empty_slot))
+        views = _from(
+            wanted, staged, group_views(staged, store.page_size, store.empty_slot), store.empty_slot
+        )
         batch, padding = staged.batch, len(staged.batch.token_ids) - len(wanted.features)
         features = torch.nn.functional.pad(wanted.features.to(self._own_dtype), (0, 0, 0, padding))
         angles = batch.positions.unsqueeze(1).float() * self._frequencies
@@ -124,14 +126,15 @@ class TorchHead:
         return linear(x, self._weights[name + ".weight"], self._weights.get(name + ".bias"))
 
 
-def _from(wanted: HeadInput, staged: StagedBatch, views: list[GroupView]) -> list[GroupView]:
-    """The views without the KV rows before each request's start."""
+def _from(wanted: HeadInput, staged: StagedBatch, views: list[GroupView], empty_slot: int) -> list[GroupView]:
+    """The views without the KV rows before each request's start, which may hold anything, also NaN."""
     device = staged.batch.token_ids.device
     starts = torch.zeros(len(staged.batch.kv_lens), dtype=torch.int64, device=device)
     starts[: len(wanted.starts)] = torch.from_numpy(wanted.starts).to(device)
     begun = []
     for view, group in zip(views, staged.groups, strict=True):
         logical = torch.arange(view.visible.shape[-1], device=device)
-        seen = logical >= starts[group.members.long()][:, None, None]
-        begun.append(replace(view, visible=view.visible & seen))
+        seen = logical >= starts[group.members.long()][:, None]
+        slots = torch.where(seen, view.slots, empty_slot)
+        begun.append(replace(view, slots=slots, visible=view.visible & seen.unsqueeze(1)))
     return begun
