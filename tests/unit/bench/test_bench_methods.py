@@ -53,3 +53,9 @@ def test_bad_methods_are_refused(text: str, word: str):
 def test_by_default_everything_that_needs_no_settings():
     labels = [method.label for method in default_methods()]
     assert {"ngram", "suffix"} <= set(labels)
+
+
+def test_default_is_what_the_engine_does_by_itself():
+    first, second = parse_methods("default,ngram")
+    assert (first.label, first.config) == ("default", None)
+    assert second.config == {"method": "ngram"}

@@ -8,7 +8,7 @@ from statistics import median_low
 
 from foreword.acceptance.params import SamplingParams
 from foreword.bench.drafters.decode import Run, decode
-from foreword.bench.drafters.methods import Method
+from foreword.bench.drafters.methods import Method, request_config
 from foreword.bench.drafters.prompts import BenchPrompt
 from foreword.bench.drafters.records import Record
 from foreword.drafters.config import SpeculationConfig
@@ -54,12 +54,11 @@ class DrafterBench:
 
     def __init__(self, llm: LLM, methods: Sequence[Method], settings: BenchSettings) -> None:
         self._llm = llm
-        llm.offer([SpeculationConfig.parse(method.config) for method in methods])
+        configs = {method.label: request_config(method, llm) for method in methods}
+        llm.offer([SpeculationConfig.parse(config) for config in configs.values()])
         self._settings = settings
         self._name = secrets.token_hex(4)  # nothing that an earlier bench on this model has taught counts
-        self._speculation: dict[str, SpeculationSetting] = {PLAIN: False} | {
-            m.label: {**m.config, "fixed": True} for m in methods
-        }
+        self._speculation: dict[str, SpeculationSetting] = {PLAIN: False, **configs}
 
     def measure(
         self, prompts: Sequence[BenchPrompt], known: Sequence[Record], on_progress: OnProgress
@@ -92,7 +91,8 @@ class DrafterBench:
 
     def _run(self, label: str, prompt: BenchPrompt, repeat: int) -> Run:
         ids = self._llm.encode(prompt.text)
-        tenant = f"{self._name}: {self._settings.tenant(prompt, repeat)}"
+        # A drafter reads the prompt along: it must not find pages that were filled without it.
+        tenant = f"{self._name}: {label}, {self._settings.tenant(prompt, repeat)}"
         setting = self._speculation[label]
         return decode(self._llm.engine, ids, self._settings.sampling(), tenant=tenant, speculation=setting)
 

@@ -4,11 +4,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.registry import drafter_kinds
 from foreword.errors import RequestError
+
+if TYPE_CHECKING:  # methods are checked before anything heavy is imported
+    from foreword.engine.llm import LLM
 
 
 @dataclass(frozen=True)
@@ -16,7 +19,11 @@ class Method:
     """A drafter with its settings."""
 
     label: str  # short and readable; different settings have different labels
-    config: Mapping[str, Any]  # as `SpeculationConfig` reads it
+    config: Mapping[str, Any] | None  # as `SpeculationConfig` reads it; None: what the engine does by itself
+
+
+DEFAULT = Method("default", None)
+"""Whoever guesses where nobody has said, and only where it pays: what `generate`, `chat` and `serve` do."""
 
 
 def default_methods() -> list[Method]:
@@ -26,13 +33,23 @@ def default_methods() -> list[Method]:
     ]
 
 
+def request_config(method: Method, llm: "LLM") -> Mapping[str, Any]:
+    """What requests ask for; a method guesses at every step unless it says otherwise."""
+    if method.config is not None:
+        return {"fixed": True, **method.config}
+    choice = llm.loaded.choose_speculation("auto")
+    if choice.config is None:
+        raise RequestError(f"by default nobody guesses here: {choice.reason}")
+    return choice.config.as_mapping()
+
+
 def parse_methods(text: str) -> list[Method]:
-    """Names and JSON objects separated by commas; `a+b` is both combined: `ngram,{"method": "suffix"},a+b`."""
+    """Names and JSON objects separated by commas: `ngram,{"method": "suffix"},a+b,default`; `a+b` is both combined."""
     methods = []
     rest = text.strip()
     while rest:
         config, rest = _first(rest)
-        methods.append(_method(config))
+        methods.append(DEFAULT if config == {"method": DEFAULT.label} else _method(config))
         if rest and not rest.startswith(","):
             raise RequestError(f"--methods: a comma is missing before {rest[:20]!r}")
         rest = rest[1:].strip()

@@ -7,7 +7,7 @@ from itertools import cycle, islice
 from statistics import median
 
 from foreword.acceptance.params import SamplingParams
-from foreword.bench.drafters.methods import Method
+from foreword.bench.drafters.methods import Method, request_config
 from foreword.bench.drafters.prompts import own_prompts
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
@@ -83,7 +83,7 @@ def measure_overhead(
     if repeats < 1:
         raise RequestError(f"repeats must be at least 1, not {repeats}")
     wild: dict[str, tuple[Drafter, int]] = {_rows(rows): (WildGuesses(), rows - 1) for rows in VERIFY_ROWS}
-    configs = {method.label: SpeculationConfig.parse(method.config) for method in methods}
+    configs = {method.label: SpeculationConfig.parse(request_config(method, llm)) for method in methods}
     turns = wild | {
         label: (llm.build_drafter(config), config.num_speculative_tokens) for label, config in configs.items()
     }

@@ -41,7 +41,10 @@ def drafters(
     max_tokens: Annotated[int, typer.Option(help="Length of every answer.")] = 64,
     methods: Annotated[
         str | None,
-        typer.Option(help="Names or JSON objects separated by commas; a+b combines. Default: all."),
+        typer.Option(
+            help="Names or JSON objects separated by commas; a+b combines; default is whatever guesses by itself. "
+            "Default: all."
+        ),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Answers for each drafter and prompt; the median counts.")] = 1,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
@@ -65,7 +68,7 @@ def drafters(
     Every prompt is decoded plainly and with every drafter, in turn, to the same length.
     """
     from foreword.bench.drafters.measure import BenchSettings, DrafterBench
-    from foreword.bench.drafters.methods import default_methods, parse_methods
+    from foreword.bench.drafters.methods import DEFAULT, default_methods, parse_methods
     from foreword.bench.drafters.plot import plot_rows
     from foreword.bench.drafters.prompts import own_prompts, read_prompts, take_per_category
     from foreword.bench.drafters.summary import summarise
@@ -77,13 +80,16 @@ def drafters(
         raise RequestError(
             "--history and --resume exclude each other: what drafters learned is not in the file"
         )
-    wanted = default_methods() if methods is None else parse_methods(methods)
+    wanted = None if methods is None else parse_methods(methods)
     prompts = take_per_category(
         own_prompts() if dataset is None else read_prompts(dataset), limit_per_category
     )
     llm = load_llm(model, dtype, device, backend)
     made_with = {"model": model, "dtype": dtype, "device": device, **asdict(settings)}
     ledger = _ledger(resume, llm, made_with)
+    if wanted is None:
+        guesses = llm.loaded.choose_speculation("auto").config is not None
+        wanted = [DEFAULT, *default_methods()] if guesses else default_methods()
     bench = DrafterBench(llm, wanted, settings)
     records = _measure(bench, prompts, [method.label for method in wanted], ledger)
     rows = summarise(records)
