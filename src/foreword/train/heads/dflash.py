@@ -19,7 +19,7 @@ from foreword.models.rope import rotate
 from foreword.train.heads.eagle3_files import layer_config, speculators_section
 from foreword.train.heads.learner import LearnedFiles, Learner, begin_matrices, scaled_taps, scales_of
 from foreword.train.passes.attention import chain_attention
-from foreword.train.passes.layers import LayerHalves, LayerTensors, layer_tensors
+from foreword.train.passes.layers import LayerHalves, LayerTensors, layer_tensors, tracked
 from foreword.train.passes.packing import PackedBatch, sample_batch
 from foreword.train.passes.target import Features, Target
 from foreword.train.passes.vocabulary import DraftVocabulary, vocabulary_tensors
@@ -120,6 +120,7 @@ class DFlashHead(Learner):
         masks = self.mask_token.expand(len(rows) * (slots - 1))
         stream = embedding(torch.cat((batch.held(0), masks)), target.weights.embedding)  # slot after slot
         positions = torch.cat([batch.positions[rows] + 1 + slot for slot in range(slots)])
+        stream = tracked(stream) if self._recipe.layers > 1 else stream
         rotation, past_rotation = target.head_rotation(positions), target.head_rotation(batch.positions)
         for number in range(self._recipe.layers):
             tensors = layer_tensors(weights, f"layers.{number}.")
@@ -140,7 +141,7 @@ class DFlashHead(Learner):
         halves = self._halves if torch.is_grad_enabled() else self._plain
         eps, slots = self.target.config.norm.eps, self._recipe.guesses + 1
         q, k, v = (
-            part.view(slots, -1, *part.shape[1:])
+            part.reshape(slots, -1, *part.shape[1:])
             for part in halves.before(stream, *rotation, tensors, self.target.sizes, eps)
         )
         own = list(zip(k.unbind(), v.unbind(), strict=True))

@@ -15,7 +15,7 @@ from foreword.backends.weight_loader import expected_shapes
 from foreword.models.config import FrequencyFactors, ModelConfig
 from foreword.models.rope import inverse_frequencies
 from foreword.train.heads.learner import Learner
-from foreword.train.passes.layers import LayerHalves, layer_tensors, rotation_of, run_layers
+from foreword.train.passes.layers import LayerHalves, layer_tensors, rotation_of, run_layers, tracked
 from foreword.train.passes.packing import PackedBatch
 from foreword.train.passes.target import Target
 from foreword.train.passes.vocabulary import DraftVocabulary
@@ -102,10 +102,14 @@ class LayerStack(Learner):
         ):
             if qkv is not None:
                 names = [f"self_attn.{name}_proj.{kind}" for name in "qkv"]
-                parts |= dict(zip(names, qkv.split(widths), strict=True))
+                parts |= dict(zip(names, torch.split(qkv, widths), strict=True))
             if gate_up is not None:
                 parts |= dict(
-                    zip([f"mlp.{n}_proj.{kind}" for n in ("gate", "up")], gate_up.split(mlp), strict=True)
+                    zip(
+                        [f"mlp.{n}_proj.{kind}" for n in ("gate", "up")],
+                        torch.split(gate_up, mlp),
+                        strict=True,
+                    )
                 )
         own = self.weights()
         for name, tensor in parts.items():
@@ -118,7 +122,7 @@ class LayerStack(Learner):
         layers = [layer_tensors(weights, f"model.layers.{i}.") for i in range(self.config.num_layers)]
         stream = run_layers(
             self._halves if torch.is_grad_enabled() else self._plain,
-            stream,
+            tracked(stream) if len(layers) > 1 else stream,
             rotation_of(batch.positions, self._frequencies, stream.dtype),
             batch.texts,
             layers,

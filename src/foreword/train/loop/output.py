@@ -74,12 +74,12 @@ def join_pieces(pieces: Path, out: Path, checkpoint: Checkpoint) -> None:
         raise RequestError(f"{out} is not empty; give a new directory")
     manifest = _manifest(pieces)
     whole = out / WEIGHTS
-    try:
-        with written_whole(whole) as partial, partial.open("wb") as file:
-            for name in manifest["pieces"]:
-                file.write((pieces / Path(name).name).read_bytes())
-    except FileNotFoundError as error:
-        raise RequestError(f"{error.filename} is missing; bring all pieces that {MANIFEST} names") from None
+    parts = [pieces / Path(name).name for name in manifest["pieces"]]
+    if missing := [part for part in parts if not part.exists()]:
+        raise RequestError(f"{missing[0]} is missing; bring all pieces that {MANIFEST} names")
+    with written_whole(whole) as partial, partial.open("wb") as file:
+        for part in parts:
+            file.write(part.read_bytes())
     if digest_of(whole) != manifest["sha256"]:
         whole.unlink()
         raise RequestError(f"the pieces in {pieces} are not the ones that {MANIFEST} was written for")
@@ -137,7 +137,7 @@ def _in_8_bits(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     small: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.ndim == 2 and tensor.dtype.is_floating_point:
-            small[name], small[name + SCALE] = rounded(tensor.float())
+            small[name], small[name + SCALE] = (part.contiguous() for part in rounded(tensor.float()))
         else:
             small[name] = tensor
     return small

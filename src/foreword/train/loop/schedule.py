@@ -36,5 +36,6 @@ class Stretch:
         if self.seconds is not None:
             shares.append((self.clock() - self._begin) / max(self.seconds, 1e-9))
         if self.last_step is not None:
-            shares.append((step - self.first_step) / max(self.last_step - self.first_step, 1))
+            length = self.last_step - self.first_step
+            shares.append((step - self.first_step) / length if length > 0 else 1.0)
         return max(shares)

@@ -92,6 +92,13 @@ def run_layers(
     return stream
 
 
+def tracked(stream: Tensor) -> Tensor:
+    """A stream with a gradient that nobody needs: the first layer is then compiled together with the others."""
+    return (
+        stream.detach().requires_grad_() if torch.is_grad_enabled() and not stream.requires_grad else stream
+    )
+
+
 def rotation_of(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosines and sines [rows, dim / 2] for these positions."""
     angles = positions.unsqueeze(1).float() * frequencies

@@ -29,11 +29,11 @@ def test_pieces_become_the_directory_again(
     tmp_path: Path,
     monkeypatch,
 ):
-    monkeypatch.setattr(output, "PIECE_BYTES", 20_000)
+    monkeypatch.setattr(output, "PIECE_BYTES", 10_000)
     checkpoint = open_checkpoint(tiny_model)
     write_output(tmp_path / "whole", new_learner(recipe, target, documents).files(checkpoint, 3))
     paths = write_pieces(tmp_path / "whole", tmp_path / "pieces", bits=bits)
-    assert len(paths) > 2 and all(path.stat().st_size <= 20_000 for path in paths[:-1])
+    assert len(paths) > 2 and all(path.stat().st_size <= 10_000 for path in paths[:-1])
     join_pieces(tmp_path / "pieces", tmp_path / "again", checkpoint)
     names = {path.name for path in (tmp_path / "whole").iterdir()}
     assert names == {path.name for path in (tmp_path / "again").iterdir()}

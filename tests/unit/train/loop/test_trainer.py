@@ -14,7 +14,7 @@ from helpers.tiny_training import new_trainer, trained
 
 
 def test_tokens_per_pass_rise(target: Target, documents: list[Document]):
-    trainer, before, after = trained(Eagle3Recipe(draft_vocab=256), target, documents, steps=60)
+    trainer, before, after = trained(Eagle3Recipe(draft_vocab=256), target, documents, steps=40)
     assert after > before + 0.35, (before, after)
     assert trainer.evaluate(documents[:30]).first_guess > 0.3
 
