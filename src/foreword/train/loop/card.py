@@ -6,6 +6,7 @@ from pathlib import Path
 
 from foreword.train.files import write_text
 from foreword.train.loop.evaluate import TauReport
+from foreword.train.loop.output import CARD
 
 _NAMES = {
     "eagle3": ("An EAGLE-3 head", "eagle3"),
@@ -61,4 +62,4 @@ def write_card(directory: Path, card: Card) -> None:
             *(f"  | {kind} | {tau:.2f} |" for kind, tau in report.by_kind().items()),
             "",
         ]
-    write_text(directory / "README.md", "\n".join(lines))
+    write_text(directory / CARD, "\n".join(lines))

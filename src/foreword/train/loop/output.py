@@ -20,6 +20,7 @@ from foreword.train.heads.learner import LearnedFiles
 
 WEIGHTS = "model.safetensors"
 MANIFEST = "pieces.json"
+CARD = "README.md"
 PIECE_BYTES = 15_000_000
 
 
@@ -56,6 +57,7 @@ def write_pieces(source: Path, out: Path, *, bits: int = 16) -> list[Path]:
     manifest = {
         "pieces": [path.name for path in paths],
         "sha256": digest_of(whole),
+        "source": digest_of(source / WEIGHTS),
         "bits": bits,
         "borrowed": sorted(borrowed),
         "files": {
@@ -92,7 +94,11 @@ def join_pieces(pieces: Path, out: Path, checkpoint: Checkpoint) -> None:
         from foreword.train.heads.draft_files import tokenizer_files
 
         files |= tokenizer_files(checkpoint.tokenizer())
-    write_output(out, LearnedFiles(config, tensors | borrowed, files, frozenset(borrowed)))
+    card = files.pop(CARD, "")
+    digest = write_output(out, LearnedFiles(config, tensors | borrowed, files, frozenset(borrowed)))
+    if card:
+        rounded_on_its_way = " (rounded to 8 bits on its way)" if manifest["bits"] == 8 else ""
+        write_text(out / CARD, card.replace(f"`{manifest['source']}`", f"`{digest}`{rounded_on_its_way}"))
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -124,7 +130,7 @@ def _cut(whole: Path) -> list[Path]:
 def _manifest(pieces: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads((pieces / MANIFEST).read_text(encoding="utf-8"))
-        if not {"pieces", "sha256", "bits", "borrowed", "files", "from_target"} <= manifest.keys():
+        if not {"pieces", "sha256", "source", "bits", "borrowed", "files", "from_target"} <= manifest.keys():
             raise ValueError
     except (OSError, ValueError):
         raise RequestError(

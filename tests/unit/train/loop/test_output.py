@@ -12,7 +12,7 @@ from foreword.train.heads.draft import DraftRecipe
 from foreword.train.heads.learner import LearnedFiles
 from foreword.train.heads.medusa import MedusaRecipe
 from foreword.train.loop import output
-from foreword.train.loop.output import join_pieces, read_weights, write_output, write_pieces
+from foreword.train.loop.output import digest_of, join_pieces, read_weights, write_output, write_pieces
 from foreword.train.passes.target import Target
 from foreword.train.texts.documents import Document
 from helpers.tiny_training import new_learner
@@ -31,12 +31,15 @@ def test_pieces_become_the_directory_again(
 ):
     monkeypatch.setattr(output, "PIECE_BYTES", 10_000)
     checkpoint = open_checkpoint(tiny_model)
-    write_output(tmp_path / "whole", new_learner(recipe, target, documents).files(checkpoint, 3))
+    digest = write_output(tmp_path / "whole", new_learner(recipe, target, documents).files(checkpoint, 3))
+    (tmp_path / "whole" / "README.md").write_text(f"SHA-256 `{digest}`.", encoding="utf-8")
     paths = write_pieces(tmp_path / "whole", tmp_path / "pieces", bits=bits)
     assert len(paths) > 2 and all(path.stat().st_size <= 10_000 for path in paths[:-1])
     join_pieces(tmp_path / "pieces", tmp_path / "again", checkpoint)
     names = {path.name for path in (tmp_path / "whole").iterdir()}
     assert names == {path.name for path in (tmp_path / "again").iterdir()}
+    card = (tmp_path / "again" / "README.md").read_text(encoding="utf-8")
+    assert f"`{digest_of(tmp_path / 'again' / 'model.safetensors')}`" in card
     wanted, found = (read_weights(tmp_path / name / "model.safetensors") for name in ("whole", "again"))
     assert wanted.keys() == found.keys()
     for name, tensor in wanted.items():
