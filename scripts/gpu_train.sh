@@ -11,7 +11,7 @@
 #       each method (medusa draft exit dflash unless they are named) for so long on the same texts; 0 minutes of
 #       texts: those that are there. Each takes about half a minute more to load, compile, measure and write.
 # Texts and states stay in build/training, which a warm machine keeps; what was trained goes to $OUT in pieces:
-# of `compare` with cards and logs, matrices in 8 bits: cat export.tar.* | tar x, then `foreword train join`.
+# of `compare` with cards and logs, matrices in 8 bits: cat export.tgz.* | tar xz, then `foreword train join`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -84,11 +84,12 @@ compare)
     for method in "${METHODS[@]}"; do
         echo "== $method"
         rm -rf "${WORK:?}/$method" "$WORK/export/$method"
-        foreword train "$method" --model "$MODEL" --data "$WORK/texts" --out "$WORK/$method" --minutes "$3" \
+        SHAPE=() && if [ "$method" = medusa ]; then SHAPE=(--heads 3); fi # four would not fit into what comes back
+        foreword train "$method" "${SHAPE[@]}" --model "$MODEL" --data "$WORK/texts" --out "$WORK/$method" --minutes "$3" \
             --evaluate-every 40 --export "$WORK/export/$method" --export-bits 8 "${EVAL[@]}" || continue
         cp "$WORK/$method/training/log.jsonl" "$WORK/$method/README.md" "$WORK/export/$method/"
-        rm -f "$OUT"/export.tar.* # the next method may run out of time: all that is done is always there
-        tar -C "$WORK" -c export | split -b 15000000 - "$OUT/export.tar."
+        rm -f "$OUT"/export.tgz.* # the next method may run out of time: all that is done is always there
+        tar -C "$WORK" -c export | gzip -1 | split -b 15000000 - "$OUT/export.tgz."
     done
     ;;
 *)
