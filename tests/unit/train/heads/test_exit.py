@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from foreword.acceptance.params import SamplingParams
+from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.model.exit_adapter import open_adapter
 from foreword.engine.llm import LLM
 from foreword.errors import RequestError
@@ -60,3 +61,11 @@ def test_an_exit_of_another_model_is_refused(
     other = open_checkpoint(make_hf_model(tmp_path / "other", "llama", hidden_size=32))
     with pytest.raises(RequestError, match="no exit for this model"):
         open_adapter(str(tmp_path / "exit"), other)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"adapter": 7}, {"adapter": "x", "exit_layer": 2}, {"adapter": "x", "layers": [0]}]
+)
+def test_an_adapter_is_a_directory_and_knows_its_layer(keys: dict[str, object]):
+    with pytest.raises(RequestError, match="adapter"):
+        SpeculationConfig.parse({"method": "layer_skip", **keys})
