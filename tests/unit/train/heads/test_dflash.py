@@ -89,3 +89,14 @@ def test_blocks_of_a_batch_are_blocks_of_their_own(target: Target, documents: li
             row += 1
         begin += len(document.tokens)
     assert np.isclose(row, sum(len(d.tokens) - tail_begin(d) for d in texts))
+
+
+def test_weights_of_files_are_taken_up_again(target: Target, documents: list[Document], tiny_model):
+    first, second = new_learner(RECIPE, target, documents), new_learner(RECIPE, target, documents)
+    with torch.no_grad():
+        for parameter in first.parameters():
+            parameter.add_(0.1)
+    assert not torch.allclose(second.tap_scales, torch.ones(1))
+    second.take(first.files(open_checkpoint(tiny_model), 3).tensors)
+    for name, tensor in first.state_dict().items():
+        torch.testing.assert_close(second.state_dict()[name], tensor, rtol=1e-2, atol=1e-2, msg=name)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig
@@ -12,9 +13,12 @@ from foreword.errors import RequestError
 from foreword.models.formats.opening import open_checkpoint
 from foreword.train.heads.exit import ExitRecipe
 from foreword.train.loop.output import write_output
-from foreword.train.passes.target import Target
+from foreword.train.passes.packing import exact_size, pack
+from foreword.train.passes.target import Target, wide_logits
 from foreword.train.passes.vocabulary import whole_vocabulary
 from foreword.train.texts.documents import Document
+from helpers.cpu import cpu_decoder
+from helpers.passes import all_logits, torch_decoder
 from helpers.tiny_models import make_hf_model
 from helpers.tiny_training import new_learner, trained
 
@@ -69,3 +73,25 @@ def test_an_exit_of_another_model_is_refused(
 def test_an_adapter_is_a_directory_and_knows_its_layer(keys: dict[str, object]):
     with pytest.raises(RequestError, match="adapter"):
         SpeculationConfig.parse({"method": "layer_skip", **keys})
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpu"])
+def test_decoders_run_an_exit_as_it_was_trained(
+    backend: str, target: Target, documents: list[Document], tiny_model: Path, tmp_path: Path
+):
+    learner = new_learner(ExitRecipe(1), target, documents)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in learner.parameters():  # its own in everything, the norm included
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+            parameter.copy_(parameter.bfloat16())
+    checkpoint = open_checkpoint(tiny_model)
+    write_output(tmp_path / "exit", learner.files(checkpoint, 3))
+    whole = torch_decoder(tiny_model) if backend == "torch" else cpu_decoder(tiny_model, "float32", 1)
+    adapter = open_adapter(str(tmp_path / "exit"), checkpoint)
+    text = documents[:1]
+    logits = all_logits(whole.with_layers([0]).followed_by(adapter), text[0].tokens.tolist())
+    batch = pack(text, exact_size(text), target.device)
+    rows = (batch.tail_rows + 1).clamp(max=len(logits) - 1)
+    states = next(learner.steps(batch, target.features(batch, learner.taps), 1))
+    torch.testing.assert_close(wide_logits(states, learner.output(0)), logits[rows], rtol=1e-3, atol=1e-3)
