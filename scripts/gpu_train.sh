@@ -27,6 +27,7 @@ if [ "${1:-}" = carry ]; then
         annotated-doc click gguf httpx2 iniconfig jinja2 markdown-it-py markupsafe mdurl packaging platformdirs pluggy \
         pygments pytest pyyaml rich shellingham tqdm typer typing-extensions
     git archive --format=tar.gz -o "$DIR/base/tree.tgz" HEAD src scripts tests pyproject.toml
+    basename "$3" > "$DIR/base/model_name" # cards name it
     half=$(($(stat -c %s "$3") / 2))
     head -c $half "$3" > "$DIR/model0/part"
     tail -c +$((half + 1)) "$3" > "$DIR/model1/part"
@@ -52,7 +53,7 @@ if [ "${1:-}" = check ]; then
     exit
 fi
 
-MODEL=$WORK/model.gguf
+MODEL=$WORK/$(cat "$CARRY/base/model_name" 2> /dev/null || echo model.gguf)
 if [ ! -f "$MODEL" ]; then
     cat "$CARRY/model0/part" "$CARRY/model1/part" > "$MODEL.part"
     mv "$MODEL.part" "$MODEL"
