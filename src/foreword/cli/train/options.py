@@ -62,6 +62,10 @@ class CommonOptions:
     def __post_init__(self) -> None:
         if self.minutes is None and self.steps is None:
             raise RequestError("say how long to train: --minutes or --steps")
+        if self.prompts and self.data is not None:
+            raise RequestError(
+                "--prompts are answered where texts are written: give them to `foreword train data`"
+            )
         if self.export_bits not in (8, 16):
             raise RequestError(f"--export-bits must be 8 or 16, not {self.export_bits}")
         if self.resume and self.begin is not None:
