@@ -104,6 +104,7 @@ class PretendRequest:
         self._luck = {one.name: rng.gauss(0, 1) for one in drafters}
         self._moods = {one.name: [rng.gauss(0, 1) for _ in range(LENGTH // MOOD + 2)] for one in drafters}
         self.speculation: DraftPlan | None = None
+        self.step_limit: float | None = None
         self.drafters = {one.name: one for one in drafters}
 
     @property

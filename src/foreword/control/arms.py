@@ -1,6 +1,7 @@
 """Who could draft for a request, and what was decided about each."""
 
 import math
+from collections import deque
 from dataclasses import dataclass, field, replace
 
 from foreword.control.asking import NO_WORTH, DraftSeconds, Pass, Worth
@@ -19,6 +20,20 @@ LEAST_LOSS = 0.01
 
 PROBE_DEPTH = 4
 """Levels of a probe where every level costs."""
+
+
+MOST_DECISIONS = 20
+"""Of a pair, that are remembered."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A drafter was switched on or off in a cohort."""
+
+    seconds: float  # of engine time
+    is_on: bool
+    reason: str
+    gain: float  # that was expected of it
 
 
 @dataclass(frozen=True)
@@ -43,6 +58,8 @@ class PairControl:
     probe_depth: int = 0
     probe_seconds: float = 0.0  # expected
     off_since: int | None = None  # step; None: it never was on
+    switched: int = 0  # times that a decision was made
+    decisions: deque[Decision] = field(default_factory=lambda: deque(maxlen=MOST_DECISIONS))
     _probes: int = 0
 
     def decide(self, worth: Worth, is_cost_known: bool, settings: ControlSettings, now: Moment) -> None:
@@ -84,6 +101,9 @@ class PairControl:
     def _switch(self, on: bool, reason: str, now: Moment) -> None:
         if self.is_on and not on:
             self.off_since = now.step
+        if (on, reason) != (self.is_on, self.reason):
+            self.decisions.append(Decision(now.seconds, on, reason, self.worth.gain))
+            self.switched += 1
         self.is_on, self.reason = on, reason
 
 

@@ -34,13 +34,16 @@ class Explorer:
             if record is None or len(record.waiting) > 1:
                 continue
             arm = record.arms[(self.step // len(records)) % len(record.arms)]
-            if arm is record.asked or (arm.control.is_on and not arm.pays and len(record.arms) == 1):
+            may_use = arm.plan.allows(len(records))  # one in the shadow is only compared
+            is_unlucky = may_use and arm.control.is_on and not arm.pays
+            if arm is record.asked or not arm.plan.may_be_tried or (is_unlucky and len(record.arms) == 1):
                 continue
             control = arm.control
             lost = 0.0  # a pass without the guesses that it would have had is part of the price
             if record.asked is not None:
                 lost = max(record.asked.control.worth.gain, 0.0) * here.per_token
-            if not lost and control.live_loss(self.seconds) * here.per_token < control.probe_seconds:
+            is_cheap = control.live_loss(self.seconds) * here.per_token < control.probe_seconds
+            if not lost and is_cheap and may_use:
                 if self._try_live(control, records, plans, here):
                     return
                 continue

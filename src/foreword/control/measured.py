@@ -13,7 +13,7 @@ from foreword.control.guard import ReferenceWindows
 from foreword.control.hindsight import RequestFit, Waiting
 from foreword.control.probes import TimeBank
 from foreword.control.settings import ControlSettings
-from foreword.control.trimming import Offer, choose, survivals
+from foreword.control.trimming import Offer, choose, survivals, tightest_limit
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, choices_of
 from foreword.speculation.measured.situation import Situation
@@ -100,7 +100,8 @@ class MeasuredPolicy:
                 places.append(place)
         if offers and here is not None:
             beside = replace(here, rows=here.rows + rows, drawn=here.drawn + tokens) if rows else here
-            for place, draft in zip(places, choose(offers, beside, sum(spent.values())), strict=True):
+            chosen = choose(offers, beside, sum(spent.values()), tightest_limit(entries))
+            for place, draft in zip(places, chosen, strict=True):
                 kept[place] = draft
         return kept
 
@@ -140,6 +141,11 @@ class MeasuredPolicy:
 
     def drafters(self) -> Sequence[Drafter]:
         return ()
+
+    @property
+    def here(self) -> Pass | None:
+        """The last pass as it would have been without guesses; None before any."""
+        return self._here
 
     def _answered(self, record: RequestRecord, asked: Arm, part: RequestReport) -> None:
         asked.control.estimate.answered(record.asked_depth, record.offered_depth)

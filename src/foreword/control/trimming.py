@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from foreword.control.asking import Pass
 from foreword.control.estimates import Rates
 from foreword.speculation.draft import ROOT, Draft
+from foreword.speculation.requests import PassEntry
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,12 @@ def survivals(draft: Draft, rates: Rates, shift: int) -> list[float]:
 
 def is_chain(draft: Draft) -> bool:
     return draft.depth == len(draft)
+
+
+def tightest_limit(entries: Sequence[PassEntry]) -> float | None:
+    """Seconds that guesses may make a step for these requests; None: no bound."""
+    limits = (entry.request.step_limit for entry in entries)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def choose(

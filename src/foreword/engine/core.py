@@ -19,6 +19,10 @@ from foreword.engine.drafter_pool import Build, DrafterPool
 from foreword.engine.intake import Intake
 from foreword.engine.ledger import CohortLedger, RequestLedger
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
+from foreword.engine.policy.assignment import Assignment
+from foreword.engine.policy.desk import GuessingDesk
+from foreword.engine.policy.steering import Steering
+from foreword.engine.policy.verification import CHECK
 from foreword.engine.request import Request
 from foreword.engine.scheduler import Scheduler, SchedulerSizes
 from foreword.engine.vocabulary import Vocabulary
@@ -43,6 +47,7 @@ class EngineParts:
     clock: Callable[[], float] = perf_counter  # seconds
     # Others that requests will ask for and that keep rows in the KV pages: these are laid out for them too.
     offered: Sequence[SpeculationConfig] = ()
+    steering: Steering | None = None  # the operator's policy file
 
 
 class EngineCore:
@@ -84,8 +89,15 @@ class EngineCore:
             self._stepper.faults,
         )
         self._intake = Intake(
-            vocabulary, self.max_model_len, rule, self.drafters, self.scheduler.check, itertools.count()
+            vocabulary,
+            self.max_model_len,
+            rule,
+            self.drafters,
+            self.scheduler.check,
+            itertools.count(),
+            parts.steering,
         )
+        self.guessing = GuessingDesk(self.cache, parts.policy, parts.steering, self.drafters, rule)
         # By the user's id, those of its answers that have not ended.
         self._active: dict[str, list[Request]] = {}
         self.steps = 0
@@ -120,9 +132,9 @@ class EngineCore:
         """Whether `prepare` would answer at once, without making a drafter first."""
         return self.drafters.is_ready(new.speculation, bool(new.prediction))
 
-    def prepare(self, new: NewRequest) -> list[Request]:
+    def prepare(self, new: NewRequest, assigned: Assignment | None = None) -> list[Request]:
         """Check a request and make ready what it needs; nothing is queued. Raises `RequestError`."""
-        requests = self._intake.admit(new)
+        requests = self._intake.admit(new, assigned)
         for request in requests:
             request.kv_bytes_per_row = self.runner.store.bytes_per_row
             request.ledger = RequestLedger(self._clock)
@@ -133,6 +145,8 @@ class EngineCore:
         name = requests[0].name
         if name in self._active:
             raise RequestError(f"a request with the id {name!r} is being answered; choose another id")
+        if name != CHECK and CHECK in self._active:
+            self.abort(CHECK)  # it has time
         self._active[name] = list(requests)
         for request in requests:
             self.drafters.begin(request)
@@ -143,6 +157,11 @@ class EngineCore:
         requests = self.prepare(new)
         self.enqueue(requests)
         return requests
+
+    def use_idle_time(self) -> None:
+        """Where nothing else is to be done: decode an ended request again, if a roll-out waits for that."""
+        if not self.has_requests and (check := self.guessing.next_check()) is not None:
+            self.enqueue(self.prepare(*check))
 
     def abort(self, request_id: str) -> list[AnswerDelta]:
         """Stop working on a request, also while a step is under way; the ends of its answers are returned."""
@@ -163,6 +182,7 @@ class EngineCore:
         Another step may be launched before this one is resolved, for requests that are not in it. Steps are
         resolved in the order in which they were launched.
         """
+        self.guessing.between_steps(len(self.scheduler.waiting))
         began = self._clock()
         entries = self.scheduler.schedule()
         if not entries:
@@ -177,6 +197,7 @@ class EngineCore:
         report = self._recovery.resolve(under_way)
         self.steps += 1
         self.seconds += report.seconds
+        self.guessing.observe(report, self.scheduler.preemptions)
         return self._settle(report)
 
     def stats(self) -> EngineStats:
@@ -200,10 +221,12 @@ class EngineCore:
             step_faults=dict(self.faults),
             acceptance={name: (s.drafts, s.drafted, s.accepted) for name, s in cohorts.items() if s.asks},
             cohorts=self._cohorts.snapshot(),
+            control=self.guessing.report(self.situation, self.seconds, self.has_requests),
         )
 
     def close(self) -> None:
         """Give back what drafters hold; nothing is answered any more."""
+        self.guessing.close()
         self.drafters.close()
 
     def _settle(self, report: StepReport) -> list[AnswerDelta]:
@@ -215,10 +238,11 @@ class EngineCore:
             if not part.applied:
                 continue
             self._cohorts.observe(part, request.ledger.observe(part, report))
-            if part.verdict.tokens or request.finish_reason is not None:
+            if request.name != CHECK and (part.verdict.tokens or request.finish_reason is not None):
                 deltas.append(request.take_delta())
             if request.finish_reason is not None:
                 self._remove(request)
+                self.guessing.ended(request)
         return deltas
 
     def _remove(self, request: Request) -> None:

@@ -201,6 +201,10 @@ class Engine:
         """Switch speculation off or on again for everyone, from the next step; nothing is reloaded."""
         self._core.speculating = on
 
+    def move_pair(self, drafter: str, cohort: str, state: str) -> None:
+        """Move a drafter of the policy file in a cohort, from the next step on."""
+        self._mail.put(lambda: self._core.guessing.move(drafter, cohort, state))
+
     def stats(self) -> EngineStats:
         """How things stood a moment ago; the switch as it stands now, which an idle engine has not looked at."""
         return replace(self._snapshot, speculating=self._core.speculating)
@@ -257,6 +261,8 @@ class Engine:
 
     def _take_mail(self, is_busy: bool) -> bool:
         """Do what callers have asked for, waiting if there is nothing else to do; False when it is time to stop."""
+        if not is_busy:
+            self._core.use_idle_time()
         may_wait = not is_busy and not self._core.has_requests
         while True:
             try:

@@ -1,8 +1,9 @@
 """Adding up what several answers cost."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import fields, replace
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from foreword.engine.answers.ends import OpenAnswers
@@ -33,6 +34,13 @@ def sum_stats(by_answer: Iterable[tuple[int, RequestStats]]) -> RequestStats:
     for index, stats in by_answer:
         total = add_fields(total, replace(stats, prompt_tokens=0, cached_tokens=0) if index else stats)
     return total
+
+
+def accepted_runs(stats: RequestStats) -> "Counter[int]":
+    """How many passes accepted so many guesses. A run of k has those at positions 1 .. k committed, and no further."""
+    reached = (stats.drafts, *stats.accepted_per_position, 0)
+    counts = enumerate(pairwise(reached))
+    return Counter({length: here - further for length, (here, further) in counts if here > further})
 
 
 class Costs:
