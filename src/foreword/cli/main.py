@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import typer
 
 from foreword import __version__
-from foreword.cli import datastore, demo, doctor, generate, heads, models, prove, prune, serve, theory
+from foreword.cli import datastore, demo, doctor, generate, heads, models, prove, prune, serve, theory, tune
 from foreword.cli.bench import main as bench
 from foreword.cli.chat import main as chat
 from foreword.cli.console import stderr, stdout
@@ -36,6 +36,7 @@ app.command()(prune.prune)
 app.command()(prove.prove)
 app.command()(watch.top)
 app.command()(watch.advise)
+app.command()(tune.tune)
 app.command()(theory.theory)
 app.command()(doctor.doctor)
 app.add_typer(heads.app, name="head")

@@ -98,7 +98,7 @@ class DrafterPool:
             ((name, plan),) = plans.items()
             return replace(plan, method=name)
         with self._lock:
-            key = (*plans, *(id(plan.drafter) for plan in plans.values()))
+            key: tuple[str | int, ...] = (*plans, *(id(plan.drafter) for plan in plans.values()))
             chosen = _Chosen({name: plan.drafter for name, plan in plans.items()})
             drafter = self._combined.setdefault(key, chosen)
         most = max(plan.max_nodes for plan in plans.values())

@@ -1,6 +1,5 @@
 """`foreword policy check` and `foreword policy explain`."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,8 +89,3 @@ def _show(found: "Explanation", notes: list[str]) -> None:
         stdout.print(f"  guesses make no step longer than {found.step_limit_ms:g} ms")
     for note in notes:
         stdout.print(f"  note: {note}")
-
-
-def write_policy(path: Path, value: dict[str, Any]) -> None:
-    """A file that people can read and change."""
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -70,6 +70,7 @@ def parse_policy(value: object) -> PolicyFile:
         prices=_prices(top.take("prices", None)),
         state_file=top.text("state_file", None),
     )
+    top.take("notes", None)  # whatever people or tools want to remember
     defaults.end()
     top.end()
     if len(cohorts) >= policy.max_cohorts:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock, Thread
+from time import time
 
 from foreword.control.measured import MeasuredPolicy
 from foreword.control.policy_file.document import OTHER, CohortRule, PolicyFile, Stage
@@ -50,6 +51,7 @@ class Steering:
     made_for: Mapping[str, str] = field(default_factory=dict)  # model, device and version
     model: str = ""  # as rules call it
     is_shape_invariant: bool = True  # no text depends on the size of a pass
+    wall_clock: Callable[[], float] = time  # seconds since 1970
     in_background: Callable[[Callable[[], None]], None] = _in_thread
     rollouts: Rollouts = field(init=False)
     document: PolicyFile = field(init=False)
@@ -66,7 +68,8 @@ class Steering:
         self._steps = 0
         self.policy.settings = self.document.settings
         kept = self.document.state_file
-        self.rollouts = Rollouts(self.made_for, None if kept is None else self.path.parent / kept)
+        state = None if kept is None else self.path.parent / kept
+        self.rollouts = Rollouts(self.made_for, state, self.wall_clock)
         self.rollouts.follow(self.document.rollouts)
 
     def attach(self, pool: DrafterPool) -> None:
