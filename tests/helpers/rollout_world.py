@@ -123,7 +123,7 @@ class RolloutWorld:
     def pair(self) -> PairRollout:
         return self.steering.rollouts.pairs["fresh", "code"]
 
-    def answer(self, task: str = "code") -> list[int]:
+    def answer(self, idle: bool = True) -> list[int]:
         """One request from its arrival to its end, then whatever the engine does with its time."""
         self.sent += 1
         script = self.sent % SCRIPTS
@@ -131,12 +131,12 @@ class RolloutWorld:
             f"request-{self.sent}",
             prompt_of(script, VOCAB),
             SamplingParams(temperature=0, max_tokens=LENGTH - 10),
-            labels=RequestLabels(metadata={"task": task}),
+            labels=RequestLabels(metadata={"task": "code"}),
         )
         (request,) = self.core.add(new)
         self._run()
         assert request.output_ids == TEXTS[script, : LENGTH - 10].tolist()
-        for _ in range(3):
+        for _ in range(3 * idle):
             self.core.use_idle_time()
             self._run()
         return request.output_ids

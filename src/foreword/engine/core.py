@@ -147,6 +147,7 @@ class EngineCore:
             raise RequestError(f"a request with the id {name!r} is being answered; choose another id")
         if name != CHECK and CHECK in self._active:
             self.abort(CHECK)  # it has time
+            self.guessing.interrupted()
         self._active[name] = list(requests)
         for request in requests:
             self.drafters.begin(request)

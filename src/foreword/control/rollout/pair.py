@@ -15,8 +15,11 @@ MOST_MOVES = 20
 """That are remembered."""
 
 WORTH_IT, NOT_WORTH_IT = 1.02, 1.0
-LIKELY_GAIN, LIKELY_LOSS = 0.9, 0.95
-"""A drafter leaves the shadow if it gains this much with this probability, and is given up if it loses with that."""
+LIKELY_GAIN, UNLIKELY = 0.9, 0.05
+"""A drafter leaves the shadow if it is likely to gain so much, and is given up if it is unlikely to gain anything."""
+
+LEAST_LEVELS = 20
+"""That must have been judged before anything is concluded."""
 
 
 @dataclass(frozen=True)
@@ -117,12 +120,12 @@ class PairRollout:
         return (self.stage, self.step) != before
 
     def _look_at_shadow(self, forecast: Forecast) -> None:
-        if forecast.levels < self.rule.min_levels:
-            return
         told = f"{forecast.gain:.3f} of plain decoding expected after {forecast.levels:.0f} judged levels"
-        if forecast.chance_above(NOT_WORTH_IT) < 1 - LIKELY_LOSS:
+        enough = self.rule.min_levels
+        # A drafter that is dear is seldom asked: what is hopeless is not waited for.
+        if forecast.levels >= max(enough // 20, LEAST_LEVELS) and forecast.chance_above(NOT_WORTH_IT) < UNLIKELY:
             self.move(Stage.OFF, f"low gain: {told}")
-        elif forecast.chance_above(WORTH_IT) > LIKELY_GAIN:
+        elif forecast.levels >= enough and forecast.chance_above(WORTH_IT) > LIKELY_GAIN:
             self._promote(Stage.VERIFY, told)
 
     def _look_at_canary(self) -> None:

@@ -45,6 +45,7 @@ class GuessingDesk:
         self._checks: IdleChecks | None = None
         self._check_pages = 0
         self._check_seconds = 0.0
+        self._is_checking = False
         if steering is not None:
             steering.attach(drafters)
             is_coupled = rule is Rule.COUPLED
@@ -58,14 +59,16 @@ class GuessingDesk:
     def observe(self, report: StepReport, preemptions: int) -> None:
         """A step was done."""
         self._steps += 1
-        self.books.observe(report, preemptions)
         self._check_seconds += report.seconds.total
+        if not self._is_checking:  # it runs alone, and nobody is served by it
+            self.books.observe(report, preemptions)
 
     def ended(self, request: Request) -> None:
         """A request was answered, and is gone from the engine."""
         if self._checks is None or self._steering is None:
             return
         if request.name == CHECK:
+            self._is_checking = False
             pages = self._cache.available_pages
             self._checks.finished(request, Books(self._check_pages, pages, self._check_seconds))
             return
@@ -80,7 +83,12 @@ class GuessingDesk:
         found = None if self._checks is None else self._checks.next()
         if found is not None:
             self._check_pages, self._check_seconds = self._cache.available_pages, 0.0
+            self._is_checking = True
         return found
+
+    def interrupted(self) -> None:
+        """Somebody wants the engine: what is being checked is decoded again when there is time."""
+        self._is_checking = False
 
     def report(self, situation: Situation, seconds: StageSeconds, is_busy: bool) -> ControlReport:
         """How guessing stands, or stood a few steps ago."""
