@@ -123,7 +123,10 @@ class PairRollout:
         told = f"{forecast.gain:.3f} of plain decoding expected after {forecast.levels:.0f} judged levels"
         enough = self.rule.min_levels
         # A drafter that is dear is seldom asked: what is hopeless is not waited for.
-        if forecast.levels >= max(enough // 20, LEAST_LEVELS) and forecast.chance_above(NOT_WORTH_IT) < UNLIKELY:
+        if (
+            forecast.levels >= max(enough // 20, LEAST_LEVELS)
+            and forecast.chance_above(NOT_WORTH_IT) < UNLIKELY
+        ):
             self.move(Stage.OFF, f"low gain: {told}")
         elif forecast.levels >= enough and forecast.chance_above(WORTH_IT) > LIKELY_GAIN:
             self._promote(Stage.VERIFY, told)

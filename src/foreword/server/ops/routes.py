@@ -66,7 +66,7 @@ async def _health(context: ServerContext, trusted: bool) -> dict[str, Any]:
     stats = await context.engine.stats()
     if stats is not None:
         told["engine"] = _engine_figures(stats)
-        if stats.control is not None:
+        if stats.control is not None and context.settings.show_speculation:
             told["usage"] = _usage_figures(stats.control)
     if context.settings.show_speculation:
         told["speculation"] = _speculation_figures(context)
