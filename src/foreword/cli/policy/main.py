@@ -27,7 +27,10 @@ def check(
         "rollouts": [[rule.drafter, rule.cohort] for rule in policy.rollouts],
     }
     named = ", ".join(found["cohorts"]) or "none"
-    stdout.print(f"{file} is well-formed: cohorts {named}; drafters {', '.join(policy.drafters) or 'none'}")
+    stdout.print(
+        f"{file} is well-formed: cohorts {named}; drafters {', '.join(policy.drafters) or 'none'}",
+        soft_wrap=True,
+    )
     if as_json:
         print_json({"ok": True, **found})
 
@@ -78,14 +81,14 @@ def _read(path: Path) -> "PolicyFile":
 
 
 def _show(found: "Explanation", notes: list[str]) -> None:
-    stdout.print(f"cohort {found.cohort}, counted as {found.label}: {found.reason}")
+    stdout.print(f"cohort {found.cohort}, counted as {found.label}: {found.reason}", soft_wrap=True)
     for name, why in found.passed_over.items():
-        stdout.print(f"  not {name}: {why}")
+        stdout.print(f"  not {name}: {why}", soft_wrap=True)
     for drafter, why in found.drafters.items():
-        stdout.print(f"  {drafter}: {why}")
+        stdout.print(f"  {drafter}: {why}", soft_wrap=True)
     if found.max_depth is not None:
         stdout.print(f"  at most {found.max_depth} guesses behind each other")
     if found.step_limit_ms is not None:
         stdout.print(f"  guesses make no step longer than {found.step_limit_ms:g} ms")
     for note in notes:
-        stdout.print(f"  note: {note}")
+        stdout.print(f"  note: {note}", soft_wrap=True)

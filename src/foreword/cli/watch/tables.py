@@ -11,7 +11,8 @@ SHOWN_DECISIONS = 8
 
 def report_view(report: ControlReport) -> RenderableType:
     """Everything, the pairs first."""
-    return Group(_title(report), _pairs(report), _engine(report), _decisions(report))
+    shown = [_pairs(report), _reasons(report)] if report.pairs else ["nobody was asked yet"]
+    return Group(_title(report), *shown, _engine(report), _decisions(report))
 
 
 def _title(report: ControlReport) -> str:
@@ -21,39 +22,36 @@ def _title(report: ControlReport) -> str:
 
 
 def _pairs(report: ControlReport) -> Table:
-    table = Table(box=SIMPLE_HEAD)
-    for name in ("drafter", "cohort", "state", "expected", "measured", "depth", "accepted by level"):
-        table.add_column(name)
-    for name in ("break-even", "coverage", "ms/ask", "run p50/p90", "asks"):
-        table.add_column(name, justify="right")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), expand=False)
+    for name in ("drafter", "cohort", "state"):
+        table.add_column(name, overflow="fold", min_width=6)
+    for name in ("expected", "measured", "depth", "accepted", "pays\nfrom", "has a\nguess", "ms", "run"):
+        table.add_column(name, justify="right", no_wrap=True)
     for pair in report.pairs:
         table.add_row(*_cells(pair))
-    if not report.pairs:
-        table.add_row("nobody was asked yet")
     return table
 
 
 def _cells(pair: PairReport) -> list[str]:
     state = pair.state if pair.state != "canary" else f"canary {pair.percent:g}%"
-    use = "" if pair.in_use or pair.state in ("off", "held") else " (idle)"
+    is_idle = not pair.in_use and pair.state in ("on", "canary")
     return [
         pair.drafter,
         pair.cohort,
-        f"{state}{use}: {pair.reason}" if pair.reason else f"{state}{use}",
+        f"{state}, not now" if is_idle else state,
         _ratio(pair.predicted),
         _ratio(pair.measured),
         f"{pair.kept}/{pair.depth}" if pair.depth else "-",
-        " ".join(f"{rate:.2f}" for rate in pair.acceptance_by_level[:5]) or "-",
+        " ".join(f"{rate:.2f}".lstrip("0") for rate in pair.acceptance_by_level[:3]) or "-",
         "-" if pair.break_even is None else f"{pair.break_even:.2f}",
         "-" if pair.coverage is None else f"{pair.coverage:.0%}",
         f"{pair.draft_ms:.2f}",
         f"{pair.run_p50:g}/{pair.run_p90:g}",
-        str(pair.asks),
     ]
 
 
 def _ratio(bounds: Bounds | None) -> str:
-    return "-" if bounds is None else f"{bounds.mean:.2f}× [{bounds.low:.2f}, {bounds.high:.2f}]"
+    return "-" if bounds is None else f"{bounds.mean:.2f}±{(bounds.high - bounds.low) / 2:.2f}"
 
 
 def _engine(report: ControlReport) -> str:
@@ -68,6 +66,12 @@ def _engine(report: ControlReport) -> str:
         paid = usage.cost_per_million(reserved=True)
         parts.append(f"{cost:.2f} per million tokens busy, {paid:.2f} reserved")
     return "; ".join(parts)
+
+
+def _reasons(report: ControlReport) -> str:
+    return "\n".join(
+        f"{pair.drafter} for {pair.cohort}: {pair.reason}" for pair in report.pairs if pair.reason
+    )
 
 
 def _decisions(report: ControlReport) -> str:
