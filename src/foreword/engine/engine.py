@@ -261,8 +261,7 @@ class Engine:
 
     def _take_mail(self, is_busy: bool) -> bool:
         """Do what callers have asked for, waiting if there is nothing else to do; False when it is time to stop."""
-        if not is_busy:
-            self._core.use_idle_time()
+        self._core.use_idle_time()
         may_wait = not is_busy and not self._core.has_requests
         while True:
             try:

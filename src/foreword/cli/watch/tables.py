@@ -23,9 +23,18 @@ def _title(report: ControlReport) -> str:
 
 def _pairs(report: ControlReport) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), expand=False)
-    for name in ("drafter", "cohort", "state"):
-        table.add_column(name, overflow="fold", min_width=6)
-    for name in ("expected", "measured", "depth", "accepted", "pays\nfrom", "has a\nguess", "ms", "run"):
+    for name, width in (("drafter", 7), ("cohort", 6), ("state", 6)):
+        table.add_column(name, overflow="fold", min_width=width)
+    for name in (
+        "gain\nexpected",
+        "gain\nmeasured",
+        "depth",
+        "accepted",
+        "pays\nfrom",
+        "has a\nguess",
+        "ms",
+        "run",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     for pair in report.pairs:
         table.add_row(*_cells(pair))
@@ -42,7 +51,7 @@ def _cells(pair: PairReport) -> list[str]:
         _ratio(pair.predicted),
         _ratio(pair.measured),
         f"{pair.kept}/{pair.depth}" if pair.depth else "-",
-        " ".join(f"{rate:.2f}".lstrip("0") for rate in pair.acceptance_by_level[:3]) or "-",
+        " ".join(f"{rate:.2f}".lstrip("0") for rate in pair.acceptance_by_level[:2]) or "-",
         "-" if pair.break_even is None else f"{pair.break_even:.2f}",
         "-" if pair.coverage is None else f"{pair.coverage:.0%}",
         f"{pair.draft_ms:.2f}",
@@ -51,7 +60,7 @@ def _cells(pair: PairReport) -> list[str]:
 
 
 def _ratio(bounds: Bounds | None) -> str:
-    return "-" if bounds is None else f"{bounds.mean:.2f}±{(bounds.high - bounds.low) / 2:.2f}"
+    return "-" if bounds is None else f"{bounds.mean:.2f}×"
 
 
 def _engine(report: ControlReport) -> str:
@@ -69,9 +78,14 @@ def _engine(report: ControlReport) -> str:
 
 
 def _reasons(report: ControlReport) -> str:
-    return "\n".join(
-        f"{pair.drafter} for {pair.cohort}: {pair.reason}" for pair in report.pairs if pair.reason
-    )
+    """Why each pair is where it is, and between what its gain lies."""
+    return "\n".join(f"{pair.drafter} for {pair.cohort}: {_reason(pair)}" for pair in report.pairs)
+
+
+def _reason(pair: PairReport) -> str:
+    known = {"expected": pair.predicted, "measured": pair.measured}
+    told = [f"{name} {b.low:.2f} to {b.high:.2f}" for name, b in known.items() if b is not None]
+    return "; ".join([*([pair.reason] if pair.reason else []), *told]) or "nothing is known yet"
 
 
 def _decisions(report: ControlReport) -> str:

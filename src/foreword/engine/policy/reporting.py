@@ -104,6 +104,7 @@ def _with_rollouts(
 
 def _rolled(report: PairReport, pair: PairRollout, now: float) -> PairReport:
     moves = [DecisionTold(now - move.at, move.stage.value, move.reason) for move in pair.moves]
+    own = report.decisions if pair.percent else ()  # what nobody uses is not switched
     return replace(
         report,
         state=pair.stage.value,
@@ -111,7 +112,7 @@ def _rolled(report: PairReport, pair: PairRollout, now: float) -> PairReport:
         reason=pair.reason,
         percent=pair.percent,
         since_seconds=now - pair.since,
-        decisions=tuple(sorted([*report.decisions, *moves], key=lambda one: one.ago_seconds)[:20]),
+        decisions=tuple(sorted([*own, *moves], key=lambda one: one.ago_seconds)[:20]),
     )
 
 
