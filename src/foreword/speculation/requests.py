@@ -25,7 +25,6 @@ class Gate:
 
     switch: Switch
     is_live: bool = True  # its guesses may be verified; else they are only compared with the text
-    is_watched: bool = True  # it may be asked for that
 
     @property
     def is_open(self) -> bool:
@@ -34,7 +33,7 @@ class Gate:
     @property
     def lets_look(self) -> bool:
         """Whether its guesses may be compared with the text."""
-        return self.is_watched and not self.switch.is_closed and not self.switch.is_resting
+        return not self.switch.is_closed and not self.switch.is_resting
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ class PairRollout:
             case Stage.SHADOW | Stage.VERIFY:
                 return Gate(self.switch, is_live=False)
             case Stage.CANARY if not self.is_canary(tenant, request_id):
-                return Gate(self.switch, is_live=False, is_watched=False)
+                return None  # it must not cost them anything either
         return Gate(self.switch)
 
     def move(self, stage: Stage, reason: str, step: int = 0) -> None:

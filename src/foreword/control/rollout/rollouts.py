@@ -28,24 +28,25 @@ class Rollouts:
 
     def follow(self, rules: Iterable[RolloutRule]) -> None:
         """What the file says now: known pairs go on from where they are unless their salt is another."""
-        before, self.pairs = self.pairs, {}
+        before, pairs = dict(self.pairs), {}
         was_saved = {} if self.path is None or before else saved.read(self.path, self.made_for)
         for rule in rules:
             key = (rule.drafter, rule.cohort)
             known = before.pop(key, None)
             if known is not None and known.rule.salt == rule.salt:
                 known.rule, known.step = rule, min(known.step, len(rule.steps) - 1)
-                self.pairs[key] = known
+                pairs[key] = known
             else:
                 if known is not None:
                     known.switch.is_closed = True
-                self.pairs[key] = self._fresh(rule, was_saved.pop(key, None))
+                pairs[key] = self._fresh(rule, was_saved.pop(key, None))
         for key, known in before.items():
             if known.by_hand:
-                self.pairs[key] = known
+                pairs[key] = known
         for key, state in was_saved.items():
             if state["by_hand"]:
-                self.pairs[key] = self._fresh(RolloutRule(*key), state, by_hand=True)
+                pairs[key] = self._fresh(RolloutRule(*key), state, by_hand=True)
+        self.pairs = pairs  # all at once: others read it meanwhile
 
     def _fresh(self, rule: RolloutRule, state: dict[str, Any] | None, by_hand: bool = False) -> PairRollout:
         pair = PairRollout(rule, self.clock, by_hand)
@@ -60,7 +61,7 @@ class Rollouts:
         pair = self.pairs.get((drafter, cohort))
         if pair is None:
             pair = PairRollout(RolloutRule(drafter, cohort), self.clock, by_hand=True)
-            self.pairs = {**self.pairs, (drafter, cohort): pair}  # others read it meanwhile
+            self.pairs = {**self.pairs, (drafter, cohort): pair}
         if stage == "next":
             pair.promote()
         else:

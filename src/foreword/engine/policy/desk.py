@@ -24,8 +24,8 @@ from foreword.speculation.report import StageSeconds, StepReport
 
 _log = logging.getLogger(__name__)
 
-REPORT_STEPS = 32
-"""Steps after which a busy engine's report is made anew: it is asked for far more often than it changes."""
+REPORT_SECONDS = 1.0
+"""After which a busy engine's report is made anew: it is asked for far more often than it changes."""
 
 
 class GuessingDesk:
@@ -41,7 +41,8 @@ class GuessingDesk:
         self.books = SpeculationBooks(cache.page_size)
         self._began = monotonic()
         self._steps = 0
-        self._report: tuple[int, ControlReport] | None = None
+        self._report: ControlReport | None = None
+        self._reported_at, self._reported_steps = 0.0, 0
         self._checks: IdleChecks | None = None
         self._check_pages = 0
         self._check_seconds = 0.0
@@ -92,14 +93,20 @@ class GuessingDesk:
 
     def report(self, situation: Situation, seconds: StageSeconds, is_busy: bool) -> ControlReport:
         """How guessing stands, or stood a few steps ago."""
-        if self._report is None or self._steps - self._report[0] >= (REPORT_STEPS if is_busy else 1):
+        now = monotonic()
+        if self._is_stale(now, is_busy):
             pages = self._cache.pool.num_pages
             used = pages - self._cache.available_pages
-            wall, faults = monotonic() - self._began, self._drafters.fault_counts()
-            load = Load(wall, seconds, pages, used, faults)
-            told = control_report(self._policy, situation, self.books, self._steering, load)
-            self._report = self._steps, told
-        return self._report[1]
+            load = Load(now - self._began, seconds, pages, used, self._drafters.fault_counts())
+            self._report = control_report(self._policy, situation, self.books, self._steering, load)
+            self._reported_at, self._reported_steps = now, self._steps
+        assert self._report is not None
+        return self._report
+
+    def _is_stale(self, now: float, is_busy: bool) -> bool:
+        if self._report is None or (not is_busy and self._steps != self._reported_steps):
+            return True
+        return now - self._reported_at >= REPORT_SECONDS
 
     def move(self, drafter: str, cohort: str, state: str) -> None:
         """The operator's own move."""

@@ -91,10 +91,13 @@ class Steering:
         gates, places = self._gates(rule, new)
         if rule.drafters is None and not gates:
             plan = self._pool.resolve(new.speculation, has_prediction)
-            return Assignment(label, _no_deeper(plan, document.depth(rule)), limit)
+            return Assignment(label, _no_deeper(plan, document.depth(rule)), limit, places)
         if has_prediction:  # one behind the other: only who may be used takes part
             gates = {name: gate for name, gate in gates.items() if gate.is_open}
         chosen = {name: config_for(document, rule, name, self.configs) for name in gates}
+        own = self._pool.default_config
+        if rule.drafters is None and own is not None:  # who is rolled out comes beside whoever is there
+            chosen = {"+".join(own.method): own, **chosen}
         plan = replace(self._pool.among(chosen), gates=gates) if chosen else None
         return Assignment(
             label, self._pool.with_prediction(plan, new.speculation, has_prediction), limit, places

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from foreword.acceptance.params import SamplingParams
+from foreword.drafters.config import SpeculationConfig
 from foreword.engine.messages import NewRequest, RequestLabels
 from foreword.engine.policy.assignment import Assignment
 from foreword.engine.policy.steering import Pressure
@@ -79,6 +80,27 @@ def test_when_the_engine_is_full_the_named_drafters_rest(tmp_path: Path):
     assert (small.is_open, large.is_open, large.lets_look) == (True, False, False)
     here.steering.between_steps(Pressure(1, 0.6), here.core.guessing.books)
     assert large.is_open
+
+
+def test_who_is_rolled_out_comes_beside_the_engines_own(tmp_path: Path):
+    rules = {
+        **POLICY,
+        "cohorts": [{"name": "code"}],
+        "rollout": {"pair": ["fresh", "code"], "steps": [50, 100]},
+    }
+    here = world(tmp_path, rules)
+    here.core.drafters.set_default(SpeculationConfig.parse({"method": "suffix"}))
+    shadow = assigned(here).plan
+    assert shadow is not None
+    assert shadow.method == "suffix+fresh"
+    assert not shadow.gates["fresh"].is_open
+    here.steering.set_stage("fresh", "code", "canary")
+    arms = [here.steering.assign(NewRequest(str(number), (1, 2, 3))) for number in range(100)]
+    for arm in arms:
+        (place,) = arm.places
+        assert arm.plan is not None
+        assert arm.plan.method == ("suffix+fresh" if place.is_canary else "suffix")
+    assert 25 < sum(arm.places[0].is_canary for arm in arms) < 75
 
 
 def test_users_cannot_make_ever_more_cohorts(tmp_path: Path):
