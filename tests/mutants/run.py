@@ -23,6 +23,7 @@ from house import HOUSE_MUTANTS
 from predictions import PREDICTION_MUTANTS
 from rich.console import Console
 from rich.table import Table
+from rollouts import ROLLOUT_MUTANTS
 from traversal import TRAVERSAL_MUTANTS
 from windows import WINDOW_MUTANTS
 
@@ -140,6 +141,7 @@ def main() -> int:
         *PREDICTION_MUTANTS,
         *TRAVERSAL_MUTANTS,
         *WINDOW_MUTANTS,
+        *ROLLOUT_MUTANTS,
         *HEAD_MUTANTS,
     )
     chosen = [mutant for mutant in catalogue if arguments.bug in (None, mutant.bug)]

@@ -78,7 +78,9 @@ class Steering:
     def assign(self, new: NewRequest) -> Assignment:
         """Who may draft for a request, whatever that brings."""
         self._watch()
-        document, traits = self.document, self.traits(new)
+        with self._lock:
+            document, configs = self.document, self.configs
+        traits = self.traits(new)
         rule = document.cohort(traits)
         label = self._label(document.label(rule, traits))
         limit = document.step_limit(traits)
@@ -88,13 +90,13 @@ class Steering:
         if new.speculation is not None and new.speculation is not True:
             plan = self._pool.resolve(new.speculation, has_prediction)
             return Assignment(label, _no_deeper(plan, document.depth(rule)), limit)
-        gates, places = self._gates(rule, new)
+        gates, places = self._gates(rule, new, configs)
         if rule.drafters is None and not gates:
             plan = self._pool.resolve(new.speculation, has_prediction)
             return Assignment(label, _no_deeper(plan, document.depth(rule)), limit, places)
         if has_prediction:  # one behind the other: only who may be used takes part
             gates = {name: gate for name, gate in gates.items() if gate.is_open}
-        chosen = {name: config_for(document, rule, name, self.configs) for name in gates}
+        chosen = {name: config_for(document, rule, name, configs) for name in gates}
         own = self._pool.default_config
         if rule.drafters is None and own is not None:  # who is rolled out comes beside whoever is there
             chosen = {"+".join(own.method): own, **chosen}
@@ -118,12 +120,14 @@ class Steering:
             metadata=labels.metadata,
         )
 
-    def _gates(self, rule: CohortRule, new: NewRequest) -> tuple[dict[str, Gate], tuple[CanaryPlace, ...]]:
+    def _gates(
+        self, rule: CohortRule, new: NewRequest, configs: Configs
+    ) -> tuple[dict[str, Gate], tuple[CanaryPlace, ...]]:
         """Of every drafter that the request could have, in the order of the file."""
         gates, places = {}, []
         with self._lock:
             pairs = self.rollouts.pairs
-            rolled = [drafter for drafter, cohort in pairs if cohort == rule.name]
+            rolled = [name for name, cohort in pairs if cohort == rule.name and name in configs]
             for name in dict.fromkeys((*(rule.drafters or ()), *rolled)):
                 pair = pairs.get((name, rule.name))
                 gate = self._own_gate(name) if pair is None else pair.gate(new.tenant, new.request_id)

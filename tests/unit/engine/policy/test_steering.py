@@ -162,6 +162,18 @@ def test_a_roll_out_goes_on_when_the_file_changes(tmp_path: Path):
     assert here.pair.stage == "shadow"
 
 
+def test_a_pair_made_by_hand_outlives_its_drafter_without_harm(tmp_path: Path):
+    here = world(tmp_path)
+    here.steering.set_stage("small", "one", "on")
+    changed = copy.deepcopy(RULES)
+    del changed["drafters"]["small"]
+    changed["cohorts"][0]["drafters"] = ["large"]
+    rewrite(here, changed)
+    plan = assigned(here, priority="batch").plan
+    assert plan is not None
+    assert plan.method == "large"
+
+
 def test_pairs_that_the_file_does_not_know_cannot_be_moved(tmp_path: Path):
     here = world(tmp_path)
     for names in (("small", "nowhere", "on"), ("nobody", "code", "on"), ("small", "code", "sideways")):
