@@ -13,6 +13,7 @@ from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
 from foreword.control.fair_share import FairShare
 from foreword.control.fixed import FixedPolicy
+from foreword.control.reporting.figures import ControlReport
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
 from foreword.engine.drafter_pool import Build, DrafterPool
@@ -161,8 +162,9 @@ class EngineCore:
 
     def use_idle_time(self) -> None:
         """Where nothing else is to be done: decode an ended request again, if a roll-out waits for that."""
-        if not self.has_requests and (check := self.guessing.next_check()) is not None:
-            self.enqueue(self.prepare(*check))
+        with self._stepper.faults.forgiven("check"):
+            if not self.has_requests and (check := self.guessing.next_check()) is not None:
+                self.enqueue(self.prepare(*check))
 
     def abort(self, request_id: str) -> list[AnswerDelta]:
         """Stop working on a request, also while a step is under way; the ends of its answers are returned."""
@@ -183,7 +185,8 @@ class EngineCore:
         Another step may be launched before this one is resolved, for requests that are not in it. Steps are
         resolved in the order in which they were launched.
         """
-        self.guessing.between_steps(len(self.scheduler.waiting))
+        with self._stepper.faults.forgiven("policy"):  # no request fails for what is done beside its steps
+            self.guessing.between_steps(len(self.scheduler.waiting))
         began = self._clock()
         entries = self.scheduler.schedule()
         if not entries:
@@ -198,7 +201,8 @@ class EngineCore:
         report = self._recovery.resolve(under_way)
         self.steps += 1
         self.seconds += report.seconds
-        self.guessing.observe(report, self.scheduler.preemptions)
+        with self._stepper.faults.forgiven("books"):
+            self.guessing.observe(report, self.scheduler.preemptions)
         return self._settle(report)
 
     def stats(self) -> EngineStats:
@@ -222,8 +226,13 @@ class EngineCore:
             step_faults=dict(self.faults),
             acceptance={name: (s.drafts, s.drafted, s.accepted) for name, s in cohorts.items() if s.asks},
             cohorts=self._cohorts.snapshot(),
-            control=self.guessing.report(self.situation, self.seconds, self.has_requests),
+            control=self._report(),
         )
+
+    def _report(self) -> ControlReport | None:
+        with self._stepper.faults.forgiven("report"):
+            return self.guessing.report(self.situation, self.seconds, self.has_requests)
+        return None
 
     def close(self) -> None:
         """Give back what drafters hold; nothing is answered any more."""
@@ -243,7 +252,8 @@ class EngineCore:
                 deltas.append(request.take_delta())
             if request.finish_reason is not None:
                 self._remove(request)
-                self.guessing.ended(request)
+                with self._stepper.faults.forgiven("books"):
+                    self.guessing.ended(request)
         return deltas
 
     def _remove(self, request: Request) -> None:

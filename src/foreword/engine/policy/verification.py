@@ -69,13 +69,12 @@ class IdleChecks:
 
     def next(self) -> tuple[NewRequest, Assignment] | None:
         """What to decode now; None: nothing."""
-        while self._current is None:
+        while self._current is None or self._pair(self._current) is None:
             if not self._waiting:
+                self._current = None
                 return None
-            sample = self._waiting.popleft()
-            if self._pair(sample) is not None:
-                self._current, self._is_plain_run = sample, self.needs_plain
-                self._is_plain_different = False
+            self._current, self._is_plain_run = self._waiting.popleft(), self.needs_plain
+            self._is_plain_different = False
         sample = self._current
         request = NewRequest(CHECK, sample.prompt, sample.params, sample.tenant)
         plan = None if self._is_plain_run else self.steering.candidate(sample.drafter, sample.cohort)
@@ -98,7 +97,8 @@ class IdleChecks:
 
     def _pair(self, sample: Sample) -> PairRollout | None:
         pair = self.steering.rollouts.pairs.get((sample.drafter, sample.cohort))
-        return pair if pair is not None and pair.stage is Stage.VERIFY else None
+        is_there = sample.drafter in self.steering.configs  # the file may have changed
+        return pair if pair is not None and pair.stage is Stage.VERIFY and is_there else None
 
 
 def _sample(request: Request, drafter: str, cohort: str) -> Sample:

@@ -105,6 +105,18 @@ def test_a_request_interrupts_a_check(tmp_path: Path):
     assert world.pair.verified > before or world.pair.stage is Stage.CANARY
 
 
+def test_no_request_fails_for_what_is_done_beside_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any) -> None:
+        raise RuntimeError("planted")
+
+    world = RolloutWorld(tmp_path, Guesser)
+    for name in ("between_steps", "observe", "ended", "next_check", "report"):
+        monkeypatch.setattr(world.core.guessing, name, fail)
+    world.answer()
+    assert world.core.stats().control is None
+    assert {"policy", "books", "check"} <= set(world.core.faults)
+
+
 @pytest.mark.parametrize("stage", list(Stage))
 def test_a_new_engine_goes_on_in_every_stage(tmp_path: Path, stage: Stage):
     world = RolloutWorld(tmp_path, Guesser)
