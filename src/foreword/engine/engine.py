@@ -7,7 +7,6 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from queue import Empty, SimpleQueue
 from time import monotonic
 
@@ -206,8 +205,8 @@ class Engine:
         self._mail.put(lambda: self._core.guessing.move(drafter, cohort, state))
 
     def stats(self) -> EngineStats:
-        """How things stood a moment ago; the switch as it stands now, which an idle engine has not looked at."""
-        return replace(self._snapshot, speculating=self._core.speculating)
+        """How things stood a moment ago; the switch as it stands now, which an idle engine has not seen."""
+        return self._snapshot.later(monotonic() - self._snapshot_at, self._core.speculating)
 
     @property
     def max_model_len(self) -> int:

@@ -1,7 +1,7 @@
 """What crosses the border of the engine, whether that is a call, a thread or a process."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
@@ -148,6 +148,11 @@ class EngineStats:
     # By cohort, those that decode plainly included; requests that run now are counted up to here.
     cohorts: Mapping[str, CohortTotals] = field(default_factory=dict)
     control: ControlReport | None = None  # how guessing stands, by pair of drafter and cohort
+
+    def later(self, seconds: float, speculating: bool) -> "EngineStats":
+        """The same, told so much later, with the switch as it is then."""
+        control = None if self.control is None else self.control.aged(seconds)
+        return replace(self, speculating=speculating, control=control)
 
     @property
     def kv_usage(self) -> float:

@@ -1,7 +1,7 @@
 """The report: per pair of drafter and cohort, and of the whole engine. Plain data that any process can read."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 BANDS = (0, 16, 64, 256, 1024)
 """First tokens of the parts of an answer that acceptance is told for."""
@@ -64,6 +64,11 @@ class PairReport:
     switched: int = 0  # times that it was turned on or off
     is_model: bool = False  # it computes its guesses; else it looks them up
     decisions: tuple[DecisionTold, ...] = ()
+
+    def aged(self, seconds: float) -> "PairReport":
+        since = None if self.since_seconds is None else self.since_seconds + seconds
+        decisions = (replace(one, ago_seconds=one.ago_seconds + seconds) for one in self.decisions)
+        return replace(self, since_seconds=since, decisions=tuple(decisions))
 
     @property
     def tokens_per_draft(self) -> float:
@@ -131,6 +136,11 @@ class ControlReport:
     preemptions_plain: float = 0.0  # per second of steps without
     mismatches: int = 0  # requests that came out differently when they were decoded again
     usage: Usage = Usage()
+
+    def aged(self, seconds: float) -> "ControlReport":
+        """The same, told so much later by an engine that had nothing to do meanwhile."""
+        usage = replace(self.usage, wall_seconds=self.usage.wall_seconds + seconds)
+        return replace(self, usage=usage, pairs=tuple(pair.aged(seconds) for pair in self.pairs))
 
 
 def run_percentile(runs: "Counter[int]", share: float) -> float:
