@@ -4,7 +4,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from foreword.control.reporting.figures import Bounds, ControlReport, PairReport
+from foreword.control.reporting.figures import ControlReport, PairReport
 
 SHOWN_DECISIONS = 8
 
@@ -25,16 +25,7 @@ def _pairs(report: ControlReport) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), expand=False)
     for name, width in (("drafter", 7), ("cohort", 6), ("state", 6)):
         table.add_column(name, overflow="fold", min_width=width)
-    for name in (
-        "gain\nexpected",
-        "gain\nmeasured",
-        "depth",
-        "accepted",
-        "pays\nfrom",
-        "has a\nguess",
-        "ms",
-        "run",
-    ):
+    for name in ("gain", "depth", "accepted", "pays\nfrom", "has a\nguess", "ms", "run"):
         table.add_column(name, justify="right", no_wrap=True)
     for pair in report.pairs:
         table.add_row(*_cells(pair))
@@ -48,8 +39,7 @@ def _cells(pair: PairReport) -> list[str]:
         pair.drafter,
         pair.cohort,
         f"{state}, not now" if is_idle else state,
-        _ratio(pair.predicted),
-        _ratio(pair.measured),
+        _gain(pair),
         f"{pair.kept}/{pair.depth}" if pair.depth else "-",
         " ".join(f"{rate:.2f}".lstrip("0") for rate in pair.acceptance_by_level[:2]) or "-",
         "-" if pair.break_even is None else f"{pair.break_even:.2f}",
@@ -59,8 +49,11 @@ def _cells(pair: PairReport) -> list[str]:
     ]
 
 
-def _ratio(bounds: Bounds | None) -> str:
-    return "-" if bounds is None else f"{bounds.mean:.2f}×"
+def _gain(pair: PairReport) -> str:
+    """What was measured, or with a question mark what is expected."""
+    if pair.measured is not None:
+        return f"{pair.measured.mean:.2f}×"
+    return "-" if pair.predicted is None else f"{pair.predicted.mean:.2f}×?"
 
 
 def _engine(report: ControlReport) -> str:
