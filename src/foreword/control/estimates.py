@@ -98,7 +98,7 @@ class PairEstimate:
         self.cohort = cohort
         self.counts = FadingCounts()
         self.changes = 0  # times that the traffic was seen to change
-        self.levels = 0  # that were ever judged
+        self.levels = 0  # that were ever judged, at least
         self._fast_drafts = 0  # that are still forgotten fast
         self._above = self._below = 0.0  # evidence that more, or less, is accepted than expected
         self._seconds = 0.0  # of engine time, when it last faded
@@ -137,12 +137,12 @@ class PairEstimate:
 
     def judged(self, level: int, children: int, accepted: int | None) -> None:
         """A level that was reached; 0 is the first."""
-        self.levels += 1
         for counts in (self.counts, self.drafter.counts):
             counts.judged(level, children, accepted)
 
     def finished(self, accepted: int, expected: float) -> None:
         """A draft has been judged to its end: what was accepted of it, and what was expected to be."""
+        self.levels += accepted or 1
         for counts in (self.counts, self.drafter.counts):
             counts.fade(self._fading())
         self._fast_drafts = max(self._fast_drafts - 1, 0)
