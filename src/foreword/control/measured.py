@@ -142,10 +142,6 @@ class MeasuredPolicy:
     def drafters(self) -> Sequence[Drafter]:
         return ()
 
-    def use(self, settings: ControlSettings) -> None:
-        """Other numbers from now on."""
-        self.settings = settings
-
     @property
     def here(self) -> Pass | None:
         """The last pass as it would have been without guesses; None before any."""
