@@ -1,6 +1,6 @@
-"""What steps tell that nobody else counts: runs, depths and places of guesses, pages held for them."""
+"""What steps tell that nobody else counts: the places of guesses in answers, and pages held for them."""
 
-from collections import Counter
+from bisect import bisect
 from dataclasses import dataclass, field
 
 from foreword.control.reporting.figures import BANDS, Band
@@ -14,25 +14,21 @@ class PairBooks:
     """Of one drafter in one cohort, since the engine began."""
 
     asks: int = 0
-    drafts: int = 0
     draft_seconds: float = 0.0
-    depths: Counter[int] = field(default_factory=Counter)  # of judged drafts
-    runs: Counter[int] = field(default_factory=Counter)  # guesses that a pass accepted
     _reached: list[int] = field(default_factory=lambda: [0] * len(BANDS))
     _accepted: list[int] = field(default_factory=lambda: [0] * len(BANDS))
 
     def observe(self, part: RequestReport) -> None:
+        """Every request of every step comes here: the less is done the better."""
         self.asks += 1
         self.draft_seconds += part.draft_seconds
-        judged, accepted = part.verdict.judged, len(part.verdict.path)
-        if not judged.depth:
+        verdict = part.verdict
+        if not verdict.draft.tokens:
             return
-        self.drafts += 1
-        self.depths[judged.depth] += 1
-        self.runs[accepted] += 1
-        place = part.context + part.run - part.request.prompt_len
-        band = sum(place >= first for first in BANDS[1:])
-        self._reached[band] += min(accepted + 1, judged.depth)
+        accepted = len(verdict.path)
+        has_stopped = len(verdict.tokens) > accepted and accepted < verdict.draft.depth
+        band = bisect(BANDS, max(part.context + part.run - part.request.prompt_len, 0)) - 1
+        self._reached[band] += accepted + has_stopped
         self._accepted[band] += accepted
 
     @property
@@ -57,18 +53,21 @@ class SpeculationBooks:
 
     def observe(self, report: StepReport, preemptions: int) -> None:
         """A step, and all preemptions so far."""
-        guesses = 0
-        self.provisional_pages = 0
+        provisional, has_guesses, tokens = 0, False, 0
         for part in report.requests:
-            guesses += len(part.draft)
-            self.tokens += len(part.verdict.tokens)
-            sure = part.context + part.run
-            self.provisional_pages += self._pages(sure + len(part.draft)) - self._pages(sure)
+            verdict = part.verdict
+            tokens += len(verdict.tokens)
+            nodes = len(verdict.draft.tokens)
+            if nodes:
+                has_guesses, sure = True, part.context + part.run
+                provisional += -(-(sure + nodes) // self.page_size) + -sure // self.page_size
             if part.asked and part.applied:
                 self._pair(part.asked, part.request.cohort).observe(part)
-        self.provisional_peak = max(self.provisional_peak, self.provisional_pages)
-        self._seconds[guesses > 0] += report.seconds.total
-        self._preempted[guesses > 0] += preemptions - self._preemptions
+        self.tokens += tokens
+        self.provisional_pages = provisional
+        self.provisional_peak = max(self.provisional_peak, provisional)
+        self._seconds[has_guesses] += report.seconds.total
+        self._preempted[has_guesses] += preemptions - self._preemptions
         self._preemptions = preemptions
 
     def preemption_rates(self) -> tuple[float, float]:
@@ -79,11 +78,10 @@ class SpeculationBooks:
         )
         return plain, guessing
 
-    def _pages(self, rows: int) -> int:
-        return -(-rows // self.page_size)
-
     def _pair(self, drafter: str, cohort: str) -> PairBooks:
-        key = (drafter, cohort)
-        if key not in self.pairs and len(self.pairs) >= MOST_PAIRS:
-            del self.pairs[next(iter(self.pairs))]
-        return self.pairs.setdefault(key, PairBooks())
+        found = self.pairs.get((drafter, cohort))
+        if found is None:
+            if len(self.pairs) >= MOST_PAIRS:
+                del self.pairs[next(iter(self.pairs))]
+            found = self.pairs[drafter, cohort] = PairBooks()
+        return found

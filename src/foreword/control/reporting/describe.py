@@ -1,7 +1,7 @@
 """From what a policy has measured and decided to figures about each pair."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from foreword.control.arms import PairControl
@@ -9,8 +9,10 @@ from foreword.control.asking import Pass
 from foreword.control.estimates import PairEstimate
 from foreword.control.measured import MeasuredPolicy
 from foreword.control.reporting.books import PairBooks
-from foreword.control.reporting.figures import Bounds, DecisionTold, PairReport, run_percentile
+from foreword.control.reporting.figures import Bounds, DecisionTold, PairReport, counts_of, run_percentile
+from foreword.speculation.measured.acceptance_stats import AcceptanceStats
 from foreword.speculation.measured.costs import StepCosts
+from foreword.speculation.measured.situation import Situation, cohort_name
 
 NINETY_FIVE = 1.96
 DEEPEST = 8
@@ -20,49 +22,48 @@ MOST_DECISIONS = 20
 
 
 def describe_pairs(
-    policy: MeasuredPolicy | None, books: dict[tuple[str, str], PairBooks], costs: StepCosts
+    policy: MeasuredPolicy | None, books: dict[tuple[str, str], PairBooks], situation: Situation
 ) -> dict[tuple[str, str], PairReport]:
     """By drafter and cohort; the tenants of a cohort are told together. None: a policy that measures nothing."""
-    found = {key: _from_books(*key, one) for key, one in books.items()}
+    cohorts, costs = situation.cohorts, situation.costs
+    found = {key: _from_books(key, one, cohorts) for key, one in books.items()}
     if policy is None:
         return found
     groups: dict[tuple[str, str], list[PairControl]] = {}
     for estimate, control in policy.controls.items():
         groups.setdefault((estimate.method, estimate.cohort), []).append(control)
     for key, controls in groups.items():
-        found[key] = _described(policy, key, controls, books.get(key, PairBooks()), costs)
+        told = found.get(key) or _from_books(key, PairBooks(), cohorts)
+        found[key] = _described(policy, told, controls, costs)
     return found
 
 
-def _from_books(drafter: str, cohort: str, books: PairBooks) -> PairReport:
-    deepest = max(books.depths, default=0)
+def _from_books(key: tuple[str, str], books: PairBooks, cohorts: Mapping[str, AcceptanceStats]) -> PairReport:
+    stats = cohorts.get(cohort_name(*key), AcceptanceStats())
+    runs = counts_of(stats.drafts, stats.accepted_per_position)
+    depths = counts_of(stats.drafts, stats.drafted_per_position)
     return PairReport(
-        drafter,
-        cohort,
-        in_use=bool(books.drafts),
-        depths=tuple(books.depths[depth] for depth in range(deepest + 1)) if deepest else (),
+        *key,
+        in_use=bool(stats.drafts),
+        depths=tuple(depths[depth] for depth in range(max(depths, default=-1) + 1)),
         acceptance_by_position=books.bands,
-        coverage=books.drafts / books.asks if books.asks else None,
+        coverage=stats.coverage,
         asks=books.asks,
         draft_ms=1e3 * books.draft_seconds / books.asks if books.asks else 0.0,
-        run_p50=run_percentile(books.runs, 0.5),
-        run_p90=run_percentile(books.runs, 0.9),
+        run_p50=run_percentile(runs, 0.5),
+        run_p90=run_percentile(runs, 0.9),
     )
 
 
 def _described(
-    policy: MeasuredPolicy,
-    key: tuple[str, str],
-    controls: Sequence[PairControl],
-    books: PairBooks,
-    costs: StepCosts,
+    policy: MeasuredPolicy, told: PairReport, controls: Sequence[PairControl], costs: StepCosts
 ) -> PairReport:
     lead = max(controls, key=lambda control: control.estimate.counts.asks)
     rates, worth = lead.estimate.rates, lead.worth
     levels = max(worth.kept, len(lead.estimate.counts.reached))
-    method, here = key[0], policy.here
+    method, here = told.drafter, policy.here
     return replace(
-        _from_books(*key, books),
+        told,
         in_use=any(control.is_on for control in controls),
         reason=lead.reason,
         predicted=predicted_gain(lead),

@@ -1,7 +1,9 @@
 """The report: per pair of drafter and cohort, and of the whole engine. Plain data that any process can read."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 BANDS = (0, 16, 64, 256, 1024)
 """First tokens of the parts of an answer that acceptance is told for."""
@@ -141,6 +143,12 @@ class ControlReport:
         """The same, told so much later by an engine that had nothing to do meanwhile."""
         usage = replace(self.usage, wall_seconds=self.usage.wall_seconds + seconds)
         return replace(self, usage=usage, pairs=tuple(pair.aged(seconds) for pair in self.pairs))
+
+
+def counts_of(drafts: int, per_position: Sequence[int]) -> "Counter[int]":
+    """How many drafts came so far, from how many came at least to each position."""
+    counts = enumerate(pairwise((drafts, *per_position, 0)))
+    return Counter({length: here - further for length, (here, further) in counts if here > further})
 
 
 def run_percentile(runs: "Counter[int]", share: float) -> float:

@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import fields, replace
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from foreword.control.reporting.figures import counts_of
 from foreword.engine.answers.ends import OpenAnswers
 from foreword.engine.answers.outputs import Timings
 from foreword.engine.messages import AnswerDelta, RequestStats
@@ -38,9 +39,7 @@ def sum_stats(by_answer: Iterable[tuple[int, RequestStats]]) -> RequestStats:
 
 def accepted_runs(stats: RequestStats) -> "Counter[int]":
     """How many passes accepted so many guesses. A run of k has those at positions 1 .. k committed, and no further."""
-    reached = (stats.drafts, *stats.accepted_per_position, 0)
-    counts = enumerate(pairwise(reached))
-    return Counter({length: here - further for length, (here, further) in counts if here > further})
+    return counts_of(stats.drafts, stats.accepted_per_position)
 
 
 class Costs:

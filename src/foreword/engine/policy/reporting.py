@@ -81,7 +81,7 @@ def _pairs(
     steering: Steering | None,
     load: Load,
 ) -> tuple[PairReport, ...]:
-    found = describe_pairs(policy, books.pairs, situation.costs)
+    found = describe_pairs(policy, books.pairs, situation)
     if steering is not None:
         found = _with_rollouts(found, steering)
     told = [_with_faults(pair, steering, load) for pair in found.values()]

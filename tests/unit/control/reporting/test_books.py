@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from foreword.control.reporting.books import SpeculationBooks
-from foreword.control.reporting.figures import Usage, run_percentile
+from foreword.control.reporting.figures import Usage, counts_of, run_percentile
 from foreword.speculation.draft import Draft
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
 from foreword.speculation.verdict import Verdict
@@ -27,13 +27,11 @@ def step(*parts: RequestReport) -> StepReport:
     return StepReport(parts, seconds=StageSeconds(0.001, 0.005, 0.001, 0.008))
 
 
-def test_guesses_are_counted_by_depth_run_and_place_in_the_answer():
+def test_guesses_are_counted_by_their_place_in_the_answer():
     books = SpeculationBooks(page_size=16)
     books.observe(step(part(4, 2), part(3, 3, place=20), part(0, 0)), 0)
     pair = books.pairs["ngram", "code"]
-    assert (pair.asks, pair.drafts) == (3, 2)
-    assert pair.depths == {4: 1, 3: 1}
-    assert pair.runs == {2: 1, 3: 1}
+    assert (pair.asks, pair.draft_seconds) == (3, pytest.approx(0.003))
     assert [(band.first, band.reached, band.accepted) for band in pair.bands] == [(0, 3, 2), (16, 3, 3)]
     assert books.tokens == 3 + 4 + 1
 
@@ -51,6 +49,11 @@ def test_preemptions_are_told_apart_by_whether_somebody_guessed():
     books.observe(step(part(4, 0)), 2)
     books.observe(step(part(0, 0, asked="")), 3)
     assert books.preemption_rates() == pytest.approx((1 / 0.008, 2 / 0.008))
+
+
+def test_runs_follow_from_how_many_came_to_each_position():
+    assert counts_of(10, [5, 2, 2]) == {0: 5, 1: 3, 3: 2}
+    assert not counts_of(0, [])
 
 
 def test_percentiles_of_runs():
