@@ -16,6 +16,7 @@ from queue import SimpleQueue
 
 from catalogue import MUTANTS, Mutant
 from chains import CHAIN_MUTANTS
+from control import CONTROL_MUTANTS
 from ends import END_MUTANTS
 from engine import ENGINE_MUTANTS
 from heads import HEAD_MUTANTS
@@ -141,6 +142,7 @@ def main() -> int:
         *TRAVERSAL_MUTANTS,
         *WINDOW_MUTANTS,
         *HEAD_MUTANTS,
+        *CONTROL_MUTANTS,
     )
     chosen = [mutant for mutant in catalogue if arguments.bug in (None, mutant.bug)]
     console = Console(highlight=False)

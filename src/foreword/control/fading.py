@@ -46,16 +46,20 @@ class FadingCounts:
 
     def judged(self, level: int, children: int, accepted: int | None) -> None:
         """A level that was reached: how many children stood there, and which of them was right."""
-        level = min(level, MOST_LEVELS - 1)
+        if level >= MOST_LEVELS:
+            level = MOST_LEVELS - 1
         while len(self.reached) <= level:
-            self.reached.append([])
-            self.accepted.append([])
+            self.reached.append([0.0])
+            self.accepted.append([0.0])
         reached, right = self.reached[level], self.accepted[level]
-        while len(reached) < min(children, MOST_RANKS):
-            reached.append(0.0)
-            right.append(0.0)
-        for rank in range(min(children, MOST_RANKS)):
-            reached[rank] += self.unit
+        if children == 1:
+            reached[0] += self.unit
+        else:
+            while len(reached) < min(children, MOST_RANKS):
+                reached.append(0.0)
+                right.append(0.0)
+            for rank in range(min(children, MOST_RANKS)):
+                reached[rank] += self.unit
         if accepted is not None:
             right[min(accepted, MOST_RANKS - 1)] += self.unit
 

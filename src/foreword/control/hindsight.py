@@ -1,6 +1,7 @@
 """Drafts are compared with the text that came, whether or not they were verified."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foreword.control.estimates import LEAST_SHIFT, MOST_SHIFT, SHIFT_STEP, PairEstimate
@@ -47,6 +48,8 @@ class Waiting:
         """Go on along the text; True when nothing is left to be seen."""
         draft, pair = self.draft, self.fit.pair
         rates = pair.rates.expected
+        if draft.is_chain:
+            return self._follow_chain(tokens, rates)
         while (place := draft.committed_len + self.level) < len(tokens):
             children = [node for node, parent in enumerate(draft.parents) if parent == self.node]
             if not children:
@@ -58,6 +61,22 @@ class Waiting:
                 return self._end()
             self.node, self.level = children[found], self.level + 1
         return False
+
+    def _follow_chain(self, tokens: list[int], rates: Sequence[float]) -> bool:
+        """The same, where no node has siblings: nearly always."""
+        guesses, pair, level, first = self.draft.tokens, self.fit.pair, self.level, self.draft.committed_len
+        end, last = min(len(guesses), len(tokens) - first), len(rates) - 1
+        while level < end:
+            is_right = guesses[level] == tokens[first + level]
+            pair.judged(level, 1, 0 if is_right else None)
+            self.expected += rates[level if level < last else last]
+            if not is_right:
+                self.level = level
+                return self._end()
+            level += 1
+        self.level = level
+        # What comes behind a draft's end is not seen before the text has grown beyond it.
+        return self._end() if level == len(guesses) < len(tokens) - first else False
 
     def judge(self, verdict: Verdict) -> None:
         """What a rule has said about it, where acceptance is not a matter of equal tokens."""

@@ -19,7 +19,7 @@ class Offer:
 
 def survivals(draft: Draft, rates: Rates, shift: int) -> list[float]:
     """[nodes], the chance that a node and all above it are accepted, by their places alone."""
-    if is_chain(draft):
+    if draft.is_chain:
         known = rates.survival(shift)
         if len(draft) <= len(known):
             return known[: len(draft)]
@@ -36,10 +36,6 @@ def survivals(draft: Draft, rates: Rates, shift: int) -> list[float]:
     return found
 
 
-def is_chain(draft: Draft) -> bool:
-    return draft.depth == len(draft)
-
-
 def choose(
     offers: Sequence[Offer], here: Pass, spent: float, most_seconds: float | None = None
 ) -> list[Draft]:
@@ -49,7 +45,7 @@ def choose(
     a tree again. `spent` is what drafting took: it is gone, but a step that was dear should bring more. With
     `most_seconds` the step is not made longer than that by guesses.
     """
-    if len(offers) == 1 and is_chain(offers[0].draft):
+    if len(offers) == 1 and offers[0].draft.is_chain:
         offer = offers[0]
         count = _best_count(offer.survival, here, spent, most_seconds)
         return [offer.draft.within(count, count)]

@@ -17,6 +17,7 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
 from foreword.engine.drafter_pool import Build, DrafterPool
 from foreword.engine.intake import Intake
+from foreword.engine.kept_estimates import KeptEstimates
 from foreword.engine.ledger import CohortLedger, RequestLedger
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.engine.request import Request
@@ -91,6 +92,7 @@ class EngineCore:
         self.steps = 0
         self.seconds = StageSeconds()  # where the time of all steps went
         self._cohorts = CohortLedger()
+        self.kept: KeptEstimates | None = None  # where what is learned is kept; None: nowhere
 
     @property
     def has_requests(self) -> bool:
@@ -177,6 +179,8 @@ class EngineCore:
         report = self._recovery.resolve(under_way)
         self.steps += 1
         self.seconds += report.seconds
+        if self.kept is not None:
+            self.kept.save_now_and_then(self.seconds.total)
         return self._settle(report)
 
     def stats(self) -> EngineStats:
@@ -204,6 +208,8 @@ class EngineCore:
 
     def close(self) -> None:
         """Give back what drafters hold; nothing is answered any more."""
+        if self.kept is not None:
+            self.kept.save()
         self.drafters.close()
 
     def _settle(self, report: StepReport) -> list[AnswerDelta]:

@@ -63,6 +63,11 @@ class Draft:
     def depth(self) -> int:
         return max(self.depths(), default=0)
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether no node has siblings."""
+        return _is_chain(self.parents)
+
     def ancestor_masks(self) -> tuple[int, ...]:
         """Per node, a bit for every node on the way from the root to it, itself included."""
         return _ancestor_masks(self.parents)
@@ -84,6 +89,10 @@ class Draft:
         """At most this many nodes, the first ones, and this many levels."""
         if len(self) <= max_nodes and self.depth <= max_depth:
             return self
+        if self.is_chain:
+            end = max(min(max_nodes, max_depth), 0)
+            kept = self.tokens[:end], self.parents[:end]
+            return Draft(*kept, self.committed_len, self.epoch, self.drawn[:end])
         depths = self.depths()
         shallow = self.keep(lambda node: depths[node] <= max_depth)
         return shallow.keep(lambda node: node < max_nodes)
@@ -130,6 +139,11 @@ def _depths(parents: tuple[int, ...]) -> tuple[int, ...]:
     for parent in parents:
         depths.append(1 if parent == ROOT else depths[parent] + 1)
     return tuple(depths)
+
+
+@lru_cache(maxsize=1024)
+def _is_chain(parents: tuple[int, ...]) -> bool:
+    return all(parent == node - 1 for node, parent in enumerate(parents))
 
 
 @lru_cache(maxsize=1024)

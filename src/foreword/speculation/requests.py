@@ -13,7 +13,10 @@ from foreword.speculation.verdict import Verdict
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """Who drafts for a request and how much at most; None stands for plain decoding."""
+    """Who drafts for a request and how much at most; None stands for plain decoding.
+
+    Without nodes nobody is asked; the drafter only reads along what becomes final.
+    """
 
     method: str  # the drafter's name, for people
     drafter: Drafter
@@ -21,6 +24,7 @@ class DraftPlan:
     max_depth: int
     max_batch: int | None = None  # it drafts while fewer than this many requests run; None: always
     is_fixed: bool = False  # just so at every step, whatever it brings; else it is the most that may be done
+    behind: int = 0  # tokens that came while this drafter was not asked
 
     def allows(self, running: int) -> bool:
         """Whether it drafts while so many requests run."""

@@ -126,7 +126,7 @@ def random_tree(rng: random.Random, place: int, nodes: int) -> Draft:
 def test_what_is_kept_is_a_tree_within_the_draft_however_the_batch_is_ordered(seed: int):
     rng = random.Random(seed)
     traffic = Traffic(rng.choice((CPU, H200)), [lookup()], rng.randint(1, 8), seed=seed)
-    policy = MeasuredPolicy()
+    policy = MeasuredPolicy(ControlSettings(reference_share=0.0))
     traffic.run(policy, 800)
     traffic._fill()
     entries = entries_of(traffic.running)
@@ -142,9 +142,7 @@ def test_what_is_kept_is_a_tree_within_the_draft_however_the_batch_is_ordered(se
         trimmed = policy.trim(chosen, [drafts[place] for place in order], traffic.situation)
         return dict(zip(order, trimmed, strict=True))
 
-    policy.settings = ControlSettings(reference_share=0.0)
     policy.bank.balance = -1.0
-    policy._plain_share = 0.0
     order = list(range(len(entries)))
     first = kept(order)
     rng.shuffle(order)

@@ -1,0 +1,119 @@
+"""When to take a new look at what guessing promises, and what comes of it for all pairs of a batch."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from foreword.control.arms import Moment, PairControl, RequestRecord
+from foreword.control.asking import Group, Pass, weigh
+from foreword.control.settings import ControlSettings
+from foreword.speculation.measured.situation import Situation
+from foreword.speculation.requests import DraftPlan, PassEntry
+
+STEADY = 0.12
+"""Part by which a batch may grow or shrink before everything is looked at again."""
+
+SHORT = 64
+"""Tokens of context below which costs do not differ."""
+
+LEAST_TABLE = 64
+"""Rows that costs are looked up for at once, at least."""
+
+
+class Decider:
+    """Looks at costs and estimates now and then: most steps are like the one before."""
+
+    def __init__(self, settings: ControlSettings) -> None:
+        self._settings = settings
+        self.table: list[float] = []  # [rows], expected seconds of a step
+        self.probe_share = settings.probe_share
+        self.plain_share = 0.0  # of all steps, for plain windows
+        self._context = 0  # that the table is for
+        self._decided_at: tuple[int, float, int] | None = None  # step, tokens, rows
+        self._is_settled = True  # whether what drafters cost is known
+
+    def look(self, entries: Sequence[PassEntry], situation: Situation) -> Pass | None:
+        """The pass without guesses; None before any step was measured, or if nothing is drawn."""
+        drawn, rows, context, guesses = 0, 0, 0, 1
+        for entry in entries:
+            drawn += entry.draws
+            rows += entry.run
+            context = max(context, entry.computed)
+            plan = entry.request.speculation
+            guesses += 0 if plan is None else plan.max_nodes
+        if not drawn:
+            return None
+        needed, known, context = rows + guesses, len(self.table), max(context, SHORT)
+        is_too_long = known > 4 * LEAST_TABLE and 8 * needed < known
+        if needed >= known or is_too_long or not self._context <= 2 * context <= 4 * self._context:
+            self._read_costs(needed, context, situation)
+        return Pass.of(drawn, rows, self.table) if self.table else None
+
+    def look_again(self) -> None:
+        """Something new has come."""
+        self._decided_at = None
+
+    def is_due(self, here: Pass, step: int) -> bool:
+        if self._decided_at is None:
+            return True
+        decided, drawn, rows = self._decided_at
+        moved = max(abs(here.drawn - drawn) / max(drawn, 1), abs(here.rows - rows) / max(rows, 1))
+        return moved > STEADY or step - decided >= (self._settings.decision_steps if self._is_settled else 2)
+
+    def decide(
+        self, records: Sequence[RequestRecord | None], here: Pass, situation: Situation, now: Moment
+    ) -> Pass:
+        """Look at all pairs that the batch has requests of; returns the pass by what is known of costs now."""
+        self._read_costs(len(self.table) // 2, self._context, situation)
+        here = replace(here, seconds=self.table)
+        present: dict[str, dict[PairControl, list[DraftPlan]]] = {}
+        for record in records:
+            for arm in () if record is None else record.arms:
+                present.setdefault(arm.plan.method, {}).setdefault(arm.control, []).append(arm.plan)
+        for method, pairs in present.items():
+            self._decide_method(method, pairs, here, situation, now)
+        controls = [control for pairs in present.values() for control in pairs]
+        self.probe_share = self._share_for_probes(controls)
+        self.plain_share = self._share_for_reference(controls)
+        self._is_settled = all(control.is_cost_known for control in controls)
+        self._decided_at = now.step, here.drawn, here.rows
+        return here
+
+    def _read_costs(self, rows: int, context: int, situation: Situation) -> None:
+        self.table = situation.costs.step_table(max(2 * rows, LEAST_TABLE), context) or []
+        self._context = context
+
+    def _decide_method(
+        self,
+        method: str,
+        pairs: dict[PairControl, list[DraftPlan]],
+        here: Pass,
+        situation: Situation,
+        now: Moment,
+    ) -> None:
+        def draft_seconds(levels: int, asks: int) -> float:
+            return situation.costs.draft_seconds(method, levels, asks)
+
+        groups = []
+        for control, plans in pairs.items():
+            control.estimate.refresh(now.seconds)
+            depth = max(min(plan.max_depth, plan.max_nodes) for plan in plans)
+            groups.append(Group(control.estimate.rates, len(plans), min(depth, self._settings.max_depth)))
+        worths = weigh(here, groups, draft_seconds)
+        is_known = situation.costs.knows_calls(method)
+        for control, group, worth in zip(pairs, groups, worths, strict=True):
+            control.decide(worth, is_known, self._settings, now)
+            control.price(group.depth, here, draft_seconds)
+
+    def _share_for_probes(self, present: Sequence[PairControl]) -> float:
+        """The more there is to find out, the more."""
+        settings = self._settings
+        if any(control.estimate.is_unsettled or not control.is_cost_known for control in present):
+            return settings.probe_share
+        near = any(control.is_near for control in present)
+        return settings.watch_share if near else settings.idle_probe_share
+
+    def _share_for_reference(self, present: Sequence[PairControl]) -> float:
+        """Nothing where nobody guesses anyway, half where every measured gain is well above the line."""
+        gains = [control.guard.gain.bounds() for control in present if control.is_on]
+        well = all(found is not None and found[0] > 1.05 for found in gains)
+        return self._settings.reference_share * (0.5 if well else 1.0) if gains else 0.0
