@@ -28,8 +28,10 @@ class Decider:
         self.probe_share = settings.probe_share
         self.plain_share = 0.0  # of all steps, for plain windows
         self._context = 0  # that the table is for
-        self._decided_at: tuple[int, float, int] | None = None  # step, tokens, rows
-        self._is_settled = True  # whether what drafters cost is known
+        self._here: Pass | None = None  # as it was looked at last
+        self._decided_at: Moment | None = None
+        self._decided_for: tuple[float, int] = (0, 0)  # tokens and rows of the pass
+        self._wait = settings.decision_steps
 
     def look(self, entries: Sequence[PassEntry], situation: Situation) -> Pass | None:
         """The pass without guesses; None before any step was measured, or if nothing is drawn."""
@@ -46,36 +48,51 @@ class Decider:
         is_too_long = known > 4 * LEAST_TABLE and 8 * needed < known
         if needed >= known or is_too_long or not self._context <= 2 * context <= 4 * self._context:
             self._read_costs(needed, context, situation)
-        return Pass.of(drawn, rows, self.table) if self.table else None
+        if not self.table:
+            return None
+        here = self._here
+        if here is None or here.drawn != drawn or here.rows != rows or here.seconds is not self.table:
+            here = self._here = Pass.of(drawn, rows, self.table)
+        return here
 
     def look_again(self) -> None:
         """Something new has come."""
         self._decided_at = None
 
-    def is_due(self, here: Pass, step: int) -> bool:
-        if self._decided_at is None:
+    def is_due(self, here: Pass, step: int, seconds: float) -> bool:
+        """Whether the batch is another, or it is time: the sooner the less is known and the more has changed."""
+        last = self._decided_at
+        if last is None or step - last.step >= self._wait:
             return True
-        decided, drawn, rows = self._decided_at
-        moved = max(abs(here.drawn - drawn) / max(drawn, 1), abs(here.rows - rows) / max(rows, 1))
-        return moved > STEADY or step - decided >= (self._settings.decision_steps if self._is_settled else 2)
+        drawn, rows = self._decided_for
+        if here.drawn != drawn or here.rows != rows:
+            moved = max(abs(here.drawn - drawn) / max(drawn, 1), abs(here.rows - rows) / max(rows, 1))
+            return moved > STEADY
+        return seconds - last.seconds >= self._settings.decision_seconds
 
     def decide(
         self, records: Sequence[RequestRecord | None], here: Pass, situation: Situation, now: Moment
     ) -> Pass:
         """Look at all pairs that the batch has requests of; returns the pass by what is known of costs now."""
         self._read_costs(len(self.table) // 2, self._context, situation)
-        here = replace(here, seconds=self.table)
+        here = self._here = replace(here, seconds=self.table)
         present: dict[str, dict[PairControl, list[DraftPlan]]] = {}
         for record in records:
             for arm in () if record is None else record.arms:
                 present.setdefault(arm.plan.method, {}).setdefault(arm.control, []).append(arm.plan)
+        controls = [control for pairs in present.values() for control in pairs]
+        before = [(control.is_on, control.worth.kept, control.worth.depth) for control in controls]
         for method, pairs in present.items():
             self._decide_method(method, pairs, here, situation, now)
-        controls = [control for pairs in present.values() for control in pairs]
         self.probe_share = self._share_for_probes(controls)
         self.plain_share = self._share_for_reference(controls)
-        self._is_settled = all(control.is_cost_known for control in controls)
-        self._decided_at = now.step, here.drawn, here.rows
+        is_same = before == [(control.is_on, control.worth.kept, control.worth.depth) for control in controls]
+        if not all(control.is_cost_known for control in controls):
+            self._wait = 2
+        else:
+            usual = self._settings.decision_steps
+            self._wait = min(max(2 * self._wait, usual), 4 * usual) if is_same else usual
+        self._decided_at, self._decided_for = now, (here.drawn, here.rows)
         return here
 
     def _read_costs(self, rows: int, context: int, situation: Situation) -> None:

@@ -144,6 +144,11 @@ class PairEstimate:
         for counts in (self.counts, self.drafter.counts):
             counts.judged(level, children, accepted)
 
+    def judged_run(self, first: int, right: int, is_stopped: bool) -> None:
+        """Levels of a chain from `first` on: so many were right, and the next was wrong if it stopped there."""
+        self.counts.judged_run(first, right, is_stopped)
+        self.drafter.counts.judged_run(first, right, is_stopped)
+
     def finished(self, accepted: int, expected: float) -> None:
         """A draft has been judged to its end: what was accepted of it, and what was expected to be."""
         for counts in (self.counts, self.drafter.counts):

@@ -64,19 +64,18 @@ class Waiting:
 
     def _follow_chain(self, tokens: list[int], rates: Sequence[float]) -> bool:
         """The same, where no node has siblings: nearly always."""
-        guesses, pair, level, first = self.draft.tokens, self.fit.pair, self.level, self.draft.committed_len
-        end, last = min(len(guesses), len(tokens) - first), len(rates) - 1
-        while level < end:
-            is_right = guesses[level] == tokens[first + level]
-            pair.judged(level, 1, 0 if is_right else None)
-            self.expected += rates[level if level < last else last]
-            if not is_right:
-                self.level = level
-                return self._end()
+        guesses, start, first = self.draft.tokens, self.level, self.draft.committed_len
+        level, last, grown = start, len(rates) - 1, len(tokens) - first
+        end = min(len(guesses), grown)
+        while level < end and guesses[level] == tokens[first + level]:
             level += 1
+        is_stopped = level < end
+        self.fit.pair.judged_run(start, level - start, is_stopped)
+        for judged in range(start, level + is_stopped):
+            self.expected += rates[min(judged, last)]
         self.level = level
         # What comes behind a draft's end is not seen before the text has grown beyond it.
-        return self._end() if level == len(guesses) < len(tokens) - first else False
+        return self._end() if is_stopped or level == len(guesses) < grown else False
 
     def judge(self, verdict: Verdict) -> None:
         """What a rule has said about it, where acceptance is not a matter of equal tokens."""

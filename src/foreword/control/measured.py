@@ -68,10 +68,9 @@ class MeasuredPolicy:
     ) -> Pass | None:
         """The next pass as it would be without guesses, after a new look at everything if it is time for one."""
         here = self._decider.look(entries, situation)
-        if here is None or not self._decider.is_due(here, self.steps):
+        if here is None or not self._decider.is_due(here, self.steps, self.seconds):
             return here
-        has_prompts = any(entry.run > 1 for entry in entries)
-        now = Moment(self.steps, self.seconds, self.reference.passes, has_prompts)
+        now = Moment(self.steps, self.seconds, self.reference.passes, here.rows > here.drawn)
         here = self._decider.decide(records, here, situation, now)
         self._forget_controls()
         return here
@@ -161,13 +160,12 @@ class MeasuredPolicy:
         table = self._decider.table
         if report.passes != 1 or not report.decodes_only or not table:
             return
-        drawn = sum(part.draws for part in report.requests)
-        rows = sum(part.run for part in report.requests)
+        drawn, rows = sum([part.draws for part in report.requests]), len(report.requests)
         if not report.calls and report.rows == rows:
             self.reference.passes += 1
         if not live or rows >= len(table) or not drawn:
             return
-        tokens = sum(len(part.verdict.tokens) for part in report.requests)
+        tokens = sum([len(part.verdict.tokens) for part in report.requests])
         plain = table[rows] * tokens / drawn
         for control in live:
             control.guard.gain.add(plain, report.seconds.total, drawn)

@@ -58,7 +58,11 @@ def choose(
     kept: list[set[int]] = [set() for _ in offers]
     for _, _, node, place in nodes[:count]:
         kept[place].add(node)
-    return [offer.draft.keep(nodes.__contains__) for offer, nodes in zip(offers, kept, strict=True)]
+    return [_only(offer.draft, nodes) for offer, nodes in zip(offers, kept, strict=True)]
+
+
+def _only(draft: Draft, nodes: set[int]) -> Draft:
+    return draft.within(len(nodes), len(nodes)) if draft.is_chain else draft.keep(nodes.__contains__)
 
 
 def _best_count(chances: Sequence[float], here: Pass, spent: float, most_seconds: float | None) -> int:

@@ -61,7 +61,7 @@ class Draft:
 
     @property
     def depth(self) -> int:
-        return max(self.depths(), default=0)
+        return len(self.parents) if self.is_chain else max(self.depths(), default=0)
 
     @property
     def is_chain(self) -> bool:
@@ -90,9 +90,7 @@ class Draft:
         if len(self) <= max_nodes and self.depth <= max_depth:
             return self
         if self.is_chain:
-            end = max(min(max_nodes, max_depth), 0)
-            kept = self.tokens[:end], self.parents[:end]
-            return Draft(*kept, self.committed_len, self.epoch, self.drawn[:end])
+            return self._first(max(min(max_nodes, max_depth), 0))
         depths = self.depths()
         shallow = self.keep(lambda node: depths[node] <= max_depth)
         return shallow.keep(lambda node: node < max_nodes)
@@ -117,6 +115,18 @@ class Draft:
             if self.parents[below] in kept:
                 kept[below] = len(kept) - 1
         return self._only([n for n in kept if n != node], kept, len(tokens))
+
+    def _first(self, end: int) -> "Draft":
+        """The first nodes. All of them were checked when the draft was made; every step cuts drafts."""
+        cut = object.__new__(Draft)
+        cut.__dict__.update(
+            tokens=self.tokens[:end],
+            parents=self.parents[:end],
+            committed_len=self.committed_len,
+            epoch=self.epoch,
+            drawn=self.drawn[:end],
+        )
+        return cut
 
     def _only(self, nodes: Iterable[int], numbers: dict[int, int], committed_len: int) -> "Draft":
         chosen = list(nodes)

@@ -84,6 +84,21 @@ def test_what_slows_one_size_of_step_slows_those_that_were_not_seen_since():
     assert 8.0 < curve.seconds(4) < 10.5  # type: ignore[operator]
 
 
+def test_what_plain_steps_cost_is_not_taken_from_longer_ones():
+    """A profile says nothing of what judging takes; plain windows, few as they are, tell what a plain step costs."""
+    curve = StepCurve()
+    curve.begin_with([(1, 6.0), (3, 7.0)])
+    for _ in range(6):
+        for _ in range(300):
+            curve.observe(3, 8.8)
+        for _ in range(8):
+            curve.observe(1, 6.6)
+    for _ in range(300):
+        curve.observe(3, 8.8)
+    assert curve.seconds(1) == pytest.approx(6.6, rel=0.02)
+    assert curve.seconds(3) == pytest.approx(8.8, rel=0.01)
+
+
 def test_one_pause_is_no_change():
     curve = StepCurve()
     for _ in range(50):

@@ -82,8 +82,9 @@ def measure_control(
 ) -> ControlReport:
     """What the engine does by itself, beside plain decoding and settings that guess at every step."""
     brake, policy = Brake(), MeasuredPolicy()
-    arms = [PLAIN, Arm(CONTROLLER, None), *(Arm(one.label, _at_every_step(one)) for one in fixed)]
-    engine = _engine(loaded, policy, brake, arms[2:], sizes)
+    settings = {one.label: _at_every_step(one) for one in fixed}
+    arms = [PLAIN, Arm(CONTROLLER, None), *(Arm(label, setting) for label, setting in settings.items())]
+    engine = _engine(loaded, policy, brake, list(settings.values()), sizes)
     known = _encoded(loaded, prompts)
     kinds = sizes.chosen([kind for kind in known.kinds if kind != MIXED])
     try:
@@ -125,13 +126,17 @@ def _at_every_step(method: Method) -> Mapping[str, Any]:
 
 
 def _engine(
-    loaded: LoadedModel, policy: MeasuredPolicy, brake: Brake, fixed: Sequence[Arm], sizes: ControlSizes
+    loaded: LoadedModel,
+    policy: MeasuredPolicy,
+    brake: Brake,
+    fixed: Sequence[Mapping[str, Any]],
+    sizes: ControlSizes,
 ) -> EngineCore:
     def build(config: SpeculationConfig) -> Drafter:
         return SlowedDrafter(loaded.build_drafter(config), brake)
 
     config = EngineConfig(max_num_seqs=max(*sizes.batches, sizes.mixed_batch))
-    offered = [SpeculationConfig.parse(arm.setting) for arm in fixed]
+    offered = [SpeculationConfig.parse(setting) for setting in fixed]
     parts = EngineParts(config, policy, build, _default(loaded), offered=offered)
     engine = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
     begin_with_profile(engine)

@@ -90,7 +90,7 @@ class CallCost:
         self._products = [ll, la, ls, aa, as_]
 
     def _without_pause(self, levels: int, seconds: float, asks: int, behind: int) -> float:
-        if self._seen < ENOUGH_CALLS:
+        if self._seen < ENOUGH_CALLS or seconds <= FARTHEST * self._late[2]:
             return seconds
         return min(seconds, FARTHEST * (self.seconds(levels, asks) + self.per_token_behind * behind))
 

@@ -4,11 +4,17 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 DRIFT_MEMORY = 0.1
 """Weight of the newest step in what all row counts share: another process, a clock, a longer context."""
 
 SHAPE_MEMORY = 0.02
 """Weight of the newest step in what its own row count costs beside the others, once enough were seen."""
+
+BACK = 8
+BACK_MEMORY = 0.15
+"""Weight of a step with a row count that was not seen for this many steps in what that one costs beside the others."""
 
 FARTHEST = 4.0
 """A step counts as at most this many times as slow, or as fast, as was expected: one pause is no change."""
@@ -22,6 +28,7 @@ class _Bucket:
     rows: float  # mean
     seconds: float  # mean, without the drift
     seen: int  # steps
+    at: int = 0  # number of the last of them
 
 
 class StepCurve:
@@ -47,13 +54,17 @@ class StepCurve:
         self._seen += 1
         known = self._buckets.get(_bucket(rows))
         if known is None:
-            self._buckets[_bucket(rows)] = _Bucket(float(rows), seconds / self._drift, 1)
+            self._buckets[_bucket(rows)] = _Bucket(float(rows), seconds / self._drift, 1, self._seen)
             return
         expected = self._drift * known.seconds
         seconds = min(max(seconds, expected / FARTHEST), expected * FARTHEST)
-        # What was measured elsewhere, or long ago, is soon moved to where this machine is now.
-        self._drift *= (seconds / expected) ** max(DRIFT_MEMORY, 1 / self._seen)
-        weight = max(SHAPE_MEMORY, 1 / (known.seen + 1))
+        # Other row counts have just told how the machine is: what is new about one that was long not seen is its own.
+        is_back = self._seen - known.at > BACK
+        drift, shape = (SHAPE_MEMORY, BACK_MEMORY) if is_back else (DRIFT_MEMORY, SHAPE_MEMORY)
+        # What was measured at another time is soon moved to where this machine is now.
+        self._drift *= (seconds / expected) ** max(drift, 1 / self._seen)
+        weight = max(shape, 1 / (known.seen + 1))
+        known.at = self._seen
         known.rows += weight * (rows - known.rows)
         known.seconds += weight * (seconds / self._drift - known.seconds)
         known.seen += 1
@@ -71,10 +82,11 @@ class StepCurve:
         """The same for 0 to `most_rows` rows, never falling: what noise says of a longer pass is not believed."""
         if not self._buckets:
             return None
-        points, found, longest = self.points(), [], 0.0
-        for rows in range(most_rows + 1):
-            longest = max(longest, self._at(points, rows))
-            found.append(longest)
+        at, seconds = np.array(self.points()).T
+        rows = np.arange(most_rows + 1)
+        nearest = np.clip(rows, at[0], at[-1])
+        beyond = (rows + self.PRIOR_ROWS) / (nearest + self.PRIOR_ROWS)
+        found: list[float] = np.maximum.accumulate(np.interp(nearest, at, seconds) * beyond).tolist()
         return found
 
     def points(self) -> list[tuple[float, float]]:
