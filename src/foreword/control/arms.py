@@ -50,7 +50,6 @@ class PairControl:
     probe_depth: int = 0
     probe_seconds: float = 0.0  # expected
     off_since: int | None = None  # step; None: it never was on
-    _probes: int = 0
 
     def decide(self, worth: Worth, is_cost_known: bool, settings: ControlSettings, now: Moment) -> None:
         """Take a new look at what asking promises.
@@ -87,10 +86,9 @@ class PairControl:
             return math.inf
         return LEAST_LOSS + max(-self.worth.gain, 0.0)
 
-    def next_probe(self) -> int:
-        """Levels of the next probe: of changing depths until it is known what a level costs."""
-        self._probes += 1
-        return max(self.probe_depth >> (self._probes % 3), 1) if not self.is_cost_known else self.probe_depth
+    def varied(self, depth: int, step: int) -> int:
+        """Levels to ask for: changing ones until it is known what a level costs, the same for all of a step."""
+        return depth if self.is_cost_known else max(depth >> (step % 3), 1)
 
     def _switch(self, on: bool, reason: str, now: Moment) -> None:
         if self.is_on and not on:
@@ -164,9 +162,7 @@ class RequestRecord:
         """A pass of the prompt, in which a head that may guess behind it reads along; None: there is none."""
         self.ask(None)
         near = [
-            arm
-            for arm in self.arms
-            if arm.reading is not None and (self.is_sampled or arm.control.is_near)
+            arm for arm in self.arms if arm.reading is not None and (self.is_sampled or arm.control.is_near)
         ]
         self.reader = max(near, key=lambda arm: arm.control.worth.gain, default=None)
         return None if self.reader is None else self.reader.reading

@@ -49,7 +49,7 @@ class Explorer:
                 return
             self.bank.pay(lost)  # the draft itself is paid for when it is known what it took
             price -= lost
-            plans[place] = record.ask(arm, control.next_probe(), is_probe=True)
+            plans[place] = record.ask(arm, control.varied(control.probe_depth, self.step), is_probe=True)
             probes += 1
 
     def _try_live(

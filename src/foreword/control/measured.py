@@ -210,8 +210,9 @@ class MeasuredPolicy:
         arm = None if is_reference else self._best(record, running)
         if arm is None:
             return record.ask(None)
-        worth = arm.control.worth
-        return record.ask(arm, worth.depth if record.is_coupled else worth.kept)
+        control = arm.control
+        depth = control.worth.depth if record.is_coupled else control.worth.kept
+        return record.ask(arm, control.varied(depth, self.steps))
 
     def _best(self, record: RequestRecord, running: int) -> Arm | None:
         paying = [arm for arm in record.arms if arm.pays and arm.plan.allows(running)]

@@ -82,6 +82,18 @@ def test_a_drafter_that_becomes_ten_times_as_slow_is_left():
     assert _seconds_until(traffic, policy, lambda: not any(c.is_on for c in policy.controls.values())) < 3
 
 
+def test_what_a_level_costs_is_known_after_a_few_asks():
+    """Else the first depth would be asked for ever: nothing tells that fewer levels cost less."""
+    traffic = Traffic(H200, [head()], 1)
+    policy = MeasuredPolicy()
+    traffic.run(policy, 40)
+    costs = traffic.situation.costs
+    for levels in (1, 8):
+        assert costs.draft_seconds("head", levels) == pytest.approx(head().seconds(levels, 1), rel=0.15)
+    (control,) = policy.controls.values()
+    assert 1 < control.worth.depth < 6
+
+
 def _use(traffic: Traffic, drafter: PretendDrafter) -> None:
     traffic.drafters = [drafter]
     for request in traffic.running:

@@ -10,8 +10,8 @@ UNCHANGED = 0.25
 TINY = 1e-3
 """Less than this a number of levels or asks has not changed."""
 
-ENOUGH_CALLS = 8
-"""Calls after which the cost of one depth is believed to hold for others."""
+FEW_CALLS, ENOUGH_CALLS = 4, 8
+"""Calls of different depths that tell what a level costs, and calls of one depth after which it is believed of all."""
 
 FEW_BEHIND = 8
 """Tokens to catch up with from which on most of what a call takes beyond the expected is for them."""
@@ -133,7 +133,7 @@ class CallCost:
     @property
     def is_known(self) -> bool:
         """Whether calls of different depths were measured, or enough of one."""
-        return self._seen > 1 and (self._products[0] > TINY or self._seen > ENOUGH_CALLS)
+        return self._seen >= FEW_CALLS and (self._products[0] > TINY or self._seen > ENOUGH_CALLS)
 
     def seconds(self, levels: int, asks: int = 1) -> float:
         """Expected time of a call; 0 before the first was measured."""
