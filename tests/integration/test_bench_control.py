@@ -36,6 +36,5 @@ def test_a_line_of_phases_keeps_its_batch_full(llm: LLM):
     half = Arm(GUESSING.label, GUESSING.setting, is_half=True)
     steady, more = line.run(half, [Phase("one", 1, 0.5), Phase("other", 4, 0.5)])
     assert sum(step.tokens for step in more) > sum(step.tokens for step in steady) > 0
-    assert {len(step.plain_seconds) for step in more} <= {0, 1, 2}
-    assert max(len(step.plain_seconds) for step in more) == 2
+    assert {len(step.plain_seconds) for step in more[1:]} == {2}  # half of them, as soon as prompts are read
     assert not llm.engine.has_requests

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from foreword.control.arms import Moment, PairControl, RequestRecord
-from foreword.control.asking import Group, Pass, weigh
+from foreword.control.arms import Arm, Moment, PairControl, RequestRecord
+from foreword.control.asking import DraftSeconds, Group, Pass, Worth, weigh
 from foreword.control.settings import ControlSettings
 from foreword.speculation.measured.situation import Situation
-from foreword.speculation.requests import DraftPlan, PassEntry
+from foreword.speculation.requests import PassEntry
 
 STEADY = 0.12
 """Part by which a batch may grow or shrink before everything is looked at again."""
@@ -76,24 +76,29 @@ class Decider:
         """Look at all pairs that the batch has requests of; returns the pass by what is known of costs now."""
         self._read_costs(len(self.table) // 2, self._context, situation)
         here = self._here = replace(here, seconds=self.table)
-        present: dict[str, dict[PairControl, list[DraftPlan]]] = {}
+        present: dict[str, dict[PairControl, list[Arm]]] = {}
         for record in records:
             for arm in () if record is None else record.arms:
-                present.setdefault(arm.plan.method, {}).setdefault(arm.control, []).append(arm.plan)
+                present.setdefault(arm.plan.method, {}).setdefault(arm.control, []).append(arm)
         controls = [control for pairs in present.values() for control in pairs]
         before = [(control.is_on, control.worth.kept, control.worth.depth) for control in controls]
         for method, pairs in present.items():
             self._decide_method(method, pairs, here, situation, now)
         self.probe_share = self._share_for_probes(controls)
         self.plain_share = self._share_for_reference(controls)
-        is_same = before == [(control.is_on, control.worth.kept, control.worth.depth) for control in controls]
-        if not all(control.is_cost_known for control in controls):
-            self._wait = 2
-        else:
-            usual = self._settings.decision_steps
-            self._wait = min(max(2 * self._wait, usual), 4 * usual) if is_same else usual
+        after = [(control.is_on, control.worth.kept, control.worth.depth) for control in controls]
+        self._wait = self._next_wait(controls, is_same=before == after)
         self._decided_at, self._decided_for = now, (here.drawn, here.rows)
         return here
+
+    def _next_wait(self, present: Sequence[PairControl], is_same: bool) -> int:
+        """Steps until the next look."""
+        usual = self._settings.decision_steps
+        if not all(control.is_cost_known for control in present):
+            return 2
+        if any(control.estimate.is_unsettled for control in present):
+            return usual // 2
+        return min(max(2 * self._wait, usual), 4 * usual) if is_same else usual
 
     def _read_costs(self, rows: int, context: int, situation: Situation) -> None:
         self.table = situation.costs.step_table(max(2 * rows, LEAST_TABLE), context) or []
@@ -102,7 +107,7 @@ class Decider:
     def _decide_method(
         self,
         method: str,
-        pairs: dict[PairControl, list[DraftPlan]],
+        pairs: dict[PairControl, list[Arm]],
         here: Pass,
         situation: Situation,
         now: Moment,
@@ -111,11 +116,14 @@ class Decider:
             return situation.costs.draft_seconds(method, levels, asks)
 
         groups = []
-        for control, plans in pairs.items():
+        for control, arms in pairs.items():
             control.estimate.refresh(now.seconds)
-            depth = max(min(plan.max_depth, plan.max_nodes) for plan in plans)
-            groups.append(Group(control.estimate.rates, len(plans), min(depth, self._settings.max_depth)))
+            depth = max(min(arm.plan.max_depth, arm.plan.max_nodes) for arm in arms)
+            groups.append(Group(control.estimate.rates, len(arms), min(depth, self._settings.max_depth)))
         worths = weigh(here, groups, draft_seconds)
+        if len(groups) == groups[0].asks == 1:
+            (arm,) = next(iter(pairs.values()))
+            worths = [_own_depth(here, groups[0], arm.fit.shift, worths[0], draft_seconds)]
         is_known = situation.costs.knows_calls(method)
         for control, group, worth in zip(pairs, groups, worths, strict=True):
             control.decide(worth, is_known, self._settings, now)
@@ -134,3 +142,11 @@ class Decider:
         gains = [control.guard.gain.bounds() for control in present if control.is_on]
         well = all(found is not None and found[0] > 1.05 for found in gains)
         return self._settings.reference_share * (0.5 if well else 1.0) if gains else 0.0
+
+
+def _own_depth(here: Pass, group: Group, shift: int, worth: Worth, draft_seconds: DraftSeconds) -> Worth:
+    """A request that is alone is asked for as deep as suits its own luck; whether to ask is the cohort's matter."""
+    if not shift or not worth.kept:
+        return worth
+    (own,) = weigh(here, [replace(group, shift=shift)], draft_seconds)
+    return replace(worth, depth=own.depth, kept=own.kept) if own.kept else worth

@@ -83,7 +83,8 @@ class EngineLine:
         while len(self._running) < phase.batch:
             number = next(self._numbers)
             (ids,) = self.prompts.take(phase.kind, number, 1)
-            setting = arm.setting if number % 2 or not arm.is_half else False
+            plain = sum(request.speculation is None for request in self._running)
+            setting = False if arm.is_half and 2 * plain < phase.batch else arm.setting
             new = NewRequest(f"{tenant}-{number}", tuple(ids), params, tenant, setting)
             self._running += self.engine.add(new)
 
