@@ -22,8 +22,10 @@ LEAST_LOSS = 0.01
 PROBE_DEPTH = 4
 """Levels of a probe where every level costs."""
 
-READ_ALONG = 8
-"""One of so many prompts is read along by a head that is far from paying, so that it can be seen if that changes."""
+WATCHED = 8
+WATCH_STEPS = 512
+"""Of requests whose head is not in use, one in so many is told to it all the same, for so many steps in turn: telling
+costs time, and a head that was told nothing cannot be tried."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,11 @@ class PairControl:
             self._switch(False, "loses", now)
         elif not self.is_on and (is_cost_known or self.is_new) and self._promises(settings, now):
             self._switch(True, "gains" if is_cost_known else "tried", now)
+
+    @property
+    def may_guess(self) -> bool:
+        """Whether it is in use, or nothing speaks against it yet."""
+        return self.is_on or (self.is_new and self.is_near)
 
     @property
     def is_new(self) -> bool:
@@ -139,7 +146,9 @@ class RequestRecord:
 
     arms: list[Arm]
     is_coupled: bool  # whether a guess is accepted if and only if it is the token that comes
-    is_sampled: bool = False  # whether its prompt is read along by heads that are far from paying
+    is_watched: bool = False  # whether heads are told of it though they are not in use
+    is_told: bool = False  # whether heads are told of the pass under way
+    was_told: bool = False  # and of the one before
     length: int = 0  # tokens of its text
     reader: Arm | None = None  # who reads along in the pass under way, without being asked
     waiting: list[Waiting] = field(default_factory=list)
@@ -161,11 +170,15 @@ class RequestRecord:
     def read(self) -> DraftPlan | None:
         """A pass of the prompt, in which a head that may guess behind it reads along; None: there is none."""
         self.ask(None)
-        near = [
-            arm for arm in self.arms if arm.reading is not None and (self.is_sampled or arm.control.is_near)
+        may = [
+            arm for arm in self.arms if arm.reading is not None and (self.is_watched or arm.control.may_guess)
         ]
-        self.reader = max(near, key=lambda arm: arm.control.worth.gain, default=None)
-        return None if self.reader is None else self.reader.reading
+        return self.tell(max(may, key=lambda arm: arm.control.worth.gain, default=None))
+
+    def tell(self, head: Arm | None) -> DraftPlan | None:
+        """A pass in which this head is not asked and makes rows of what it hears; None: none."""
+        self.reader, self.is_told = head, head is not None
+        return None if head is None else head.reading
 
     def heard(self, tokens: list[int]) -> None:
         """The pass is over: who was asked, or read along, knows the text."""

@@ -31,7 +31,7 @@ class Explorer:
         for offset in range(len(records)):
             place = (self.step + offset) % len(records)
             record = records[place]
-            if record is None or len(record.waiting) > 1:
+            if record is None or len(record.waiting) > 1 or (record.has_heads and not record.was_told):
                 continue
             arm = record.arms[(self.step // len(records)) % len(record.arms)]
             if arm is record.asked or (arm.control.is_on and not arm.pays and len(record.arms) == 1):
@@ -63,7 +63,7 @@ class Explorer:
         found = [
             (place, record, arm)
             for place, record in enumerate(records)
-            if record is not None and record.asked is None
+            if record is not None and record.asked is None and (record.was_told or not record.has_heads)
             for arm in record.arms
             if arm.control is control and arm.plan.allows(len(records))
         ]

@@ -82,3 +82,8 @@ class FairShare:
 
     def drafters(self) -> Sequence[Drafter]:
         return self._policy.drafters()
+
+    def tells(self, request: StepRequest) -> bool:
+        """Whether the request's own drafter is told of it; always, if the inner policy does not say."""
+        inner = getattr(self._policy, "tells", None)
+        return inner is None or bool(inner(request))

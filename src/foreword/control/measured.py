@@ -5,7 +5,7 @@ from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from foreword.acceptance.rules.rule import Rule
-from foreword.control.arms import READ_ALONG, Arm, Moment, PairControl, RequestRecord
+from foreword.control.arms import WATCH_STEPS, WATCHED, Arm, Moment, PairControl, RequestRecord
 from foreword.control.asking import Pass
 from foreword.control.deciding import Decider
 from foreword.control.estimates import HEAD_COVERAGE, PRIOR_COVERAGE, Estimates, PairEstimate
@@ -148,6 +148,11 @@ class MeasuredPolicy:
     def drafters(self) -> Sequence[Drafter]:
         return ()
 
+    def tells(self, request: StepRequest) -> bool:
+        """Whether heads are told of this request in the pass that was planned: where they are not in use it costs."""
+        record = self._records.get(request)
+        return record is None or record.is_told or not record.has_heads
+
     def _answered(self, record: RequestRecord, asked: Arm, part: RequestReport) -> None:
         asked.control.estimate.answered(record.asked_depth, record.offered_depth)
         if record.is_probe:
@@ -178,10 +183,11 @@ class MeasuredPolicy:
         record = self._records.get(request)
         if record is None:
             arms = [self._arm(request, plan) for plan in _choices(request.speculation)]
-            record = self._records[request] = RequestRecord(
-                arms, request.sampler.rule is Rule.COUPLED, request.request_id % READ_ALONG == 0
-            )
+            record = self._records[request] = RequestRecord(arms, request.sampler.rule is Rule.COUPLED)
         record.length = len(request.tokens)
+        if record.has_heads:
+            record.was_told = record.is_told
+            record.is_watched = (request.request_id + self.steps // WATCH_STEPS) % WATCHED == 0
         return record
 
     def _arm(self, request: StepRequest, plan: DraftPlan) -> Arm:
@@ -208,8 +214,13 @@ class MeasuredPolicy:
         if not _can_ask(entry, record):
             return record.read()
         arm = None if is_reference else self._best(record, running)
+        if record.has_heads:
+            record.is_told = record.is_watched or any(one.control.is_on for one in record.arms)
         if arm is None:
             return record.ask(None)
+        if arm.reading is not None and not record.was_told:
+            record.ask(None)
+            return record.tell(arm)  # it knows nothing of the newest token
         control = arm.control
         depth = control.worth.depth if record.is_coupled else control.worth.kept
         return record.ask(arm, control.varied(depth, self.steps))

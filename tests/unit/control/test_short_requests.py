@@ -6,6 +6,7 @@ import pytest
 
 from foreword.control.fixed import FixedPolicy
 from foreword.control.measured import MeasuredPolicy
+from foreword.control.settings import ControlSettings
 from foreword.speculation.requests import DraftPlan, PassEntry
 from helpers.traffic import Kind, Traffic, interpolated, lookup, states_head
 
@@ -24,6 +25,9 @@ TWO_CORES = interpolated(
     ]
 )
 """A small model on two ARM cores: the fifth row needs another tile."""
+
+DEAR_PROMPTS = interpolated([(1, 7.0), (4, 9.0), (64, 110.0), (512, 5000.0)])
+"""Where another row beside a long chunk takes longer than a token alone."""
 
 KINDS = {
     "summary": Kind(0.55, 0.99, 0.3, 0.3),
@@ -102,16 +106,47 @@ def test_a_head_that_is_far_from_paying_reads_only_some_prompts():
     assert 4 <= sum(read) <= 16
 
 
-def test_a_step_with_a_prompt_in_it_is_no_reason_to_give_guessing_up():
+def test_a_head_that_is_not_in_use_is_told_of_few_requests_only():
+    """Telling costs time at every step."""
+    head = states_head(per_level=20e-3)
+    traffic = Traffic(TWO_CORES, [head], 4, ("creative",))
+    policy = MeasuredPolicy()
+    traffic.run(policy, 3000)
+    told = total = 0
+    for _ in range(1500):
+        traffic.run(policy, 1)
+        told += sum(policy.tells(request) for request in traffic.running)  # type: ignore[arg-type]
+        total += len(traffic.running)
+    assert 0.05 < told / total < 0.2
+
+
+def test_a_head_that_was_told_nothing_hears_the_newest_token_before_it_is_asked():
     head = states_head(chat=Kind(0.8))
     traffic = Traffic(TWO_CORES, [head], 1, ("chat",))
+    policy = MeasuredPolicy(ControlSettings(reference_share=0.0))
+    traffic.run(policy, 2000)
+    traffic._fill()
+    request: Any = traffic.running[0]
+    policy._records[request].is_told = False
+    (first,) = policy.plan([traffic._entry(request)], traffic.situation)
+    assert first is not None
+    assert first.max_nodes == 0
+    traffic.run(policy, 1)
+    assert policy.tells(request)
+    (second,) = policy.plan([traffic._entry(request)], traffic.situation)
+    assert second is None or second.max_nodes > 0
+
+
+def test_a_step_with_a_prompt_in_it_is_no_reason_to_give_guessing_up():
+    head = states_head(chat=Kind(0.8))
+    traffic = Traffic(DEAR_PROMPTS, [head], 1, ("chat",))
     policy = MeasuredPolicy()
     traffic.run(policy, 2000)
     (control,) = policy.controls.values()
     assert control.is_on
     policy.reference._left = 0
     decoding = traffic._entry(traffic.running[0])
-    other = Traffic(TWO_CORES, [head], 1, ("chat",), seed=7, prompt=500)
+    other = Traffic(DEAR_PROMPTS, [head], 1, ("chat",), seed=7, prompt=500)
     other._fill()
     reading: Any = other.running[0]
     chunk = PassEntry(reading, reading.kv, 0, 400, 0, False)
@@ -139,7 +174,7 @@ def test_a_drafter_is_told_how_far_behind_it_is():
 
 def test_costs_of_a_drafter_that_is_only_tried_now_and_then_are_those_of_use():
     """What it takes to catch up is not taken for what a level costs, so that it is used again when it pays."""
-    head = states_head(chat=Kind(0.15), code=Kind(0.9))
+    head = states_head(chat=Kind(0.05))
     traffic = Traffic(TWO_CORES, [head], 1, ("chat",), seed=3)
     policy = MeasuredPolicy()
     traffic.run(policy, 6000)
