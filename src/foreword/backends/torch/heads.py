@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
 
 from foreword.backends.batch import ForwardBatch
-from foreword.backends.interface import HeadInput, HeadOutput, KvStore
+from foreword.backends.interface import ChainPlan, HeadInput, HeadOutput, KvStore
 from foreword.backends.torch.attention import GroupView, group_views, paged_attention
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.norms import rms_norm
@@ -64,6 +64,9 @@ class TorchHead:
         normed = self._norm(last, "norm.weight")
         logits = linear(normed, self._weights["lm_head.weight"]).float()
         return HeadOutput(logits, normed if self.spec.norm_output else last)
+
+    def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> None:
+        """It is asked level by level."""
 
     @property
     def _own_dtype(self) -> torch.dtype:

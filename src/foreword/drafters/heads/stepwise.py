@@ -7,12 +7,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foreword.acceptance.request import DraftSampling
+from foreword.acceptance.rules.rule import Rule
 from foreword.backends.batch import MAX_DRAFT_NODES, Ints, Tap
-from foreword.backends.interface import HeadInput, HeadOutput, HeadRunner
+from foreword.backends.interface import ChainPlan, HeadInput, HeadOutput, HeadRunner
 from foreword.drafters.heads.head_tree import HeadTree
 from foreword.drafters.heads.levels import level_arrays
 from foreword.drafters.heads.vocabulary import DraftVocabulary
-from foreword.drafters.model.next_level import add_tokens, are_plainly_greedy, grow_chains, grow_trees
+from foreword.drafters.model.next_level import (
+    add_tokens,
+    are_plainly_greedy,
+    grow_chains,
+    grow_trees,
+    has_fixed_corrections,
+)
 from foreword.kv.extra_rows import ExtraRows
 from foreword.kv.spec import RowSpec
 from foreword.speculation.draft import Draft
@@ -86,13 +94,14 @@ class StepwiseHead:
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`; none where the newest token's states are not known."""
         runs = {index: run for index, ask in enumerate(asks) if (run := self._newest(ask)) is not None}
-        trees = {
-            index: HeadTree(asks[index], self._width, run.pages.kv.reserved - run.end)
-            for index, run in runs.items()
-        }
-        if runs:
-            self._grow(list(trees.values()), list(runs.values()))
-        return [trees[index].draft() if index in trees else Draft() for index in range(len(asks))]
+        if not runs:
+            return [Draft()] * len(asks)
+        asked, chosen = [asks[index] for index in runs], list(runs.values())
+        found = self._chains(asked, chosen) if self._width == 1 else None
+        if found is None:
+            found = self._grow(asked, chosen)
+        drafts = dict(zip(runs, found, strict=True))
+        return [drafts.get(index, Draft()) for index in range(len(asks))]
 
     def forget(self, request: DraftRequest) -> None:
         """Nothing is kept here: the rows go with the request's pages."""
@@ -115,8 +124,40 @@ class StepwiseHead:
             return None
         return _Run(ask.pages, rows, ask.request.tokens, first, end)
 
-    def _grow(self, trees: list[HeadTree], runs: list[_Run]) -> None:
+    def _chains(self, asks: list[Ask], runs: list[_Run]) -> list[Draft] | None:
+        """All guesses in one call of the runner; None if it cannot, or if a draft must tell what it was drawn from."""
+        samplings = [ask.request.sampling for ask in asks]
+        if not all(_is_drawn_alone(sampling) for sampling in samplings):
+            return None
+        # A guess that nothing follows needs no row.
+        rooms = [run.pages.kv.reserved - run.end + 1 for run in runs]
+        steps = [min(a.max_nodes, a.max_depth, room) for a, room in zip(asks, rooms, strict=True)]
+        plan = ChainPlan(
+            np.array([run.end for run in runs], np.int32),
+            np.array(steps, np.int32),
+            np.array([sampling.record for sampling in samplings]),
+            self._vocabulary.token_ids,
+            self._vocabulary.vocab_size,
+        )
+        guesses = self._runner.chain(self._true_rows(runs, wanted=1), plan, runs[0].pages.store)
+        if guesses is None:
+            return None
+        _fill(runs)
+        return [
+            Draft.chain(tokens, run.end, ask.request.epoch)
+            for ask, run, tokens in zip(asks, runs, guesses, strict=True)
+        ]
+
+    def _grow(self, asks: list[Ask], runs: list[_Run]) -> list[Draft]:
         """Level by level, those trees together that are not done."""
+        trees = [
+            HeadTree(ask, self._width, run.pages.kv.reserved - run.end)
+            for ask, run in zip(asks, runs, strict=True)
+        ]
+        self._grow_levels(trees, runs)
+        return [tree.draft() for tree in trees]
+
+    def _grow_levels(self, trees: list[HeadTree], runs: list[_Run]) -> None:
         output, tables = self._run_true(runs, wanted=1)
         starts = np.array([max(run.rows.begin, LAG) for run in runs], np.int32)
         store, are_greedy = runs[0].pages.store, self._width == 1 and are_plainly_greedy(trees)
@@ -140,6 +181,12 @@ class StepwiseHead:
 
     def _run_true(self, runs: Sequence[_Run], wanted: int) -> tuple[HeadOutput, Ints]:
         """Make rows from the target's states; returns the outcome of the last `wanted` of each, and all their pages."""
+        rows = self._true_rows(runs, wanted)
+        output = self._runner.forward(rows, runs[0].pages.store)
+        _fill(runs)
+        return output, rows.arrays.block_tables
+
+    def _true_rows(self, runs: Sequence[_Run], wanted: int) -> HeadInput:
         parts = [
             SequenceRows(
                 run.pages.kv, run.tokens, run.end - run.first, Draft(), run_logits=wanted, first=run.first
@@ -149,12 +196,20 @@ class StepwiseHead:
         states = [run.rows.states(run.first - LAG, run.end - LAG) for run in runs]
         arrays = self._buffers.lay_out(runs[0].pages.cache, parts, ()).arrays
         starts = np.array([run.start for run in runs], np.int32)
-        features = states[0] if len(states) == 1 else torch.cat(states)
-        output = self._runner.forward(HeadInput(arrays, starts, features, are_own=False), runs[0].pages.store)
-        for run in runs:
-            run.rows.fill(run.first, run.end)
-            run.rows.mark(run.pages.kv.chain)
-        return output, arrays.block_tables
+        return HeadInput(arrays, starts, states[0] if len(states) == 1 else torch.cat(states), are_own=False)
+
+
+def _is_drawn_alone(sampling: DraftSampling) -> bool:
+    """Whether a guess needs nothing but the head's logits, and tells nothing but its token."""
+    is_told = sampling.rule is not Rule.COUPLED and sampling.record["temperature"] > 0
+    return not is_told and not has_fixed_corrections(sampling)
+
+
+def _fill(runs: Sequence[_Run]) -> None:
+    """The rows are there now."""
+    for run in runs:
+        run.rows.fill(run.first, run.end)
+        run.rows.mark(run.pages.kv.chain)
 
 
 def _sources(trees: Sequence[HeadTree], sizes: Sequence[int]) -> list[int]:
