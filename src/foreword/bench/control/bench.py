@@ -12,7 +12,7 @@ from foreword.bench.control.report import ControlReport
 from foreword.bench.control.slowed import Brake, SlowedDrafter
 from foreword.bench.control.timeline import EngineLine
 from foreword.bench.control.windows import MIXED, Arm, EngineStation, Prompts
-from foreword.bench.drafters.methods import Method, parse_method
+from foreword.bench.drafters.methods import Method
 from foreword.bench.drafters.prompts import BenchPrompt
 from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
@@ -106,9 +106,11 @@ def measure_control(
 def default_fixed(loaded: LoadedModel) -> list[Method]:
     """The default drafter at some depths, and a lookup."""
     config = _default(loaded)
+    name, settings = "+".join(config.method), config.as_mapping()
+    lookup = {"method": "ngram", "num_speculative_tokens": 4}
     return [
-        *(parse_method({**config.as_mapping(), "num_speculative_tokens": depth}) for depth in (1, 2, 4)),
-        parse_method({"method": "ngram", "num_speculative_tokens": 4}),
+        *(Method(f"{name} {depth}", {**settings, "num_speculative_tokens": depth}) for depth in (1, 2, 4)),
+        Method("ngram 4", lookup),
     ]
 
 

@@ -29,9 +29,7 @@ DEFAULT = Method("default", None)
 def default_methods() -> list[Method]:
     """Every drafter that there is and that needs no settings."""
     return [
-        parse_method({"method": name})
-        for name, kind in drafter_kinds().items()
-        if _is_complete(kind.settings)
+        _method({"method": name}) for name, kind in drafter_kinds().items() if _is_complete(kind.settings)
     ]
 
 
@@ -51,7 +49,7 @@ def parse_methods(text: str) -> list[Method]:
     rest = text.strip()
     while rest:
         config, rest = _first(rest)
-        methods.append(DEFAULT if config == {"method": DEFAULT.label} else parse_method(config))
+        methods.append(DEFAULT if config == {"method": DEFAULT.label} else _method(config))
         if rest and not rest.startswith(","):
             raise RequestError(f"--methods: a comma is missing before {rest[:20]!r}")
         rest = rest[1:].strip()
@@ -74,8 +72,7 @@ def _first(text: str) -> tuple[Mapping[str, Any], str]:
     return {"method": names if len(names) > 1 else names[0]}, comma + rest.strip()
 
 
-def parse_method(config: Mapping[str, Any]) -> Method:
-    """A configuration that can be measured."""
+def _method(config: Mapping[str, Any]) -> Method:
     methods = SpeculationConfig.parse(config).method  # refuses what cannot be measured before anything loads
     settings = [f"{key}={_short(value)}" for key, value in config.items() if key != "method"]
     return Method(" ".join(["+".join(methods), *settings]), config)
