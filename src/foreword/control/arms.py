@@ -22,8 +22,8 @@ LEAST_LOSS = 0.01
 PROBE_DEPTH = 4
 """Levels of a probe where every level costs."""
 
-WATCHED = 8
-WATCH_STEPS = 512
+WATCHED = 32
+WATCH_STEPS = 128
 """Of requests whose head is not in use, one in so many is told to it all the same, for so many steps in turn: telling
 costs time, and a head that was told nothing cannot be tried."""
 

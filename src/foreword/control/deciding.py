@@ -94,9 +94,10 @@ class Decider:
     def _next_wait(self, present: Sequence[PairControl], is_same: bool) -> int:
         """Steps until the next look."""
         usual = self._settings.decision_steps
-        if not all(control.is_cost_known for control in present):
+        in_use = [control for control in present if control.is_on]
+        if not all(control.is_cost_known for control in in_use):
             return 2
-        if any(control.estimate.is_unsettled for control in present):
+        if any(control.estimate.is_unsettled for control in in_use):
             return usual // 2
         return min(max(2 * self._wait, usual), 4 * usual) if is_same else usual
 

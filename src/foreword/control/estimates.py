@@ -25,7 +25,7 @@ PRIOR_RATE = 0.6
 PRIOR_COVERAGE = 0.5
 """What is believed of a drafter that nobody has asked: hopeful, so that it is tried, and soon forgotten."""
 
-HEAD_COVERAGE = 0.98
+HEAD_COVERAGE = 1.0
 """The same of one that reads the target's states: it always has something to say."""
 
 SIBLING_SHARE = 0.5

@@ -127,7 +127,8 @@ class MeasuredPolicy:
         """Compare drafts with what came of them, and the step's time with a plain one's."""
         self.steps += 1
         self.seconds += report.seconds.total
-        self.bank.earn(report.seconds.total, self._decider.probe_share)
+        if self._here is not None and self._here.rows == self._here.drawn:
+            self.bank.earn(report.seconds.total, self._decider.probe_share)  # of decoding alone: it is paid in it
         live: set[PairControl] = set()
         for part in report.requests:
             record = self._records.get(part.request)

@@ -103,7 +103,7 @@ def test_a_head_that_is_far_from_paying_reads_only_some_prompts():
         traffic._fill()
         (plan,) = policy.plan(prompt_entries(traffic, 30), traffic.situation)
         read.append(plan is not None)
-    assert 4 <= sum(read) <= 16
+    assert 1 <= sum(read) <= 6
 
 
 def test_a_head_that_is_not_in_use_is_told_of_few_requests_only():
@@ -117,7 +117,7 @@ def test_a_head_that_is_not_in_use_is_told_of_few_requests_only():
         traffic.run(policy, 1)
         told += sum(policy.tells(request) for request in traffic.running)  # type: ignore[arg-type]
         total += len(traffic.running)
-    assert 0.05 < told / total < 0.2
+    assert 0.01 < told / total < 0.08
 
 
 def test_a_head_that_was_told_nothing_hears_the_newest_token_before_it_is_asked():
