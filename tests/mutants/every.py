@@ -2,6 +2,7 @@
 
 from catalogue import MUTANTS, Mutant
 from chains import CHAIN_MUTANTS
+from control import CONTROL_MUTANTS
 from ends import END_MUTANTS
 from engine import ENGINE_MUTANTS
 from heads import HEAD_MUTANTS
@@ -22,4 +23,5 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *WINDOW_MUTANTS,
     *HEAD_MUTANTS,
     *ROLLOUT_MUTANTS,
+    *CONTROL_MUTANTS,
 )

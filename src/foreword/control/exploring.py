@@ -31,7 +31,7 @@ class Explorer:
         for offset in range(len(records)):
             place = (self.step + offset) % len(records)
             record = records[place]
-            if record is None or len(record.waiting) > 1:
+            if record is None or len(record.waiting) > 1 or (record.has_heads and not record.was_told):
                 continue
             arm = record.arms[(self.step // len(records)) % len(record.arms)]
             may_use = arm.plan.allows(len(records))  # one in the shadow is only compared
@@ -52,7 +52,7 @@ class Explorer:
                 return
             self.bank.pay(lost)  # the draft itself is paid for when it is known what it took
             price -= lost
-            plans[place] = record.ask(arm, control.next_probe(), is_probe=True)
+            plans[place] = record.ask(arm, control.varied(control.probe_depth, self.step), is_probe=True)
             probes += 1
 
     def _try_live(
@@ -66,7 +66,7 @@ class Explorer:
         found = [
             (place, record, arm)
             for place, record in enumerate(records)
-            if record is not None and record.asked is None
+            if record is not None and record.asked is None and (record.was_told or not record.has_heads)
             for arm in record.arms
             if arm.control is control and arm.plan.allows(len(records))
         ]

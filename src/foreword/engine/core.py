@@ -18,6 +18,7 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
 from foreword.engine.drafter_pool import Build, DrafterPool
 from foreword.engine.intake import Intake
+from foreword.engine.kept_estimates import KeptEstimates
 from foreword.engine.ledger import CohortLedger, RequestLedger
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.engine.policy.assignment import Assignment
@@ -104,6 +105,7 @@ class EngineCore:
         self.steps = 0
         self.seconds = StageSeconds()  # where the time of all steps went
         self._cohorts = CohortLedger()
+        self.kept: KeptEstimates | None = None  # where what is learned is kept; None: nowhere
 
     @property
     def has_requests(self) -> bool:
@@ -203,6 +205,8 @@ class EngineCore:
         self.seconds += report.seconds
         with self._stepper.faults.forgiven("books"):
             self.guessing.observe(report, self.scheduler.preemptions)
+        if self.kept is not None:
+            self.kept.save_now_and_then(self.seconds.total)
         return self._settle(report)
 
     def stats(self) -> EngineStats:
@@ -237,6 +241,8 @@ class EngineCore:
     def close(self) -> None:
         """Give back what drafters hold; nothing is answered any more."""
         self.guessing.close()
+        if self.kept is not None:
+            self.kept.save()
         self.drafters.close()
 
     def _settle(self, report: StepReport) -> list[AnswerDelta]:

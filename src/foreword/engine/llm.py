@@ -13,7 +13,7 @@ from foreword.engine.answers.collector import OutputCollector
 from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
-from foreword.engine.cost_profile import begin_with_profile
+from foreword.engine.cost_profile import begin_with_kept, begin_with_profile
 from foreword.engine.default_speculation import SpeculationOption, check_choice
 from foreword.engine.drafter_pool import PagesLackRows
 from foreword.engine.loader import LoadedModel, load_model
@@ -223,6 +223,8 @@ def make_core(
     parts = EngineParts(config, policy, loaded.build_drafter, chosen, offered=offered, steering=steering)
     core = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
     if steering is not None or (chosen is not None and not chosen.fixed):
+        core.kept = begin_with_kept(core, policy)
+    elif any(not config.fixed for config in offered):
         begin_with_profile(core)
     return core
 

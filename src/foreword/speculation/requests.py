@@ -38,7 +38,10 @@ class Gate:
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """Who drafts for a request and how much at most; None stands for plain decoding."""
+    """Who drafts for a request and how much at most; None stands for plain decoding.
+
+    Without nodes nobody is asked; the drafter only reads along what becomes final.
+    """
 
     method: str  # the drafter's name, for people
     drafter: Drafter
@@ -48,6 +51,7 @@ class DraftPlan:
     is_fixed: bool = False  # just so at every step, whatever it brings; else it is the most that may be done
     # By the name of a drafter, those that are not simply asked.
     gates: Mapping[str, Gate] = field(default_factory=dict)
+    behind: int = 0  # tokens that came while this drafter was not asked
 
     def allows(self, running: int) -> bool:
         """Whether it drafts while so many requests run."""

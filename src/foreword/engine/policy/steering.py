@@ -66,7 +66,7 @@ class Steering:
         self._resting: dict[str, Switch] = {}  # by drafter
         self._baselines = Baselines()
         self._steps = 0
-        self.policy.settings = self.document.settings
+        self.policy.use(self.document.settings)
         kept = self.document.state_file
         state = None if kept is None else self.path.parent / kept
         self.rollouts = Rollouts(self.made_for, state, self.wall_clock)
@@ -238,7 +238,7 @@ class Steering:
         with self._lock:
             self.configs = configs
             self.document = document
-            self.policy.settings = document.settings
+            self.policy.use(document.settings)
             self.rollouts.follow(document.rollouts)
         _log.info("%s has changed and is used from now on", self.path)
 
