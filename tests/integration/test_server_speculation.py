@@ -119,6 +119,7 @@ def test_what_rules_look_at_reaches_the_engine(server):
     for request, stream in zip(server.engine.requests[-3:], (False, True, False), strict=True):
         labels = request.labels
         assert (labels.metadata, labels.priority, labels.stream) == ({"task": "code"}, "batch", stream)
+        assert labels.model == "tiny"
 
 
 def test_answers_and_health_tell_the_percentiles_of_accepted_runs(server):

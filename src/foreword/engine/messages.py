@@ -17,6 +17,7 @@ class RequestLabels:
     metadata: Mapping[str, str] = field(default_factory=dict)
     priority: str = ""  # its class
     stream: bool = False
+    model: str = ""  # as its user calls it; empty: as the engine does
     adapter: str = ""
     json_schema: bool = False  # whether the answer's form is prescribed
 

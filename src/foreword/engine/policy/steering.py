@@ -110,7 +110,7 @@ class Steering:
         labels = new.labels
         return Traits(
             tenant=new.tenant,
-            model=self.model,
+            model=labels.model or self.model,
             adapter=labels.adapter,
             temperature=new.params.temperature,
             prompt_tokens=len(new.prompt_token_ids),

@@ -126,7 +126,7 @@ async def generate_job(context: ServerContext, body: GenerateRequest, caller: Ca
         speculation,
         body.stream,
         prediction,
-        body.labels(body.stream),
+        body.labels(context.settings.model_name, body.stream),
     )
     return Job([request], GenerateDialect(context, body), body.stream)
 

@@ -81,9 +81,9 @@ class SamplingFields(StrictBody):
                 raise ValueError("logit_bias: values must be in -100 .. 100")
         return self
 
-    def labels(self, stream: bool) -> RequestLabels:
+    def labels(self, model: str, stream: bool) -> RequestLabels:
         """What the operator's policy file may look at."""
-        return RequestLabels(self.metadata or {}, self.priority or "", stream)
+        return RequestLabels(self.metadata or {}, self.priority or "", stream, model)
 
     def check_limits(self, limits: Limits) -> None:
         """Refuse what the server's settings forbid; what can never be served is refused by the types above."""
