@@ -2,11 +2,13 @@
 
 from catalogue import MUTANTS, Mutant
 from chains import CHAIN_MUTANTS
+from control import CONTROL_MUTANTS
 from ends import END_MUTANTS
 from engine import ENGINE_MUTANTS
 from heads import HEAD_MUTANTS
 from house import HOUSE_MUTANTS
 from predictions import PREDICTION_MUTANTS
+from rollouts import ROLLOUT_MUTANTS
 from traversal import TRAVERSAL_MUTANTS
 from windows import WINDOW_MUTANTS
 
@@ -20,4 +22,6 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *TRAVERSAL_MUTANTS,
     *WINDOW_MUTANTS,
     *HEAD_MUTANTS,
+    *ROLLOUT_MUTANTS,
+    *CONTROL_MUTANTS,
 )
