@@ -1,7 +1,7 @@
 """The KV rows of heads in the target's pages: whatever happened to a request, they are those of its text."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -233,13 +233,15 @@ def test_a_head_that_was_off_starts_again_from_the_last_states(model: LoadedMode
     name = needs_of(drafter).rows[0].name
     passes = [0]
     head: Any = drafter._drafter._runner
-    forward = head.forward
 
-    def counted(*args: Any) -> Any:
-        passes[0] += 1
-        return forward(*args)
+    def counted(run: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            passes[0] += 1
+            return run(*args)
 
-    head.forward = counted
+        return call
+
+    head.forward, head.chain = counted(head.forward), counted(head.chain)
     params = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
     (request,) = core.add(NewRequest("one", SYSTEM, params))
     for _ in range(4):

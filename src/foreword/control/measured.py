@@ -128,7 +128,9 @@ class MeasuredPolicy:
         self.steps += 1
         self.seconds += report.seconds.total
         if self._here is not None and self._here.rows == self._here.drawn:
-            self.bank.earn(report.seconds.total, self._decider.probe_share)  # of decoding alone: it is paid in it
+            self.bank.earn(
+                report.seconds.total, self._decider.probe_share
+            )  # of decoding alone: it is paid in it
         live: set[PairControl] = set()
         for part in report.requests:
             record = self._records.get(part.request)
