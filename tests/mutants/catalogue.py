@@ -207,8 +207,8 @@ MUTANTS = (
         29,
         "room for four guesses only",
         "speculation/transaction.py",
-        "entry.run + len(draft))",
-        "entry.run + min(len(draft), 4))",
+        "count = entry.run + len(draft)",
+        "count = entry.run + min(len(draft), 4)",
         (STEP,),
     ),
     Mutant(

@@ -54,12 +54,13 @@ def test_a_restart_is_as_fast_from_its_first_request_on(tmp_path: Path):
     KeptEstimates(file, policy, traffic.situation.costs).save()
     store, fresh, other = kept(file)
     store.load()
-    _, cold, nothing_known = kept(tmp_path / "none.json")
     warm = Traffic(H200, [head(), lookup()], 2)
     warm.situation = traffic.situation
     known = other.run(fresh, 600).ratio
     assert known > 0.97 * warm.run(policy, 600).ratio
-    assert known > 1.02 * nothing_known.run(cold, 600).ratio
+    assert {control.reason for control in fresh.controls.values() if control.is_on} == {
+        "gains"
+    }  # none was just tried
 
 
 def test_nobody_can_read_whose_cohorts_they_were(tmp_path: Path):
