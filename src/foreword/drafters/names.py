@@ -18,6 +18,10 @@ OWN_METHODS = (
     "layer_skip",
     "eagle",
     "eagle3",
+    "p_eagle",
+    "medusa",
+    "mtp",
+    "dflash",
 )
 
 

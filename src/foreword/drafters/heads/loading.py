@@ -1,6 +1,9 @@
 """A head beside its target, ready to run."""
 
 from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
 
 from foreword.backends.batch import MAX_DRAFT_NODES, Tap
 from foreword.backends.interface import HeadRunner
@@ -8,8 +11,10 @@ from foreword.drafters.heads.vocabulary import DraftVocabulary
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
 from foreword.kv.spec import RowSpec
-from foreword.models.heads.opening import open_head
+from foreword.models.heads.eagle3 import MASK_HIDDEN
+from foreword.models.heads.opening import Head, open_head
 from foreword.models.heads.sharing import without_copies
+from foreword.models.heads.spec import HeadSpec
 from foreword.models.sources.resolve import resolve_model
 
 
@@ -21,22 +26,48 @@ class LoadedHead:
     rows: RowSpec  # its KV rows in the target's pages
     taps: tuple[Tap, ...]  # the target's states that it reads
     vocabulary: DraftVocabulary
+    mask_features: Tensor | None = (
+        None  # [1, feature width], where states are not known yet; None: it has none
+    )
+
+    @property
+    def spec(self) -> HeadSpec:
+        return self.runner.spec
 
 
 def load_head(model: str, kind: str, resources: DrafterResources) -> LoadedHead:
-    """Open a head of this kind and load it beside the target; one that was made for another target is refused."""
-    path = resolve_model(model)
-    head = open_head(path).fitted(resources.target.config)
-    if head.spec.kind != kind:
-        raise RequestError(f"{path} is a head for method {head.spec.kind!r}; name that one, or none")
-    head = without_copies(head, resources.checkpoint)
+    """Open a head of this kind and load it beside the target; one that was made for another target is refused.
+
+    Without a `model` it is looked for in the target's own files.
+    """
+    path = resolve_model(model) if model else resources.checkpoint.path
+    head = open_fitting(path, kind, resources)
     spec = head.spec
     attention = spec.layers[0].attention
     # The name tells heads apart that an engine has side by side, and is the same whenever this one is loaded.
     rows = RowSpec(f"{kind}:{path.resolve()}", len(spec.layers), attention.num_kv_heads, attention.head_dim)
-    taps = tuple(Tap(boundary, spec.reads_normed) for boundary in spec.boundaries or ())
-    vocabulary = DraftVocabulary(head.token_ids, resources.vocab_size, resources.target.device)
-    return LoadedHead(resources.target.head(head, rows.name), rows, taps, vocabulary)
+    masks = None
+    if spec.has(MASK_HIDDEN):
+        masks = head.load(MASK_HIDDEN).view(1, -1).to(resources.target.device)
+    return LoadedHead(
+        resources.target.head(head, rows.name), rows, taps_of(spec), vocabulary_of(head, resources), masks
+    )
+
+
+def open_fitting(path: Path, kind: str, resources: DrafterResources) -> Head:
+    """A head of this kind that was made for this target."""
+    head = open_head(path)
+    if head.spec.kind != kind:
+        raise RequestError(f"{path} is a head for method {head.spec.kind!r}; name that one, or none")
+    return without_copies(head.fitted(resources.target.config), resources.checkpoint)
+
+
+def taps_of(spec: HeadSpec) -> tuple[Tap, ...]:
+    return tuple(Tap(boundary, spec.reads_normed) for boundary in spec.boundaries or ())
+
+
+def vocabulary_of(head: Head, resources: DrafterResources) -> DraftVocabulary:
+    return DraftVocabulary(head.token_ids, resources.vocab_size, resources.target.device)
 
 
 def check_width(width: int) -> None:

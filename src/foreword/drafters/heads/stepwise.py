@@ -1,87 +1,31 @@
 """Heads that guess token by token: what EAGLE and its kin share."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.backends.batch import MAX_DRAFT_NODES, Ints, Tap
-from foreword.backends.interface import HeadInput, HeadOutput, HeadRunner
+from foreword.backends.batch import MAX_DRAFT_NODES
+from foreword.backends.interface import HeadInput
 from foreword.drafters.heads.head_tree import HeadTree
+from foreword.drafters.heads.in_pages import HeadInPages, Run
 from foreword.drafters.heads.levels import level_arrays
-from foreword.drafters.heads.vocabulary import DraftVocabulary
+from foreword.drafters.heads.loading import LoadedHead
 from foreword.drafters.model.next_level import add_tokens, are_plainly_greedy, grow_chains, grow_trees
-from foreword.kv.extra_rows import ExtraRows
-from foreword.kv.spec import RowSpec
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Commit, DrafterNeeds, DraftRequest, RequestRows
-from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
+from foreword.speculation.drafting import Ask
 
 LAG = 1
 """A row is made from its own token and the features of the position before: the first token has none."""
 
-FILLED_AT_ONCE = 16
-"""Committed rows that are left to the next guess; more of them are filled as soon as they are told of."""
 
+class StepwiseHead(HeadInPages):
+    """Lets a head write ahead of the target, level by level. Rows of guesses are made from what it said itself."""
 
-@dataclass(frozen=True)
-class _Run:
-    """Rows of one request that are made from the target's own states."""
-
-    pages: RequestRows
-    rows: ExtraRows
-    tokens: Sequence[int]
-    first: int
-    end: int
-
-    @property
-    def start(self) -> int:
-        """The first row that these see."""
-        return self.first if self.first > self.rows.end else max(self.rows.begin, LAG)
-
-
-class StepwiseHead:
-    """Lets a head write ahead of the target, level by level.
-
-    Its KV rows are in the target's pages and follow the request wherever it goes: it keeps nothing by itself. The rows
-    of committed tokens are made from the target's states, those of guesses from what the head itself has said; the
-    latter are made again when their tokens are committed.
-    """
-
-    def __init__(
-        self,
-        runner: HeadRunner,
-        rows: RowSpec,
-        taps: tuple[Tap, ...],
-        vocabulary: DraftVocabulary,
-        width: int,
-    ) -> None:
-        self._runner = runner
-        self._kind = rows.name
-        self._taps = taps
-        self._vocabulary = vocabulary
+    def __init__(self, head: LoadedHead, width: int) -> None:
+        super().__init__(head, LAG, scratch=MAX_DRAFT_NODES if width > 1 else 0)
         self._width = width
-        self._buffers = BatchBuffers()
-        self.needs = DrafterNeeds(taps, (rows,), scratch=MAX_DRAFT_NODES if width > 1 else 0)
-
-    def observe(self, commits: Sequence[Commit]) -> None:
-        """Keep the newest states; where guesses are wanted, long stretches get their rows at once."""
-        runs = []
-        for commit in commits:
-            assert commit.pages is not None
-            rows = commit.pages.kv.rows_of(self._kind, LAG)
-            rows.add(commit.first, self._features(commit))
-            first = rows.missing_from(LAG)
-            end = min(commit.settled, rows.known + LAG)
-            if commit.is_on and end - first > FILLED_AT_ONCE:
-                runs.append(_Run(commit.pages, rows, commit.request.tokens, first, end))
-        if runs:
-            self._run_true(runs, wanted=0)
-        for commit in commits:
-            if commit.pages is not None:
-                commit.pages.kv.rows_of(self._kind, LAG).keep_newest()
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`; none where the newest token's states are not known."""
@@ -94,28 +38,17 @@ class StepwiseHead:
             self._grow(list(trees.values()), list(runs.values()))
         return [trees[index].draft() if index in trees else Draft() for index in range(len(asks))]
 
-    def forget(self, request: DraftRequest) -> None:
-        """Nothing is kept here: the rows go with the request's pages."""
-
-    def memory_bytes(self) -> int:
-        """Its own weights; its KV rows are part of the engine's memory."""
-        return self._runner.weight_bytes
-
-    def _features(self, commit: Commit) -> Tensor:
-        # A copy even of one: a view of it would keep the states of all who were in the pass.
-        return torch.cat([commit.hidden[tap] for tap in self._taps], dim=-1)
-
-    def _newest(self, ask: Ask) -> _Run | None:
+    def _newest(self, ask: Ask) -> Run | None:
         """The rows up to the newest token's, which is always run: its logits are needed."""
         if ask.pages is None or ask.max_nodes < 1 or ask.max_depth < 1:
             return None
-        rows, end = ask.pages.kv.rows_of(self._kind, LAG), len(ask.request.tokens)
+        rows, end = self._rows_of(ask.pages), len(ask.request.tokens)
         first = min(rows.missing_from(LAG), end - 1)
         if not rows.first_known <= first - LAG or rows.known < end - LAG or end <= LAG:
             return None
-        return _Run(ask.pages, rows, ask.request.tokens, first, end)
+        return Run(ask.pages, rows, ask.request.tokens, first, end, LAG)
 
-    def _grow(self, trees: list[HeadTree], runs: list[_Run]) -> None:
+    def _grow(self, trees: list[HeadTree], runs: list[Run]) -> None:
         """Level by level, those trees together that are not done."""
         output, tables = self._run_true(runs, wanted=1)
         starts = np.array([max(run.rows.begin, LAG) for run in runs], np.int32)
@@ -137,24 +70,6 @@ class StepwiseHead:
             arrays = level_arrays(trees, tables, store.page_size)
             states = _taken(output.states, sources)
             output = self._runner.forward(HeadInput(arrays, starts, states, are_own=True), store)
-
-    def _run_true(self, runs: Sequence[_Run], wanted: int) -> tuple[HeadOutput, Ints]:
-        """Make rows from the target's states; returns the outcome of the last `wanted` of each, and all their pages."""
-        parts = [
-            SequenceRows(
-                run.pages.kv, run.tokens, run.end - run.first, Draft(), run_logits=wanted, first=run.first
-            )
-            for run in runs
-        ]
-        states = [run.rows.states(run.first - LAG, run.end - LAG) for run in runs]
-        arrays = self._buffers.lay_out(runs[0].pages.cache, parts, ()).arrays
-        starts = np.array([run.start for run in runs], np.int32)
-        features = states[0] if len(states) == 1 else torch.cat(states)
-        output = self._runner.forward(HeadInput(arrays, starts, features, are_own=False), runs[0].pages.store)
-        for run in runs:
-            run.rows.fill(run.first, run.end)
-            run.rows.mark(run.pages.kv.chain)
-        return output, arrays.block_tables
 
 
 def _sources(trees: Sequence[HeadTree], sizes: Sequence[int]) -> list[int]:
