@@ -12,6 +12,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.backends.runner import ModelRunner
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.heads.in_pages import Run
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.loader import LoadedModel, load_model
@@ -25,7 +26,7 @@ from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
 from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 from helpers.cpu import needs_cpu_kernels
-from helpers.taught_heads import hf_target, teach
+from helpers.taught_heads import hf_target, saved_heads, teach
 from helpers.tiny_heads import TinyHead
 from helpers.tiny_models import make_hf_model
 
@@ -36,6 +37,10 @@ FORMS: dict[str, dict[str, Any]] = {
     "eagle3 tree": {"method": "eagle3", "num_speculative_tokens": 7, "tree_width": 3, "max_depth": 3},
     "eagle chain": {"method": "eagle", "num_speculative_tokens": 3},
     "eagle tree": {"method": "eagle", "num_speculative_tokens": 8, "tree_width": 4, "max_depth": 3},
+    "p_eagle chain": {"method": "p_eagle", "num_speculative_tokens": 4},
+    "mtp tree": {"method": "mtp", "num_speculative_tokens": 7, "tree_width": 3, "max_depth": 3},
+    "dflash chain": {"method": "dflash", "num_speculative_tokens": 5},
+    "dflash tree": {"method": "dflash", "num_speculative_tokens": 9, "tree_width": 3},
     "two layers": {"method": "eagle3", "num_speculative_tokens": 6, "tree_width": 2, "max_depth": 3},
 }
 SYSTEM = tuple(range(30, 64))  # two pages and two tokens that many prompts begin with
@@ -62,16 +67,11 @@ def heads(model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> dict[
     """Heads that guess right often enough for paths of trees to be accepted."""
     folder, target, vocab = tmp_path_factory.mktemp("heads"), hf_target(model.checkpoint.path), 360
     texts = [[*prompt, *plain_text(model, prompt, 30)] for prompt in TAUGHT]
+    found = saved_heads(target, texts, vocab, (1, 3, 5), folder)
     ids = {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
-    found = {}
-    for name, layers in (("eagle3", 1), ("two layers", 2)):
-        head = TinyHead(vocab, draft_vocab=250, layers=layers).eagle3()
-        teach(head, target, texts, (1, 3, 5))
-        found[name] = head.save(folder / name, draft_vocab_size=250, **ids)
-    head = TinyHead(vocab).eagle()
-    teach(head, target, texts, (5,), fused=True)
-    found["eagle"] = head.save(folder / "eagle")
-    return found
+    head = TinyHead(vocab, draft_vocab=250, layers=2).eagle3()
+    teach(head, target, texts, (1, 3, 5))
+    return found | {"two layers": head.save(folder / "two layers", draft_vocab_size=250, **ids)}
 
 
 @pytest.fixture(params=FORMS)
@@ -108,9 +108,7 @@ class Fresh:
         return read(runner, kv, self.needs.rows[0].name, count)
 
     def _rest(self, held: Any, extra: Any, request: Request, count: int) -> Any:
-        from foreword.drafters.heads.stepwise import _Run
-
-        return _Run(held, extra, request.tokens, extra.end, count)
+        return Run(held, extra, request.tokens, extra.end, count, self._drafter._drafter._lag)
 
 
 def read(runner: ModelRunner, kv: KvSequence, name: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -190,7 +188,12 @@ def _run(core: EngineCore, fresh: Fresh, name: str, rng: random.Random) -> tuple
                 continue
             found, expected = read(core.runner, request.kv, name, rows.end), fresh.rows(request, rows.end)
             for one, other in zip(found, expected, strict=True):
-                assert torch.equal(one, other)
+                if (
+                    "dflash" in name
+                ):  # in torch, whose products depend on how many rows there are in their last bits
+                    torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+                else:
+                    assert torch.equal(one, other)
             compared += rows.end
         moved += len(core.cache.pending_moves)
     return compared, late, moved
@@ -253,7 +256,7 @@ def test_a_head_that_was_off_starts_again_from_the_last_states(model: LoadedMode
     core.step()
     rows = request.kv.extra[name]
     assert passes[0] > before
-    assert rows.begin == len(SYSTEM) + 100 - 1 - 64 + 1
+    assert rows.begin == len(SYSTEM) + 100 - 1 - 64 + (0 if "dflash" in name else 1)
     while core.has_requests:
         core.step()
     assert request.output_ids == plain_text(model, SYSTEM, 150)

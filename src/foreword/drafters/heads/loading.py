@@ -41,7 +41,7 @@ def load_head(model: str, kind: str, resources: DrafterResources) -> LoadedHead:
     Without a `model` it is looked for in the target's own files.
     """
     path = resolve_model(model) if model else resources.checkpoint.path
-    head = open_fitting(path, kind, resources)
+    head = open_fitting(path, kind, resources, is_inside=not model)
     spec = head.spec
     attention = spec.layers[0].attention
     # The name tells heads apart that an engine has side by side, and is the same whenever this one is loaded.
@@ -54,9 +54,9 @@ def load_head(model: str, kind: str, resources: DrafterResources) -> LoadedHead:
     )
 
 
-def open_fitting(path: Path, kind: str, resources: DrafterResources) -> Head:
-    """A head of this kind that was made for this target."""
-    head = open_head(path)
+def open_fitting(path: Path, kind: str, resources: DrafterResources, is_inside: bool = False) -> Head:
+    """A head of this kind that was made for this target; it may be inside of the target's own files."""
+    head = open_head(path, kind if is_inside else None)
     if head.spec.kind != kind:
         raise RequestError(f"{path} is a head for method {head.spec.kind!r}; name that one, or none")
     return without_copies(head.fitted(resources.target.config), resources.checkpoint)

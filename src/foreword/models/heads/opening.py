@@ -56,10 +56,10 @@ class Head:
         return replace(self, spec=fitted(self.spec, target, str(self.files.path)))
 
 
-def open_head(path: Path) -> Head:
-    """Read what a head is; its weights are read later."""
+def open_head(path: Path, kind: str | None = None) -> Head:
+    """Read what a head is; its weights are read later. Without a `kind` its tensors tell which it is."""
     files = HeadFiles(path)
-    kind = head_kind(files.shapes)
+    kind = kind or head_kind(files.shapes)
     if kind is None:
         raise CheckpointError(
             f"{path} holds no draft head that is known; see docs/drafters.md for those that are"
