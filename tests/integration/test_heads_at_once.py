@@ -1,7 +1,5 @@
-"""Published layouts of heads that guess many tokens in one pass, and of MTP modules, against their mathematics."""
+"""Published layouts of heads that guess many tokens in one pass, against their mathematics."""
 
-import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foreword import LLM, SamplingParams
+from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
-from foreword.errors import ForewordError
-from foreword.speculation.draft import Draft
 from helpers.cpu import needs_cpu_kernels
+from helpers.overheard import OverheardPlaces
 from helpers.slow_heads import SlowHead, target_states
 from helpers.slow_parallel_heads import SlowDFlash, slow_medusa, slow_p_eagle
 from helpers.taught_heads import hf_target
@@ -40,9 +38,15 @@ class Layout:
     sizes: dict[str, int] = field(default_factory=dict)
 
 
-def vllm_medusa(head: TinyHead, path: Path) -> Path:
-    kept = torch.randperm(VOCAB, generator=head.generator)[: head.draft_vocab].sort().values
-    head.tensors["token_map"] = kept
+def vllm_medusa() -> TinyHead:
+    head = TinyHead(VOCAB, draft_vocab=200).medusa(4, bias=False)
+    head.tensors["token_map"] = (
+        torch.randperm(VOCAB, generator=head.generator)[: head.draft_vocab].sort().values
+    )
+    return head
+
+
+def save_for_vllm(head: TinyHead, path: Path) -> Path:
     names = {f"{i}.0.linear.": f"blocks.{i}.layers.0." for i in range(9)}
     names |= {f"{i}.1.": f"lm_heads.{i}." for i in range(9)}
     return head.save(path, names, model_type="medusa", vocab_size=VOCAB, hidden_size=HIDDEN)
@@ -75,8 +79,8 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "Medusa, vLLM": Layout(
         "medusa",
-        lambda: TinyHead(VOCAB, draft_vocab=200).medusa(4, bias=False),
         vllm_medusa,
+        save_for_vllm,
         sizes={"heads": 4, "blocks": 1},
     ),
     "Medusa with the target's output": Layout(
@@ -155,42 +159,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-class Overheard:
-    """What a head said of every text, and what was guessed."""
-
-    def __init__(self, drafter: Any) -> None:
-        self.found: list[tuple[list[int], Tensor]] = []
-        self.said: list[tuple[list[int], Draft]] = []
-        self._forward, self._propose = drafter._runner.forward, drafter.propose
-        self._text: list[int] = []
-        drafter._runner.forward, drafter.propose = self.forward, self.propose
-
-    def propose(self, asks: Any) -> Any:
-        self._text = list(asks[0].request.tokens)
-        drafts = self._propose(asks)
-        self.said.append((self._text, drafts[0]))
-        return drafts
-
-    def forward(self, *args: Any) -> Any:
-        output = self._forward(*args)
-        logits = output[0] if isinstance(output, Tensor) else output.logits
-        if len(logits):
-            self.found.append((self._text, logits.clone()))
-        return output
-
-
 class Reference:
     """A layout's head and target as the published mathematics has them."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._layout, self.path, self.target = LAYOUTS[name], folder / name, folder / "target"
         self._head = self._layout.head()
-        kept = dict(self._head.tensors)
         if not self.path.exists():
             self._layout.save(self._head, self.path)
-        self.token_map = self._head.tensors.get("token_map")
         self._model = hf_target(self.target)
-        self.tensors = kept
+        self.tensors = dict(self._head.tensors)
         self.tensors.setdefault("embed_tokens.weight", self._model.model.embed_tokens.weight.detach())
         self.output = self.tensors.get("lm_head.weight", self._model.lm_head.weight.detach())
         self.tensors["lm_head.weight"] = self.output
@@ -218,7 +196,7 @@ def compare(folder: Path, name: str, backend: str, dtype: str) -> list[tuple[Ten
     reference = Reference(folder, name)
     llm = reference.load({"num_speculative_tokens": GUESSES}, backend, dtype)
     guard: Any = llm.engine.drafters.default.drafter
-    overheard = Overheard(guard._drafter)
+    overheard = OverheardPlaces(guard._drafter)
     llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
     assert not guard.faults
     assert len(overheard.found) >= 5
@@ -241,8 +219,6 @@ def test_eight_bits_come_close(folder: Path, name: str):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_method_is_read_from_the_file(folder: Path, name: str):
-    from foreword.drafters.config import SpeculationConfig
-
     reference = Reference(folder, name)
     assert SpeculationConfig.parse({"model": str(reference.path)}).method == (LAYOUTS[name].method,)
 
@@ -254,11 +230,10 @@ def test_a_guess_tells_what_it_was_drawn_from(folder: Path, name: str, rule: str
     reference, temperature = Reference(folder, name), 0.7
     config = EngineConfig(acceptance_rule=rule)
     llm = reference.load({"num_speculative_tokens": 3}, "torch", "float32", config=config)
-    overheard = Overheard(llm.engine.drafters.default.drafter._drafter)
+    overheard = OverheardPlaces(llm.engine.drafters.default.drafter._drafter)
     llm.generate(PROMPT, SamplingParams(temperature=temperature, max_tokens=12, ignore_eos=True, seed=1))
-    ids = reference.token_map
-    if ids is None:
-        ids = torch.arange(200) + reference.tensors["d2t"]
+    tensors = reference.tensors
+    ids = tensors["token_map"] if "token_map" in tensors else torch.arange(200) + tensors["d2t"]
     compared = 0
     for text, draft in overheard.said:
         laws = (reference.logits(text, 3) / temperature).softmax(-1)
@@ -268,91 +243,3 @@ def test_a_guess_tells_what_it_was_drawn_from(folder: Path, name: str, rule: str
             torch.testing.assert_close(torch.from_numpy(q.probs.copy()), laws[node], atol=1e-5, rtol=1e-3)
             compared += 1
     assert compared > 10
-
-
-def mtp_names(layout: str, layers: int) -> tuple[str, dict[str, str]]:
-    """A module's prefix and how its parts are called, where that is not DeepSeek's name."""
-    mimo = {
-        "enorm": "token_layernorm",
-        "hnorm": "hidden_layernorm",
-        "eh_proj": "input_proj",
-        "shared_head.norm": "final_layernorm",
-    }
-    return ("model.mtp_layers.0.", mimo) if layout == "MiMo" else (f"model.layers.{layers}.", {})
-
-
-def target_with_module(path: Path, layout: str, head: TinyHead) -> Path:
-    """A checkpoint of the dense family with its MTP module inside."""
-    make_hf_model(path, "qwen2", num_hidden_layers=LAYERS, tied=False)
-    tensors = load_file(path / "model.safetensors")
-    prefix, names = mtp_names(layout, LAYERS)
-    for name, tensor in head.tensors.items():
-        part, _, kind = name.rpartition(".")
-        tensors[f"{prefix}{names.get(part, part)}.{kind}"] = tensor.contiguous()
-    save_file(tensors, path / "model.safetensors", {"format": "pt"})
-    config = json.loads((path / "config.json").read_text())
-    config["num_nextn_predict_layers"] = 1
-    if layout == "MiMo":
-        config["architectures"] = ["MiMoForCausalLM"]
-    (path / "config.json").write_text(json.dumps(config))
-    return path
-
-
-@pytest.mark.parametrize("backend", ["torch", pytest.param("cpu", marks=needs_cpu_kernels)])
-@pytest.mark.parametrize("pre_norm", [False, True])
-@pytest.mark.parametrize("layout", ["MiMo", "DeepSeek"])
-def test_the_target_s_own_mtp_module(tmp_path: Path, layout: str, pre_norm: bool, backend: str):
-    from test_head_formats import Overheard as Levels
-
-    head = TinyHead(VOCAB, bias=True).mtp()
-    path = target_with_module(tmp_path / "target", layout, head)
-    plain = make_hf_model(tmp_path / "plain", "qwen2", num_hidden_layers=LAYERS, tied=False)
-    model = hf_target(plain)
-    names = {"eh_proj": "fc", "shared_head.norm": "norm", "enorm": "enorm", "hnorm": "hnorm"}
-    tensors = {
-        f"{names.get(name.rpartition('.')[0], 'layers.0.' + name.rpartition('.')[0])}.{name.rpartition('.')[2]}": t
-        for name, t in head.tensors.items()
-    }
-    tensors["embed_tokens.weight"] = model.model.embed_tokens.weight.detach()
-    tensors["lm_head.weight"] = model.lm_head.weight.detach()
-    config = json.loads((plain / "config.json").read_text())
-    theta = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
-    flags = {"fused": True, "norm_output": True, "hidden_first": layout == "MiMo"}
-    slow = SlowHead(tensors, {**config, "num_hidden_layers": 1, "rope_theta": theta}, flags)
-    form = {"method": "mtp", "num_speculative_tokens": 3, "fixed": True, "pre_norm": pre_norm}
-    llm = LLM(str(path), dtype="float32", device="cpu", backend=backend, speculation=form)
-    guard: Any = llm.engine.drafters.default.drafter
-    overheard = Levels(guard._drafter)
-    llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
-    assert not guard.faults
-    assert len(overheard.found) >= 12
-    for text, guesses, logits in overheard.found:
-        states = target_states(model, text[:-1], (LAYERS,), normed=not pre_norm)
-        expected = slow.chain(text, states, guesses, 1)[-1]
-        torch.testing.assert_close(logits.double(), expected, atol=2e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"mlp.gate.weight": (4, HIDDEN)}, "a mixture of experts, which cannot be run yet"),
-        ({"self_attn.kv_a_proj_with_mqa.weight": (8, HIDDEN)}, "latent attention, which cannot be run yet"),
-        ({"self_attn.q_proj.weight": (2 * HIDDEN, HIDDEN)}, "gated attention, which cannot be run yet"),
-        ({"extra.weight": (4,)}, "unknown tensor layers.0.extra.weight"),
-        (None, "holds no MTP module"),
-    ],
-)
-def test_modules_that_cannot_run_are_refused_in_one_line(
-    tmp_path: Path, change: dict[str, tuple[int, ...]] | None, message: str
-):
-    head = TinyHead(VOCAB, bias=True).mtp()
-    for name, shape in (change or {}).items():
-        head.tensors[name] = torch.zeros(shape)
-    path = target_with_module(tmp_path / "target", "DeepSeek", head)
-    if change is None:
-        shutil.rmtree(path)
-        make_hf_model(path, "qwen2", num_hidden_layers=LAYERS)
-    llm = LLM(str(path), dtype="float32", device="cpu", backend="torch", speculation=None)
-    with pytest.raises(ForewordError, match=message) as caught:
-        llm.speculate({"method": "mtp"})
-    assert "\n" not in str(caught.value)

@@ -20,6 +20,7 @@ from ends import END_MUTANTS
 from engine import ENGINE_MUTANTS
 from heads import HEAD_MUTANTS
 from house import HOUSE_MUTANTS
+from parallel_heads import PARALLEL_HEAD_MUTANTS
 from predictions import PREDICTION_MUTANTS
 from rich.console import Console
 from rich.table import Table
@@ -141,6 +142,7 @@ def main() -> int:
         *TRAVERSAL_MUTANTS,
         *WINDOW_MUTANTS,
         *HEAD_MUTANTS,
+        *PARALLEL_HEAD_MUTANTS,
     )
     chosen = [mutant for mutant in catalogue if arguments.bug in (None, mutant.bug)]
     console = Console(highlight=False)

@@ -38,7 +38,7 @@ def hf_config(values: Mapping[str, Any], names: frozenset[str], path: Path) -> M
             activation=fields.text("hidden_act", "silu"),
         ),
     )
-    num_layers = _num_layers(fields, names)
+    num_layers = check_layers(names, _LAYER, fields.count("num_hidden_layers"), fields.origin)
     return ModelConfig(
         architecture=family.name,
         vocab_size=fields.count("vocab_size"),
@@ -49,14 +49,6 @@ def hf_config(values: Mapping[str, Any], names: frozenset[str], path: Path) -> M
         rope=rope_spec(fields),
         tied_embeddings=fields.flag("tie_word_embeddings", "lm_head.weight" not in names),
     )
-
-
-def _num_layers(fields: ConfigFields, names: frozenset[str]) -> int:
-    """The decoder's layers; MTP modules that are numbered on behind them are a drafter's affair."""
-    count, extra = fields.count("num_hidden_layers"), fields.get("num_nextn_predict_layers") or 0
-    behind = {f"model.layers.{count + place}" for place in range(extra if isinstance(extra, int) else 0)}
-    own = [name for name in names if ".".join(name.split(".", 3)[:3]) not in behind]
-    return check_layers(own, _LAYER, count, fields.origin)
 
 
 def _family(fields: ConfigFields) -> Architecture:
