@@ -28,7 +28,9 @@ def write_random_head(method: str, target: ModelConfig, path: Path) -> Path:
         )
     shapes, config = _SHAPES[method](target)
     generator = torch.Generator().manual_seed(0)
-    tensors = {name: torch.randn(shape, generator=generator) * 0.02 for name, shape in shapes.items()}
+    tensors = {
+        name: (torch.randn(shape, generator=generator) * 0.02).bfloat16() for name, shape in shapes.items()
+    }
     if config.get("draft_vocab_size", target.vocab_size) < target.vocab_size:
         tensors["d2t"] = torch.zeros(config["draft_vocab_size"], dtype=torch.int64)
     path.mkdir(parents=True)
