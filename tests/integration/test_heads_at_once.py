@@ -13,6 +13,8 @@ from torch import Tensor
 from foreword import LLM, SamplingParams
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
+from foreword.engine.messages import NewRequest
+from foreword.kv.extra_rows import KEPT_STATES
 from helpers.cpu import needs_cpu_kernels
 from helpers.overheard import OverheardPlaces
 from helpers.slow_heads import SlowHead, target_states
@@ -177,17 +179,17 @@ class Reference:
         given = {"model": str(self.path), "method": self._layout.method, "fixed": True, **speculation}
         return LLM(str(self.target), dtype=dtype, device="cpu", backend=backend, speculation=given, **options)
 
-    def logits(self, text: list[int], guesses: int) -> Tensor:
-        """[places, draft vocabulary] after a text."""
+    def logits(self, text: list[int], guesses: int, first: int = 0) -> Tensor:
+        """[places, draft vocabulary] after a text, for a head whose rows are made from states from `first` on."""
         layout, boundaries = self._layout, self._layout.boundaries
         states = target_states(self._model, text[:-1], boundaries, normed=not boundaries)
         if layout.method == "medusa":
             return slow_medusa(self.tensors, states[-1], **layout.sizes, output=self.output)
         if layout.method == "p_eagle":
             slow = SlowHead(self.tensors, self._head.config, layout.flags)
-            return slow_p_eagle(slow, text, states, guesses - 1, MASK, len(boundaries))
+            return slow_p_eagle(slow, text[first:], states[first:], guesses - 1, MASK, len(boundaries))
         slow_block = SlowDFlash(self.tensors, self._head.config, layout.flags.get("causal", False))
-        rows = slow_block.block(text, states, layout.sizes["block"], MASK)
+        rows = slow_block.block(text, states, layout.sizes["block"], MASK, first)
         return (rows if layout.flags.get("anchor") else rows[1:]) @ self.output.double().T
 
 
@@ -243,3 +245,25 @@ def test_a_guess_tells_what_it_was_drawn_from(folder: Path, name: str, rule: str
             torch.testing.assert_close(torch.from_numpy(q.probs.copy()), laws[node], atol=1e-5, rtol=1e-3)
             compared += 1
     assert compared > 10
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("cpu", marks=needs_cpu_kernels)])
+@pytest.mark.parametrize("name", ["P-EAGLE, SpecForge", "DFlash"])
+def test_a_head_that_joins_late_reads_the_text_from_there_on(folder: Path, name: str, backend: str):
+    """The rows before its first are not seen, whatever they hold."""
+    reference = Reference(folder, name)
+    llm = reference.load({"num_speculative_tokens": 3}, backend, "float32")
+    overheard, engine = OverheardPlaces(llm.engine.drafters.default.drafter._drafter), llm.engine
+    params = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True)
+    (request,) = engine.add(NewRequest("late", tuple(range(20, 60)), params))
+    engine.speculating = False
+    while len(request.output_ids) < 100:
+        engine.step()
+    engine.speculating = True
+    for _ in range(3):
+        engine.step()
+    engine.abort("late")
+    assert len(overheard.found) == 3
+    for text, logits in overheard.found:
+        expected = reference.logits(text, len(logits), 40 + 99 - KEPT_STATES)
+        torch.testing.assert_close(logits.double(), expected, atol=2e-4, rtol=1e-4)

@@ -41,6 +41,10 @@ def load_head(model: str, kind: str, resources: DrafterResources) -> LoadedHead:
     Without a `model` it is looked for in the target's own files.
     """
     path = resolve_model(model) if model else resources.checkpoint.path
+    if not model and path.is_file():
+        raise RequestError(
+            f"{path} holds no {kind} head: one file has the decoder alone; use the model's own directory"
+        )
     head = open_fitting(path, kind, resources, is_inside=not model)
     spec = head.spec
     attention = spec.layers[0].attention
