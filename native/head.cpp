@@ -2,6 +2,8 @@
 
 #include "head_pass.h"
 
+#include <algorithm>
+
 namespace foreword {
 
 Head::Head(const Stack& decoder, HeadShape head, StackShape shape, std::vector<float> inverse_frequencies)
@@ -46,12 +48,67 @@ void Head::check(const Batch& batch, const KvStore& store, size_t kind, const in
     check_rows(batch, store, embedding_->view().rows, starts);
 }
 
+void Head::run(const Batch& batch, KvStore& store, size_t kind, const int32_t* starts, const float* features, bool are_own,
+               float* logits, float* states) {
+    check(batch, store, kind, starts);
+    HeadPass(*this, {batch, store, kind, starts}, features, are_own, logits, states).run();
+}
+
 void Head::forward(const Batch& batch, KvStore& store, size_t kind, const int32_t* starts, const float* features, bool are_own,
                    float* logits, float* states) {
     workers_->pool.require_own_process();
     std::lock_guard<std::mutex> lock(workers_->one_pass);
-    check(batch, store, kind, starts);
-    HeadPass(*this, {batch, store, kind, starts}, features, are_own, logits, states).run();
+    run(batch, store, kind, starts, features, are_own, logits, states);
+}
+
+void Head::chain(const Batch& batch, KvStore& store, size_t kind, const int32_t* starts, const float* features,
+                 const ChainPlan& plan, int32_t* tokens) {
+    workers_->pool.require_own_process();
+    std::lock_guard<std::mutex> lock(workers_->one_pass);
+    require(batch.wanted == batch.requests, "a chain starts from one row of every request");
+    const auto hidden = static_cast<size_t>(shape_.hidden_size);
+    logits_.resize(static_cast<size_t>(batch.requests * head_.draft_vocab_size));
+    states_.resize(static_cast<size_t>(batch.requests) * hidden);
+    std::fill_n(tokens, batch.requests * plan.most, -1);
+    run(batch, store, kind, starts, features, false, logits_.data(), states_.data());
+    std::vector<int64_t> requests;
+    for (int64_t request = 0; request < batch.requests; ++request) requests.push_back(request);
+    ChainLevel rows(batch, plan);
+    for (int64_t level = 0; level < plan.most; ++level) {
+        draw(requests, plan, level, tokens);
+        rows.begin(level);
+        next_states_.clear();
+        for (size_t place = 0; place < requests.size(); ++place) {
+            const int64_t request = requests[place];
+            const int32_t token = tokens[request * plan.most + level];
+            if (token < 0 || level + 1 >= plan.steps[request]) continue;
+            rows.add(request, token, starts);
+            const float* own = states_.data() + place * hidden;
+            next_states_.insert(next_states_.end(), own, own + hidden);
+        }
+        if (rows.requests().empty()) return;
+        run(rows.view(), store, kind, rows.starts(), next_states_.data(), true, logits_.data(), states_.data());
+        requests = rows.requests();
+    }
+}
+
+void Head::draw(const std::vector<int64_t>& requests, const ChainPlan& plan, int64_t level, int32_t* tokens) {
+    const auto one = [&](size_t place, int thread) {
+        const int64_t request = requests[place];
+        if (level >= plan.steps[request]) return;
+        const float* logits = logits_.data() + place * static_cast<size_t>(head_.draft_vocab_size);
+        tokens[request * plan.most + level] = draw_guess(logits, head_.draft_vocab_size, plan, request, level,
+                                                         scratch_[static_cast<size_t>(thread)], spread_[static_cast<size_t>(thread)]);
+    };
+    scratch_.resize(static_cast<size_t>(threads()));
+    spread_.resize(static_cast<size_t>(threads()));
+    if (requests.size() == 1) return one(0, 0);  // not worth waking another thread for
+    ThreadPool& pool = workers_->pool;
+    pool.run([&](int thread) {
+        pool.share(static_cast<int64_t>(requests.size()), 1, [&](int64_t begin, int64_t end) {
+            for (int64_t place = begin; place < end; ++place) one(static_cast<size_t>(place), thread);
+        });
+    });
 }
 
 }  // namespace foreword

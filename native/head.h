@@ -1,6 +1,7 @@
 // A draft head: a few layers that read a token and the features of the position before it.
 #pragma once
 
+#include "head_chain.h"
 #include "stack.h"
 
 namespace foreword {
@@ -34,6 +35,11 @@ public:
     void forward(const Batch& batch, KvStore& store, size_t kind, const int32_t* starts, const float* features, bool are_own,
                  float* logits, float* states);
 
+    // The same for texts whose newest token's outcome is wanted, and then guess after guess of its own: tokens
+    // [requests, plan.most], the target's ids, -1 where there are no more.
+    void chain(const Batch& batch, KvStore& store, size_t kind, const int32_t* starts, const float* features,
+               const ChainPlan& plan, int32_t* tokens);
+
     const HeadShape& head() const { return head_; }
     // Width of one row of features.
     int64_t feature_width(bool are_own) const { return are_own ? shape_.hidden_size : head_.feature_width; }
@@ -41,11 +47,19 @@ public:
 private:
     friend class HeadPass;
     void check(const Batch& batch, const KvStore& store, size_t kind, const int32_t* starts) const;
+    void run(const Batch& batch, KvStore& store, size_t kind, const int32_t* starts, const float* features, bool are_own,
+             float* logits, float* states);
+    // One guess for each of these requests, whose logits stand in this order.
+    void draw(const std::vector<int64_t>& requests, const ChainPlan& plan, int64_t level, int32_t* tokens);
 
     HeadShape head_;
     HeadInputs inputs_;
     Matrix embedding_, output_;
     std::vector<float> final_norm_;
+    // Of chains, kept between calls: outcomes, and what every thread draws with.
+    std::vector<float> logits_, states_, next_states_;
+    std::vector<SamplerScratch> scratch_;
+    std::vector<std::vector<float>> spread_;
 };
 
 }  // namespace foreword

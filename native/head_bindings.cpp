@@ -32,6 +32,38 @@ void forward(Head& head, KvStore& store, size_t kind, const nb::tuple& arrays, c
     head.forward(batch, store, kind, starts.data(), features.data(), are_own, logits.data(), states.data());
 }
 
+template <typename T>
+using Field = nb::ndarray<const T, nb::ndim<1>, nb::device::cpu>;  // may be a column of records
+
+void chain(Head& head, KvStore& store, size_t kind, const nb::tuple& arrays, const Array<const int32_t, 1>& starts,
+           const Array<const float, 2>& features, const Array<const int32_t, 1>& lengths, const Array<const int32_t, 1>& steps,
+           const std::optional<Array<const int32_t, 1>>& ids, int64_t vocab, const Field<double>& temperature,
+           const Field<int64_t>& top_k, const Field<double>& top_p, const Field<double>& min_p, const Field<uint64_t>& stems,
+           const Array<int32_t, 2>& tokens) {
+    const Batch batch = read_batch(arrays, {});
+    const auto requests = static_cast<size_t>(batch.requests);
+    const int64_t draft_vocab = head.head().draft_vocab_size;
+    for (const size_t size : {starts.shape(0), lengths.shape(0), steps.shape(0), temperature.shape(0), top_k.shape(0), top_p.shape(0),
+                              min_p.shape(0), stems.shape(0), tokens.shape(0)}) {
+        if (size != requests) throw std::invalid_argument("the arrays beside the batch do not fit it");
+    }
+    if (static_cast<int64_t>(features.shape(0)) != batch.rows || static_cast<int64_t>(features.shape(1)) != head.feature_width(false) ||
+        (ids ? static_cast<int64_t>(ids->shape(0)) != draft_vocab : vocab > draft_vocab)) {
+        throw std::invalid_argument("the features or the vocabulary do not fit the head");
+    }
+    ChainPlan plan{lengths.data(), steps.data(), ids ? ids->data() : nullptr, vocab, static_cast<int64_t>(tokens.shape(1)), {}, {}};
+    for (size_t r = 0; r < requests; ++r) {
+        const int64_t last = lengths(r) + steps(r) - 1;  // one behind the last guess that is read
+        if (steps(r) < 1 || steps(r) > plan.most || plan.most > 64 || last > batch.pages * kPageSize) {
+            throw std::invalid_argument("a chain does not fit its pages");
+        }
+        plan.shapes.push_back({temperature(r), top_k(r), top_p(r), min_p(r)});
+        plan.stems.push_back(stems(r));
+    }
+    nb::gil_scoped_release free;
+    head.chain(batch, store, kind, starts.data(), features.data(), plan, tokens.data());
+}
+
 }  // namespace
 
 void register_head(nb::module_& m) {
@@ -58,7 +90,10 @@ void register_head(nb::module_& m) {
             self.set_ends(std::move(embedding), std::move(output), copied(final_norm));
         }, nb::arg("embedding"), nb::arg("output"), nb::arg("final_norm").none())
         .def("forward", &forward, nb::arg("store"), nb::arg("kind"), nb::arg("arrays"), nb::arg("starts"), nb::arg("features"),
-             nb::arg("are_own"), nb::arg("logits"), nb::arg("states"));
+             nb::arg("are_own"), nb::arg("logits"), nb::arg("states"))
+        .def("chain", &chain, nb::arg("store"), nb::arg("kind"), nb::arg("arrays"), nb::arg("starts"), nb::arg("features"),
+             nb::arg("lengths"), nb::arg("steps"), nb::arg("ids").none(), nb::arg("vocab"), nb::arg("temperature"), nb::arg("top_k"),
+             nb::arg("top_p"), nb::arg("min_p"), nb::arg("stems"), nb::arg("tokens"));
 }
 
 }  // namespace foreword

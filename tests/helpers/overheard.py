@@ -20,6 +20,7 @@ class OverheardLevels:
         self._text: list[int] = []
         self._rows: list[int] = []  # tokens of the guesses that were read
         drafter._runner.forward, drafter.propose = self.forward, self.propose
+        drafter._runner.chain = lambda *_: None  # level by level, so that every level is seen
 
     def propose(self, asks: Any) -> Any:
         self._text, self._rows = list(asks[0].request.tokens), []

@@ -222,7 +222,7 @@ MUTANTS = (
     Mutant(
         31,
         "the device's copy of the batch keeps its first size",
-        "backends/torch/staging.py",
+        "backends/torch/upload.py",
         "if total > len(self._on_device):",
         "if total > 2 * len(self._on_device):",
         (f"{PADDED}::test_staging_that_is_too_small_grows",),

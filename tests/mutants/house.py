@@ -109,7 +109,7 @@ HOUSE_MUTANTS = (
     Mutant(
         41,
         "the cost of a step is what launching it took",
-        "speculation/measured/situation.py",
+        "speculation/measured/costs.py",
         "report.seconds.total - report.seconds.draft",
         "report.seconds.verify",
         (f"{SITUATION}::test_a_step_costs_its_whole_time_but_for_drafting",),

@@ -14,18 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 
-from catalogue import MUTANTS, Mutant
-from chains import CHAIN_MUTANTS
-from ends import END_MUTANTS
-from engine import ENGINE_MUTANTS
-from heads import HEAD_MUTANTS
-from house import HOUSE_MUTANTS
-from parallel_heads import PARALLEL_HEAD_MUTANTS
-from predictions import PREDICTION_MUTANTS
+from catalogue import Mutant
+from every import EVERY_MUTANT
 from rich.console import Console
 from rich.table import Table
-from traversal import TRAVERSAL_MUTANTS
-from windows import WINDOW_MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_TESTS_RAN = {2, 3, 4, 5}
@@ -132,19 +124,7 @@ def main() -> int:
         "--jobs", type=int, default=1, help="mutants that are tried at once, each in its own copy"
     )
     arguments = parser.parse_args()
-    catalogue = (
-        *MUTANTS,
-        *ENGINE_MUTANTS,
-        *END_MUTANTS,
-        *CHAIN_MUTANTS,
-        *HOUSE_MUTANTS,
-        *PREDICTION_MUTANTS,
-        *TRAVERSAL_MUTANTS,
-        *WINDOW_MUTANTS,
-        *HEAD_MUTANTS,
-        *PARALLEL_HEAD_MUTANTS,
-    )
-    chosen = [mutant for mutant in catalogue if arguments.bug in (None, mutant.bug)]
+    chosen = [mutant for mutant in EVERY_MUTANT if arguments.bug in (None, mutant.bug)]
     console = Console(highlight=False)
     with tempfile.TemporaryDirectory() as folder:
         copies = [copied_source(Path(folder) / str(number)) for number in range(arguments.jobs)]

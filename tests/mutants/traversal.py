@@ -70,8 +70,8 @@ TRAVERSAL_MUTANTS = (
         28,
         "nodes of one depth are drawn after with the same noise",
         "drafters/model/guessed_tree.py",
-        "keys(positions, np.arange(len(self.frontier)))",
-        "keys(positions)",
+        "keys(self.positions(), np.arange(len(self.frontier)))",
+        "keys(self.positions())",
         (f"{NEXT_LEVEL}::test_cousins_are_drawn_with_noise_of_their_own",),
     ),
     Mutant(

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from foreword.acceptance.batch import Records
 from foreword.backends.batch import BatchArrays, ForwardBatch, ForwardOutput, Ints
 from foreword.kv.spec import PageSpec, RowSpec
 from foreword.models.config import ModelConfig
@@ -73,6 +74,17 @@ class HeadOutput:
     states: Tensor  # [wanted, hidden size], features for the row that comes next
 
 
+@dataclass(frozen=True)
+class ChainPlan:
+    """Guesses that a head makes one after the other, each from its own states, after the newest token of some texts."""
+
+    lengths: Ints  # int32 [requests], tokens of each text
+    steps: Ints  # int32 [requests], guesses of each
+    records: Records  # [requests], how each is drawn, with the noise of *coupled*
+    token_ids: Ints | None  # int32 [draft vocabulary], the target's ids of the head's tokens; None: the same
+    vocab_size: int  # ids below this can be drawn
+
+
 class HeadRunner(Protocol):
     """A draft head that was loaded beside a decoder. Its KV rows are in the pages of the decoder's store."""
 
@@ -85,6 +97,13 @@ class HeadRunner(Protocol):
 
     def forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
         """One pass over all rows."""
+        ...
+
+    def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> list[list[int]] | None:
+        """The guesses of every request, as the target's ids; None: it cannot, and is asked level by level.
+
+        `wanted` has the target's states and ends with the newest token of each. A chain ends where there is no number.
+        """
         ...
 
 

@@ -17,16 +17,15 @@ if TYPE_CHECKING:
     from foreword.bench.drafters.records import Record
     from foreword.engine.llm import LLM
 
-SPECULATION = {"method": "ngram", "num_speculative_tokens": 8, "fixed": True}
 PROMPTS = {
-    "repetition": "Repeat the word hello 50 times.",
-    "counting": "Write the floors of a tower with 25 floors: This is floor 1. This is floor 2. Continue.",
     "a question": "Explain why the sky is blue.",
+    "code": "Write a Python function that tells whether a word is a palindrome, with an example.",
+    "arithmetic": "A train travels 60 miles per hour for 2.5 hours. How far does it go? Explain step by step.",
 }
 
 
 def demo(max_tokens: Annotated[int, typer.Option(help="Most tokens of every answer.")] = 96) -> None:
-    """Answer three prompts with the embedded default model, plainly and with guesses, and compare.
+    """Answer three prompts with the embedded default model, plainly and with the guesses that it makes by default.
 
     Ends with exit code 1 if guessing changed a text.
     """
@@ -35,12 +34,19 @@ def demo(max_tokens: Annotated[int, typer.Option(help="Most tokens of every answ
 
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     began = perf_counter()
-    llm = load_llm(DEFAULT_MODEL, "auto", "cpu")  # the kernels whose texts guessing cannot change
+    llm = load_llm(
+        DEFAULT_MODEL, "auto", "cpu", speculation="auto"
+    )  # kernels whose texts guessing cannot change
     resident = peak_resident_bytes() / 1e6
     stdout.print(
         f"[dim]{DEFAULT_MODEL} ready in {perf_counter() - began:.1f} s, {resident:.0f} MB resident[/dim]"
     )
-    records = [_answer_twice(llm, kind, prompt, params) for kind, prompt in PROMPTS.items()]
+    guesser = llm.engine.drafters.default_config
+    if guesser is None:
+        stdout.print("[yellow]Nobody guesses on this machine: see `foreword doctor`.[/yellow]")
+        raise typer.Exit(1)
+    name = "+".join(guesser.method)
+    records = [_answer_twice(llm, kind, prompt, params, name) for kind, prompt in PROMPTS.items()]
     stdout.print()
     stdout.print(_comparison(records))
     different = [record.category for record in records if not record.identical]
@@ -50,7 +56,7 @@ def demo(max_tokens: Annotated[int, typer.Option(help="Most tokens of every answ
     stdout.print("[green]The texts are identical: guessing saved passes and changed no token.[/green]")
 
 
-def _answer_twice(llm: "LLM", kind: str, prompt: str, params: "SamplingParams") -> "Record":
+def _answer_twice(llm: "LLM", kind: str, prompt: str, params: "SamplingParams", guesser: str) -> "Record":
     """Stream the speculative answer, then compute the plain one without a word."""
     from foreword.bench.drafters.decode import decode
     from foreword.bench.drafters.records import Record
@@ -64,7 +70,7 @@ def _answer_twice(llm: "LLM", kind: str, prompt: str, params: "SamplingParams") 
         text = "".join(detokenizer.push(token) for token in tokens)
         stdout.print(text, end="", markup=False, soft_wrap=True)
 
-    guessing = decode(llm.engine, ids, params, speculation=SPECULATION, on_tokens=show)
+    guessing = decode(llm.engine, ids, params, on_tokens=show)
     stdout.print(detokenizer.finish(), markup=False)
     with progress_bar("the same with plain decoding") as on_progress:
         done = 0
@@ -75,7 +81,7 @@ def _answer_twice(llm: "LLM", kind: str, prompt: str, params: "SamplingParams") 
             on_progress(done, params.max_tokens)
 
         plain = decode(llm.engine, ids, params, speculation=False, on_tokens=count)
-    return Record(str(SPECULATION["method"]), prompt, kind, guessing, plain)
+    return Record(guesser, prompt, kind, guessing, plain)
 
 
 def _comparison(records: "Sequence[Record]") -> Table:

@@ -140,6 +140,24 @@ class Head:
         logits: Floats,
         states: Floats,
     ) -> None: ...
+    def chain(
+        self,
+        store: KvStore,
+        kind: int,
+        arrays: tuple[NDArray[Any], ...],
+        starts: NDArray[int32],
+        features: Floats,
+        lengths: NDArray[int32],
+        steps: NDArray[int32],
+        ids: NDArray[int32] | None,
+        vocab: int,
+        temperature: NDArray[float64],
+        top_k: NDArray[int64],
+        top_p: NDArray[float64],
+        min_p: NDArray[float64],
+        stems: NDArray[uint64],
+        tokens: NDArray[int32],
+    ) -> None: ...
 
 class Sampler:
     def __init__(self, threads: int) -> None: ...

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from foreword.backends.cpu.kv_store import CpuKvStore
 from foreword.backends.cpu.packing import WeightForm, rotated_group
-from foreword.backends.interface import HeadInput, HeadOutput, KvStore
+from foreword.backends.interface import ChainPlan, HeadInput, HeadOutput, KvStore
 from foreword.models.heads.opening import Head
 from foreword.models.heads.spec import Join
 from foreword.models.rope import frequencies
@@ -147,3 +147,28 @@ class CpuHead:
             states,
         )
         return HeadOutput(torch.from_numpy(logits), torch.from_numpy(states))
+
+    def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> list[list[int]]:
+        """All guesses in one native call."""
+        if not isinstance(store, CpuKvStore):
+            raise ValueError("the KV store was made for another backend")
+        records = plan.records
+        tokens = np.empty((len(plan.steps), int(plan.steps.max())), dtype=np.int32)
+        self._native.chain(
+            store.native,
+            store.spec.index(self._rows),
+            wanted.arrays,
+            wanted.starts,
+            wanted.features.contiguous().numpy(),
+            plan.lengths,
+            plan.steps,
+            plan.token_ids,
+            plan.vocab_size,
+            records["temperature"],
+            records["top_k"],
+            records["top_p"],
+            records["min_p"],
+            records["stem"],
+            tokens,
+        )
+        return [[token for token in row if token >= 0] for row in tokens.tolist()]

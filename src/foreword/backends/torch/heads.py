@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
 
 from foreword.backends.batch import ForwardBatch
-from foreword.backends.interface import HeadInput, HeadOutput, KvStore
+from foreword.backends.interface import ChainPlan, HeadInput, HeadOutput, KvStore
 from foreword.backends.torch.attention import GroupView, LayerRows, group_views, paged_attention
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.norms import rms_norm
@@ -90,6 +90,9 @@ class TorchHead:
         last = stream[batch.logit_rows][: staged.num_logits]
         normed = self._norm(last, "norm.weight")
         return HeadOutput(self._logits(normed), normed if self.spec.norm_output else last)
+
+    def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> None:
+        """It is asked level by level."""
 
     def _paged(self, store: KvStore) -> PagedRows:
         """Where its rows are."""

@@ -84,20 +84,23 @@ class HeadInPages:
         # A copy even of one: a view of it would keep the states of all who were in the pass.
         return torch.cat([commit.hidden[tap] for tap in self._taps], dim=-1)
 
-    def _run_true(
+    def _run_true(self, runs: Sequence[Run], wanted: int) -> tuple[HeadOutput, Ints]:
+        """Make rows from the target's states; returns the outcome of the last `wanted` of each, and all their pages."""
+        rows = self._true_rows(runs, wanted)
+        output = self._runner.forward(rows, runs[0].pages.store)
+        fill(runs)
+        return output, rows.arrays.block_tables
+
+    def _true_rows(
         self,
         runs: Sequence[Run],
         wanted: int,
         tails: Sequence[Draft] | None = None,
         tail_features: Tensor | None = None,
-    ) -> tuple[HeadOutput, Ints]:
-        """Make rows from the target's states; returns the outcome of the last `wanted` of each, and all their pages.
-
-        Behind them may come a `tail` of rows that are no committed tokens, with the same features for each.
-        """
-        behind = tails or [Draft()] * len(runs)
+    ) -> HeadInput:
+        """The rows of a pass. Behind a run may come a tail that is no committed text; its rows share their features."""
         parts, states = [], []
-        for run, tail in zip(runs, behind, strict=True):
+        for run, tail in zip(runs, tails or [Draft()] * len(runs), strict=True):
             count = run.end - run.first
             parts.append(
                 SequenceRows(run.pages.kv, run.tokens, count, tail, run_logits=wanted, first=run.first)
@@ -107,9 +110,11 @@ class HeadInPages:
                 states.append(tail_features.expand(len(tail), -1))
         arrays = self._buffers.lay_out(runs[0].pages.cache, parts, ()).arrays
         starts = np.array([run.start for run in runs], np.int32)
-        features = states[0] if len(states) == 1 else torch.cat(states)
-        output = self._runner.forward(HeadInput(arrays, starts, features, are_own=False), runs[0].pages.store)
-        for run in runs:
-            run.rows.fill(run.first, run.end)
-            run.rows.mark(run.pages.kv.chain)
-        return output, arrays.block_tables
+        return HeadInput(arrays, starts, states[0] if len(states) == 1 else torch.cat(states), are_own=False)
+
+
+def fill(runs: Sequence[Run]) -> None:
+    """The rows are there now."""
+    for run in runs:
+        run.rows.fill(run.first, run.end)
+        run.rows.mark(run.pages.kv.chain)

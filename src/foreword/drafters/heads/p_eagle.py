@@ -1,9 +1,9 @@
 """P-EAGLE: an EAGLE-3 head that guesses many tokens in one pass, with masks where it would read its own guesses."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foreword.drafters.heads.at_once import guess_at_once
+from foreword.drafters.heads.in_pages import Run, fill
 from foreword.drafters.heads.loading import LoadedHead, check_width, load_head
 from foreword.drafters.heads.stepwise import StepwiseHead
 from foreword.drafters.resources import DrafterResources
@@ -30,26 +30,19 @@ class PEagleHead(StepwiseHead):
         assert head.spec.mask_token_id is not None and head.mask_features is not None
         self._mask, self._mask_features = head.spec.mask_token_id, head.mask_features
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """A chain, or a tree of `tree_width`; none where the newest token's states are not known."""
-        drafts = [Draft()] * len(asks)
-        runs = {index: run for index, ask in enumerate(asks) if (run := self._newest(ask)) is not None}
-        if not runs:
-            return drafts
-        asked = [asks[index] for index in runs]
+    def _guess(self, asks: list[Ask], runs: list[Run]) -> list[Draft]:
         tails = [
             Draft.chain(
                 [self._mask] * min(ask.max_nodes - 1, ask.max_depth - 1, run.pages.kv.reserved - run.end),
-                len(ask.request.tokens),
+                run.end,
             )
-            for ask, run in zip(asked, runs.values(), strict=True)
+            for ask, run in zip(asks, runs, strict=True)
         ]
-        output, _ = self._run_true(list(runs.values()), 1, tails, self._mask_features)
+        rows = self._true_rows(runs, 1, tails, self._mask_features)
+        output = self._runner.forward(rows, runs[0].pages.store)
+        fill(runs)
         places = [1 + len(tail) for tail in tails]
-        made = guess_at_once(asked, places, output.logits, self._vocabulary, self._width)
-        for index, draft in zip(runs, made, strict=True):
-            drafts[index] = draft
-        return drafts
+        return guess_at_once(asks, places, output.logits, self._vocabulary, self._width)
 
 
 def build_p_eagle(config: PEagleConfig, resources: DrafterResources) -> PEagleHead:

@@ -6,13 +6,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foreword.acceptance.request import DraftSampling
+from foreword.acceptance.rules.rule import Rule
 from foreword.backends.batch import MAX_DRAFT_NODES
-from foreword.backends.interface import HeadInput
+from foreword.backends.interface import ChainPlan, HeadInput
 from foreword.drafters.heads.head_tree import HeadTree
-from foreword.drafters.heads.in_pages import HeadInPages, Run
+from foreword.drafters.heads.in_pages import HeadInPages, Run, fill
 from foreword.drafters.heads.levels import level_arrays
 from foreword.drafters.heads.loading import LoadedHead
-from foreword.drafters.model.next_level import add_tokens, are_plainly_greedy, grow_chains, grow_trees
+from foreword.drafters.model.next_level import (
+    add_tokens,
+    are_plainly_greedy,
+    grow_chains,
+    grow_trees,
+    has_fixed_corrections,
+)
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask
 
@@ -30,13 +38,11 @@ class StepwiseHead(HeadInPages):
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`; none where the newest token's states are not known."""
         runs = {index: run for index, ask in enumerate(asks) if (run := self._newest(ask)) is not None}
-        trees = {
-            index: HeadTree(asks[index], self._width, run.pages.kv.reserved - run.end)
-            for index, run in runs.items()
-        }
-        if runs:
-            self._grow(list(trees.values()), list(runs.values()))
-        return [trees[index].draft() if index in trees else Draft() for index in range(len(asks))]
+        if not runs:
+            return [Draft()] * len(asks)
+        found = self._guess([asks[index] for index in runs], list(runs.values()))
+        drafts = dict(zip(runs, found, strict=True))
+        return [drafts.get(index, Draft()) for index in range(len(asks))]
 
     def _newest(self, ask: Ask) -> Run | None:
         """The rows up to the newest token's, which is always run: its logits are needed."""
@@ -48,8 +54,44 @@ class StepwiseHead(HeadInPages):
             return None
         return Run(ask.pages, rows, ask.request.tokens, first, end, LAG)
 
-    def _grow(self, trees: list[HeadTree], runs: list[Run]) -> None:
+    def _guess(self, asks: list[Ask], runs: list[Run]) -> list[Draft]:
+        found = self._chains(asks, runs) if self._width == 1 else None
+        return self._grow(asks, runs) if found is None else found
+
+    def _chains(self, asks: list[Ask], runs: list[Run]) -> list[Draft] | None:
+        """All guesses in one call of the runner; None if it cannot, or if a draft must tell what it was drawn from."""
+        samplings = [ask.request.sampling for ask in asks]
+        if not all(_is_drawn_alone(sampling) for sampling in samplings):
+            return None
+        # A guess that nothing follows needs no row.
+        rooms = [run.pages.kv.reserved - run.end + 1 for run in runs]
+        steps = [min(a.max_nodes, a.max_depth, room) for a, room in zip(asks, rooms, strict=True)]
+        plan = ChainPlan(
+            np.array([run.end for run in runs], np.int32),
+            np.array(steps, np.int32),
+            np.array([sampling.record for sampling in samplings]),
+            self._vocabulary.token_ids,
+            self._vocabulary.vocab_size,
+        )
+        guesses = self._runner.chain(self._true_rows(runs, wanted=1), plan, runs[0].pages.store)
+        if guesses is None:
+            return None
+        fill(runs)
+        return [
+            Draft.chain(tokens, run.end, ask.request.epoch)
+            for ask, run, tokens in zip(asks, runs, guesses, strict=True)
+        ]
+
+    def _grow(self, asks: list[Ask], runs: list[Run]) -> list[Draft]:
         """Level by level, those trees together that are not done."""
+        trees = [
+            HeadTree(ask, self._width, run.pages.kv.reserved - run.end)
+            for ask, run in zip(asks, runs, strict=True)
+        ]
+        self._grow_levels(trees, runs)
+        return [tree.draft() for tree in trees]
+
+    def _grow_levels(self, trees: list[HeadTree], runs: list[Run]) -> None:
         output, tables = self._run_true(runs, wanted=1)
         starts = np.array([max(run.rows.begin, LAG) for run in runs], np.int32)
         store, are_greedy = runs[0].pages.store, self._width == 1 and are_plainly_greedy(trees)
@@ -70,6 +112,12 @@ class StepwiseHead(HeadInPages):
             arrays = level_arrays(trees, tables, store.page_size)
             states = _taken(output.states, sources)
             output = self._runner.forward(HeadInput(arrays, starts, states, are_own=True), store)
+
+
+def _is_drawn_alone(sampling: DraftSampling) -> bool:
+    """Whether a guess needs nothing but the head's logits, and tells nothing but its token."""
+    is_told = sampling.rule is not Rule.COUPLED and sampling.record["temperature"] > 0
+    return not is_told and not has_fixed_corrections(sampling)
 
 
 def _sources(trees: Sequence[HeadTree], sizes: Sequence[int]) -> list[int]:

@@ -5,19 +5,23 @@ import math
 import torch
 from torch import Tensor
 
+from foreword.backends.batch import Ints
+
 
 class DraftVocabulary:
     """A head's logits over the target's vocabulary: a token that it does not know has no chance."""
 
     def __init__(self, token_ids: Tensor | None, vocab_size: int, device: torch.device) -> None:
         """`token_ids` are the target's ids of the head's tokens, None: the same; `vocab_size` ids can be drawn."""
-        self._vocab_size = self._width = vocab_size
+        self.vocab_size = self._width = vocab_size
         self._memory = torch.empty(0, device=device)
         self._ids: Tensor | None = None
         self._lost: Tensor | None = None  # columns of the head's whose ids cannot be drawn
         self._tokens: list[int] | None = None  # the ids on the host
+        self.token_ids: Ints | None = None  # and as an array
         if token_ids is not None:
             self._ids, self._tokens = token_ids.to(device), token_ids.tolist()
+            self.token_ids = token_ids.to("cpu", torch.int32).numpy()
             self._width = max(vocab_size, max(self._tokens) + 1)
             lost = torch.nonzero(token_ids >= vocab_size).flatten()
             self._lost = lost.to(device) if len(lost) else None
@@ -44,12 +48,10 @@ class DraftVocabulary:
         # The same columns are written every time: the others need to be filled once.
         if len(self._memory) < len(own):
             self._memory = own.new_full((len(own), self._width), -torch.inf)
-        return self._memory[: len(own)].scatter_(1, self._ids.expand(len(own), -1), own)[
-            :, : self._vocab_size
-        ]
+        return self._memory[: len(own)].scatter_(1, self._ids.expand(len(own), -1), own)[:, : self.vocab_size]
 
     def _drawable(self, logits: Tensor) -> Tensor:
         """Without a chance for ids that cannot be drawn."""
         if self._ids is None:
-            return logits[:, : self._vocab_size]
+            return logits[:, : self.vocab_size]
         return logits if self._lost is None else logits.index_fill(1, self._lost, -torch.inf)

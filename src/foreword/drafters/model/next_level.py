@@ -11,6 +11,7 @@ from torch import Tensor
 from foreword.acceptance.draw import draw, kept_tokens
 from foreword.acceptance.noise import gumbel, key_tensor
 from foreword.acceptance.pipeline.distribution import Distributions, RowShape, shape_rows
+from foreword.acceptance.request import DraftSampling
 from foreword.acceptance.rules.drawn import Drawn, Floats, Ints
 from foreword.acceptance.rules.rule import Rule
 from foreword.drafters.model.guessed_tree import GrowingTree
@@ -169,9 +170,12 @@ def _scores(tree: GrowingTree, logits: Tensor, ids: Tensor) -> Tensor:
 def are_plainly_greedy(trees: Sequence[GrowingTree]) -> bool:
     """Whether the largest logit decides for all of them."""
     samplers = [tree.request.sampling for tree in trees]
-    return all(
-        s.record["temperature"] == 0 and not len(s.bias_ids) and s.allowed_ids is None for s in samplers
-    )
+    return all(s.record["temperature"] == 0 and not has_fixed_corrections(s) for s in samplers)
+
+
+def has_fixed_corrections(sampling: DraftSampling) -> bool:
+    """Whether `with_fixed_corrections` changes its logits."""
+    return bool(len(sampling.bias_ids)) or sampling.allowed_ids is not None
 
 
 def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:
@@ -183,7 +187,7 @@ def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tens
     samplers = [tree.request.sampling for tree in trees for _ in tree.frontier]
     corrected = logits
     for row, sampler in enumerate(samplers):
-        if not len(sampler.bias_ids) and sampler.allowed_ids is None:
+        if not has_fixed_corrections(sampler):
             continue
         if corrected is logits:
             corrected = logits.clone()

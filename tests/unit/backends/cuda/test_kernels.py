@@ -104,3 +104,12 @@ def test_moves_read_everything_before_they_write():
     expected[:, copies[:, 1].long()] = memory[:, copies[:, 0].long()]
     move_rows(memory, copies)
     assert torch.equal(memory, expected)
+
+
+def test_a_tile_fits_into_the_shared_memory_that_there_is():
+    from foreword.backends.cuda.kernels.linear import Tile
+
+    tile = Tile(64, 64, 128, stages=6)
+    assert tile.within(232_448, 2) == tile
+    assert tile.within(232_448, 4) == Tile(64, 64, 128, stages=4)
+    assert Tile(32, 32, 512).within(101_376, 4) == Tile(32, 32, 256, stages=2)

@@ -4,7 +4,8 @@ K is never split: the order in which the products of a row are added up is then 
 so are the bits of the row, whatever runs beside it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 import triton
@@ -22,6 +23,19 @@ class Tile:
     warps: int = 4
     stages: int = 3
     swapped: bool = False  # the weights take the side of the tensor cores that is at least 64 wide
+
+    def within(self, shared_bytes: int, number_bytes: int) -> "Tile":
+        """The same with as many stages, and if need be as much depth, as a processor has shared memory for."""
+        tile = self
+        while tile._shared_bytes(number_bytes) > shared_bytes and tile.stages > 2:
+            tile = replace(tile, stages=tile.stages - 1)
+        while tile._shared_bytes(number_bytes) > shared_bytes and tile.depth > 16:
+            tile = replace(tile, depth=tile.depth // 2)
+        return tile
+
+    def _shared_bytes(self, number_bytes: int) -> int:
+        """What the loads of all stages but the one that is multiplied take."""
+        return (self.stages - 1) * (self.rows + self.columns) * self.depth * number_bytes
 
 
 @triton.jit
@@ -71,6 +85,8 @@ def _linear(
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile: Tile) -> Tensor:
     """x [rows, K] times weight [N, K], into out [rows, N]."""
     (num_rows, depth), columns = x.shape, len(weight)
+    if x.is_cuda:
+        tile = tile.within(_shared_bytes(x.device.index), x.element_size())
     grid = (triton.cdiv(num_rows, tile.rows) * triton.cdiv(columns, tile.columns),)
     _linear[grid](
         x, weight, weight if bias is None else bias, out, num_rows, columns, depth,
@@ -79,6 +95,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile: Ti
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out
+
+
+@cache
+def _shared_bytes(device: int) -> int:
+    """Shared memory that a kernel can have on this GPU."""
+    found: int = triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"]
+    return found
 
 
 def precision_of(x: Tensor) -> str:

@@ -1,0 +1,46 @@
+// Guesses of a head one after the other, without going back to Python between them.
+#pragma once
+
+#include "batch.h"
+#include "sampler.h"
+
+namespace foreword {
+
+struct ChainPlan {
+    const int32_t* lengths;          // [requests], tokens of each text
+    const int32_t* steps;            // [requests], guesses that are wanted of each, at most `most`
+    const int32_t* ids;              // [draft vocab], the target's ids of the head's tokens; null: the same
+    int64_t vocab;                   // the target's ids below this can be drawn
+    int64_t most;
+    std::vector<RowShape> shapes;    // [requests]
+    std::vector<uint64_t> stems;     // [requests], what the noise of each starts from
+};
+
+// The rows of one level: a guess for each of some requests, behind its text and its guesses before.
+class ChainLevel {
+public:
+    // `batch` has the pages of all requests.
+    ChainLevel(const Batch& batch, const ChainPlan& plan) : all_(batch), plan_(plan) {}
+
+    void begin(int64_t level);
+    void add(int64_t request, int32_t token, const int32_t* starts);
+    // Holds until the next `begin`.
+    Batch view();
+
+    const int32_t* starts() const { return starts_.data(); }
+    const std::vector<int64_t>& requests() const { return requests_; }
+
+private:
+    const Batch& all_;
+    const ChainPlan& plan_;
+    int64_t level_ = 0;
+    std::vector<int64_t> requests_, masks_;
+    std::vector<int32_t> tokens_, positions_, slots_, prefixes_, row_starts_, tables_, kv_lens_, rows_, starts_;
+};
+
+// A token of the head's vocabulary, as the target's id; -1 if there is none. `spread` is memory for a row of the target's
+// vocabulary.
+int32_t draw_guess(const float* logits, int64_t draft_vocab, const ChainPlan& plan, int64_t request, int64_t level,
+                   SamplerScratch& scratch, std::vector<float>& spread);
+
+}  // namespace foreword

@@ -1,0 +1,25 @@
+"""All bugs that `make mutants` puts in."""
+
+from catalogue import MUTANTS, Mutant
+from chains import CHAIN_MUTANTS
+from ends import END_MUTANTS
+from engine import ENGINE_MUTANTS
+from heads import HEAD_MUTANTS
+from house import HOUSE_MUTANTS
+from parallel_heads import PARALLEL_HEAD_MUTANTS
+from predictions import PREDICTION_MUTANTS
+from traversal import TRAVERSAL_MUTANTS
+from windows import WINDOW_MUTANTS
+
+EVERY_MUTANT: tuple[Mutant, ...] = (
+    *MUTANTS,
+    *ENGINE_MUTANTS,
+    *END_MUTANTS,
+    *CHAIN_MUTANTS,
+    *HOUSE_MUTANTS,
+    *PREDICTION_MUTANTS,
+    *TRAVERSAL_MUTANTS,
+    *WINDOW_MUTANTS,
+    *HEAD_MUTANTS,
+    *PARALLEL_HEAD_MUTANTS,
+)
