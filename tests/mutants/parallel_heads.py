@@ -91,7 +91,7 @@ PARALLEL_HEAD_MUTANTS = (
     ),
     Mutant(
         74,
-        "token_map is read as offsets",
+        "token_map is read backwards",
         "models/heads/checks.py",
         'ids: Tensor = files.stored("token_map").long()',
         'ids: Tensor = files.stored("token_map").long().flip(0)',
