@@ -9,23 +9,18 @@ import pytest
 import torch
 
 from foreword.acceptance.params import SamplingParams
-from foreword.backends.runner import ModelRunner
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
-from foreword.drafters.heads.in_pages import Run
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.messages import NewRequest
-from foreword.engine.request import Request
-from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
-from foreword.kv.sequence import KvSequence
-from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Commit, KvMemory, needs_of
+from foreword.kv.paged_cache import PAGE_SIZE
+from foreword.speculation.drafting import Ask, needs_of
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
-from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 from helpers.cpu import needs_cpu_kernels
+from helpers.fresh_rows import Fresh, read
 from helpers.taught_heads import hf_target, saved_heads, teach
 from helpers.tiny_heads import TinyHead
 from helpers.tiny_models import make_hf_model
@@ -80,46 +75,6 @@ def form(request: pytest.FixtureRequest, heads: dict[str, Path]) -> dict[str, An
     return {**chosen, "model": str(heads.get(request.param, heads[chosen["method"]]))}
 
 
-class Fresh:
-    """Another head of the same files, which reads whole texts in one pass."""
-
-    def __init__(self, model: LoadedModel, form: dict[str, Any]) -> None:
-        self._decoder = model.decoder
-        self._drafter: Any = model.build_drafter(SpeculationConfig.parse(form))
-        self.needs = needs_of(self._drafter)
-
-    def rows(self, request: Request, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the first `count` rows; the first token has none."""
-        pages = -(-len(request.tokens) // PAGE_SIZE)
-        runner = ModelRunner.allocate(self._decoder, pages, PAGE_SIZE, self.needs.rows)
-        cache = PagedCache(pages)
-        kv = cache.open()
-        cache.reserve(kv, count)
-        rows = SequenceRows(kv, request.tokens, count, Draft(), run_logits=0, wants_hidden=True)
-        batch = BatchBuffers(entries=0).lay_out(cache, [rows], (), self.needs.taps)
-        hidden = runner.forward(batch).hidden
-        cache.commit(kv, count, ())
-        held = KvMemory(cache, runner.store).of(kv)
-        commit = Commit(as_drafter_sees(request), 0, count, hidden, pages=held, settled=count)
-        self._drafter.observe([commit])
-        extra = kv.rows_of(self.needs.rows[0].name)
-        if extra.end < count:  # a few rows are left to the next guess
-            self._drafter._drafter._run_true([self._rest(held, extra, request, count)], 0)
-        return read(runner, kv, self.needs.rows[0].name, count)
-
-    def _rest(self, held: Any, extra: Any, request: Request, count: int) -> Any:
-        return Run(held, extra, request.tokens, extra.end, count, self._drafter._drafter._lag)
-
-
-def read(runner: ModelRunner, kv: KvSequence, name: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values [layers, heads, rows, numbers] of rows 1 .. count."""
-    keys, values = runner.store.arrays(name)
-    pages = kv.pages[: -(-count // PAGE_SIZE)]
-    k = keys[:, pages].permute(0, 2, 1, 4, 3).flatten(2, 3)
-    v = values[:, pages].permute(0, 2, 1, 3, 4).flatten(2, 3)
-    return k[:, :, 1:count].clone(), v[:, :, 1:count].clone()
-
-
 class Flickering(FixedPolicy):
     """Leaves requests out now and then, one of them for long."""
 
@@ -164,17 +119,22 @@ def test_rows_in_the_pages_are_those_of_the_text(model: LoadedModel, form: dict[
 
 
 def _run(core: EngineCore, fresh: Fresh, name: str, rng: random.Random) -> tuple[int, int, int]:
-    compared = late = moved = 0
+    compared = late = moved = steps = 0
     coming = 12
     while coming or core.has_requests:
         if coming and rng.random() < 0.3:
             coming -= 1
             prompt = rng.choice(TAUGHT) if coming % 3 else tuple(rng.choices(range(3, 360), k=40))
             params = SamplingParams(
-                temperature=rng.choice((0.0, 0.0, 0.7)), max_tokens=30, n=rng.choice((1, 2)), ignore_eos=True
+                temperature=rng.choice((0.0, 0.0, 0.7)),
+                seed=coming,
+                max_tokens=30,
+                n=rng.choice((1, 2)),
+                ignore_eos=True,
             )
             core.add(NewRequest(f"r{coming}", prompt, params))
-        if core.scheduler.running and rng.random() < 0.06:
+        steps += 1
+        if core.scheduler.running and steps % 13 == 0:
             core.scheduler.preempt(rng.choice(core.scheduler.running))
         core.step()
         core.check_integrity()
@@ -236,13 +196,15 @@ def test_a_head_that_was_off_starts_again_from_the_last_states(model: LoadedMode
     name = needs_of(drafter).rows[0].name
     passes = [0]
     head: Any = drafter._drafter._runner
-    forward = head.forward
 
-    def counted(*args: Any) -> Any:
-        passes[0] += 1
-        return forward(*args)
+    def counted(run: Any) -> Any:
+        def call(*args: Any) -> Any:
+            passes[0] += 1
+            return run(*args)
 
-    head.forward = counted
+        return call
+
+    head.forward, head.chain = counted(head.forward), counted(head.chain)
     params = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
     (request,) = core.add(NewRequest("one", SYSTEM, params))
     for _ in range(4):
