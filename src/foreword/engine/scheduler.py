@@ -147,6 +147,8 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Let requests in while there are pages for all that they have to compute, and one more for each who runs."""
+        if not self.waiting:
+            return
         promised = sum(self._missing(request, request.lag) for request in self.running)
         for request in list(self.waiting):
             if len(self.running) >= min(self._sizes.max_running, self._sizes.max_rows):

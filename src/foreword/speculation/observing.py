@@ -51,12 +51,16 @@ class Observation:
         """
         watching = [drafter for drafter in brought if needs_of(drafter)]
         observers = [_observers(entry, plan, watching) for entry, plan in zip(entries, plans, strict=True)]
+        if not any(observers):
+            return Observation(observers)
         needs = reduce(or_, (one.drafter.needs for some in observers for one in some), NO_NEEDS)
         return Observation(observers, needs.taps, memory)
 
     @property
     def wanted(self) -> list[bool]:
         """[entries], whose hidden states are kept."""
+        if not self.taps:
+            return [False] * len(self.observers)
         return [any(one.drafter.needs.taps for one in some) for some in self.observers]
 
     @property
@@ -73,6 +77,8 @@ class Observation:
         output: ForwardOutput,
     ) -> None:
         """Tell every drafter of its requests that are still there."""
+        if not any(self.observers):
+            return
         told: dict[int, tuple[Observes, list[Commit]]] = {}
         first = 0
         for index, (entry, some) in enumerate(zip(entries, self.observers, strict=True)):
@@ -104,7 +110,9 @@ class Observation:
         )
 
 
-def _observers(entry: PassEntry, plan: DraftPlan | None, brought: Sequence[Drafter]) -> list[Observer]:
+def _observers(entry: PassEntry, plan: DraftPlan | None, brought: Sequence[Drafter]) -> Sequence[Observer]:
+    if entry.request.speculation is None and plan is None and not brought:
+        return ()
     planned = None if plan is None else plan.drafter
     possible = [*(one.drafter for one in (entry.request.speculation, plan) if one is not None), *brought]
     observers = []

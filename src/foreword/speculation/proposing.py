@@ -44,6 +44,8 @@ def fit_to_room(
 
     The committed tokens of the pass have their pages already. Nothing is evicted or preempted for a guess.
     """
+    if not any(plans):
+        return [None] * len(entries)
     fitted = [_sensible(entry, plan) for entry, plan in zip(entries, plans, strict=True)]
     wanted = [0 if plan is None else plan.max_nodes for plan in fitted]
     if not any(wanted):
@@ -87,6 +89,8 @@ def propose(
     `memory` is for those that keep rows in the pages.
     """
     drafts, asked = [NO_DRAFT] * len(entries), [NOBODY] * len(entries)
+    if not any(plans):
+        return Proposal(drafts, asked=asked)
     by_drafter: dict[int, list[tuple[int, DraftPlan]]] = {}
     for index, plan in enumerate(plans):
         if plan is not None:

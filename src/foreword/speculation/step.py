@@ -115,7 +115,7 @@ class Stepper:
     def _propose(self, transaction: Transaction, plans: Plans) -> Proposal:
         entries = transaction.entries
         fitted = fit_to_room(entries, plans, self.cache, self.max_rows)
-        if self.store is not None:
+        if self.store is not None and any(fitted):
             transaction.lend(fitted, self.store)
         proposal = propose(entries, fitted, self.clock, self._memory)
         if not proposal.calls:

@@ -83,7 +83,9 @@ class Transaction:
         `taps` are the hidden states that are kept, of the entries that are `observed`.
         """
         for entry, draft in zip(self.entries, drafts, strict=True):
-            self._cache.reserve(entry.kv, entry.run + len(draft))
+            rows = entry.run + len(draft)
+            if entry.kv.reserved != entry.kv.computed + rows:
+                self._cache.reserve(entry.kv, rows)
         moves = self._cache.take_moves()
         self._moves += moves
         watched = observed or [False] * len(self.entries)

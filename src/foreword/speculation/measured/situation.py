@@ -29,7 +29,7 @@ class Situation:
         """Take one step into account."""
         self.costs.observe(report)
         for part in report.requests:
-            if part.applied:
+            if part.applied and (part.asked or len(part.draft)):
                 cohort = self._cohort(cohort_name(part.asked, part.request.cohort))
                 judged = part.verdict.judged
                 beyond = len(part.draft) - len(judged)
