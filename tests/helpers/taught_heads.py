@@ -129,6 +129,9 @@ def saved_heads(
     teach_medusa(medusa, 4, target, texts)
     dflash = TinyHead(vocab, taps=len(boundaries), draft_vocab=300, qk_norm=True).dflash()
     teach_dflash(dflash, target, texts, boundaries)
+    dspark = TinyHead(vocab, taps=len(boundaries), draft_vocab=300).dspark(HIDDEN)
+    dspark.tensors["markov_head.markov_w2.weight"] *= 0.05  # what it was taught counts for more
+    teach_dflash(dspark, target, texts, boundaries)
     block = {"block_size": BLOCK, "mask_token_id": MASK, "aux_hidden_state_layer_ids": list(boundaries)}
     choices = [[0], [0, 0], [1], [0, 1], [0, 0, 0], [2], [1, 0], [0, 0, 0, 0], [3, 1, 2]]
     return {
@@ -138,4 +141,5 @@ def saved_heads(
         "mtp": mtp.save(folder / "mtp", DEEPSEEK_NAMES),
         "medusa": medusa.save(folder / "medusa", {"": "medusa_head."}, medusa_choices=choices),
         "dflash": dflash.save_speculators(folder / "dflash", "dflash", **block),
+        "dspark": dspark.save_speculators(folder / "dspark", "dspark", **block, sample_from_anchor=False),
     }

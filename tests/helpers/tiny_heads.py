@@ -106,6 +106,18 @@ class TinyHead:
             self.vector(name + ".weight", HIDDEN)
         return self
 
+    def dspark(self, confidence: int = 0, rank: int = 8) -> "TinyHead":
+        """DFlash, with a Markov head; its confidence reads so many numbers, 0: it has none."""
+        self.dflash()
+        for number, rows in ((1, self.vocab), (2, self.draft_vocab)):
+            name = f"markov_head.markov_w{number}.weight"
+            self.matrix(name, rows, rank)
+            self.tensors[name] *= 4.0  # so that the token before matters
+        if confidence:
+            self.matrix("confidence_head.proj.weight", 1, confidence)
+            self.vector("confidence_head.proj.bias", 1, 0.0)
+        return self
+
     def medusa(self, heads: int, blocks: int = 1, bias: bool = True, outputs: bool = True) -> "TinyHead":
         """Medusa's own names: blocks, and behind them the output matrix."""
         self.tensors = {}

@@ -58,6 +58,8 @@ ASKED: list[dict[str, Any]] = [
     {"method": "medusa", "num_speculative_tokens": 10, "medusa_choices": "measured"},
     {"method": "dflash", "num_speculative_tokens": 5},
     {"method": "dflash", "num_speculative_tokens": 10, "tree_width": 3},
+    {"method": "dspark", "num_speculative_tokens": 5},
+    {"method": "dspark", "num_speculative_tokens": 9, "tree_width": 3, "confidence": 0.1},
     {"method": ["suffix", "eagle3"], "num_speculative_tokens": 5},
     {"method": ["suffix", "layer_skip"], "num_speculative_tokens": 5},
     {"method": ["ngram", "draft_model"], "num_speculative_tokens": 10, "combine": "merge"},

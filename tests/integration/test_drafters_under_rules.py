@@ -36,7 +36,7 @@ def files(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     "method",
     [
         *("ngram", "jacobi", "draft_model", "layer_skip", "self_quantized"),
-        *("eagle", "eagle3", "p_eagle", "medusa", "mtp", "dflash"),
+        *("eagle", "eagle3", "p_eagle", "medusa", "mtp", "dflash", "dspark"),
     ],
 )
 def test_chains_run_under_every_rule(
@@ -61,6 +61,7 @@ def test_chains_run_under_every_rule(
         {"method": "mtp", "num_speculative_tokens": 6, "tree_width": 2},
         {"method": "dflash", "num_speculative_tokens": 9, "tree_width": 3},
         {"method": "medusa", "num_speculative_tokens": 9, "tree_width": 3},
+        {"method": "dspark", "num_speculative_tokens": 9, "tree_width": 3},
         {"method": "medusa", "num_speculative_tokens": 8, "medusa_choices": "file"},
         {
             "method": ["suffix", "layer_skip"],

@@ -6,6 +6,7 @@ AT_ONCE = "tests/integration/test_heads_at_once.py"
 LOGITS = f"{AT_ONCE}::test_draft_logits_are_those_of_the_published_mathematics"
 TOLD = f"{AT_ONCE}::test_a_guess_tells_what_it_was_drawn_from"
 MTP = "tests/integration/test_mtp_modules.py::test_the_target_s_own_mtp_module"
+DSPARK = "tests/integration/test_dspark.py"
 CHOICES = f"{UNIT}/drafters/test_medusa_choices.py"
 
 PARALLEL_HEAD_MUTANTS = (
@@ -160,5 +161,21 @@ PARALLEL_HEAD_MUTANTS = (
         "first + tree.depth for",
         "first for",
         (f"{TOLD}[DFlash, speculators-token]",),
+    ),
+    Mutant(
+        77,
+        "DSpark's Markov head looks at the newest token of the text alone",
+        "drafters/heads/dspark.py",
+        "tree.request.tokens[-1] if node == ROOT else tree.tokens[node]",
+        "tree.request.tokens[-1]",
+        (f"{DSPARK}::test_the_token_before_has_a_say[torch]",),
+    ),
+    Mutant(
+        77,
+        "DSpark's confidence is that of the place before",
+        "drafters/heads/at_once.py",
+        "is_worth(tree, first + tree.depth)",
+        "is_worth(tree, first)",
+        (f"{DSPARK}::test_a_draft_ends_where_the_head_is_not_sure",),
     ),
 )

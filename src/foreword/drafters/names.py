@@ -22,6 +22,7 @@ OWN_METHODS = (
     "medusa",
     "mtp",
     "dflash",
+    "dspark",
 )
 
 

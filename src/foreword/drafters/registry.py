@@ -60,6 +60,7 @@ _NAMES: dict[Any, str] = {
 
 def _builtin_kinds() -> dict[str, DrafterKind]:
     from foreword.drafters.heads.dflash import DFlashConfig, build_dflash
+    from foreword.drafters.heads.dspark import DSparkConfig, build_dspark
     from foreword.drafters.heads.eagle import EagleConfig, build_eagle
     from foreword.drafters.heads.eagle3 import Eagle3Config, build_eagle3
     from foreword.drafters.heads.medusa import MedusaConfig, build_medusa
@@ -134,6 +135,12 @@ def _builtin_kinds() -> dict[str, DrafterKind]:
         "mtp": DrafterKind("the MTP module in the target's own checkpoint", MtpConfig, build_mtp, _is_wide),
         "dflash": DrafterKind(
             "a head that fills a block of masks in one pass", DFlashConfig, build_dflash, _is_wide
+        ),
+        "dspark": DrafterKind(
+            "a DFlash head with a Markov head over the tokens of a block",
+            DSparkConfig,
+            build_dspark,
+            _is_wide,
         ),
     }
     return {

@@ -16,7 +16,7 @@ from foreword.backends.torch.staging import StagedBatch, Staging
 from foreword.backends.torch.weights import DecoderWeights
 from foreword.models.config import LayerSpec
 from foreword.models.heads.opening import Head
-from foreword.models.heads.spec import TABLES, Join
+from foreword.models.heads.spec import CONFIDENCE, DRAFTERS_OWN, TABLES, Join
 from foreword.models.rope import frequencies, rotate
 
 
@@ -55,7 +55,8 @@ class TorchHead:
         self.spec = head.spec
         self._rows = rows
         self._ends = ends
-        floats = [name for name in head.spec.shapes if name not in TABLES]
+        read = [name for name in head.spec.shapes if not name.startswith(CONFIDENCE)]
+        floats = [name for name in read if name not in (*TABLES, *DRAFTERS_OWN)]
         self._weights = {name: head.load(name, ends.dtype).to(ends.device) for name in floats}
         head_dim = head.spec.layers[0].attention.head_dim
         self._frequencies = frequencies(head.spec.rope, head_dim).to(ends.device)

@@ -1,6 +1,6 @@
 """Guesses of heads that say in one pass what stands at all the places ahead, each for itself."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -22,28 +22,46 @@ def guess_at_once(
     vocabulary]. What is guessed for one place does not depend on what was guessed before it, so that a tree's nodes
     of one level all have the same distribution.
     """
-    trees = [
-        HeadTree(replace(ask, max_depth=min(ask.max_depth, count)), width, room=width * count)
-        for ask, count in zip(asks, places, strict=True)
-    ]
-    firsts = list(accumulate(places, initial=0))
+    trees, firsts = new_trees(asks, places, width)
     if width == 1 and are_plainly_greedy(trees):
         tokens = vocabulary.likeliest(logits)
         return [
             _greedy(ask, tokens[first : first + count])
-            for ask, first, count in zip(asks, firsts, places, strict=False)
+            for ask, first, count in zip(asks, firsts, places, strict=True)
         ]
-    grow_levels(trees, firsts, vocabulary.spread(logits), width > 1)
+    spread = vocabulary.spread(logits)
+    grow_levels(trees, firsts, lambda _, rows: spread[rows], width > 1)
     return [tree.draft() for tree in trees]
 
 
-def grow_levels(trees: Sequence[HeadTree], firsts: Sequence[int], logits: Tensor, branches: bool) -> None:
-    """Grow all trees to their ends; each one's logits, a row for a level, begin at its `first`."""
-    going = list(zip(trees, firsts, strict=False))
-    while going := [(tree, first) for tree, first in going if not tree.is_done]:
+def new_trees(asks: Sequence[Ask], places: Sequence[int], width: int) -> tuple[list[HeadTree], list[int]]:
+    """Trees to grow, and the row of each one's first place."""
+    trees = [
+        HeadTree(replace(ask, max_depth=min(ask.max_depth, count)), width, room=width * count)
+        for ask, count in zip(asks, places, strict=True)
+    ]
+    return trees, list(accumulate(places, initial=0))[:-1]
+
+
+def grow_levels(
+    trees: Sequence[HeadTree],
+    firsts: Sequence[int],
+    logits: Callable[[Sequence[HeadTree], list[int]], Tensor],
+    branches: bool,
+    is_worth: Callable[[HeadTree, int], bool] = lambda tree, row: True,
+) -> None:
+    """Grow all trees to their ends. Each one's places are rows from its `first` on.
+
+    `logits` says, for trees and a row for each of their newest nodes, what may follow there. A tree ends
+    where the next place `is_worth` nothing: that is decided before anything is drawn for it.
+    """
+    going = list(zip(trees, firsts, strict=True))
+    while going := [
+        (tree, first) for tree, first in going if not tree.is_done and is_worth(tree, first + tree.depth)
+    ]:
         rows = [first + tree.depth for tree, first in going for _ in tree.frontier]
-        grow = grow_trees if branches else grow_chains
-        grow([tree for tree, _ in going], logits[rows])
+        now, grow = [tree for tree, _ in going], grow_trees if branches else grow_chains
+        grow(now, logits(now, rows))
 
 
 def _greedy(ask: Ask, tokens: list[int]) -> Draft:

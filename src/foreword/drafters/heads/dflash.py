@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from foreword.backends.batch import BatchArrays
-from foreword.backends.interface import HeadInput
+from foreword.backends.interface import HeadInput, HeadOutput
 from foreword.drafters.heads.at_once import guess_at_once
 from foreword.drafters.heads.in_pages import HeadInPages, Run
 from foreword.drafters.heads.loading import LoadedHead, check_width, load_head
@@ -60,10 +60,12 @@ class DFlashHead(HeadInPages):
         nothing = torch.empty(len(arrays.token_ids), 0)
         output = self._runner.forward(HeadInput(arrays, starts, nothing, are_own=True), first.store)
         places = [len(part.draft) + part.run_logits for part in parts]
-        made = guess_at_once(asked, places, output.logits, self._vocabulary, self._width)
-        for index, draft in zip(pages, made, strict=True):
+        for index, draft in zip(pages, self._guess(asked, places, output), strict=True):
             drafts[index] = draft
         return drafts
+
+    def _guess(self, asks: Sequence[Ask], places: Sequence[int], output: HeadOutput) -> list[Draft]:
+        return guess_at_once(asks, places, output.logits, self._vocabulary, self._width)
 
     def _ready(self, ask: Ask) -> RequestRows | None:
         """The pages of a request that can be guessed for."""

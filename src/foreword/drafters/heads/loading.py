@@ -1,6 +1,7 @@
 """A head beside its target, ready to run."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
@@ -11,10 +12,9 @@ from foreword.drafters.heads.vocabulary import DraftVocabulary
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
 from foreword.kv.spec import RowSpec
-from foreword.models.heads.eagle3 import MASK_HIDDEN
 from foreword.models.heads.opening import Head, open_head
 from foreword.models.heads.sharing import without_copies
-from foreword.models.heads.spec import HeadSpec
+from foreword.models.heads.spec import CONFIDENCE, DRAFTERS_OWN, HeadSpec
 from foreword.models.sources.resolve import resolve_model
 
 
@@ -26,9 +26,7 @@ class LoadedHead:
     rows: RowSpec  # its KV rows in the target's pages
     taps: tuple[Tap, ...]  # the target's states that it reads
     vocabulary: DraftVocabulary
-    mask_features: Tensor | None = (
-        None  # [1, feature width], where states are not known yet; None: it has none
-    )
+    own: Mapping[str, Tensor] = field(default_factory=dict)  # what the drafter reads itself, in float32
 
     @property
     def spec(self) -> HeadSpec:
@@ -50,11 +48,10 @@ def load_head(model: str, kind: str, resources: DrafterResources) -> LoadedHead:
     attention = spec.layers[0].attention
     # The name tells heads apart that an engine has side by side, and is the same whenever this one is loaded.
     rows = RowSpec(f"{kind}:{path.resolve()}", len(spec.layers), attention.num_kv_heads, attention.head_dim)
-    masks = None
-    if spec.has(MASK_HIDDEN):
-        masks = head.load(MASK_HIDDEN).view(1, -1).to(resources.target.device)
+    names = [name for name in spec.shapes if name in DRAFTERS_OWN or name.startswith(CONFIDENCE)]
+    own = {name: head.load(name).to(resources.target.device) for name in names}
     return LoadedHead(
-        resources.target.head(head, rows.name), rows, taps_of(spec), vocabulary_of(head, resources), masks
+        resources.target.head(head, rows.name), rows, taps_of(spec), vocabulary_of(head, resources), own
     )
 
 

@@ -147,7 +147,7 @@ class MedusaDrafter:
         sampling, spread = ask.request.sampling, self._vocabulary.spread(logits)
         if sampling.rule is Rule.TRAVERSAL and sampling.record["temperature"] > 0:
             tree = _ShapedTree(replace(ask, max_depth=depth), paths)
-            grow_levels([tree], [0], spread, branches=True)
+            grow_levels([tree], [0], lambda _, rows: spread[rows], branches=True)
             return tree.draft()
         ranked = _ranked(ask, spread)
         self._known[ask.request.request_id].awaited.add(len(ask.request.tokens), ranked)

@@ -7,6 +7,7 @@ from foreword.drafters.heads.in_pages import Run, fill
 from foreword.drafters.heads.loading import LoadedHead, check_width, load_head
 from foreword.drafters.heads.stepwise import StepwiseHead
 from foreword.drafters.resources import DrafterResources
+from foreword.models.heads.eagle3 import MASK_HIDDEN
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask
 
@@ -27,8 +28,8 @@ class PEagleHead(StepwiseHead):
 
     def __init__(self, head: LoadedHead, width: int) -> None:
         super().__init__(head, width)
-        assert head.spec.mask_token_id is not None and head.mask_features is not None
-        self._mask, self._mask_features = head.spec.mask_token_id, head.mask_features
+        assert head.spec.mask_token_id is not None
+        self._mask, self._mask_features = head.spec.mask_token_id, head.own[MASK_HIDDEN].view(1, -1)
 
     def _guess(self, asks: list[Ask], runs: list[Run]) -> list[Draft]:
         tails = [

@@ -1,4 +1,7 @@
-"""DFlash heads, as z-lab, SpecForge, DeepSpec and speculators write them: a block of guesses in one pass."""
+"""DFlash heads, as z-lab, SpecForge, DeepSpec and speculators write them: a block of guesses in one pass.
+
+DSpark is one with a small Markov head over the tokens of a block.
+"""
 
 from foreword.errors import CheckpointError
 from foreword.models.formats.fields import ConfigFields
@@ -9,10 +12,13 @@ from foreword.models.heads.checks import checked_shapes, vocabulary_shapes
 from foreword.models.heads.eagle3 import count_taps, section
 from foreword.models.heads.files import HeadFiles
 from foreword.models.heads.masks import mask_token
-from foreword.models.heads.spec import HeadSpec, Join
+from foreword.models.heads.spec import CONFIDENCE, HeadSpec, Join, Shapes
 
 MAX_BLOCK = 64
 """Rows of a block see each other by one bit each."""
+
+MARKOV = "markov_head.markov_w1.weight"
+"""DSpark's: what the token before says of the next, beside what the pass says."""
 
 _UNSUPPORTED = ("final_logit_softcapping", "output_multiplier", "input_embedding_scale")
 
@@ -34,8 +40,12 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
         required |= layer_shapes(index, layer, hidden, hidden)
         required[f"layers.{index}.input_layernorm.weight"] = (hidden,)
     _refuse_variants(inner, nested)
+    is_dspark = MARKOV in present
+    if is_dspark:
+        markov, confidence = _dspark_shapes(files, vocab, draft_vocab, hidden)
+        required, optional = {**required, **markov}, {**optional, **confidence}
     return HeadSpec(
-        kind="dflash",
+        kind="dspark" if is_dspark else "dflash",
         hidden_size=hidden,
         layers=layers,
         norm=read_norm(inner),
@@ -51,8 +61,20 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
         mask_token_id=mask_token(fields, vocab),
         block_size=_block_size(fields, nested),
         is_causal=nested.flag("causal", inner.flag("is_causal", False)),
-        anchor_guesses=fields.flag("sample_from_anchor", _is_deepspec(fields)),
+        anchor_guesses=fields.flag("sample_from_anchor", is_dspark or _is_deepspec(fields)),
+        norm_output=is_dspark,  # its confidence is read from the normed states
     )
+
+
+def _dspark_shapes(files: HeadFiles, vocab: int, draft_vocab: int, hidden: int) -> tuple[Shapes, Shapes]:
+    """(required, optional) tensors of the plain Markov head; gated and recurrent ones have more, and are refused."""
+    rank = files.shapes[MARKOV][-1]
+    weight = CONFIDENCE + ".weight"
+    width = files.shapes[weight][-1] if weight in files else hidden
+    if width not in (hidden, hidden + rank):
+        raise CheckpointError(f"{files.path}: {weight} reads {width} numbers; get the head again")
+    required = {MARKOV: (vocab, rank), "markov_head.markov_w2.weight": (draft_vocab, rank)}
+    return required, {weight: (1, width), CONFIDENCE + ".bias": (1,)}
 
 
 def _boundaries(fields: ConfigFields, nested: ConfigFields, taps: int) -> tuple[int, ...] | None:

@@ -26,6 +26,7 @@ _READERS = {
     "medusa": read_medusa,
     "mtp": read_mtp,
     "dflash": read_dflash,
+    "dspark": read_dflash,
 }
 _OWN_FILES = {"medusa": medusa_files, "mtp": mtp_files}
 """Of heads that may come in one file with their target: the tensors that are theirs."""

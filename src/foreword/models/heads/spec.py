@@ -11,6 +11,12 @@ Shapes = Mapping[str, tuple[int, ...]]
 TABLES = ("d2t", "t2d", "token_map")
 """Tensors that are no floats: which tokens a reduced vocabulary has."""
 
+DRAFTERS_OWN = ("mask_hidden", "markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
+"""Tensors that no pass of a head reads: its drafter does."""
+
+CONFIDENCE = "confidence_head.proj"
+"""DSpark's guess at whether a guess will be accepted."""
+
 
 class Join(Enum):
     """How the embedding of a token and the features before it become the input of the first layer."""
