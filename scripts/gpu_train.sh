@@ -4,10 +4,14 @@
 #       what must travel there: DIR/base (this tree, wheels, prompts) and the model in two halves, since one journey
 #       takes 64 MiB: DIR/model0 and DIR/model1
 # and there, with CARRY naming the directory in which these lie:
-#   scripts/gpu_train.sh check            attention kernels, speed with random weights: needs no model
+#   scripts/gpu_train.sh check            attention kernels: needs no model
 #   scripts/gpu_train.sh smoke            15 s of texts, a minute of training
 #   scripts/gpu_train.sh stretch DATA_MINUTES TRAIN_MINUTES [options of `foreword train eagle3`]
-# Texts and states stay in build/training, which a warm machine keeps; the head goes to $OUT in pieces.
+#   scripts/gpu_train.sh compare DATA_MINUTES TRAIN_MINUTES [METHOD ...]
+#       each method (medusa draft exit dflash unless they are named) for so long on the same texts; 0 minutes of
+#       texts: those that are there. Each takes about half a minute more to load, compile, measure and write.
+# Texts and states stay in build/training, which a warm machine keeps; what was trained goes to $OUT in pieces:
+# of `compare` with cards and logs, matrices in 8 bits: cat export.tgz.* | tar xz, then `foreword train join`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -23,6 +27,7 @@ if [ "${1:-}" = carry ]; then
         annotated-doc click gguf httpx2 iniconfig jinja2 markdown-it-py markupsafe mdurl packaging platformdirs pluggy \
         pygments pytest pyyaml rich shellingham tqdm typer typing-extensions
     git archive --format=tar.gz -o "$DIR/base/tree.tgz" HEAD src scripts tests pyproject.toml
+    basename "$3" > "$DIR/base/model_name" # cards name it
     half=$(($(stat -c %s "$3") / 2))
     head -c $half "$3" > "$DIR/model0/part"
     tail -c +$((half + 1)) "$3" > "$DIR/model1/part"
@@ -44,12 +49,11 @@ export TORCHINDUCTOR_CACHE_DIR="$PWD/$WORK/cache/inductor" TRITON_CACHE_DIR="$PW
 foreword() { "$PYTHON" -m foreword "$@"; }
 
 if [ "${1:-}" = check ]; then
-    "$PYTHON" -m pytest -q -p no:cacheprovider -W ignore tests/unit/train/test_attention.py || true
-    "$PYTHON" scripts/gpu_train_check.py
+    "$PYTHON" -m pytest -q -p no:cacheprovider -W ignore tests/unit/train/passes/test_attention.py
     exit
 fi
 
-MODEL=$WORK/model.gguf
+MODEL=$WORK/$(cat "$CARRY/base/model_name" 2> /dev/null || echo model.gguf)
 if [ ! -f "$MODEL" ]; then
     cat "$CARRY/model0/part" "$CARRY/model1/part" > "$MODEL.part"
     mv "$MODEL.part" "$MODEL"
@@ -57,12 +61,13 @@ fi
 EVAL=() && for file in "$CARRY"/base/eval/*.jsonl; do if [ -f "$file" ]; then EVAL+=(--eval "$file"); fi; done
 PROMPTS=() && for file in "$CARRY"/base/prompts/*.jsonl; do if [ -f "$file" ]; then PROMPTS+=(--prompts "$file"); fi; done
 
-write_texts() { foreword train data "$WORK/texts" --model "$MODEL" --seed "$(date +%s)" "${PROMPTS[@]}" "$@"; }
+write_texts() { foreword train data "$WORK/texts" --model "$MODEL" "${PROMPTS[@]}" "$@"; }
 
 case "${1:-}" in
 smoke)
     write_texts --minutes 0.25
     foreword train data "$WORK/texts" --model "$MODEL" --show 24 > "$OUT/texts.txt"
+    rm -rf "$WORK/smoke"
     foreword train eagle3 --model "$MODEL" --data "$WORK/texts" --out "$WORK/smoke" --minutes 1 --evaluate-every 25 \
         --export "$OUT" "${EVAL[@]}" "${@:2}"
     ;;
@@ -71,6 +76,22 @@ stretch)
     foreword train eagle3 --model "$MODEL" --data "$WORK/texts" --out "$WORK/head" --minutes "$3" --resume \
         --export "$OUT" "${EVAL[@]}" "${@:4}"
     cp "$WORK/head/training/log.jsonl" "$OUT/"
+    ;;
+compare)
+    exec > >(tee -a "$OUT/log.txt") 2>&1
+    METHODS=("${@:4}")
+    if [ ${#METHODS[@]} = 0 ]; then METHODS=(medusa draft exit dflash); fi
+    if [ "$2" != 0 ]; then write_texts --minutes "$2"; fi
+    for method in "${METHODS[@]}"; do
+        echo "== $method"
+        rm -rf "${WORK:?}/$method" "$WORK/export/$method"
+        SHAPE=() && if [ "$method" = medusa ]; then SHAPE=(--heads 3); fi # four would not fit into what comes back
+        foreword train "$method" "${SHAPE[@]}" --model "$MODEL" --data "$WORK/texts" --out "$WORK/$method" --minutes "$3" \
+            --evaluate-every 40 --export "$WORK/export/$method" --export-bits 8 "${EVAL[@]}" || continue
+        cp "$WORK/$method/training/log.jsonl" "$WORK/$method/README.md" "$WORK/export/$method/"
+        rm -f "$OUT"/export.tgz.* # the next method may run out of time: all that is done is always there
+        tar -C "$WORK" -c export | gzip -1 | split -b 15000000 - "$OUT/export.tgz."
+    done
     ;;
 *)
     echo "usage: see the head of $0" >&2

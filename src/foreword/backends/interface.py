@@ -158,6 +158,10 @@ class Decoder(Protocol):
         """
         ...
 
+    def followed_by(self, more: Checkpoint) -> "Decoder":
+        """A decoder that runs this one's layers, then those of another checkpoint and that one's final norm."""
+        ...
+
     def head(self, head: Head, rows: str) -> HeadRunner:
         """A draft head beside this decoder, which lends what the head does not have: embedding and output matrix.
 

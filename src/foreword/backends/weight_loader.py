@@ -8,13 +8,15 @@ from foreword.models.config import LayerSpec, ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.progress import Progress
 
+FINAL_NORM = "model.norm.weight"
+
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor that a checkpoint of this config must have."""
     hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
+        FINAL_NORM: (hidden,),
     }
     if not config.tied_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)

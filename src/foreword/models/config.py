@@ -115,3 +115,7 @@ class ModelConfig:
     def with_layers(self, kept: Sequence[int]) -> "ModelConfig":
         """The same with only these layers."""
         return replace(self, layers=tuple(self.layers[index] for index in kept))
+
+    def followed_by(self, more: "ModelConfig") -> "ModelConfig":
+        """The same with another's layers after its own."""
+        return replace(self, layers=(*self.layers, *more.layers))

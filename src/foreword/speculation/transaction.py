@@ -83,9 +83,9 @@ class Transaction:
         `taps` are the hidden states that are kept, of the entries that are `observed`.
         """
         for entry, draft in zip(self.entries, drafts, strict=True):
-            rows = entry.run + len(draft)
-            if entry.kv.reserved != entry.kv.computed + rows:
-                self._cache.reserve(entry.kv, rows)
+            count = entry.run + len(draft)
+            if entry.kv.reserved != entry.kv.computed + count:
+                self._cache.reserve(entry.kv, count)
         moves = self._cache.take_moves()
         self._moves += moves
         watched = observed or [False] * len(self.entries)

@@ -16,6 +16,7 @@ from foreword.backends.cpu.medusa import CpuMedusa
 from foreword.backends.cpu.packing import FORMS, MatrixPacker, WeightForm
 from foreword.backends.interface import KvStore
 from foreword.backends.support import require_supported
+from foreword.backends.weight_loader import FINAL_NORM
 from foreword.kernels.native import choose_isa, choose_threads, native_status
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.config import LayerSpec, ModelConfig
@@ -95,6 +96,17 @@ class CpuDecoder:
         """A decoder with the layers of another checkpoint, and this one's embedding, head and final norm."""
         return load_cpu_decoder(checkpoint, FORMS["q4"], threads=self.threads, ends=self._weights)
 
+    def followed_by(self, more: Checkpoint) -> "CpuDecoder":
+        """A decoder that runs this one's layers, then those of another checkpoint and that one's final norm."""
+        form = self.form if self.form.floats else FORMS["int8"]
+        packer = MatrixPacker(more, form, self.isa, self.threads, None)
+        weights = replace(
+            self._weights,
+            layers=(*self._weights.layers, *_load_layers(packer, more.config)),
+            final_norm=packer.vector(FINAL_NORM),
+        )
+        return CpuDecoder(self.config.followed_by(more.config), weights, self.form, self.threads)
+
     def head(self, head: Head, rows: str) -> CpuHead | CpuBlockHead:
         """A draft head in this decoder's numbers, on its threads; DFlash's runs in torch, in float32."""
         ends = self._weights.embedding, self._weights.head
@@ -163,10 +175,9 @@ def load_cpu_decoder(
 ) -> CpuDecoder:
     """Pack a checkpoint's weights and build its decoder; `ends` lends its embedding, head and last norm."""
     config = checkpoint.config
-    layer = require_supported(config, "cpu")
     isa, workers = choose_isa(native_status().instruction_sets), choose_threads(threads)
     packer = MatrixPacker(checkpoint, form, isa, workers, progress)
-    layers = tuple(_load_layer(packer, layer, f"model.layers.{index}.") for index in range(config.num_layers))
+    layers = _load_layers(packer, config)
     weights = _load_ends(packer, config) if ends is None else ends
     return CpuDecoder(config, replace(weights, layers=layers), form, workers)
 
@@ -174,7 +185,12 @@ def load_cpu_decoder(
 def _load_ends(packer: MatrixPacker, config: ModelConfig) -> CpuWeights:
     embedding = packer.matrices(["model.embed_tokens.weight"], biased=False)[0]
     head = embedding if config.tied_embeddings else packer.matrices(["lm_head.weight"], biased=False)[0]
-    return CpuWeights((), embedding, head, packer.vector("model.norm.weight"))
+    return CpuWeights((), embedding, head, packer.vector(FINAL_NORM))
+
+
+def _load_layers(packer: MatrixPacker, config: ModelConfig) -> tuple[CpuLayer, ...]:
+    layer = require_supported(config, "cpu")
+    return tuple(_load_layer(packer, layer, f"model.layers.{index}.") for index in range(config.num_layers))
 
 
 def _load_layer(packer: MatrixPacker, layer: LayerSpec, prefix: str) -> CpuLayer:

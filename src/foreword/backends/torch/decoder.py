@@ -17,6 +17,7 @@ from foreword.backends.torch.medusa import TorchMedusa
 from foreword.backends.torch.norms import rms_norm
 from foreword.backends.torch.staging import StagedBatch, Staging
 from foreword.backends.torch.weights import DecoderWeights, LayerWeights, load_weights
+from foreword.backends.weight_loader import FINAL_NORM
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
@@ -83,6 +84,17 @@ class TorchDecoder:
         dtype = self._weights.embedding.dtype
         weights = load_weights(checkpoint, dtype, self.device, ends=self._weights)
         return self.remade(checkpoint.config, weights)
+
+    def followed_by(self, more: Checkpoint) -> "TorchDecoder":
+        """A decoder that runs this one's layers, then those of another checkpoint and that one's final norm."""
+        dtype = self._weights.embedding.dtype
+        loaded = load_weights(more, dtype, self.device, ends=self._weights)
+        weights = replace(
+            self._weights,
+            layers=(*self._weights.layers, *loaded.layers),
+            final_norm=more.load(FINAL_NORM, dtype).to(self.device),
+        )
+        return self.remade(self.config.followed_by(more.config), weights)
 
     def remade(self, config: ModelConfig, weights: DecoderWeights) -> "TorchDecoder":
         """A decoder of the same kind with other layers."""

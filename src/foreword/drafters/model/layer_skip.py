@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
+from foreword.drafters.model.exit_adapter import open_adapter
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
 
@@ -13,7 +14,16 @@ class LayerSkipConfig:
 
     layers: tuple[int, ...] | None = None  # the layers that run, ascending; None: see exit_layer
     exit_layer: int = 0  # keep the first layers up to this many; 0: half of them
+    adapter: str | None = None  # what `foreword train exit` wrote; it says itself after which layer it comes
     tree_width: int = 1  # nodes on every level of the draft; 1 is a chain
+
+    def __post_init__(self) -> None:
+        if self.adapter is None:
+            return
+        if not isinstance(self.adapter, str):
+            raise RequestError(f"speculation: adapter must be a directory, not {self.adapter!r}")
+        if self.layers is not None or self.exit_layer:
+            raise RequestError("speculation: an adapter knows its layer; leave out layers and exit_layer")
 
     def kept(self, num_layers: int) -> tuple[int, ...]:
         """The layers that run, checked against the model."""
@@ -23,12 +33,15 @@ class LayerSkipConfig:
 
 
 def build_layer_skip(config: LayerSkipConfig, resources: DrafterResources) -> AutoregressiveDrafter:
-    """A drafter that shares the target's weights and adds only a KV cache."""
+    """A drafter that shares the target's weights and adds a KV cache, and the adapter's layer if there is one."""
     num_layers = resources.target.config.num_layers
-    kept = config.kept(num_layers)
+    adapter = None if config.adapter is None else open_adapter(config.adapter, resources.checkpoint)
+    kept = config.kept(num_layers) if adapter is None else tuple(range(adapter.exit_layer))
     if not kept or list(kept) != sorted(set(kept)) or not 0 <= kept[0] <= kept[-1] < num_layers:
         raise RequestError(
             f"speculation: layers must be ascending and within 0 .. {num_layers - 1}, not {list(kept)}"
         )
-    decoder = resources.target.with_layers(kept)
-    return AutoregressiveDrafter(decoder, resources.vocab_size, DraftingSize(config.tree_width))
+    lower = resources.target.with_layers(kept)
+    decoder = lower if adapter is None else lower.followed_by(adapter)
+    own_bytes = decoder.layer_bytes - lower.layer_bytes
+    return AutoregressiveDrafter(decoder, resources.vocab_size, DraftingSize(config.tree_width), own_bytes)

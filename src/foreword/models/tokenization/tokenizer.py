@@ -1,5 +1,6 @@
 """Text to token ids and back, with control tokens that text cannot forge."""
 
+import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -101,6 +102,13 @@ class Tokenizer:
             rendered = rendered.replace(private, original)
         _refuse_surrogates(rendered)
         return self._encode_marked(rendered, add_special_tokens=False)
+
+    def to_json(self) -> str:
+        """tokenizer.json of this tokenizer, wherever it came from; without the secret names."""
+        secret = {number for _, number in self._stand_ins.values()}
+        value = json.loads(self._backend.to_str())
+        value["added_tokens"] = [token for token in value["added_tokens"] if token["id"] not in secret]
+        return json.dumps(value, ensure_ascii=False)
 
     def has_token(self, token_id: int) -> bool:
         """Whether the vocabulary has an entry with this id; a model's table may be padded beyond it."""

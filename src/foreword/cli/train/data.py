@@ -1,0 +1,104 @@
+"""`foreword train data` and `foreword train join`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foreword.cli.console import DEFAULT_MODEL, DeviceOption, ModelOption, stage_bar, stdout
+from foreword.cli.train.options import CompileOption, PromptsOption
+from foreword.errors import RequestError
+
+
+def data(
+    out: Annotated[Path, typer.Argument(help="Directory of the shards; more are added to what is there.")],
+    model: ModelOption = DEFAULT_MODEL,
+    prompts: PromptsOption = None,
+    only_prompts: Annotated[
+        bool, typer.Option("--only-prompts", help="Answer the prompts of the files and write no others.")
+    ] = False,
+    minutes: Annotated[float | None, typer.Option(help="Write this long.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Write this many answer tokens.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Texts at a time.")] = None,
+    context: Annotated[int, typer.Option(min=32, help="Longest prompt and answer together.")] = 1280,
+    seed: Annotated[int | None, typer.Option(help="Default: another one with every call.")] = None,
+    show: Annotated[
+        int | None, typer.Option(min=1, help="Write nothing; print this many of the texts.")
+    ] = None,
+    compiled: CompileOption = True,
+    device: DeviceOption = "auto",
+) -> None:
+    """Let a model write its own training texts.
+
+    Example: foreword train data texts --minutes 2
+    """
+    if show is not None:
+        _show(out, model, show)
+        return
+    if minutes is None and tokens is None:
+        raise RequestError("say how much to write: --minutes or --tokens")
+    if only_prompts and not prompts:
+        raise RequestError("--only-prompts needs --prompts")
+    from foreword.cli.train.session import (
+        ConsoleWatcher,
+        Workplace,
+        memory_in_one_line,
+        read_prompts,
+        stop_signals,
+        write_texts,
+    )
+    from foreword.train.texts.data import WritingSettings
+    from foreword.train.texts.documents import count_shards
+
+    asked = read_prompts(prompts)
+    place = Workplace(model, device, compiled=compiled)
+    with stop_signals() as stopped, memory_in_one_line("give fewer --rows"), stage_bar() as bar:
+        settings = WritingSettings(
+            context=context,
+            seconds=None if minutes is None else 60 * minutes,
+            answer_tokens=tokens,
+            only_prompts=only_prompts,
+            seed=count_shards(out) if seed is None else seed,
+            stop=stopped,
+        )
+        write_texts(place, out, settings, asked, rows, ConsoleWatcher(bar))
+
+
+def join(
+    pieces: Annotated[Path, typer.Argument(help="A directory that --export wrote.")],
+    out: Annotated[Path, typer.Argument(help="A new directory.")],
+    model: ModelOption = DEFAULT_MODEL,
+) -> None:
+    """Put exported pieces together again.
+
+    Example: foreword train join pieces head
+    """
+    from foreword.cli.train.session import say
+    from foreword.models.formats.opening import open_checkpoint
+    from foreword.models.sources.resolve import resolve_model
+    from foreword.train.loop.output import join_pieces
+
+    join_pieces(pieces, out, open_checkpoint(resolve_model(model)))
+    say(f"{out}: {sum(path.stat().st_size for path in out.iterdir()) / 1e6:.1f} MB")
+
+
+def _show(directory: Path, model: str, count: int) -> None:
+    from itertools import islice
+
+    from foreword.models.formats.opening import open_checkpoint
+    from foreword.models.sources.resolve import resolve_model
+    from foreword.train.texts.documents import count_shards, read_shards
+
+    if not count_shards(directory):
+        raise RequestError(
+            f"there are no training texts in {directory}; write some with --minutes or --tokens"
+        )
+    tokenizer = open_checkpoint(resolve_model(model)).tokenizer()
+    for document in islice(read_shards(directory), count):
+        begin = document.answer_begin
+        prompt = tokenizer.decode(document.tokens[:begin].tolist(), skip_special_tokens=False)
+        answer = tokenizer.decode(document.tokens[begin:].tolist(), skip_special_tokens=False)
+        where = ", held out" if document.held_out else ""
+        stdout.rule(f"{document.kind}, temperature {document.temperature:.2f}{where}")
+        stdout.print(prompt, style="dim", markup=False, end="")
+        stdout.print(answer, markup=False)

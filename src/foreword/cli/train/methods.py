@@ -1,0 +1,115 @@
+"""`foreword train eagle3|medusa|dflash|draft|exit`: what each has of its own."""
+
+from typing import Annotated
+
+import typer
+
+from foreword.cli.train.options import CommonOptions, parse_numbers, training_command
+
+DraftVocab = Annotated[int, typer.Option(min=1, help="Tokens that it can guess: the most frequent ones.")]
+Taps = Annotated[str | None, typer.Option(help="Boundaries whose states it reads, such as 2,15,27.")]
+Intermediate = Annotated[int | None, typer.Option(help="Width of its MLP. Default: the model's.")]
+
+
+@training_command
+def eagle3(
+    options: CommonOptions,
+    draft_vocab: DraftVocab = 16384,
+    taps: Taps = None,
+    intermediate: Intermediate = None,
+) -> None:
+    """Train an EAGLE-3 head.
+
+    Example: foreword train eagle3 --out head --minutes 5
+    """
+    from foreword.cli.train.session import run_training
+    from foreword.train.heads.eagle3 import Eagle3Recipe
+    from foreword.train.loop.optimizer import Rates
+
+    recipe = Eagle3Recipe(draft_vocab, parse_numbers("--taps", taps), intermediate)
+    run_training(options, recipe, Rates(muon=0.02, adam=1e-3))
+
+
+@training_command
+def medusa(
+    options: CommonOptions,
+    heads: Annotated[int, typer.Option(min=1, max=16, help="Heads: one for each guess.")] = 4,
+    blocks: Annotated[int, typer.Option(min=1, max=8, help="Residual blocks of a head.")] = 1,
+    draft_vocab: DraftVocab = 16384,
+) -> None:
+    """Train Medusa heads.
+
+    Example: foreword train medusa --out heads --minutes 5
+    """
+    from foreword.cli.train.session import run_training
+    from foreword.train.heads.medusa import MedusaRecipe
+    from foreword.train.loop.optimizer import Rates
+
+    run_training(options, MedusaRecipe(heads, blocks, draft_vocab), Rates(muon=0.02, adam=1e-3))
+
+
+@training_command
+def draft(
+    options: CommonOptions,
+    layers: Annotated[int, typer.Option(min=1, help="Layers.")] = 4,
+    copy: Annotated[
+        str | None, typer.Option(help="The model's layers that it begins as, such as 0,10,20,29.")
+    ] = None,
+    random: Annotated[
+        bool, typer.Option("--random", help="Begin with random layers instead of copied ones.")
+    ] = False,
+    hidden: Annotated[int | None, typer.Option(help="Width. Default: the model's.")] = None,
+    intermediate: Intermediate = None,
+    heads: Annotated[int | None, typer.Option(help="Query heads. Default: the model's.")] = None,
+    kv_heads: Annotated[int | None, typer.Option(help="Key/value heads. Default: the model's.")] = None,
+) -> None:
+    """Train a small model that writes as the model does.
+
+    Example: foreword train draft --out small --layers 4 --minutes 5
+    """
+    from foreword.cli.train.session import run_training
+    from foreword.train.heads.draft import DraftRecipe
+    from foreword.train.loop.optimizer import Rates
+
+    copied = parse_numbers("--copy", copy)
+    recipe = DraftRecipe(layers, copied, random, hidden, intermediate, heads, kv_heads)
+    run_training(options, recipe, Rates(muon=0.01, adam=1e-3))
+
+
+@training_command
+def exit_(
+    options: CommonOptions,
+    layer: Annotated[
+        int | None, typer.Option(help="Layers of the model that run. Default: a quarter of them.")
+    ] = None,
+) -> None:
+    """Train an early exit: a layer and a norm after the model's first layers.
+
+    Example: foreword train exit --out exit --layer 8 --minutes 5
+    """
+    from foreword.cli.train.session import run_training
+    from foreword.train.heads.exit import ExitRecipe
+    from foreword.train.loop.optimizer import Rates
+
+    run_training(options, ExitRecipe(layer), Rates(muon=0.01, adam=1e-3))
+
+
+@training_command
+def dflash(
+    options: CommonOptions,
+    layers: Annotated[int, typer.Option(min=1, help="Layers.")] = 2,
+    guesses: Annotated[int, typer.Option(min=1, max=31, help="Tokens that one pass guesses.")] = 4,
+    draft_vocab: DraftVocab = 16384,
+    taps: Taps = None,
+    intermediate: Intermediate = None,
+) -> None:
+    """Train a DFlash head, which fills in a block of tokens at once.
+
+    Example: foreword train dflash --out head --minutes 5
+    """
+    from foreword.cli.train.session import run_training
+    from foreword.train.heads.dflash import DFlashRecipe
+    from foreword.train.loop.optimizer import Rates
+
+    recipe = DFlashRecipe(layers, guesses, parse_numbers("--taps", taps), intermediate, draft_vocab)
+    run_training(options, recipe, Rates(muon=0.02, adam=1e-3))

@@ -1,0 +1,111 @@
+"""The options that all methods of `foreword train` have."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, Concatenate, ParamSpec, get_type_hints
+
+import typer
+
+from foreword.cli.console import DEFAULT_MODEL, DeviceOption, ModelOption, PlotOption
+from foreword.errors import RequestError
+
+PromptsOption = Annotated[
+    list[Path] | None, typer.Option(help="JSON lines with prompts to answer besides self-written ones.")
+]
+CompileOption = Annotated[bool, typer.Option(help="Compile the parts of a pass (a GPU's compilers needed).")]
+
+
+@dataclass(frozen=True)
+class CommonOptions:
+    """What is trained where, how long and how fast."""
+
+    out: Annotated[Path, typer.Option(help="Directory of what is trained.")]
+    model: ModelOption = DEFAULT_MODEL
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory of training texts. Default: OUT/texts, written first if there are none."
+        ),
+    ] = None
+    prompts: PromptsOption = None
+    minutes: Annotated[float | None, typer.Option(help="Train this long.")] = None
+    steps: Annotated[int | None, typer.Option(help="Train this many steps.")] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the directory's last state.")] = False
+    begin: Annotated[
+        Path | None,
+        typer.Option(help="Begin with the weights of this trained directory; the optimiser is new."),
+    ] = None
+    final: Annotated[bool, typer.Option(help="End with a decay of the learning rate.")] = True
+    evaluate: Annotated[
+        list[Path] | None,
+        typer.Option("--eval", help="JSON lines with prompts to measure on, never trained on."),
+    ] = None
+    evaluate_every: Annotated[float, typer.Option(help="Seconds between two measurements.")] = 90.0
+    export: Annotated[
+        Path | None, typer.Option(help="Also write the weights in pieces of at most 15 MB here.")
+    ] = None
+    export_bits: Annotated[int, typer.Option(help="16 or 8 bits for the matrices of these pieces.")] = 16
+    depth: Annotated[int, typer.Option(min=1, max=16, help="Guesses of a chain.")] = 4
+    batch_tokens: Annotated[int | None, typer.Option(min=64, help="Tokens of a step.")] = None
+    muon: Annotated[float | None, typer.Option(help="Learning rate of the matrices.")] = None
+    adam: Annotated[float | None, typer.Option(help="Learning rate of the rest.")] = None
+    sharpness: Annotated[float, typer.Option(help="Exponent on the target's probabilities.")] = 1.0
+    decay_share: Annotated[float, typer.Option(help="Share of the stretch in which the rate decays.")] = 0.4
+    seed: Annotated[int, typer.Option(help="Seed of weights and order.")] = 0
+    plot: PlotOption = None
+    compiled: CompileOption = True
+    device: DeviceOption = "auto"
+
+    def __post_init__(self) -> None:
+        if self.minutes is None and self.steps is None:
+            raise RequestError("say how long to train: --minutes or --steps")
+        if self.prompts and self.data is not None:
+            raise RequestError(
+                "--prompts are answered where texts are written: give them to `foreword train data`"
+            )
+        if self.export_bits not in (8, 16):
+            raise RequestError(f"--export-bits must be 8 or 16, not {self.export_bits}")
+        if self.resume and self.begin is not None:
+            raise RequestError("--resume goes on with weights that are there; leave out --begin")
+
+
+_Own = ParamSpec("_Own")
+
+
+def training_command(function: Callable[Concatenate[CommonOptions, _Own], None]) -> Callable[..., None]:
+    """A command with the common options and, before them, the function's own."""
+    hints = get_type_hints(function, include_extras=True)
+    own = [
+        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in list(inspect.signature(function).parameters.items())[1:]
+    ]
+    types = get_type_hints(CommonOptions, include_extras=True)
+    common = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=types[field.name],
+        )
+        for field in fields(CommonOptions)
+    ]
+
+    @wraps(function)
+    def command(**given: Any) -> None:  # noqa: ANN401 - options of many types
+        options = CommonOptions(**{field.name: given.pop(field.name) for field in fields(CommonOptions)})
+        function(options, **given)  # type: ignore[call-arg] # what is left are its own
+
+    parameters = [*common[:1], *own, *common[1:]]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def parse_numbers(option: str, text: str | None) -> tuple[int, ...] | None:
+    """Layers, separated by commas."""
+    from foreword.cli.console import parse_sizes
+
+    return None if text is None else tuple(parse_sizes(option, text))

@@ -1,0 +1,261 @@
+"""What the commands of `foreword train` do: load, write texts if need be, train, show how it goes."""
+
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import typer
+
+from foreword.cli.console import stage_bar, stderr, stdout
+from foreword.cli.train.options import CommonOptions
+from foreword.errors import RequestError
+
+if TYPE_CHECKING:
+    from foreword.models.formats.checkpoint import Checkpoint
+    from foreword.train.heads.learner import Recipe
+    from foreword.train.loop.optimizer import Rates
+    from foreword.train.passes.target import Target
+    from foreword.train.texts.data import WritingSettings
+    from foreword.train.texts.documents import Document
+    from foreword.train.texts.jobs import TextBatch
+    from foreword.train.texts.prompts import FilePrompt
+
+_EVAL_TOKENS = 128  # of an answer
+_EVAL_CONTEXT = 2048
+_HELD_OUT_TEXTS = 256
+_GPU_ROWS, _CPU_ROWS = 2048, 8  # texts that are written at a time
+_GPU_BATCH, _CPU_BATCH = 61440, 2048  # tokens of a step
+
+
+class Workplace:
+    """A model on a device: as the trainer runs it, and as it writes texts."""
+
+    def __init__(self, model: str, device: str, *, compiled: bool) -> None:
+        import torch
+
+        from foreword.models.formats.opening import open_checkpoint
+        from foreword.models.sources.resolve import resolve_model
+
+        name = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+        self.on_gpu = name == "cuda"
+        self.compiled = compiled and self.on_gpu
+        self._device = torch.device(name)
+        with stage_bar() as on_stage:
+            self._path = resolve_model(model, on_progress=on_stage)
+        self.checkpoint: Checkpoint = open_checkpoint(self._path)
+        self._target: Target | None = None
+
+    @property
+    def target(self) -> "Target":
+        if self._target is None:
+            import torch
+
+            from foreword.train.passes.target import Target
+
+            dtype = torch.bfloat16 if self.on_gpu else torch.float32
+            self._target = Target.load(self.checkpoint, self._device, dtype, compiled=self.compiled)
+        return self._target
+
+    def batch(self, rows: int | None, context: int, seed: int) -> "TextBatch":
+        """Who writes texts: one captured batch on a GPU, our engine on a CPU."""
+        if self.on_gpu:
+            from foreword.train.texts.endless import EndlessBatch
+
+            stops = self.checkpoint.tokenizer().eos_ids
+            return EndlessBatch(
+                self.target, rows=rows or _GPU_ROWS, context=context, stop_ids=stops, seed=seed
+            )
+        from foreword.engine.config import EngineConfig
+        from foreword.engine.llm import make_core
+        from foreword.engine.loader import load_model
+        from foreword.train.texts.engine_batch import EngineBatch
+
+        loaded = load_model(str(self._path), device="cpu", generation_config="none")
+        rows = rows or _CPU_ROWS
+        core = make_core(loaded, EngineConfig(max_num_seqs=rows), "auto")
+        return EngineBatch(core, rows=rows, seed=seed)
+
+    @property
+    def fingerprint(self) -> str:
+        """A name for the model's numbers, so that answers of another are not taken for its own."""
+        norm = self.target.weights.final_norm.float().sum().item()
+        return f"{self.checkpoint.config} {norm:.6f} {self.target.dtype}"
+
+
+class ConsoleWatcher:
+    """A bar on a terminal, lines everywhere."""
+
+    def __init__(self, show: Callable[[str, int, int], None]) -> None:
+        self._show = show
+
+    def say(self, line: str) -> None:
+        # Over the bar where there is one: it is drawn anew below.
+        (stderr if stderr.is_terminal else stdout).print(line, markup=False, soft_wrap=True)
+
+    def progress(self, share: float, line: str) -> None:
+        self._show(line, int(1000 * min(share, 1.0)), 1000)
+
+
+def run_training(options: CommonOptions, recipe: "Recipe", rates: "Rates") -> None:
+    """One stretch of training, and what is left of it."""
+    from dataclasses import replace
+
+    from foreword.train.loop.output import write_pieces
+    from foreword.train.loop.run import TrainRun, train
+    from foreword.train.loop.texts import gather_texts
+    from foreword.train.loop.trainer import TrainSettings
+
+    evaluation = read_prompts(options.evaluate)
+    place = Workplace(options.model, options.device, compiled=options.compiled)
+    data = options.data or options.out / "texts"
+
+    def answer(prompts: "Sequence[FilePrompt]") -> "list[Document]":
+        from foreword.train.texts.data import write_answers
+
+        rows = min(512 if place.on_gpu else _CPU_ROWS, len(prompts))
+        batch = place.batch(rows, _EVAL_CONTEXT, seed=0)
+        return write_answers(
+            batch, place.checkpoint.tokenizer(), prompts, max_new=_EVAL_TOKENS, context=_EVAL_CONTEXT
+        )
+
+    hint = "give fewer --batch-tokens"
+    with stop_signals() as stopped, memory_in_one_line(hint), stage_bar() as show:
+        watcher = ConsoleWatcher(show)
+        if options.data is None:
+            _write_first(options, place, data, watcher, stopped)
+        rates = replace(
+            rates,
+            muon=rates.muon if options.muon is None else options.muon,
+            adam=rates.adam if options.adam is None else options.adam,
+        )
+        run = TrainRun(
+            out=options.out,
+            recipe=recipe,
+            batch_rows=options.batch_tokens or (_GPU_BATCH if place.on_gpu else _CPU_BATCH),
+            tail_multiple=4096 if place.on_gpu else 64,
+            seconds=None if options.minutes is None else 60 * options.minutes,
+            steps=options.steps,
+            final=options.final,
+            decay_share=options.decay_share,
+            resume=options.resume,
+            begin=options.begin,
+            evaluate_every=options.evaluate_every,
+            report_every=50 if place.on_gpu else 10,
+            settings=TrainSettings(
+                depth=options.depth,
+                rates=rates,
+                sharpness=options.sharpness,
+                seed=options.seed,
+                compiled=place.compiled,
+            ),
+            command=shlex.join(["foreword", *sys.argv[1:]]),
+            stop=stopped,
+        )
+        texts = gather_texts(data, evaluation, answer, _HELD_OUT_TEXTS, place.fingerprint)
+        reports = train(place.checkpoint, place.target, run, texts, watcher)
+    if reports is None:
+        say(f"stopped; its state is in {run.state.parent}, and --resume goes on from it")
+        raise typer.Exit(1)
+    if options.export is not None:
+        write_pieces(options.out, options.export, bits=options.export_bits)
+    if options.plot is not None:
+        from foreword.cli.train.curves import save_curves
+
+        save_curves(run.log, options.plot, f"{recipe.method} for {options.model}")
+    say(f"{options.out}: {recipe.method}, with a card in README.md")
+
+
+def _write_first(
+    options: CommonOptions, place: Workplace, data: Path, watcher: ConsoleWatcher, stopped: Callable[[], bool]
+) -> None:
+    """Texts to train on, unless there are some: a third of the minutes, or what the steps read once."""
+    from foreword.train.texts.data import WritingSettings
+    from foreword.train.texts.documents import count_shards
+
+    if count_shards(data):
+        return
+    seconds = None if options.minutes is None else 20 * options.minutes
+    size = options.batch_tokens or (_GPU_BATCH if place.on_gpu else _CPU_BATCH)
+    tokens = None if options.steps is None else max(options.steps * size // 4, 4096)
+    settings = WritingSettings(seconds=seconds, answer_tokens=tokens, seed=options.seed, stop=stopped)
+    write_texts(place, data, settings, read_prompts(options.prompts), None, watcher)
+
+
+def write_texts(
+    place: Workplace,
+    out: Path,
+    settings: "WritingSettings",
+    prompts: "Sequence[FilePrompt]",
+    rows: int | None,
+    watcher: ConsoleWatcher,
+) -> None:
+    """Let the model write, and say how much it was."""
+    from dataclasses import replace
+
+    from foreword.train.texts.data import WritingReport, write_training_set
+
+    settings = replace(settings, context=min(settings.context, place.checkpoint.config.context_length))
+
+    def on_progress(report: WritingReport) -> None:
+        shares = [0.0]
+        if settings.seconds is not None:
+            shares.append(report.seconds / settings.seconds)
+        if settings.answer_tokens is not None:
+            shares.append(report.answer_tokens / settings.answer_tokens)
+        watcher.progress(max(shares), f"writing: {report.answer_tokens / 1e3:,.0f}k answer tokens")
+
+    tokenizer = place.checkpoint.tokenizer()
+    batch = place.batch(rows, settings.context, settings.seed)
+    report = write_training_set(batch, tokenizer, out, settings, prompts=prompts, on_progress=on_progress)
+    seconds = max(report.seconds, 1e-9)
+    watcher.say(
+        f"{report.documents} texts, {report.tokens / 1e6:.2f}M tokens, {report.answer_tokens / 1e6:.2f}M in answers "
+        f"in {report.seconds:.0f} s: {report.answer_tokens / seconds / 1e3:.1f}k answer tokens/s, "
+        f"{report.written_tokens / seconds / 1e3:.1f}k drawn/s"
+    )
+    watcher.say(", ".join(f"{kind} {count / 1e6:.2f}M" for kind, count in report.kinds.most_common()))
+
+
+def read_prompts(paths: Sequence[Path] | None) -> "list[FilePrompt]":
+    from foreword.train.texts.prompts import read_prompt_file
+
+    return [prompt for path in paths or [] for prompt in read_prompt_file(path)]
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM end the work after the step that is under way; a second Ctrl-C ends it at once."""
+    seen: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(seen)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def memory_in_one_line(hint: str) -> Iterator[None]:
+    """A GPU whose memory is full is told of in one line."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        reason = str(error).split(". ")[0]
+        raise RequestError(f"{reason}: the device's memory is full; {hint}") from None
+
+
+def say(line: str) -> None:
+    stdout.print(line, markup=False, soft_wrap=True)

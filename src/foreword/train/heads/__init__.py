@@ -1,0 +1,1 @@
+"""What can be trained: one file for each method."""

@@ -1,0 +1,186 @@
+"""A DFlash head: a block of masks after the newest token is filled in one pass.
+
+Every row from which an answer's token is predicted is an anchor: the block begins with the token after it, sees the
+target's states up to it and the whole of itself, and nothing of the text in between.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, linear
+
+from foreword.backends.torch.norms import rms_norm
+from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.rope import rotate
+from foreword.train.heads.eagle3_files import layer_config, speculators_section
+from foreword.train.heads.learner import LearnedFiles, Learner, begin_matrices, scaled_taps, scales_of
+from foreword.train.passes.attention import chain_attention
+from foreword.train.passes.layers import LayerHalves, LayerTensors, layer_tensors, tracked
+from foreword.train.passes.packing import PackedBatch, sample_batch
+from foreword.train.passes.target import Features, Target
+from foreword.train.passes.vocabulary import DraftVocabulary, vocabulary_tensors
+from foreword.train.texts.documents import Document
+
+_LAYER = {
+    "self_attn.q_proj": "q", "self_attn.k_proj": "kv", "self_attn.v_proj": "kv", "self_attn.o_proj": "o",
+    "mlp.gate_proj": "up", "mlp.up_proj": "up", "mlp.down_proj": "down",
+}  # fmt: skip
+_OUTPUT = "lm_head.weight"
+_NORMS = ("input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm")
+
+
+@dataclass(frozen=True)
+class DFlashRecipe:
+    """A head of some layers with the target's sizes."""
+
+    layers: int = 2
+    guesses: int = 4  # masks in a block
+    taps: tuple[int, ...] | None = None
+    intermediate: int | None = None
+    draft_vocab: int = 16384
+
+    method: ClassVar[str] = "dflash"
+
+    @property
+    def vocabulary_size(self) -> int | None:
+        return self.draft_vocab
+
+    def build(self, target: Target, vocabulary: DraftVocabulary, *, compiled: bool = False) -> "DFlashHead":
+        return DFlashHead(target, vocabulary, self, compiled=compiled).to(target.device)
+
+
+def spread_taps(num_layers: int, count: int = 3) -> tuple[int, ...]:
+    """Boundaries from the second to the third last, evenly spread."""
+    last = max(num_layers - 4, 1)
+    return tuple(sorted({min(2 + round(i * (last - 1) / (count - 1)), num_layers) for i in range(count)}))
+
+
+class DFlashHead(Learner):
+    """Layers whose keys and values of the past are made from the target's states, and of the block from itself."""
+
+    method = "dflash"
+    tap_scales: Tensor
+    mask_token: Tensor
+
+    def __init__(
+        self, target: Target, vocabulary: DraftVocabulary, recipe: DFlashRecipe, *, compiled: bool = False
+    ) -> None:
+        super().__init__(target, vocabulary, recipe.taps or spread_taps(target.config.num_layers))
+        self._recipe = recipe
+        hidden, (heads, kv_heads, dim) = target.config.hidden_size, target.sizes
+        self.intermediate = recipe.intermediate or target.config.layer.mlp.intermediate_size
+        sizes = {
+            "q": (heads * dim, hidden), "kv": (kv_heads * dim, hidden), "o": (hidden, heads * dim),
+            "up": (self.intermediate, hidden), "down": (hidden, self.intermediate),
+        }  # fmt: skip
+        numbers = range(recipe.layers)
+        shapes = {f"layers.{i}.{name}": sizes[kind] for i in numbers for name, kind in _LAYER.items()}
+        shapes["fc"] = (hidden, len(self.taps) * hidden)
+        self.matrices = nn.ParameterDict({_key(n): nn.Parameter(torch.empty(s)) for n, s in shapes.items()})
+        widths = {f"layers.{i}.{name}": dim if "attn" in name else hidden for i in numbers for name in _NORMS}
+        widths |= {"hidden_norm": hidden, "norm": hidden}
+        self.norms = nn.ParameterDict({_key(n): nn.Parameter(torch.ones(w)) for n, w in widths.items()})
+        self.lm_head = nn.Parameter(torch.empty(len(vocabulary.token_ids), hidden))
+        self.register_buffer("tap_scales", torch.ones(len(self.taps)))
+        self.register_buffer("mask_token", torch.zeros((), dtype=torch.int64))
+        self._plain, self._halves = LayerHalves(compiled=False), LayerHalves(compiled=compiled, dynamic=False)
+
+    @torch.no_grad()
+    def begin(self, documents: Sequence[Document], seed: int) -> None:
+        """Small random layers; the output is the target's own, and the mask a token that texts hardly have."""
+        target = self.target
+        begin_matrices(self.matrices, seed, damped=("o_proj", "down_proj"))
+        self.norms["norm"].copy_(target.weights.final_norm)
+        self.lm_head.copy_(target.weights.head[self.vocabulary.token_ids])
+        counts = np.zeros(target.config.vocab_size, np.int64)
+        for document in documents:
+            np.add.at(counts, document.tokens, 1)
+        self.mask_token.fill_(int(counts.argmin()))
+        batch = sample_batch(documents, target.device)
+        self.tap_scales.copy_(scales_of(target.features(batch, self.taps).taps))
+
+    def loss_steps(self, depth: int) -> int:
+        return min(depth, self._recipe.guesses)
+
+    def output(self, step: int) -> Tensor:
+        return self.lm_head
+
+    def steps(self, batch: PackedBatch, features: Features, count: int) -> Iterator[Tensor]:
+        target, eps, slots = self.target, self.target.config.norm.eps, self._recipe.guesses + 1
+        weights = {
+            name: tensor.to(target.dtype) for name, tensor in self.weights().items() if name != _OUTPUT
+        }
+        past = linear(scaled_taps(features, self.tap_scales), weights["fc.weight"])
+        past = rms_norm(past, weights["hidden_norm.weight"], eps)
+        rows = batch.tail_rows
+        masks = self.mask_token.expand(len(rows) * (slots - 1))
+        stream = embedding(torch.cat((batch.held(0), masks)), target.weights.embedding)  # slot after slot
+        positions = torch.cat([batch.positions[rows] + 1 + slot for slot in range(slots)])
+        stream = tracked(stream) if self._recipe.layers > 1 else stream
+        rotation, past_rotation = target.head_rotation(positions), target.head_rotation(batch.positions)
+        for number in range(self._recipe.layers):
+            tensors = layer_tensors(weights, f"layers.{number}.")
+            seen = self._keys_values(past, tensors, past_rotation)
+            stream = self._layer(stream, rotation, seen, tensors, batch)
+        found = rms_norm(stream, weights["norm.weight"], eps).view(slots, len(rows), -1)
+        yield from found[1 : 1 + count]
+
+    def _layer(
+        self,
+        stream: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        seen: tuple[Tensor, Tensor],
+        tensors: LayerTensors,
+        batch: PackedBatch,
+    ) -> Tensor:
+        """One layer over all slots of all blocks."""
+        halves = self._halves if torch.is_grad_enabled() else self._plain
+        eps, slots = self.target.config.norm.eps, self._recipe.guesses + 1
+        q, k, v = (
+            part.reshape(slots, -1, *part.shape[1:])
+            for part in halves.before(stream, *rotation, tensors, self.target.sizes, eps)
+        )
+        own = list(zip(k.unbind(), v.unbind(), strict=True))
+        attended = [chain_attention(queries, *seen, own, batch.tails, batch.texts) for queries in q.unbind()]
+        return halves.after(stream, torch.cat(attended), tensors, eps)
+
+    def _keys_values(
+        self, past: Tensor, tensors: LayerTensors, rotation: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Of the text's own tokens, from the target's states; these pass through no layer."""
+        heads, kv_heads, dim = self.target.sizes
+        qkv, key_norm = tensors[1], tensors[4]
+        assert qkv is not None and key_norm is not None
+        joined = linear(past, qkv[heads * dim :]).view(len(past), 2 * kv_heads, dim)
+        keys = rms_norm(joined[:, :kv_heads], key_norm, self.target.config.norm.eps)
+        return rotate(keys, *rotation), joined[:, kv_heads:].contiguous()
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        both = (*self.matrices.items(), *self.norms.items(), ("lm_head", self.lm_head))
+        return {key.replace("/", ".") + ".weight": value for key, value in both}
+
+    def files(self, checkpoint: Checkpoint, guesses: int) -> LearnedFiles:
+        """Speculators' layout."""
+        layer = layer_config(checkpoint.config, self.intermediate, self._recipe.layers)
+        config = {
+            "architectures": ["DFlashSpeculator"],
+            "speculators_model_type": "dflash",
+            "block_size": self._recipe.guesses + 1,
+            "mask_token_id": int(self.mask_token),
+            "aux_hidden_state_layer_ids": list(self.taps),
+            "draft_vocab_size": len(self.vocabulary.token_ids),
+            "sample_from_anchor": False,
+            "torch_dtype": "bfloat16",
+            "transformer_layer_config": layer
+            | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
+            "speculators_config": speculators_section("dflash", checkpoint, guesses),
+        }
+        return LearnedFiles(config, self.file_tensors() | vocabulary_tensors(self.vocabulary))
+
+
+def _key(name: str) -> str:
+    return name.replace(".", "/")

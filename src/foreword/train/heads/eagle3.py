@@ -1,0 +1,198 @@
+"""An EAGLE-3 head as it is trained: its chain unrolled with its own states."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, linear, silu
+
+from foreword.backends.torch.norms import rms_norm
+from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.rope import rotate
+from foreword.train.heads.eagle3_files import eagle3_config
+from foreword.train.heads.learner import LearnedFiles, Learner, begin_matrices, scaled_taps, scales_of
+from foreword.train.passes.attention import chain_attention
+from foreword.train.passes.layers import Sizes
+from foreword.train.passes.packing import PackedBatch, sample_batch
+from foreword.train.passes.target import Features, Target
+from foreword.train.passes.vocabulary import DraftVocabulary, vocabulary_tensors
+from foreword.train.texts.documents import Document
+
+_ATTENTION, _MLP = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+_NORMS = ("input_layernorm", "hidden_norm", "post_attention_layernorm", "norm")
+
+
+@dataclass(frozen=True)
+class Eagle3Recipe:
+    """A head with the sizes of one of the target's layers, unless it says otherwise."""
+
+    draft_vocab: int = 16384
+    taps: tuple[int, ...] | None = None
+    intermediate: int | None = None
+
+    method: ClassVar[str] = "eagle3"
+
+    @property
+    def vocabulary_size(self) -> int | None:
+        return self.draft_vocab
+
+    def build(self, target: Target, vocabulary: DraftVocabulary, *, compiled: bool = False) -> "Eagle3Head":
+        taps = self.taps or default_taps(target.config.num_layers)
+        intermediate = self.intermediate or target.config.layer.mlp.intermediate_size
+        return Eagle3Head(target, vocabulary, taps, intermediate, compiled=compiled).to(target.device)
+
+
+def default_taps(num_layers: int) -> tuple[int, ...]:
+    """What EAGLE-3 heads read where their config does not say."""
+    return (min(2, num_layers), num_layers // 2, max(num_layers - 3, 1))
+
+
+class Eagle3Head(Learner):
+    """One layer that reads a token and a state side by side; its own state is the next step's."""
+
+    method = "eagle3"
+    tap_scales: Tensor
+
+    def __init__(
+        self,
+        target: Target,
+        vocabulary: DraftVocabulary,
+        taps: Sequence[int],
+        intermediate: int,
+        *,
+        compiled: bool = False,
+    ) -> None:
+        super().__init__(target, vocabulary, taps)
+        heads, kv_heads, dim = target.sizes
+        hidden = target.config.hidden_size
+        self.intermediate = intermediate
+        wide, queries, keys = 2 * hidden, heads * dim, kv_heads * dim
+        sizes = {
+            "fc": (hidden, len(taps) * hidden),
+            "q_proj": (queries, wide),
+            "k_proj": (keys, wide),
+            "v_proj": (keys, wide),
+            "o_proj": (hidden, queries),
+            "gate_proj": (intermediate, hidden),
+            "up_proj": (intermediate, hidden),
+            "down_proj": (hidden, intermediate),
+        }
+        self.matrices = nn.ParameterDict(
+            {name: nn.Parameter(torch.empty(size)) for name, size in sizes.items()}
+        )
+        self.norms = nn.ParameterDict({name: nn.Parameter(torch.ones(hidden)) for name in _NORMS})
+        self.lm_head = nn.Parameter(torch.empty(len(vocabulary.token_ids), hidden))
+        self.register_buffer("tap_scales", torch.ones(len(taps)))
+        self._plain = _Parts(compiled=False)
+        self._parts = _Parts(compiled=compiled)
+
+    @torch.no_grad()
+    def begin(self, documents: Sequence[Document], seed: int) -> None:
+        """Small random matrices; the state begins as the last tap, the output as the target's own."""
+        target = self.target
+        begin_matrices(self.matrices, seed, damped=("o_proj", "down_proj"))
+        fc = self.matrices["fc"]
+        fc.zero_()
+        fc[:, -target.config.hidden_size :] = torch.eye(target.config.hidden_size)
+        self.norms["norm"].copy_(target.weights.final_norm)
+        self.lm_head.copy_(target.weights.head[self.vocabulary.token_ids])
+        batch = sample_batch(documents, target.device)
+        self.tap_scales.copy_(scales_of(target.features(batch, self.taps).taps))
+
+    def output(self, step: int) -> Tensor:
+        return self.lm_head
+
+    def files(self, checkpoint: Checkpoint, guesses: int) -> LearnedFiles:
+        tensors = self.file_tensors() | vocabulary_tensors(self.vocabulary)
+        return LearnedFiles(eagle3_config(self, checkpoint, guesses), tensors)
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        found = {"lm_head.weight": self.lm_head}
+        for name, tensor in (*self.matrices.items(), *self.norms.items()):
+            part = "self_attn." if name in _ATTENTION else "mlp." if name in _MLP else ""
+            prefix = "" if name in ("fc", "norm") else f"layers.0.{part}"
+            found[f"{prefix}{name}.weight"] = tensor
+        return found
+
+    def steps(self, batch: PackedBatch, features: Features, count: int) -> Iterator[Tensor]:
+        target, eps, sizes = self.target, self.target.config.norm.eps, self.target.sizes
+        # Compiling everything again without gradients, for measuring, would not pay.
+        parts = self._parts if torch.is_grad_enabled() else self._plain
+        weights = self._cast(target.dtype)
+        rows = batch.tail_rows
+
+        def token_states(token_ids: Tensor) -> Tensor:
+            return rms_norm(embedding(token_ids, target.weights.embedding), weights["input_layernorm"], eps)
+
+        taps = scaled_taps(features, self.tap_scales)
+        state = parts.state(taps, weights["fc"], weights["hidden_norm"], eps)
+        token = token_states(batch.token_ids.roll(-1))
+        keys, values = parts.keys_values(
+            token, state, weights["k_proj"], weights["v_proj"], *target.head_rotation(batch.positions), sizes
+        )
+        state, token = state[rows], token[rows]
+        own: list[tuple[Tensor, Tensor]] = []
+        for step in range(count):
+            rotation = target.head_rotation(batch.positions[rows] + step)
+            if step:
+                token = token_states(batch.held(step))
+                own.append(
+                    parts.keys_values(token, state, weights["k_proj"], weights["v_proj"], *rotation, sizes)
+                )
+            queries = parts.queries(token, state, weights["q_proj"], *rotation, sizes)
+            attended = chain_attention(queries, keys, values, own, batch.tails, batch.texts)
+            state, output = parts.after(state, attended, weights, eps)
+            yield output
+
+    def _cast(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """All weights in `dtype` but the output matrix; gradients flow through."""
+        groups: Mapping[str, Tensor] = {**self.matrices, **self.norms}
+        return {name: tensor.to(dtype) for name, tensor in groups.items()}
+
+
+class _Parts:
+    """The pieces of a step between two attentions."""
+
+    def __init__(self, *, compiled: bool) -> None:
+        self.state = torch.compile(_state, dynamic=False) if compiled else _state
+        self.keys_values = torch.compile(_keys_values, dynamic=False) if compiled else _keys_values
+        self.queries = torch.compile(_queries, dynamic=False) if compiled else _queries
+        self.after = torch.compile(_after, dynamic=False) if compiled else _after
+
+
+def _state(taps: Tensor, fc: Tensor, norm: Tensor, eps: float) -> Tensor:
+    """The head's first state for every slot, normed (`norm_before_residual`)."""
+    return rms_norm(linear(taps, fc), norm, eps)
+
+
+def _keys_values(
+    token: Tensor,
+    state: Tensor,
+    key_matrix: Tensor,
+    value_matrix: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    sizes: Sizes,
+) -> tuple[Tensor, Tensor]:
+    _, kv_heads, dim = sizes
+    joined = torch.cat((token, state), dim=-1)
+    keys = linear(joined, key_matrix).view(-1, kv_heads, dim)
+    return rotate(keys, cos, sin), linear(joined, value_matrix).view(-1, kv_heads, dim)
+
+
+def _queries(token: Tensor, state: Tensor, matrix: Tensor, cos: Tensor, sin: Tensor, sizes: Sizes) -> Tensor:
+    heads, _, dim = sizes
+    return rotate(linear(torch.cat((token, state), dim=-1), matrix).view(-1, heads, dim), cos, sin)
+
+
+def _after(
+    state: Tensor, attended: Tensor, weights: Mapping[str, Tensor], eps: float
+) -> tuple[Tensor, Tensor]:
+    """The next step's state (normed, as the next step will read it), and the state for the output matrix."""
+    stream = state + linear(attended.flatten(1), weights["o_proj"])
+    normed = rms_norm(stream, weights["post_attention_layernorm"], eps)
+    gated = silu(linear(normed, weights["gate_proj"])) * linear(normed, weights["up_proj"])
+    stream = stream + linear(gated, weights["down_proj"])
+    return rms_norm(stream, weights["hidden_norm"], eps), rms_norm(stream, weights["norm"], eps)

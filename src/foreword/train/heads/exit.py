@@ -1,0 +1,66 @@
+"""An early exit: one layer and a norm that turn the target's state after its first layers into a guess."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from foreword.errors import RequestError
+from foreword.models.formats.checkpoint import Checkpoint
+from foreword.train.heads.draft_files import hf_settings
+from foreword.train.heads.learner import LearnedFiles
+from foreword.train.heads.stack import NORM, LayerStack, guesses_of, without_factors
+from foreword.train.passes.packing import PackedBatch
+from foreword.train.passes.target import Features, Target
+from foreword.train.passes.vocabulary import DraftVocabulary
+from foreword.train.texts.documents import Document
+
+
+@dataclass(frozen=True)
+class ExitRecipe:
+    """Where the target is left."""
+
+    layer: int | None = None  # layers of the target that run; None: a quarter of them
+
+    method: ClassVar[str] = "exit"
+
+    @property
+    def vocabulary_size(self) -> int | None:
+        return None
+
+    def build(self, target: Target, vocabulary: DraftVocabulary, *, compiled: bool = False) -> "ExitAdapter":
+        count = target.config.num_layers
+        layer = self.layer if self.layer is not None else max(1, count // 4)
+        if not 1 <= layer < count:
+            raise RequestError(f"the exit must be after layer 1 .. {count - 1}, not {layer}")
+        return ExitAdapter(target, vocabulary, layer, compiled=compiled).to(target.device)
+
+
+class ExitAdapter(LayerStack):
+    """It reads the residual stream after `layer` layers; embedding and output matrix are the target's."""
+
+    method = "exit"
+
+    def __init__(
+        self, target: Target, vocabulary: DraftVocabulary, layer: int, *, compiled: bool = False
+    ) -> None:
+        super().__init__(
+            target, vocabulary, target.config.with_layers([layer]), taps=(layer,), compiled=compiled
+        )
+
+    @torch.no_grad()
+    def begin(self, documents: Sequence[Document], seed: int) -> None:
+        """As the target's last layer, which also writes for the output matrix."""
+        self.copy_layer(self.target.config.num_layers - 1, 0)
+        self.weights()[NORM].copy_(self.target.weights.final_norm)
+
+    def steps(self, batch: PackedBatch, features: Features, count: int) -> Iterator[Tensor]:
+        yield from guesses_of(self.run(features.taps[0], batch, self.cast()), batch, count)
+
+    def files(self, checkpoint: Checkpoint, guesses: int) -> LearnedFiles:
+        """Tensors as in a model of one layer that has no embedding."""
+        settings = hf_settings(without_factors(self.config), checkpoint.tokenizer())
+        settings |= {"exit_layer": self.taps[0], "exit_of": checkpoint.path.name}
+        return LearnedFiles(settings, self.file_tensors())

@@ -1,0 +1,146 @@
+"""What every method that can be trained offers to the training loop."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from foreword.errors import RequestError
+from foreword.models.formats.checkpoint import Checkpoint
+from foreword.train.passes.packing import PackedBatch
+from foreword.train.passes.target import Features, Target
+from foreword.train.passes.vocabulary import DraftVocabulary
+from foreword.train.texts.documents import Document
+
+
+@dataclass(frozen=True)
+class LearnedFiles:
+    """What a directory holds in the end; its config.json is written last."""
+
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    texts: dict[str, str] = field(default_factory=dict)  # other files, by name
+    # Tensors that are the target's own: left out where weights travel, since the target is there.
+    borrowed: frozenset[str] = frozenset()
+
+
+TAPS_MATRIX = "fc.weight"
+"""Reads the target's states at the taps, multiplied by `tap_scales`."""
+
+
+class Learner(nn.Module, ABC):
+    """Weights that learn to guess ahead of a frozen target.
+
+    Guess number s of a tail row is about `batch.predicted(s)`. A method says which state an output matrix turns into
+    the logits of that guess. Weights are float32; a pass casts them to the target's numbers once.
+    """
+
+    method: ClassVar[str]
+    matrices: nn.ParameterDict  # Muon moves these, AdamW all other parameters
+
+    def __init__(self, target: Target, vocabulary: DraftVocabulary, taps: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.target = target
+        self.vocabulary = vocabulary.to(target.device)
+        self.taps = tuple(taps)  # boundaries whose states it reads
+
+    @abstractmethod
+    def begin(self, documents: Sequence[Document], seed: int) -> None:
+        """First weights; a few of the texts show what the target's states are like."""
+
+    @abstractmethod
+    def steps(self, batch: PackedBatch, features: Features, count: int) -> Iterator[Tensor]:
+        """For each of the first `count` guesses the states [tails, hidden] that the output matrix reads."""
+
+    @abstractmethod
+    def output(self, step: int) -> Tensor:
+        """The output matrix [vocabulary, hidden] of a guess."""
+
+    def loss_steps(self, depth: int) -> int:
+        """Guesses that have a loss of their own."""
+        return depth
+
+    @abstractmethod
+    def weights(self) -> dict[str, nn.Parameter]:
+        """All that is learned, by the names that files have for it."""
+
+    @torch.no_grad()
+    def take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Begin with weights of files that `files` wrote."""
+        for name, parameter in self.weights().items():
+            tensor = tensors.get(name)
+            if tensor is None or tensor.shape != parameter.shape:
+                raise RequestError(
+                    f"the weights to begin with have no {name} of shape {tuple(parameter.shape)}"
+                )
+            parameter.copy_(tensor)
+            if name == TAPS_MATRIX:
+                parameter.div_(self._tap_columns())
+
+    def file_tensors(self) -> dict[str, Tensor]:
+        """The weights as files have them; scales of taps are folded into the projection that reads them."""
+        found: dict[str, Tensor] = dict(self.weights())
+        if TAPS_MATRIX in found:
+            found[TAPS_MATRIX] = found[TAPS_MATRIX] * self._tap_columns()
+        return {name: stored(tensor) for name, tensor in found.items()}
+
+    def _tap_columns(self) -> Tensor:
+        assert isinstance(self.tap_scales, Tensor)
+        return self.tap_scales.repeat_interleave(self.target.config.hidden_size)
+
+    @abstractmethod
+    def files(self, checkpoint: Checkpoint, guesses: int) -> LearnedFiles:
+        """The head or model as others read it; `guesses` is how many it should be asked for at a time."""
+
+    def others(self) -> list[nn.Parameter]:
+        """The parameters that are no matrices inside the head."""
+        matrices = {id(matrix) for matrix in self.matrices.values()}
+        return [parameter for parameter in self.parameters() if id(parameter) not in matrices]
+
+
+class Recipe(Protocol):
+    """The shape of a learner, from which it can be made again; a frozen dataclass of plain values."""
+
+    method: ClassVar[str]
+
+    @property
+    def vocabulary_size(self) -> int | None:
+        """Tokens that can be guessed: the most frequent ones; None: all."""
+        ...
+
+    def build(self, target: Target, vocabulary: DraftVocabulary, *, compiled: bool) -> Learner:
+        """A learner on the target's device, without values."""
+        ...
+
+
+@torch.no_grad()
+def begin_matrices(matrices: nn.ParameterDict, seed: int, damped: Sequence[str] = ()) -> None:
+    """Small random values; the names in `damped` write into the residual stream and begin smaller still."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, matrix in matrices.items():
+        matrix.copy_(torch.randn(matrix.shape, generator=generator) * (0.5 / matrix.shape[1] ** 0.5))
+        if name.endswith(tuple(damped)):
+            matrix.mul_(0.1)
+
+
+@torch.no_grad()
+def scales_of(taps: Sequence[Tensor]) -> Tensor:
+    """Factors that make all taps about equally large, so that the optimiser treats them alike."""
+    # The median, since a few tokens (a text's first, above all) have states a hundred times larger.
+    sizes = [tap.float().pow(2).mean(-1).sqrt().median() for tap in taps]
+    return 1 / torch.stack(sizes).clamp(min=1e-6)
+
+
+def scaled_taps(features: Features, scales: Tensor) -> Tensor:
+    """The taps side by side, [rows, taps * hidden]."""
+    taps = torch.cat(features.taps, dim=-1)
+    width = taps.shape[1] // len(scales)
+    return taps * scales.repeat_interleave(width).to(taps.dtype)
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """A tensor as files have it."""
+    return tensor.detach().to(torch.bfloat16).cpu().contiguous()

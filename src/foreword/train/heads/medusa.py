@@ -1,0 +1,113 @@
+"""Medusa heads: one for each guess, all from the same state of the target."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, silu
+
+from foreword.models.formats.checkpoint import Checkpoint
+from foreword.train.heads.learner import LearnedFiles, Learner
+from foreword.train.passes.packing import PackedBatch
+from foreword.train.passes.target import Features, Target
+from foreword.train.passes.vocabulary import DraftVocabulary
+from foreword.train.texts.documents import Document
+
+
+@dataclass(frozen=True)
+class MedusaRecipe:
+    """How many heads, and how deep each is."""
+
+    heads: int = 4
+    blocks: int = 1
+    draft_vocab: int = 16384
+
+    method: ClassVar[str] = "medusa"
+
+    @property
+    def vocabulary_size(self) -> int | None:
+        return self.draft_vocab
+
+    def build(self, target: Target, vocabulary: DraftVocabulary, *, compiled: bool = False) -> "MedusaHeads":
+        return MedusaHeads(target, vocabulary, self, compiled=compiled).to(target.device)
+
+
+class MedusaHeads(Learner):
+    """Head i reads the state of the newest token that the target has seen, and guesses the token i + 2 after it."""
+
+    method = "medusa"
+
+    def __init__(
+        self, target: Target, vocabulary: DraftVocabulary, recipe: MedusaRecipe, *, compiled: bool = False
+    ) -> None:
+        super().__init__(target, vocabulary)
+        self._recipe = recipe
+        hidden = target.config.hidden_size
+        names = [f"{head}/{block}" for head in range(recipe.heads) for block in range(recipe.blocks)]
+        self.matrices = nn.ParameterDict({name: nn.Parameter(torch.zeros(hidden, hidden)) for name in names})
+        self.biases = nn.ParameterDict({name: nn.Parameter(torch.zeros(hidden)) for name in names})
+        tokens = len(vocabulary.token_ids)
+        self.lm_heads = nn.ParameterList(
+            [nn.Parameter(torch.empty(tokens, hidden)) for _ in range(recipe.heads)]
+        )
+        self._block = torch.compile(_block, dynamic=False) if compiled else _block
+
+    @torch.no_grad()
+    def begin(self, documents: Sequence[Document], seed: int) -> None:
+        """Blocks that do nothing yet, and the target's own output: as Medusa's authors begin."""
+        for matrix in self.lm_heads:
+            matrix.copy_(self.target.weights.head[self.vocabulary.token_ids])
+
+    def loss_steps(self, depth: int) -> int:
+        return min(depth, self._recipe.heads)
+
+    def steps(self, batch: PackedBatch, features: Features, count: int) -> Iterator[Tensor]:
+        block = self._block if torch.is_grad_enabled() else _block
+        state, dtype = features.last[batch.tail_rows], self.target.dtype
+        for head in range(min(count, self._recipe.heads)):
+            found = state
+            for number in range(self._recipe.blocks):
+                name = f"{head}/{number}"
+                found = block(found, self.matrices[name].to(dtype), self.biases[name].to(dtype))
+            yield found
+
+    def output(self, step: int) -> Tensor:
+        matrix: Tensor = self.lm_heads[step]
+        return matrix
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        found: dict[str, nn.Parameter] = {}
+        for name, matrix in self.matrices.items():
+            head, block = name.split("/")
+            found[f"blocks.{head}.layers.{block}.weight"] = matrix
+            found[f"blocks.{head}.layers.{block}.bias"] = self.biases[name]
+        return found | {f"lm_heads.{head}.weight": matrix for head, matrix in enumerate(self.lm_heads)}
+
+    def files(self, checkpoint: Checkpoint, guesses: int) -> LearnedFiles:
+        """vLLM's names: the layout that has a table of tokens."""
+        tensors = self.file_tensors()
+        tokens = self.vocabulary.token_ids.cpu()
+        if len(tokens) < checkpoint.config.vocab_size:
+            tensors["token_map"] = tokens
+        config = {
+            "model_type": "medusa",
+            "architectures": ["MedusaModel"],
+            "hidden_size": checkpoint.config.hidden_size,
+            "vocab_size": checkpoint.config.vocab_size,
+            "truncated_vocab_size": len(tokens),
+            "num_heads": self._recipe.heads,
+            "num_hidden_layers": self._recipe.blocks,
+            "medusa_num_heads": self._recipe.heads,
+            "medusa_num_layers": self._recipe.blocks,
+            "medusa_fc_bias": True,
+            "original_lm_head": False,
+            "base_model_name_or_path": checkpoint.path.name,
+            "torch_dtype": "bfloat16",
+        }
+        return LearnedFiles(config, tensors)
+
+
+def _block(state: Tensor, matrix: Tensor, bias: Tensor) -> Tensor:
+    return state + silu(linear(state, matrix, bias))

@@ -1,0 +1,66 @@
+"""Training states on disk: the old one stays until the new one is whole."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foreword.errors import RequestError
+from foreword.train.files import write_state
+from foreword.train.heads.learner import Recipe
+from foreword.train.loop.trainer import Trainer
+from foreword.train.passes.packing import BatchSize
+from foreword.train.passes.vocabulary import DraftVocabulary
+
+
+def save_training(path: Path, trainer: Trainer, recipe: Recipe) -> None:
+    """Everything from which training goes on exactly."""
+    vocabulary = trainer.learner.vocabulary
+    about = {
+        "method": recipe.method,
+        "recipe": asdict(recipe),  # type: ignore[call-overload] # recipes are dataclasses
+        "vocabulary": vocabulary.token_ids,
+        "coverage": vocabulary.coverage,
+        "size": [trainer.size.rows, trainer.size.tails],
+    }
+    write_state(path, about | trainer.state())
+
+
+class SavedTraining:
+    """A state that was read."""
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        self._path = path
+        self.state = _read(path, device)
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuse to go on with another shape: its weights would mean something else."""
+        wanted = {"method": recipe.method, **asdict(recipe)}  # type: ignore[call-overload]
+        found = {"method": self.state["method"], **self.state["recipe"]}
+        for key, value in wanted.items():
+            if found.get(key) != value:
+                raise RequestError(
+                    f"{self._path} was trained with {key} {found.get(key)}, not {value}; "
+                    "resume with the same options or choose another --out"
+                )
+
+    def vocabulary(self, vocab_size: int) -> DraftVocabulary:
+        return DraftVocabulary.of(self.state["vocabulary"].cpu(), vocab_size, self.state["coverage"])
+
+    @property
+    def size(self) -> BatchSize:
+        return BatchSize(*self.state["size"])
+
+
+def _read(path: Path, device: torch.device) -> dict[str, Any]:
+    """Tensors and plain values alone: nothing in the file is run."""
+    try:
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except FileNotFoundError:
+        raise RequestError(f"there is no training state {path} to resume") from None
+    except Exception as error:  # torch raises many kinds for damaged files
+        raise RequestError(
+            f"{path} is no training state ({type(error).__name__}); remove it and start anew"
+        ) from None
+    return state

@@ -1,0 +1,109 @@
+"""Tokens per target pass that guesses would give, without running them: chains from every place, then a walk."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foreword.train.heads.learner import Learner
+from foreword.train.passes.loss import CHUNK
+from foreword.train.passes.packing import BatchSize, PackedBatch, pack, tail_begin
+from foreword.train.passes.target import wide_logits
+from foreword.train.texts.documents import Document
+
+
+@dataclass(frozen=True)
+class TauReport:
+    """What chains of `depth` guesses are worth."""
+
+    depth: int
+    tokens: dict[str, int]  # by kind: committed tokens after the first of each answer
+    passes: dict[str, int]  # by kind: target passes for them
+    first_guess: float  # share of places at which the first guess is right
+
+    def tau(self, kind: str | None = None) -> float:
+        kinds = [kind] if kind is not None else list(self.tokens)
+        return sum(self.tokens[name] for name in kinds) / max(sum(self.passes[name] for name in kinds), 1)
+
+    def by_kind(self) -> dict[str, float]:
+        return {kind: self.tau(kind) for kind in sorted(self.tokens)}
+
+
+@torch.no_grad()
+def measure_tau(learner: Learner, documents: Sequence[Document], size: BatchSize, depth: int) -> TauReport:
+    """Greedy chains along texts that the target wrote greedily: exact up to rounding.
+
+    A chain's guess number s counts only if all before it are the text's own tokens, so those are fed to it.
+    """
+    tokens: dict[str, int] = {}
+    passes: dict[str, int] = {}
+    first_hits = first_places = 0
+    for group in _groups(documents, size):
+        batch = pack(group, size, learner.target.device)
+        hits, counts = _hits(learner, batch, depth)
+        first_hits += int((hits[0] & counts).sum())
+        first_places += int(counts.sum())
+        accepted = hits.long().cumprod(0).sum(0).tolist()  # right guesses from each place on
+        begin = 0
+        for document in group:
+            length = len(document.tokens) - tail_begin(document)
+            committed, used = walk(accepted[begin : begin + length], document, depth)
+            tokens[document.kind] = tokens.get(document.kind, 0) + committed
+            passes[document.kind] = passes.get(document.kind, 0) + used
+            begin += length
+    return TauReport(depth, tokens, passes, first_hits / max(first_places, 1))
+
+
+def walk(accepted: Sequence[int], document: Document, depth: int) -> tuple[int, int]:
+    """Tokens and passes of decoding the document's first answer, whose first token comes with the prompt.
+
+    `accepted` counts from the slot `tail_begin` on; the slot before the newest token says what is accepted next.
+    """
+    first = tail_begin(document)
+    newest = document.answer_begin
+    answer_end = newest + int(document.is_answer[newest:].argmin() or len(document.is_answer) - newest)
+    committed = used = 0
+    while newest + 1 < answer_end:
+        gain = min(accepted[newest - 1 - first], depth, answer_end - newest - 2) + 1
+        newest += gain
+        committed += gain
+        used += 1
+    return committed, used
+
+
+def _hits(learner: Learner, batch: PackedBatch, depth: int) -> tuple[Tensor, Tensor]:
+    """bool [guesses, tails]: each guess is the text's own token; and which tail rows predict an answer's token."""
+    target, token_ids_of = learner.target, learner.vocabulary.token_ids
+    features = target.features(batch, learner.taps)
+    hits = []
+    for step, states in enumerate(learner.steps(batch, features, depth)):
+        token_ids, counts = batch.predicted(step)
+        matrix = learner.output(step).to(target.dtype)
+        guesses = torch.cat(
+            [
+                wide_logits(states[begin : begin + CHUNK], matrix).argmax(-1)
+                for begin in range(0, len(states), CHUNK)
+            ]
+        )
+        hits.append((token_ids_of[guesses] == token_ids) & counts)
+    return torch.stack(hits), batch.predicted(0)[1]
+
+
+def _groups(documents: Iterable[Document], size: BatchSize) -> Iterable[list[Document]]:
+    """In their order, as many as fit."""
+    group: list[Document] = []
+    heads, tails = size.rows - size.tails, size.tails
+    for document in documents:
+        head = tail_begin(document)
+        tail = len(document.tokens) - head
+        if head > size.rows - size.tails or tail > size.tails:
+            continue
+        if group and (head > heads or tail > tails):
+            yield group
+            group = []
+            heads, tails = size.rows - size.tails, size.tails
+        group.append(document)
+        heads, tails = heads - head, tails - tail
+    if group:
+        yield group

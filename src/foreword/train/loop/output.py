@@ -1,0 +1,157 @@
+"""What was trained, as files, and in pieces that can be carried."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from foreword.errors import RequestError
+from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.heads.files import expanded
+from foreword.models.heads.names import SCALE
+from foreword.models.heads.quantize import GROUP, rounded
+from foreword.train.files import write_json, write_tensors, write_text, written_whole
+from foreword.train.heads.learner import LearnedFiles
+
+WEIGHTS = "model.safetensors"
+MANIFEST = "pieces.json"
+CARD = "README.md"
+PIECE_BYTES = 15_000_000
+
+
+def write_output(directory: Path, files: LearnedFiles) -> str:
+    """Weights first, config.json last: a directory without one is taken for nothing. The SHA-256 of the weights."""
+    config = directory / "config.json"
+    config.unlink(missing_ok=True)
+    metadata = {"format": "pt", "borrowed": json.dumps(sorted(files.borrowed))}
+    write_tensors(directory / WEIGHTS, files.tensors, metadata)
+    for name, text in files.texts.items():
+        write_text(directory / name, text)
+    write_json(config, files.config)
+    return digest_of(directory / WEIGHTS)
+
+
+def digest_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_pieces(source: Path, out: Path, *, bits: int = 16) -> list[Path]:
+    """A trained directory in files of at most 15 MB; tensors that are the target's own stay away.
+
+    With 8 bits, matrices are rounded as `foreword head quantize` does. `join_pieces` makes the directory again.
+    """
+    tensors, borrowed = _read(source / WEIGHTS)
+    kept = {name: tensor for name, tensor in tensors.items() if name not in borrowed}
+    if bits == 8:
+        kept = _in_8_bits(kept)
+    whole = out / WEIGHTS
+    write_tensors(whole, kept, {"format": "pt"})
+    paths = _cut(whole)
+    texts = [path for path in sorted(source.iterdir()) if path.suffix in (".json", ".md", ".jinja")]
+    manifest = {
+        "pieces": [path.name for path in paths],
+        "sha256": digest_of(whole),
+        "source": digest_of(source / WEIGHTS),
+        "bits": bits,
+        "borrowed": sorted(borrowed),
+        "files": {
+            path.name: path.read_text(encoding="utf-8") for path in texts if path.stat().st_size < 1 << 20
+        },
+        "from_target": [path.name for path in texts if path.stat().st_size >= 1 << 20],
+    }
+    whole.unlink()
+    write_json(out / MANIFEST, manifest)
+    return [*paths, out / MANIFEST]
+
+
+def join_pieces(pieces: Path, out: Path, checkpoint: Checkpoint) -> None:
+    """The directory that pieces were made of. What was the target's own is taken from the target."""
+    if out.exists() and any(out.iterdir()):
+        raise RequestError(f"{out} is not empty; give a new directory")
+    manifest = _manifest(pieces)
+    whole = out / WEIGHTS
+    parts = [pieces / Path(name).name for name in manifest["pieces"]]
+    if missing := [part for part in parts if not part.exists()]:
+        raise RequestError(f"{missing[0]} is missing; bring all pieces that {MANIFEST} names")
+    with written_whole(whole) as partial, partial.open("wb") as file:
+        for part in parts:
+            file.write(part.read_bytes())
+    if digest_of(whole) != manifest["sha256"]:
+        whole.unlink()
+        raise RequestError(f"the pieces in {pieces} are not the ones that {MANIFEST} was written for")
+    tensors, _ = _read(whole)
+    borrowed = {name: checkpoint.load(name, torch.bfloat16) for name in manifest["borrowed"]}
+    tensors = _in_16_bits(tensors) if manifest["bits"] == 8 else tensors
+    files = dict(manifest["files"])
+    config = json.loads(files.pop("config.json"))
+    if manifest["from_target"]:
+        from foreword.train.heads.draft_files import tokenizer_files
+
+        files |= tokenizer_files(checkpoint.tokenizer())
+    card = files.pop(CARD, "")
+    digest = write_output(out, LearnedFiles(config, tensors | borrowed, files, frozenset(borrowed)))
+    if card:
+        rounded_on_its_way = " (rounded to 8 bits on its way)" if manifest["bits"] == 8 else ""
+        write_text(out / CARD, card.replace(f"`{manifest['source']}`", f"`{digest}`{rounded_on_its_way}"))
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a trained directory's file."""
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], frozenset[str]]:
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+        tensors: dict[str, Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise RequestError(f"{path} cannot be read ({' '.join(str(error).split())})") from None
+    return tensors, frozenset(json.loads(metadata.get("borrowed", "[]")))
+
+
+def _cut(whole: Path) -> list[Path]:
+    paths = []
+    data = whole.read_bytes()
+    for number, begin in enumerate(range(0, len(data), PIECE_BYTES)):
+        path = whole.with_name(f"{whole.name}.{number:02d}")
+        with written_whole(path) as partial:
+            partial.write_bytes(data[begin : begin + PIECE_BYTES])
+        paths.append(path)
+    return paths
+
+
+def _manifest(pieces: Path) -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads((pieces / MANIFEST).read_text(encoding="utf-8"))
+        if not {"pieces", "sha256", "source", "bits", "borrowed", "files", "from_target"} <= manifest.keys():
+            raise ValueError
+    except (OSError, ValueError):
+        raise RequestError(
+            f"{pieces} has no whole {MANIFEST}; give a directory that --export wrote"
+        ) from None
+    return manifest
+
+
+def _in_8_bits(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    small: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if tensor.ndim == 2 and tensor.dtype.is_floating_point:
+            small[name], small[name + SCALE] = (part.contiguous() for part in rounded(tensor.float()))
+        else:
+            small[name] = tensor
+    return small
+
+
+def _in_16_bits(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: expanded(tensor, tensors[name + SCALE], GROUP).bfloat16() if name + SCALE in tensors else tensor
+        for name, tensor in tensors.items()
+        if not name.endswith(SCALE)
+    }

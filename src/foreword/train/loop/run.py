@@ -1,0 +1,221 @@
+"""A whole training run in one directory: states, measurements, and in the end what was trained."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from foreword.errors import RequestError
+from foreword.models.formats.checkpoint import Checkpoint
+from foreword.train.files import require_space
+from foreword.train.heads.learner import Learner, Recipe
+from foreword.train.loop.card import Card, write_card
+from foreword.train.loop.checkpoints import SavedTraining, save_training
+from foreword.train.loop.evaluate import TauReport
+from foreword.train.loop.output import WEIGHTS, read_weights, write_output
+from foreword.train.loop.schedule import Stretch
+from foreword.train.loop.texts import RunTexts
+from foreword.train.loop.trainer import Trainer, TrainProgress, TrainSettings
+from foreword.train.passes.packing import fitting_size
+from foreword.train.passes.target import Target
+from foreword.train.passes.vocabulary import choose_vocabulary, stored_vocabulary, whole_vocabulary
+
+_SAVE_SECONDS = 50.0
+
+
+class Watcher(Protocol):
+    """Who looks on."""
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+        ...
+
+    def progress(self, share: float, line: str) -> None:
+        """How far the stretch is, and how it stands."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainRun:
+    """What to train, and how long."""
+
+    out: Path
+    recipe: Recipe
+    batch_rows: int = 61440
+    tail_multiple: int = 4096
+    seconds: float | None = None
+    steps: int | None = None
+    final: bool = False  # end with a decay
+    decay_share: float = 0.4
+    resume: bool = False
+    begin: Path | None = None  # weights of another run to begin with; the optimiser warms up again
+    evaluate_every: float = 90.0  # seconds
+    report_every: int = 50  # steps
+    settings: TrainSettings = field(default_factory=TrainSettings)
+    command: str = ""  # for the card
+    stop: Callable[[], bool] = lambda: False
+    clock: Callable[[], float] = time.monotonic
+
+    @property
+    def state(self) -> Path:
+        return self.out / "training" / "state.pt"
+
+    @property
+    def log(self) -> Path:
+        return self.out / "training" / "log.jsonl"
+
+
+def train(
+    checkpoint: Checkpoint, target: Target, run: TrainRun, texts: RunTexts, watcher: Watcher
+) -> dict[str, TauReport] | None:
+    """Train and leave the outcome in `run.out`; the last measurements by set of texts.
+
+    None if it was stopped before the end: then a state is left, from which it can be resumed.
+    """
+    trainer = _trainer(target, texts, run, watcher)
+    session = _Session(trainer, run, texts, watcher)
+    session.train()
+    save_training(run.state, trainer, run.recipe)
+    if run.stop():
+        return None
+    reports = session.measure()
+    files = trainer.learner.files(checkpoint, min(3, run.settings.depth))
+    digest = write_output(run.out, files)
+    write_card(
+        run.out,
+        Card(
+            run.recipe.method,
+            checkpoint.path.name,
+            run.command,
+            trainer.step,
+            trainer.size.rows,
+            digest,
+            tuple(texts.summary()),
+            reports,
+        ),
+    )
+    return reports
+
+
+class _Session:
+    """One stretch: what is done beside the steps."""
+
+    def __init__(self, trainer: Trainer, run: TrainRun, texts: RunTexts, watcher: Watcher) -> None:
+        self._trainer, self._run, self._texts, self._watcher = trainer, run, texts, watcher
+        first = trainer.step
+        self._stretch = Stretch(
+            seconds=run.seconds,
+            last_step=None if run.steps is None else first + run.steps,
+            final=run.final,
+            decay_share=run.decay_share,
+            clock=run.clock,
+            first_step=first,
+            stop=run.stop,
+        )
+        self._saved_at = self._measured_at = run.clock()
+        self._decaying = False
+        self._standing = ""  # the newest loss
+        self._tau = ""
+
+    def train(self) -> None:
+        self._trainer.train(
+            self._stretch,
+            report_every=self._run.report_every,
+            on_report=self._on_report,
+            on_step=self._on_step,
+        )
+
+    def measure(self) -> dict[str, TauReport]:
+        reports = {}
+        for name, documents in self._texts.measured.items():
+            report = reports[name] = self._trainer.evaluate(documents)
+            kinds = ", ".join(f"{kind} {tau:.2f}" for kind, tau in report.by_kind().items())
+            self._tau = f", τ {report.tau():.2f}"
+            self._watcher.say(
+                f"  τ at {report.depth} guesses, {name}: {report.tau():.3f} "
+                f"(first guess {report.first_guess:.3f}; {kinds})"
+            )
+            self._log(
+                {"step": self._trainer.step, "set": name, "tau": report.tau(), "kinds": report.by_kind()}
+            )
+        return reports
+
+    def _on_report(self, progress: TrainProgress) -> None:
+        self._standing = f", loss {progress.loss:.3f}"
+        self._watcher.say(_line(progress, self._trainer.target.device))
+        self._log(asdict(progress))
+
+    def _on_step(self, step: int) -> None:
+        run, now = self._run, self._run.clock()
+        self._watcher.progress(self._stretch.done(step), f"step {step}{self._standing}{self._tau}")
+        if not self._decaying and self._stretch.rate(step) < 1.0:
+            self._decaying = True  # a later stretch can go on from here
+            save_training(run.state.with_name("before_decay.pt"), self._trainer, run.recipe)
+        if now - self._saved_at > _SAVE_SECONDS:
+            save_training(run.state, self._trainer, run.recipe)
+            self._saved_at = run.clock()
+        if now - self._measured_at > run.evaluate_every:
+            self.measure()
+            self._measured_at = run.clock()
+
+    def _log(self, entry: dict[str, object]) -> None:
+        self._run.log.parent.mkdir(parents=True, exist_ok=True)
+        with self._run.log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+def _trainer(target: Target, texts: RunTexts, run: TrainRun, watcher: Watcher) -> Trainer:
+    saved = SavedTraining(run.state, target.device) if run.resume and run.state.exists() else None
+    if saved is None and run.state.exists():
+        raise RequestError(
+            f"{run.out} holds a training that can go on with --resume; choose another --out for a new one"
+        )
+    documents, vocab_size = texts.trained, target.config.vocab_size
+    given = None if run.begin is None or saved is not None else read_weights(run.begin / WEIGHTS)
+    size = fitting_size(documents, run.batch_rows, run.tail_multiple) if saved is None else saved.size
+    if saved is not None:
+        saved.check(run.recipe)
+        vocabulary = saved.vocabulary(vocab_size)
+    elif given is not None:
+        vocabulary = stored_vocabulary(given, vocab_size)
+    elif (wanted := run.recipe.vocabulary_size) is not None:
+        vocabulary = choose_vocabulary(documents, wanted, vocab_size)
+    else:
+        vocabulary = whole_vocabulary(vocab_size)
+    learner = run.recipe.build(target, vocabulary, compiled=run.settings.compiled)
+    require_space(run.out, _disk_bytes(learner), "states of this training")
+    trainer = Trainer(learner, documents, size, run.settings)
+    tokens = sum(len(document.tokens) for document in documents)
+    watcher.say(
+        f"{len(documents)} texts, {tokens / 1e6:.1f}M tokens; vocabulary {len(vocabulary.token_ids)} covers "
+        f"{vocabulary.coverage:.2%} of answers; {size.rows} rows a step, {size.tails} of them in answers; "
+        f"{sum(p.numel() for p in learner.parameters()) / 1e6:.1f}M parameters"
+    )
+    if saved is not None:
+        trainer.load(saved.state)
+        watcher.say(f"resumed at step {trainer.step}")
+    else:
+        learner.begin(documents, run.settings.seed)
+        if given is not None:
+            learner.take(given)
+    return trainer
+
+
+def _disk_bytes(learner: Learner) -> int:
+    """Two states with both optimisers' moments, a third while it is written, and the outcome."""
+    numbers = sum(parameter.numel() for parameter in learner.parameters())
+    return 3 * 3 * 4 * numbers + 4 * numbers
+
+
+def _line(progress: TrainProgress, device: torch.device) -> str:
+    hits = " ".join(f"{hit:.3f}" for hit in progress.hits)
+    memory = f", {torch.cuda.max_memory_allocated() / 2**30:.0f} GiB" if device.type == "cuda" else ""
+    return (
+        f"step {progress.step}: loss {progress.loss:.3f}, right {hits}, gradient {progress.gradient:.2f}, "
+        f"{progress.steps_per_second:.2f} steps/s, {progress.rows_per_second / 1e3:.0f}k tokens/s, "
+        f"rate {progress.rate:.2f}{memory}"
+    )

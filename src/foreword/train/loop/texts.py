@@ -1,0 +1,75 @@
+"""What a run trains on and what it measures with: never the same prompts."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from foreword.errors import RequestError
+from foreword.train.texts.documents import HELD_OUT_PERMILLE, Document, read_shards, write_shard
+from foreword.train.texts.prompts import FilePrompt
+
+HELD_OUT, FILES = "held out", "files"
+
+Answer = Callable[[Sequence[FilePrompt]], list[Document]]
+"""Greedy answers of the target to prompts."""
+
+
+@dataclass(frozen=True)
+class RunTexts:
+    """Texts of one run."""
+
+    trained: list[Document]
+    measured: dict[str, list[Document]]  # by set: held-out texts of the target's own, prompts from files
+    left_out: int  # texts that begin with a prompt that is measured on
+
+    def summary(self) -> list[str]:
+        """For the card: what it was trained on, and how it was split."""
+        tokens = sum(len(document.tokens) for document in self.trained)
+        kinds: Counter[str] = Counter()
+        for document in self.trained:
+            kinds[document.kind] += int(document.is_answer.sum())
+        shares = ", ".join(
+            f"{kind} {count / max(kinds.total(), 1):.0%}" for kind, count in kinds.most_common()
+        )
+        return [
+            f"{len(self.trained):,} texts of {tokens:,} tokens, {kinds.total():,} of them in answers, all written by "
+            f"the model itself ({shares}).",
+            f"Split by the SHA-256 of a text's prompt: {HELD_OUT_PERMILLE / 10:g}% is held out and never trained on; "
+            f"{self.left_out} texts whose prompt is measured on were left out, too.",
+        ]
+
+
+def gather_texts(
+    directory: Path, evaluation: Sequence[FilePrompt], answer: Answer, most_held_out: int, target: str
+) -> RunTexts:
+    """The shards of a directory; answers to the prompts of files are kept beside them, for the next run.
+
+    `target` is a name that no other target has.
+    """
+    documents = list(read_shards(directory))
+    measured: dict[str, list[Document]] = {}
+    held_out = [document for document in documents if document.held_out and document.temperature == 0]
+    if held_out:
+        measured[HELD_OUT] = held_out[:most_held_out]
+    if evaluation:
+        measured[FILES] = _answered(directory / "evaluation", evaluation, answer, target)
+    secret = {document.prompt for document in measured.get(FILES, [])}
+    rest = [document for document in documents if not document.held_out]
+    trained = [document for document in rest if document.prompt not in secret]
+    if not trained:
+        raise RequestError(
+            f"there are no training texts in {directory}; write some with `foreword train data`"
+        )
+    return RunTexts(trained, measured, len(rest) - len(trained))
+
+
+def _answered(
+    directory: Path, evaluation: Sequence[FilePrompt], answer: Answer, target: str
+) -> list[Document]:
+    key = hashlib.sha256(repr((target, evaluation)).encode()).hexdigest()[:16]
+    place = directory / key
+    if not any(place.glob("shard-*.safetensors")):
+        write_shard(place, answer(evaluation))
+    return list(read_shards(place))

@@ -1,0 +1,186 @@
+"""Training: batches of the target's own texts, its states recomputed, a loss for every guess of a chain."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foreword.train.heads.learner import Learner
+from foreword.train.loop.evaluate import TauReport, measure_tau
+from foreword.train.loop.optimizer import HeadOptimizer, Rates
+from foreword.train.loop.schedule import Stretch
+from foreword.train.passes.loss import CHUNK, OutputLoss, judge_rows, target_probabilities
+from foreword.train.passes.packing import BatchSize, PackedBatch, batches
+from foreword.train.passes.target import Features
+from foreword.train.texts.documents import Document
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How it is trained."""
+
+    depth: int = 4  # guesses of a chain
+    step_decay: float = 0.85  # weight of each further guess
+    rates: Rates = field(default_factory=Rates)
+    clip: float = 1.0
+    warm_up: int = 50  # steps
+    sharpness: float = 1.0  # exponent on the target's probabilities
+    seed: int = 0
+    compiled: bool = False
+
+
+@dataclass(frozen=True)
+class TrainProgress:
+    """Means since the last report."""
+
+    step: int
+    loss: float  # of the first guess, per answer token
+    hits: tuple[float, ...]  # by guess: right, given that all before it were
+    gradient: float
+    rows_per_second: float
+    steps_per_second: float
+    rate: float  # learning-rate factor
+
+
+class Trainer:
+    """Owns a learner while it is trained."""
+
+    def __init__(
+        self, learner: Learner, documents: Sequence[Document], size: BatchSize, settings: TrainSettings
+    ) -> None:
+        self.learner, self.size, self.settings = learner, size, settings
+        self.target = learner.target
+        self.step = 0
+        self._depth = learner.loss_steps(settings.depth)
+        self._documents = documents
+        self._judge = torch.compile(judge_rows, dynamic=False) if settings.compiled else judge_rows
+        self._kept_rows = self.target.weights.head[learner.vocabulary.token_ids]
+        self._optimizer = HeadOptimizer(list(learner.matrices.values()), learner.others(), settings.rates)
+        # Seed of the order, its first step, texts that it is about.
+        self._order = (settings.seed, 0, len(documents))
+        self._alive = [1.0] * self._depth  # share of tail rows whose chain holds up to each guess
+        self._generator = torch.Generator(self.target.device).manual_seed(settings.seed)
+
+    def train(
+        self,
+        stretch: Stretch,
+        *,
+        report_every: int = 50,
+        on_report: Callable[[TrainProgress], None] | None = None,
+        on_step: Callable[[int], None] | None = None,
+    ) -> None:
+        """Go on until the stretch is over; `on_step` is called after every step, with its number."""
+        seed, first, _ = self._order
+        skip = self.step - first  # the same order as without an interruption
+        source = batches(self._documents, self.size, (seed, first), self.target.device, skip)
+        sums: list[Tensor] = []
+        begin, begun_at = time.monotonic(), self.step
+        while not stretch.is_over(self.step):
+            warm = min(1.0, (self.step + 1) / self.settings.warm_up)
+            factor = stretch.rate(self.step) * warm
+            sums.append(self._one(next(source), factor))
+            self.step += 1
+            if self.step % report_every == 0:
+                means = torch.stack(sums).mean(0).tolist()
+                sums.clear()
+                speed = (self.step - begun_at) / (time.monotonic() - begin)
+                progress = self._progress(means, speed, factor)
+                begin, begun_at = time.monotonic(), self.step
+                if on_report is not None:
+                    on_report(progress)
+            if on_step is not None:
+                on_step(self.step)
+
+    def evaluate(self, documents: Sequence[Document]) -> TauReport:
+        """Tokens per pass along these documents."""
+        return measure_tau(self.learner, documents, self.size, self.settings.depth)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that the next step depends on."""
+        return {
+            "step": self.step,
+            "head": self.learner.state_dict(),
+            "optimizer": self._optimizer.state(),
+            "alive": self._alive,
+            "order": self._order,
+            "generator": self._generator.get_state(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on where another trainer was when it gave its state."""
+        self.step = state["step"]
+        self.learner.load_state_dict(state["head"])
+        self._optimizer.load(state["optimizer"])
+        self._alive = state["alive"]
+        self._order = tuple(state["order"])
+        if self._order[2] != len(self._documents):  # texts came or went: another order from here on
+            self._order = (self.settings.seed, self.step, len(self._documents))
+        self._generator.set_state(state["generator"].cpu())
+
+    def _one(self, batch: PackedBatch, factor: float) -> Tensor:
+        """One step; sums for the report: loss, gradient norm, then alive rows and hits by guess."""
+        losses, alive, hits = self._losses(batch, self.target.features(batch, self.learner.taps))
+        torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+        gradient = self._optimizer.clip(self.settings.clip)
+        self._optimizer.step(factor)
+        return torch.stack([losses[0].detach(), gradient.detach(), *alive, *hits])
+
+    def _losses(
+        self, batch: PackedBatch, features: Features
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        settings, draft_ids = self.settings, self.learner.vocabulary.draft_ids
+        after = (batch.tail_rows + 1).clamp(max=self.size.rows - 1)
+        wanted = target_probabilities(features.last[after], self._kept_rows, settings.sharpness)
+        living = torch.ones(self.size.tails, dtype=torch.bool, device=self.target.device)
+        losses, alive, all_hits = [], [], []
+        for step, states in enumerate(self.learner.steps(batch, features, self._depth)):
+            token_ids, counts = batch.predicted(step)
+            labels = draft_ids[token_ids]
+            living &= counts
+            alive.append(living.sum().float())
+            rows = self._rows(step, living, counts & (labels >= 0))
+            scale = settings.step_decay**step / max(batch.num_answer_tokens, 1)
+            loss, hits = OutputLoss.apply(  # type: ignore[no-untyped-call]
+                states[rows],
+                self.learner.output(step),
+                wanted,
+                (rows + step).clamp(max=self.size.tails - 1),
+                labels[rows],
+                (counts & (labels >= 0))[rows] * scale,
+                self._judge,
+            )
+            right = torch.zeros_like(living).index_copy_(0, rows, hits)
+            living = living & right
+            all_hits.append(living.sum().float())
+            losses.append(loss)
+        return losses, alive, all_hits
+
+    def _rows(self, step: int, living: Tensor, counts: Tensor) -> Tensor:
+        """Tail rows for the output matrix: those whose chain still holds, and some others to fill up.
+
+        Where an earlier guess was wrong, the target never sees the later ones.
+        """
+        size = self._output_rows(step)
+        if size == self.size.tails:
+            return torch.arange(size, device=living.device)
+        noise = torch.rand(len(living), device=living.device, generator=self._generator)
+        return torch.topk(living * 4.0 + counts * 2.0 + noise, size, sorted=False).indices
+
+    def _output_rows(self, step: int) -> int:
+        """How many tail rows of a step get logits: a whole number of chunks."""
+        share = 1.0 if step == 0 else min(1.0, 1.15 * self._alive[step] + 0.03)
+        return min(-(-round(self.size.tails * share) // CHUNK) * CHUNK, self.size.tails)
+
+    def _progress(self, means: list[float], speed: float, factor: float) -> TrainProgress:
+        loss, gradient, alive, hits = (
+            means[0],
+            means[1],
+            means[2 : 2 + self._depth],
+            means[2 + self._depth :],
+        )
+        self._alive = [count / self.size.tails for count in alive]
+        shares = tuple(hit / max(count, 1e-9) for hit, count in zip(hits, alive, strict=True))
+        return TrainProgress(self.step, loss, shares, gradient, speed * self.size.rows, speed, factor)

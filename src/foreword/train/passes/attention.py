@@ -1,0 +1,196 @@
+"""Attention over texts that lie one after the other without padding; flash kernels on a GPU, dense elsewhere."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foreword.train.passes.devices import to_device
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Where each text begins, and the longest one's length; the last bound is the number of rows."""
+
+    bounds: Tensor  # int32 [texts + 1]
+    longest: int
+
+    @staticmethod
+    def of(lengths: list[int], device: torch.device) -> "Spans":
+        bounds = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return Spans(to_device(bounds, device), max(lengths, default=0))
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans) -> Tensor:
+    """Causal attention within each text. Queries [rows, heads, dim] may be the last rows of their texts only."""
+    if q.is_cuda:
+        return _flash(q, k, v, queries, keys)[0]
+    scores = _dense_scores(q, k, queries, keys)
+    return _weighted(scores.softmax(-1), v).to(q.dtype)
+
+
+def chain_attention(
+    q: Tensor, k: Tensor, v: Tensor, own: list[tuple[Tensor, Tensor]], queries: Spans, keys: Spans
+) -> Tensor:
+    """Causal attention in which a query also sees keys and values of its own: one for each guess before it.
+
+    `own` holds keys and values [query rows, kv heads, dim] of the chain's earlier steps, row by row.
+    """
+    if not own:
+        if q.is_cuda:
+            return _FlashChain.apply(q, k, v, None, None, queries, keys)  # type: ignore[no-untyped-call, no-any-return]
+        return causal_attention(q, k, v, queries, keys)
+    own_keys = torch.stack([key for key, _ in own], dim=2)  # [rows, kv heads, steps, dim]
+    own_values = torch.stack([value for _, value in own], dim=2)
+    if q.is_cuda:
+        return _FlashChain.apply(q, k, v, own_keys, own_values, queries, keys)  # type: ignore[no-untyped-call, no-any-return]
+    scores = _dense_scores(q, k, queries, keys)  # [heads, rows, keys]
+    own_scores = _own_scores(q, own_keys).permute(1, 0, 2)  # [heads, rows, steps]
+    weights = torch.cat((scores, own_scores), dim=-1).softmax(-1)
+    past, guesses = weights[..., : len(k)], weights[..., len(k) :]
+    seen = _weighted(past, v) + _own_weighted(guesses.permute(1, 0, 2), own_values)
+    return seen.to(q.dtype)
+
+
+def decode_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    """One query [rows, heads, dim] per row over the first `lengths` of its keys [rows, context, kv heads, dim]."""
+    rows, context, kv_heads, dim = k.shape
+    if q.is_cuda:
+        bounds = torch.arange(rows + 1, dtype=torch.int32, device=q.device)
+        flat = (rows * context, kv_heads, dim)
+        out: Tensor = torch.ops.aten._flash_attention_forward(
+            q, k.view(flat), v.view(flat), bounds, bounds * context, 1, context, 0.0, False, False,
+            seqused_k=lengths,
+        )[0]  # fmt: skip
+        return out
+    grouped = q.view(rows, kv_heads, -1, dim).float()
+    scores = torch.einsum("rhgd,rchd->rhgc", grouped, k.float()) / math.sqrt(dim)
+    unseen = torch.arange(context, device=q.device)[None] >= lengths[:, None]
+    weights = scores.masked_fill(unseen[:, None, None], -math.inf).softmax(-1)
+    return torch.einsum("rhgc,rchd->rhgd", weights, v.float()).to(q.dtype).view(q.shape)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans) -> tuple[Tensor, Tensor]:
+    """The output and the log of each row's summed weights [heads, rows]."""
+    out, logsumexp, *_ = torch.ops.aten._flash_attention_forward(
+        q, k, v, queries.bounds, keys.bounds, queries.longest, keys.longest, 0.0, True, False
+    )
+    return out, logsumexp
+
+
+class _FlashChain(torch.autograd.Function):
+    """Flash attention over the past, joined with the few own keys; backward through both.
+
+    Given the joined output and the joined log-sum, the kernel's backward pass yields the past's share exactly.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        own_keys: Tensor | None,
+        own_values: Tensor | None,
+        queries: Spans,
+        keys: Spans,
+    ) -> Tensor:
+        out, logsumexp = _flash(q, k, v, queries, keys)
+        if own_keys is not None and own_values is not None:
+            out, logsumexp = _join(q, out, logsumexp, own_keys, own_values)
+        ctx.save_for_backward(q, k, v, own_keys, own_values, out, logsumexp)
+        ctx.spans = queries, keys
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        q, k, v, own_keys, own_values, out, logsumexp = ctx.saved_tensors
+        queries, keys = ctx.spans
+        grad = grad.contiguous()
+        unused = torch.empty(2, dtype=torch.uint64, device=q.device)
+        grad_q, grad_k, grad_v = torch.ops.aten._flash_attention_backward(
+            grad, q, k, v, out, logsumexp, queries.bounds, keys.bounds, queries.longest, keys.longest,
+            0.0, True, unused, unused,
+        )  # fmt: skip
+        if own_keys is None:
+            return grad_q, grad_k, grad_v, None, None, None, None
+        more_q, grad_own_keys, grad_own_values = _own_backward(q, own_keys, own_values, out, logsumexp, grad)
+        return grad_q + more_q, grad_k, grad_v, grad_own_keys, grad_own_values, None, None
+
+
+def _join(
+    q: Tensor, out: Tensor, logsumexp: Tensor, own_keys: Tensor, own_values: Tensor
+) -> tuple[Tensor, Tensor]:
+    own_scores = _own_scores(q, own_keys)  # float32 [rows, heads, steps]
+    past = logsumexp.t().unsqueeze(-1)  # [rows, heads, 1]
+    joined = torch.cat((past, own_scores), dim=-1).logsumexp(-1, keepdim=True)
+    seen = _own_weighted((own_scores - joined).exp(), own_values)
+    return (out * (past - joined).exp() + seen).to(q.dtype), joined.squeeze(-1).t().contiguous()
+
+
+def _own_backward(
+    q: Tensor, own_keys: Tensor, own_values: Tensor, out: Tensor, logsumexp: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    # Sums of products and not matrix products: a hundred thousand matrices of three rows would each be a call.
+    kv_heads = own_keys.shape[1]
+    queries, grads = _grouped(q, kv_heads), _grouped(grad, kv_heads)  # [rows, kv heads, group, 1, dim]
+    keys, values = (
+        own_keys.float().unsqueeze(2),
+        own_values.float().unsqueeze(2),
+    )  # [rows, kv heads, 1, steps, dim]
+    scale = 1 / math.sqrt(q.shape[-1])
+    weights = (_own_scores(q, own_keys) - logsumexp.t().unsqueeze(-1)).exp()  # [rows, heads, steps]
+    weights = weights.view(*queries.shape[:3], -1, 1)
+    delta = (grads * _grouped(out, kv_heads)).sum(-1, keepdim=True)
+    grad_scores = weights * ((grads * values).sum(-1, keepdim=True) - delta) * scale
+    grad_q = (grad_scores * keys).sum(3).view(q.shape)
+    grad_keys, grad_values = (grad_scores * queries).sum(2), (weights * grads).sum(2)
+    return grad_q.to(q.dtype), grad_keys.to(q.dtype), grad_values.to(q.dtype)
+
+
+def _own_scores(q: Tensor, own_keys: Tensor) -> Tensor:
+    """float32 [rows, heads, steps]."""
+    products = _grouped(q, own_keys.shape[1]) * own_keys.float().unsqueeze(2)
+    return products.sum(-1).view(*q.shape[:2], -1) / math.sqrt(q.shape[-1])
+
+
+def _own_weighted(weights: Tensor, own_values: Tensor) -> Tensor:
+    """float32 [rows, heads, dim] of weights [rows, heads, steps]."""
+    rows, heads, steps = weights.shape
+    kv_heads, dim = own_values.shape[1], own_values.shape[3]
+    grouped = weights.reshape(rows, kv_heads, heads // kv_heads, steps, 1)
+    return (grouped * own_values.float().unsqueeze(2)).sum(3).view(rows, heads, dim)
+
+
+def _grouped(rows: Tensor, kv_heads: int) -> Tensor:
+    """float32 [rows, kv heads, group, 1, dim]."""
+    return rows.float().view(len(rows), kv_heads, -1, 1, rows.shape[-1])
+
+
+def _dense_scores(q: Tensor, k: Tensor, queries: Spans, keys: Spans) -> Tensor:
+    """float32 [heads, query rows, key rows], -inf where a query does not see a key."""
+    rows, heads, dim = q.shape
+    grouped = q.view(rows, k.shape[1], -1, dim).float()
+    scores = torch.einsum("rhgd,chd->hgrc", grouped, k.float()) / math.sqrt(dim)
+    query_text, query_place = _places(queries, keys)
+    key_text, key_place = _places(keys, keys)
+    seen = (query_text[:, None] == key_text[None]) & (query_place[:, None] >= key_place[None])
+    return scores.reshape(heads, rows, -1).masked_fill(~seen, -math.inf)
+
+
+def _places(spans: Spans, keys: Spans) -> tuple[Tensor, Tensor]:
+    """Each row's text, and its place in it: queries are the last rows of their texts."""
+    lengths = spans.bounds.diff().long()
+    text = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    before = (keys.bounds.diff() - spans.bounds.diff()).long()  # rows of the text that are no queries
+    place = torch.arange(len(text)) - spans.bounds[:-1].long()[text] + before[text]
+    return text, place
+
+
+def _weighted(weights: Tensor, v: Tensor) -> Tensor:
+    """float32 [rows, heads, dim] of weights [heads, rows, keys]."""
+    heads, rows, count = weights.shape
+    grouped = weights.view(v.shape[1], -1, rows, count)
+    return torch.einsum("hgrc,chd->rhgd", grouped, v.float()).reshape(rows, heads, -1)

@@ -1,0 +1,110 @@
+"""A decoder layer in two halves around its attention, for frozen weights and for weights that learn."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, silu
+
+from foreword.backends.torch.norms import rms_norm
+from foreword.models.rope import rotate
+from foreword.train.passes.attention import Spans, chain_attention
+
+LayerTensors = tuple[Tensor | None, ...]
+"""A LayerWeights' values in their order: a tuple and not the class, so that one compiled form fits all layers."""
+
+Sizes = tuple[int, int, int]
+"""Heads, kv heads, width of a head."""
+
+
+class LayerHalves:
+    """Both halves of a layer. Compiled they are made for the sizes that they see first, and again for others."""
+
+    def __init__(self, *, compiled: bool, dynamic: bool | None = None) -> None:
+        self.before = torch.compile(before_attention, dynamic=dynamic) if compiled else before_attention
+        self.after = torch.compile(after_attention, dynamic=dynamic) if compiled else after_attention
+
+
+def before_attention(
+    stream: Tensor, cos: Tensor, sin: Tensor, tensors: LayerTensors, sizes: Sizes, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotated queries and keys, and values: [rows, heads, dim]."""
+    input_norm, qkv, qkv_bias, query_norm, key_norm = tensors[:5]
+    heads, kv_heads, dim = sizes
+    joined = linear(rms_norm(stream, _there(input_norm), eps), _there(qkv), qkv_bias)
+    q, k, v = torch.split(joined.view(stream.shape[0], -1, dim), [heads, kv_heads, kv_heads], dim=1)
+    if query_norm is not None and key_norm is not None:
+        q = rms_norm(q, query_norm, eps)
+        k = rms_norm(k, key_norm, eps)
+    return rotate(q, cos, sin), rotate(k, cos, sin), v.contiguous()
+
+
+def after_attention(stream: Tensor, attended: Tensor, tensors: LayerTensors, eps: float) -> Tensor:
+    """The stream after the layer."""
+    output, output_bias, mlp_norm, gate_up, gate_up_bias, down, down_bias = tensors[5:]
+    stream = stream + linear(attended.flatten(1), _there(output), output_bias)
+    normed = rms_norm(stream, _there(mlp_norm), eps)
+    gate, up = linear(normed, _there(gate_up), gate_up_bias).chunk(2, dim=-1)
+    return stream + linear(silu(gate) * up, _there(down), down_bias)
+
+
+def layer_tensors(weights: Mapping[str, Tensor], prefix: str) -> LayerTensors:
+    """The tensors of one layer by their Hugging Face names, joined as the halves read them."""
+
+    def joined(kind: str, *names: str) -> Tensor | None:
+        parts = [weights[name] for part in names if (name := f"{prefix}{part}.{kind}") in weights]
+        return torch.cat(parts) if parts else None
+
+    def one(name: str) -> Tensor | None:
+        return weights.get(prefix + name)
+
+    qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    gate_up = ("mlp.gate_proj", "mlp.up_proj")
+    return (
+        one("input_layernorm.weight"),
+        joined("weight", *qkv),
+        joined("bias", *qkv),
+        one("self_attn.q_norm.weight"),
+        one("self_attn.k_norm.weight"),
+        one("self_attn.o_proj.weight"),
+        one("self_attn.o_proj.bias"),
+        one("post_attention_layernorm.weight"),
+        joined("weight", *gate_up),
+        joined("bias", *gate_up),
+        one("mlp.down_proj.weight"),
+        one("mlp.down_proj.bias"),
+    )
+
+
+def run_layers(
+    halves: LayerHalves,
+    stream: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    spans: Spans,
+    layers: Sequence[LayerTensors],
+    sizes: Sizes,
+    eps: float,
+) -> Tensor:
+    """Causal layers over whole texts, with gradients."""
+    for tensors in layers:
+        q, k, v = halves.before(stream, *rotation, tensors, sizes, eps)
+        stream = halves.after(stream, chain_attention(q, k, v, [], spans, spans), tensors, eps)
+    return stream
+
+
+def tracked(stream: Tensor) -> Tensor:
+    """A stream with a gradient that nobody needs: the first layer is then compiled together with the others."""
+    return (
+        stream.detach().requires_grad_() if torch.is_grad_enabled() and not stream.requires_grad else stream
+    )
+
+
+def rotation_of(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [rows, dim / 2] for these positions."""
+    angles = positions.unsqueeze(1).float() * frequencies
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def _there(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor

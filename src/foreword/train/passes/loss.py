@@ -1,0 +1,89 @@
+"""Cross-entropy against the target's distribution over a large vocabulary, without keeping logits for backward."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from foreword.train.passes.target import wide_logits
+
+CHUNK = 4096  # rows whose logits exist at a time
+
+Judge = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+def judge_rows(
+    logits: Tensor, wanted: Tensor, labels: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Weighted loss of every row, its gradient, and whether the most likely token is the label.
+
+    `wanted` are the target's probabilities [rows, vocabulary].
+    """
+    wide = logits.float()
+    logsumexp = wide.logsumexp(-1, keepdim=True)
+    wanted = wanted.float()
+    loss = (logsumexp.squeeze(-1) - (wanted * wide).sum(-1)) * weights
+    gradient = ((wide - logsumexp).exp() - wanted) * weights.unsqueeze(-1)
+    return loss, gradient.to(logits.dtype), wide.argmax(-1) == labels
+
+
+class OutputLoss(torch.autograd.Function):
+    """Loss of states [rows, hidden] through the output matrix; also whether each row's guess is right.
+
+    The gradient is made along the way: its scale is known, since the loss is the last thing computed.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        states: Tensor,
+        matrix: Tensor,
+        wanted: Tensor,
+        wanted_rows: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        judge: Judge,
+    ) -> tuple[Tensor, Tensor]:
+        """`wanted_rows` says which row of `wanted` belongs to each state."""
+        cast = matrix.to(states.dtype)
+        grad_states = torch.empty_like(states)
+        learns = ctx.needs_input_grad[1]  # an output matrix that is the target's own does not
+        grad_matrix = torch.zeros_like(matrix) if learns else None
+        hits = torch.empty(len(states), dtype=torch.bool, device=states.device)
+        total = torch.zeros((), device=states.device)
+        for begin in range(0, len(states), CHUNK):
+            part = slice(begin, begin + CHUNK)
+            logits = linear(states[part], cast)
+            loss, gradient, hits[part] = judge(logits, wanted[wanted_rows[part]], labels[part], weights[part])
+            total += loss.sum()
+            grad_states[part] = gradient @ cast
+            if grad_matrix is not None:
+                grad_matrix += gradient.t() @ states[part]
+        ctx.save_for_backward(grad_states, grad_matrix)
+        ctx.mark_non_differentiable(hits)
+        return total, hits
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        grad_states, grad_matrix = ctx.saved_tensors
+        return (
+            grad_states * grad,
+            None if grad_matrix is None else grad_matrix * grad,
+            None,
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+@torch.no_grad()
+def target_probabilities(last: Tensor, matrix: Tensor, sharpness: float = 1.0) -> Tensor:
+    """The target's probabilities over the kept vocabulary [rows, vocabulary]; above 1, sharpness favours the likely."""
+    out = torch.empty(len(last), len(matrix), dtype=last.dtype, device=last.device)
+    for begin in range(0, len(last), CHUNK):
+        part = slice(begin, begin + CHUNK)
+        out[part] = (wide_logits(last[part], matrix) * sharpness).softmax(-1)
+    return out

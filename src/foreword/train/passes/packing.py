@@ -1,0 +1,162 @@
+"""Batches of fixed size: texts one after the other, and of each the rows from which answers are predicted.
+
+A slot at row i holds token i + 1 and the target's state at i, and predicts token i + 2. A head needs every slot's key
+and value, but guesses only in the tail of a text: from the slot that predicts the answer's first token on.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foreword.train.passes.attention import Spans
+from foreword.train.passes.devices import to_device
+from foreword.train.texts.documents import Document
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """Rows of a batch: all, and those in tails. What is left over is filled with a text that counts nothing."""
+
+    rows: int
+    tails: int
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Texts on the device."""
+
+    token_ids: Tensor  # int64 [rows]
+    positions: Tensor  # int64 [rows]
+    is_answer: Tensor  # bool [rows]
+    texts: Spans  # of the rows
+    tails: Spans  # of the tail rows
+    tail_rows: Tensor  # int64 [tails], where each stands among the rows
+    text_ends: Tensor  # int64 [tails], the row after its text's last
+    num_answer_tokens: int
+    documents: tuple[Document, ...]
+
+    def predicted(self, step: int) -> tuple[Tensor, Tensor]:
+        """The token that each tail row's guess number `step` is about, and whether it counts: part of an answer."""
+        rows = self.tail_rows + step + 2
+        inside = rows < self.text_ends
+        rows = rows.clamp(max=len(self.token_ids) - 1)
+        return self.token_ids[rows], inside & self.is_answer[rows]
+
+    def held(self, step: int) -> Tensor:
+        """The token that each tail row's slot holds at a step."""
+        return self.token_ids[(self.tail_rows + step + 1).clamp(max=len(self.token_ids) - 1)]
+
+
+def tail_begin(document: Document) -> int:
+    """The first slot that predicts a token of an answer."""
+    return max(document.answer_begin - 2, 0)
+
+
+def fitting_size(documents: Sequence[Document], rows: int, multiple: int = 256) -> BatchSize:
+    """Tails in proportion to what these documents have."""
+    total = sum(len(document.tokens) for document in documents)
+    tails = sum(len(document.tokens) - tail_begin(document) for document in documents)
+    share = max(1, round(rows * tails / max(total, 1) / multiple)) * multiple
+    return BatchSize(rows, min(share, rows - rows // 64 - 1))
+
+
+def exact_size(documents: Sequence[Document]) -> BatchSize:
+    """The size of a batch that these documents fill."""
+    rows = sum(len(document.tokens) for document in documents)
+    return BatchSize(rows, rows - sum(tail_begin(document) for document in documents))
+
+
+def sample_batch(documents: Sequence[Document], device: torch.device, count: int = 64) -> PackedBatch:
+    """The first few documents."""
+    sample = documents[:count]
+    return pack(sample, exact_size(sample), device)
+
+
+def batches(
+    documents: Sequence[Document], size: BatchSize, seed: Sequence[int], device: torch.device, skip: int = 0
+) -> Iterator[PackedBatch]:
+    """Endless: every epoch in another order, which the seed decides. The first `skip` batches are left out."""
+    epoch = count = 0
+    while True:
+        order = np.random.default_rng((*seed, epoch)).permutation(len(documents)).tolist()
+        before = count
+        for chosen in _groups([documents[number] for number in order], size):
+            count += 1
+            if count > skip:
+                yield pack(chosen, size, device)
+        if count == before:
+            raise ValueError("no document fits into a batch")
+        epoch += 1
+
+
+def _groups(documents: Sequence[Document], size: BatchSize, look_ahead: int = 48) -> Iterator[list[Document]]:
+    """Fill both parts of a batch; one that does not fit waits for the next batch."""
+    waiting: list[Document] = []
+    source = iter(documents)
+    dry = False
+    while waiting or not dry:
+        heads, tails = size.rows - size.tails, size.tails
+        group: list[Document] = []
+        skipped: list[Document] = []
+        while len(skipped) < look_ahead:
+            document = waiting.pop(0) if waiting else next(source, None)
+            if document is None:
+                dry = True
+                break
+            head = tail_begin(document)
+            tail = len(document.tokens) - head
+            if head > size.rows - size.tails or tail > size.tails:
+                continue  # would fit into no batch
+            if head <= heads and tail <= tails:
+                heads, tails = heads - head, tails - tail
+                group.append(document)
+            else:
+                skipped.append(document)
+        waiting = skipped + waiting
+        if group:
+            yield group
+
+
+def pack(documents: Sequence[Document], size: BatchSize, device: torch.device) -> PackedBatch:
+    """These documents as one batch; they must fit."""
+    lengths = [len(document.tokens) for document in documents]
+    heads = [tail_begin(document) for document in documents]
+    tail_lengths = [length - head for length, head in zip(lengths, heads, strict=True)]
+    rest, tail_rest = size.rows - sum(lengths), size.tails - sum(tail_lengths)
+    if not 0 <= tail_rest <= rest:
+        raise ValueError("the documents do not fit into the batch")
+    if rest:
+        lengths, heads, tail_lengths = (
+            [*lengths, rest],
+            [*heads, rest - tail_rest],
+            [*tail_lengths, tail_rest],
+        )
+    begins = np.cumsum([0, *lengths[:-1]])
+    token_ids = np.concatenate([*(document.tokens for document in documents), np.zeros(rest, np.int32)])
+    is_answer = np.concatenate([*(document.is_answer for document in documents), np.zeros(rest, np.bool_)])
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    tail_rows = np.concatenate(
+        [
+            np.arange(begin + head, begin + length)
+            for begin, head, length in zip(begins, heads, lengths, strict=True)
+        ]
+    )
+    text_ends = np.repeat(begins + lengths, tail_lengths)
+
+    def put(array: np.ndarray, dtype: torch.dtype = torch.int64) -> Tensor:
+        return to_device(torch.from_numpy(array).to(dtype), device)
+
+    return PackedBatch(
+        put(token_ids),
+        put(positions),
+        put(is_answer, torch.bool),
+        Spans.of(lengths, device),
+        Spans.of(tail_lengths, device),
+        put(tail_rows),
+        put(text_ends),
+        int(is_answer.sum()),
+        tuple(documents),
+    )

@@ -1,0 +1,116 @@
+"""The target as the trainer runs it: whole texts at once, every layer's parts compiled once for all layers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, linear
+
+from foreword.backends.support import require_supported
+from foreword.backends.torch.norms import rms_norm
+from foreword.backends.torch.weights import DecoderWeights, load_weights
+from foreword.models.config import AttentionSpec, ModelConfig, RopeSpec
+from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.rope import frequencies, inverse_frequencies
+from foreword.train.passes.attention import Spans, causal_attention
+from foreword.train.passes.layers import LayerHalves, Sizes, rotation_of
+from foreword.train.passes.packing import PackedBatch
+
+KeepKv = Callable[[int, Tensor, Tensor], None]
+"""Hears of a layer's keys and values."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a head reads of a target pass."""
+
+    taps: tuple[Tensor, ...]  # residual streams at the boundaries that were asked for, [rows, hidden]
+    last: Tensor  # the stream after all layers, after the final norm
+
+
+class Target:
+    """A frozen decoder with the weights of a checkpoint."""
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, *, compiled: bool = False) -> None:
+        self.config = config
+        self.weights = weights
+        self.attention: AttentionSpec = require_supported(config, "torch").attention
+        self._frequencies = inverse_frequencies(config).to(weights.embedding.device)
+        plain = RopeSpec(config.rope.theta)
+        self._plain_frequencies = frequencies(plain, self.attention.head_dim).to(weights.embedding.device)
+        self._layers = [tuple(vars(layer).values()) for layer in weights.layers]
+        self._halves = LayerHalves(compiled=compiled)
+
+    @staticmethod
+    def load(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, *, compiled: bool) -> "Target":
+        return Target(checkpoint.config, load_weights(checkpoint, dtype, device), compiled=compiled)
+
+    @property
+    def device(self) -> torch.device:
+        return self.weights.embedding.device
+
+    @property
+    def sizes(self) -> Sizes:
+        """Heads, kv heads, width of a head."""
+        return self.attention.num_heads, self.attention.num_kv_heads, self.attention.head_dim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weights.embedding.dtype
+
+    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [rows, dim / 2] for these positions."""
+        return rotation_of(positions, self._frequencies, self.dtype)
+
+    def head_rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for attention of a head's own: without stretched frequencies, which its config does not name."""
+        return rotation_of(positions, self._plain_frequencies, self.dtype)
+
+    @torch.no_grad()
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        spans: Spans,
+        taps: Sequence[int] = (),
+        keep_kv: KeepKv | None = None,
+    ) -> Features:
+        """One pass over whole texts."""
+        rotation = self.rotation(positions)
+        stream = embedding(token_ids, self.weights.embedding)
+        kept = {0: stream}
+        for index in range(self.config.num_layers):
+            q, k, v = self.before(index, stream, *rotation)
+            if keep_kv is not None:
+                keep_kv(index, k, v)
+            stream = self.after(index, stream, causal_attention(q, k, v, spans, spans))
+            if index + 1 in taps:
+                kept[index + 1] = stream
+        return Features(tuple(kept[tap] for tap in taps), self.final_norm(stream))
+
+    def features(self, batch: PackedBatch, taps: Sequence[int]) -> Features:
+        """What a learner reads of a batch."""
+        return self.forward(batch.token_ids, batch.positions, batch.texts, taps)
+
+    def before(self, index: int, stream: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries and keys, and values of one layer: [rows, heads, dim]."""
+        for tensor in (stream, cos, sin):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return self._halves.before(stream, cos, sin, self._layers[index], self.sizes, self.config.norm.eps)
+
+    def after(self, index: int, stream: Tensor, attended: Tensor) -> Tensor:
+        """The stream after the layer."""
+        for tensor in (stream, attended):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return self._halves.after(stream, attended, self._layers[index], self.config.norm.eps)
+
+    def final_norm(self, stream: Tensor) -> Tensor:
+        return rms_norm(stream, self.weights.final_norm, self.config.norm.eps)
+
+
+def wide_logits(rows: Tensor, head: Tensor) -> Tensor:
+    """Logits in float32: bf16 ones tie, and a tie broken wrongly is another text."""
+    if rows.is_cuda and rows.dtype != torch.float32:
+        return torch.mm(rows, head.t(), out_dtype=torch.float32)
+    return linear(rows.float(), head.float())

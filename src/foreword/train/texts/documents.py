@@ -1,0 +1,103 @@
+"""Texts to train on, in shards on disk: whole or not there."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+from foreword.errors import RequestError
+from foreword.train.files import write_tensors
+
+HELD_OUT_PERMILLE = 10
+_PATTERN = "shard-*.safetensors"
+
+
+@dataclass(frozen=True)
+class Document:
+    """A conversation. Its answers are what the target wrote as assistant."""
+
+    tokens: NDArray[np.int32]
+    is_answer: NDArray[np.bool_]  # one for each token
+    kind: str
+    temperature: float  # of the last answer
+    held_out: bool  # never trained on
+
+    @property
+    def answer_begin(self) -> int:
+        """Where the first answer begins; at least 1."""
+        return int(self.is_answer.argmax())
+
+    @property
+    def prompt(self) -> bytes:
+        """The tokens before the first answer: equal for texts with the same prompt."""
+        return self.tokens[: self.answer_begin].tobytes()
+
+
+def make_document(
+    tokens: Sequence[int], answers: Sequence[tuple[int, int]], kind: str, temperature: float
+) -> Document:
+    """`answers` are ranges of tokens. The split goes by the text before the first of them."""
+    is_answer = np.zeros(len(tokens), dtype=np.bool_)
+    for begin, end in answers:
+        is_answer[begin:end] = True
+    prompt = tokens[: answers[0][0]]
+    return Document(np.asarray(tokens, np.int32), is_answer, kind, temperature, is_held_out(prompt))
+
+
+def is_held_out(prompt: Sequence[int]) -> bool:
+    """Whether texts that begin with this prompt are kept for measuring: the same on every machine."""
+    digest = hashlib.sha256(np.asarray(prompt, "<i4").tobytes()).digest()
+    return int.from_bytes(digest[:8], "little") % 1000 < HELD_OUT_PERMILLE
+
+
+def write_shard(directory: Path, documents: Sequence[Document]) -> Path:
+    """The next shard of the directory, moved into place when it is whole."""
+    numbers = [int(path.stem.removeprefix("shard-")) for path in directory.glob(_PATTERN)]
+    path = directory / f"shard-{max(numbers, default=-1) + 1:05d}.safetensors"
+    kinds = sorted({document.kind for document in documents})
+    tensors = {
+        "tokens": np.concatenate([document.tokens for document in documents]),
+        "is_answer": np.concatenate([document.is_answer for document in documents]),
+        "lengths": np.array([len(document.tokens) for document in documents], np.int64),
+        "kinds": np.array([kinds.index(document.kind) for document in documents], np.int32),
+        "temperatures": np.array([document.temperature for document in documents], np.float32),
+        "held_out": np.array([document.held_out for document in documents], np.bool_),
+    }
+    stored = {name: torch.from_numpy(array) for name, array in tensors.items()}
+    write_tensors(path, stored, {"kinds": json.dumps(kinds)})
+    return path
+
+
+def count_shards(directory: Path) -> int:
+    return len(list(directory.glob(_PATTERN)))
+
+
+def read_shards(directory: Path) -> Iterator[Document]:
+    """All documents, in the order in which they were written."""
+    for path in sorted(directory.glob(_PATTERN)):
+        yield from _read_shard(path)
+
+
+def _read_shard(path: Path) -> Iterator[Document]:
+    try:
+        with safe_open(path, "numpy") as file:
+            kinds = json.loads(file.metadata()["kinds"])
+            parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        ends = parts["lengths"].cumsum()
+        for number, end in enumerate(ends):
+            begin = end - parts["lengths"][number]
+            yield Document(
+                parts["tokens"][begin:end],
+                parts["is_answer"][begin:end],
+                kinds[parts["kinds"][number]],
+                float(parts["temperatures"][number]),
+                bool(parts["held_out"][number]),
+            )
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise RequestError(f"{path} is no shard of training texts ({error}); remove it") from None

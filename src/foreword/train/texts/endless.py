@@ -1,0 +1,211 @@
+"""One endless batch: rows of a static KV cache write texts; whoever is finished makes room for the next job.
+
+A decoding step reads and writes only tensors that stay where they are, so on a GPU it is captured once and replayed.
+The host looks at the results of one stretch of steps while the next one runs.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from foreword.train.passes.attention import Spans, decode_attention
+from foreword.train.passes.devices import to_device
+from foreword.train.passes.target import Target, wide_logits
+from foreword.train.texts.jobs import Job, Row
+
+_NOTHING = -1  # stands where a row wrote no token
+
+
+class EndlessBatch:
+    """Runs jobs from a source until it is dry or the caller stops asking."""
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        rows: int,
+        context: int,
+        stop_ids: frozenset[int],
+        steps: int = 16,
+        prefill_tokens: int = 16384,
+        seed: int = 0,
+    ) -> None:
+        """`context` bounds prompt and answer together; `steps` are decoded between two looks at the results."""
+        self._target = target
+        self._steps = steps
+        self._context = context
+        self._prefill_tokens = prefill_tokens
+        device = target.device
+        spec = target.attention
+        shape = (rows, context, spec.num_kv_heads, spec.head_dim)
+        layers = range(target.config.num_layers)
+        self._keys = [torch.zeros(shape, dtype=target.dtype, device=device) for _ in layers]
+        self._values = [torch.zeros(shape, dtype=target.dtype, device=device) for _ in layers]
+        self._numbers = torch.arange(rows, device=device)
+        self._tokens = torch.zeros(
+            rows, dtype=torch.int64, device=device
+        )  # newest of each row, not in the cache
+        self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._left = torch.zeros(rows, dtype=torch.int64, device=device)  # tokens to write; 0: the row rests
+        self._temperatures = torch.zeros(rows, device=device)
+        self._written = torch.full((steps, rows), _NOTHING, dtype=torch.int64, device=device)
+        self._step = torch.zeros(1, dtype=torch.int64, device=device)
+        self._stop_ids = stop_ids
+        self._stops = torch.zeros(target.config.vocab_size, dtype=torch.bool, device=device)
+        self._stops[sorted(stop_ids)] = True
+        self._rows: list[Row | None] = [None] * rows
+        self._waiting: deque[Job] = deque()
+        self._copies = [self._host_copy() for _ in range(2)]
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self.tokens_written = 0
+        torch.manual_seed(seed)
+
+    def run(self, jobs: Iterator[Job]) -> Iterator[None]:
+        """Work on `jobs`, and yield after every stretch; ends when there is nothing left to do."""
+        pending: tuple[Tensor, torch.cuda.Event | None] | None = None
+        turn = 0
+        self._admit(jobs)
+        while pending is not None or any(self._rows):
+            self._decode()
+            copy, turn = self._copies[turn], 1 - turn
+            copy.copy_(self._written, non_blocking=True)
+            event = self._event()
+            if pending is not None:
+                self._collect(*pending)
+            self._admit(jobs)
+            pending = (copy, event) if any(self._rows) else None
+            yield
+
+    def _host_copy(self) -> Tensor:
+        pinned = self._target.device.type == "cuda"
+        return torch.empty(self._written.shape, dtype=torch.int64, pin_memory=pinned)
+
+    def _event(self) -> torch.cuda.Event | None:
+        if self._target.device.type != "cuda":
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _collect(self, copy: Tensor, event: torch.cuda.Event | None) -> None:
+        """Hand out what the rows wrote in a stretch."""
+        if event is not None:
+            event.synchronize()
+        columns = copy.t().tolist()
+        for number, column in enumerate(columns):
+            row = self._rows[number]
+            if row is None or column[0] == _NOTHING:
+                continue
+            tokens = [token for token in column if token != _NOTHING]
+            self.tokens_written += len(tokens)
+            row.written.extend(tokens)
+            if len(row.written) == row.job.max_new or tokens[-1] in self._stop_ids:
+                self._rows[number] = None
+                row.job.on_done(row.written)
+
+    def _admit(self, jobs: Iterator[Job]) -> None:
+        """Give free rows new prompts, in passes of bounded size."""
+        free = [number for number, row in enumerate(self._rows) if row is None]
+        while free:
+            taken: list[tuple[int, Job]] = []
+            size = 0
+            while free:
+                job = self._waiting.popleft() if self._waiting else next(jobs, None)
+                if job is None:
+                    break
+                if size and size + len(job.prompt) > self._prefill_tokens:
+                    self._waiting.appendleft(job)
+                    break
+                taken.append((free.pop(), job))
+                size += len(job.prompt)
+            if not taken:
+                return
+            self._prefill(taken)
+
+    def _prefill(self, taken: list[tuple[int, Job]]) -> None:
+        """Keys and values of all prompts but for their last tokens, which the next step reads."""
+        device = self._target.device
+        for number, job in taken:
+            self._rows[number] = Row(job)
+        runs = [(number, job.prompt[:-1]) for number, job in taken if len(job.prompt) > 1]
+        if runs:
+            lengths = [len(run) for _, run in runs]
+            host = torch.tensor(
+                [
+                    [token for _, run in runs for token in run],
+                    [place for length in lengths for place in range(length)],
+                    [number for number, run in runs for _ in run],
+                ]
+            )
+            token_ids, positions, numbers = to_device(host, device)
+
+            def keep(layer: int, k: Tensor, v: Tensor) -> None:
+                self._keys[layer][numbers, positions] = k
+                self._values[layer][numbers, positions] = v
+
+            self._target.forward(token_ids, positions, Spans.of(lengths, device), keep_kv=keep)
+        host = torch.tensor(
+            [[number, job.prompt[-1], len(job.prompt) - 1, job.max_new] for number, job in taken]
+        )
+        numbers, last, place, left = to_device(host.t().contiguous(), device)
+        self._tokens[numbers] = last
+        self._positions[numbers] = place
+        self._left[numbers] = left
+        self._temperatures[numbers] = to_device(torch.tensor([job.temperature for _, job in taken]), device)
+
+    def _decode(self) -> None:
+        if self._target.device.type != "cuda":
+            for _ in range(self._steps):
+                self._step_once()
+            return
+        if self._graph is None:
+            self._graph = self._capture()
+        for _ in range(self._steps):
+            self._graph.replay()
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        """The step as a graph. What the warm-up changes is put back: it must not write anybody's text."""
+        state = (self._tokens, self._positions, self._left, self._step)
+        saved = [tensor.clone() for tensor in state]
+        self._left.zero_()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                self._step_once()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._step_once()
+        for tensor, old in zip(state, saved, strict=True):
+            tensor.copy_(old)
+        return graph
+
+    @torch.no_grad()
+    def _step_once(self) -> None:
+        """One token for every row. Resting rows run along, and their cache row is written anew when they start."""
+        target = self._target
+        rotation = target.rotation(self._positions)
+        lengths = (self._positions + 1).to(torch.int32)
+        stream = embedding(self._tokens, target.weights.embedding)
+        for index, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
+            q, k, v = target.before(index, stream, *rotation)
+            keys[self._numbers, self._positions] = k
+            values[self._numbers, self._positions] = v
+            stream = target.after(index, stream, decode_attention(q, keys, values, lengths))
+        drawn = _draw(wide_logits(target.final_norm(stream), target.weights.head), self._temperatures)
+        active = self._left > 0
+        self._written.index_copy_(0, self._step, drawn.where(active, _NOTHING).unsqueeze(0))
+        self._step.copy_((self._step + 1) % self._steps)
+        self._left.sub_(active.long()).mul_((~self._stops[drawn]).long())
+        self._tokens.copy_(drawn.where(active, self._tokens))
+        self._positions.add_(active.long()).clamp_(max=self._context - 1)
+
+
+def _draw(logits: Tensor, temperatures: Tensor) -> Tensor:
+    """A token per row: the most likely one, or by Gumbel noise where the temperature is above 0."""
+    noise = torch.empty_like(logits).exponential_().clamp_(min=1e-20).log_()  # minus Gumbel noise
+    return (logits - noise.mul_(temperatures.unsqueeze(1))).argmax(-1)

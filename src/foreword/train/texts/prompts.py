@@ -1,0 +1,74 @@
+"""Prompts from files of JSON lines: plain prompts, chat turns, ShareGPT."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foreword.errors import RequestError
+
+
+@dataclass(frozen=True)
+class FilePrompt:
+    """What a user says, turn by turn, and the kind of work that it is. Answers in files are not used."""
+
+    kind: str
+    turns: tuple[str, ...]  # at least one
+    system: str | None = None
+
+    def messages(self) -> list[dict[str, str]]:
+        """The first turn as a conversation."""
+        opening = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*opening, {"role": "user", "content": self.turns[0]}]
+
+
+def read_prompt_file(path: Path) -> list[FilePrompt]:
+    """One prompt for every line that is not blank; a line that is none is refused by its number."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"prompts file {path} cannot be read as text: {error}") from None
+    prompts = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            prompts.append(_parse(json.loads(line), path.stem))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise RequestError(f"{path}, line {number}: no prompt in it ({error})") from None
+    if not prompts:
+        raise RequestError(f"prompts file {path} has no prompts in it")
+    return prompts
+
+
+def _parse(value: dict[str, Any], default_kind: str) -> FilePrompt:
+    kind = str(value.get("category", default_kind))
+    for key in ("turns", "prompt", "question"):
+        if key in value:
+            said = value[key] if isinstance(value[key], list) else [value[key]]
+            return _prompt(kind, said)
+    if "messages" in value:
+        return _conversation(kind, value["messages"], "role", ("user",), "content")
+    if "conversations" in value:
+        return _conversation(kind, value["conversations"], "from", ("human", "user"), "value")
+    raise ValueError("none of prompt, turns, question, messages, conversations")
+
+
+def _conversation(
+    kind: str, turns: list[dict[str, Any]], who: str, users: tuple[str, ...], what: str
+) -> FilePrompt:
+    said = [turn[what] for turn in turns if turn.get(who) in users]
+    system = next((turn[what] for turn in turns if turn.get(who) == "system"), None)
+    return _prompt(kind, said, None if system is None else _text(system))
+
+
+def _prompt(kind: str, said: list[object], system: str | None = None) -> FilePrompt:
+    if not said:
+        raise ValueError("no turn of a user")
+    return FilePrompt(kind, tuple(_text(turn) for turn in said), system)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("an empty text")
+    return value

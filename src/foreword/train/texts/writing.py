@@ -1,0 +1,200 @@
+"""What the target writes: users' words, answers, passages, and questions about passages."""
+
+import random
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.train.texts import seeds
+from foreword.train.texts.chat_pieces import ChatPieces, chat_pieces
+from foreword.train.texts.documents import Document, make_document
+from foreword.train.texts.jobs import Job
+from foreword.train.texts.prompts import FilePrompt
+
+KIND_WEIGHTS = {
+    "chat": 22, "code": 22, "math": 11, "qa": 11, "translation": 9, "passage": 5, "summary": 9, "rag": 9, "prompts": 9
+}  # fmt: skip
+_ANSWER_LENGTHS = (96, 128, 128, 192, 256, 320)
+_PASSAGES_KEPT = 4096
+_LEAST_ROOM = 8  # tokens of an answer
+_WORD = re.compile(rb" [a-z]{4,12}")
+
+
+@dataclass(frozen=True)
+class WritingLimits:
+    """How long texts may get."""
+
+    context: int  # prompt and answer together
+    passage: int = 420  # tokens of a passage
+    user_turn: int = 160
+
+
+@dataclass(frozen=True)
+class _Talk:
+    """A conversation so far."""
+
+    tokens: tuple[int, ...]
+    answers: tuple[tuple[int, int], ...]
+    kind: str
+    rest: tuple[str, ...] = ()  # what the user of a file will say next
+
+
+class Writer:
+    """An endless source of jobs. Finished conversations go to `emit`."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        limits: WritingLimits,
+        emit: Callable[[Document], None],
+        *,
+        prompts: Sequence[FilePrompt] = (),
+        only_prompts: bool = False,
+        seed: int = 0,
+    ) -> None:
+        """`only_prompts`: no conversations but those of `prompts`."""
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._emit = emit
+        self._random = random.Random(seed)
+        self._pieces: ChatPieces = chat_pieces(tokenizer, seeds.SYSTEM_PROMPTS)
+        self._words = [word.decode() for word in _words(tokenizer)] or ["something"]
+        self._prompts = prompts
+        self._passages: deque[list[int]] = deque(maxlen=_PASSAGES_KEPT)
+        self._next: deque[Job] = deque()
+        weights = {kind: weight for kind, weight in KIND_WEIGHTS.items() if kind != "prompts" or prompts}
+        if only_prompts:
+            weights = {"prompts": 1}
+        self._kinds, self._weights = list(weights), list(weights.values())
+
+    def __iter__(self) -> "Writer":
+        return self
+
+    def __next__(self) -> Job:
+        while not self._next:
+            self._begin(self._random.choices(self._kinds, self._weights)[0])
+        return self._next.popleft()
+
+    def _begin(self, kind: str) -> None:
+        """Put the first job of a new conversation into the queue."""
+        choose = self._random.choice
+        if kind in ("summary", "rag") and not self._passages:
+            kind = "passage"
+        match kind:
+            case "passage":
+                self._ask(self._encode(choose(seeds.PASSAGES)), kind)
+            case "prompts":
+                self._begin_from_file(choose(self._prompts))
+            case "summary":
+                self._ask(self._about_passages(choose(seeds.SUMMARY_ORDERS)), kind)
+            case "rag":
+                self._write_user(self._about_passages(choose(seeds.QUESTION_ORDERS)), kind, 32)
+            case "translation":
+                language = choose([*["German"] * 5, *seeds.SENTENCES])
+                order = choose(seeds.TRANSLATION_ORDERS).replace("German", language)
+                text = order.replace("{language}", language) + choose(seeds.SENTENCES[language])
+                self._write_user(self._encode(text), kind, 64)
+            case _:
+                options = {"chat": seeds.CHAT, "code": seeds.CODE, "math": seeds.MATH, "qa": seeds.QA}[kind]
+                longest = {"qa": 24, "math": 96}.get(kind, self._limits.user_turn)
+                self._write_user(self._encode(choose(options)), kind, longest)
+
+    def _begin_from_file(self, prompt: FilePrompt) -> None:
+        """Its own system prompt or the template's opening: just what a request with these messages sends."""
+        tokens = self._tokenizer.encode_chat(prompt.messages())
+        self._answer(_Talk(tuple(tokens), (), prompt.kind, prompt.turns[1:]))
+
+    def _encode(self, seed: str) -> list[int]:
+        """Tokens of a seed; a space at its end would be a token of its own that no text has there."""
+        for slot, options in (("{word}", self._words), ("{name}", seeds.NAMES)):
+            while slot in seed:
+                seed = seed.replace(slot, self._random.choice(options), 1)
+        return self._tokenizer.encode(seed.rstrip(" "), add_special_tokens=False)
+
+    def _about_passages(self, order: str) -> list[int]:
+        """An order with passages put into it; several short ones, or one long."""
+        room = max(self._limits.context - 300, 16)
+        wanted = self._random.randint(min(150, room), room)
+        text: list[int] = []
+        while not text or (len(text) < wanted and self._random.random() < 0.8):
+            text += self._random.choice(self._passages)
+        before, _, after = order.partition("{text}")
+        return self._encode(before) + text[:wanted] + self._encode(after)
+
+    def _opening(self) -> tuple[int, ...]:
+        """The template's own opening most of the time."""
+        openings = self._pieces.openings
+        return openings[0] if self._random.random() < 0.7 else self._random.choice(openings)
+
+    def _write_user(self, begun: list[int], kind: str, longest: int) -> None:
+        """Let the model go on with a user's words, then answer them."""
+        self._go_on_as_user(_Talk(self._opening(), (), kind), begun, longest)
+
+    def _go_on_as_user(self, talk: _Talk, begun: list[int], longest: int) -> None:
+        prompt = [*talk.tokens, *begun]
+
+        def done(written: list[int]) -> None:
+            words = begun + [token for token in written if token not in self._tokenizer.eos_ids]
+            if words:
+                self._answer(_Talk((*talk.tokens, *words, *self._pieces.to_answer), talk.answers, talk.kind))
+
+        self._queue(prompt, longest, self._random.uniform(0.6, 1.0), done)
+
+    def _ask(self, words: list[int], kind: str) -> None:
+        self._answer(_Talk((*self._opening(), *words, *self._pieces.to_answer), (), kind))
+
+    def _answer(self, talk: _Talk) -> None:
+        """Greedy every other time: greedy text is what most requests ask for."""
+        is_passage = talk.kind == "passage"
+        temperature = (
+            0.0 if self._random.random() < 0.5 and not is_passage else self._random.uniform(0.3, 1.0)
+        )
+        length = self._limits.passage if is_passage else self._random.choice(_ANSWER_LENGTHS)
+
+        def done(written: list[int]) -> None:
+            begin = len(talk.tokens)
+            answers = (*talk.answers, (begin, begin + len(written)))
+            whole = _Talk((*talk.tokens, *written), answers, talk.kind, talk.rest)
+            self._finish(whole, written, temperature)
+
+        self._queue(list(talk.tokens), length, temperature, done)
+
+    def _finish(self, talk: _Talk, written: list[int], temperature: float) -> None:
+        ended = bool(written) and written[-1] in self._tokenizer.eos_ids
+        document = make_document(talk.tokens, talk.answers, talk.kind, temperature)
+        if talk.kind == "passage" and len(written) > 60 and not document.held_out:
+            self._passages.append([token for token in written if token not in self._tokenizer.eos_ids])
+        if talk.rest and ended and self._says_next(talk, written):
+            return
+        goes_on = not talk.rest and ended and len(talk.answers) < 3 and self._random.random() < 0.2
+        if goes_on and len(talk.tokens) + 2 * max(_ANSWER_LENGTHS) < self._limits.context:
+            begun = self._encode(self._random.choice(seeds.FOLLOW_UPS))
+            tokens = (*talk.tokens, *self._pieces.after_answer(written))
+            self._go_on_as_user(_Talk(tokens, talk.answers, talk.kind), begun, 48)
+            return
+        self._emit(document)
+
+    def _says_next(self, talk: _Talk, written: list[int]) -> bool:
+        """Let a file's user go on; whether there is room for it."""
+        words = self._tokenizer.encode(talk.rest[0], add_special_tokens=False)
+        tokens = (*talk.tokens, *self._pieces.after_answer(written), *words, *self._pieces.to_answer)
+        if len(tokens) + _LEAST_ROOM > self._limits.context:
+            return False
+        self._answer(_Talk(tokens, talk.answers, talk.kind, talk.rest[1:]))
+        return True
+
+    def _queue(
+        self, prompt: list[int], longest: int, temperature: float, done: Callable[[list[int]], None]
+    ) -> None:
+        """A job, unless there is no room for it."""
+        room = self._limits.context - len(prompt)
+        if prompt and room >= _LEAST_ROOM:
+            self._next.append(Job(prompt, min(longest, room), temperature, done))
+
+
+def _words(tokenizer: Tokenizer) -> list[bytes]:
+    """Ordinary words that are one token."""
+    pieces = (tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size))
+    return [piece[1:] for piece in pieces if _WORD.fullmatch(piece)]

@@ -1,0 +1,158 @@
+"""`foreword train` as a user runs it, on a CPU and a tiny model."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from foreword.cli.main import app
+from foreword.cli.train import session
+from foreword.errors import ForewordError, RequestError
+from helpers.command_line import assert_one_line_error, foreword
+from helpers.tiny_models import make_hf_model, write_tiny_tokenizer
+
+_TINY = ("--batch-tokens", "1024", "--device", "cpu")
+
+
+def _here(*arguments: object) -> int:
+    """Without a process of its own: starting one takes longer than the work. The exit code."""
+    return app([str(argument) for argument in arguments], standalone_mode=False) or 0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_hf_model(tmp_path_factory.mktemp("tiny"), "llama", max_position_embeddings=2048))
+
+
+@pytest.fixture(scope="module")
+def texts(model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = tmp_path_factory.mktemp("data") / "texts"
+    _here("train", "data", out, "-m", model, "--tokens", "3000", "--device", "cpu")
+    assert list(out.glob("shard-*.safetensors"))
+    return str(out)
+
+
+def test_texts_are_shown(model: str, texts: str, capsys: pytest.CaptureFixture[str]):
+    _here("train", "data", texts, "-m", model, "--show", "2")
+    shown = capsys.readouterr().out
+    assert shown.count("temperature") == 2 and "<|im_start|>" in shown
+
+
+@pytest.mark.parametrize("method", ["draft", "exit", "medusa", "dflash", "eagle3"])
+def test_every_method_leaves_a_card_and_pieces(method: str, model: str, texts: str, tmp_path: Path):
+    out, pieces, joined = tmp_path / "out", tmp_path / "pieces", tmp_path / "joined"
+    common = ("train", method, "-m", model, "--out", out, "--data", texts, "--steps", "2", *_TINY)
+    _here(*common, "--export", pieces, "--export-bits", "8")
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert "2 steps of 1,024 tokens" in card and "SHA-256" in card
+    with pytest.raises(RequestError, match="--resume"):
+        _here(*common)
+    _here("train", "join", pieces, joined, "-m", model)
+    assert json.loads((joined / "config.json").read_text()) == json.loads((out / "config.json").read_text())
+
+
+def test_a_draft_is_trained_without_data_and_used(model: str, tmp_path: Path):
+    out, picture, prompts = tmp_path / "small", tmp_path / "curves.png", tmp_path / "mine.jsonl"
+    prompts.write_text('{"turns": ["the sky", "the sea"]}\n', encoding="utf-8")
+    plots = ["--plot", str(picture)] if _has_matplotlib() else []
+    run = foreword(
+        "train", "draft", "-m", model, "--out", str(out), "--layers", "1", "--steps", "12", *_TINY,
+        "--prompts", str(prompts), "--eval", str(prompts), *plots,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert "step 10: loss" in run.stdout and "τ at 4 guesses, files" in run.stdout
+    assert "foreword train draft" in (out / "README.md").read_text(encoding="utf-8")
+    assert not plots or picture.stat().st_size > 1000
+    config = json.dumps({"method": "draft_model", "model": str(out), "fixed": True})
+    answers = [
+        foreword("generate", "the sky", "-m", model, "--temperature", "0", "--speculation", how)
+        for how in (config, "off")
+    ]
+    assert answers[0].returncode == 0, answers[0].stderr
+    assert answers[0].stdout == answers[1].stdout
+
+
+def _has_matplotlib() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("matplotlib") is not None
+
+
+def test_an_interruption_leaves_a_state_and_no_model(
+    model: str,
+    texts: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    def press_control_c(watcher: session.ConsoleWatcher, share: float, line: str) -> None:
+        if line.startswith("step 2"):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(session.ConsoleWatcher, "progress", press_control_c)
+    common = ("train", "medusa", "-m", model, "--out", tmp_path / "out", "--data", texts, *_TINY)
+    assert _here(*common, "--steps", "50") == 1
+    assert "--resume goes on" in capsys.readouterr().out
+    assert (tmp_path / "out/training/state.pt").exists() and not (tmp_path / "out/config.json").exists()
+    monkeypatch.undo()
+    _here(*common, "--steps", "1", "--resume")
+    assert "3 steps" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_full_device_is_told_in_a_line(
+    model: str, texts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_args: object, **_more: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …")
+
+    monkeypatch.setattr("foreword.train.loop.run.Trainer.train", full)
+    train = (
+        "train",
+        "medusa",
+        "-m",
+        model,
+        "--out",
+        tmp_path / "out",
+        "--data",
+        texts,
+        "--steps",
+        "1",
+        *_TINY,
+    )
+    with pytest.raises(RequestError, match=r"out of memory.*give fewer --batch-tokens"):
+        _here(*train)
+    assert not (tmp_path / "out" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--out", "OUT"), "--minutes or --steps"),
+        (("--out", "OUT", "--steps", "1", "--eval", "EMPTY"), "has no prompts in it"),
+        (("--out", "OUT", "--steps", "1", "--eval", "BROKEN"), "line 1: no prompt in it"),
+        (("--out", "OUT", "--steps", "1", "--data", "NOWHERE"), "no training texts"),
+        (("--out", "OUT", "--steps", "1", "--data", "NOWHERE", "--prompts", "EMPTY"), "train data"),
+        (("--out", "OUT", "--steps", "1", "--export-bits", "4"), "--export-bits must be 8 or 16"),
+    ],
+)
+def test_what_cannot_be_done_is_told(arguments: tuple[str, ...], words: str, model: str, tmp_path: Path):
+    (tmp_path / "empty.jsonl").write_text("\n", encoding="utf-8")
+    (tmp_path / "broken.jsonl").write_text("{\n", encoding="utf-8")
+    names = {"OUT": "out", "EMPTY": "empty.jsonl", "BROKEN": "broken.jsonl", "NOWHERE": "nowhere"}
+    given = [str(tmp_path / names[word]) if word in names else word for word in arguments]
+    with pytest.raises(ForewordError, match=words):
+        _here("train", "medusa", "-m", model, *_TINY, *given)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_without_a_chat_template_is_told_in_one_line(tmp_path: Path):
+    plain = make_hf_model(tmp_path / "plain", "llama")
+    write_tiny_tokenizer(plain, chat_template=None)
+    texts = str(tmp_path / "texts")
+    run = foreword("train", "data", texts, "-m", str(plain), "--tokens", "10", "--device", "cpu")
+    assert_one_line_error(run, "no chat template", "instruct model")
+    assert not Path(texts).exists()
+    with pytest.raises(RequestError, match="no training texts"):
+        _here("train", "data", texts, "-m", str(plain), "--show", "1")

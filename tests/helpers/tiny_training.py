@@ -1,0 +1,65 @@
+"""A tiny target's own texts, and learners that train on them in seconds."""
+
+import random
+from collections.abc import Callable, Sequence
+
+from foreword.train.heads.learner import Learner, Recipe
+from foreword.train.loop.optimizer import Rates
+from foreword.train.loop.schedule import Stretch
+from foreword.train.loop.trainer import Trainer, TrainSettings
+from foreword.train.passes.packing import fitting_size
+from foreword.train.passes.target import Target
+from foreword.train.passes.vocabulary import choose_vocabulary, whole_vocabulary
+from foreword.train.texts.documents import Document, make_document
+from foreword.train.texts.endless import EndlessBatch
+from foreword.train.texts.jobs import Job
+
+SETTINGS = TrainSettings(rates=Rates(adam=4e-3), warm_up=5)
+
+
+def greedy_documents(target: Target, count: int = 240) -> list[Document]:
+    """Greedy answers to prompts of two tokens each."""
+    dice = random.Random(0)
+    found: list[Document] = []
+
+    def job(prompt: list[int]) -> Job:
+        def done(written: list[int]) -> None:
+            found.append(make_document([*prompt, *written], [(2, 2 + len(written))], "x", 0.0))
+
+        return Job(prompt, 16, 0.0, done)
+
+    jobs = (job([dice.randrange(40), dice.randrange(10)]) for _ in range(count))
+    for _ in EndlessBatch(target, rows=60, context=24, stop_ids=frozenset()).run(jobs):
+        pass
+    return found
+
+
+def new_learner(recipe: Recipe, target: Target, documents: Sequence[Document]) -> Learner:
+    vocab_size, wanted = target.config.vocab_size, recipe.vocabulary_size
+    vocabulary = (
+        whole_vocabulary(vocab_size) if wanted is None else choose_vocabulary(documents, wanted, vocab_size)
+    )
+    learner = recipe.build(target, vocabulary, compiled=False)
+    learner.begin(documents, seed=0)
+    return learner
+
+
+def new_trainer(recipe: Recipe, target: Target, documents: Sequence[Document]) -> Trainer:
+    learner = new_learner(recipe, target, documents)
+    return Trainer(learner, documents, fitting_size(documents, 440, 40), SETTINGS)
+
+
+def trained(
+    recipe: Recipe,
+    target: Target,
+    documents: Sequence[Document],
+    steps: int,
+    prepare: Callable[[Learner], None] = lambda learner: None,
+) -> tuple[Trainer, float, float]:
+    """After some steps on all but the first texts: tokens per pass on these, before and after."""
+    held_out, rest = documents[:30], documents[30:]
+    trainer = new_trainer(recipe, target, rest)
+    prepare(trainer.learner)
+    before = trainer.evaluate(held_out).tau()
+    trainer.train(Stretch(last_step=steps, final=True))
+    return trainer, before, trainer.evaluate(held_out).tau()

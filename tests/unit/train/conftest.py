@@ -1,0 +1,22 @@
+"""What the tests of training share."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from foreword.models.formats.opening import open_checkpoint
+from foreword.train.passes.target import Target
+from foreword.train.texts.documents import Document
+from helpers.tiny_training import greedy_documents
+
+
+@pytest.fixture(scope="session")
+def target(tiny_model: Path) -> Target:
+    return Target.load(open_checkpoint(tiny_model), torch.device("cpu"), torch.float32, compiled=False)
+
+
+@pytest.fixture(scope="session")
+def documents(target: Target) -> list[Document]:
+    """Greedy answers of the tiny target."""
+    return greedy_documents(target)

@@ -1,0 +1,82 @@
+"""What was trained: whole directories, pieces that can be carried, and the way back."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from foreword.errors import RequestError
+from foreword.models.formats.opening import open_checkpoint
+from foreword.train import files as train_files
+from foreword.train.heads.draft import DraftRecipe
+from foreword.train.heads.learner import LearnedFiles
+from foreword.train.heads.medusa import MedusaRecipe
+from foreword.train.loop import output
+from foreword.train.loop.output import digest_of, join_pieces, read_weights, write_output, write_pieces
+from foreword.train.passes.target import Target
+from foreword.train.texts.documents import Document
+from helpers.tiny_training import new_learner
+
+
+@pytest.mark.parametrize("recipe", [DraftRecipe(layers=1), MedusaRecipe(heads=2, draft_vocab=64)])
+@pytest.mark.parametrize("bits", [16, 8])
+def test_pieces_become_the_directory_again(
+    recipe,
+    bits: int,
+    target: Target,
+    documents: list[Document],
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch,
+):
+    monkeypatch.setattr(output, "PIECE_BYTES", 10_000)
+    checkpoint = open_checkpoint(tiny_model)
+    digest = write_output(tmp_path / "whole", new_learner(recipe, target, documents).files(checkpoint, 3))
+    (tmp_path / "whole" / "README.md").write_text(f"SHA-256 `{digest}`.", encoding="utf-8")
+    paths = write_pieces(tmp_path / "whole", tmp_path / "pieces", bits=bits)
+    assert len(paths) > 2 and all(path.stat().st_size <= 10_000 for path in paths[:-1])
+    join_pieces(tmp_path / "pieces", tmp_path / "again", checkpoint)
+    names = {path.name for path in (tmp_path / "whole").iterdir()}
+    assert names == {path.name for path in (tmp_path / "again").iterdir()}
+    card = (tmp_path / "again" / "README.md").read_text(encoding="utf-8")
+    assert f"`{digest_of(tmp_path / 'again' / 'model.safetensors')}`" in card
+    wanted, found = (read_weights(tmp_path / name / "model.safetensors") for name in ("whole", "again"))
+    assert wanted.keys() == found.keys()
+    for name, tensor in wanted.items():
+        assert found[name].dtype == tensor.dtype
+        close = 0.02 * float(tensor.float().abs().max()) if bits == 8 else 0.0
+        torch.testing.assert_close(found[name].float(), tensor.float(), rtol=0, atol=close)
+
+
+def test_pieces_that_are_missing_or_changed_are_refused(
+    target: Target, documents: list[Document], tiny_model: Path, tmp_path: Path
+):
+    checkpoint = open_checkpoint(tiny_model)
+    learner = new_learner(MedusaRecipe(heads=1, draft_vocab=64), target, documents)
+    write_output(tmp_path / "whole", learner.files(checkpoint, 3))
+    piece = write_pieces(tmp_path / "whole", tmp_path / "pieces")[0]
+    data = piece.read_bytes()
+    piece.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(RequestError, match="not the ones"):
+        join_pieces(tmp_path / "pieces", tmp_path / "again", checkpoint)
+    piece.unlink()
+    with pytest.raises(RequestError, match="is missing; bring all pieces"):
+        join_pieces(tmp_path / "pieces", tmp_path / "again", checkpoint)
+    assert not list((tmp_path / "again").glob("*"))
+    with pytest.raises(RequestError, match=r"no whole pieces\.json"):
+        join_pieces(tmp_path, tmp_path / "again", checkpoint)
+
+
+def test_a_directory_that_was_not_finished_has_no_config(tmp_path: Path, monkeypatch):
+    old = LearnedFiles({"old": True}, {"a": torch.zeros(2)})
+    write_output(tmp_path, old)
+
+    def broken(*_args: object) -> None:
+        (tmp_path / "model.safetensors.part").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(train_files, "save_file", broken)
+    with pytest.raises(RequestError, match="No space left"):
+        write_output(tmp_path, LearnedFiles({"new": True}, {"a": torch.ones(2)}))
+    assert not (tmp_path / "config.json").exists()
+    assert not list(tmp_path.glob("*.part"))

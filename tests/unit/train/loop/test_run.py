@@ -1,0 +1,159 @@
+"""A whole run: what it leaves, how it goes on, and what it refuses."""
+
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from foreword.errors import RequestError
+from foreword.models.formats.opening import open_checkpoint
+from foreword.train import files
+from foreword.train.heads.medusa import MedusaRecipe
+from foreword.train.loop.output import digest_of, read_weights
+from foreword.train.loop.run import TrainRun, train
+from foreword.train.loop.texts import FILES, HELD_OUT, gather_texts
+from foreword.train.passes.target import Target
+from foreword.train.texts.documents import Document, make_document, write_shard
+from foreword.train.texts.prompts import FilePrompt
+from helpers.tiny_training import SETTINGS
+
+RECIPE = MedusaRecipe(heads=2, draft_vocab=64)
+
+
+class _Silent:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.shares: list[float] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def progress(self, share: float, line: str) -> None:
+        self.shares.append(share)
+
+
+def _run(out: Path, **changes: object) -> TrainRun:
+    run = TrainRun(
+        out=out,
+        recipe=RECIPE,
+        batch_rows=440,
+        tail_multiple=40,
+        steps=6,
+        report_every=2,
+        settings=SETTINGS,
+        command="foreword train medusa --out x",
+    )
+    return replace(run, **changes)
+
+
+@pytest.fixture
+def texts(documents: list[Document], tmp_path: Path):
+    held_out = [replace(document, held_out=True) for document in documents[:20]]
+    rest = [replace(document, held_out=False) for document in documents[20:]]
+    write_shard(tmp_path / "texts", [*held_out, *rest])
+    return gather_texts(tmp_path / "texts", [], lambda _: [], 256, "tiny")
+
+
+def test_a_run_leaves_weights_card_and_log(target: Target, texts, tiny_model: Path, tmp_path: Path):
+    watcher = _Silent()
+    reports = train(open_checkpoint(tiny_model), target, _run(tmp_path / "out"), texts, watcher)
+    assert reports is not None and set(reports) == {HELD_OUT}
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    digest = card.split("SHA-256 `")[1].split("`")[0]
+    assert digest == digest_of(tmp_path / "out" / "model.safetensors")
+    for part in (
+        "foreword train medusa --out x",
+        "6 steps of 440 tokens",
+        "held out and never trained on",
+        "| all |",
+    ):
+        assert part in card, part
+    log = [json.loads(line) for line in (tmp_path / "out/training/log.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in log if "loss" in entry] == [2, 4, 6]
+    assert any("tau" in entry for entry in log)
+    assert watcher.shares == sorted(watcher.shares) and watcher.shares[-1] == 1.0
+
+
+def test_a_run_that_is_stopped_goes_on_exactly(target: Target, texts, tiny_model: Path, tmp_path: Path):
+    checkpoint = open_checkpoint(tiny_model)
+    whole = train(checkpoint, target, _run(tmp_path / "whole"), texts, _Silent())
+    looks = itertools.count()
+    stopped = _run(tmp_path / "parts", stop=lambda: next(looks) >= 4)
+    assert train(checkpoint, target, stopped, texts, _Silent()) is None
+    assert not (tmp_path / "parts" / "config.json").exists()
+    rest = _run(tmp_path / "parts", resume=True, steps=2)
+    assert train(checkpoint, target, rest, texts, _Silent()) is not None and whole is not None
+    first, second = (read_weights(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    for name, tensor in first.items():
+        assert torch.equal(second[name], tensor), name
+
+
+def test_states_are_saved_within_a_minute(target: Target, texts, tiny_model: Path, tmp_path: Path):
+    now = itertools.count(0, 8)
+    saved: list[bool] = []
+
+    class Watching(_Silent):
+        def progress(self, share: float, line: str) -> None:
+            saved.append((tmp_path / "out/training/state.pt").exists())
+
+    run = _run(tmp_path / "out", steps=20, clock=lambda: float(next(now)), evaluate_every=1e9)
+    train(open_checkpoint(tiny_model), target, run, texts, Watching())
+    assert any(saved)
+
+
+def test_another_shape_or_a_directory_in_use_is_refused(
+    target: Target, texts, tiny_model: Path, tmp_path: Path
+):
+    checkpoint = open_checkpoint(tiny_model)
+    train(checkpoint, target, _run(tmp_path / "out", steps=1), texts, _Silent())
+    with pytest.raises(RequestError, match="--resume"):
+        train(checkpoint, target, _run(tmp_path / "out", steps=1), texts, _Silent())
+    other = _run(tmp_path / "out", resume=True, recipe=MedusaRecipe(heads=3, draft_vocab=64))
+    with pytest.raises(RequestError, match="was trained with heads 2, not 3"):
+        train(checkpoint, target, other, texts, _Silent())
+    (tmp_path / "out/training/state.pt").write_bytes(b"half")
+    with pytest.raises(RequestError, match="is no training state"):
+        train(checkpoint, target, _run(tmp_path / "out", resume=True), texts, _Silent())
+
+
+def test_it_begins_with_weights_that_were_trained_before(
+    target: Target, texts, tiny_model: Path, tmp_path: Path
+):
+    checkpoint = open_checkpoint(tiny_model)
+    train(checkpoint, target, _run(tmp_path / "first"), texts, _Silent())
+    run = _run(tmp_path / "second", begin=tmp_path / "first", steps=0)
+    train(checkpoint, target, run, texts, _Silent())
+    first, second = (read_weights(tmp_path / name / "model.safetensors") for name in ("first", "second"))
+    for name, tensor in first.items():
+        assert torch.equal(second[name], tensor), name
+
+
+def test_too_little_disk_is_told_before_training(
+    target: Target, texts, tiny_model, tmp_path: Path, monkeypatch
+):
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(RequestError, match="MB free; make room"):
+        train(open_checkpoint(tiny_model), target, _run(tmp_path / "out"), texts, _Silent())
+
+
+def test_prompts_that_are_measured_on_are_never_trained_on(tmp_path: Path):
+    shared, own = [5, 6], [7, 8]
+    documents = [make_document([*prompt, 9, 9], [(2, 4)], "x", 0.0) for prompt in (shared, own, own)]
+    write_shard(tmp_path, [replace(document, held_out=False) for document in documents])
+    asked: list[int] = []
+
+    def answer(prompts) -> list[Document]:
+        asked.append(len(prompts))
+        return [make_document([*shared, 9, 9], [(2, 4)], "file", 0.0)]
+
+    for _ in range(2):
+        texts = gather_texts(tmp_path, [FilePrompt("file", ("x",))], answer, 256, "tiny")
+        assert [document.tokens[0] for document in texts.trained] == [7, 7]
+        assert len(texts.measured[FILES]) == 1 and texts.left_out == 1
+    assert asked == [1]  # answered once, kept for the next run
+    with pytest.raises(RequestError, match="no training texts"):
+        gather_texts(tmp_path / "nowhere", [], answer, 256, "tiny")

@@ -1,0 +1,55 @@
+"""Conversations: what a file's users say, turn by turn, and what models cannot do it."""
+
+from pathlib import Path
+
+import pytest
+
+from foreword.errors import TokenizerError
+from foreword.models.formats.opening import open_checkpoint
+from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.train.texts.chat_pieces import chat_pieces
+from foreword.train.texts.documents import Document
+from foreword.train.texts.prompts import FilePrompt
+from foreword.train.texts.writing import Writer, WritingLimits
+from helpers.tiny_models import make_hf_model, write_tiny_tokenizer
+
+
+@pytest.fixture
+def tokenizer(tiny_model: Path) -> Tokenizer:
+    return open_checkpoint(tiny_model).tokenizer()
+
+
+def test_the_turns_of_a_file_are_said_one_after_the_other(tokenizer: Tokenizer):
+    emitted: list[Document] = []
+    prompt = FilePrompt("mine", ("First?", "Second?", "Third?"), "Be brief.")
+    writer = Writer(tokenizer, WritingLimits(400), emitted.append, prompts=[prompt], only_prompts=True)
+    end = min(tokenizer.eos_ids)
+    answers = []
+    for number in range(3):
+        job = next(writer)
+        answers.append([*tokenizer.encode(f"answer {number}", add_special_tokens=False), end])
+        job.on_done(answers[-1])
+    (document,) = emitted
+    assert document.kind == "mine"
+    messages = [{"role": "system", "content": "Be brief."}]
+    for number, turn in enumerate(prompt.turns):
+        messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": f"answer {number}"}]
+    whole = tokenizer.encode_chat(messages, add_generation_prompt=False)
+    assert document.tokens.tolist() == whole[: len(document.tokens)]
+    assert document.tokens[document.is_answer].tolist() == [token for answer in answers for token in answer]
+
+
+def test_what_does_not_fit_any_more_is_not_said(tokenizer: Tokenizer):
+    emitted: list[Document] = []
+    prompt = FilePrompt("mine", ("First?", "Second? " * 40))
+    writer = Writer(tokenizer, WritingLimits(60), emitted.append, prompts=[prompt], only_prompts=True)
+    next(writer).on_done([5, min(tokenizer.eos_ids)])
+    assert len(emitted) == 1
+
+
+def test_a_model_without_a_chat_template_is_told_in_a_line(tmp_path: Path):
+    model = make_hf_model(tmp_path / "plain", "llama")
+    write_tiny_tokenizer(model, chat_template=None)
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    with pytest.raises(TokenizerError, match=r"no chat template.*use an instruct model"):
+        chat_pieces(open_checkpoint(model).tokenizer())
