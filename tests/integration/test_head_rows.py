@@ -1,7 +1,7 @@
 """The KV rows of heads in the target's pages: whatever happened to a request, they are those of its text."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +197,7 @@ def test_a_head_that_was_off_starts_again_from_the_last_states(model: LoadedMode
     passes = [0]
     head: Any = drafter._drafter._runner
 
-    def counted(run: Any) -> Any:
+    def counted(run: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
             passes[0] += 1
             return run(*args)
