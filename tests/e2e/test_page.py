@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from foreword.control.reporting.figures import Bounds, ControlReport, PairReport
 from foreword.server.api.streams import passes
 from helpers import fake_engine
 from helpers.fake_engine import FIRST_VISIBLE, FakeEngine, expected_tokens, token_text
@@ -39,6 +40,20 @@ def test_tokens_show_where_they_came_from(page, server):
     assert len(page.all("#positions li")) == 2
     assert float(page.text("#rate")) > 0
     assert "ms" in page.text("#verify-time")
+    assert page.complaints() == []
+
+
+def test_the_controllers_choice_is_shown(page, server):
+    ready(page, server)
+    run(page)
+    assert not page.find("#controller").is_displayed()  # nobody was asked yet
+    pair = PairReport("head", "code", in_use=True, kept=3, measured=Bounds(1.1, 1.25, 1.4))
+    resting = PairReport("ngram", "code", predicted=Bounds(0.8, 0.9, 1.0))
+    server.engine.control = ControlReport(pairs=(pair, resting))
+    run(page)
+    page.wait(lambda: page.find("#controller").is_displayed())
+    told = texts(page, "#controller-pairs dd")
+    assert told == ["on, depth 3; 1.25× measured", "not now; 0.90× expected"]
     assert page.complaints() == []
 
 

@@ -14,6 +14,7 @@ from time import monotonic
 import numpy as np
 
 from foreword.acceptance.logprobs import TokenLogprobs
+from foreword.control.reporting.figures import ControlReport
 from foreword.engine.answers.stream import AnswerStream
 from foreword.engine.messages import AnswerDelta, DraftShown, EngineStats, NewRequest, RequestStats
 from foreword.errors import EngineStopped, RequestError
@@ -177,6 +178,8 @@ class FakeEngine:
         self.most_answers = 0  # that it had at once
         self.is_held = False  # no pass begins
         self.requests: list[NewRequest] = []
+        self.control = ControlReport()
+        self.moved: list[tuple[str, str, str]] = []
 
     def submit(self, request: NewRequest) -> AnswerStream:
         if self._stopped:
@@ -216,11 +219,20 @@ class FakeEngine:
     def speculate(self, on: bool) -> None:
         self.drafting = on
 
+    def move_pair(self, drafter: str, cohort: str, state: str) -> None:
+        self.moved.append((drafter, cohort, state))
+
     def stats(self) -> EngineStats:
         count = len(self._answers)
         running = min(count, self._capacity)
         return EngineStats(
-            running, count - running, 100, 5 * running, steps=self.passes, drafter_faults={"ngram": 1}
+            running,
+            count - running,
+            100,
+            5 * running,
+            steps=self.passes,
+            drafter_faults={"ngram": 1},
+            control=self.control,
         )
 
     async def drain(self, timeout: float | None = None) -> bool:

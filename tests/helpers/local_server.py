@@ -53,6 +53,9 @@ class LocalEngine:
     def speculate(self, on: bool) -> None:
         self.engine.speculate(on)
 
+    def move_pair(self, drafter: str, cohort: str, state: str) -> None:
+        self.engine.move_pair(drafter, cohort, state)
+
     async def stats(self) -> EngineStats:
         return self.engine.stats()
 

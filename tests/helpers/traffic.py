@@ -9,10 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from foreword.acceptance.rules.rule import Rule
+from foreword.backends.batch import Tap
 from foreword.control.asking import Pass
 from foreword.control.trimming import Offer, choose
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.draft import NO_DRAFT, Draft
+from foreword.speculation.drafting import NO_NEEDS, DrafterNeeds
 from foreword.speculation.measured.acceptance_stats import AcceptanceStats
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.protocols import Policy
@@ -72,9 +74,11 @@ class PretendDrafter:
     ask: float = 0.0
     level: float = 0.0
     depth: int = 8
+    behind: float = 0.0  # for every token that it has to catch up with
+    needs: DrafterNeeds = NO_NEEDS
 
-    def seconds(self, levels: int, asks: int) -> float:
-        return self.call + self.ask * asks + self.level * levels
+    def seconds(self, levels: int, asks: int, behind: int = 0) -> float:
+        return self.call + self.ask * asks + self.level * levels + self.behind * behind
 
 
 def lookup(name: str = "lookup", **kinds: Kind) -> PretendDrafter:
@@ -85,16 +89,26 @@ def head(per_level: float = 0.5e-3) -> PretendDrafter:
     return PretendDrafter("head", HEAD, level=per_level)
 
 
+def states_head(per_level: float = 0.6e-3, **kinds: Kind) -> PretendDrafter:
+    """One that reads the target's states: with a prompt it begins a step later than a lookup, and has to catch up."""
+    needs = DrafterNeeds(taps=(Tap(1),))
+    return PretendDrafter("eagle", {**HEAD, **kinds}, 0.6e-3, 0, per_level, 5, behind=0.05e-3, needs=needs)
+
+
 class PretendRequest:
     """A text of which everything is known: also which guesses will be right."""
 
     def __init__(
-        self, number: int, cohort: str, drafters: Sequence[PretendDrafter], tenant: str = ""
+        self, number: int, cohort: str, drafters: Sequence[PretendDrafter], tenant: str = "", prompt: int = 1
     ) -> None:
         rng = random.Random(number)
         self.request_id, self.cohort, self.tenant = number, cohort, tenant
-        self.tokens = [0]
-        self.prompt_len = 1
+        self.tokens = [0] * prompt
+        self.prompt_len = prompt
+        self.is_read = prompt == 1
+        self.readers: set[str] = set()  # heads that have read the prompt along
+        self.last_asked: dict[str, int] = {}  # by drafter, tokens after the step in which it was asked
+        self.length = LENGTH
         self.script = [rng.randrange(WRONG) for _ in range(LENGTH + 20)]
         self.sampler = SimpleNamespace(rule=Rule.COUPLED)
         self.acceptance = AcceptanceStats()
@@ -104,38 +118,51 @@ class PretendRequest:
         self._luck = {one.name: rng.gauss(0, 1) for one in drafters}
         self._moods = {one.name: [rng.gauss(0, 1) for _ in range(LENGTH // MOOD + 2)] for one in drafters}
         self.speculation: DraftPlan | None = None
+        self.step_limit: float | None = None
         self.drafters = {one.name: one for one in drafters}
 
     @property
     def room(self) -> int:
-        return LENGTH - len(self.tokens)
+        return self.length - self.place
+
+    @property
+    def place(self) -> int:
+        """In its text; 1 is the first token that is generated."""
+        return len(self.tokens) - self.prompt_len + 1
 
     def rate(self, drafter: PretendDrafter) -> float:
         kind = drafter.kinds[self.cohort]
-        mood = self._moods[drafter.name][len(self.tokens) // MOOD]
+        mood = self._moods[drafter.name][self.place // MOOD]
         odds = log(kind.rate / (1 - kind.rate)) + kind.spread * self._luck[drafter.name] + kind.mood * mood
+        if drafter.needs and self.prompt_len > 1 and drafter.name not in self.readers:
+            odds -= 1.0  # a head without the prompt
         return 1 / (1 + exp(-odds))
 
     def draft(self, drafter: PretendDrafter, depth: int) -> Draft:
         """The same guesses for the same place, whoever asks."""
-        place = len(self.tokens)
+        place = self.place
         rng = random.Random(hash((self.request_id, place, len(drafter.name))))
-        if rng.random() >= drafter.kinds[self.cohort].coverage:
+        if rng.random() >= drafter.kinds[self.cohort].coverage or (drafter.needs and not self.is_read):
             return NO_DRAFT
         rate = self.rate(drafter)
         tokens = [
             self.script[place + level] if rng.random() < rate else WRONG for level in range(drafter.depth)
         ]
-        return Draft.chain(tokens[: min(depth, self.room)], place)
+        return Draft.chain(tokens[: min(depth, self.room)], len(self.tokens))
+
+    def missed(self, method: str) -> int:
+        """Tokens that came since the drafter was asked, or read along; a head keeps the states of the newest."""
+        return min(len(self.tokens) - self.last_asked.get(method, 0), 64)
 
     def commit(self, draft: Draft) -> Verdict:
         accepted = 0
         for token in draft.tokens:
-            if token != self.script[len(self.tokens) + accepted]:
+            if token != self.script[self.place + accepted]:
                 break
             accepted += 1
-        fresh = tuple(self.script[len(self.tokens) : len(self.tokens) + accepted + 1])
+        fresh = tuple(self.script[self.place : self.place + accepted + 1])
         self.tokens += fresh
+        self.is_read = True
         return Verdict(tuple(range(accepted)), fresh, draft=draft)
 
 
@@ -163,6 +190,9 @@ class Traffic:
     cohorts: Sequence[str] = ("code", "extract", "chat", "creative")
     noise: float = 0.03
     seed: int = 0
+    prompt: int = 1  # tokens of every prompt
+    length: int = LENGTH  # tokens of every answer
+    has_own_tenants: bool = False  # whether every request belongs to another
     plan_of: Callable[[PretendRequest], DraftPlan] | None = None
 
     def __post_init__(self) -> None:
@@ -181,11 +211,13 @@ class Traffic:
             report = self._step(policy)
             tokens = sum(len(part.verdict.tokens) for part in report.requests)
             plain = tokens * self.curve(len(self.running)) / len(self.running)
+            self.running = [request for request in self.running if request.room > 0]
+            if not report.decodes_only:
+                continue  # prompts take as long whatever is guessed
             found.tokens += tokens
             found.seconds += report.seconds.total
             found.plain += plain
             found.steps.append((plain, report.seconds.total))
-            self.running = [request for request in self.running if request.room > 0]
         return found
 
     def _fill(self) -> None:
@@ -193,7 +225,9 @@ class Traffic:
         while len(self.running) < self.batch:
             self._number += 1
             cohort = random.Random(self._number).choice(self.cohorts)
-            request = PretendRequest(self._number, cohort, self.drafters)
+            tenant = f"tenant {self._number}" if self.has_own_tenants else ""
+            request = PretendRequest(self._number, cohort, self.drafters, tenant, self.prompt)
+            request.length = self.length
             request.speculation = self._plan(request)
             self.running.append(request)
 
@@ -204,14 +238,12 @@ class Traffic:
         return DraftPlan("route", drafter, 64, max(one.depth for one in self.drafters))
 
     def _step(self, policy: Policy) -> StepReport:
-        entries = [
-            PassEntry(request, request.kv, len(request.tokens), 1, 0, True) for request in self.running
-        ]
+        entries = [self._entry(request) for request in self.running]
         plans = policy.plan(entries, self.situation)
         calls, drafts = [], [NO_DRAFT] * len(entries)
         by_method: dict[str, list[int]] = {}
         for place, plan in enumerate(plans):
-            if plan is not None and self.running[place].room > 1:
+            if plan is not None and plan.max_nodes and self.running[place].room > 1:
                 by_method.setdefault(plan.method, []).append(place)
         cost = {}
         for method, places in by_method.items():
@@ -220,25 +252,44 @@ class Traffic:
             for place in places:
                 depth = min(plans[place].max_depth, self.running[place].room - 1)  # type: ignore[union-attr]
                 drafts[place] = self.running[place].draft(drafter, depth)
-            seconds = drafter.seconds(levels, len(places)) * self._noisy()
-            calls.append(DrafterCall(method, len(places), 0, levels, 0, seconds))
+            behind = sum(plans[place].behind for place in places)  # type: ignore[union-attr]
+            missed = sum(self.running[place].missed(method) for place in places)
+            is_silent = not any(len(drafts[place]) for place in places) and drafter.needs
+            seconds = 0.0 if is_silent else drafter.seconds(levels, len(places), missed) * self._noisy()
+            calls.append(DrafterCall(method, len(places), 0, levels, 0, seconds, behind))
             cost[method] = seconds / len(places)
         kept = policy.trim(entries, drafts, self.situation) if calls else drafts
-        rows = len(entries) + sum(map(len, kept))
+        rows = sum(entry.run for entry in entries) + sum(map(len, kept))
         drafting = sum(call.seconds for call in calls)
         total = self.curve(rows) * self._noisy() + drafting
         parts = []
-        for request, plan, draft in zip(self.running, plans, kept, strict=True):
-            method = plan.method if plan is not None and request.room > 1 else ""
-            context = len(request.tokens)
+        for entry, request, plan, draft in zip(entries, self.running, plans, kept, strict=True):
+            method = plan.method if plan is not None and plan.max_nodes and request.room > 1 else ""
+            if plan is not None and not request.is_read:
+                request.readers.add(plan.method)
             verdict = request.commit(draft)
+            if plan is not None:
+                request.last_asked[plan.method] = len(request.tokens)
+            draft_seconds = cost.get(method, 0.0)
             parts.append(
-                RequestReport(request, verdict, 1, context, True, method, cost.get(method, 0.0))  # type: ignore[arg-type]
+                RequestReport(
+                    request,  # type: ignore[arg-type]
+                    verdict,
+                    entry.run,
+                    entry.computed,
+                    True,
+                    method,
+                    draft_seconds,
+                )
             )
         report = StepReport(parts, calls, StageSeconds(drafting, 0.0, 0.0, total))
         self.situation.learn(report)
         policy.learn(report)
         return report
+
+    def _entry(self, request: PretendRequest) -> PassEntry:
+        run = 1 if request.is_read else request.prompt_len
+        return PassEntry(request, request.kv, len(request.tokens) - run, run, 0, True)  # type: ignore[arg-type]
 
     def _noisy(self) -> float:
         return exp(self._rng.gauss(0, self.noise))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from foreword import LLM, SamplingParams
+from foreword.engine.config import EngineConfig
 from foreword.errors import RequestError
 
 PROMPTS = ["the sky is", "def add(", "1999 and 2024", "she sells sea shells by the sea shore"]
@@ -14,7 +15,8 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1,
 
 @pytest.fixture(scope="module")
 def llm(tiny_model: Path) -> LLM:
-    return LLM(str(tiny_model), dtype="float32", device="cpu", speculation=NGRAM)
+    share = EngineConfig(max_draft_share=1e9)  # whatever guesses cost here those who want none
+    return LLM(str(tiny_model), dtype="float32", device="cpu", speculation=NGRAM, config=share)
 
 
 @pytest.fixture(scope="module")

@@ -96,7 +96,9 @@ def test_acceptance_can_be_hidden(tiny_model):
             assert "speculation" not in answer
             assert "predicted_ms" in answer["timings"]
             assert not {"passes", "draft_n", "draft_n_accepted"} & set(answer["timings"])
-        assert "speculation" not in http.get("/health").json()
+        assert not {"speculation", "usage"} & set(http.get("/health").json())
+        assert http.get("/speculation").status_code == 404
+        assert http.get("/advise").status_code == 404
 
 
 def test_health_names_the_servers_method_before_anything_was_answered(tiny_model):
@@ -111,7 +113,7 @@ def test_health_names_the_servers_method_before_anything_was_answered(tiny_model
 
 def test_the_switch_exists_only_where_it_was_asked_for(server, tiny_model):
     with server.http() as http:
-        assert http.post("/speculation", json={"enabled": False}).status_code == 404
+        assert http.post("/speculation", json={"enabled": False}).status_code == 405  # it can only be read
     settings = ServerSettings("tiny", allow_switch=True)
     with local_server(tiny_model, settings, FakeEngine()) as other, other.http() as http:
         assert http.post("/speculation", json={"enabled": False}).json() == {"enabled": False}

@@ -2,12 +2,14 @@
 
 from catalogue import MUTANTS, Mutant
 from chains import CHAIN_MUTANTS
+from control import CONTROL_MUTANTS
 from ends import END_MUTANTS
 from engine import ENGINE_MUTANTS
 from heads import HEAD_MUTANTS
 from house import HOUSE_MUTANTS
 from parallel_heads import PARALLEL_HEAD_MUTANTS
 from predictions import PREDICTION_MUTANTS
+from rollouts import ROLLOUT_MUTANTS
 from traversal import TRAVERSAL_MUTANTS
 from windows import WINDOW_MUTANTS
 
@@ -22,4 +24,6 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *WINDOW_MUTANTS,
     *HEAD_MUTANTS,
     *PARALLEL_HEAD_MUTANTS,
+    *ROLLOUT_MUTANTS,
+    *CONTROL_MUTANTS,
 )

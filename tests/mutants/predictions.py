@@ -66,8 +66,8 @@ PREDICTION_MUTANTS = (
         60,
         "a drafter behind a prediction is closed while it is used",
         "engine/drafter_pool.py",
-        "    return plan.drafter.parts if isinstance(plan.drafter, _Predicted) else (plan.drafter,)",
-        "    return (plan.drafter,)",
+        "    return () if plan is None else list(_parts(plan.drafter))",
+        "    return () if plan is None else [plan.drafter]",
         (POOL,),
     ),
 )

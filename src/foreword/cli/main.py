@@ -7,11 +7,13 @@ from typing import Any, NoReturn
 import typer
 
 from foreword import __version__
-from foreword.cli import datastore, demo, doctor, generate, heads, models, prove, prune, serve, theory
+from foreword.cli import datastore, demo, doctor, generate, heads, models, prove, prune, serve, theory, tune
 from foreword.cli.bench import main as bench
 from foreword.cli.chat import main as chat
 from foreword.cli.console import stderr, stdout
+from foreword.cli.policy import main as policy
 from foreword.cli.train import main as train
+from foreword.cli.watch import main as watch
 from foreword.errors import ForewordError, in_plain_words
 
 # Typer brings a click of its own, whose errors it does not name.
@@ -32,12 +34,16 @@ app.command()(models.pull)
 app.command("models")(models.list_models)
 app.command()(prune.prune)
 app.command()(prove.prove)
+app.command()(watch.top)
+app.command()(watch.advise)
+app.command()(tune.tune)
 app.command()(theory.theory)
 app.command()(doctor.doctor)
 app.add_typer(heads.app, name="head")
 app.add_typer(bench.app, name="bench")
 app.add_typer(datastore.app, name="datastore")
 app.add_typer(train.app, name="train")
+app.add_typer(policy.app, name="policy")
 
 
 def _show_version(wanted: bool) -> None:

@@ -25,6 +25,7 @@ from foreword.cli.options import (
     one_of,
     speculation_choice,
 )
+from foreword.cli.policy.options import PolicyOption, checked_policy
 from foreword.cli.serve_options import api_keys, listed, memory_size, origins
 from foreword.errors import RequestError
 
@@ -62,6 +63,7 @@ def serve(
     served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
     speculation: SpeculationOption = None,
     speculative_config: SpeculativeConfigOption = None,
+    speculation_policy: PolicyOption = None,
     generation_config: GenerationConfigOption = "auto",
     hide_speculation: Annotated[
         bool, typer.Option("--hide-speculation", help="Leave acceptance out of answers and /health.")
@@ -135,6 +137,9 @@ def serve(
         "enable_prefix_caching": enable_prefix_caching,
         "acceptance_rule": acceptance_rule,
     }
+    if speculation_policy is not None:
+        config["speculation_policy"] = str(checked_policy(speculation_policy))
+        settings = replace(settings, policy_file=config["speculation_policy"])
     if max_num_batched_tokens is not None:
         config["max_num_batched_tokens"] = max_num_batched_tokens
     if kv_cache_memory_bytes is not None:

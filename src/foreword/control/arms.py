@@ -1,7 +1,9 @@
 """Who could draft for a request, and what was decided about each."""
 
 import math
+from collections import deque
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from foreword.control.asking import NO_WORTH, DraftSeconds, Pass, Worth
 from foreword.control.estimates import PairEstimate
@@ -9,6 +11,7 @@ from foreword.control.guard import PairGuard
 from foreword.control.hindsight import RequestFit, Waiting
 from foreword.control.settings import ControlSettings
 from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import needs_of
 from foreword.speculation.requests import DraftPlan
 
 MOST_WAITING = 4
@@ -20,6 +23,25 @@ LEAST_LOSS = 0.01
 PROBE_DEPTH = 4
 """Levels of a probe where every level costs."""
 
+WATCHED = 32
+WATCH_STEPS = 128
+"""Of requests whose head is not in use, one in so many is told to it all the same, for so many steps in turn: telling
+costs time, and a head that was told nothing cannot be tried."""
+
+
+MOST_DECISIONS = 20
+"""Of a pair, that are remembered."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A drafter was switched on or off in a cohort."""
+
+    seconds: float  # of engine time
+    is_on: bool
+    reason: str
+    gain: float  # that was expected of it
+
 
 @dataclass(frozen=True)
 class Moment:
@@ -28,6 +50,7 @@ class Moment:
     step: int
     seconds: float  # of engine time
     reference_passes: int  # plain passes that were measured
+    has_prompts: bool = False  # whether the next step computes prompts besides decoding
 
 
 @dataclass(eq=False)
@@ -40,20 +63,31 @@ class PairControl:
     is_on: bool = False
     reason: str = "new"
     is_cost_known: bool = False
+    is_near: bool = True  # whether guessing pays, or nearly does
     probe_depth: int = 0
     probe_seconds: float = 0.0  # expected
     off_since: int | None = None  # step; None: it never was on
-    _probes: int = 0
+    switched: int = 0  # times that a decision was made
+    decisions: deque[Decision] = field(default_factory=lambda: deque(maxlen=MOST_DECISIONS))
 
     def decide(self, worth: Worth, is_cost_known: bool, settings: ControlSettings, now: Moment) -> None:
-        """Take a new look at what asking promises."""
+        """Take a new look at what asking promises.
+
+        In a step with prompts rows are dear: that guesses do not pay in it is no reason to give them up.
+        """
         self.worth, self.is_cost_known = worth, is_cost_known
+        self.is_near = worth.gain >= settings.hopeless or (self.is_near and now.has_prompts)
         if self.guard.trip(settings, now.reference_passes, now.seconds) or self.guard.holds(now.seconds):
             self._switch(False, "guard", now)
-        elif self.is_on and self.worth.gain < settings.margin_off:
+        elif self.is_on and self.worth.gain < settings.margin_off and not now.has_prompts:
             self._switch(False, "loses", now)
         elif not self.is_on and (is_cost_known or self.is_new) and self._promises(settings, now):
             self._switch(True, "gains" if is_cost_known else "tried", now)
+
+    @property
+    def may_guess(self) -> bool:
+        """Whether it is in use, or nothing speaks against it yet."""
+        return self.is_on or (self.is_new and self.is_near)
 
     @property
     def is_new(self) -> bool:
@@ -76,14 +110,16 @@ class PairControl:
             return math.inf
         return LEAST_LOSS + max(-self.worth.gain, 0.0)
 
-    def next_probe(self) -> int:
-        """Levels of the next probe: of changing depths until it is known what a level costs."""
-        self._probes += 1
-        return max(self.probe_depth >> (self._probes % 3), 1) if not self.is_cost_known else self.probe_depth
+    def varied(self, depth: int, step: int) -> int:
+        """Levels to ask for: changing ones until it is known what a level costs, the same for all of a step."""
+        return depth if self.is_cost_known else max(depth >> (step % 3), 1)
 
     def _switch(self, on: bool, reason: str, now: Moment) -> None:
         if self.is_on and not on:
             self.off_since = now.step
+        if (on, reason) != (self.is_on, self.reason):
+            self.decisions.append(Decision(now.seconds, on, reason, self.worth.gain))
+            self.switched += 1
         self.is_on, self.reason = on, reason
 
 
@@ -94,19 +130,27 @@ class Arm:
     plan: DraftPlan  # the most that may be asked
     control: PairControl
     fit: RequestFit
+    heard: int = 0  # tokens of the text that the drafter has been told of, or has read
     _planned: DraftPlan | None = None
 
-    def planned(self, depth: int) -> DraftPlan:
-        """The plan for drafts of at most this depth."""
+    def planned(self, depth: int, behind: int) -> DraftPlan:
+        """The plan for drafts of at most this depth, by a drafter that has this much to catch up with."""
         depth = min(depth, self.plan.max_depth)
         if self._planned is None or self._planned.max_depth != depth:
             self._planned = self.plan if depth == self.plan.max_depth else replace(self.plan, max_depth=depth)
-        return self._planned
+        return replace(self._planned, behind=behind) if behind > 0 else self._planned
+
+    @cached_property
+    def reading(self) -> DraftPlan | None:
+        """The plan for a pass of the prompt: nothing is asked, but a head reads along; None: it is no head."""
+        has_states = bool(needs_of(self.plan.drafter).taps)
+        return replace(self.plan, max_nodes=0, max_depth=0) if has_states else None
 
     @property
     def pays(self) -> bool:
         """Whether asking for this request promises a gain."""
-        return self.control.is_on and self.fit.shift >= self.control.worth.least_shift
+        worth = self.control.worth
+        return self.control.is_on and self.fit.shift >= worth.least_shift and worth.gain > 0
 
     @property
     def promise(self) -> float:
@@ -122,6 +166,11 @@ class RequestRecord:
 
     arms: list[Arm]
     is_coupled: bool  # whether a guess is accepted if and only if it is the token that comes
+    is_watched: bool = False  # whether heads are told of it though they are not in use
+    is_told: bool = False  # whether heads are told of the pass under way
+    was_told: bool = False  # and of the one before
+    length: int = 0  # tokens of its text
+    reader: Arm | None = None  # who reads along in the pass under way, without being asked
     waiting: list[Waiting] = field(default_factory=list)
     asked: Arm | None = None  # in the pass under way
     asked_depth: int = 0
@@ -131,7 +180,32 @@ class RequestRecord:
     def ask(self, arm: Arm | None, depth: int = 0, is_probe: bool = False) -> DraftPlan | None:
         """A new pass, in which this drafter is asked; None: nobody."""
         self.asked, self.asked_depth, self.is_probe, self.offered_depth = arm, depth, is_probe, 0
-        return None if arm is None else arm.planned(depth)
+        return None if arm is None else arm.planned(depth, self.length - arm.heard)
+
+    @cached_property
+    def has_heads(self) -> bool:
+        """Whether it takes the states of the whole prompt to guess for it."""
+        return any(arm.reading is not None for arm in self.arms)
+
+    def read(self) -> DraftPlan | None:
+        """A pass of the prompt, in which a head that may guess behind it reads along; None: there is none."""
+        self.ask(None)
+        may = [
+            arm for arm in self.arms if arm.reading is not None and (self.is_watched or arm.control.may_guess)
+        ]
+        return self.tell(max(may, key=lambda arm: arm.control.worth.gain, default=None))
+
+    def tell(self, head: Arm | None) -> DraftPlan | None:
+        """A pass in which this head is not asked and makes rows of what it hears; None: none."""
+        self.reader, self.is_told = head, head is not None
+        return None if head is None else head.reading
+
+    def heard(self, tokens: list[int]) -> None:
+        """The pass is over: who was asked, or read along, knows the text."""
+        for arm in (self.asked, self.reader):
+            if arm is not None:
+                arm.heard = len(tokens)
+        self.asked = self.reader = None
 
     def keep_aside(self, draft: Draft) -> None:
         """A draft that is compared with the text when it has come."""

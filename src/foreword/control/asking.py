@@ -70,6 +70,7 @@ class Group:
     rates: Rates
     asks: int
     depth: int  # most levels
+    shift: int = 0  # their luck
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def weigh(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) -> l
 def _choose(here: Pass, groups: Sequence[Group], depth: int, draft_seconds: DraftSeconds) -> _Choice:
     """Levels are taken from the likeliest on; a level is never likelier than the one above it."""
     levels = sorted(
-        (-group.rates.survival(0)[level], level, place)
+        (-group.rates.survival(group.shift)[level], level, place)
         for place, group in enumerate(groups)
         for level in range(min(depth, group.depth))
     )
@@ -145,7 +146,7 @@ def _worth(
     asked = sum(other.asks for other, kept in zip(groups, best.kept, strict=True) if kept) or group.asks
     kept = best.kept[place]
     levels = max(kept, 1)
-    survival, coverage = group.rates.survival(0), group.rates.coverage
+    survival, coverage = group.rates.survival(group.shift), group.rates.coverage
     row = best.row_seconds if kept else here.after(1) - here.plain
     call = best.draft_seconds if kept else draft_seconds(best.depth, asked)
     gained = sum(coverage[i] * (survival[i] * here.per_token - row) for i in range(levels))

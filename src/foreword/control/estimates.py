@@ -1,5 +1,6 @@
 """How likely a drafter's guesses are: a request's own, shrunk towards its cohort's, those towards the drafter's."""
 
+import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -23,6 +24,9 @@ PRIOR_STRENGTH = 4.0
 PRIOR_RATE = 0.6
 PRIOR_COVERAGE = 0.5
 """What is believed of a drafter that nobody has asked: hopeful, so that it is tried, and soon forgotten."""
+
+HEAD_COVERAGE = 1.0
+"""The same of one that reads the target's states: it always has something to say."""
 
 SIBLING_SHARE = 0.5
 """Of what one child leaves, what the next is believed to get."""
@@ -87,6 +91,7 @@ class DrafterEstimate:
 
     def __init__(self, method: str) -> None:
         self.method = method
+        self.coverage = PRIOR_COVERAGE  # what is believed before it was asked
         self.counts = FadingCounts()
 
 
@@ -98,6 +103,7 @@ class PairEstimate:
         self.cohort = cohort
         self.counts = FadingCounts()
         self.changes = 0  # times that the traffic was seen to change
+        self.levels = 0  # that were ever judged, at least
         self._fast_drafts = 0  # that are still forgotten fast
         self._above = self._below = 0.0  # evidence that more, or less, is accepted than expected
         self._seconds = 0.0  # of engine time, when it last faded
@@ -139,8 +145,14 @@ class PairEstimate:
         for counts in (self.counts, self.drafter.counts):
             counts.judged(level, children, accepted)
 
+    def judged_run(self, first: int, right: int, is_stopped: bool) -> None:
+        """Levels of a chain from `first` on: so many were right, and the next was wrong if it stopped there."""
+        self.counts.judged_run(first, right, is_stopped)
+        self.drafter.counts.judged_run(first, right, is_stopped)
+
     def finished(self, accepted: int, expected: float) -> None:
         """A draft has been judged to its end: what was accepted of it, and what was expected to be."""
+        self.levels += accepted or 1
         for counts in (self.counts, self.drafter.counts):
             counts.fade(self._fading())
         self._fast_drafts = max(self._fast_drafts - 1, 0)
@@ -166,7 +178,7 @@ class PairEstimate:
     def _estimate(self) -> Rates:
         accepted, coverage = [], []
         above = above_here = PRIOR_RATE
-        covered, covered_here = PRIOR_COVERAGE, 1.0
+        covered, covered_here = self.drafter.coverage, 1.0
         of_all, of_these = self.drafter.counts.coverages(), self.counts.coverages()
         for level in range(MOST_LEVELS):
             ranks, at_large = self._ranks(level, above, above_here)
@@ -200,25 +212,37 @@ def _like(rate: float, above: float, above_here: float) -> float:
     return min(rate * above_here / above, 1.0) if above > 0 else rate
 
 
+def owner_of(tenant: str) -> str:
+    """A tenant as files name it: to be found again by whoever knows it."""
+    return hashlib.blake2b(tenant.encode(), digest_size=8).hexdigest()
+
+
 class Estimates:
     """All pairs of drafter and cohort. A cohort belongs to one tenant: nothing of it shows in another's."""
 
     def __init__(self) -> None:
         self.drafters: dict[str, DrafterEstimate] = {}
+        self.saved: dict[
+            tuple[str, str, str], FadingCounts
+        ] = {}  # by method, `owner_of` and cohort: of earlier times
         self.pairs: OrderedDict[tuple[str, str, str], PairEstimate] = OrderedDict()
 
-    def pair(self, method: str, tenant: str, cohort: str) -> PairEstimate:
-        """What is known of the drafter for these requests."""
+    def pair(self, method: str, tenant: str, cohort: str, coverage: float = PRIOR_COVERAGE) -> PairEstimate:
+        """What is known of the drafter for these requests; `coverage` is believed of one that nobody has asked."""
         key = (method, tenant, cohort)
         found = self.pairs.get(key)
         if found is None:
-            found = self.pairs[key] = PairEstimate(self.drafter(method), cohort)
+            found = self.pairs[key] = PairEstimate(self.drafter(method, coverage), cohort)
+            if self.saved:
+                found.counts = self.saved.pop((method, owner_of(tenant), cohort), found.counts)
             while len(self.pairs) > MAX_PAIRS:
                 self.pairs.popitem(last=False)
         self.pairs.move_to_end(key)
         return found
 
-    def drafter(self, method: str) -> DrafterEstimate:
+    def drafter(self, method: str, coverage: float = PRIOR_COVERAGE) -> DrafterEstimate:
         while len(self.drafters) >= MAX_PAIRS and method not in self.drafters:
             del self.drafters[next(iter(self.drafters))]
-        return self.drafters.setdefault(method, DrafterEstimate(method))
+        found = self.drafters.setdefault(method, DrafterEstimate(method))
+        found.coverage = coverage
+        return found

@@ -31,16 +31,19 @@ class Explorer:
         for offset in range(len(records)):
             place = (self.step + offset) % len(records)
             record = records[place]
-            if record is None or len(record.waiting) > 1:
+            if record is None or len(record.waiting) > 1 or (record.has_heads and not record.was_told):
                 continue
             arm = record.arms[(self.step // len(records)) % len(record.arms)]
-            if arm is record.asked or (arm.control.is_on and not arm.pays and len(record.arms) == 1):
+            may_use = arm.plan.allows(len(records))  # one in the shadow is only compared
+            is_unlucky = may_use and arm.control.is_on and not arm.pays
+            if arm is record.asked or not arm.plan.may_be_tried or (is_unlucky and len(record.arms) == 1):
                 continue
             control = arm.control
             lost = 0.0  # a pass without the guesses that it would have had is part of the price
             if record.asked is not None:
                 lost = max(record.asked.control.worth.gain, 0.0) * here.per_token
-            if not lost and control.live_loss(self.seconds) * here.per_token < control.probe_seconds:
+            is_cheap = control.live_loss(self.seconds) * here.per_token < control.probe_seconds
+            if not lost and is_cheap and may_use:
                 if self._try_live(control, records, plans, here):
                     return
                 continue
@@ -49,7 +52,7 @@ class Explorer:
                 return
             self.bank.pay(lost)  # the draft itself is paid for when it is known what it took
             price -= lost
-            plans[place] = record.ask(arm, control.next_probe(), is_probe=True)
+            plans[place] = record.ask(arm, control.varied(control.probe_depth, self.step), is_probe=True)
             probes += 1
 
     def _try_live(
@@ -63,7 +66,7 @@ class Explorer:
         found = [
             (place, record, arm)
             for place, record in enumerate(records)
-            if record is not None and record.asked is None
+            if record is not None and record.asked is None and (record.was_told or not record.has_heads)
             for arm in record.arms
             if arm.control is control and arm.plan.allows(len(records))
         ]

@@ -1,6 +1,6 @@
 """Counts that fade, so that what was long ago weighs little."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -46,18 +46,38 @@ class FadingCounts:
 
     def judged(self, level: int, children: int, accepted: int | None) -> None:
         """A level that was reached: how many children stood there, and which of them was right."""
-        level = min(level, MOST_LEVELS - 1)
+        if level >= MOST_LEVELS:
+            level = MOST_LEVELS - 1
         while len(self.reached) <= level:
-            self.reached.append([])
-            self.accepted.append([])
+            self.reached.append([0.0])
+            self.accepted.append([0.0])
         reached, right = self.reached[level], self.accepted[level]
-        while len(reached) < min(children, MOST_RANKS):
-            reached.append(0.0)
-            right.append(0.0)
-        for rank in range(min(children, MOST_RANKS)):
-            reached[rank] += self.unit
+        if children == 1:
+            reached[0] += self.unit
+        else:
+            while len(reached) < min(children, MOST_RANKS):
+                reached.append(0.0)
+                right.append(0.0)
+            for rank in range(min(children, MOST_RANKS)):
+                reached[rank] += self.unit
         if accepted is not None:
             right[min(accepted, MOST_RANKS - 1)] += self.unit
+
+    def judged_run(self, first: int, right: int, is_stopped: bool) -> None:
+        """Levels of a chain from `first` on: so many were right, and the next was wrong if it stopped there."""
+        unit, end = self.unit, first + right
+        if end >= MOST_LEVELS:
+            for level in range(first, end + is_stopped):
+                self.judged(level, 1, 0 if level < end else None)
+            return
+        while len(self.reached) <= end:
+            self.reached.append([0.0])
+            self.accepted.append([0.0])
+        for level in range(first, end):
+            self.reached[level][0] += unit
+            self.accepted[level][0] += unit
+        if is_stopped:
+            self.reached[end][0] += unit
 
     def answered(self, asked_depth: int, depth: int) -> None:
         """An ask and how deep its answer was; 0: there was none."""
@@ -105,7 +125,7 @@ class FadingCounts:
         }
 
     @staticmethod
-    def from_json(saved: dict[str, Any]) -> "FadingCounts":
+    def from_json(saved: Mapping[str, Any]) -> "FadingCounts":
         """What `as_json` has written; raises `ValueError` for anything else."""
         counts = FadingCounts()
         counts.reached, counts.accepted = _rows(saved.get("reached")), _rows(saved.get("accepted"))

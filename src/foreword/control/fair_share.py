@@ -15,7 +15,7 @@ from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
 class FairShare:
     """A policy whose drafts are cut so that they lengthen a mixed step by at most a share of its plain time.
 
-    A step is mixed if it serves a request for which nobody drafts. What drafting adds is the drafters' own
+    A step is mixed if it serves a request that wants nobody to draft for it. What drafting adds is the drafters' own
     time and the longer pass; both are expected from what was measured.
     """
 
@@ -26,24 +26,24 @@ class FairShare:
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
         """The inner policy's plan, with fewer guesses where they would cost others too much.
 
-        For a prompt that is still being read nobody guesses in this step: its plan costs nothing and stays.
+        For a prompt that is still being read nobody guesses in this step: its plan costs nothing and stays, as does
+        that of a drafter that only reads along.
         """
         plans = self._policy.plan(entries, situation)
-        drafting = [p for p, entry in zip(plans, entries, strict=True) if p is not None and entry.draws]
-        if not drafting or all(plan is not None for plan in plans):
+        pairs = zip(plans, entries, strict=True)
+        if not any(plan is None and entry.request.speculation is None for plan, entry in pairs):
             return plans
         wanted = [
             p.max_nodes if p is not None and entry.draws else 0
             for p, entry in zip(plans, entries, strict=True)
         ]
+        drafting = [plan for plan, nodes in zip(plans, wanted, strict=True) if plan is not None and nodes]
+        if not drafting:
+            return plans
         shares = fair_shares(wanted, self._affordable(entries, drafting, situation))
         return [
-            plan
-            if not entry.draws
-            else replace(plan, max_nodes=nodes)
-            if plan is not None and nodes
-            else None
-            for plan, entry, nodes in zip(plans, entries, shares, strict=True)
+            plan if plan is None or not most else replace(plan, max_nodes=nodes) if nodes else None
+            for plan, most, nodes in zip(plans, wanted, shares, strict=True)
         ]
 
     def _affordable(
@@ -82,3 +82,8 @@ class FairShare:
 
     def drafters(self) -> Sequence[Drafter]:
         return self._policy.drafters()
+
+    def tells(self, request: StepRequest) -> bool:
+        """Whether the request's own drafter is told of it; always, if the inner policy does not say."""
+        inner = getattr(self._policy, "tells", None)
+        return inner is None or bool(inner(request))

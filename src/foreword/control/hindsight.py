@@ -1,6 +1,7 @@
 """Drafts are compared with the text that came, whether or not they were verified."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foreword.control.estimates import LEAST_SHIFT, MOST_SHIFT, SHIFT_STEP, PairEstimate
@@ -47,6 +48,8 @@ class Waiting:
         """Go on along the text; True when nothing is left to be seen."""
         draft, pair = self.draft, self.fit.pair
         rates = pair.rates.expected
+        if draft.is_chain:
+            return self._follow_chain(tokens, rates)
         while (place := draft.committed_len + self.level) < len(tokens):
             children = [node for node, parent in enumerate(draft.parents) if parent == self.node]
             if not children:
@@ -58,6 +61,21 @@ class Waiting:
                 return self._end()
             self.node, self.level = children[found], self.level + 1
         return False
+
+    def _follow_chain(self, tokens: list[int], rates: Sequence[float]) -> bool:
+        """The same, where no node has siblings: nearly always."""
+        guesses, start, first = self.draft.tokens, self.level, self.draft.committed_len
+        level, last, grown = start, len(rates) - 1, len(tokens) - first
+        end = min(len(guesses), grown)
+        while level < end and guesses[level] == tokens[first + level]:
+            level += 1
+        is_stopped = level < end
+        self.fit.pair.judged_run(start, level - start, is_stopped)
+        for judged in range(start, level + is_stopped):
+            self.expected += rates[min(judged, last)]
+        self.level = level
+        # What comes behind a draft's end is not seen before the text has grown beyond it.
+        return self._end() if is_stopped or level == len(guesses) < grown else False
 
     def judge(self, verdict: Verdict) -> None:
         """What a rule has said about it, where acceptance is not a matter of equal tokens."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-MOST_SAVED = 0.1
+MOST_SAVED = 0.03
 """Seconds that the bank keeps at most, or the price of two probes if that is more."""
 
 START = 0.03

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from foreword.control.asking import Pass
 from foreword.control.estimates import Rates
 from foreword.speculation.draft import ROOT, Draft
+from foreword.speculation.requests import PassEntry
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Offer:
 
 def survivals(draft: Draft, rates: Rates, shift: int) -> list[float]:
     """[nodes], the chance that a node and all above it are accepted, by their places alone."""
-    if is_chain(draft):
+    if draft.is_chain:
         known = rates.survival(shift)
         if len(draft) <= len(known):
             return known[: len(draft)]
@@ -36,8 +37,10 @@ def survivals(draft: Draft, rates: Rates, shift: int) -> list[float]:
     return found
 
 
-def is_chain(draft: Draft) -> bool:
-    return draft.depth == len(draft)
+def tightest_limit(entries: Sequence[PassEntry]) -> float | None:
+    """Seconds that guesses may make a step for these requests; None: no bound."""
+    limits = (entry.request.step_limit for entry in entries)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def choose(
@@ -49,7 +52,7 @@ def choose(
     a tree again. `spent` is what drafting took: it is gone, but a step that was dear should bring more. With
     `most_seconds` the step is not made longer than that by guesses.
     """
-    if len(offers) == 1 and is_chain(offers[0].draft):
+    if len(offers) == 1 and offers[0].draft.is_chain:
         offer = offers[0]
         count = _best_count(offer.survival, here, spent, most_seconds)
         return [offer.draft.within(count, count)]
@@ -62,7 +65,11 @@ def choose(
     kept: list[set[int]] = [set() for _ in offers]
     for _, _, node, place in nodes[:count]:
         kept[place].add(node)
-    return [offer.draft.keep(nodes.__contains__) for offer, nodes in zip(offers, kept, strict=True)]
+    return [_only(offer.draft, nodes) for offer, nodes in zip(offers, kept, strict=True)]
+
+
+def _only(draft: Draft, nodes: set[int]) -> Draft:
+    return draft.within(len(nodes), len(nodes)) if draft.is_chain else draft.keep(nodes.__contains__)
 
 
 def _best_count(chances: Sequence[float], here: Pass, spent: float, most_seconds: float | None) -> int:

@@ -13,12 +13,18 @@ from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
 from foreword.control.fair_share import FairShare
 from foreword.control.fixed import FixedPolicy
+from foreword.control.reporting.figures import ControlReport
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
 from foreword.engine.drafter_pool import Build, DrafterPool
 from foreword.engine.intake import Intake
+from foreword.engine.kept_estimates import KeptEstimates
 from foreword.engine.ledger import CohortLedger, RequestLedger
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
+from foreword.engine.policy.assignment import Assignment
+from foreword.engine.policy.desk import GuessingDesk
+from foreword.engine.policy.steering import Steering
+from foreword.engine.policy.verification import CHECK
 from foreword.engine.request import Request
 from foreword.engine.scheduler import Scheduler, SchedulerSizes
 from foreword.engine.vocabulary import Vocabulary
@@ -43,6 +49,7 @@ class EngineParts:
     clock: Callable[[], float] = perf_counter  # seconds
     # Others that requests will ask for and that keep rows in the KV pages: these are laid out for them too.
     offered: Sequence[SpeculationConfig] = ()
+    steering: Steering | None = None  # the operator's policy file
 
 
 class EngineCore:
@@ -84,13 +91,21 @@ class EngineCore:
             self._stepper.faults,
         )
         self._intake = Intake(
-            vocabulary, self.max_model_len, rule, self.drafters, self.scheduler.check, itertools.count()
+            vocabulary,
+            self.max_model_len,
+            rule,
+            self.drafters,
+            self.scheduler.check,
+            itertools.count(),
+            parts.steering,
         )
+        self.guessing = GuessingDesk(self.cache, parts.policy, parts.steering, self.drafters, rule)
         # By the user's id, those of its answers that have not ended.
         self._active: dict[str, list[Request]] = {}
         self.steps = 0
         self.seconds = StageSeconds()  # where the time of all steps went
         self._cohorts = CohortLedger()
+        self.kept: KeptEstimates | None = None  # where what is learned is kept; None: nowhere
 
     @property
     def has_requests(self) -> bool:
@@ -120,9 +135,9 @@ class EngineCore:
         """Whether `prepare` would answer at once, without making a drafter first."""
         return self.drafters.is_ready(new.speculation, bool(new.prediction))
 
-    def prepare(self, new: NewRequest) -> list[Request]:
+    def prepare(self, new: NewRequest, assigned: Assignment | None = None) -> list[Request]:
         """Check a request and make ready what it needs; nothing is queued. Raises `RequestError`."""
-        requests = self._intake.admit(new)
+        requests = self._intake.admit(new, assigned)
         for request in requests:
             request.kv_bytes_per_row = self.runner.store.bytes_per_row
             request.ledger = RequestLedger(self._clock)
@@ -133,6 +148,9 @@ class EngineCore:
         name = requests[0].name
         if name in self._active:
             raise RequestError(f"a request with the id {name!r} is being answered; choose another id")
+        if name != CHECK and CHECK in self._active:
+            self.abort(CHECK)  # it has time
+            self.guessing.interrupted()
         self._active[name] = list(requests)
         for request in requests:
             self.drafters.begin(request)
@@ -143,6 +161,12 @@ class EngineCore:
         requests = self.prepare(new)
         self.enqueue(requests)
         return requests
+
+    def use_idle_time(self) -> None:
+        """Where nothing else is to be done: decode an ended request again, if a roll-out waits for that."""
+        with self._stepper.faults.forgiven("check"):
+            if not self.has_requests and (check := self.guessing.next_check()) is not None:
+                self.enqueue(self.prepare(*check))
 
     def abort(self, request_id: str) -> list[AnswerDelta]:
         """Stop working on a request, also while a step is under way; the ends of its answers are returned."""
@@ -163,6 +187,8 @@ class EngineCore:
         Another step may be launched before this one is resolved, for requests that are not in it. Steps are
         resolved in the order in which they were launched.
         """
+        with self._stepper.faults.forgiven("policy"):  # no request fails for what is done beside its steps
+            self.guessing.between_steps(len(self.scheduler.waiting))
         began = self._clock()
         entries = self.scheduler.schedule()
         if not entries:
@@ -177,6 +203,10 @@ class EngineCore:
         report = self._recovery.resolve(under_way)
         self.steps += 1
         self.seconds += report.seconds
+        with self._stepper.faults.forgiven("books"):
+            self.guessing.observe(report, self.scheduler.preemptions)
+        if self.kept is not None:
+            self.kept.save_now_and_then(self.seconds.total)
         return self._settle(report)
 
     def stats(self) -> EngineStats:
@@ -200,10 +230,19 @@ class EngineCore:
             step_faults=dict(self.faults),
             acceptance={name: (s.drafts, s.drafted, s.accepted) for name, s in cohorts.items() if s.asks},
             cohorts=self._cohorts.snapshot(),
+            control=self._report(),
         )
+
+    def _report(self) -> ControlReport | None:
+        with self._stepper.faults.forgiven("report"):
+            return self.guessing.report(self.situation, self.seconds, self.has_requests)
+        return None
 
     def close(self) -> None:
         """Give back what drafters hold; nothing is answered any more."""
+        self.guessing.close()
+        if self.kept is not None:
+            self.kept.save()
         self.drafters.close()
 
     def _settle(self, report: StepReport) -> list[AnswerDelta]:
@@ -215,10 +254,12 @@ class EngineCore:
             if not part.applied:
                 continue
             self._cohorts.observe(part, request.ledger.observe(part, report))
-            if part.verdict.tokens or request.finish_reason is not None:
+            if request.name != CHECK and (part.verdict.tokens or request.finish_reason is not None):
                 deltas.append(request.take_delta())
             if request.finish_reason is not None:
                 self._remove(request)
+                with self._stepper.faults.forgiven("books"):
+                    self.guessing.ended(request)
         return deltas
 
     def _remove(self, request: Request) -> None:

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import logging
-import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,9 @@ from foreword import __version__
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.backends.batch import MAX_DRAFT_NODES
+from foreword.control.measured import MeasuredPolicy
 from foreword.engine.core import EngineCore
+from foreword.engine.kept_estimates import KeptEstimates, write_atomically
 from foreword.engine.request import Request, RequestLimits
 from foreword.kernels.native import choose_threads
 from foreword.models.sources.builtin import cache_directory
@@ -21,9 +21,7 @@ from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
 
-_log = logging.getLogger(__name__)
-
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 BUDGET_SECONDS = 1.0
 REPEATS = 3
 
@@ -33,16 +31,28 @@ Points = list[tuple[float, float]]
 
 def begin_with_profile(core: EngineCore, clock: Callable[[], float] = perf_counter) -> None:
     """Tell a new engine what its passes will cost."""
-    kept = cache_directory() / "profiles" / f"{_key(core)}.json"
+    kept = cache_directory() / "profiles" / f"{engine_key(core)}.json"
     points = _read(kept)
     if points is None:
         points = measure_profile(core, clock)
-        _write(kept, points)
+        write_atomically(kept, json.dumps({"points": points}))
     core.situation.costs.begin_with(0, points)
+
+
+def begin_with_kept(core: EngineCore, policy: MeasuredPolicy) -> KeptEstimates:
+    """Tell a new engine what the last one has learned, or else what its passes will cost."""
+    config = core.drafters.default_config
+    drafter = "" if config is None else json.dumps(config.as_mapping(), sort_keys=True)
+    path = cache_directory() / "estimates" / f"{engine_key(core, drafter)}.json"
+    kept = KeptEstimates(path, policy, core.situation.costs)
+    if not kept.load():
+        begin_with_profile(core)
+    return kept
 
 
 def measure_profile(core: EngineCore, clock: Callable[[], float] = perf_counter) -> Points:
     """Passes of one request with ever longer drafts, until the time is up. The engine must be idle."""
+    _pass_seconds(core, 1, clock)  # fills caches
     began, points = clock(), []
     for rows in ROWS:
         if rows - 1 > MAX_DRAFT_NODES or rows >= core.max_model_len:
@@ -74,8 +84,8 @@ def _pass_seconds(core: EngineCore, rows: int, clock: Callable[[], float]) -> fl
         core.cache.close(request.kv)
 
 
-def _key(core: EngineCore) -> str:
-    """The same for the same model on the same device with the same program."""
+def engine_key(core: EngineCore, drafter: str = "") -> str:
+    """The same for the same model, and drafter, on the same device with the same program."""
     target = core.target
     facts = (
         __version__,
@@ -86,6 +96,7 @@ def _key(core: EngineCore) -> str:
         choose_threads(),
         platform.node(),
         platform.machine(),
+        drafter,
     )
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
@@ -96,13 +107,3 @@ def _read(path: Path) -> Points | None:
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return found if found and all(rows >= 1 and seconds > 0 for rows, seconds in found) else None
-
-
-def _write(path: Path, points: Points) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps({"points": points}))
-        fresh.replace(path)
-    except OSError as error:
-        _log.info("the cost profile is not kept: %s", error)

@@ -2,13 +2,13 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
 
 from foreword.acceptance.rules.rule import Rule, check_exact
 from foreword.backends.batch import check_taps
-from foreword.drafters.combined import FirstOf
+from foreword.drafters.combined import FirstOf, Routed
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import SpeculationSetting, parse_setting
 from foreword.errors import RequestError
@@ -50,7 +50,7 @@ class DrafterPool:
         self._brought = list(brought)
         self._drafters: dict[str, Drafter] = {}  # at hand, by configuration; the newest last
         self._users: Counter[int] = Counter()  # requests that have not ended, by id() of their drafter
-        self._combined: dict[tuple[int, int], _Predicted] = {}  # by the two drafters' id()
+        self._combined: dict[tuple[str | int, ...], _Predicted | _Chosen] = {}  # by the drafters' id()
         self._leaving: dict[int, Drafter] = {}  # let go of, by id(), while requests still use them
         self._lock = Lock()  # requests come from any thread
         self._building = Lock()
@@ -83,7 +83,27 @@ class DrafterPool:
         plan = (
             self.default if config is self._default_config else None if config is None else self._get(config)
         )
+        return self.with_prediction(plan, setting, has_prediction)
+
+    def with_prediction(
+        self, plan: DraftPlan | None, setting: SpeculationSetting, has_prediction: bool
+    ) -> DraftPlan | None:
+        """Who drafts for a request whose user may have told what answer is expected."""
         return self._predicted(plan) if self._follows(setting, has_prediction) else plan
+
+    def among(self, configs: Mapping[str, SpeculationConfig]) -> DraftPlan:
+        """A plan that leaves the choice between these drafters, by the names that they are given here."""
+        plans = {name: self._get(config) for name, config in configs.items()}
+        if len(plans) == 1:
+            ((name, plan),) = plans.items()
+            return replace(plan, method=name)
+        with self._lock:
+            key: tuple[str | int, ...] = (*plans, *(id(plan.drafter) for plan in plans.values()))
+            chosen = _Chosen({name: plan.drafter for name, plan in plans.items()})
+            drafter = self._combined.setdefault(key, chosen)
+        most = max(plan.max_nodes for plan in plans.values())
+        depth = max(plan.max_depth for plan in plans.values())
+        return DraftPlan("+".join(plans), drafter, most, depth)
 
     def is_ready(self, setting: SpeculationSetting, has_prediction: bool = False) -> bool:
         """Whether `resolve` would answer at once, without making a drafter."""
@@ -137,6 +157,14 @@ class DrafterPool:
 
     def memory_bytes(self) -> int | None:
         return added_memory(self._all())
+
+    def memory_of(self, methods: Sequence[str]) -> int | None:
+        """Of the drafters with one of these methods alone."""
+        with self._lock:
+            named = [
+                drafter for key, drafter in self._drafters.items() if json.loads(key)["method"] == [*methods]
+            ]
+        return added_memory(named)
 
     def fault_counts(self) -> Counter[str]:
         """What went wrong with drafters and cost only their guesses."""
@@ -221,12 +249,14 @@ class DrafterPool:
                 return
             self._let_go(key)
 
-    def _let_go(self, key: str) -> None:
-        drafter = self._drafters.pop(key, None)
+    def _let_go(self, config: str) -> None:
+        drafter = self._drafters.pop(config, None)
         if drafter is None:
             return
-        for pair in [pair for pair in self._combined if id(drafter) in pair]:
-            del self._combined[pair]
+        for key in [
+            key for key, whole in self._combined.items() if any(part is drafter for part in _parts(whole))
+        ]:
+            del self._combined[key]
         if self._users[id(drafter)]:
             self._leaving[id(drafter)] = drafter
         else:
@@ -242,11 +272,21 @@ class _Predicted(FirstOf):
     """A prediction's drafter and another of the pool's, which counts their users one by one."""
 
 
+class _Chosen(Routed):
+    """Several of the pool's drafters, one of which is asked; counted in the same way."""
+
+
 def _held(plan: DraftPlan | None) -> Sequence[Drafter]:
     """The pool's drafters that a plan uses."""
-    if plan is None:
-        return ()
-    return plan.drafter.parts if isinstance(plan.drafter, _Predicted) else (plan.drafter,)
+    return () if plan is None else list(_parts(plan.drafter))
+
+
+def _parts(drafter: Drafter) -> Iterator[Drafter]:
+    if isinstance(drafter, _Predicted | _Chosen):
+        for part in drafter.parts:
+            yield from _parts(part)
+    else:
+        yield drafter
 
 
 def _key(config: SpeculationConfig) -> str:

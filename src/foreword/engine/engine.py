@@ -7,7 +7,6 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from queue import Empty, SimpleQueue
 from time import monotonic
 
@@ -201,9 +200,13 @@ class Engine:
         """Switch speculation off or on again for everyone, from the next step; nothing is reloaded."""
         self._core.speculating = on
 
+    def move_pair(self, drafter: str, cohort: str, state: str) -> None:
+        """Move a drafter of the policy file in a cohort, from the next step on."""
+        self._mail.put(lambda: self._core.guessing.move(drafter, cohort, state))
+
     def stats(self) -> EngineStats:
-        """How things stood a moment ago; the switch as it stands now, which an idle engine has not looked at."""
-        return replace(self._snapshot, speculating=self._core.speculating)
+        """How things stood a moment ago; the switch as it stands now, which an idle engine has not seen."""
+        return self._snapshot.later(monotonic() - self._snapshot_at, self._core.speculating)
 
     @property
     def max_model_len(self) -> int:
@@ -257,6 +260,7 @@ class Engine:
 
     def _take_mail(self, is_busy: bool) -> bool:
         """Do what callers have asked for, waiting if there is nothing else to do; False when it is time to stop."""
+        self._core.use_idle_time()
         may_wait = not is_busy and not self._core.has_requests
         while True:
             try:

@@ -10,6 +10,8 @@ from foreword.acceptance.rules.rule import Rule
 from foreword.engine.answers.text import StopTexts
 from foreword.engine.drafter_pool import DrafterPool
 from foreword.engine.messages import NewRequest
+from foreword.engine.policy.assignment import Assignment
+from foreword.engine.policy.steering import Steering
 from foreword.engine.request import Identity, Request, RequestLimits
 from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import RequestError
@@ -25,9 +27,13 @@ class Intake:
     drafters: DrafterPool
     check: Callable[[Request], None]  # the scheduler's: whether it can ever run
     _numbers: "itertools.count[int]"
+    steering: Steering | None = None  # the operator's rules
 
-    def admit(self, new: NewRequest) -> list[Request]:
-        """The requests of the answers that are wanted; raises `RequestError` for what cannot be answered."""
+    def admit(self, new: NewRequest, assigned: Assignment | None = None) -> list[Request]:
+        """The requests of the answers that are wanted; raises `RequestError` for what cannot be answered.
+
+        Who drafts for them is up to the rules, and to the request, unless it is `assigned`.
+        """
         self._check_prompt(new.prompt_token_ids)
         self._check_ids(new.prediction, "prediction")
         params = new.params
@@ -41,7 +47,7 @@ class Intake:
         )
         stops = StopTexts(params.stop_texts, params.include_stop_str_in_output, params.min_tokens)
         prediction = new.prediction[: self.context_length]  # no answer is longer
-        speculation = self.drafters.resolve(new.speculation, bool(prediction))
+        assigned = assigned or self._assign(new)
         requests = [
             Request(
                 next(self._numbers),
@@ -49,7 +55,17 @@ class Intake:
                 params,
                 RequestSampler(params, known, new.prompt_token_ids, seed, sample=index, rule=self.rule),
                 limits,
-                Identity(new.request_id, index, new.tenant, speculation, new.progress, prediction),
+                Identity(
+                    new.request_id,
+                    index,
+                    new.tenant,
+                    assigned.plan,
+                    new.progress,
+                    prediction,
+                    assigned.cohort,
+                    assigned.step_limit,
+                    assigned.places,
+                ),
                 self.vocabulary.answer_text(stops, new.prompt_token_ids),
             )
             for index in range(params.n)
@@ -58,6 +74,11 @@ class Intake:
         for request in requests[1:]:
             request.leader = requests[0]
         return requests
+
+    def _assign(self, new: NewRequest) -> Assignment:
+        if self.steering is not None:
+            return self.steering.assign(new)
+        return Assignment(plan=self.drafters.resolve(new.speculation, bool(new.prediction)))
 
     def _check_prompt(self, prompt: Sequence[int]) -> None:
         if not prompt:

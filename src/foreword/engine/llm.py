@@ -13,11 +13,12 @@ from foreword.engine.answers.collector import OutputCollector
 from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
-from foreword.engine.cost_profile import begin_with_profile
+from foreword.engine.cost_profile import begin_with_kept, begin_with_profile
 from foreword.engine.default_speculation import SpeculationOption, check_choice
 from foreword.engine.drafter_pool import PagesLackRows
 from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.messages import NewRequest
+from foreword.engine.policy.making import make_steering, with_file_limits
 from foreword.engine.prompts import Prediction, Prompt, encode_prediction, encode_prompt
 from foreword.errors import RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL
@@ -213,11 +214,17 @@ def make_core(
     offered: Sequence[SpeculationConfig] = (),
 ) -> EngineCore:
     """An engine for a loaded model."""
-    config = config or EngineConfig()
+    config, policy = config or EngineConfig(), MeasuredPolicy()
     chosen = _chosen(speculation, loaded, config)
-    parts = EngineParts(config, MeasuredPolicy(), loaded.build_drafter, chosen, offered=offered)
+    steering = make_steering(config, policy, loaded)
+    if steering is not None:
+        config = with_file_limits(config, steering)
+        offered = [*offered, *steering.configs.values()]
+    parts = EngineParts(config, policy, loaded.build_drafter, chosen, offered=offered, steering=steering)
     core = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
-    if chosen is not None and not chosen.fixed:
+    if steering is not None or (chosen is not None and not chosen.fixed):
+        core.kept = begin_with_kept(core, policy)
+    elif any(not config.fixed for config in offered):
         begin_with_profile(core)
     return core
 

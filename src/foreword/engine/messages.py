@@ -1,12 +1,25 @@
 """What crosses the border of the engine, whether that is a call, a thread or a process."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
+from foreword.control.reporting.figures import ControlReport
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.speculation.measured.situation import cohort_name
+
+
+@dataclass(frozen=True)
+class RequestLabels:
+    """What a request says about itself, for the operator's rules; nothing else looks at it."""
+
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    priority: str = ""  # its class
+    stream: bool = False
+    model: str = ""  # as its user calls it; empty: as the engine does
+    adapter: str = ""
+    json_schema: bool = False  # whether the answer's form is prescribed
 
 
 @dataclass(frozen=True)
@@ -20,6 +33,7 @@ class NewRequest:
     speculation: SpeculationSetting = None
     progress: bool = False  # whether every delta says what the answer has cost so far
     prediction: tuple[int, ...] = ()  # what the user expects as the answer, for drafters that use it
+    labels: RequestLabels = RequestLabels()
 
 
 def cohort_of(method: str, params: SamplingParams) -> str:
@@ -134,6 +148,12 @@ class EngineStats:
     acceptance: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     # By cohort, those that decode plainly included; requests that run now are counted up to here.
     cohorts: Mapping[str, CohortTotals] = field(default_factory=dict)
+    control: ControlReport | None = None  # how guessing stands, by pair of drafter and cohort
+
+    def later(self, seconds: float, speculating: bool) -> "EngineStats":
+        """The same, told so much later, with the switch as it is then."""
+        control = None if self.control is None else self.control.aged(seconds)
+        return replace(self, speculating=speculating, control=control)
 
     @property
     def kv_usage(self) -> float:

@@ -10,10 +10,12 @@ from foreword.acceptance.request import RequestSampler
 from foreword.drafters.lookup.prediction import count_followed
 from foreword.engine.answers.text import AnswerText
 from foreword.engine.ledger import RequestLedger
-from foreword.engine.messages import AnswerDelta, DraftShown, RequestStats, cohort_of, sampling_kind
+from foreword.engine.messages import AnswerDelta, DraftShown, RequestStats, sampling_kind
+from foreword.engine.policy.assignment import CanaryPlace
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.drafting import Drafter
 from foreword.speculation.measured.acceptance_stats import AcceptanceStats
+from foreword.speculation.measured.situation import cohort_name
 from foreword.speculation.requests import DraftPlan
 from foreword.speculation.verdict import Verdict
 
@@ -37,6 +39,9 @@ class Identity:
     speculation: DraftPlan | None = None  # who drafts for it; None: nobody
     tells_progress: bool = False  # every delta says what the answer has cost so far
     prediction: Sequence[int] = ()  # what its user expects as the answer
+    cohort: str = ""  # as the operator's rules name it; empty: by how it draws
+    step_limit: float | None = None  # seconds beyond which guesses make no step longer that serves it
+    places: Sequence[CanaryPlace] = ()  # its arms in roll-outs
 
 
 @dataclass
@@ -87,6 +92,9 @@ class Request:
         self.speculation = identity.speculation
         self.asked: dict[int, Drafter] = {}
         self.prediction = identity.prediction
+        self.step_limit = identity.step_limit
+        self.places = identity.places
+        self.cohort = identity.cohort or sampling_kind(params)
         self.kv = KvSequence()
         self.epoch = 0
         self.finish_reason: str | None = None
@@ -100,11 +108,6 @@ class Request:
         self._text = text
         self._fresh = _Fresh()
         self._final_len = min(self.prompt_len + params.max_tokens, limits.context_length)
-
-    @property
-    def cohort(self) -> str:
-        """Requests with the same that are drafted for in the same way are counted together."""
-        return sampling_kind(self.params)
 
     @property
     def prompt_logprobs(self) -> int | None:
@@ -237,7 +240,7 @@ class Request:
             else 0,
             preemptions=ledger.preemptions,
             method=method,
-            cohort=cohort_of(method, self.params),
+            cohort=cohort_name(method, self.cohort),
         )
 
     def _note(self, verdict: Verdict, written: str) -> None:

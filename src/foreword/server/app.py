@@ -15,6 +15,7 @@ from foreword.server.ops.metrics import Metrics
 from foreword.server.ops.origins import OriginMiddleware
 from foreword.server.ops.request_log import RequestLogMiddleware
 from foreword.server.ops.routes import ops_routes
+from foreword.server.ops.speculation_routes import speculation_routes
 from foreword.server.page.routes import page_routes
 from foreword.server.settings import ServerSettings
 from foreword.wire.client import EngineClient
@@ -37,6 +38,7 @@ def create_app(context: ServerContext) -> FastAPI:
     app.include_router(openai_routes(context))
     app.include_router(foreword_routes(context))
     app.include_router(ops_routes(context))
+    app.include_router(speculation_routes(context))
     app.include_router(page_routes(context))
     install_error_handlers(app, context.metrics.note_refusal)
     # The last that is added sees a request first.

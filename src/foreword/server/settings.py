@@ -60,7 +60,8 @@ class ServerSettings:
     show_speculation: bool = True  # acceptance in answers and /health; it tells watchers about the text
     stream_pacing: str = STREAM_PACINGS[0]
     access_log: bool = False  # a line for every request
-    allow_switch: bool = False  # POST /speculation turns guessing off and on for everybody
+    allow_switch: bool = False  # POST /speculation turns guessing off and on, and moves roll-outs
+    policy_file: str | None = None  # the operator's rules, which the engine follows
     drain_seconds: float = 30.0  # how long a stopping server waits for running answers
     tokenize_threads: int = 2  # threads that encode long prompts beside the event loop
     inline_characters: int = 4096  # prompts up to this length are encoded at once, without a thread

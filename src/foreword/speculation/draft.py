@@ -61,7 +61,12 @@ class Draft:
 
     @property
     def depth(self) -> int:
-        return max(self.depths(), default=0)
+        return len(self.parents) if self.is_chain else max(self.depths(), default=0)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether no node has siblings."""
+        return _is_chain(self.parents)
 
     def ancestor_masks(self) -> tuple[int, ...]:
         """Per node, a bit for every node on the way from the root to it, itself included."""
@@ -84,6 +89,8 @@ class Draft:
         """At most this many nodes, the first ones, and this many levels."""
         if len(self) <= max_nodes and self.depth <= max_depth:
             return self
+        if self.is_chain:
+            return self._first(max(min(max_nodes, max_depth), 0))
         depths = self.depths()
         shallow = self.keep(lambda node: depths[node] <= max_depth)
         return shallow.keep(lambda node: node < max_nodes)
@@ -109,6 +116,18 @@ class Draft:
                 kept[below] = len(kept) - 1
         return self._only([n for n in kept if n != node], kept, len(tokens))
 
+    def _first(self, end: int) -> "Draft":
+        """The first nodes. All of them were checked when the draft was made; every step cuts drafts."""
+        cut = object.__new__(Draft)
+        cut.__dict__.update(
+            tokens=self.tokens[:end],
+            parents=self.parents[:end],
+            committed_len=self.committed_len,
+            epoch=self.epoch,
+            drawn=self.drawn[:end],
+        )
+        return cut
+
     def _only(self, nodes: Iterable[int], numbers: dict[int, int], committed_len: int) -> "Draft":
         chosen = list(nodes)
         return Draft(
@@ -130,6 +149,11 @@ def _depths(parents: tuple[int, ...]) -> tuple[int, ...]:
     for parent in parents:
         depths.append(1 if parent == ROOT else depths[parent] + 1)
     return tuple(depths)
+
+
+@lru_cache(maxsize=1024)
+def _is_chain(parents: tuple[int, ...]) -> bool:
+    return all(parent == node - 1 for node, parent in enumerate(parents))
 
 
 @lru_cache(maxsize=1024)

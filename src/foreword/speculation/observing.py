@@ -1,6 +1,6 @@
 """Which drafters are told what a pass has made final, and what they are told."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -21,8 +21,11 @@ from foreword.speculation.drafting import (
     needs_of,
 )
 from foreword.speculation.proposing import Plans
-from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
+from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest, as_drafter_sees
 from foreword.speculation.verdict import Verdict
+
+Tells = Callable[[StepRequest], bool]
+"""Whether a request's own drafter is told of it."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,22 @@ class Observation:
 
     @staticmethod
     def of(
-        entries: Sequence[PassEntry], plans: Plans, brought: Sequence[Drafter], memory: KvMemory | None
+        entries: Sequence[PassEntry],
+        plans: Plans,
+        brought: Sequence[Drafter],
+        memory: KvMemory | None,
+        tells: Tells | None = None,
     ) -> "Observation":
         """Whoever may draft for a request is told of it, whether or not it is asked to guess in this pass.
 
-        These are the request's own drafter, the one that the policy has planned, and those that it `brought` along.
+        These are the request's own drafter, the one that the policy has planned, and those that it `brought` along. A
+        policy that leaves a drafter out for long may say so by `tells`: then its own is not told either.
         """
         watching = [drafter for drafter in brought if needs_of(drafter)]
-        observers = [_observers(entry, plan, watching) for entry, plan in zip(entries, plans, strict=True)]
+        observers = [
+            _observers(entry, plan, watching, tells is None or plan is not None or tells(entry.request))
+            for entry, plan in zip(entries, plans, strict=True)
+        ]
         if not any(observers):
             return Observation(observers)
         needs = reduce(or_, (one.drafter.needs for some in observers for one in some), NO_NEEDS)
@@ -110,11 +121,14 @@ class Observation:
         )
 
 
-def _observers(entry: PassEntry, plan: DraftPlan | None, brought: Sequence[Drafter]) -> Sequence[Observer]:
-    if entry.request.speculation is None and plan is None and not brought:
+def _observers(
+    entry: PassEntry, plan: DraftPlan | None, brought: Sequence[Drafter], is_told: bool
+) -> Sequence[Observer]:
+    if (entry.request.speculation is None or not is_told) and plan is None and not brought:
         return ()
     planned = None if plan is None else plan.drafter
-    possible = [*(one.drafter for one in (entry.request.speculation, plan) if one is not None), *brought]
+    own = (entry.request.speculation, plan) if is_told else ()
+    possible = [*(one.drafter for one in own if one is not None), *brought]
     observers = []
     for number, drafter in {id(drafter): drafter for drafter in possible}.items():
         if needs_of(drafter):

@@ -115,6 +115,7 @@ def propose(
                 levels=max(min(ask.max_depth, ask.max_nodes) for ask in asks),
                 empty=sum(not len(drafts[index]) for index, _ in group),
                 seconds=seconds,
+                behind=sum(plan.behind for _, plan in group),
             )
         )
     return Proposal(drafts, calls, asked)

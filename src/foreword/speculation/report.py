@@ -19,6 +19,7 @@ class DrafterCall:
     levels: int  # of the deepest ask
     empty: int  # asks that it had nothing to say about
     seconds: float
+    behind: int = 0  # tokens of all requests that came while it was not asked, which it had to read first
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A request as the step sees it, and its part of a pass."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from foreword.acceptance.request import RequestSampler
@@ -11,9 +11,37 @@ from foreword.speculation.measured.acceptance_stats import AcceptanceStats
 from foreword.speculation.verdict import Verdict
 
 
+@dataclass
+class Switch:
+    """Ends the use of a drafter for all requests of a cohort at the next step."""
+
+    is_closed: bool = False  # for good
+    is_resting: bool = False  # for a while
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Whether a drafter may be asked for some requests, as whoever rolls it out says."""
+
+    switch: Switch
+    is_live: bool = True  # its guesses may be verified; else they are only compared with the text
+
+    @property
+    def is_open(self) -> bool:
+        return self.is_live and not self.switch.is_closed and not self.switch.is_resting
+
+    @property
+    def lets_look(self) -> bool:
+        """Whether its guesses may be compared with the text."""
+        return not self.switch.is_closed and not self.switch.is_resting
+
+
 @dataclass(frozen=True)
 class DraftPlan:
-    """Who drafts for a request and how much at most; None stands for plain decoding."""
+    """Who drafts for a request and how much at most; None stands for plain decoding.
+
+    Without nodes nobody is asked; the drafter only reads along what becomes final.
+    """
 
     method: str  # the drafter's name, for people
     drafter: Drafter
@@ -21,10 +49,20 @@ class DraftPlan:
     max_depth: int
     max_batch: int | None = None  # it drafts while fewer than this many requests run; None: always
     is_fixed: bool = False  # just so at every step, whatever it brings; else it is the most that may be done
+    # By the name of a drafter, those that are not simply asked.
+    gates: Mapping[str, Gate] = field(default_factory=dict)
+    behind: int = 0  # tokens that came while this drafter was not asked
 
     def allows(self, running: int) -> bool:
         """Whether it drafts while so many requests run."""
-        return self.max_batch is None or running < self.max_batch
+        gate = self.gates.get(self.method)
+        return (gate is None or gate.is_open) and (self.max_batch is None or running < self.max_batch)
+
+    @property
+    def may_be_tried(self) -> bool:
+        """Whether it may be asked for drafts that are only compared with the text."""
+        gate = self.gates.get(self.method)
+        return gate is None or gate.lets_look
 
 
 class StepRequest(Protocol):
@@ -41,6 +79,9 @@ class StepRequest(Protocol):
     asked: dict[int, Drafter]  # the drafters that were ever asked for it or told of it, by id()
     prediction: Sequence[int]  # what its user expects as the answer; empty: nothing is known
     acceptance: AcceptanceStats  # how its drafts have fared
+    step_limit: (
+        float | None
+    )  # seconds beyond which guesses make no step longer that serves it; None: no bound
 
     @property
     def cohort(self) -> str:

@@ -76,7 +76,8 @@ class Stepper:
             transaction.reserve()
             chosen = self._plan(entries) if plans is None else plans
             proposal = self._propose(transaction, chosen)
-            observation = Observation.of(entries, chosen, self._brought, self._memory)
+            tells = getattr(self.policy, "tells", None)
+            observation = Observation.of(entries, chosen, self._brought, self._memory, tells)
             batch = transaction.batch(proposal.drafts, self._buffers, observation.taps, observation.wanted)
             handed_over = self.clock()
             output = self.target.forward(batch)

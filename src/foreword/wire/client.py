@@ -66,6 +66,10 @@ class EngineClient(Protocol):
         """Guess ahead or don't, for all requests, also after a restart."""
         ...
 
+    def move_pair(self, drafter: str, cohort: str, state: str) -> None:
+        """Move a drafter of the policy file in a cohort, from the next step on."""
+        ...
+
     async def stats(self) -> EngineStats | None:
         """How the engine is doing; None if it does not say in time."""
         ...

@@ -29,6 +29,10 @@ class EngineLike(Protocol):
         """Guess ahead or don't, for all requests."""
         ...
 
+    def move_pair(self, drafter: str, cohort: str, state: str) -> None:
+        """Move a drafter of the policy file in a cohort; what is not in the file is ignored, with a line in the log."""
+        ...
+
     def stats(self) -> EngineStats:
         """How it is doing."""
         ...

@@ -58,6 +58,14 @@ class Speculate(_Message, frozen=True):
     on: bool
 
 
+class MovePair(_Message, frozen=True):
+    """To the engine process: the operator moves a drafter of the policy file in a cohort."""
+
+    drafter: str
+    cohort: str
+    state: str
+
+
 class StatsWanted(_Message, frozen=True):
     """To the engine process: answer with `Stats` of the same number."""
 
@@ -102,7 +110,7 @@ class Fatal(_Message, frozen=True):
     error: str
 
 
-ToEngine = Start | Submit | Abort | Speculate | StatsWanted | Drain
+ToEngine = Start | Submit | Abort | Speculate | MovePair | StatsWanted | Drain
 FromEngine = Ready | Deltas | Refused | Stats | Fatal
 _Kind = TypeVar("_Kind")
 

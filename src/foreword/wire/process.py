@@ -67,6 +67,8 @@ class EngineHost:
                 self._engine.abort(request_id)
             case wire.Speculate(on):
                 self._engine.speculate(on)
+            case wire.MovePair(drafter, cohort, state):
+                self._engine.move_pair(drafter, cohort, state)
             case wire.StatsWanted(number):
                 self._channel.send(wire.Stats(number, self._engine.stats()))
             case wire.Drain(deadline):

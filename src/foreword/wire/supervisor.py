@@ -90,6 +90,11 @@ class Supervisor:
         if self._link is not None:
             self._link.send(wire.Speculate(on))
 
+    def move_pair(self, drafter: str, cohort: str, state: str) -> None:
+        """Move a drafter of the policy file in a cohort; the engine keeps that in its own file."""
+        if self._link is not None:
+            self._link.send(wire.MovePair(drafter, cohort, state))
+
     async def stats(self) -> EngineStats | None:
         """How the engine is doing."""
         if self._link is None or not self._link.ready.done():

@@ -75,3 +75,9 @@ def test_small_amounts_of_memory_are_not_shown_as_nothing(size: int | None, show
     with console.capture() as capture:
         console.print(drafter_table(summarise([record("a", "1", memory_bytes=size)]), "title"))
     assert shown in capture.get()
+
+
+def test_device_time_is_of_drafting_and_target_together():
+    row = summarise([record("ngram", "1")])[-1]
+    assert row.device_ms_per_token == pytest.approx(1e3 * (0.1 + 2.4 + 0.3) / 60)
+    assert row.plain_device_ms_per_token == pytest.approx(1e3 * 5.5 / 60)

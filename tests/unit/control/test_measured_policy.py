@@ -82,6 +82,18 @@ def test_a_drafter_that_becomes_ten_times_as_slow_is_left():
     assert _seconds_until(traffic, policy, lambda: not any(c.is_on for c in policy.controls.values())) < 3
 
 
+def test_what_a_level_costs_is_known_after_a_few_asks():
+    """Else the first depth would be asked for ever: nothing tells that fewer levels cost less."""
+    traffic = Traffic(H200, [head()], 1)
+    policy = MeasuredPolicy()
+    traffic.run(policy, 40)
+    costs = traffic.situation.costs
+    for levels in (1, 8):
+        assert costs.draft_seconds("head", levels) == pytest.approx(head().seconds(levels, 1), rel=0.15)
+    (control,) = policy.controls.values()
+    assert 1 < control.worth.depth < 6
+
+
 def _use(traffic: Traffic, drafter: PretendDrafter) -> None:
     traffic.drafters = [drafter]
     for request in traffic.running:
@@ -126,7 +138,7 @@ def random_tree(rng: random.Random, place: int, nodes: int) -> Draft:
 def test_what_is_kept_is_a_tree_within_the_draft_however_the_batch_is_ordered(seed: int):
     rng = random.Random(seed)
     traffic = Traffic(rng.choice((CPU, H200)), [lookup()], rng.randint(1, 8), seed=seed)
-    policy = MeasuredPolicy()
+    policy = MeasuredPolicy(ControlSettings(reference_share=0.0))
     traffic.run(policy, 800)
     traffic._fill()
     entries = entries_of(traffic.running)
@@ -142,9 +154,7 @@ def test_what_is_kept_is_a_tree_within_the_draft_however_the_batch_is_ordered(se
         trimmed = policy.trim(chosen, [drafts[place] for place in order], traffic.situation)
         return dict(zip(order, trimmed, strict=True))
 
-    policy.settings = ControlSettings(reference_share=0.0)
     policy.bank.balance = -1.0
-    policy._plain_share = 0.0
     order = list(range(len(entries)))
     first = kept(order)
     rng.shuffle(order)

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from foreword.control.reporting.figures import ControlReport, PairReport
 from foreword.engine.messages import EngineStats, RequestStats
 from foreword.server.ops.metrics import Metrics
 
@@ -56,7 +57,10 @@ def test_every_label_it_groups_by_exists():
     )
     metrics.note_answer(stats)
     metrics.note_costs(0, stats)
-    metrics.note_engine(EngineStats(drafter_faults={"x/timeout": 1}, step_faults={"draft": 1}), 0)
+    control = ControlReport(pairs=(PairReport("x", "x/greedy"),))
+    metrics.note_engine(
+        EngineStats(drafter_faults={"x/timeout": 1}, step_faults={"draft": 1}, control=control), 0
+    )
     metrics.note_refusal(400)
     metrics.success.labels("m", "stop").inc()
     labels: dict[str, set[str]] = {}

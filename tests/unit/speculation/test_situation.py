@@ -6,8 +6,10 @@ import pytest
 
 from foreword.speculation.draft import Draft
 from foreword.speculation.measured.acceptance_stats import AcceptanceStats
-from foreword.speculation.measured.costs import CallCost, StepCosts, StepCurve
+from foreword.speculation.measured.call_cost import CallCost
+from foreword.speculation.measured.costs import StepCosts
 from foreword.speculation.measured.situation import MAX_COHORTS, OTHER, Situation
+from foreword.speculation.measured.step_curve import StepCurve
 from foreword.speculation.proposing import fair_shares
 from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
 from foreword.speculation.verdict import Verdict
@@ -82,6 +84,21 @@ def test_what_slows_one_size_of_step_slows_those_that_were_not_seen_since():
     assert 8.0 < curve.seconds(4) < 10.5  # type: ignore[operator]
 
 
+def test_what_plain_steps_cost_is_not_taken_from_longer_ones():
+    """A profile says nothing of what judging takes; plain windows, few as they are, tell what a plain step costs."""
+    curve = StepCurve()
+    curve.begin_with([(1, 6.0), (3, 7.0)])
+    for _ in range(6):
+        for _ in range(300):
+            curve.observe(3, 8.8)
+        for _ in range(8):
+            curve.observe(1, 6.6)
+    for _ in range(300):
+        curve.observe(3, 8.8)
+    assert curve.seconds(1) == pytest.approx(6.6, rel=0.02)
+    assert curve.seconds(3) == pytest.approx(8.8, rel=0.01)
+
+
 def test_one_pause_is_no_change():
     curve = StepCurve()
     for _ in range(50):
@@ -154,6 +171,46 @@ def test_a_call_whose_depth_never_changed_costs_the_same_at_any():
     for _ in range(3):
         cost.observe(4, 0.3)
     assert cost.seconds(1) == cost.seconds(9) == pytest.approx(0.3)
+
+
+def test_catching_up_is_not_what_a_level_costs():
+    """A head that is tried every forty tokens, and between that twice in a row."""
+    cost, rng = CallCost(), random.Random(2)
+    for number in range(300):
+        levels, behind = rng.choice((1, 2, 4)), 0 if number % 5 == 0 else rng.randint(30, 60)
+        cost.observe(levels, (0.6 + 0.6 * levels + 0.05 * behind) * rng.uniform(0.95, 1.05), behind=behind)
+    for levels in (1, 4):
+        assert cost.seconds(levels) == pytest.approx(0.6 + 0.6 * levels, rel=0.15)
+    assert cost.per_token_behind == pytest.approx(0.05, rel=0.2)
+
+
+def test_a_drafter_that_has_become_fast_again_is_believed_though_it_is_always_behind():
+    cost = CallCost()
+    for _ in range(50):
+        cost.observe(4, 30.0)
+    for _ in range(60):
+        cost.observe(4, 3.0 + 0.05 * 40, behind=40)
+    assert cost.seconds(4) < 6
+
+
+def test_one_pause_of_a_drafter_is_no_change():
+    cost = CallCost()
+    for _ in range(30):
+        cost.observe(4, 1.0)
+    cost.observe(4, 1000.0)
+    assert cost.seconds(4) < 1.4
+
+
+def test_a_longer_context_begins_with_what_rows_add_at_shorter_ones():
+    """At a long context only plain steps were seen: that a row would cost a fifth of a step is no measurement."""
+    costs = StepCosts()
+    costs.begin_with(0, [(1, 6.0), (2, 6.4), (3, 6.9), (4, 8.0)])
+    for _ in range(3):
+        costs.observe(report(1, context=2000, seconds=StageSeconds(total=9.0)))
+    table = costs.step_table(4, context=2000)
+    assert table is not None
+    assert table[1:] == pytest.approx([9.0, 9.6, 10.35, 12.0])
+    assert costs.step_seconds(1) == pytest.approx(6.0)
 
 
 def report(*runs: int, context: int = 0, seconds: StageSeconds, **others) -> StepReport:

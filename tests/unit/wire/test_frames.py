@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
-from foreword.engine.messages import AnswerDelta, CohortTotals, EngineStats, NewRequest, RequestStats
+from foreword.control.reporting.figures import Band, Bounds, ControlReport, DecisionTold, PairReport, Usage
+from foreword.engine.messages import (
+    AnswerDelta,
+    CohortTotals,
+    EngineStats,
+    NewRequest,
+    RequestLabels,
+    RequestStats,
+)
 from foreword.wire import frames as wire
 
 PARAMS = SamplingParams(
@@ -55,6 +63,23 @@ FULL_STATS = EngineStats(
     step_faults={"verify": 1},
     acceptance={"ngram/greedy": (1, 2, 3)},
     cohorts={"ngram/greedy": CohortTotals(4, 3, 9, 0.5, 0.25, 0.125)},
+    control=ControlReport(
+        policy_file="policy.json",
+        pairs=(
+            PairReport(
+                "ngram",
+                "code/greedy",
+                state="canary",
+                percent=5.0,
+                predicted=Bounds(1.0, 1.1, 1.2),
+                depths=(0, 3, 4),
+                acceptance_by_level=(0.5, 0.25),
+                acceptance_by_position=(Band(0, 9, 5),),
+                decisions=(DecisionTold(1.0, "on", "gains", 1.1),),
+            ),
+        ),
+        usage=Usage(10.0, 1.0, 5.0, 100, 1.0, 3.0),
+    ),
 )
 TO_ENGINE = [
     wire.Start("model", "int8", "cpu", "cpu", {"method": "ngram"}, {"max_model_len": 5}),
@@ -62,6 +87,8 @@ TO_ENGINE = [
         NewRequest("a", (1, 2, 3), PARAMS, "tenant", {"method": "suffix", "num_speculative_tokens": 3})
     ),
     wire.Submit(NewRequest("b", (1,), SamplingParams(stop="one"), speculation=False)),
+    wire.Submit(NewRequest("c", (1,), labels=RequestLabels({"task": "code"}, "batch", stream=True))),
+    wire.MovePair("head", "code", "off"),
     wire.Abort("a"),
     wire.Speculate(False),
     wire.StatsWanted(7),

@@ -30,6 +30,9 @@ class Row:
     plain_step_ms: float  # a whole step of plain decoding
     memory_bytes: int | None  # most that the drafter said it adds
     different_texts: int  # answers that are not those of plain decoding: must be 0 but for ties in rounding
+    # Time of draft and target together for a token: what is paid for, whoever computes it.
+    device_ms_per_token: float
+    plain_device_ms_per_token: float
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -72,7 +75,14 @@ def _row(drafter: str, category: str, records: Sequence[Record]) -> Row:
         plain_step_ms=_share(1e3 * sum(run.seconds for run in plain), sum(run.passes for run in plain)),
         memory_bytes=max(sizes, default=None),
         different_texts=sum(not record.identical for record in records),
+        device_ms_per_token=_device_ms(guessing),
+        plain_device_ms_per_token=_device_ms(plain),
     )
+
+
+def _device_ms(runs: Sequence[Run]) -> float:
+    busy = sum(run.draft_seconds + run.verify_seconds + run.accept_seconds for run in runs)
+    return _share(1e3 * busy, sum(run.tokens for run in runs))
 
 
 def _rate(runs: Sequence[Run]) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from foreword.cli.bench import accept, batch, drafters, gpu, overhead, pacing, serve, server_overhead
+from foreword.cli.bench import accept, batch, control, drafters, gpu, overhead, pacing, serve, server_overhead
 from foreword.cli.console import (
     DEFAULT_MODEL,
     BackendOption,
@@ -42,6 +42,7 @@ def _group() -> None:
 
 
 app.command("batch")(batch.batch)
+app.command("control")(control.control)
 app.command("drafters")(drafters.drafters)
 app.command("gpu")(gpu.gpu)
 app.command("overhead")(overhead.overhead)

@@ -1,10 +1,12 @@
 """Adding up what several answers cost."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import fields, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from foreword.control.reporting.figures import counts_of
 from foreword.engine.answers.ends import OpenAnswers
 from foreword.engine.answers.outputs import Timings
 from foreword.engine.messages import AnswerDelta, RequestStats
@@ -33,6 +35,11 @@ def sum_stats(by_answer: Iterable[tuple[int, RequestStats]]) -> RequestStats:
     for index, stats in by_answer:
         total = add_fields(total, replace(stats, prompt_tokens=0, cached_tokens=0) if index else stats)
     return total
+
+
+def accepted_runs(stats: RequestStats) -> "Counter[int]":
+    """How many passes accepted so many guesses. A run of k has those at positions 1 .. k committed, and no further."""
+    return counts_of(stats.drafts, stats.accepted_per_position)
 
 
 class Costs:

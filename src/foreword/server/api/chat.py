@@ -45,7 +45,10 @@ async def chat_job(context: ServerContext, body: ChatRequest, caller: Caller) ->
     params = body.sampling_params(max_tokens, logprobs, context.settings.sampling)
     expected = None if body.prediction is None else joined(body.prediction.content)
     prediction = await context.prompts.prediction(expected, engine.max_model_len)
-    request = NewRequest(answer_id, tuple(ids), params, caller.tenant, speculation, prediction=prediction)
+    labels = body.labels(context.settings.model_name, bool(body.stream))
+    request = NewRequest(
+        answer_id, tuple(ids), params, caller.tenant, speculation, prediction=prediction, labels=labels
+    )
     return Job([request], ChatDialect(context, body, answer_id, len(ids)), bool(body.stream))
 
 

@@ -42,7 +42,9 @@ async def completion_job(context: ServerContext, body: CompletionRequest, caller
         wanted = min(_DEFAULT_MAX_TOKENS, room) if body.max_tokens is None else body.max_tokens
         max_tokens = room_for_answer(ids, wanted, engine.max_model_len, limits.prompt_tokens)
         params = body.sampling_params(max_tokens, body.logprobs, context.settings.sampling)
-        requests.append(NewRequest(f"{answer_id}-{number}", tuple(ids), params, caller.tenant, speculation))
+        name = f"{answer_id}-{number}"
+        labels = body.labels(context.settings.model_name, bool(body.stream))
+        requests.append(NewRequest(name, tuple(ids), params, caller.tenant, speculation, labels=labels))
     lengths = [len(request.prompt_token_ids) for request in requests]
     return Job(requests, CompletionDialect(context, body, answer_id, lengths), bool(body.stream))
 

@@ -119,7 +119,14 @@ async def generate_job(context: ServerContext, body: GenerateRequest, caller: Ca
     params = body.sampling_params(max_tokens, body.logprobs, context.settings.sampling)
     prediction = await context.prompts.prediction(body.prediction, engine.max_model_len)
     request = NewRequest(
-        new_id("gen"), tuple(ids), params, caller.tenant, speculation, body.stream, prediction
+        new_id("gen"),
+        tuple(ids),
+        params,
+        caller.tenant,
+        speculation,
+        body.stream,
+        prediction,
+        body.labels(context.settings.model_name, body.stream),
     )
     return Job([request], GenerateDialect(context, body), body.stream)
 

@@ -1,12 +1,12 @@
 """Prometheus metrics: vLLM's names behind our prefix where it has one, and what nobody else exports."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from foreword.engine.answers.costs import sum_stats
+from foreword.engine.answers.costs import accepted_runs, sum_stats
 from foreword.engine.messages import EngineStats, RequestStats
+from foreword.server.ops.control_metrics import ControlMetrics
 
 _SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _LONG = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0)
@@ -31,6 +31,7 @@ class Metrics:
         self._make_request_metrics()
         self._make_latencies()
         self._make_speculation_metrics()
+        self._control = ControlMetrics(self.registry, model_name, self._catch_up)
 
     def _counter(self, name: str, text: str) -> Counter:
         return self._counters(name, text, ("model_name",)).labels(self._model)
@@ -191,6 +192,8 @@ class Metrics:
         self._catch_up_each(self.step_seconds, _seconds_by_stage(stats))
         self._catch_up_each(self.faults, stats.drafter_faults)
         self._catch_up_each(self.step_faults, stats.step_faults)
+        if stats.control is not None:
+            self._control.note(stats.control)
 
     def _catch_up_each(self, counters: Counter, totals: Mapping[str, float]) -> None:
         for kind, total in totals.items():
@@ -254,11 +257,9 @@ class Metrics:
 
 
 def observe_runs(histogram: Histogram, stats: RequestStats) -> None:
-    """Lengths of accepted runs. A run of k has its guesses at positions 1 .. k committed, and no further."""
-    reached = (stats.drafts, *stats.accepted_per_position, 0)
-    for length, (here, further) in enumerate(pairwise(reached)):
-        for _ in range(here - further):
-            histogram.observe(length)
+    """Lengths of accepted runs."""
+    for length in accepted_runs(stats).elements():
+        histogram.observe(length)
 
 
 def _seconds_by_stage(stats: EngineStats) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Routes for operators: health, readiness, metrics, the switch."""
+"""Routes for operators: health, readiness, metrics."""
 
 from time import monotonic
 from typing import Any
@@ -9,24 +9,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foreword import __version__
+from foreword.control.reporting.figures import ControlReport
+from foreword.control.reporting.reading import as_json
 from foreword.engine.answers.costs import sum_stats
 from foreword.engine.messages import EngineStats
-from foreword.server.api.entry import body_of, json_answer, takes
+from foreword.server.api.entry import json_answer
 from foreword.server.api.identity import caller_of
 from foreword.server.api.types.answer_types import speculation_of
-from foreword.server.api.types.sampling_types import StrictBody
 from foreword.server.context import ServerContext
 from foreword.wire.client import EngineState
 
 
-class SwitchRequest(StrictBody):
-    """`POST /speculation`."""
-
-    enabled: bool
-
-
 def ops_routes(context: ServerContext) -> APIRouter:
-    """What watches over the server, and the switch where that was asked for."""
+    """What watches over the server."""
     router = APIRouter()
 
     @router.get("/version")
@@ -53,18 +48,7 @@ def ops_routes(context: ServerContext) -> APIRouter:
         await _refresh(context)
         return Response(context.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    if context.settings.allow_switch:
-        _add_switch(router, context)
     return router
-
-
-def _add_switch(router: APIRouter, context: ServerContext) -> None:
-    @router.post("/speculation", openapi_extra=takes(SwitchRequest))
-    async def switch(request: Request) -> Response:
-        """Turn guessing on or off for everybody; no text changes."""
-        body = await body_of(context, request, SwitchRequest)
-        context.engine.speculate(body.enabled)
-        return json_answer({"enabled": body.enabled})
 
 
 async def _health(context: ServerContext, trusted: bool) -> dict[str, Any]:
@@ -82,6 +66,8 @@ async def _health(context: ServerContext, trusted: bool) -> dict[str, Any]:
     stats = await context.engine.stats()
     if stats is not None:
         told["engine"] = _engine_figures(stats)
+        if stats.control is not None and context.settings.show_speculation:
+            told["usage"] = _usage_figures(stats.control)
     if context.settings.show_speculation:
         told["speculation"] = _speculation_figures(context)
     return told
@@ -100,6 +86,11 @@ def _engine_figures(stats: EngineStats) -> dict[str, Any]:
         "steps": stats.steps,
         "drafter_memory_bytes": stats.drafter_memory_bytes,
     }
+
+
+def _usage_figures(report: ControlReport) -> dict[str, Any]:
+    """How busy the devices were, what that costs, and the pages held for guesses."""
+    return {**as_json(report)["usage"], "provisional_pages": report.provisional_pages}
 
 
 def _speculation_figures(context: ServerContext) -> dict[str, Any]:

@@ -1,161 +1,22 @@
 """What steps and drafters' calls have cost, and so what the next ones will."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from typing import Any
 
-import numpy as np
-
+from foreword.speculation.measured.call_cost import CallCost
+from foreword.speculation.measured.step_curve import StepCurve
 from foreword.speculation.report import DrafterCall, StepReport
 
 FIRST_CHUNK = 64
 """Rows of the first step with a prompt chunk while others decode, before anything is known of its cost."""
 
 MOST_ROWS = 1 << 16
+SLOWEST = 3600.0
+"""Seconds that no step takes."""
 
-DRIFT_MEMORY = 0.1
-"""Weight of the newest step in what all row counts share: another process, a clock, a longer context."""
-
-SHAPE_MEMORY = 0.02
-"""Weight of the newest step in what its own row count costs beside the others, once enough were seen."""
-
-FARTHEST = 4.0
-"""A step counts as at most this many times as slow, or as fast, as was expected: one pause is no change."""
-
-UNCHANGED = 0.25
-TINY = 1e-3
-"""Less than this a number of levels or asks has not changed."""
-
-ENOUGH_CALLS = 8
-"""Calls after which the cost of one depth is believed to hold for others."""
-
-PROFILED = 8
-"""Steps that a measurement at start-up counts as."""
-
-
-@dataclass
-class _Bucket:
-    rows: float  # mean
-    seconds: float  # mean, without the drift
-    seen: int  # steps
-
-
-class StepCurve:
-    """The measured time of steps by their rows.
-
-    Row counts are put in buckets, eight to a doubling. Between known buckets the cost is
-    interpolated; outside them it grows as `rows + PRIOR_ROWS`, which is how a small model on a CPU behaves. What makes
-    one bucket slower soon makes all of them slower: most of them are rarely seen.
-    """
-
-    PRIOR_ROWS = 4
-
-    def __init__(self) -> None:
-        self._buckets: dict[int, _Bucket] = {}
-        self._drift = 1.0
-
-    def observe(self, rows: int, seconds: float) -> None:
-        known = self._buckets.get(_bucket(rows))
-        if known is None:
-            self._buckets[_bucket(rows)] = _Bucket(float(rows), seconds / self._drift, 1)
-            return
-        expected = self._drift * known.seconds
-        seconds = min(max(seconds, expected / FARTHEST), expected * FARTHEST)
-        self._drift *= (seconds / expected) ** DRIFT_MEMORY
-        weight = max(SHAPE_MEMORY, 1 / (known.seen + 1))
-        known.rows += weight * (rows - known.rows)
-        known.seconds += weight * (seconds / self._drift - known.seconds)
-        known.seen += 1
-
-    def begin_with(self, points: Iterable[tuple[float, float]]) -> None:
-        """Take (rows, seconds) that were measured before, until steps tell better."""
-        for rows, seconds in points:
-            self._buckets.setdefault(_bucket(round(rows)), _Bucket(rows, seconds / self._drift, PROFILED))
-
-    def seconds(self, rows: int) -> float | None:
-        """Expected time of a step over this many rows; None before the first was measured."""
-        return float(self._expected(np.array([rows]))[0]) if self._buckets else None
-
-    def table(self, most_rows: int) -> list[float] | None:
-        """The same for 0 to `most_rows` rows, never falling: what noise says of a longer pass is not believed."""
-        if not self._buckets:
-            return None
-        found: list[float] = np.maximum.accumulate(self._expected(np.arange(most_rows + 1))).tolist()
-        return found
-
-    def points(self) -> list[tuple[float, float]]:
-        """What was measured: (rows, seconds), by rows."""
-        return sorted((known.rows, self._drift * known.seconds) for known in self._buckets.values())
-
-    def _expected(
-        self, rows: "np.ndarray[tuple[int], np.dtype[np.int64]]"
-    ) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-        at, seconds = np.array(self.points()).T
-        nearest = np.clip(rows, at[0], at[-1])
-        beyond = (rows + self.PRIOR_ROWS) / (nearest + self.PRIOR_ROWS)
-        return np.asarray(np.interp(nearest, at, seconds) * beyond, np.float64)
-
-
-class CallCost:
-    """A drafter's call by its levels and asks: a lookup costs the same at any depth, a model a pass per level.
-
-    Averages of late follow what a call takes; slopes are remembered longer, as the depth and the number of asks hardly
-    change in some traffic. While neither has changed all of the cost counts as fixed. The first call says nothing: it
-    fills caches, and a drafter that it made look dear would never be asked again.
-    """
-
-    MEMORY = 0.1
-    SLOPE_MEMORY = 0.02
-
-    def __init__(self) -> None:
-        self._is_warm = False
-        self._late = np.zeros(3)  # levels, asks, seconds: means of late
-        self._means = np.zeros(3)
-        self._spread = np.zeros((3, 3))
-        self._seen = 0
-
-    def observe(self, levels: int, seconds: float, asks: int = 1) -> None:
-        if not self._is_warm:
-            self._is_warm = True
-            return
-        call = np.array([levels, asks, seconds])
-        self._seen += 1
-        self._late += max(self.MEMORY, 1 / self._seen) * (call - self._late)
-        weight = max(self.SLOPE_MEMORY, 1 / self._seen)
-        off = call - self._means
-        self._means += weight * off
-        # A call like all others tells nothing of slopes, and must not make them forgotten.
-        changes = (np.abs(off) >= UNCHANGED) | (self._seen <= ENOUGH_CALLS)
-        changes[2] = True
-        tells = np.outer(changes, changes)
-        self._spread = np.where(
-            tells, (1 - weight) * (self._spread + weight * np.outer(off, off)), self._spread
-        )
-
-    @property
-    def is_known(self) -> bool:
-        """Whether calls of different depths were measured, or enough of one."""
-        return self._seen > 1 and (bool(self._spread[0, 0] > TINY) or self._seen > ENOUGH_CALLS)
-
-    def seconds(self, levels: int, asks: int = 1) -> float:
-        """Expected time of a call; 0 before the first was measured."""
-        late_levels, late_asks, late_seconds = self._late.tolist()
-        per_level, per_ask = self._slopes()
-        # Neither part of the cost is negative.
-        per_level = min(per_level, late_seconds / late_levels if late_levels else 0.0)
-        left = late_seconds - per_level * late_levels
-        per_ask = min(per_ask, left / late_asks if late_asks else 0.0)
-        return float(late_seconds + per_level * (levels - late_levels) + per_ask * (asks - late_asks))
-
-    def _slopes(self) -> tuple[float, float]:
-        (ll, la, ls), (_, aa, as_), _ = self._spread.tolist()
-        both = ll * aa - la * la
-        if both > TINY * ll * aa > 0:
-            per_level, per_ask = (ls * aa - as_ * la) / both, (as_ * ll - ls * la) / both
-            if per_level >= 0 and per_ask >= 0:
-                return per_level, per_ask
-        # Only one of them explains the cost: the one that explains more of it.
-        by_levels, by_asks = max(ls, 0.0) / ll if ll > TINY else 0.0, max(as_, 0.0) / aa if aa > TINY else 0.0
-        return (by_levels, 0.0) if by_levels * ls > by_asks * as_ else (0.0, by_asks)
+MOST_METHODS = 256
+"""Drafters whose calls are kept for another start."""
 
 
 class StepCosts:
@@ -181,7 +42,7 @@ class StepCosts:
             return
         seconds = max(report.seconds.total - report.seconds.draft, 1e-9)
         if report.decodes_only:
-            self._band(report.longest_context).observe(report.rows, seconds)
+            self._begun_band(report.longest_context).observe(report.rows, seconds)
         else:
             self._prompts.observe(report.rows, seconds)
             rate = report.rows / seconds
@@ -195,6 +56,28 @@ class StepCosts:
         """What is known of decoding: the least context of each band, and its (rows, seconds)."""
         bands = zip((0, *self.CONTEXT_BANDS), self._decoding, strict=True)
         return [(context, curve.points()) for context, curve in bands if curve.points()]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values that `restore` reads."""
+        newest = list(self._calls.items())[-MOST_METHODS:]
+        return {"steps": self.points(), "calls": {method: cost.as_json() for method, cost in newest}}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Begin with what `as_json` has written; raises `ValueError` and changes nothing for anything else."""
+        try:
+            bands = [
+                (int(context), [(float(r), float(s)) for r, s in points])
+                for context, points in saved["steps"]
+            ]
+            calls = {str(method): CallCost.from_json(cost) for method, cost in saved["calls"].items()}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"no costs: {error}") from None
+        known = [point for _, points in bands for point in points]
+        if not all(0 < rows <= MOST_ROWS and 0 < seconds < SLOWEST for rows, seconds in known):
+            raise ValueError("costs that no step has")
+        for context, points in bands:
+            self.begin_with(context, points)
+        self._calls.update(list(calls.items())[-MOST_METHODS:])
 
     def step_seconds(self, rows: int, context: int = 0) -> float | None:
         """Expected time of a step that decodes this many rows; None before anything was measured."""
@@ -226,16 +109,22 @@ class StepCosts:
         return cost is not None and cost.is_known
 
     def _observe_call(self, call: DrafterCall) -> None:
-        self._calls.setdefault(call.method, CallCost()).observe(call.levels, call.seconds, call.asks)
+        self._calls.setdefault(call.method, CallCost()).observe(
+            call.levels, call.seconds, call.asks, call.behind
+        )
 
     def _band(self, context: int) -> StepCurve:
         return self._decoding[sum(context >= bound for bound in self.CONTEXT_BANDS)]
 
+    def _begun_band(self, context: int) -> StepCurve:
+        """A band begins with what is known of the others: one measured row count tells nothing of what rows add."""
+        band = self._band(context)
+        if not band.is_known:
+            others = reversed(self._decoding[: self._decoding.index(band)]), self._decoding
+            known = next((curve for curve in chain(*others) if curve.is_known), None)
+            if known is not None:
+                band.begin_with(known.points())
+        return band
+
     def _near(self, context: int) -> list[StepCurve]:
         return [self._band(context), *self._decoding, self._prompts]
-
-
-def _bucket(rows: int) -> int:
-    """Eight buckets to a doubling."""
-    scale = max(rows.bit_length() - 4, 0)
-    return (rows >> scale) << scale

@@ -5,7 +5,8 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from foreword.engine.answers.costs import Costs
+from foreword.control.reporting.figures import run_percentile
+from foreword.engine.answers.costs import Costs, accepted_runs
 from foreword.engine.messages import RequestStats
 
 
@@ -43,6 +44,8 @@ class Speculation(Struct, frozen=True):
     acceptance_rate: float  # accepted / drafted
     acceptance_per_position: list[float]  # the same by distance from the text, nearest first
     tau: float  # tokens per target pass
+    accepted_run_p50: float  # guesses that a pass which judged some has committed
+    accepted_run_p90: float
 
 
 class Extras(Struct, frozen=True, omit_defaults=True):
@@ -177,6 +180,7 @@ def usage_of(stats: RequestStats) -> Usage:
 
 
 def speculation_of(stats: RequestStats) -> Speculation:
+    runs = accepted_runs(stats)
     per_position = [
         _ratio(accepted, drafted)
         for accepted, drafted in zip(stats.accepted_per_position, stats.drafted_per_position, strict=False)
@@ -190,6 +194,8 @@ def speculation_of(stats: RequestStats) -> Speculation:
         acceptance_rate=_ratio(stats.accepted, stats.drafted),
         acceptance_per_position=per_position,
         tau=_ratio(stats.output_tokens, stats.passes),
+        accepted_run_p50=run_percentile(runs, 0.5),
+        accepted_run_p90=run_percentile(runs, 0.9),
     )
 
 

@@ -205,7 +205,6 @@ class ChatRequest(OpenAIFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
     add_generation_prompt: bool | None = None
-    metadata: dict[str, str] | None = None  # accepted, not used
     safety_identifier: str | None = Field(None, max_length=4096)  # accepted, not used
     prompt_cache_key: str | None = Field(None, max_length=4096)  # accepted; the API key decides
     tools: _unsupported("tools") = None  # type: ignore[valid-type]

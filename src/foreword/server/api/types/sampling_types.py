@@ -7,6 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 from foreword.acceptance.defaults import SamplingDefaults
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.names import named_methods
+from foreword.engine.messages import RequestLabels
 from foreword.server.errors import ApiError
 from foreword.server.settings import Limits
 
@@ -68,6 +69,8 @@ class SamplingFields(StrictBody):
     prompt_logprobs: int | None = Field(None, ge=0)
     include_stop_str_in_output: bool | None = None
     speculation: SpeculationOverride = None
+    metadata: dict[str, str] | None = None  # for the operator's policy file
+    priority: str | None = Field(None, max_length=64)  # a class of that file; the queue's order stays
 
     @model_validator(mode="after")
     def _check_bias(self) -> Self:
@@ -77,6 +80,10 @@ class SamplingFields(StrictBody):
             if not -100 <= bias <= 100:
                 raise ValueError("logit_bias: values must be in -100 .. 100")
         return self
+
+    def labels(self, model: str, stream: bool) -> RequestLabels:
+        """What the operator's policy file may look at."""
+        return RequestLabels(self.metadata or {}, self.priority or "", stream, model)
 
     def check_limits(self, limits: Limits) -> None:
         """Refuse what the server's settings forbid; what can never be served is refused by the types above."""

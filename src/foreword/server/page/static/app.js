@@ -1,6 +1,7 @@
 // The playground: runs the prompt once or twice, shows what comes, and lets it be looked at pass by pass.
 
 import { AnswerView, hideTip } from "./answer.js";
+import { showController } from "./controller.js";
 import { showDraft } from "./draft.js";
 import { Refusal, get, stream, useKey } from "./events.js";
 import { clearFigures, showRun } from "./figures.js";
@@ -102,6 +103,7 @@ async function ask() {
     running = null;
     setBusy(false);
     if (runs[0].timed) examine();
+    if (tellsPasses) showController();
   }
 }
 

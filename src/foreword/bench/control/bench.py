@@ -1,0 +1,152 @@
+"""The whole measurement on one engine."""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from foreword.bench.control.cells import CONTROLLER, PLAIN, measure_cells, summarise
+from foreword.bench.control.conditions import Circumstances, busy_core, conditions, measure_conditions
+from foreword.bench.control.mixed import measure_mixed
+from foreword.bench.control.report import ControlReport
+from foreword.bench.control.slowed import Brake, SlowedDrafter
+from foreword.bench.control.timeline import EngineLine
+from foreword.bench.control.windows import MIXED, Arm, EngineStation, Prompts
+from foreword.bench.drafters.methods import Method
+from foreword.bench.drafters.prompts import BenchPrompt
+from foreword.control.measured import MeasuredPolicy
+from foreword.drafters.config import SpeculationConfig
+from foreword.engine.config import EngineConfig
+from foreword.engine.core import EngineCore, EngineParts
+from foreword.engine.cost_profile import begin_with_profile
+from foreword.engine.loader import LoadedModel
+from foreword.engine.prompts import encode_prompt
+from foreword.errors import RequestError
+from foreword.progress import StageProgress
+from foreword.speculation.drafting import Drafter
+
+SLOWER = 10.0
+
+
+@dataclass(frozen=True)
+class ControlSizes:
+    """How much is measured."""
+
+    kinds: Sequence[str]  # empty: all, and mixed
+    batches: Sequence[int] = (1, 2, 4, 8, 16, 32)
+    windows: int = 12
+    tokens: int = 48  # that a request gains in a window, at most
+    phase_seconds: float = 15.0  # of a change; 0: none is measured
+    mixed_batch: int = 8
+    most_kinds: int = 100  # of those that were not named
+
+    @staticmethod
+    def of(
+        quick: bool,
+        kinds: Sequence[str] = (),
+        batches: Sequence[int] | None = None,
+        windows: int | None = None,
+        changes: bool = True,
+    ) -> "ControlSizes":
+        """Everything, or what two cores of a small machine measure within a quarter of an hour; None: as usual."""
+        usual = QUICK if quick else ControlSizes(())
+        return ControlSizes(
+            kinds or usual.kinds,
+            batches or usual.batches,
+            usual.windows if windows is None else windows,
+            usual.tokens,
+            usual.phase_seconds if changes else 0.0,
+            most_kinds=usual.most_kinds,
+        )
+
+    def check(self, known: Set[str]) -> None:
+        """Refuse kinds that there are no prompts of."""
+        for kind in self.kinds:
+            if kind not in {*known, MIXED}:
+                raise RequestError(f"--kinds: {kind!r} is none of {', '.join(sorted(known))}, {MIXED}")
+
+    def chosen(self, known: Sequence[str]) -> list[str]:
+        """The kinds to measure."""
+        return list(self.kinds) or [*known[: self.most_kinds - 1], MIXED]
+
+
+QUICK = ControlSizes((), (1, 4, 16), windows=6, tokens=24, phase_seconds=7.0, most_kinds=3)
+
+
+def measure_control(
+    loaded: LoadedModel,
+    prompts: Sequence[BenchPrompt],
+    fixed: Sequence[Method],
+    sizes: ControlSizes,
+    on_progress: StageProgress,
+) -> ControlReport:
+    """What the engine does by itself, beside plain decoding and settings that guess at every step."""
+    brake, policy = Brake(), MeasuredPolicy()
+    settings = {one.label: _at_every_step(one) for one in fixed}
+    arms = [PLAIN, Arm(CONTROLLER, None), *(Arm(label, setting) for label, setting in settings.items())]
+    engine = _engine(loaded, policy, brake, list(settings.values()), sizes)
+    known = _encoded(loaded, prompts)
+    kinds = sizes.chosen([kind for kind in known.kinds if kind != MIXED])
+    try:
+        station, line = EngineStation(engine, known, sizes.tokens), EngineLine(engine, known)
+        cells = [(kind, batch) for batch in sizes.batches for kind in kinds]
+        rates = measure_cells(station, cells, arms, sizes.windows, on_progress)
+        if not sizes.phase_seconds:
+            return ControlReport(summarise(rates), probe_share=policy.bank.share)
+        can = Circumstances(partial(brake.pulled, SLOWER), busy_core)
+        changes = conditions(kinds[-1], kinds[0], max(sizes.batches), sizes.phase_seconds, can)
+        reactions = measure_conditions(line, changes, arms[1], on_progress)
+        on_progress("mixed traffic", 0, 1)
+        mixed = measure_mixed(line, arms[1], sizes.mixed_batch, 3 * sizes.phase_seconds)
+        return ControlReport(summarise(rates), reactions, mixed, policy.bank.share)
+    finally:
+        engine.close()
+
+
+def default_fixed(loaded: LoadedModel) -> list[Method]:
+    """The default drafter at some depths, and a lookup."""
+    config = _default(loaded)
+    name, settings = "+".join(config.method), config.as_mapping()
+    lookup = {"method": "ngram", "num_speculative_tokens": 4}
+    return [
+        *(Method(f"{name} {depth}", {**settings, "num_speculative_tokens": depth}) for depth in (1, 2, 4)),
+        Method("ngram 4", lookup),
+    ]
+
+
+def _default(loaded: LoadedModel) -> SpeculationConfig:
+    choice = loaded.choose_speculation("auto")
+    if choice.config is None:
+        raise RequestError(f"there is nothing to control: {choice.reason}")
+    return choice.config
+
+
+def _at_every_step(method: Method) -> Mapping[str, Any]:
+    if method.config is None:
+        raise RequestError("what is done by default is measured anyway; name others")
+    return {**method.config, "fixed": True}
+
+
+def _engine(
+    loaded: LoadedModel,
+    policy: MeasuredPolicy,
+    brake: Brake,
+    fixed: Sequence[Mapping[str, Any]],
+    sizes: ControlSizes,
+) -> EngineCore:
+    def build(config: SpeculationConfig) -> Drafter:
+        return SlowedDrafter(loaded.build_drafter(config), brake)
+
+    config = EngineConfig(max_num_seqs=max(*sizes.batches, sizes.mixed_batch))
+    offered = [SpeculationConfig.parse(setting) for setting in fixed]
+    parts = EngineParts(config, policy, build, _default(loaded), offered=offered)
+    engine = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
+    begin_with_profile(engine)
+    return engine
+
+
+def _encoded(loaded: LoadedModel, prompts: Sequence[BenchPrompt]) -> Prompts:
+    by_kind: dict[str, list[list[int]]] = {}
+    for prompt in prompts:
+        by_kind.setdefault(prompt.category, []).append(encode_prompt(loaded.tokenizer, prompt.text))
+    return Prompts(by_kind)

@@ -1,0 +1,106 @@
+"""Short runs of a full batch in one way of decoding, one after the other on the same engine."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from time import perf_counter
+from typing import Protocol
+
+from foreword.acceptance.params import SamplingParams
+from foreword.drafters.overrides import SpeculationSetting
+from foreword.engine.core import EngineCore
+from foreword.engine.messages import NewRequest
+from foreword.errors import RequestError
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to decode."""
+
+    label: str
+    setting: SpeculationSetting
+    is_half: bool = False  # whether every other request decodes plainly all the same
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a full batch has made, after its prompts."""
+
+    tokens: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+class Station(Protocol):
+    """Measures windows."""
+
+    def window(self, arm: Arm, kind: str, batch: int, number: int) -> Window:
+        """The same prompts for the same kind, batch and number, whatever the arm."""
+        ...
+
+
+MIXED = "mixed"
+"""The kind that is all kinds in turns."""
+
+
+class Prompts:
+    """Prompts by kind, as token ids."""
+
+    def __init__(self, by_kind: Mapping[str, Sequence[Sequence[int]]]) -> None:
+        longest = max(map(len, by_kind.values()))
+        mixed = [prompts[place % len(prompts)] for place in range(longest) for prompts in by_kind.values()]
+        self._by_kind = {**by_kind, MIXED: mixed}
+
+    @property
+    def kinds(self) -> list[str]:
+        return list(self._by_kind)
+
+    def take(self, kind: str, number: int, how_many: int) -> list[Sequence[int]]:
+        """So many from a place on, which differs from number to number."""
+        prompts = self._by_kind[kind]
+        return [prompts[(number * how_many + place) % len(prompts)] for place in range(how_many)]
+
+
+class EngineStation:
+    """Windows on an engine that has nothing else to do."""
+
+    def __init__(
+        self,
+        engine: EngineCore,
+        prompts: Prompts,
+        tokens: int,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        """`tokens` is how many each request gains at most."""
+        self._engine = engine
+        self._prompts = prompts
+        self._params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        self._clock = clock
+        self._numbers = count()
+
+    def window(self, arm: Arm, kind: str, batch: int, number: int) -> Window:
+        """From when all prompts are read until the first answer ends: the batch is full all the time.
+
+        Every window is a tenant's own: nothing is found that an earlier one has computed or taught.
+        """
+        engine, tenant = self._engine, f"window {next(self._numbers)}"
+        requests = [
+            engine.add(NewRequest(f"{tenant}-{place}", tuple(ids), self._params, tenant, arm.setting))[0]
+            for place, ids in enumerate(self._prompts.take(kind, number, batch))
+        ]
+        try:
+            while not all(request.output_ids for request in requests):
+                engine.step()
+            if any(request.finish_reason is not None for request in requests):
+                raise RequestError(f"answers end before all {batch} prompts are read; raise --tokens")
+            had, began = sum(len(request.tokens) for request in requests), self._clock()
+            while not any(request.finish_reason is not None for request in requests):
+                engine.step()
+            seconds = self._clock() - began
+            return Window(sum(len(request.tokens) for request in requests) - had, seconds)
+        finally:
+            for request in requests:
+                engine.abort(request.name)

@@ -1,0 +1,74 @@
+"""From what was measured to the policy file that it speaks for."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foreword.bench.drafters.methods import Method
+from foreword.bench.drafters.summary import ALL, Row
+
+WORTH_TRYING = 0.95
+"""Least ratio to plain decoding, with guesses at every step, of a drafter that is left to the controller."""
+
+MOST_DRAFTERS = 3
+"""Of a cohort."""
+
+EVERYTHING_ELSE = "rest"
+
+
+def recommend(rows: Sequence[Row], methods: Sequence[Method], made_with: Mapping[str, Any]) -> dict[str, Any]:
+    """A policy file: for every kind of work the drafters that are worth trying there, the best first.
+
+    The controller decides from moment to moment; the file says between whom.
+    """
+    names = {method.label: _name(method.label) for method in methods}
+    configs = {names[method.label]: method.config for method in methods if method.config is not None}
+    kinds = list(dict.fromkeys(row.category for row in rows if row.category != ALL))
+    chosen = {kind: _worth(rows, kind) for kind in kinds}
+    general = _worth(rows, ALL)
+    used = {names[row.drafter] for found in (*chosen.values(), general) for row in found}
+    cohorts = [_cohort(_name(kind), kind, chosen[kind], names) for kind in kinds]
+    return {
+        "version": 1,
+        "defaults": {"state": "on"},
+        "drafters": {name: config for name, config in configs.items() if name in used},
+        "cohorts": [*cohorts, _cohort(EVERYTHING_ELSE, None, general, names)],
+        "split": ["temperature_band"],
+        "notes": {
+            "by": "foreword tune",
+            **made_with,
+            "speedup_over_plain": _table(rows),
+            "left_out": _left_out(rows),
+        },
+    }
+
+
+def _worth(rows: Sequence[Row], kind: str) -> list[Row]:
+    found = [r for r in rows if r.category == kind and r.speedup >= WORTH_TRYING and not r.different_texts]
+    return sorted(found, key=lambda row: -row.speedup)[:MOST_DRAFTERS]
+
+
+def _cohort(name: str, kind: str | None, found: Sequence[Row], names: Mapping[str, str]) -> dict[str, Any]:
+    rule: dict[str, Any] = {"name": name, "match": {} if kind is None else {"metadata.task": kind}}
+    return rule | ({"drafters": [names[row.drafter] for row in found]} if found else {"state": "off"})
+
+
+def _table(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    table: dict[str, dict[str, float]] = {}
+    for row in rows:
+        table.setdefault(row.drafter, {})[row.category] = round(row.speedup, 3)
+    return table
+
+
+def _left_out(rows: Sequence[Row]) -> dict[str, str]:
+    """Drafters that no cohort gets because they changed texts."""
+    wrong = [row for row in rows if row.category == ALL and row.different_texts]
+    return {
+        row.drafter: f"{row.different_texts} of {row.prompts} texts differ from plain decoding"
+        for row in wrong
+    }
+
+
+def _name(label: str) -> str:
+    """As a policy file can have it."""
+    return re.sub(r"[^\w.+-]+", "-", label).strip("-")

@@ -1,0 +1,95 @@
+"""`foreword bench control`: whether guessing only where it pays keeps its promises."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from foreword.cli.console import (
+    DEFAULT_MODEL,
+    BackendOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    PlotOption,
+    load_llm,
+    parse_sizes,
+    print_json,
+    stage_bar,
+    stdout,
+)
+
+
+def control(
+    model: ModelOption = DEFAULT_MODEL,
+    dataset: Annotated[
+        Path | None, typer.Option(help="JSON lines: Spec-Bench, HumanEval or GSM8K. Default: our own set.")
+    ] = None,
+    kinds: Annotated[
+        str, typer.Option(help="Kinds of prompts, separated by commas; mixed is all. Default: all.")
+    ] = "",
+    batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "",
+    fixed: Annotated[
+        str,
+        typer.Option(
+            help="Settings to compare with, names or JSON objects separated by commas. "
+            "Default: the default drafter at several depths, and ngram."
+        ),
+    ] = "",
+    windows: Annotated[
+        int | None, typer.Option(help="Counted windows of every kind, batch and setting.")
+    ] = None,
+    changes: Annotated[bool, typer.Option(help="Also measure what happens when things change.")] = True,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer of everything: within 15 minutes.")] = False,
+    plot: PlotOption = None,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    backend: BackendOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """The default under the controller, beside plain decoding and fixed settings, by kind of work and batch.
+
+    All take turns in short windows; ratios are of neighbouring windows. Then the traffic changes, a drafter becomes
+    slow, another process takes a core, the batch grows. Exit code 1 if a promise does not hold.
+    """
+    from foreword.bench.control.bench import ControlSizes, default_fixed, measure_control
+    from foreword.bench.control.report import cell_table, ratio_chart, reaction_table
+    from foreword.bench.drafters.methods import parse_methods
+    from foreword.bench.drafters.prompts import own_prompts, read_prompts
+
+    sizes = ControlSizes.of(
+        quick,
+        [kind for kind in kinds.split(",") if kind],
+        parse_sizes("--batches", batches) if batches else None,
+        windows,
+        changes,
+    )
+    prompts = own_prompts() if dataset is None else read_prompts(dataset)
+    sizes.check({prompt.category for prompt in prompts})
+    wanted = parse_methods(fixed) if fixed else None
+    llm = load_llm(model, dtype, device, backend)
+    settings = default_fixed(llm.loaded) if wanted is None else wanted
+    with stage_bar() as on_progress:
+        report = measure_control(llm.loaded, prompts, settings, sizes, on_progress)
+    stdout.print(cell_table(report.cells, f"{model}: guessing where it pays"))
+    if report.reactions:
+        stdout.print(reaction_table(report.reactions))
+    if report.mixed is not None:
+        mixed = report.mixed
+        stdout.print(
+            f"plain requests, half of a batch of {mixed.batch}: p95 {mixed.mixed_ms:.1f} ms a token, "
+            f"{mixed.ratio:.2f} of an all-plain run"
+        )
+    stdout.print(f"probes: {100 * report.probe_share:.2f}% of the time")
+    if plot is not None:
+        from foreword.bench.line_charts import save_charts
+
+        save_charts([ratio_chart(report.cells)], plot, f"{model}: guessing where it pays")
+        stdout.print(f"plot: {plot}", markup=False, soft_wrap=True)
+    for failure in report.failures:
+        stdout.print(f"[red]does not hold[/red]: {failure}", soft_wrap=True)
+    if as_json:
+        print_json({"model": model, **report.as_json()})
+    if report.failures:
+        raise typer.Exit(1)

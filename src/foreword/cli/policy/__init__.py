@@ -1,0 +1,1 @@
+"""`foreword policy`: the operator's rules, checked and explained."""

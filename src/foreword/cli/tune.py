@@ -1,0 +1,114 @@
+"""`foreword tune`: measure this machine, and write the policy file that it speaks for."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foreword.cli.console import (
+    DEFAULT_MODEL,
+    BackendOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    load_llm,
+    print_json,
+    stage_bar,
+    stdout,
+)
+from foreword.errors import RequestError
+
+if TYPE_CHECKING:
+    from foreword.bench.drafters.methods import Method
+    from foreword.engine.llm import LLM
+
+
+def tune(
+    model: ModelOption = DEFAULT_MODEL,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="JSON lines with your own prompts: turns and category. Default: our own set."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The policy file to write.")] = Path("speculation-policy.json"),
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Drafters as `bench drafters` takes them. Default: all that need no settings."),
+    ] = None,
+    limit_per_category: Annotated[int, typer.Option(help="First this many prompts of every category.")] = 2,
+    max_tokens: Annotated[int, typer.Option(help="Length of every answer.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    backend: BackendOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Measure model and drafters on your prompts, and write the policy file that is recommended.
+
+    Every prompt is answered plainly and with every drafter. `foreword serve --speculation-policy FILE` uses the file.
+    """
+    from foreword.bench.drafters.measure import BenchSettings, DrafterBench
+    from foreword.bench.drafters.methods import parse_methods
+    from foreword.bench.drafters.prompts import own_prompts, read_prompts, take_per_category
+    from foreword.bench.drafters.summary import summarise
+    from foreword.bench.drafters.table import drafter_table
+    from foreword.bench.tune import recommend
+
+    settings = BenchSettings(max_tokens, temperature)
+    settings.sampling()  # refuses bad parameters before anything is loaded
+    wanted = None if methods is None else parse_methods(methods)
+    listed = take_per_category(
+        own_prompts() if prompts is None else read_prompts(prompts), limit_per_category
+    )
+    if not out.parent.is_dir():
+        raise RequestError(f"--out {out} cannot be written: there is no directory {out.parent}")
+    llm = load_llm(model, dtype, device, backend)
+    tried = _available(llm) if wanted is None else wanted
+    bench = DrafterBench(llm, tried, settings)
+    with stage_bar() as show:
+        records = list(
+            bench.measure(
+                listed,
+                (),
+                lambda kind, done, total, who: show(f"{who}, {kind} {done + 1}/{total}", done, total),
+            )
+        )
+    order = {method.label: place for place, method in enumerate(tried)}
+    rows = summarise(sorted(records, key=lambda record: order[record.drafter]))
+    stdout.print(
+        drafter_table(rows, f"{model}, {len(listed)} prompts × {max_tokens} tokens, plain decoding = 1")
+    )
+    policy = recommend(rows, tried, _made_with(llm, model))
+    out.write_text(json.dumps(policy, indent=2) + "\n", encoding="utf-8")
+    stdout.print(f"written: {out}; use it with foreword serve --speculation-policy {out}", soft_wrap=True)
+    if as_json:
+        print_json({"policy": policy, "file": str(out), "rows": [row.as_json() for row in rows]})
+
+
+def _available(llm: "LLM") -> "list[Method]":
+    """Those that need no settings, and the head that comes with the model."""
+    from foreword.bench.drafters.methods import Method, default_methods
+
+    methods = [method for method in default_methods() if method.label != "prediction"]
+    choice = llm.loaded.choose_speculation("auto").config
+    if choice is not None and dict(choice.options).get("model"):
+        given: dict[str, Any] = {"method": "+".join(choice.method), **dict(choice.options)}
+        methods.insert(0, Method("head", given | {"num_speculative_tokens": choice.num_speculative_tokens}))
+    return methods
+
+
+def _made_with(llm: "LLM", model: str) -> dict[str, Any]:
+    """For whoever reads the file later."""
+    from foreword import __version__
+
+    target = llm.engine.target
+    points = llm.engine.situation.costs.step_table(16, 64) or []
+    return {
+        "model": model,
+        "device": str(target.device),
+        "version": __version__,
+        "step_ms_by_rows": {
+            str(rows): round(1e3 * points[rows], 3) for rows in (1, 2, 4, 8, 16) if rows < len(points)
+        },
+    }

@@ -1,0 +1,1 @@
+"""`foreword top` and `foreword advise`: how guessing stands on a server."""

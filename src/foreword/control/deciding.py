@@ -1,0 +1,153 @@
+"""When to take a new look at what guessing promises, and what comes of it for all pairs of a batch."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from foreword.control.arms import Arm, Moment, PairControl, RequestRecord
+from foreword.control.asking import DraftSeconds, Group, Pass, Worth, weigh
+from foreword.control.settings import ControlSettings
+from foreword.speculation.measured.situation import Situation
+from foreword.speculation.requests import PassEntry
+
+STEADY = 0.12
+"""Part by which a batch may grow or shrink before everything is looked at again."""
+
+SHORT = 64
+"""Tokens of context below which costs do not differ."""
+
+LEAST_TABLE = 64
+"""Rows that costs are looked up for at once, at least."""
+
+
+class Decider:
+    """Looks at costs and estimates now and then: most steps are like the one before."""
+
+    def __init__(self, settings: ControlSettings) -> None:
+        self.settings = settings
+        self.table: list[float] = []  # [rows], expected seconds of a step
+        self.probe_share = settings.probe_share
+        self.plain_share = 0.0  # of all steps, for plain windows
+        self._context = 0  # that the table is for
+        self._here: Pass | None = None  # as it was looked at last
+        self._decided_at: Moment | None = None
+        self._decided_for: tuple[float, int] = (0, 0)  # tokens and rows of the pass
+        self._wait = settings.decision_steps
+
+    def look(self, entries: Sequence[PassEntry], situation: Situation) -> Pass | None:
+        """The pass without guesses; None before any step was measured, or if nothing is drawn."""
+        drawn, rows, context, guesses = 0, 0, 0, 1
+        for entry in entries:
+            drawn += entry.draws
+            rows += entry.run
+            context = max(context, entry.computed)
+            plan = entry.request.speculation
+            guesses += 0 if plan is None else plan.max_nodes
+        if not drawn:
+            return None
+        needed, known, context = rows + guesses, len(self.table), max(context, SHORT)
+        is_too_long = known > 4 * LEAST_TABLE and 8 * needed < known
+        if needed >= known or is_too_long or not self._context <= 2 * context <= 4 * self._context:
+            self._read_costs(needed, context, situation)
+        if not self.table:
+            return None
+        here = self._here
+        if here is None or here.drawn != drawn or here.rows != rows or here.seconds is not self.table:
+            here = self._here = Pass.of(drawn, rows, self.table)
+        return here
+
+    def look_again(self) -> None:
+        """Something new has come."""
+        self._decided_at = None
+
+    def is_due(self, here: Pass, step: int, seconds: float) -> bool:
+        """Whether the batch is another, or it is time: the sooner the less is known and the more has changed."""
+        last = self._decided_at
+        if last is None or step - last.step >= self._wait:
+            return True
+        drawn, rows = self._decided_for
+        if here.drawn != drawn or here.rows != rows:
+            moved = max(abs(here.drawn - drawn) / max(drawn, 1), abs(here.rows - rows) / max(rows, 1))
+            return moved > STEADY
+        return seconds - last.seconds >= self.settings.decision_seconds
+
+    def decide(
+        self, records: Sequence[RequestRecord | None], here: Pass, situation: Situation, now: Moment
+    ) -> Pass:
+        """Look at all pairs that the batch has requests of; returns the pass by what is known of costs now."""
+        self._read_costs(len(self.table) // 2, self._context, situation)
+        here = self._here = replace(here, seconds=self.table)
+        present: dict[str, dict[PairControl, list[Arm]]] = {}
+        for record in records:
+            for arm in () if record is None else record.arms:
+                present.setdefault(arm.plan.method, {}).setdefault(arm.control, []).append(arm)
+        controls = [control for pairs in present.values() for control in pairs]
+        before = [(control.is_on, control.worth.kept, control.worth.depth) for control in controls]
+        for method, pairs in present.items():
+            self._decide_method(method, pairs, here, situation, now)
+        self.probe_share = self._share_for_probes(controls)
+        self.plain_share = self._share_for_reference(controls)
+        after = [(control.is_on, control.worth.kept, control.worth.depth) for control in controls]
+        self._wait = self._next_wait(controls, is_same=before == after)
+        self._decided_at, self._decided_for = now, (here.drawn, here.rows)
+        return here
+
+    def _next_wait(self, present: Sequence[PairControl], is_same: bool) -> int:
+        """Steps until the next look."""
+        usual = self.settings.decision_steps
+        in_use = [control for control in present if control.is_on]
+        if not all(control.is_cost_known for control in in_use):
+            return 2
+        if any(control.estimate.is_unsettled for control in in_use):
+            return usual // 2
+        return min(max(2 * self._wait, usual), 4 * usual) if is_same else usual
+
+    def _read_costs(self, rows: int, context: int, situation: Situation) -> None:
+        self.table = situation.costs.step_table(max(2 * rows, LEAST_TABLE), context) or []
+        self._context = context
+
+    def _decide_method(
+        self,
+        method: str,
+        pairs: dict[PairControl, list[Arm]],
+        here: Pass,
+        situation: Situation,
+        now: Moment,
+    ) -> None:
+        def draft_seconds(levels: int, asks: int) -> float:
+            return situation.costs.draft_seconds(method, levels, asks)
+
+        groups = []
+        for control, arms in pairs.items():
+            control.estimate.refresh(now.seconds)
+            depth = max(min(arm.plan.max_depth, arm.plan.max_nodes) for arm in arms)
+            groups.append(Group(control.estimate.rates, len(arms), min(depth, self.settings.max_depth)))
+        worths = weigh(here, groups, draft_seconds)
+        if len(groups) == groups[0].asks == 1:
+            (arm,) = next(iter(pairs.values()))
+            worths = [_own_depth(here, groups[0], arm.fit.shift, worths[0], draft_seconds)]
+        is_known = situation.costs.knows_calls(method)
+        for control, group, worth in zip(pairs, groups, worths, strict=True):
+            control.decide(worth, is_known, self.settings, now)
+            control.price(group.depth, here, draft_seconds)
+
+    def _share_for_probes(self, present: Sequence[PairControl]) -> float:
+        """The more there is to find out, the more."""
+        settings = self.settings
+        if any(control.estimate.is_unsettled or not control.is_cost_known for control in present):
+            return settings.probe_share
+        near = any(control.is_near for control in present)
+        return settings.watch_share if near else settings.idle_probe_share
+
+    def _share_for_reference(self, present: Sequence[PairControl]) -> float:
+        """Nothing where nobody guesses anyway, half where every measured gain is well above the line."""
+        gains = [control.guard.gain.bounds() for control in present if control.is_on]
+        well = all(found is not None and found[0] > 1.05 for found in gains)
+        return self.settings.reference_share * (0.5 if well else 1.0) if gains else 0.0
+
+
+def _own_depth(here: Pass, group: Group, shift: int, worth: Worth, draft_seconds: DraftSeconds) -> Worth:
+    """A request that is alone is asked for as deep as suits its own luck; whether to ask is the cohort's matter."""
+    if not shift or not worth.kept:
+        return worth
+    (own,) = weigh(here, [replace(group, shift=shift)], draft_seconds)
+    return replace(worth, depth=own.depth, kept=own.kept) if own.kept else worth

@@ -1,0 +1,148 @@
+"""What a policy file says, checked."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from foreword.control.policy_file.matching import Match, Traits
+from foreword.control.settings import ControlSettings
+
+OTHER = "other"
+"""Requests that no rule is for."""
+
+STATES = ("on", "off")
+
+
+class Stage(StrEnum):
+    """How far a drafter has come."""
+
+    OFF = "off"
+    SHADOW = "shadow"  # its guesses are compared with the text
+    VERIFY = "verify"  # ended requests are decoded again with it, and not served
+    CANARY = "canary"  # some requests use it
+    ON = "on"
+    HELD = "held"  # it was rolled back
+
+
+STARTS = ("shadow", "verify", "canary")
+
+
+@dataclass(frozen=True)
+class DrafterRule:
+    """A drafter that cohorts may name."""
+
+    name: str
+    config: Mapping[str, Any]  # as `SpeculationConfig` reads it
+    price_per_hour: float | None = None  # of the device that it runs on; None: the file's price of drafting
+
+
+@dataclass(frozen=True)
+class CohortRule:
+    """Requests that are treated alike."""
+
+    name: str
+    match: Match = field(default_factory=Match)
+    drafters: tuple[str, ...] | None = None  # names; None: the engine's own
+    state: str | None = None  # None: the file's default
+    max_depth: int | None = None
+
+
+@dataclass(frozen=True)
+class Guards:
+    """What a canary must not do, as ratios to the control arm unless they say otherwise."""
+
+    gain: float = 0.99  # least ratio to plain decoding
+    tpot_p95: float = 1.05
+    ttft_p95: float = 1.10
+    error_points: float = 0.1  # percentage points above the control arm
+    preemptions: float = 1.2
+    cost_per_million: float = 1.0
+    fault_share: float = 0.01  # of the asks
+    memory_bytes: float | None = None  # most that the drafter may say it holds; None: no bound
+
+
+@dataclass(frozen=True)
+class RolloutRule:
+    """How a drafter is brought to a cohort."""
+
+    drafter: str
+    cohort: str
+    start: str = "shadow"
+    promote: str = "auto"  # or "manual": every move waits for the operator
+    salt: str = ""
+    steps: tuple[float, ...] = (1, 5, 25, 100)  # percent of the requests
+    min_requests: int = 200  # of either arm, for each step
+    min_passes: int = 20_000
+    verify_samples: int = 200
+    min_levels: int = 2_000  # judged in the shadow
+    guards: Guards = Guards()
+
+
+@dataclass(frozen=True)
+class LatencyRule:
+    """A step that serves one of these requests is made no longer than this by guesses."""
+
+    name: str
+    match: Match
+    tpot_ms: float
+
+
+@dataclass(frozen=True)
+class OverloadRule:
+    """When the engine is so full that these drafters stop."""
+
+    queue: int = 1  # requests that wait
+    kv_usage: float = 0.9
+    stop: tuple[str, ...] = ()  # drafters by name or by method
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Of the devices, per hour, in whatever currency."""
+
+    target: float
+    draft: float = 0.0
+
+
+@dataclass(frozen=True)
+class PolicyFile:
+    """All of it."""
+
+    state: str = "on"
+    max_depth: int | None = None
+    max_draft_share: float | None = None
+    settings: ControlSettings = field(default_factory=ControlSettings)
+    drafters: Mapping[str, DrafterRule] = field(default_factory=dict)
+    cohorts: Sequence[CohortRule] = ()
+    split: tuple[str, ...] = ("temperature_band",)
+    max_cohorts: int = 64
+    rollouts: tuple[RolloutRule, ...] = ()
+    latency: tuple[LatencyRule, ...] = ()
+    overload: OverloadRule | None = None
+    prices: Prices | None = None
+    state_file: str | None = None
+
+    def cohort(self, traits: Traits) -> CohortRule:
+        """The first rule that fits."""
+        return next((rule for rule in self.cohorts if rule.match.fits(traits)), CohortRule(OTHER))
+
+    def label(self, rule: CohortRule, traits: Traits) -> str:
+        """The class of requests that is counted and decided about together."""
+        parts = [str(traits.value(part)) for part in self.split]
+        return "/".join([rule.name, *(part for part in parts if part)])
+
+    def is_on(self, rule: CohortRule) -> bool:
+        return (rule.state or self.state) == "on"
+
+    def depth(self, rule: CohortRule) -> int | None:
+        return self.max_depth if rule.max_depth is None else rule.max_depth
+
+    def step_limit(self, traits: Traits) -> float | None:
+        """Seconds that a step for this request may take; None: no bound."""
+        limits = [rule.tpot_ms / 1e3 for rule in self.latency if rule.match.fits(traits)]
+        return min(limits, default=None)
+
+    def rollout(self, drafter: str, cohort: str) -> RolloutRule | None:
+        found = (rule for rule in self.rollouts if (rule.drafter, rule.cohort) == (drafter, cohort))
+        return next(found, None)

@@ -1,0 +1,122 @@
+"""What a policy file says about one request, in words."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from foreword.control.policy_file.document import CohortRule, PolicyFile
+from foreword.control.policy_file.matching import Traits
+from foreword.errors import RequestError
+
+CHARACTERS_PER_TOKEN = 4
+"""Where the tokens of a prompt are not known."""
+
+ENGINES_OWN = "the engine's own"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Which rule, which drafters, and why."""
+
+    cohort: str
+    label: str
+    reason: str
+    passed_over: Mapping[str, str]  # rules before it, and what does not fit
+    drafters: Mapping[str, str]  # and what each is there for
+    max_depth: int | None
+    step_limit_ms: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def explain(policy: PolicyFile, traits: Traits, wish: object = None) -> Explanation:
+    """`wish` is the request's own `speculation`."""
+    rule = policy.cohort(traits)
+    passed = {}
+    for other in policy.cohorts:
+        if other is rule:
+            break
+        failed = other.match.why_not(traits)
+        assert failed is not None
+        has = traits.value(failed.key)
+        passed[other.name] = f"{failed.key} is {'not given' if has is None else has}, not {failed.wanted}"
+    limit = policy.step_limit(traits)
+    return Explanation(
+        rule.name,
+        policy.label(rule, traits),
+        _reason(policy, rule),
+        passed,
+        _drafters(policy, rule, wish),
+        policy.depth(rule),
+        None if limit is None else 1e3 * limit,
+    )
+
+
+def _reason(policy: PolicyFile, rule: CohortRule) -> str:
+    if rule not in policy.cohorts:
+        return "no rule fits"
+    fits = [f"{one.key} is {one.wanted}" for one in rule.match.conditions]
+    return "the first rule that fits: " + (", ".join(fits) or "it is for everybody")
+
+
+def _drafters(policy: PolicyFile, rule: CohortRule, wish: object) -> dict[str, str]:
+    if wish is False:
+        return {"nobody": "the request wants no guesses, and that always wins"}
+    if not policy.is_on(rule):
+        return {"nobody": "the cohort is off, whatever requests ask for"}
+    if wish is not None and wish is not True:
+        return {_name(wish): "the request asks for it; its depth is the most that is done"}
+    named = rule.drafters or ()
+    rolled = [one.drafter for one in policy.rollouts if one.cohort == rule.name]
+    told = {name: "used where it is measured to pay" for name in named if name not in rolled}
+    for name in rolled:
+        found = policy.rollout(name, rule.name)
+        assert found is not None
+        steps = ", ".join(f"{step:g}" for step in found.steps)
+        told[name] = f"rolled out from {found.start} on, then {steps}% of the requests"
+    if rule.drafters is None and not rolled:
+        return {ENGINES_OWN: "the rule names no drafters"}
+    return told or {"nobody": "the rule's list of drafters is empty"}
+
+
+def _name(wish: object) -> str:
+    named = wish.get("method", ENGINES_OWN) if isinstance(wish, Mapping) else wish
+    return "+".join(map(str, named)) if isinstance(named, list) else str(named)
+
+
+def traits_of(
+    body: Mapping[str, Any], tenant: str = "", prompt_tokens: int | None = None
+) -> tuple[Traits, list[str]]:
+    """Of a request's body as the server takes it, and what had to be guessed."""
+    notes = []
+    if prompt_tokens is None:
+        prompt_tokens, is_sure = _prompt_tokens(body)
+        if not is_sure:
+            notes.append(f"prompt_tokens taken as {prompt_tokens}, one for {CHARACTERS_PER_TOKEN} characters")
+    if "temperature" not in body:
+        notes.append("temperature taken as 1: the model's makers may recommend another")
+    metadata = body.get("metadata") or {}
+    if not isinstance(metadata, Mapping) or not all(isinstance(value, str) for value in metadata.values()):
+        raise RequestError("metadata must be an object of texts")
+    form = body.get("response_format")
+    traits = Traits(
+        tenant=tenant,
+        model=str(body.get("model") or ""),
+        temperature=float(body.get("temperature", 1.0)),
+        prompt_tokens=prompt_tokens,
+        json_schema=isinstance(form, Mapping) and form.get("type") in ("json_schema", "json_object"),
+        stream=bool(body.get("stream")),
+        priority=str(body.get("priority") or ""),
+        metadata=metadata,
+    )
+    return traits, notes
+
+
+def _prompt_tokens(body: Mapping[str, Any]) -> tuple[int, bool]:
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
+        return len(prompt), True
+    text = prompt if isinstance(prompt, str) else json.dumps(body.get("messages") or prompt or "")
+    return max(len(text) // CHARACTERS_PER_TOKEN, 1), False

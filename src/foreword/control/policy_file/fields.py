@@ -1,0 +1,114 @@
+"""The keys of a JSON object, taken one by one: what is left over, or of the wrong kind, is refused by name."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from foreword.errors import RequestError
+
+
+def refuse(place: str, what: str) -> RequestError:
+    """The error to raise."""
+    return RequestError(f"speculation policy: {place} {what}")
+
+
+class Fields:
+    """An object of the file and what has not been read of it."""
+
+    def __init__(self, value: object, place: str) -> None:
+        if not isinstance(value, Mapping):
+            raise refuse(place, "must be an object")
+        self._left = dict(value)
+        self._known: list[str] = []
+        self._place = place
+
+    def place(self, key: str) -> str:
+        return f"{self._place}.{key}"
+
+    def has(self, key: str) -> bool:
+        return key in self._left
+
+    def take(self, key: str, default: Any) -> Any:  # noqa: ANN401 - any JSON
+        """The value as it is."""
+        self._known.append(key)
+        value = self._left.pop(key, None)
+        return default if value is None else value
+
+    def rest(self) -> dict[str, Any]:
+        """All that was not taken, for whoever knows more about it."""
+        left, self._left = self._left, {}
+        return left
+
+    def end(self) -> None:
+        """Refuse what was not taken."""
+        if self._left:
+            key = next(iter(self._left))
+            raise refuse(self._place, f"has an unknown key {key!r}; known are {', '.join(self._known)}")
+
+    def number(
+        self,
+        key: str,
+        default: Any,  # noqa: ANN401 - a number or None
+        *,
+        least: float | None = None,
+        most: float | None = None,
+        whole: bool = False,
+    ) -> Any:  # noqa: ANN401 - a number, or the default
+        """A number within bounds."""
+        value = self.take(key, default)
+        if value is default:
+            return value
+        kind = int if whole else int | float
+        if (
+            not isinstance(value, kind)
+            or isinstance(value, bool)
+            or (least is not None and not value >= least)
+            or (most is not None and not value <= most)
+        ):
+            bounds = f" of at least {least:g}" if least is not None else ""
+            bounds += f" and at most {most:g}" if most is not None else ""
+            what = "a whole number" if whole else "a number"
+            raise refuse(self.place(key), f"must be {what}{bounds}, not {value!r}")
+        return value
+
+    def text(self, key: str, default: Any) -> Any:  # noqa: ANN401 - a text, or the default
+        value = self.take(key, default)
+        if value is not default and (not isinstance(value, str) or not value):
+            raise refuse(self.place(key), f"must be a text, not {value!r}")
+        return value
+
+    def choice(self, key: str, default: Any, allowed: Sequence[str]) -> Any:  # noqa: ANN401 - a text, or the default
+        value = self.take(key, default)
+        if value is not default and value not in allowed:
+            raise refuse(self.place(key), f"must be one of {', '.join(allowed)}, not {value!r}")
+        return value
+
+    def texts(self, key: str, default: Sequence[str]) -> list[str]:
+        value = self.take(key, list(default))
+        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+            raise refuse(self.place(key), "must be a list of names")
+        return value
+
+    def choices(self, key: str, default: Any, allowed: Iterable[str]) -> list[str]:  # noqa: ANN401 - see `texts`
+        """A list of different names, each of them known."""
+        value = self.texts(key, default or ())
+        known = list(allowed)
+        for entry in value:
+            if entry not in known:
+                named = ", ".join(known) or "none are named"
+                raise refuse(self.place(key), f"has no {entry!r} to name: {named}")
+        if len(set(value)) != len(value):
+            raise refuse(self.place(key), "names something twice")
+        return value
+
+    def objects(self, key: str) -> dict[str, object]:
+        """An object whose keys are names."""
+        value = self.take(key, {})
+        if not isinstance(value, Mapping):
+            raise refuse(self.place(key), "must be an object")
+        return dict(value)
+
+    def list(self, key: str) -> "Sequence[object]":
+        value = self.take(key, [])
+        if not isinstance(value, Sequence) or isinstance(value, str):
+            raise refuse(self.place(key), "must be a list")
+        return value

@@ -1,0 +1,1 @@
+"""What the controller does and why, for people and their tools."""

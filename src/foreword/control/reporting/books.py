@@ -1,0 +1,87 @@
+"""What steps tell that nobody else counts: the places of guesses in answers, and pages held for them."""
+
+from bisect import bisect
+from dataclasses import dataclass, field
+
+from foreword.control.reporting.figures import BANDS, Band
+from foreword.speculation.report import RequestReport, StepReport
+
+MOST_PAIRS = 256
+
+
+@dataclass
+class PairBooks:
+    """Of one drafter in one cohort, since the engine began."""
+
+    asks: int = 0
+    draft_seconds: float = 0.0
+    _reached: list[int] = field(default_factory=lambda: [0] * len(BANDS))
+    _accepted: list[int] = field(default_factory=lambda: [0] * len(BANDS))
+
+    def observe(self, part: RequestReport) -> None:
+        """Every request of every step comes here: the less is done the better."""
+        self.asks += 1
+        self.draft_seconds += part.draft_seconds
+        verdict = part.verdict
+        if not verdict.draft.tokens:
+            return
+        accepted = len(verdict.path)
+        has_stopped = len(verdict.tokens) > accepted and accepted < verdict.draft.depth
+        band = bisect(BANDS, max(part.context + part.run - part.request.prompt_len, 0)) - 1
+        self._reached[band] += accepted + has_stopped
+        self._accepted[band] += accepted
+
+    @property
+    def bands(self) -> tuple[Band, ...]:
+        """Those that were ever reached."""
+        found = zip(BANDS, self._reached, self._accepted, strict=True)
+        return tuple(Band(*one) for one in found if one[1])
+
+
+@dataclass
+class SpeculationBooks:
+    """Of all pairs, and what guessing does to the memory of others."""
+
+    page_size: int
+    pairs: dict[tuple[str, str], PairBooks] = field(default_factory=dict)  # by drafter and cohort
+    provisional_pages: int = 0
+    provisional_peak: int = 0
+    tokens: int = 0
+    _seconds: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of steps without and with guesses
+    _preempted: list[int] = field(default_factory=lambda: [0, 0])
+    _preemptions: int = 0
+
+    def observe(self, report: StepReport, preemptions: int) -> None:
+        """A step, and all preemptions so far."""
+        provisional, has_guesses, tokens = 0, False, 0
+        for part in report.requests:
+            verdict = part.verdict
+            tokens += len(verdict.tokens)
+            nodes = len(verdict.draft.tokens)
+            if nodes:
+                has_guesses, sure = True, part.context + part.run
+                provisional += -(-(sure + nodes) // self.page_size) + -sure // self.page_size
+            if part.asked and part.applied:
+                self._pair(part.asked, part.request.cohort).observe(part)
+        self.tokens += tokens
+        self.provisional_pages = provisional
+        self.provisional_peak = max(self.provisional_peak, provisional)
+        self._seconds[has_guesses] += report.seconds.total
+        self._preempted[has_guesses] += preemptions - self._preemptions
+        self._preemptions = preemptions
+
+    def preemption_rates(self) -> tuple[float, float]:
+        """Per second of steps without guesses, and with them."""
+        plain, guessing = (
+            count / seconds if seconds else 0.0
+            for count, seconds in zip(self._preempted, self._seconds, strict=True)
+        )
+        return plain, guessing
+
+    def _pair(self, drafter: str, cohort: str) -> PairBooks:
+        found = self.pairs.get((drafter, cohort))
+        if found is None:
+            if len(self.pairs) >= MOST_PAIRS:
+                del self.pairs[next(iter(self.pairs))]
+            found = self.pairs[drafter, cohort] = PairBooks()
+        return found

@@ -1,0 +1,170 @@
+"""From what a policy has measured and decided to figures about each pair."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from foreword.control.arms import PairControl
+from foreword.control.asking import Pass
+from foreword.control.estimates import PairEstimate
+from foreword.control.measured import MeasuredPolicy
+from foreword.control.reporting.books import PairBooks
+from foreword.control.reporting.figures import Bounds, DecisionTold, PairReport, counts_of, run_percentile
+from foreword.speculation.measured.acceptance_stats import AcceptanceStats
+from foreword.speculation.measured.costs import StepCosts
+from foreword.speculation.measured.situation import Situation, cohort_name
+
+NINETY_FIVE = 1.96
+DEEPEST = 8
+"""Levels that break-even is looked for with."""
+
+MOST_DECISIONS = 20
+
+
+def describe_pairs(
+    policy: MeasuredPolicy | None, books: dict[tuple[str, str], PairBooks], situation: Situation
+) -> dict[tuple[str, str], PairReport]:
+    """By drafter and cohort; the tenants of a cohort are told together. None: a policy that measures nothing."""
+    cohorts, costs = situation.cohorts, situation.costs
+    found = {key: _from_books(key, one, cohorts) for key, one in books.items()}
+    if policy is None:
+        return found
+    groups: dict[tuple[str, str], list[PairControl]] = {}
+    for estimate, control in policy.controls.items():
+        groups.setdefault((estimate.method, estimate.cohort), []).append(control)
+    for key, controls in groups.items():
+        told = found.get(key) or _from_books(key, PairBooks(), cohorts)
+        found[key] = _described(policy, told, controls, costs)
+    return found
+
+
+def _from_books(key: tuple[str, str], books: PairBooks, cohorts: Mapping[str, AcceptanceStats]) -> PairReport:
+    stats = cohorts.get(cohort_name(*key), AcceptanceStats())
+    runs = counts_of(stats.drafts, stats.accepted_per_position)
+    depths = counts_of(stats.drafts, stats.drafted_per_position)
+    return PairReport(
+        *key,
+        in_use=bool(stats.drafts),
+        depths=tuple(depths[depth] for depth in range(max(depths, default=-1) + 1)),
+        acceptance_by_position=books.bands,
+        coverage=stats.coverage,
+        asks=books.asks,
+        draft_ms=1e3 * books.draft_seconds / books.asks if books.asks else 0.0,
+        run_p50=run_percentile(runs, 0.5),
+        run_p90=run_percentile(runs, 0.9),
+    )
+
+
+def _described(
+    policy: MeasuredPolicy, told: PairReport, controls: Sequence[PairControl], costs: StepCosts
+) -> PairReport:
+    lead = max(controls, key=lambda control: control.estimate.counts.asks)
+    rates, worth = lead.estimate.rates, lead.worth
+    levels = max(worth.kept, len(lead.estimate.counts.reached))
+    method, here = told.drafter, policy.here
+    return replace(
+        told,
+        in_use=any(control.is_on for control in controls),
+        reason=lead.reason,
+        predicted=predicted_gain(lead),
+        measured=measured_gain(controls),
+        depth=worth.depth,
+        kept=worth.kept,
+        acceptance_by_level=tuple(round(ranks[0], 4) for ranks in rates.accepted[:levels]),
+        coverage=rates.coverage[0],
+        break_even=None if here is None else break_even(here, rates.coverage, method, costs),
+        switched=sum(control.switched for control in controls),
+        is_model=_costs_levels(method, costs, here),
+        decisions=_decisions(controls, policy.seconds),
+    )
+
+
+def predicted_gain(control: PairControl) -> Bounds | None:
+    """Of what it promises, with what few observations leave open; None before anything was decided."""
+    if control.worth.draft_seconds == 0.0 and not control.is_cost_known:
+        return None
+    mean, spread = 1 + control.worth.gain, NINETY_FIVE * gain_error(control)
+    return Bounds(mean - spread, mean, mean + spread)
+
+
+def gain_error(control: PairControl) -> float:
+    """Standard error of the expected gain: of acceptance by level and of coverage, as if they were independent."""
+    estimate, levels = control.estimate, max(control.worth.kept, 1)
+    rates = estimate.rates
+    weights = [rates.coverage[i] * rates.survival(0)[i] for i in range(levels)]
+    total = sum(weights)
+    if not total:
+        return 0.0
+    variance = _of_share(rates.coverage[0], estimate.counts.asks)
+    for level in range(levels):
+        below = sum(weights[level:]) / total  # of the gain, what hangs on this level
+        variance += below**2 * _of_share(rates.accepted[level][0], judged(estimate, level))
+    return total * math.sqrt(variance)
+
+
+def judged(estimate: PairEstimate, level: int) -> float:
+    """Drafts of late that reached a level."""
+    reached = estimate.counts.reached
+    return reached[level][0] / estimate.counts.unit if level < len(reached) and reached[level] else 0.0
+
+
+def _of_share(share: float, count: float) -> float:
+    """Variance of the logarithm of a share that was estimated from so many; what is believed counts as a few."""
+    share = min(max(share, 0.01), 0.99)
+    return (1 - share) / (share * (count + 4.0))
+
+
+def measured_gain(controls: Iterable[PairControl]) -> Bounds | None:
+    """Of all tenants together; None while too little was measured."""
+    weight = mean = variance = 0.0
+    for control in controls:
+        found = control.guard.gain.bounds(NINETY_FIVE)
+        if found is not None:
+            blocks = control.guard.gain.blocks
+            weight += blocks
+            mean += blocks * found[1]
+            variance += (blocks * (found[2] - found[1])) ** 2
+    if not weight:
+        return None
+    mean, spread = mean / weight, math.sqrt(variance) / weight
+    return Bounds(mean - spread, mean, mean + spread)
+
+
+def break_even(here: Pass, coverage: Sequence[float], method: str, costs: StepCosts) -> float | None:
+    """The least acceptance, the same at all levels, with which asking would pay for this batch; None: none would."""
+    asks = max(round(here.drawn), 1)
+    row = (here.after(asks) - here.plain) / asks
+    levels = range(min(DEEPEST, len(coverage)))
+    ask_seconds = [costs.draft_seconds(method, level + 1, asks) / asks for level in levels]
+
+    def pays(alpha: float) -> bool:
+        gained, chance = 0.0, 1.0
+        for level in levels:
+            chance *= alpha
+            gained += coverage[level] * (chance * here.per_token - row)
+            if gained > ask_seconds[level]:
+                return True
+        return False
+
+    if not pays(1.0):
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(10):
+        middle = (low + high) / 2
+        low, high = (low, middle) if pays(middle) else (middle, high)
+    return high
+
+
+def _costs_levels(method: str, costs: StepCosts, here: Pass | None) -> bool:
+    if here is None:
+        return False
+    return costs.draft_seconds(method, 4) - costs.draft_seconds(method, 1) > 0.03 * here.plain
+
+
+def _decisions(controls: Iterable[PairControl], now: float) -> tuple[DecisionTold, ...]:
+    told = [
+        DecisionTold(now - one.seconds, "on" if one.is_on else "off", one.reason, 1 + one.gain)
+        for control in controls
+        for one in control.decisions
+    ]
+    return tuple(sorted(told, key=lambda one: one.ago_seconds)[:MOST_DECISIONS])

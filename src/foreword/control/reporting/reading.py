@@ -1,0 +1,62 @@
+"""A report that came as JSON, for tools that ask a server."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from foreword.control.reporting.figures import Band, Bounds, ControlReport, DecisionTold, PairReport, Usage
+from foreword.errors import RequestError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Kind = TypeVar("Kind", bound=DataclassInstance)
+
+
+def as_json(report: ControlReport) -> dict[str, Any]:
+    """With the figures that follow from others."""
+    usage = report.usage
+    derived = {
+        "device_seconds": usage.device_seconds,
+        "draft_utilisation": usage.draft_utilisation,
+        "target_utilisation": usage.target_utilisation,
+        "cost_per_million_busy": usage.cost_per_million(),
+        "cost_per_million_reserved": usage.cost_per_million(reserved=True),
+    }
+    told = asdict(report)
+    told["usage"] |= derived
+    for pair, written in zip(report.pairs, told["pairs"], strict=True):
+        written["tokens_per_draft"] = pair.tokens_per_draft
+    return told
+
+
+def from_json(value: object) -> ControlReport:
+    """What `as_json` has written, by this version or a later one: keys that are not known here are left out."""
+    try:
+        given = _known(ControlReport, value)
+        given["pairs"] = tuple(_pair(pair) for pair in given.get("pairs", ()))
+        given["usage"] = Usage(**_known(Usage, given.get("usage", {})))
+        return ControlReport(**given)
+    except (TypeError, AttributeError, ValueError, KeyError):
+        raise RequestError(
+            "the answer is no report on speculation; is the server of the same version?"
+        ) from None
+
+
+def _pair(value: object) -> PairReport:
+    given = _known(PairReport, value)
+    for name in ("predicted", "measured"):
+        if given.get(name) is not None:
+            given[name] = Bounds(**_known(Bounds, given[name]))
+    bands, decisions = given.get("acceptance_by_position", ()), given.get("decisions", ())
+    given["acceptance_by_position"] = tuple(Band(**_known(Band, band)) for band in bands)
+    given["decisions"] = tuple(DecisionTold(**_known(DecisionTold, one)) for one in decisions)
+    for name in ("depths", "acceptance_by_level"):
+        given[name] = tuple(given.get(name, ()))
+    return PairReport(**given)
+
+
+def _known(kind: "type[Kind]", value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError("no object")
+    return {field.name: value[field.name] for field in fields(kind) if field.name in value}

@@ -1,0 +1,94 @@
+"""What ends a canary: one look at both arms."""
+
+from dataclasses import dataclass, field
+
+from foreword.control.policy_file.document import Guards
+from foreword.control.reporting.figures import Bounds
+from foreword.control.rollout.evidence import SURE, Arm, is_improbable, quantile_bounds
+
+LEAST_FAULTS = 3
+"""Faults below which a share of them says nothing."""
+
+
+@dataclass(frozen=True)
+class DrafterHealth:
+    """What the drafter itself did since it was let in."""
+
+    asks: int = 0
+    faults: int = 0
+    memory_bytes: int | None = None
+    gain: Bounds | None = None  # measured
+    trips: int = 0  # of the policy's own guard, which then forgets what it measured
+
+
+@dataclass
+class Arms:
+    """Both sides of a canary."""
+
+    canary: Arm = field(default_factory=Arm)
+    control: Arm = field(default_factory=Arm)
+
+
+def broken_health(health: DrafterHealth, guards: Guards) -> str | None:
+    """Why a drafter must go whoever uses it; None: it may stay."""
+    faults, allowed = health.faults, guards.fault_share * health.asks
+    if faults >= LEAST_FAULTS and faults > allowed and is_improbable(faults, allowed):
+        return f"faults: {faults} of {health.asks} asks, more than {guards.fault_share:.1%}"
+    held = health.memory_bytes
+    if guards.memory_bytes is not None and held is not None and held > guards.memory_bytes:
+        return f"memory: the drafter holds {held / 1e6:.0f} MB, more than {guards.memory_bytes / 1e6:.0f}"
+    gain = health.gain
+    if gain is not None and gain.high < guards.gain:
+        return f"gain: {gain.mean:.3f} of plain decoding, at most {gain.high:.3f}, below {guards.gain:g}"
+    return f"gain: the guard tripped {health.trips} times" if health.trips else None
+
+
+def broken_guard(arms: Arms, guards: Guards) -> str | None:
+    """Why the canary must end, as far as its requests tell; None: nothing is wrong beyond doubt."""
+    canary, control = arms.canary, arms.control
+    return (
+        _errors(canary, control, guards)
+        or _preemptions(canary, control, guards)
+        or _slower("tpot", "TPOT p95", canary, control, guards.tpot_p95)
+        or _slower("ttft", "TTFT p95", canary, control, guards.ttft_p95)
+        or _dearer(canary, control, guards)
+    )
+
+
+def _errors(canary: Arm, control: Arm, guards: Guards) -> str | None:
+    usual = control.errors / control.requests if control.requests else 0.0
+    expected = canary.requests * (usual + guards.error_points / 100)
+    if not is_improbable(canary.errors, expected):
+        return None
+    return f"errors: {canary.errors} of {canary.requests} requests, {control.errors} of {control.requests} without"
+
+
+def _preemptions(canary: Arm, control: Arm, guards: Guards) -> str | None:
+    """By passes: a request that is answered twice as fast is in the way half as long."""
+    if not control.passes:
+        return None
+    usual = max(control.preemptions, 1) / control.passes  # none at all may be luck
+    if not is_improbable(canary.preemptions, guards.preemptions * usual * canary.passes):
+        return None
+    return (
+        f"preemptions: {canary.preemptions} in {canary.passes} passes, "
+        f"{control.preemptions} in {control.passes} without"
+    )
+
+
+def _slower(times: str, name: str, canary: Arm, control: Arm, most: float) -> str | None:
+    own, other = quantile_bounds(getattr(canary, times)), quantile_bounds(getattr(control, times))
+    if own is None or other is None or own[0] <= most * other[1]:
+        return None
+    return f"{name}: at least {1e3 * own[0]:.1f} ms, at most {1e3 * other[1]:.1f} ms without"
+
+
+def _dearer(canary: Arm, control: Arm, guards: Guards) -> str | None:
+    own, other = canary.cost_per_token, control.cost_per_token
+    most = guards.cost_per_million * other.mean
+    if (
+        not other.mean
+        or not own.mean - SURE * own.error > most + SURE * guards.cost_per_million * other.error
+    ):
+        return None
+    return f"cost: {own.mean / other.mean:.2f} times as much per token, more than {guards.cost_per_million:g}"

@@ -1,0 +1,183 @@
+"""One drafter on its way to one cohort."""
+
+import hashlib
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from foreword.control.policy_file.document import RolloutRule, Stage
+from foreword.control.rollout.evidence import Outcome, is_improbable
+from foreword.control.rollout.guards import Arms, DrafterHealth, broken_guard, broken_health
+from foreword.speculation.requests import Gate, Switch
+
+MOST_MOVES = 20
+"""That are remembered."""
+
+WORTH_IT, NOT_WORTH_IT = 1.02, 1.0
+LIKELY_GAIN, UNLIKELY = 0.9, 0.05
+"""A drafter leaves the shadow if it is likely to gain so much, and is given up if it is unlikely to gain anything."""
+
+LEAST_LEVELS = 20
+"""That must have been judged before anything is concluded."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is expected of a drafter that is only compared with the text."""
+
+    levels: float = 0.0  # that were judged
+    gain: float = 0.0  # ratio to plain decoding
+    error: float = math.inf  # standard error of it
+
+    def chance_above(self, ratio: float) -> float:
+        if not math.isfinite(self.error):
+            return 0.5
+        return 0.5 * math.erfc((ratio - self.gain) / (max(self.error, 1e-9) * math.sqrt(2)))
+
+
+@dataclass(frozen=True)
+class Move:
+    """A change of stage."""
+
+    at: float  # seconds since 1970
+    stage: Stage
+    percent: float
+    reason: str
+
+
+@dataclass
+class PairRollout:
+    """Its stage, and what was seen since it got there."""
+
+    rule: RolloutRule
+    clock: Callable[[], float]  # seconds since 1970
+    by_hand: bool = False  # the operator made it; no file names it
+    stage: Stage = Stage.OFF
+    step: int = 0  # of the canary's
+    since: float = 0.0
+    reason: str = ""
+    is_ready: bool = False  # it would go on, and waits for the operator
+    verified: int = 0  # requests that were decoded again
+    mismatches: int = 0  # of these, the ones that came out differently
+    plain_mismatches: int = 0  # and those that come out differently without it, in a batch of another size
+    arms: Arms = field(default_factory=Arms)
+    switch: Switch = field(default_factory=Switch)
+    moves: deque[Move] = field(default_factory=lambda: deque(maxlen=MOST_MOVES))
+
+    def begin(self) -> None:
+        """As the file says."""
+        self.move(Stage(self.rule.start), "the policy file says so")
+
+    @property
+    def percent(self) -> float:
+        """Of the requests, those that use it."""
+        return self.rule.steps[self.step] if self.stage is Stage.CANARY else 100.0 * (self.stage is Stage.ON)
+
+    def is_canary(self, tenant: str, request_id: str) -> bool:
+        """Whether a request belongs to the canary: the same answer as long as the percentage does not fall."""
+        text = "\0".join((self.rule.salt, self.rule.drafter, self.rule.cohort, tenant, request_id))
+        place = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) / 2**64
+        return 100 * place < self.percent
+
+    def gate(self, tenant: str, request_id: str) -> Gate | None:
+        """For a request that begins now; None: the drafter is not for it at all."""
+        match self.stage:
+            case Stage.OFF | Stage.HELD:
+                return None
+            case Stage.SHADOW | Stage.VERIFY:
+                return Gate(self.switch, is_live=False)
+            case Stage.CANARY if not self.is_canary(tenant, request_id):
+                return None  # it must not cost them anything either
+        return Gate(self.switch)
+
+    def move(self, stage: Stage, reason: str, step: int = 0) -> None:
+        """Change the stage; what was seen before no longer counts."""
+        if stage in (Stage.OFF, Stage.HELD):
+            self.switch.is_closed = True  # for all who use it, from the next step on
+        elif self.switch.is_closed:
+            self.switch = Switch()
+        before = self.arms.control
+        self.stage, self.step, self.reason, self.is_ready = stage, step, reason, False
+        self.since, self.arms = self.clock(), Arms()
+        self.verified = self.mismatches = self.plain_mismatches = 0
+        if stage is Stage.CANARY and self.percent >= 100:
+            self.arms.control = before  # nobody is left to compare with
+        self.moves.append(Move(self.since, stage, self.percent, reason))
+
+    def look(self, health: DrafterHealth, forecast: Forecast) -> bool:
+        """Between two steps: go on, go back or stay; True if it moved."""
+        before = (self.stage, self.step)
+        if self.stage in (Stage.OFF, Stage.HELD):
+            return False
+        broken = broken_health(health, self.rule.guards)
+        if broken is not None and (self.stage in (Stage.CANARY, Stage.ON) or not broken.startswith("gain")):
+            self.move(Stage.HELD, broken)
+        elif self.stage is Stage.SHADOW:
+            self._look_at_shadow(forecast)
+        elif self.stage is Stage.CANARY:
+            self._look_at_canary()
+        return (self.stage, self.step) != before
+
+    def _look_at_shadow(self, forecast: Forecast) -> None:
+        told = f"{forecast.gain:.3f} of plain decoding expected after {forecast.levels:.0f} judged levels"
+        enough = self.rule.min_levels
+        # A drafter that is dear is seldom asked: what is hopeless is not waited for.
+        if (
+            forecast.levels >= max(enough // 20, LEAST_LEVELS)
+            and forecast.chance_above(NOT_WORTH_IT) < UNLIKELY
+        ):
+            self.move(Stage.OFF, f"low gain: {told}")
+        elif forecast.levels >= enough and forecast.chance_above(WORTH_IT) > LIKELY_GAIN:
+            self._promote(Stage.VERIFY, told)
+
+    def _look_at_canary(self) -> None:
+        broken = broken_guard(self.arms, self.rule.guards)
+        if broken is not None:
+            self.move(Stage.HELD, broken)
+            return
+        arms = [self.arms.canary, self.arms.control]
+        if all(a.requests >= self.rule.min_requests and a.passes >= self.rule.min_passes for a in arms):
+            told = f"all guards clear after {self.arms.canary.requests} requests at {self.percent:g}%"
+            is_last = self.step + 1 == len(self.rule.steps)
+            self._promote(Stage.ON if is_last else Stage.CANARY, told, 0 if is_last else self.step + 1)
+
+    def ended(self, outcome: Outcome, is_canary: bool) -> None:
+        """A request of one of the arms has ended."""
+        if self.stage is Stage.CANARY:
+            (self.arms.canary if is_canary else self.arms.control).add(outcome)
+
+    def compared(self, difference: str | None, is_plain_different: bool = False) -> None:
+        """A request was decoded again with the drafter, and without it where that may change a text, too."""
+        if self.stage is not Stage.VERIFY:
+            return
+        self.verified += 1
+        self.mismatches += difference is not None
+        self.plain_mismatches += is_plain_different
+        if difference is not None and is_improbable(self.mismatches, self.plain_mismatches):
+            also = f"; {self.plain_mismatches} without the drafter" if self.plain_mismatches else ""
+            told = f"{self.mismatches} of {self.verified} requests decoded again{also}"
+            self.move(Stage.HELD, f"mismatch: {difference} ({told})")
+        elif self.verified >= self.rule.verify_samples:
+            self._promote(
+                Stage.CANARY, f"{self.verified} requests decoded again, {self.mismatches} differently"
+            )
+
+    def promote(self) -> None:
+        """The operator says that it goes on."""
+        if self.stage in (Stage.OFF, Stage.HELD):
+            self.move(Stage.SHADOW, "by hand")
+        elif self.stage is Stage.SHADOW:
+            self.move(Stage.VERIFY, "by hand")
+        elif self.stage is Stage.VERIFY:
+            self.move(Stage.CANARY, "by hand")
+        elif self.stage is Stage.CANARY and self.step + 1 < len(self.rule.steps):
+            self.move(Stage.CANARY, "by hand", self.step + 1)
+        elif self.stage is Stage.CANARY:
+            self.move(Stage.ON, "by hand")
+
+    def _promote(self, stage: Stage, reason: str, step: int = 0) -> None:
+        if self.rule.promote == "auto":
+            self.move(stage, reason, step)
+        else:
+            self.is_ready, self.reason = True, f"ready: {reason}"

@@ -1,0 +1,84 @@
+"""Roll-outs survive a restart: one JSON file, ignored where it is damaged or another model's."""
+
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from foreword.control.policy_file.document import Stage
+from foreword.control.rollout.pair import Move, PairRollout
+
+_log = logging.getLogger(__name__)
+
+VERSION = 1
+
+
+def save(path: Path, made_for: Mapping[str, str], pairs: Iterable[PairRollout]) -> None:
+    """Write the whole file or leave the old one; a disk that is full costs no request."""
+    value = {"version": VERSION, "made_for": dict(made_for), "pairs": [_as_json(pair) for pair in pairs]}
+    try:
+        fresh = path.with_name(f"{path.name}.{os.getpid()}")
+        fresh.write_text(json.dumps(value, indent=1), encoding="utf-8")
+        fresh.replace(path)
+    except OSError as error:
+        _log.warning("the state of roll-outs is not kept: %s", error)
+
+
+def read(path: Path, made_for: Mapping[str, str]) -> dict[tuple[str, str], dict[str, Any]]:
+    """What was saved of every pair; nothing, and one line that says why, if it cannot be used here."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if value["version"] != VERSION or value["made_for"] != dict(made_for):
+            raise ValueError("it is of another model, device or version")
+        return {(str(one["drafter"]), str(one["cohort"])): _checked(one) for one in value["pairs"]}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        _log.warning(
+            "%s is ignored, roll-outs begin anew: %s", path, " ".join(str(error).split()) or "damaged"
+        )
+        return {}
+
+
+def _as_json(pair: PairRollout) -> dict[str, Any]:
+    return {
+        "drafter": pair.rule.drafter,
+        "cohort": pair.rule.cohort,
+        "salt": pair.rule.salt,
+        "by_hand": pair.by_hand,
+        "stage": pair.stage.value,
+        "step": pair.step,
+        "since": pair.since,
+        "reason": pair.reason,
+        "verified": pair.verified,
+        "mismatches": pair.mismatches,
+        "plain_mismatches": pair.plain_mismatches,
+        "moves": [asdict(move) for move in pair.moves],
+    }
+
+
+def _checked(one: Mapping[str, Any]) -> dict[str, Any]:
+    """With the types that it must have; raises for anything else."""
+    counts = {name: int(one[name]) for name in ("step", "verified", "mismatches", "plain_mismatches")}
+    if min(counts.values()) < 0:
+        raise ValueError("a count is negative")
+    moves = [
+        Move(float(move["at"]), Stage(move["stage"]), float(move["percent"]), str(move["reason"]))
+        for move in one["moves"]
+    ]
+    told = {"salt": str(one["salt"]), "since": float(one["since"]), "reason": str(one["reason"])}
+    return {"stage": Stage(one["stage"]), "by_hand": bool(one["by_hand"]), "moves": moves} | counts | told
+
+
+def restore(pair: PairRollout, known: Mapping[str, Any]) -> None:
+    """What the arms of a canary have seen is not kept: its step begins anew."""
+    pair.stage, pair.since, pair.reason = known["stage"], known["since"], known["reason"]
+    pair.step = min(known["step"], len(pair.rule.steps) - 1)
+    pair.verified, pair.mismatches = known["verified"], known["mismatches"]
+    pair.plain_mismatches = known["plain_mismatches"]
+    pair.moves.clear()
+    pair.moves.extend(known["moves"])
+    pair.switch.is_closed = pair.stage in (Stage.OFF, Stage.HELD)

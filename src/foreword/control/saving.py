@@ -1,0 +1,47 @@
+"""Estimates as plain JSON values, so that an engine that is started again knows what the last one has learned."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from foreword.control.estimates import MAX_PAIRS, Estimates, owner_of
+from foreword.control.fading import FadingCounts
+
+MOST_ASKS = 200.0
+"""Asks that what was saved counts as at most: the traffic may have changed since."""
+
+
+def estimates_as_json(estimates: Estimates) -> dict[str, Any]:
+    """All drafters, and the pairs that were seen last. Whose cohort it is cannot be read from it."""
+    pairs = {
+        (method, owner_of(tenant), cohort): pair.counts
+        for (method, tenant, cohort), pair in estimates.pairs.items()
+    }
+    newest = list({**estimates.saved, **pairs}.items())[-MAX_PAIRS:]
+    return {
+        "drafters": {method: drafter.counts.as_json() for method, drafter in estimates.drafters.items()},
+        "pairs": [[*key, counts.as_json()] for key, counts in newest],
+    }
+
+
+def restore_estimates(estimates: Estimates, saved: Mapping[str, Any]) -> None:
+    """Begin with what `estimates_as_json` has written; raises `ValueError` and changes nothing for anything else."""
+    try:
+        drafters = {str(method): _counts(value) for method, value in saved["drafters"].items()}
+        pairs = {
+            (str(method), str(owner), str(cohort)): _counts(value)
+            for method, owner, cohort, value in saved["pairs"]
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no estimates: {error}") from None
+    if max(len(drafters), len(pairs)) > MAX_PAIRS:
+        raise ValueError("more estimates than are ever kept")
+    for method, counts in drafters.items():
+        estimates.drafter(method).counts = counts
+    estimates.saved = pairs
+
+
+def _counts(value: Mapping[str, Any]) -> FadingCounts:
+    counts = FadingCounts.from_json(value)
+    if counts.asks > MOST_ASKS:
+        counts.fade(MOST_ASKS / counts.asks)
+    return counts

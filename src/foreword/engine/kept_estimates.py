@@ -1,0 +1,90 @@
+"""What an engine has learned about guessing, kept for the next one with the same model, device and version."""
+
+import json
+import logging
+import os
+from pathlib import Path
+
+from foreword.control.measured import MeasuredPolicy
+from foreword.control.saving import estimates_as_json, restore_estimates
+from foreword.speculation.measured.costs import StepCosts
+
+_log = logging.getLogger(__name__)
+
+FORMAT = 1
+
+FIRST_SECONDS, MOST_SECONDS = 2.0, 30.0
+"""Seconds of steps after which it is saved for the first time, and later on: a first run may be short."""
+
+MOST_BYTES = 4_000_000
+"""A file that is larger is not ours."""
+
+MOST_FILES = 32
+"""Of one folder; the oldest are removed for a new one."""
+
+
+class KeptEstimates:
+    """A file of estimates and costs. Whatever is wrong with it costs a line in the log and a cold start."""
+
+    def __init__(self, path: Path, policy: MeasuredPolicy, costs: StepCosts) -> None:
+        self._path = path
+        self._policy = policy
+        self._costs = costs
+        self._pause = FIRST_SECONDS
+        self._saved_at = 0.0  # seconds of steps
+        self._steps = 0  # of which something was saved
+
+    def load(self) -> bool:
+        """Begin with what was kept; False if there is nothing that could be used."""
+        try:
+            if self._path.stat().st_size > MOST_BYTES:
+                raise ValueError("it is too large")
+            saved = json.loads(self._path.read_text(encoding="utf-8"))
+            if not isinstance(saved, dict) or (saved.get("format"), saved.get("key")) != (
+                FORMAT,
+                self._path.stem,
+            ):
+                raise ValueError("it was written for something else")
+            restored = StepCosts()
+            restored.restore(saved["costs"])  # so that nothing is used of a file that is only half right
+            restore_estimates(self._policy.estimates, saved["estimates"])
+            self._costs.restore(saved["costs"])
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError, KeyError, RecursionError) as error:
+            _log.warning("what was learned about guessing is not used: %s: %s", self._path, error)
+            return False
+        return True
+
+    def save_now_and_then(self, seconds: float) -> None:
+        """To be called after every step with the seconds of all of them."""
+        if seconds - self._saved_at >= self._pause:
+            self._saved_at, self._pause = seconds, min(2 * self._pause, MOST_SECONDS)
+            self.save()
+
+    def save(self) -> None:
+        """Write it, if anything was learned since."""
+        if self._policy.steps == self._steps:
+            return
+        self._steps = self._policy.steps
+        saved = {
+            "format": FORMAT,
+            "key": self._path.stem,
+            "costs": self._costs.as_json(),
+            "estimates": estimates_as_json(self._policy.estimates),
+        }
+        write_atomically(self._path, json.dumps(saved))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """All of it or nothing; a folder that cannot be written to costs a line in the log."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(f".{os.getpid()}")
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+        kept = sorted(path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
+        for file in kept[:-MOST_FILES]:
+            file.unlink(missing_ok=True)
+    except OSError as error:
+        _log.info("%s is not kept: %s", path, error)

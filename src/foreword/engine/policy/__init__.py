@@ -1,0 +1,1 @@
+"""The operator's policy file at work in an engine."""

@@ -1,0 +1,36 @@
+"""The drafters of a policy file, as the engine makes them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from foreword.control.policy_file.document import CohortRule, PolicyFile
+from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.names import method_names
+from foreword.errors import RequestError
+
+Configs = Mapping[str, SpeculationConfig]
+
+
+def drafter_configs(policy: PolicyFile) -> dict[str, SpeculationConfig]:
+    """By name; raises for what no drafter can be made from."""
+    configs = {}
+    for name, rule in policy.drafters.items():
+        try:
+            configs[name] = SpeculationConfig.parse(rule.config)
+        except RequestError as error:
+            raise RequestError(f"speculation policy: drafters.{name}: {error}") from None
+    known = {*policy.drafters, *method_names()}
+    for stopped in policy.overload.stop if policy.overload is not None else ():
+        if stopped not in known:
+            raise RequestError(f"speculation policy: overload.stop: there is no drafter {stopped!r}")
+    return configs
+
+
+def config_for(policy: PolicyFile, rule: CohortRule, name: str, configs: Configs) -> SpeculationConfig:
+    """The drafter's configuration for a cohort, which may bound how deep it guesses."""
+    config, depth = configs[name], policy.depth(rule)
+    if depth is None:
+        return config
+    if "num_speculative_tokens" not in policy.drafters[name].config:
+        config = replace(config, num_speculative_tokens=depth)
+    return replace(config, max_depth=min(depth, config.max_depth or depth))

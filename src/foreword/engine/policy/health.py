@@ -1,0 +1,79 @@
+"""What is known of a drafter that is being rolled out."""
+
+from dataclasses import dataclass, field
+
+from foreword.control.arms import PairControl
+from foreword.control.measured import MeasuredPolicy
+from foreword.control.reporting.books import SpeculationBooks
+from foreword.control.reporting.describe import gain_error, measured_gain
+from foreword.control.rollout.guards import DrafterHealth
+from foreword.control.rollout.pair import Forecast, PairRollout
+from foreword.engine.drafter_pool import DrafterPool
+
+
+def is_of(label: str, cohort: str) -> bool:
+    """Whether a class of requests is a part of a rule's cohort."""
+    return label.partition("/")[0] == cohort
+
+
+def controls_of(drafter: str, cohort: str, policy: MeasuredPolicy) -> list[PairControl]:
+    """Of all tenants and all parts of the cohort."""
+    return [
+        control
+        for estimate, control in policy.controls.items()
+        if estimate.method == drafter and is_of(estimate.cohort, cohort)
+    ]
+
+
+def forecast(drafter: str, cohort: str, policy: MeasuredPolicy) -> Forecast:
+    """What the drafter would bring, by what its drafts were worth beside the text."""
+    controls = controls_of(drafter, cohort, policy)
+    if not controls:
+        return Forecast()
+    lead = max(controls, key=lambda control: control.estimate.counts.asks)
+    levels = sum(control.estimate.levels for control in controls)
+    if not lead.is_cost_known:
+        return Forecast(levels)
+    return Forecast(levels, 1 + lead.worth.gain, gain_error(lead))
+
+
+@dataclass
+class _Baseline:
+    since: float
+    asks: int
+    faults: int
+    trips: int
+
+
+@dataclass
+class Baselines:
+    """What had happened before each pair came to its present stage."""
+
+    _before: dict[tuple[str, str], _Baseline] = field(default_factory=dict)
+
+    def health(
+        self,
+        pair: PairRollout,
+        methods: tuple[str, ...],
+        policy: MeasuredPolicy,
+        books: SpeculationBooks,
+        pool: DrafterPool,
+    ) -> DrafterHealth:
+        """Of the pair's drafter, since the pair's stage began."""
+        drafter, cohort = pair.rule.drafter, pair.rule.cohort
+        controls = controls_of(drafter, cohort, policy)
+        asks = sum(one.asks for (name, _), one in books.pairs.items() if name == drafter)
+        faults = sum(
+            count for kind, count in pool.fault_counts().items() if kind.partition("/")[0] in methods
+        )
+        trips = sum(control.guard.trips for control in controls)
+        before = self._before.get((drafter, cohort))
+        if before is None or before.since != pair.since:
+            before = self._before[drafter, cohort] = _Baseline(pair.since, asks, faults, trips)
+        return DrafterHealth(
+            asks=asks - before.asks,
+            faults=faults - before.faults,
+            memory_bytes=pool.memory_of(methods),
+            gain=measured_gain(controls),
+            trips=trips - before.trips,
+        )

@@ -1,0 +1,252 @@
+"""Which cohort a request belongs to, who may draft for it there, and how far roll-outs have come."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Lock, Thread
+from time import time
+
+from foreword.control.measured import MeasuredPolicy
+from foreword.control.policy_file.document import OTHER, CohortRule, PolicyFile, Stage
+from foreword.control.policy_file.matching import Traits
+from foreword.control.policy_file.parsing import read_policy
+from foreword.control.reporting.books import SpeculationBooks
+from foreword.control.rollout.evidence import Outcome
+from foreword.control.rollout.rollouts import Rollouts
+from foreword.engine.drafter_pool import DrafterPool
+from foreword.engine.messages import NewRequest
+from foreword.engine.policy.assignment import Assignment, CanaryPlace
+from foreword.engine.policy.drafters import Configs, config_for, drafter_configs
+from foreword.engine.policy.health import Baselines, forecast
+from foreword.engine.policy.watching import WatchedFile
+from foreword.errors import ForewordError, RequestError
+from foreword.speculation.requests import DraftPlan, Gate, Switch
+
+_log = logging.getLogger(__name__)
+
+LOOK_STEPS = 8
+"""Steps between two looks at roll-outs."""
+
+
+@dataclass(frozen=True)
+class Pressure:
+    """How full an engine is."""
+
+    waiting: int
+    kv_usage: float
+
+
+def _in_thread(work: Callable[[], None]) -> None:
+    Thread(target=work, name="foreword-policy", daemon=True).start()
+
+
+@dataclass
+class Steering:
+    """The policy file and its roll-outs. `assign` may be called by any thread, the rest is the engine's."""
+
+    path: Path
+    policy: MeasuredPolicy
+    clock: Callable[[], float]
+    made_for: Mapping[str, str] = field(default_factory=dict)  # model, device and version
+    model: str = ""  # as rules call it
+    is_shape_invariant: bool = True  # no text depends on the size of a pass
+    wall_clock: Callable[[], float] = time  # seconds since 1970
+    in_background: Callable[[Callable[[], None]], None] = _in_thread
+    rollouts: Rollouts = field(init=False)
+    document: PolicyFile = field(init=False)
+    _pool: DrafterPool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.document = read_policy(self.path)
+        self.configs: Configs = drafter_configs(self.document)
+        self._file = WatchedFile(self.path, self.clock)
+        self._lock = Lock()
+        self._labels: set[str] = set()
+        self._resting: dict[str, Switch] = {}  # by drafter
+        self._baselines = Baselines()
+        self._steps = 0
+        self.policy.use(self.document.settings)
+        kept = self.document.state_file
+        state = None if kept is None else self.path.parent / kept
+        self.rollouts = Rollouts(self.made_for, state, self.wall_clock)
+        self.rollouts.follow(self.document.rollouts)
+
+    def attach(self, pool: DrafterPool) -> None:
+        self._pool = pool
+
+    def assign(self, new: NewRequest) -> Assignment:
+        """Who may draft for a request, whatever that brings."""
+        self._watch()
+        with self._lock:
+            document, configs = self.document, self.configs
+        traits = self.traits(new)
+        rule = document.cohort(traits)
+        label = self._label(document.label(rule, traits))
+        limit = document.step_limit(traits)
+        if not document.is_on(rule) or new.speculation is False:
+            return Assignment(label, None, limit)
+        has_prediction = bool(new.prediction)
+        if new.speculation is not None and new.speculation is not True:
+            plan = self._pool.resolve(new.speculation, has_prediction)
+            return Assignment(label, _no_deeper(plan, document.depth(rule)), limit)
+        gates, places = self._gates(rule, new, configs)
+        if rule.drafters is None and not gates:
+            plan = self._pool.resolve(new.speculation, has_prediction)
+            return Assignment(label, _no_deeper(plan, document.depth(rule)), limit, places)
+        if has_prediction:  # one behind the other: only who may be used takes part
+            gates = {name: gate for name, gate in gates.items() if gate.is_open}
+        chosen = {name: config_for(document, rule, name, configs) for name in gates}
+        own = self._pool.default_config
+        if rule.drafters is None and own is not None:  # who is rolled out comes beside whoever is there
+            chosen = {"+".join(own.method): own, **chosen}
+        plan = replace(self._pool.among(chosen), gates=gates) if chosen else None
+        return Assignment(
+            label, self._pool.with_prediction(plan, new.speculation, has_prediction), limit, places
+        )
+
+    def traits(self, new: NewRequest) -> Traits:
+        """What rules look at."""
+        labels = new.labels
+        return Traits(
+            tenant=new.tenant,
+            model=labels.model or self.model,
+            adapter=labels.adapter,
+            temperature=new.params.temperature,
+            prompt_tokens=len(new.prompt_token_ids),
+            json_schema=labels.json_schema,
+            stream=labels.stream,
+            priority=labels.priority,
+            metadata=labels.metadata,
+        )
+
+    def _gates(
+        self, rule: CohortRule, new: NewRequest, configs: Configs
+    ) -> tuple[dict[str, Gate], tuple[CanaryPlace, ...]]:
+        """Of every drafter that the request could have, in the order of the file."""
+        gates, places = {}, []
+        with self._lock:
+            pairs = self.rollouts.pairs
+            rolled = [name for name, cohort in pairs if cohort == rule.name and name in configs]
+            for name in dict.fromkeys((*(rule.drafters or ()), *rolled)):
+                pair = pairs.get((name, rule.name))
+                gate = self._own_gate(name) if pair is None else pair.gate(new.tenant, new.request_id)
+                if pair is not None and pair.stage is Stage.CANARY:
+                    places.append(CanaryPlace(name, rule.name, gate is not None and gate.is_live))
+                if gate is not None:
+                    gates[name] = gate
+        return gates, tuple(places)
+
+    def candidate(self, drafter: str, cohort: str) -> DraftPlan:
+        """A plan that guesses with this drafter at every step, as deep as the cohort may."""
+        rules = (rule for rule in self.document.cohorts if rule.name == cohort)
+        rule = next(rules, CohortRule(OTHER))
+        config = config_for(self.document, rule, drafter, self.configs)
+        return replace(self._pool.among({drafter: config}), is_fixed=True)
+
+    def _own_gate(self, name: str) -> Gate:
+        """Of a drafter that is simply used; it rests while the engine is full."""
+        return Gate(self._resting.setdefault(name, Switch()))
+
+    def _label(self, label: str) -> str:
+        """Users must not be able to make ever more cohorts."""
+        if label not in self._labels:
+            if len(self._labels) >= self.document.max_cohorts - 1:
+                return OTHER
+            self._labels.add(label)
+        return label
+
+    def between_steps(self, pressure: Pressure, books: SpeculationBooks) -> None:
+        """The file may have changed, the engine may be full, a roll-out may go on or back."""
+        self._watch()
+        self._rest(pressure)
+        self._steps += 1
+        if self._steps % LOOK_STEPS == 0:
+            self.look(books)
+
+    def look(self, books: SpeculationBooks) -> None:
+        """At all roll-outs."""
+        with self._lock:
+            pairs = dict(self.rollouts.pairs)
+        has_moved = False
+        for (drafter, cohort), pair in pairs.items():
+            method = self.methods(drafter)
+            health = self._baselines.health(pair, method, self.policy, books, self._pool)
+            if pair.look(health, forecast(drafter, cohort, self.policy)):
+                has_moved = True
+                _log.info("%s for %s: %s (%s)", drafter, cohort, pair.stage, pair.reason)
+        self.rollouts.save(is_due=has_moved)
+
+    def ended(self, place: CanaryPlace, outcome: Outcome) -> None:
+        """A request of one of a roll-out's arms has ended."""
+        pair = self.rollouts.pairs.get((place.drafter, place.cohort))
+        if pair is not None:
+            pair.ended(outcome, place.is_canary)
+
+    def methods(self, drafter: str) -> tuple[str, ...]:
+        """Of a drafter of the file; another's name is its method."""
+        config = self.configs.get(drafter)
+        return (drafter,) if config is None else config.method
+
+    def _rest(self, pressure: Pressure) -> None:
+        rule = self.document.overload
+        if rule is None:
+            return
+        is_full = pressure.waiting >= rule.queue and pressure.kv_usage >= rule.kv_usage
+        for name in self.configs:
+            if name in rule.stop or set(self.methods(name)) & set(rule.stop):
+                self._resting.setdefault(name, Switch()).is_resting = is_full
+        for (name, _), pair in list(self.rollouts.pairs.items()):
+            pair.switch.is_resting = name in self._resting and self._resting[name].is_resting
+
+    def set_stage(self, drafter: str, cohort: str, stage: str) -> None:
+        """The operator moves a pair by hand; raises `RequestError` for what is not in the file."""
+        names = [OTHER, *(rule.name for rule in self.document.cohorts)]
+        if drafter not in self.configs or cohort not in names:
+            raise RequestError(
+                f"speculation policy: there is no pair of {drafter!r} and {cohort!r} in the file"
+            )
+        if stage not in ("next", *Stage):
+            raise RequestError(f"speculation policy: state must be next, {', '.join(Stage)}, not {stage!r}")
+        with self._lock:
+            self.rollouts.set_stage(drafter, cohort, stage)
+
+    def _watch(self) -> None:
+        if not self._file.has_changed():
+            return
+        try:
+            document = read_policy(self.path)
+            configs = drafter_configs(document)
+        except ForewordError as error:
+            _log.warning("%s has changed and is not used, the old one stays: %s", self.path, error)
+            return
+        if all(self._pool.is_ready(config.as_mapping()) for config in configs.values()):
+            self._adopt(document, configs)
+        else:  # a model may have to be loaded: nobody waits for it
+            self.in_background(lambda: self._prepare(document, configs))
+
+    def _prepare(self, document: PolicyFile, configs: Configs) -> None:
+        try:
+            for config in configs.values():
+                self._pool.offer(config)
+        except ForewordError as error:
+            _log.warning("%s has changed and is not used, the old one stays: %s", self.path, error)
+            return
+        self._adopt(document, configs)
+
+    def _adopt(self, document: PolicyFile, configs: Configs) -> None:
+        with self._lock:
+            self.configs = configs
+            self.document = document
+            self.policy.use(document.settings)
+            self.rollouts.follow(document.rollouts)
+        _log.info("%s has changed and is used from now on", self.path)
+
+    def close(self) -> None:
+        self.rollouts.save()
+
+
+def _no_deeper(plan: DraftPlan | None, depth: int | None) -> DraftPlan | None:
+    if plan is None or depth is None or plan.max_depth <= depth:
+        return plan
+    return replace(plan, max_depth=depth)

@@ -1,0 +1,146 @@
+"""Ended requests are decoded again in idle time, with a drafter that is to be let in, and compared; never served."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from foreword.acceptance.logprobs import TokenLogprobs
+from foreword.acceptance.params import SamplingParams
+from foreword.control.policy_file.document import Stage
+from foreword.control.rollout.pair import PairRollout
+from foreword.engine.messages import NewRequest
+from foreword.engine.policy.assignment import Assignment
+from foreword.engine.policy.health import is_of
+from foreword.engine.policy.steering import Steering
+from foreword.engine.request import Request
+
+CHECK = "\0check"
+"""Id of the request that is decoded again; no user's can be the same."""
+
+MOST_WAITING = 8
+"""Ended requests that wait to be decoded again. They stay in memory, and no longer than that."""
+
+LOGPROB_TOLERANCE = 1e-4
+SECONDS_TOLERANCE = 0.01
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A request that was answered."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    tenant: str
+    tokens: tuple[int, ...]
+    finish_reason: str | None
+    logprobs: Sequence[TokenLogprobs]
+    drafter: str
+    cohort: str
+
+
+@dataclass(frozen=True)
+class Books:
+    """What must come out even when a request was decoded alone."""
+
+    pages_before: int  # that could be had
+    pages_after: int
+    step_seconds: float  # of all steps meanwhile
+
+
+@dataclass
+class IdleChecks:
+    """Chooses what is decoded again, and says what came of it."""
+
+    steering: Steering
+    compares_texts: bool = True  # False: the rule keeps the law of a text, not the text itself
+    needs_plain: bool = False  # a text may also change with the size of a pass: see whether it does
+    _waiting: deque[Sample] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
+    _current: Sample | None = None
+    _is_plain_run: bool = False
+    _is_plain_different: bool = False
+
+    def ended(self, request: Request) -> None:
+        """Keep it if somebody waits for such a request."""
+        if request.index or request.finish_reason not in ("stop", "length") or request.prediction:
+            return
+        for (drafter, cohort), pair in self.steering.rollouts.pairs.items():
+            if pair.stage is Stage.VERIFY and is_of(request.cohort, cohort):
+                self._waiting.append(_sample(request, drafter, cohort))
+
+    def next(self) -> tuple[NewRequest, Assignment] | None:
+        """What to decode now; None: nothing."""
+        while self._current is None or self._pair(self._current) is None:
+            if not self._waiting:
+                self._current = None
+                return None
+            self._current, self._is_plain_run = self._waiting.popleft(), self.needs_plain
+            self._is_plain_different = False
+        sample = self._current
+        request = NewRequest(CHECK, sample.prompt, sample.params, sample.tenant)
+        plan = None if self._is_plain_run else self.steering.candidate(sample.drafter, sample.cohort)
+        return request, Assignment(f"{sample.cohort}/check", plan)
+
+    def finished(self, request: Request, books: Books) -> None:
+        """It was decoded again."""
+        sample = self._current
+        if sample is None:
+            return
+        found = difference(sample, request, self.compares_texts) or imbalance(request, books)
+        if self._is_plain_run:
+            self._is_plain_run, self._is_plain_different = False, found is not None
+            return
+        self._current = None
+        pair = self._pair(sample)
+        if pair is not None:
+            pair.compared(found, self._is_plain_different)
+            self.steering.rollouts.save(is_due=pair.stage is not Stage.VERIFY)
+
+    def _pair(self, sample: Sample) -> PairRollout | None:
+        pair = self.steering.rollouts.pairs.get((sample.drafter, sample.cohort))
+        is_there = sample.drafter in self.steering.configs  # the file may have changed
+        return pair if pair is not None and pair.stage is Stage.VERIFY and is_there else None
+
+
+def _sample(request: Request, drafter: str, cohort: str) -> Sample:
+    return Sample(
+        tuple(request.tokens[: request.prompt_len]),
+        replace(request.params, seed=request.sampler.seed, n=1),
+        request.tenant,
+        tuple(request.output_ids),
+        request.finish_reason,
+        tuple(request.logprobs),
+        drafter,
+        cohort,
+    )
+
+
+def difference(sample: Sample, request: Request, compares_texts: bool = True) -> str | None:
+    """In what the second answer differs from the one that was served."""
+    if request.finish_reason not in ("stop", "length"):
+        return f"it ended with {request.finish_reason}: {request.error}"
+    if not compares_texts:
+        return None
+    again = tuple(request.output_ids)
+    if again != sample.tokens:
+        both = zip(again, sample.tokens, strict=False)
+        place = next((i for i, (a, b) in enumerate(both) if a != b), min(len(again), len(sample.tokens)))
+        return f"tokens differ from number {place} of {len(sample.tokens)} on"
+    if request.finish_reason != sample.finish_reason:
+        return f"finish reason {request.finish_reason} instead of {sample.finish_reason}"
+    for place, (one, other) in enumerate(zip(request.logprobs, sample.logprobs, strict=True)):
+        if abs(one.logprob - other.logprob) > LOGPROB_TOLERANCE:
+            return f"log probability of token {place} is {one.logprob:.5f} instead of {other.logprob:.5f}"
+    return None
+
+
+def imbalance(request: Request, books: Books) -> str | None:
+    """What does not come out even in the accounts of a request that ran alone."""
+    tokens, accepted = len(request.output_ids), request.acceptance.accepted
+    if not accepted <= tokens <= accepted + request.ledger.passes:
+        return f"accounting: {tokens} tokens of {accepted} accepted guesses in {request.ledger.passes} passes"
+    if books.pages_after != books.pages_before:
+        return f"accounting: {books.pages_before} pages could be had before and {books.pages_after} after"
+    billed = request.ledger.seconds.total
+    if abs(billed - books.step_seconds) > SECONDS_TOLERANCE * books.step_seconds:
+        return f"accounting: {billed:.4f} s were billed for steps of {books.step_seconds:.4f} s"
+    return None

@@ -1,0 +1,157 @@
+"""What a drafter's calls take."""
+
+from collections.abc import Sequence
+from math import isfinite
+
+FARTHEST = 4.0
+"""A call counts as at most this many times as slow as was expected: one pause is no change."""
+
+UNCHANGED = 0.25
+TINY = 1e-3
+"""Less than this a number of levels or asks has not changed."""
+
+FEW_CALLS, ENOUGH_CALLS = 4, 8
+"""Calls of different depths that tell what a level costs, and calls of one depth after which it is believed of all."""
+
+FEW_BEHIND = 8
+"""Tokens to catch up with from which on most of what a call takes beyond the expected is for them."""
+
+MOST_SAVED = 50
+"""Calls that what was saved counts as at most."""
+
+SAVED_NUMBERS = 14
+
+
+class CallCost:
+    """A drafter's call by its levels and asks: a lookup costs the same at any depth, a model a pass per level.
+
+    Averages of late follow what a call takes; slopes are remembered longer, as the depth and the number of asks hardly
+    change in some traffic. While neither has changed all of the cost counts as fixed. The first call says nothing: it
+    fills caches, and a drafter that it made look dear would never be asked again. Nor does it count against a drafter
+    that it was left out for a while and had to catch up: what that takes is kept apart, by tokens.
+    """
+
+    MEMORY = 0.1
+    SLOPE_MEMORY = 0.02
+
+    def __init__(self) -> None:
+        self._is_warm = False
+        self._seen = 0
+        self._late = (0.0, 0.0, 0.0)  # levels, asks, seconds: means of late
+        self._means = (0.0, 0.0, 0.0)
+        self._products = [0.0] * 5  # mean products of what differs from the means: see `_observe_slopes`
+        self._caught_up = 0  # calls that had to
+        self.per_token_behind = 0.0  # seconds
+
+    def observe(self, levels: int, seconds: float, asks: int = 1, behind: int = 0) -> None:
+        """One call; `behind` are tokens that came while the drafter was not asked."""
+        if not self._is_warm:
+            self._is_warm = True
+            return
+        seconds = self._without_pause(levels, seconds, asks, behind)
+        if behind:
+            left = self._without_catching_up(levels, seconds, asks, behind)
+            if left is None:
+                return
+            seconds = left
+        self._seen += 1
+        new = max(self.MEMORY, 1 / self._seen)
+        late_levels, late_asks, late_seconds = self._late
+        self._late = (
+            late_levels + new * (levels - late_levels),
+            late_asks + new * (asks - late_asks),
+            late_seconds + new * (seconds - late_seconds),
+        )
+        self._observe_slopes(levels, asks, seconds)
+
+    def _observe_slopes(self, levels: int, asks: int, seconds: float) -> None:
+        weight = max(self.SLOPE_MEMORY, 1 / self._seen)
+        mean_levels, mean_asks, mean_seconds = self._means
+        by_levels, by_asks, by_seconds = levels - mean_levels, asks - mean_asks, seconds - mean_seconds
+        self._means = (
+            mean_levels + weight * by_levels,
+            mean_asks + weight * by_asks,
+            mean_seconds + weight * by_seconds,
+        )
+        # A call like all others tells nothing of slopes, and must not make them forgotten.
+        is_early = self._seen <= ENOUGH_CALLS
+        has_levels, has_asks = is_early or abs(by_levels) >= UNCHANGED, is_early or abs(by_asks) >= UNCHANGED
+        kept = 1 - weight
+        ll, la, ls, aa, as_ = self._products  # of levels, asks and seconds
+        if has_levels:
+            ll, ls = (
+                kept * (ll + weight * by_levels * by_levels),
+                kept * (ls + weight * by_levels * by_seconds),
+            )
+        if has_asks:
+            aa, as_ = kept * (aa + weight * by_asks * by_asks), kept * (as_ + weight * by_asks * by_seconds)
+        if has_levels and has_asks:
+            la = kept * (la + weight * by_levels * by_asks)
+        self._products = [ll, la, ls, aa, as_]
+
+    def _without_pause(self, levels: int, seconds: float, asks: int, behind: int) -> float:
+        if self._seen < ENOUGH_CALLS or seconds <= FARTHEST * self._late[2]:
+            return seconds
+        return min(seconds, FARTHEST * (self.seconds(levels, asks) + self.per_token_behind * behind))
+
+    def _without_catching_up(self, levels: int, seconds: float, asks: int, behind: int) -> float | None:
+        """What the call would have taken; None if all that it tells is what catching up takes."""
+        share = behind * behind / (behind * behind + FEW_BEHIND * FEW_BEHIND)
+        self._caught_up += 1
+        beyond = seconds - self.seconds(levels, asks) - self.per_token_behind * behind
+        weight = max(self.MEMORY, 1 / self._caught_up)
+        self.per_token_behind = max(self.per_token_behind + weight * share * beyond / behind, 0.0)
+        if not self.per_token_behind:  # it is faster than it was, catching up or not
+            return seconds
+        is_known = self._seen >= ENOUGH_CALLS and behind > FEW_BEHIND
+        return None if is_known else max(seconds - self.per_token_behind * behind, 0.0)
+
+    def as_json(self) -> list[float]:
+        """Plain numbers that `from_json` reads."""
+        return [
+            min(self._seen, MOST_SAVED),
+            *self._late,
+            *self._means,
+            *self._products,
+            min(self._caught_up, MOST_SAVED),
+            self.per_token_behind,
+        ]
+
+    @staticmethod
+    def from_json(saved: Sequence[float]) -> "CallCost":
+        """What `as_json` has written; raises `ValueError` for anything else."""
+        numbers = [float(number) for number in saved]
+        if len(numbers) != SAVED_NUMBERS or not all(map(isfinite, numbers)) or min(numbers[:7]) < 0:
+            raise ValueError("no costs of calls")
+        cost = CallCost()
+        cost._seen, cost._caught_up = int(numbers[0]), int(numbers[12])
+        cost._late, cost._means = tuple(numbers[1:4]), tuple(numbers[4:7])  # type: ignore[assignment]
+        cost._products = numbers[7:12]
+        cost.per_token_behind = max(numbers[13], 0.0)
+        return cost
+
+    @property
+    def is_known(self) -> bool:
+        """Whether calls of different depths were measured, or enough of one."""
+        return self._seen >= FEW_CALLS and (self._products[0] > TINY or self._seen > ENOUGH_CALLS)
+
+    def seconds(self, levels: int, asks: int = 1) -> float:
+        """Expected time of a call; 0 before the first was measured."""
+        late_levels, late_asks, late_seconds = self._late
+        per_level, per_ask = self._slopes()
+        # Neither part of the cost is negative.
+        per_level = min(per_level, late_seconds / late_levels if late_levels else 0.0)
+        left = late_seconds - per_level * late_levels
+        per_ask = min(per_ask, left / late_asks if late_asks else 0.0)
+        return late_seconds + per_level * (levels - late_levels) + per_ask * (asks - late_asks)
+
+    def _slopes(self) -> tuple[float, float]:
+        ll, la, ls, aa, as_ = self._products
+        both = ll * aa - la * la
+        if both > TINY * ll * aa > 0:
+            per_level, per_ask = (ls * aa - as_ * la) / both, (as_ * ll - ls * la) / both
+            if per_level >= 0 and per_ask >= 0:
+                return per_level, per_ask
+        # Only one of them explains the cost: the one that explains more of it.
+        by_levels, by_asks = max(ls, 0.0) / ll if ll > TINY else 0.0, max(as_, 0.0) / aa if aa > TINY else 0.0
+        return (by_levels, 0.0) if by_levels * ls > by_asks * as_ else (0.0, by_asks)

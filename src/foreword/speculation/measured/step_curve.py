@@ -1,0 +1,108 @@
+"""What steps take by their rows."""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+DRIFT_MEMORY = 0.1
+"""Weight of the newest step in what all row counts share: another process, a clock, a longer context."""
+
+SHAPE_MEMORY = 0.02
+"""Weight of the newest step in what its own row count costs beside the others, once enough were seen."""
+
+BACK = 8
+BACK_MEMORY = 0.15
+"""Weight of a step with a row count that was not seen for this many steps in what that one costs beside the others."""
+
+FARTHEST = 4.0
+"""A step counts as at most this many times as slow, or as fast, as was expected: one pause is no change."""
+
+PROFILED = 8
+"""Steps that a measurement at start-up counts as."""
+
+
+@dataclass
+class _Bucket:
+    rows: float  # mean
+    seconds: float  # mean, without the drift
+    seen: int  # steps
+    at: int = 0  # number of the last of them
+
+
+class StepCurve:
+    """The measured time of steps by their rows.
+
+    Row counts are put in buckets, eight to a doubling. Between known buckets the cost is
+    interpolated; outside them it grows as `rows + PRIOR_ROWS`, which is how a small model on a CPU behaves. What makes
+    one bucket slower soon makes all of them slower: most of them are rarely seen.
+    """
+
+    PRIOR_ROWS = 4
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, _Bucket] = {}
+        self._drift = 1.0
+        self._seen = 0  # steps
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self._buckets)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        self._seen += 1
+        known = self._buckets.get(_bucket(rows))
+        if known is None:
+            self._buckets[_bucket(rows)] = _Bucket(float(rows), seconds / self._drift, 1, self._seen)
+            return
+        expected = self._drift * known.seconds
+        seconds = min(max(seconds, expected / FARTHEST), expected * FARTHEST)
+        # Other row counts have just told how the machine is: what is new about one that was long not seen is its own.
+        is_back = self._seen - known.at > BACK
+        drift, shape = (SHAPE_MEMORY, BACK_MEMORY) if is_back else (DRIFT_MEMORY, SHAPE_MEMORY)
+        # What was measured at another time is soon moved to where this machine is now.
+        self._drift *= (seconds / expected) ** max(drift, 1 / self._seen)
+        weight = max(shape, 1 / (known.seen + 1))
+        known.at = self._seen
+        known.rows += weight * (rows - known.rows)
+        known.seconds += weight * (seconds / self._drift - known.seconds)
+        known.seen += 1
+
+    def begin_with(self, points: Iterable[tuple[float, float]]) -> None:
+        """Take (rows, seconds) that were measured before, until steps tell better."""
+        for rows, seconds in points:
+            self._buckets.setdefault(_bucket(round(rows)), _Bucket(rows, seconds / self._drift, PROFILED))
+
+    def seconds(self, rows: int) -> float | None:
+        """Expected time of a step over this many rows; None before the first was measured."""
+        return self._at(self.points(), rows) if self._buckets else None
+
+    def table(self, most_rows: int) -> list[float] | None:
+        """The same for 0 to `most_rows` rows, never falling: what noise says of a longer pass is not believed."""
+        if not self._buckets:
+            return None
+        at, seconds = np.array(self.points()).T
+        rows = np.arange(most_rows + 1)
+        nearest = np.clip(rows, at[0], at[-1])
+        beyond = (rows + self.PRIOR_ROWS) / (nearest + self.PRIOR_ROWS)
+        found: list[float] = np.maximum.accumulate(np.interp(nearest, at, seconds) * beyond).tolist()
+        return found
+
+    def points(self) -> list[tuple[float, float]]:
+        """What was measured: (rows, seconds), by rows."""
+        return sorted((known.rows, self._drift * known.seconds) for known in self._buckets.values())
+
+    def _at(self, points: list[tuple[float, float]], rows: int) -> float:
+        place = bisect_left(points, (rows, 0.0))
+        if 0 < place < len(points):
+            (low, shorter), (high, longer) = points[place - 1], points[place]
+            return shorter + (longer - shorter) * (rows - low) / (high - low)
+        nearest, seconds = points[min(place, len(points) - 1)]
+        return seconds * (rows + self.PRIOR_ROWS) / (nearest + self.PRIOR_ROWS)
+
+
+def _bucket(rows: int) -> int:
+    """Eight buckets to a doubling."""
+    scale = max(rows.bit_length() - 4, 0)
+    return (rows >> scale) << scale

@@ -1,0 +1,92 @@
+"""Defects of policy files and roll-outs: who gets which drafter, what is noticed, what is remembered."""
+
+from catalogue import UNIT, Mutant
+
+PAIR = f"{UNIT}/control/rollout/test_pair.py"
+SAVED = f"{UNIT}/control/rollout/test_saved.py"
+ENGINE = f"{UNIT}/engine/policy/test_rollouts_in_an_engine.py"
+STEERING = f"{UNIT}/engine/policy/test_steering.py"
+ADVICE = f"{UNIT}/control/reporting/test_advising.py"
+
+ROLLOUT_MUTANTS = (
+    Mutant(
+        81,
+        "guesses of a drafter in the shadow are used",
+        "speculation/requests.py",
+        "return self.is_live and not self.switch.is_closed",
+        "return not self.switch.is_closed",
+        (f"{ENGINE}::test_in_the_shadow_and_while_it_is_verified_no_guess_is_used",),
+    ),
+    Mutant(
+        81,
+        "a rollback leaves requests that run with the drafter",
+        "control/rollout/pair.py",
+        "self.switch.is_closed = True  # for all",
+        "pass  # for all",
+        (PAIR,),
+    ),
+    Mutant(
+        81,
+        "a text that comes out differently is not noticed",
+        "engine/policy/verification.py",
+        "if again != sample.tokens:",
+        "if len(again) != len(sample.tokens):",
+        (f"{ENGINE}::test_one_that_changes_texts_is_found_out_before_anybody_is_served",),
+    ),
+    Mutant(
+        81,
+        "requests change their arm when the canary grows",
+        "control/rollout/pair.py",
+        "self.rule.cohort, tenant, request_id))",
+        "self.rule.cohort, tenant, request_id, str(self.step)))",
+        (f"{PAIR}::test_requests_stay_in_their_arm_while_the_canary_grows",),
+    ),
+    Mutant(
+        81,
+        "a restart begins every roll-out anew",
+        "control/rollout/rollouts.py",
+        'if state is not None and state["salt"] == rule.salt:',
+        "if False:",
+        (f"{SAVED}::test_a_restart_goes_on_where_it_was",),
+    ),
+    Mutant(
+        81,
+        "another model's state is taken over",
+        "control/rollout/saved.py",
+        ' or value["made_for"] != dict(made_for)',
+        "",
+        (f"{SAVED}::test_another_models_file_is_ignored",),
+    ),
+    Mutant(
+        81,
+        "a drafter that crashes is asked again and again",
+        "engine/policy/health.py",
+        "faults=faults - before.faults,",
+        "faults=0,",
+        (f"{ENGINE}::test_one_that_goes_bad_when_it_is_in_use_is_rolled_back",),
+    ),
+    Mutant(
+        81,
+        "a broken file takes the place of a good one",
+        "engine/policy/steering.py",
+        'the old one stays: %s", self.path, error)\n            return\n        if all(',
+        'the old one stays: %s", self.path, error)\n            document, configs = PolicyFile(), {}\n        if all(',
+        (f"{STEERING}::test_a_file_that_is_broken_leaves_the_old_one_with_one_line",),
+    ),
+    Mutant(
+        81,
+        "the last rule that fits wins",
+        "control/policy_file/document.py",
+        "(rule for rule in self.cohorts if rule.match.fits(traits))",
+        "(rule for rule in reversed(self.cohorts) if rule.match.fits(traits))",
+        (f"{UNIT}/control/policy_file/test_parsing.py::test_the_first_rule_that_fits_wins",),
+    ),
+    Mutant(
+        81,
+        "what is checked in idle time is told to somebody",
+        "engine/core.py",
+        "if request.name != CHECK and (part.verdict.tokens",
+        "if (part.verdict.tokens",
+        ("tests/integration/test_policy_texts.py::test_texts_are_those_of_plain_decoding",),
+    ),
+)

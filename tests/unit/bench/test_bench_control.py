@@ -1,0 +1,233 @@
+"""`foreword bench control` on pretend windows, and what it makes of them."""
+
+import random
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from foreword.bench.control.bench import ControlSizes
+from foreword.bench.control.cells import CONTROLLER, PLAIN, CellRates, measure_cells, summarise
+from foreword.bench.control.conditions import Circumstances, conditions, measure_conditions
+from foreword.bench.control.mixed import measure_mixed, percentile
+from foreword.bench.control.report import ControlReport, cell_table, ratio_chart, reaction_table
+from foreword.bench.control.slowed import Brake, SlowedDrafter
+from foreword.bench.control.statistics import against_best, bootstrap, together
+from foreword.bench.control.timeline import (
+    Phase,
+    Step,
+    rates_by_second,
+    reaction_seconds,
+    settled_rate,
+    worst_stretch,
+)
+from foreword.bench.control.windows import MIXED, Arm, Prompts, Window
+from foreword.errors import RequestError
+from helpers.clocks import ScriptedClock
+
+OWN = Arm(CONTROLLER, None)
+FIXED = Arm("ngram", {"method": "ngram", "fixed": True})
+
+
+@dataclass
+class PretendStation:
+    """Every arm has its rate; whoever comes later in a run is slower."""
+
+    rates: dict[str, float]
+    slower: float = 1.0  # from window to window
+    asked: list[tuple[str, str, int, int]] = field(default_factory=list)
+
+    def window(self, arm: Arm, kind: str, batch: int, number: int) -> Window:
+        self.asked.append((arm.label, kind, batch, number))
+        return Window(100, 100 / self.rates[arm.label] * self.slower ** len(self.asked))
+
+
+def nothing(*_: object) -> None:
+    pass
+
+
+def test_arms_take_turns_forwards_and_backwards_and_the_first_round_does_not_count():
+    station = PretendStation({"plain": 10.0, CONTROLLER: 12.0, "ngram": 9.0})
+    (cell,) = measure_cells(station, [("chat", 2)], [PLAIN, OWN, FIXED], 4, nothing)
+    assert [label for label, *_ in station.asked[:6]] == [
+        "plain",
+        CONTROLLER,
+        "ngram",
+        "ngram",
+        CONTROLLER,
+        "plain",
+    ]
+    assert all(len(rates) == 4 for rates in cell.rates.values())
+    by_number = {
+        number: {label for label, _, _, n in station.asked if n == number} for *_, number in station.asked
+    }
+    assert all(labels == {"plain", CONTROLLER, "ngram"} for labels in by_number.values())
+    with pytest.raises(RequestError, match="at least 4"):
+        measure_cells(station, [("chat", 2)], [PLAIN, OWN], 3, nothing)
+
+
+def test_a_drift_favours_nobody():
+    station = PretendStation({"plain": 10.0, CONTROLLER: 10.0}, slower=1.02)
+    (cell,) = summarise(measure_cells(station, [("chat", 1)], [PLAIN, OWN], 12, nothing))
+    assert cell.ratios[CONTROLLER].middle == pytest.approx(1.0, abs=0.005)
+    assert cell.holds
+
+
+@pytest.mark.parametrize(("own", "holds"), [(1.3, True), (1.2, False), (0.95, False)])
+def test_the_promise_is_about_plain_decoding_and_about_the_best_fixed_setting(own: float, holds: bool):
+    rng = random.Random(1)
+
+    def rates(rate: float) -> list[float]:
+        return [rate * rng.uniform(0.99, 1.01) for _ in range(12)]
+
+    cell = CellRates("chat", 1, {"plain": rates(1), "ngram": rates(1.3), CONTROLLER: rates(own)})
+    (found,) = summarise([cell])
+    assert found.best.label == "ngram"
+    assert found.holds == holds
+    failures = ControlReport([found]).failures
+    assert bool(failures) != holds
+
+
+def test_the_best_setting_is_chosen_on_one_half_and_compared_on_the_other():
+    rates = {"own": [1.0] * 4, "lucky": [2.0, 0.5, 2.0, 0.5], "steady": [1.5, 1.5, 1.5, 1.5]}
+    found = against_best(rates, "own", ["lucky", "steady"], 0.95)
+    assert found.label == "lucky"
+    assert found.ratio.middle == pytest.approx(2.0)  # on the other half it was bad luck
+
+
+def test_bounds_hold_as_often_as_they_say():
+    rng, missed = random.Random(3), 0
+    for seed in range(200):
+        interval = bootstrap([rng.lognormvariate(0, 0.1) for _ in range(12)], 0.95, seed)
+        missed += not interval.low <= 1 <= interval.high
+    assert missed < 30
+    assert together(0.95, 10) == pytest.approx(0.995)
+
+
+def steady(rate: float, seconds: float, step: float = 0.05) -> list[Step]:
+    return [Step(step * (place + 1), round(rate * step)) for place in range(round(seconds / step))]
+
+
+def after(first: list[Step], second: list[Step]) -> list[Step]:
+    return first + [Step(first[-1].end + step.end, step.tokens) for step in second]
+
+
+def test_a_slow_beginning_is_seen():
+    steps = after(steady(40, 2.0), steady(100, 10.0))
+    assert settled_rate(steps) == pytest.approx(100)
+    assert 1.5 <= reaction_seconds(steps) <= 3.0
+    assert worst_stretch(steps, plain_rate=80) == pytest.approx((2 * 40 + 3 * 100) / 5 / 80, rel=0.01)
+    assert reaction_seconds(steady(100, 5.0)) == 0.0
+
+
+def test_tokens_of_a_step_that_two_stretches_share_are_divided():
+    rates = rates_by_second([Step(0.5, 10), Step(1.5, 20), Step(2.0, 10)], width=1.0, stride=1.0)
+    assert rates == [(0.0, 20.0), (1.0, 20.0)]
+
+
+@dataclass
+class PretendLine:
+    """Decodes at a rate by arm and phase; tells which circumstances it ran in."""
+
+    log: list[str] = field(default_factory=list)
+
+    def run(self, arm: Arm, phases: list[Phase]) -> list[list[Step]]:
+        found = []
+        for phase in phases:
+            with phase.circumstances() as what:
+                self.log.append(f"{arm.label} {phase.kind} {phase.batch} {what or ''}".strip())
+            steps = steady(120 if arm.label == CONTROLLER else 100, phase.seconds)
+            waited = 0.02 if arm.is_half else 0.01
+            found.append([Step(step.end, step.tokens, (waited,) * 3) for step in steps])
+        return found
+
+
+def test_every_change_is_run_plainly_and_as_the_controller_likes():
+    def made(what: str) -> AbstractContextManager[object]:
+        return nullcontext(what)
+
+    can = Circumstances(lambda: made("slow"), lambda: made("busy"))
+    line = PretendLine()
+    reactions = measure_conditions(line, conditions("code", "chat", 32, 8.0, can), OWN, nothing)
+    assert [one.phase for one in reactions] == [
+        "changed",
+        "back",
+        "slow",
+        "back",
+        "busy",
+        "back",
+        "32",
+        "one again",
+    ]
+    assert all(one.ratio == pytest.approx(1.2) and one.worst == pytest.approx(1.2) for one in reactions)
+    assert {"plain chat 1", "controller code 1 slow", "plain code 1 busy", "controller code 32"} <= set(
+        line.log
+    )
+
+
+def test_mixed_traffic_compares_those_who_decode_plainly():
+    mixed = measure_mixed(PretendLine(), OWN, 8, 3.0)
+    assert (mixed.plain_ms, mixed.mixed_ms, mixed.ratio) == pytest.approx((10.0, 20.0, 2.0))
+    assert not mixed.holds
+    report = ControlReport([], mixed=mixed, probe_share=0.02)
+    assert len(report.failures) == 2
+    assert report.as_json()["passed"] is False
+    assert percentile([5, 1, 3, 2, 4], 0.95) == 5
+    assert percentile([1.0], 0.5) == 1.0
+
+
+def test_a_brake_makes_calls_longer_and_nothing_else():
+    clock, brake = ScriptedClock(), Brake()
+
+    def propose(asks: list[Any]) -> list[Any]:
+        clock.pass_by(0.1)
+        return asks
+
+    inner: Any = SimpleNamespace(propose=propose, needs="states", forget=nothing)
+    drafter: Any = SlowedDrafter(inner, brake, clock, clock.pass_by)
+    assert drafter.needs == "states"
+    assert drafter.propose([1]) == [1]
+    assert clock.now == pytest.approx(0.1)
+    with brake.pulled(10.0):
+        drafter.propose([1])
+    assert clock.now == pytest.approx(1.1)
+    drafter.propose([1])
+    assert clock.now == pytest.approx(1.2)
+    with pytest.raises(AttributeError):
+        _ = drafter.choices
+
+
+def test_prompts_go_round_and_mixed_is_all_of_them():
+    prompts = Prompts({"a": [[1], [2], [3]], "b": [[4]]})
+    assert prompts.kinds == ["a", "b", MIXED]
+    assert prompts.take("a", 0, 2) == [[1], [2]]
+    assert prompts.take("a", 1, 2) == [[3], [1]]
+    assert {tuple(ids) for ids in prompts.take(MIXED, 0, 6)} == {(1,), (2,), (3,), (4,)}
+
+
+def test_sizes():
+    assert ControlSizes.of(False).batches == (1, 2, 4, 8, 16, 32)
+    quick = ControlSizes.of(True, windows=4, changes=False)
+    assert (quick.windows, quick.phase_seconds) == (4, 0.0)
+    assert quick.chosen(["a", "b", "c"]) == ["a", "b", MIXED]
+    assert ControlSizes.of(False).chosen(["a", "b", "c"]) == ["a", "b", "c", MIXED]
+    with pytest.raises(RequestError, match="'poetry' is none of chat, mixed"):
+        ControlSizes.of(True, ["poetry"]).check({"chat"})
+
+
+def test_tables_and_chart():
+    station = PretendStation({"plain": 10.0, CONTROLLER: 12.0, "ngram": 9.0})
+    cells = summarise(
+        measure_cells(station, [("chat", 1), ("chat", 4), (MIXED, 1)], [PLAIN, OWN, FIXED], 4, nothing)
+    )
+    assert cell_table(cells, "title").row_count == 3
+    assert ratio_chart(cells).lines == {
+        "chat": [(1.0, pytest.approx(1.2)), (4.0, pytest.approx(1.2))],
+        MIXED: [(1.0, pytest.approx(1.2))],
+    }
+    can = Circumstances(nullcontext, nullcontext)
+    reactions = measure_conditions(PretendLine(), conditions("code", "chat", 2, 8.0, can), OWN, nothing)
+    assert reaction_table(reactions).row_count == 8
+    assert ControlReport(cells, reactions).failures == []

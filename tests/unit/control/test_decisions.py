@@ -1,0 +1,56 @@
+"""Single decisions of the measured policy, by hand."""
+
+import pytest
+
+from foreword.control.asking import Group, Pass, weigh
+from foreword.control.estimates import Estimates, Rates
+from foreword.control.trimming import Offer, choose, survivals
+from foreword.speculation.draft import Draft
+
+FLAT = [1.0 + 0.001 * rows for rows in range(40)]
+"""Seconds by rows where rows are all but free."""
+
+
+def certain(rate: float, levels: int = 8, coverage: float = 1.0) -> Rates:
+    return Rates([[rate]] * levels, [coverage] * levels)
+
+
+def test_a_guess_counts_as_often_as_all_before_it_are_right():
+    rates = certain(0.5)
+    assert rates.survival(0)[:3] == pytest.approx([0.5, 0.25, 0.125])
+    chain = Draft.chain([1] * 8, 10)
+    dear = [1.0 + 0.2 * rows for rows in range(40)]
+    (kept,) = choose([Offer(1, chain, survivals(chain, rates, 0))], Pass.of(1, 1, dear), 0.0)
+    assert len(kept) == 2  # a third brings an eighth of a token and takes a seventh of the time
+
+
+def test_drafting_is_part_of_the_price():
+    here, group = Pass.of(1, 1, FLAT), Group(certain(0.8), 1, 4)
+    (free,) = weigh(here, [group], lambda levels, asks: 0.0)
+    (cheap,) = weigh(here, [group], lambda levels, asks: 0.5 * levels)
+    (dear,) = weigh(here, [group], lambda levels, asks: 3.0 * levels)
+    assert free.gain > cheap.gain > 0 > dear.gain
+    assert cheap.depth < free.depth == 4
+
+
+def test_an_empty_answer_is_no_rejected_guess():
+    pair = Estimates().pair("ngram", "", "greedy")
+    for number in range(200):
+        if number % 2:
+            pair.answered(4, 0)
+        else:
+            pair.answered(4, 1)
+            pair.judged(0, 1, 0)
+            pair.finished(1, pair.rates.expected[0])
+    pair.refresh(0.0)
+    assert pair.rates.accepted[0][0] > 0.9
+    assert pair.rates.coverage[0] == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_drafter_that_seldom_answers_is_worth_less():
+    here = Pass.of(1, 1, FLAT)
+    often, seldom = (
+        weigh(here, [Group(certain(0.8, coverage=coverage), 1, 4)], lambda levels, asks: 0.1)[0]
+        for coverage in (0.9, 0.1)
+    )
+    assert often.gain > 5 * seldom.gain

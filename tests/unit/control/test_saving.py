@@ -1,0 +1,158 @@
+"""What was learned is kept for the next start, and only what can be believed is used."""
+
+import json
+import logging
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foreword.control.estimates import MAX_PAIRS, Estimates
+from foreword.control.measured import MeasuredPolicy
+from foreword.control.saving import estimates_as_json, restore_estimates
+from foreword.engine.kept_estimates import MOST_FILES, KeptEstimates
+from helpers.traffic import CPU, H200, Traffic, head, lookup
+
+
+def taught(tokens: int = 3000) -> tuple[MeasuredPolicy, Traffic]:
+    policy, traffic = MeasuredPolicy(), Traffic(H200, [head(), lookup()], 2)
+    traffic.run(policy, tokens)
+    return policy, traffic
+
+
+def kept(path: Path) -> tuple[KeptEstimates, MeasuredPolicy, Traffic]:
+    policy, traffic = MeasuredPolicy(), Traffic(H200, [head(), lookup()], 2)
+    traffic.situation.costs.__init__()  # type: ignore[misc]  # nothing is known
+    return KeptEstimates(path, policy, traffic.situation.costs), policy, traffic
+
+
+def test_a_restart_knows_what_was_known(tmp_path: Path):
+    policy, traffic = taught()
+    file = tmp_path / "key.json"
+    KeptEstimates(file, policy, traffic.situation.costs).save()
+    store, fresh, other = kept(file)
+    assert store.load()
+    for cohort in ("code", "chat"):
+        old = policy.estimates.pair("head", "", cohort)
+        old.refresh(0.0)
+        new = fresh.estimates.pair("head", "", cohort)
+        assert new.rates.accepted[0][0] == pytest.approx(old.rates.accepted[0][0], abs=0.05)
+        assert new.rates.coverage[0] == pytest.approx(old.rates.coverage[0], abs=0.05)
+    for rows in (1, 8, 40):
+        known = traffic.situation.costs.step_seconds(rows)
+        assert other.situation.costs.step_seconds(rows) == pytest.approx(known)
+    assert other.situation.costs.knows_calls("head")
+    assert other.situation.costs.draft_seconds("head", 5) == pytest.approx(
+        traffic.situation.costs.draft_seconds("head", 5)
+    )
+
+
+def test_a_restart_is_as_fast_from_its_first_request_on(tmp_path: Path):
+    policy, traffic = taught(6000)
+    file = tmp_path / "key.json"
+    KeptEstimates(file, policy, traffic.situation.costs).save()
+    store, fresh, other = kept(file)
+    store.load()
+    _, cold, nothing_known = kept(tmp_path / "none.json")
+    warm = Traffic(H200, [head(), lookup()], 2)
+    warm.situation = traffic.situation
+    known = other.run(fresh, 600).ratio
+    assert known > 0.97 * warm.run(policy, 600).ratio
+    assert known > 1.02 * nothing_known.run(cold, 600).ratio
+
+
+def test_nobody_can_read_whose_cohorts_they_were(tmp_path: Path):
+    estimates = Estimates()
+    estimates.pair("ngram", "secret-tenant", "greedy").answered(4, 0)
+    text = json.dumps(estimates_as_json(estimates))
+    assert "secret-tenant" not in text
+    restored = Estimates()
+    restore_estimates(restored, json.loads(text))
+    assert restored.pair("ngram", "another", "greedy").counts.asks == 0
+    assert restored.pair("ngram", "secret-tenant", "greedy").counts.asks == pytest.approx(1, abs=0.01)
+
+
+def test_what_nobody_has_asked_for_since_stays_kept():
+    estimates = Estimates()
+    estimates.pair("ngram", "me", "greedy").answered(4, 0)
+    once = estimates_as_json(estimates)
+    again = Estimates()
+    restore_estimates(again, once)
+    assert estimates_as_json(again)["pairs"] == once["pairs"]
+
+
+def test_old_knowledge_weighs_little():
+    estimates = Estimates()
+    pair = estimates.pair("ngram", "", "greedy")
+    for _ in range(5000):
+        pair.answered(4, 4)
+        pair.judged(0, 1, 0)
+    restored = Estimates()
+    restore_estimates(restored, estimates_as_json(estimates))
+    assert restored.pair("ngram", "", "greedy").counts.asks <= 200
+
+
+def test_the_file_stays_small(tmp_path: Path):
+    policy = MeasuredPolicy()
+    for number in range(3 * MAX_PAIRS):
+        policy.estimates.pair("ngram", f"tenant {number}", "greedy").answered(8, 3)
+    file = tmp_path / "key.json"
+    policy.steps = 1
+    KeptEstimates(file, policy, Traffic(CPU, [lookup()], 1).situation.costs).save()
+    assert file.stat().st_size < 400_000
+    for number in range(2 * MOST_FILES):
+        policy.steps += 1
+        KeptEstimates(tmp_path / f"{number}.json", policy, Traffic(CPU, [lookup()], 1).situation.costs).save()
+    assert len(list(tmp_path.iterdir())) == MOST_FILES
+
+
+def damaged(saved: dict[str, Any]) -> list[str]:
+    other = {**saved, "key": "other"}
+    half = {**saved, "estimates": {"drafters": {}}}
+    wrong_costs = {**saved, "costs": {**saved["costs"], "steps": [[0, [[1, -5.0]]]]}}
+    wrong_calls = {**saved, "costs": {**saved["costs"], "calls": {"head": [1, 2, 3]}}}
+    no_numbers = {**saved, "costs": {**saved["costs"], "calls": {"head": [float("nan")] * 14}}}
+    counts = dict(saved["estimates"]["drafters"])
+    first = next(iter(counts))
+    lies = {**counts, first: {**counts[first], "accepted": [[9e8] for _ in counts[first]["accepted"]]}}
+    wrong_rates = {**saved, "estimates": {**saved["estimates"], "drafters": lies}}
+    cases = [other, half, wrong_costs, wrong_calls, no_numbers, wrong_rates, [], {"format": 1}]
+    return ["", "{", "null", "[" * 100_000, *map(json.dumps, cases)]
+
+
+def test_a_damaged_or_foreign_file_is_ignored_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    policy, traffic = taught(500)
+    file = tmp_path / "key.json"
+    KeptEstimates(file, policy, traffic.situation.costs).save()
+    saved = json.loads(file.read_text())
+    for text in damaged(saved):
+        file.write_text(text)
+        store, fresh, other = kept(file)
+        with caplog.at_level(logging.WARNING):
+            caplog.clear()
+            assert not store.load(), text[:80]
+        assert len(caplog.records) == 1, text[:80]
+        assert not fresh.estimates.drafters
+        assert not fresh.estimates.saved
+        assert other.situation.costs.step_seconds(1) is None
+        assert not other.situation.costs.knows_calls("head")
+    file.unlink()
+    caplog.clear()
+    assert not kept(file)[0].load()
+    assert not caplog.records  # a first start is nothing to complain about
+
+
+def test_it_is_saved_soon_then_now_and_then(tmp_path: Path):
+    policy, traffic = taught(100)
+    file = tmp_path / "key.json"
+    store = KeptEstimates(file, policy, traffic.situation.costs)
+    times = []
+    for tenth in range(2000):
+        policy.steps += 1
+        file.unlink(missing_ok=True)
+        store.save_now_and_then(tenth / 10)
+        if file.exists():
+            times.append(tenth / 10)
+    assert times[:4] == [2.0, 6.0, 14.0, 30.0]
+    assert all(later - earlier == pytest.approx(30) for earlier, later in pairwise(times[4:]))

@@ -1,0 +1,184 @@
+"""The measured policy where every request is new: a tenant of its own, a prompt, a short answer."""
+
+from typing import Any
+
+import pytest
+
+from foreword.control.fixed import FixedPolicy
+from foreword.control.measured import MeasuredPolicy
+from foreword.control.settings import ControlSettings
+from foreword.speculation.requests import DraftPlan, PassEntry
+from helpers.traffic import Kind, Traffic, interpolated, lookup, states_head
+
+TWO_CORES = interpolated(
+    [
+        (1, 7.0),
+        (2, 7.4),
+        (3, 7.9),
+        (4, 9.0),
+        (5, 11.1),
+        (6, 12.2),
+        (8, 15.0),
+        (16, 29.7),
+        (64, 110.0),
+        (512, 800),
+    ]
+)
+"""A small model on two ARM cores: the fifth row needs another tile."""
+
+DEAR_PROMPTS = interpolated([(1, 7.0), (4, 9.0), (64, 110.0), (512, 5000.0)])
+"""Where another row beside a long chunk takes longer than a token alone."""
+
+KINDS = {
+    "summary": Kind(0.55, 0.99, 0.3, 0.3),
+    "rag": Kind(0.5, 0.99, 0.3, 0.3),
+    "chat": Kind(0.7, 0.99, 0.3, 0.3),
+}
+
+
+@pytest.mark.parametrize(("cohort", "prompt"), [("summary", 1500), ("rag", 900), ("chat", 60)])
+def test_short_answers_to_new_tenants_are_as_fast_as_with_the_best_fixed_depth(cohort: str, prompt: int):
+    """A head, ninety tokens after each prompt, and nothing known of any of these tenants."""
+    head = states_head(**KINDS)
+
+    def traffic(plan: DraftPlan | None) -> Traffic:
+        found = Traffic(TWO_CORES, [head], 1, (cohort,), prompt=prompt, length=96, has_own_tenants=True)
+        found.plan_of = None if plan is None else lambda _: plan
+        return found
+
+    drafter: Any = head
+    fixed = [
+        traffic(DraftPlan("eagle", drafter, depth, depth, is_fixed=True)).run(FixedPolicy(), 6000).ratio
+        for depth in (1, 2, 3, 4)
+    ]
+    policy, measured = MeasuredPolicy(), traffic(None)
+    first = measured.run(policy, 600).ratio  # the first requests of all
+    later = measured.run(policy, 6000).ratio
+    assert later >= 0.97 * max(fixed)
+    assert first >= 0.93
+    assert later >= 0.97
+
+
+def prompt_entries(traffic: Traffic, run: int) -> list[PassEntry]:
+    traffic._fill()
+    return [
+        PassEntry(r, r.kv, len(r.tokens) - run, run, 0, True)  # type: ignore[arg-type]
+        for r in traffic.running
+    ]
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_a_head_that_may_guess_later_reads_the_prompt_along_and_is_not_asked(draws: bool):
+    head = states_head()
+    traffic = Traffic(TWO_CORES, [head], 1, prompt=200)
+    policy = MeasuredPolicy()
+    traffic._fill()
+    request: Any = traffic.running[0]
+    entry = PassEntry(request, request.kv, 0, 200 if draws else 100, 0, draws)
+    (plan,) = policy.plan([entry], traffic.situation)
+    assert plan is not None
+    assert plan.drafter is head  # type: ignore[comparison-overlap]
+    assert (plan.max_nodes, plan.max_depth) == (0, 0)
+    traffic.run(policy, 10)
+    estimate = next(iter(policy.controls)).counts
+    assert estimate.offered[0] == 0  # no answer was expected of it while the prompt was read
+
+
+def test_a_lookup_is_not_planned_for_a_chunk_that_draws_nothing():
+    traffic = Traffic(TWO_CORES, [lookup()], 1, prompt=200)
+    policy = MeasuredPolicy()
+    traffic._fill()
+    request: Any = traffic.running[0]
+    assert policy.plan([PassEntry(request, request.kv, 0, 100, 0, False)], traffic.situation) == [None]
+
+
+def test_a_head_that_is_far_from_paying_reads_only_some_prompts():
+    head = states_head(per_level=20e-3)
+    traffic = Traffic(TWO_CORES, [head], 1, ("creative",), prompt=30)
+    policy = MeasuredPolicy()
+    traffic.run(policy, 6000)
+    read = []
+    for _ in range(64):
+        traffic.running.clear()
+        traffic._fill()
+        (plan,) = policy.plan(prompt_entries(traffic, 30), traffic.situation)
+        read.append(plan is not None)
+    assert 1 <= sum(read) <= 6
+
+
+def test_a_head_that_is_not_in_use_is_told_of_few_requests_only():
+    """Telling costs time at every step."""
+    head = states_head(per_level=20e-3)
+    traffic = Traffic(TWO_CORES, [head], 4, ("creative",))
+    policy = MeasuredPolicy()
+    traffic.run(policy, 3000)
+    told = total = 0
+    for _ in range(1500):
+        traffic.run(policy, 1)
+        told += sum(policy.tells(request) for request in traffic.running)  # type: ignore[arg-type]
+        total += len(traffic.running)
+    assert 0.01 < told / total < 0.08
+
+
+def test_a_head_that_was_told_nothing_hears_the_newest_token_before_it_is_asked():
+    head = states_head(chat=Kind(0.8))
+    traffic = Traffic(TWO_CORES, [head], 1, ("chat",))
+    policy = MeasuredPolicy(ControlSettings(reference_share=0.0))
+    traffic.run(policy, 2000)
+    traffic._fill()
+    request: Any = traffic.running[0]
+    policy._records[request].is_told = False
+    (first,) = policy.plan([traffic._entry(request)], traffic.situation)
+    assert first is not None
+    assert first.max_nodes == 0
+    traffic.run(policy, 1)
+    assert policy.tells(request)
+    (second,) = policy.plan([traffic._entry(request)], traffic.situation)
+    assert second is None or second.max_nodes > 0
+
+
+def test_a_step_with_a_prompt_in_it_is_no_reason_to_give_guessing_up():
+    head = states_head(chat=Kind(0.8))
+    traffic = Traffic(DEAR_PROMPTS, [head], 1, ("chat",))
+    policy = MeasuredPolicy()
+    traffic.run(policy, 2000)
+    (control,) = policy.controls.values()
+    assert control.is_on
+    policy.reference._left = 0
+    decoding = traffic._entry(traffic.running[0])
+    other = Traffic(DEAR_PROMPTS, [head], 1, ("chat",), seed=7, prompt=500)
+    other._fill()
+    reading: Any = other.running[0]
+    chunk = PassEntry(reading, reading.kv, 0, 400, 0, False)
+    policy.plan([decoding, chunk], traffic.situation)
+    assert control.is_on
+    assert any(policy.plan([decoding], traffic.situation)[0] is not None for _ in range(9))
+
+
+def test_a_drafter_is_told_how_far_behind_it_is():
+    drafter = lookup(code=Kind(0.05, 0.5))
+    traffic = Traffic(TWO_CORES, [drafter], 1, ("code",))
+    policy = MeasuredPolicy()
+    traffic.run(policy, 400)
+    behind = []
+    for _ in range(300):
+        traffic._fill()
+        before = len(traffic.running[0].tokens)
+        (plan,) = policy.plan([traffic._entry(traffic.running[0])], traffic.situation)
+        if plan is not None:
+            behind.append((plan.behind, before - traffic.running[0].last_asked.get(plan.method, 0)))
+        traffic.run(policy, 1)
+    assert len(behind) > 3
+    assert all(told == missed for told, missed in behind)
+
+
+def test_costs_of_a_drafter_that_is_only_tried_now_and_then_are_those_of_use():
+    """What it takes to catch up is not taken for what a level costs, so that it is used again when it pays."""
+    head = states_head(chat=Kind(0.05))
+    traffic = Traffic(TWO_CORES, [head], 1, ("chat",), seed=3)
+    policy = MeasuredPolicy()
+    traffic.run(policy, 6000)
+    (control,) = policy.controls.values()
+    assert not control.is_on
+    expected = traffic.situation.costs.draft_seconds("eagle", 4)
+    assert expected == pytest.approx(head.seconds(4, 1), rel=0.3)

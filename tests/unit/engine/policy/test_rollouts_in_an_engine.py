@@ -1,0 +1,140 @@
+"""Good and bad drafters on their way into an engine."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foreword.control.policy_file.document import Stage
+from foreword.speculation import step as stepping
+from helpers.rollout_world import VOCAB, Guesser, RolloutWorld
+
+
+def stages(world: RolloutWorld) -> list[Stage]:
+    return [move.stage for move in world.pair.moves]
+
+
+def test_a_good_drafter_reaches_on_and_texts_stay_what_they_are(tmp_path: Path):
+    world = RolloutWorld(tmp_path, Guesser)
+    world.run_until(lambda: world.pair.stage is Stage.ON)
+    assert stages(world) == [Stage.SHADOW, Stage.VERIFY, Stage.CANARY, Stage.CANARY, Stage.ON]
+    report = world.core.stats().control
+    assert report is not None
+    (pair,) = report.pairs
+    assert (pair.drafter, pair.cohort, pair.state, pair.in_use) == ("fresh", "code/greedy", "on", True)
+    assert pair.predicted is not None
+    assert pair.predicted.mean > 1.1
+    assert pair.break_even is not None
+    assert pair.break_even < pair.acceptance_by_level[0]
+    assert report.mismatches == 0
+
+
+def test_in_the_shadow_and_while_it_is_verified_no_guess_is_used(tmp_path: Path):
+    world = RolloutWorld(tmp_path, Guesser)
+    passes = []
+    while world.pair.stage in (Stage.SHADOW, Stage.VERIFY):
+        world.answer()
+        passes.append(world.core.stats().cohorts["plain/code/greedy"].tokens)
+    asked = [name for name in world.core.stats().cohorts if "fresh" in name]
+    judged = {name: world.core.situation.cohorts[name].drafted for name in asked}
+    assert judged["fresh/code/check"] > 0
+    assert judged["fresh/code/greedy"] == 0
+
+
+def _broken(accept: Any, *given: Any) -> Any:
+    """A rule that makes another token of the one behind a draft."""
+    verdicts, drafts = accept(*given), given[2]
+    return [
+        replace(v, tokens=(*v.tokens[:-1], (v.tokens[-1] + 1) % VOCAB)) if len(d) and v.tokens else v
+        for v, d in zip(verdicts, drafts, strict=True)
+    ]
+
+
+def test_one_that_changes_texts_is_found_out_before_anybody_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(stepping, "accept", partial(_broken, stepping.accept))
+    world = RolloutWorld(tmp_path, Guesser)
+    world.run_until(lambda: world.pair.stage is Stage.HELD)
+    assert stages(world) == [Stage.SHADOW, Stage.VERIFY, Stage.HELD]
+    assert world.pair.reason.startswith("mismatch: tokens differ")
+    world.answer()  # checks every answer: nobody was served a wrong text
+
+
+@pytest.mark.parametrize(
+    ("guesser", "stage", "reason"),
+    [
+        (partial(Guesser, seconds=20e-3), Stage.OFF, "low gain"),
+        (partial(Guesser, right=0.02, seconds=2e-3), Stage.OFF, "low gain"),
+        (partial(Guesser, crashes=True), Stage.HELD, "faults"),
+        (partial(Guesser, memory=2_000_000), Stage.HELD, "memory"),
+    ],
+    ids=["slow", "always wrong", "crashing", "memory-hungry"],
+)
+def test_a_bad_one_is_given_up_for_the_right_reason(tmp_path: Path, guesser: Any, stage: Stage, reason: str):
+    world = RolloutWorld(tmp_path, guesser)
+    world.run_until(lambda: world.pair.stage in (Stage.OFF, Stage.HELD), most=400)
+    assert (world.pair.stage, world.pair.reason.split(":")[0]) == (stage, reason)
+
+
+def test_one_that_goes_bad_when_it_is_in_use_is_rolled_back(tmp_path: Path):
+    world = RolloutWorld(tmp_path, Guesser)
+    world.run_until(lambda: world.pair.stage is Stage.CANARY)
+    world.guesser.crashes = True
+    world.run_until(lambda: world.pair.stage is Stage.HELD)
+    assert world.pair.reason.startswith("faults")
+    asks = world.core.guessing.books.pairs["fresh", "code/greedy"].asks
+    world.answer()
+    assert world.core.guessing.books.pairs["fresh", "code/greedy"].asks == asks
+
+
+def test_a_request_interrupts_a_check(tmp_path: Path):
+    world = RolloutWorld(tmp_path, Guesser)
+    world.run_until(lambda: world.pair.stage is Stage.VERIFY)
+    world.answer(idle=False)
+    before = world.pair.verified
+    world.core.use_idle_time()
+    world.core.step()
+    assert world.core.has_requests
+    world.answer(idle=False)  # the check gives way
+    world.core.check_integrity()
+    assert world.pair.verified == before
+    world.answer()
+    assert world.pair.verified > before or world.pair.stage is Stage.CANARY
+
+
+def test_no_request_fails_for_what_is_done_beside_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any) -> None:
+        raise RuntimeError("planted")
+
+    world = RolloutWorld(tmp_path, Guesser)
+    for name in ("between_steps", "observe", "ended", "next_check", "report"):
+        monkeypatch.setattr(world.core.guessing, name, fail)
+    world.answer()
+    assert world.core.stats().control is None
+    assert {"policy", "books", "check"} <= set(world.core.faults)
+
+
+@pytest.mark.parametrize("stage", list(Stage))
+def test_a_new_engine_goes_on_in_every_stage(tmp_path: Path, stage: Stage):
+    world = RolloutWorld(tmp_path, Guesser)
+    world.pair.move(stage, "planted")
+    world.core.close()
+    again = RolloutWorld(tmp_path, Guesser)
+    assert (again.pair.stage, again.pair.reason) == (stage, "planted")
+    again.answer()
+    if stage in (Stage.OFF, Stage.HELD):
+        assert again.pair.stage is stage
+        assert not again.core.guessing.books.pairs
+
+
+def test_the_operator_moves_a_pair_by_hand(tmp_path: Path):
+    world = RolloutWorld(tmp_path, Guesser)
+    world.core.guessing.move("fresh", "code", "off")
+    assert world.pair.stage is Stage.OFF
+    world.core.guessing.move("fresh", "code", "next")
+    assert world.pair.stage is Stage.SHADOW
+    world.core.guessing.move("nobody", "code", "on")  # a line in the log, nothing else
+    assert len(world.steering.rollouts.pairs) == 1
