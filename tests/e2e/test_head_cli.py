@@ -71,4 +71,4 @@ def test_mistakes_are_one_line(tmp_path: Path, tiny_model: Path):
     )
     config = json.dumps({"method": "eagle", "model": head})
     refused = foreword("generate", "x", "--model", str(tiny_model), "--speculative-config", config)
-    assert_one_line_error(refused, "behind layer -1")
+    assert_one_line_error(refused, "is a head for method 'eagle3'")

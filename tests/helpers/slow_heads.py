@@ -70,8 +70,11 @@ class SlowHead:
         assert embedding is not None
         embedded = embedding[torch.tensor(tokens)]
         if self.flags.get("fused"):
-            stream = self.linear(torch.cat((embedded, features), -1), "fc")
-            read = stream
+            parts = [self.norm(embedded, "enorm.weight"), self.norm(features, "hnorm.weight")]
+            stream = self.linear(
+                torch.cat(parts[::-1] if self.flags.get("hidden_first") else parts, -1), "fc"
+            )
+            read = self.norm(stream, "layers.0.input_layernorm.weight")
         else:
             normed = self.norm(features, "layers.0.hidden_norm.weight")
             read = torch.cat((self.norm(embedded, "layers.0.input_layernorm.weight"), normed), -1)

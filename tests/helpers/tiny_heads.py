@@ -78,6 +78,59 @@ class TinyHead:
         self.tensors.pop("lm_head.weight", None)
         return self
 
+    def p_eagle(self) -> "TinyHead":
+        """EAGLE-3, and what stands for hidden states that are not known yet."""
+        self.eagle3()
+        width = self.taps * self.target_hidden
+        self.tensors["mask_hidden"] = torch.randn(1, 1, width, generator=self.generator)
+        return self
+
+    def mtp(self) -> "TinyHead":
+        """What only MTP modules have, by DeepSeek's names; the target lends the ends."""
+        self.matrix("eh_proj.weight", HIDDEN, 2 * HIDDEN)
+        for name in ("enorm", "hnorm", "shared_head.norm", "input_layernorm"):
+            self.vector(name + ".weight", HIDDEN)
+        layer = {
+            name.removeprefix("layers.0."): tensor
+            for name, tensor in self.tensors.items()
+            if name.startswith("layers.0.")
+        }
+        kept = {name: tensor for name, tensor in self.tensors.items() if "norm" in name or "eh_proj" in name}
+        self.tensors = {k: v for k, v in (layer | kept).items() if not k.startswith("layers.")}
+        return self
+
+    def dflash(self) -> "TinyHead":
+        """What only DFlash heads have."""
+        self.matrix("fc.weight", HIDDEN, self.taps * self.target_hidden)
+        for name in ("hidden_norm", "norm", "layers.0.input_layernorm"):
+            self.vector(name + ".weight", HIDDEN)
+        return self
+
+    def dspark(self, confidence: int = 0, rank: int = 8) -> "TinyHead":
+        """DFlash, with a Markov head; its confidence reads so many numbers, 0: it has none."""
+        self.dflash()
+        for number, rows in ((1, self.vocab), (2, self.draft_vocab)):
+            name = f"markov_head.markov_w{number}.weight"
+            self.matrix(name, rows, rank)
+            self.tensors[name] *= 4.0  # so that the token before matters
+        if confidence:
+            self.matrix("confidence_head.proj.weight", 1, confidence)
+            self.vector("confidence_head.proj.bias", 1, 0.0)
+        return self
+
+    def medusa(self, heads: int, blocks: int = 1, bias: bool = True, outputs: bool = True) -> "TinyHead":
+        """Medusa's own names: blocks, and behind them the output matrix."""
+        self.tensors = {}
+        self.config = {"medusa_num_heads": 2, "medusa_num_layers": blocks}  # a wrong number, as published
+        for head in range(heads):
+            for block in range(blocks):
+                self.matrix(f"{head}.{block}.linear.weight", HIDDEN, HIDDEN)
+                if bias:
+                    self.vector(f"{head}.{block}.linear.bias", HIDDEN, 0.0)
+            if outputs:
+                self.matrix(f"{head}.{blocks}.weight", self.draft_vocab, HIDDEN)
+        return self
+
     def save(self, directory: Path, names: dict[str, str] | None = None, **config: Any) -> Path:
         """Write it with names that begin otherwise, and with more in its config."""
         directory.mkdir(parents=True, exist_ok=True)
@@ -93,14 +146,13 @@ class TinyHead:
         (directory / "config.json").write_text(json.dumps(self.config | config), encoding="utf-8")
         return directory
 
-    def save_speculators(self, directory: Path, **config: Any) -> Path:
+    def save_speculators(self, directory: Path, kind: str = "eagle3", **config: Any) -> Path:
         """The layout of speculators: the layer's config stands inside."""
         inner, self.config = self.config, {}
         try:
             return self.save(
                 directory,
-                speculators_model_type="eagle3",
-                architectures=["Eagle3Speculator"],
+                speculators_model_type=kind,
                 transformer_layer_config=inner,
                 draft_vocab_size=self.draft_vocab,
                 **config,

@@ -207,3 +207,26 @@ def test_a_template_that_takes_no_system_message_says_so_at_once(tmp_path: Path)
     assert "no system" in Commands(session).run("/system Be brief.").line
     assert session.system is None
     say(session, "still fine")
+
+
+def test_guesses_are_shown_as_a_line_or_as_a_tree(llm: LLM):
+    import io
+
+    from rich.console import Console
+
+    def shown(form: dict[str, object]) -> str:
+        session = ChatSession(llm, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), form)
+        commands = Commands(session)
+        assert "nothing was guessed" in commands.run("/guesses").line
+        say(session, "the sky the sky")
+        console = Console(file=io.StringIO(), width=100)
+        for table in commands.run("/guesses 40").tables:
+            console.print(table)
+        assert isinstance(console.file, io.StringIO)
+        return console.file.getvalue()
+
+    chain = shown({"method": "layer_skip", "num_speculative_tokens": 3, "fixed": True})
+    assert "pass 2: " in chain
+    assert "├" not in chain
+    tree = shown({"method": "layer_skip", "num_speculative_tokens": 6, "tree_width": 3, "fixed": True})
+    assert "├" in tree and "└" in tree

@@ -84,3 +84,15 @@ def test_overhead_tells_how_far_it_is(llm: LLM):
     assert [f"drafting behind {context} tokens" in stages for context in (20, 40)] == [True, True]
     assert all(done < total for _, done, total in told)
     assert len(told) >= 8
+
+
+def test_random_heads_are_measured_for_what_they_cost(llm: LLM):
+    methods = ("eagle", "eagle3", "p_eagle", "mtp", "medusa", "dflash")
+    forms = ",".join(f'{{"method": "{method}", "model": "random"}}' for method in methods)
+    bench = DrafterBench(llm, parse_methods(forms), BenchSettings(max_tokens=8))
+    records = list(bench.measure(PROMPTS[:1], [], lambda *_: None))
+    assert [record.drafter for record in records] == [f"{method} model=random" for method in methods]
+    assert all(record.identical and record.speculative.drafted > 0 for record in records)
+    assert all(record.speculative.memory_bytes for record in records)
+    measured = measure_overhead(llm, parse_methods(forms), [12], 1, lambda *_: None)
+    assert len(measured) == len(methods)

@@ -33,7 +33,11 @@ def files(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize(
-    "method", ["ngram", "jacobi", "draft_model", "layer_skip", "self_quantized", "eagle", "eagle3"]
+    "method",
+    [
+        *("ngram", "jacobi", "draft_model", "layer_skip", "self_quantized"),
+        *("eagle", "eagle3", "p_eagle", "medusa", "mtp", "dflash", "dspark"),
+    ],
 )
 def test_chains_run_under_every_rule(
     tiny_model: Path, files: dict[str, dict[str, str]], method: str, rule: str
@@ -53,6 +57,12 @@ def test_chains_run_under_every_rule(
         {"method": "self_quantized", "num_speculative_tokens": 8, "bits": 2, "tree_width": 2},
         {"method": "eagle3", "num_speculative_tokens": 9, "tree_width": 3},
         {"method": "eagle", "num_speculative_tokens": 6, "tree_width": 2},
+        {"method": "p_eagle", "num_speculative_tokens": 9, "tree_width": 3},
+        {"method": "mtp", "num_speculative_tokens": 6, "tree_width": 2},
+        {"method": "dflash", "num_speculative_tokens": 9, "tree_width": 3},
+        {"method": "medusa", "num_speculative_tokens": 9, "tree_width": 3},
+        {"method": "dspark", "num_speculative_tokens": 9, "tree_width": 3},
+        {"method": "medusa", "num_speculative_tokens": 8, "medusa_choices": "file"},
         {
             "method": ["suffix", "layer_skip"],
             "num_speculative_tokens": 6,
@@ -94,6 +104,7 @@ def check_rule(tiny_model: Path, files: dict[str, dict[str, str]], form: dict[st
         {"method": "suffix"},
         {"method": "lookahead"},
         {"method": "layer_skip", "tree_width": 2},
+        {"method": "medusa", "model": "somewhere", "medusa_choices": [[0], [1]]},
         {"method": ["ngram", "layer_skip"], "combine": "merge"},
     ],
 )

@@ -28,6 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_hf_model(folder / "target", num_hidden_layers=6)
     TinyHead(360, draft_vocab=201).eagle3().save(folder / "eagle3", draft_vocab_size=201)
     TinyHead(360).eagle().save(folder / "eagle")
+    module = TinyHead(360, bias=True).mtp()
+    module.save(folder / "mtp", {"": "model.layers.6."})
     return folder
 
 
@@ -76,7 +78,7 @@ def decoded(
     return listener, [list(request.output_ids) for request in requests]
 
 
-@pytest.mark.parametrize("method", ["eagle3", "eagle"])
+@pytest.mark.parametrize("method", ["eagle3", "eagle", "mtp"])
 def test_one_call_gives_the_guesses_of_one_call_per_level(folder: Path, method: str):
     together, texts = decoded(folder, method, MIXED, in_one_call=True)
     levels, same_texts = decoded(folder, method, MIXED, in_one_call=False)

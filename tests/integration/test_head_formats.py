@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from foreword import LLM, SamplingParams
-from foreword.backends.interface import HeadInput, HeadOutput
 from foreword.engine.config import EngineConfig
 from foreword.engine.messages import NewRequest
 from foreword.kv.extra_rows import KEPT_STATES
-from foreword.speculation.draft import Draft
 from helpers.cpu import needs_cpu_kernels
+from helpers.overheard import OverheardLevels
 from helpers.slow_heads import SlowHead, target_states
 from helpers.taught_heads import hf_target
 from helpers.tiny_heads import TinyHead
@@ -154,38 +153,6 @@ def target_path(folder: Path, layout: Layout) -> Path:
     return path if path.exists() else make_hf_model(path, num_hidden_layers=LAYERS, **layout.target)
 
 
-class Overheard:
-    """Every pass of a drafter's head, with the text that it was for."""
-
-    def __init__(self, drafter: Any) -> None:
-        self.found: list[tuple[list[int], list[int], torch.Tensor]] = []  # (text, path of guesses, logits)
-        self.said: list[tuple[list[int], Draft]] = []
-        self.starts: list[int] = []  # the first KV row that each of `found` saw
-        self._forward, self._propose = drafter._runner.forward, drafter.propose
-        self._text: list[int] = []
-        self._rows: list[int] = []  # tokens of the guesses that were read
-        drafter._runner.forward, drafter.propose = self.forward, self.propose
-        drafter._runner.chain = lambda *_: None  # level by level, so that every level is seen
-
-    def propose(self, asks: Any) -> Any:
-        self._text, self._rows = list(asks[0].request.tokens), []
-        drafts = self._propose(asks)
-        self.said.append((self._text, drafts[0]))
-        return drafts
-
-    def forward(self, wanted: HeadInput, store: Any) -> HeadOutput:
-        output = self._forward(wanted, store)
-        arrays = wanted.arrays
-        if wanted.are_own:
-            self._rows += arrays.token_ids.tolist()
-        for place, row in enumerate(arrays.logit_rows):
-            mask = int(arrays.ancestor_masks[row, 0])
-            path = [token for bit, token in enumerate(self._rows) if mask >> bit & 1]
-            self.found.append((self._text, path, output.logits[place].clone()))
-            self.starts.append(int(wanted.starts[0]))
-        return output
-
-
 class Reference:
     """A layout's head and target as the published mathematics has them."""
 
@@ -222,7 +189,7 @@ def compare(
     reference = Reference(folder, name)
     llm = reference.load(speculation, backend, dtype)
     guard: Any = llm.engine.drafters.default.drafter
-    overheard = Overheard(guard._drafter)
+    overheard = OverheardLevels(guard._drafter)
     llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
     assert not guard.faults
     return [(logits, reference.logits(text, guesses)) for text, guesses, logits in overheard.found]
@@ -264,7 +231,7 @@ def test_a_head_that_joins_late_reads_the_text_from_there_on(folder: Path, name:
     """The rows before its first are not seen, whatever they hold."""
     reference = Reference(folder, name)
     llm = reference.load({"num_speculative_tokens": 3}, backend, "float32")
-    overheard = Overheard(llm.engine.drafters.default.drafter._drafter)
+    overheard = OverheardLevels(llm.engine.drafters.default.drafter._drafter)
     engine = llm.engine
     (request,) = engine.add(
         NewRequest(
@@ -293,7 +260,7 @@ def test_a_guess_tells_what_it_was_drawn_from(folder: Path, name: str, rule: str
     reference, temperature = Reference(folder, name), 0.7
     config = EngineConfig(acceptance_rule=rule)
     llm = reference.load({"num_speculative_tokens": 3}, "torch", "float32", config=config)
-    overheard = Overheard(llm.engine.drafters.default.drafter._drafter)
+    overheard = OverheardLevels(llm.engine.drafters.default.drafter._drafter)
     llm.generate(PROMPT, SamplingParams(temperature=temperature, max_tokens=12, ignore_eos=True, seed=1))
     offsets = reference.tensors.get("d2t", torch.zeros(VOCAB, dtype=torch.int64))
     ids = (torch.arange(len(offsets)) + offsets).tolist()

@@ -9,23 +9,19 @@ import pytest
 import torch
 
 from foreword.acceptance.params import SamplingParams
-from foreword.backends.runner import ModelRunner
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.messages import NewRequest
-from foreword.engine.request import Request
-from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
-from foreword.kv.sequence import KvSequence
-from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Commit, KvMemory, needs_of
+from foreword.kv.paged_cache import PAGE_SIZE
+from foreword.speculation.drafting import Ask, needs_of
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
-from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 from helpers.cpu import needs_cpu_kernels
-from helpers.taught_heads import hf_target, teach
+from helpers.fresh_rows import Fresh, read
+from helpers.taught_heads import hf_target, saved_heads, teach
 from helpers.tiny_heads import TinyHead
 from helpers.tiny_models import make_hf_model
 
@@ -36,6 +32,10 @@ FORMS: dict[str, dict[str, Any]] = {
     "eagle3 tree": {"method": "eagle3", "num_speculative_tokens": 7, "tree_width": 3, "max_depth": 3},
     "eagle chain": {"method": "eagle", "num_speculative_tokens": 3},
     "eagle tree": {"method": "eagle", "num_speculative_tokens": 8, "tree_width": 4, "max_depth": 3},
+    "p_eagle chain": {"method": "p_eagle", "num_speculative_tokens": 4},
+    "mtp tree": {"method": "mtp", "num_speculative_tokens": 7, "tree_width": 3, "max_depth": 3},
+    "dflash chain": {"method": "dflash", "num_speculative_tokens": 5},
+    "dflash tree": {"method": "dflash", "num_speculative_tokens": 9, "tree_width": 3},
     "two layers": {"method": "eagle3", "num_speculative_tokens": 6, "tree_width": 2, "max_depth": 3},
 }
 SYSTEM = tuple(range(30, 64))  # two pages and two tokens that many prompts begin with
@@ -62,64 +62,17 @@ def heads(model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> dict[
     """Heads that guess right often enough for paths of trees to be accepted."""
     folder, target, vocab = tmp_path_factory.mktemp("heads"), hf_target(model.checkpoint.path), 360
     texts = [[*prompt, *plain_text(model, prompt, 30)] for prompt in TAUGHT]
+    found = saved_heads(target, texts, vocab, (1, 3, 5), folder)
     ids = {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
-    found = {}
-    for name, layers in (("eagle3", 1), ("two layers", 2)):
-        head = TinyHead(vocab, draft_vocab=250, layers=layers).eagle3()
-        teach(head, target, texts, (1, 3, 5))
-        found[name] = head.save(folder / name, draft_vocab_size=250, **ids)
-    head = TinyHead(vocab).eagle()
-    teach(head, target, texts, (5,), fused=True)
-    found["eagle"] = head.save(folder / "eagle")
-    return found
+    head = TinyHead(vocab, draft_vocab=250, layers=2).eagle3()
+    teach(head, target, texts, (1, 3, 5))
+    return found | {"two layers": head.save(folder / "two layers", draft_vocab_size=250, **ids)}
 
 
 @pytest.fixture(params=FORMS)
 def form(request: pytest.FixtureRequest, heads: dict[str, Path]) -> dict[str, Any]:
     chosen = FORMS[request.param]
     return {**chosen, "model": str(heads.get(request.param, heads[chosen["method"]]))}
-
-
-class Fresh:
-    """Another head of the same files, which reads whole texts in one pass."""
-
-    def __init__(self, model: LoadedModel, form: dict[str, Any]) -> None:
-        self._decoder = model.decoder
-        self._drafter: Any = model.build_drafter(SpeculationConfig.parse(form))
-        self.needs = needs_of(self._drafter)
-
-    def rows(self, request: Request, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the first `count` rows; the first token has none."""
-        pages = -(-len(request.tokens) // PAGE_SIZE)
-        runner = ModelRunner.allocate(self._decoder, pages, PAGE_SIZE, self.needs.rows)
-        cache = PagedCache(pages)
-        kv = cache.open()
-        cache.reserve(kv, count)
-        rows = SequenceRows(kv, request.tokens, count, Draft(), run_logits=0, wants_hidden=True)
-        batch = BatchBuffers(entries=0).lay_out(cache, [rows], (), self.needs.taps)
-        hidden = runner.forward(batch).hidden
-        cache.commit(kv, count, ())
-        held = KvMemory(cache, runner.store).of(kv)
-        commit = Commit(as_drafter_sees(request), 0, count, hidden, pages=held, settled=count)
-        self._drafter.observe([commit])
-        extra = kv.rows_of(self.needs.rows[0].name)
-        if extra.end < count:  # a few rows are left to the next guess
-            self._drafter._drafter._run_true([self._rest(held, extra, request, count)], 0)
-        return read(runner, kv, self.needs.rows[0].name, count)
-
-    def _rest(self, held: Any, extra: Any, request: Request, count: int) -> Any:
-        from foreword.drafters.heads.stepwise import _Run
-
-        return _Run(held, extra, request.tokens, extra.end, count)
-
-
-def read(runner: ModelRunner, kv: KvSequence, name: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values [layers, heads, rows, numbers] of rows 1 .. count."""
-    keys, values = runner.store.arrays(name)
-    pages = kv.pages[: -(-count // PAGE_SIZE)]
-    k = keys[:, pages].permute(0, 2, 1, 4, 3).flatten(2, 3)
-    v = values[:, pages].permute(0, 2, 1, 3, 4).flatten(2, 3)
-    return k[:, :, 1:count].clone(), v[:, :, 1:count].clone()
 
 
 class Flickering(FixedPolicy):
@@ -166,17 +119,22 @@ def test_rows_in_the_pages_are_those_of_the_text(model: LoadedModel, form: dict[
 
 
 def _run(core: EngineCore, fresh: Fresh, name: str, rng: random.Random) -> tuple[int, int, int]:
-    compared = late = moved = 0
+    compared = late = moved = steps = 0
     coming = 12
     while coming or core.has_requests:
         if coming and rng.random() < 0.3:
             coming -= 1
             prompt = rng.choice(TAUGHT) if coming % 3 else tuple(rng.choices(range(3, 360), k=40))
             params = SamplingParams(
-                temperature=rng.choice((0.0, 0.0, 0.7)), max_tokens=30, n=rng.choice((1, 2)), ignore_eos=True
+                temperature=rng.choice((0.0, 0.0, 0.7)),
+                seed=coming,
+                max_tokens=30,
+                n=rng.choice((1, 2)),
+                ignore_eos=True,
             )
             core.add(NewRequest(f"r{coming}", prompt, params))
-        if core.scheduler.running and rng.random() < 0.06:
+        steps += 1
+        if core.scheduler.running and steps % 13 == 0:
             core.scheduler.preempt(rng.choice(core.scheduler.running))
         core.step()
         core.check_integrity()
@@ -190,7 +148,12 @@ def _run(core: EngineCore, fresh: Fresh, name: str, rng: random.Random) -> tuple
                 continue
             found, expected = read(core.runner, request.kv, name, rows.end), fresh.rows(request, rows.end)
             for one, other in zip(found, expected, strict=True):
-                assert torch.equal(one, other)
+                if (
+                    "dflash" in name
+                ):  # in torch, whose products depend on how many rows there are in their last bits
+                    torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+                else:
+                    assert torch.equal(one, other)
             compared += rows.end
         moved += len(core.cache.pending_moves)
     return compared, late, moved
@@ -255,7 +218,7 @@ def test_a_head_that_was_off_starts_again_from_the_last_states(model: LoadedMode
     core.step()
     rows = request.kv.extra[name]
     assert passes[0] > before
-    assert rows.begin == len(SYSTEM) + 100 - 1 - 64 + 1
+    assert rows.begin == len(SYSTEM) + 100 - 1 - 64 + (0 if "dflash" in name else 1)
     while core.has_requests:
         core.step()
     assert request.output_ids == plain_text(model, SYSTEM, 150)

@@ -7,6 +7,7 @@ from ends import END_MUTANTS
 from engine import ENGINE_MUTANTS
 from heads import HEAD_MUTANTS
 from house import HOUSE_MUTANTS
+from parallel_heads import PARALLEL_HEAD_MUTANTS
 from predictions import PREDICTION_MUTANTS
 from rollouts import ROLLOUT_MUTANTS
 from traversal import TRAVERSAL_MUTANTS
@@ -22,6 +23,7 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *TRAVERSAL_MUTANTS,
     *WINDOW_MUTANTS,
     *HEAD_MUTANTS,
+    *PARALLEL_HEAD_MUTANTS,
     *ROLLOUT_MUTANTS,
     *CONTROL_MUTANTS,
 )

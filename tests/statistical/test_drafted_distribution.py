@@ -12,6 +12,7 @@ from foreword import LLM, SamplingParams
 from foreword.engine.config import EngineConfig
 from foreword.engine.loader import load_model
 from helpers.passes import all_logits
+from helpers.taught_heads import taught_heads
 
 PROMPT = [5, 60, 200, 5, 60, 5]
 ALLOWED = (5, 60, 200)
@@ -59,6 +60,41 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1}
     ],
 )
 def test_the_joint_distribution_is_the_targets(tiny_model: Path, form: dict[str, Any], rule: str):
+    check_distribution(tiny_model, form, rule)
+
+
+@pytest.fixture(scope="module")
+def heads(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    llm = LLM(str(tiny_model), dtype="float32", device="cpu")
+    return taught_heads(llm, tiny_model, tmp_path_factory.mktemp("heads"))
+
+
+CHAIN, TREE = {"num_speculative_tokens": 2}, {"num_speculative_tokens": 4, "tree_width": 2}
+CHOICES = {"num_speculative_tokens": 4, "medusa_choices": [[0], [1], [0, 0], [1, 0]]}
+
+
+@pytest.mark.parametrize(
+    ("form", "rule"),
+    [
+        ({"method": "medusa", **CHAIN}, "token"),
+        ({"method": "medusa", **CHOICES}, "traversal"),
+        ({"method": "dflash", **CHAIN}, "block"),
+        ({"method": "p_eagle", **TREE}, "traversal"),
+        pytest.param({"method": "medusa", **TREE}, "traversal", marks=pytest.mark.slow),
+        pytest.param({"method": "medusa", **CHOICES}, "coupled", marks=pytest.mark.slow),
+        pytest.param({"method": "dflash", **TREE}, "traversal", marks=pytest.mark.slow),
+        pytest.param({"method": "p_eagle", **CHAIN}, "token", marks=pytest.mark.slow),
+        pytest.param({"method": "mtp", **CHAIN}, "block", marks=pytest.mark.slow),
+        pytest.param({"method": "eagle3", **TREE}, "traversal", marks=pytest.mark.slow),
+    ],
+)
+def test_heads_keep_the_joint_distribution(
+    tiny_model: Path, heads: dict[str, Path], form: dict[str, Any], rule: str
+):
+    check_distribution(tiny_model, {**form, "model": str(heads[form["method"]]), "fixed": True}, rule)
+
+
+def check_distribution(tiny_model: Path, form: dict[str, Any], rule: str) -> None:
     # So few at once that a pass has room for everyone's whole chain, and the drafter reads all prompts at once.
     config = EngineConfig(acceptance_rule=rule, max_num_seqs=40)
     llm = LLM(str(tiny_model), dtype="float32", device="cpu", speculation=form, config=config)

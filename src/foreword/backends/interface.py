@@ -53,7 +53,9 @@ class HeadInput:
     """What one pass of a draft head gets.
 
     Its rows are laid out as those of a target pass: the row of token t writes the KV slot of t. Beside the token it
-    reads the features of position t - 1.
+    reads the features of position t - 1. A head that only looks at features (DFlash) has two kinds of passes: over
+    committed tokens, where the row of t keeps the features of t, and over a block of guesses, which read their token
+    alone (`are_own`, features of no numbers).
     """
 
     arrays: (
@@ -105,6 +107,21 @@ class HeadRunner(Protocol):
         ...
 
 
+class MedusaRunner(Protocol):
+    """Heads that read hidden states alone and guess a token each. They keep no KV."""
+
+    spec: HeadSpec
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of their own weights."""
+        ...
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Last hidden states after the final norm [rows, hidden] -> float32 [rows, heads, draft vocabulary]."""
+        ...
+
+
 class Decoder(Protocol):
     """A loaded model. It holds weights only: where its KV is, every pass is told."""
 
@@ -150,6 +167,10 @@ class Decoder(Protocol):
 
         The head is one that was fitted to this decoder's config; `rows` names its KV rows in the store.
         """
+        ...
+
+    def medusa(self, head: Head) -> MedusaRunner:
+        """Medusa's heads beside this decoder, which lends its output matrix to those that have none."""
         ...
 
     def kv_rows(self) -> RowSpec:

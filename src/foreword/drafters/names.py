@@ -18,6 +18,11 @@ OWN_METHODS = (
     "layer_skip",
     "eagle",
     "eagle3",
+    "p_eagle",
+    "medusa",
+    "mtp",
+    "dflash",
+    "dspark",
 )
 
 

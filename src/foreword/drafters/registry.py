@@ -59,8 +59,13 @@ _NAMES: dict[Any, str] = {
 
 
 def _builtin_kinds() -> dict[str, DrafterKind]:
+    from foreword.drafters.heads.dflash import DFlashConfig, build_dflash
+    from foreword.drafters.heads.dspark import DSparkConfig, build_dspark
     from foreword.drafters.heads.eagle import EagleConfig, build_eagle
     from foreword.drafters.heads.eagle3 import Eagle3Config, build_eagle3
+    from foreword.drafters.heads.medusa import MedusaConfig, build_medusa
+    from foreword.drafters.heads.mtp import MtpConfig, build_mtp
+    from foreword.drafters.heads.p_eagle import PEagleConfig, build_p_eagle
     from foreword.drafters.lookup.jacobi import JacobiConfig, JacobiDrafter
     from foreword.drafters.lookup.lookahead import LookaheadConfig, LookaheadDrafter
     from foreword.drafters.lookup.ngram import NgramConfig, NgramDrafter
@@ -117,6 +122,25 @@ def _builtin_kinds() -> dict[str, DrafterKind]:
         ),
         "eagle3": DrafterKind(
             "an EAGLE-3 head on the target's hidden states", Eagle3Config, build_eagle3, _is_wide
+        ),
+        "p_eagle": DrafterKind(
+            "an EAGLE-3 head that guesses many tokens in one pass", PEagleConfig, build_p_eagle, _is_wide
+        ),
+        "medusa": DrafterKind(
+            "heads that each guess one place ahead from the last hidden state",
+            MedusaConfig,
+            build_medusa,
+            lambda settings: settings.makes_trees,
+        ),
+        "mtp": DrafterKind("the MTP module in the target's own checkpoint", MtpConfig, build_mtp, _is_wide),
+        "dflash": DrafterKind(
+            "a head that fills a block of masks in one pass", DFlashConfig, build_dflash, _is_wide
+        ),
+        "dspark": DrafterKind(
+            "a DFlash head with a Markov head over the tokens of a block",
+            DSparkConfig,
+            build_dspark,
+            _is_wide,
         ),
     }
     return {

@@ -15,6 +15,7 @@ from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfi
 from foreword.models.heads.convert import convert_head
 from foreword.models.heads.describe import describe_head
 from foreword.models.heads.kinds import head_kind
+from foreword.models.heads.names import canonical_name
 from foreword.models.heads.opening import open_head
 from foreword.models.heads.quantize import quantize_head
 from helpers.tiny_heads import HIDDEN, TinyHead
@@ -256,7 +257,7 @@ def test_eight_bits_without_their_group_size_are_refused(tmp_path: Path):
     ],
 )
 def test_kinds_are_told_by_their_tensors(kind: str | None, shapes: dict[str, tuple[int, ...]]):
-    assert head_kind(shapes) == kind
+    assert head_kind({canonical_name(name): shape for name, shape in shapes.items()}) == kind
 
 
 def test_two_names_for_one_tensor_are_refused(tmp_path: Path):

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.backends.cpu.block_heads import CpuBlockHead, packed_ends
 from foreword.backends.cpu.heads import CpuHead, HeadPacker
 from foreword.backends.cpu.kv_store import HEAD_ALIGNMENT, CpuKvStore
+from foreword.backends.cpu.medusa import CpuMedusa
 from foreword.backends.cpu.packing import FORMS, MatrixPacker, WeightForm
 from foreword.backends.interface import KvStore
 from foreword.backends.support import require_supported
@@ -20,6 +22,7 @@ from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.config import LayerSpec, ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.opening import Head
+from foreword.models.heads.spec import Join
 from foreword.models.rope import inverse_frequencies
 from foreword.progress import Progress
 
@@ -104,10 +107,19 @@ class CpuDecoder:
         )
         return CpuDecoder(self.config.followed_by(more.config), weights, self.form, self.threads)
 
-    def head(self, head: Head, rows: str) -> CpuHead:
-        """A draft head in this decoder's numbers, on its threads."""
-        packer = HeadPacker(head, self.form, self.isa, self.threads)
-        return CpuHead(head, rows, packer, self._native, (self._weights.embedding, self._weights.head))
+    def head(self, head: Head, rows: str) -> CpuHead | CpuBlockHead:
+        """A draft head in this decoder's numbers, on its threads; DFlash's runs in torch, in float32."""
+        ends = self._weights.embedding, self._weights.head
+        if head.spec.join is Join.CONTEXT:
+            return CpuBlockHead(head, rows, packed_ends(*ends, self.isa), bucketed=False)
+        return CpuHead(head, rows, self._packer(head), self._native, ends)
+
+    def medusa(self, head: Head) -> CpuMedusa:
+        """Medusa's heads in this decoder's numbers."""
+        return CpuMedusa(head, self._packer(head), self._weights.head)
+
+    def _packer(self, head: Head) -> HeadPacker:
+        return HeadPacker(head, self.form, self.isa, self.threads)
 
     @property
     def device(self) -> torch.device:

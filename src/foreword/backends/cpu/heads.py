@@ -27,7 +27,7 @@ class HeadPacker:
 
         self._head = head
         self._form = form
-        self._isa = isa
+        self.isa = isa
         self._threads = threads
         self._arena = _native.Arena()
         self.nbytes = 0  # of all that was packed
@@ -41,7 +41,7 @@ class HeadPacker:
             packed = PackedMatrix.keep_floats(self._arena, values)
         else:
             group = rotated_group(values.shape[1])
-            packed = PackedMatrix.round_floats(self._arena, values, group, True, self._isa, self._threads)
+            packed = PackedMatrix.round_floats(self._arena, values, group, True, self.isa, self._threads)
         if (bias := self.vector(name + ".bias")) is not None:
             packed.set_bias(bias)
         self.nbytes += packed.nbytes
@@ -103,11 +103,14 @@ class CpuHead:
         )
         norms = [norm for name in names if (norm := packer.vector(name)) is not None]
         side_by_side = spec.join is Join.CONCAT
+        of_token, of_features = (
+            ("layers.0.input_layernorm", "layers.0.hidden_norm") if side_by_side else ("enorm", "hnorm")
+        )
         self._native.set_inputs(
             packer.optional("fc"),
             norms,
-            packer.vector("layers.0.input_layernorm.weight") if side_by_side else None,
-            packer.vector("layers.0.hidden_norm.weight"),
+            packer.vector(of_token + ".weight"),
+            packer.vector(of_features + ".weight"),
         )
 
     def _add_layer(self, packer: HeadPacker, index: int) -> None:

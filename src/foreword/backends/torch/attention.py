@@ -1,6 +1,7 @@
 """Attention over paged KV in plain torch: the reference that every kernel must equal."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -8,6 +9,18 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from foreword.backends.batch import ForwardBatch
 from foreword.backends.torch.staging import RequestGroup, StagedBatch
+
+
+class LayerRows(Protocol):
+    """Keys or values of one layer by physical row, [rows, kv heads, dim]: a tensor, or what looks like one."""
+
+    def __getitem__(self, slots: Tensor, /) -> Tensor:
+        """[..., kv heads, dim] for slots [...]."""
+        ...
+
+    def __setitem__(self, slots: Tensor, rows: Tensor, /) -> None:
+        """Write them."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -52,7 +65,7 @@ def _visible(prefix_lens: Tensor, masks: Tensor, logical: Tensor) -> Tensor:
     return (behind < 0) | (in_reach & ((words >> bit) & 1).bool())
 
 
-def paged_attention(queries: Tensor, keys: Tensor, values: Tensor, views: list[GroupView]) -> Tensor:
+def paged_attention(queries: Tensor, keys: LayerRows, values: LayerRows, views: list[GroupView]) -> Tensor:
     """Softmax attention of every row over the KV rows that it sees; 0 for rows of no request.
 
     queries [rows, heads, dim]; keys, values [physical rows, kv heads, dim]; returns [rows, heads, dim].

@@ -11,8 +11,9 @@ from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps
 from foreword.backends.interface import KvStore
 from foreword.backends.support import require_supported
 from foreword.backends.torch.attention import GroupView, group_views, paged_attention
-from foreword.backends.torch.heads import TorchHead
+from foreword.backends.torch.heads import LentEnds, TorchHead
 from foreword.backends.torch.kv_store import TorchKvStore
+from foreword.backends.torch.medusa import TorchMedusa
 from foreword.backends.torch.norms import rms_norm
 from foreword.backends.torch.staging import StagedBatch, Staging
 from foreword.backends.torch.weights import DecoderWeights, LayerWeights, load_weights
@@ -101,7 +102,11 @@ class TorchDecoder:
 
     def head(self, head: Head, rows: str) -> TorchHead:
         """A draft head in the numbers of this decoder."""
-        return TorchHead(head, rows, self._weights, self._bucketed)
+        return TorchHead(head, rows, LentEnds.of(self._weights), self._bucketed)
+
+    def medusa(self, head: Head) -> TorchMedusa:
+        """Medusa's heads in the numbers of this decoder."""
+        return TorchMedusa(head, LentEnds.of(self._weights))
 
     def kv_rows(self) -> RowSpec:
         """Keys and values of all layers, in the numbers of the weights."""

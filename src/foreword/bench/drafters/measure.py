@@ -4,7 +4,9 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from statistics import median_low
+from tempfile import TemporaryDirectory
 
 from foreword.acceptance.params import SamplingParams
 from foreword.bench.drafters.decode import Run, decode
@@ -54,7 +56,9 @@ class DrafterBench:
 
     def __init__(self, llm: LLM, methods: Sequence[Method], settings: BenchSettings) -> None:
         self._llm = llm
-        configs = {method.label: request_config(method, llm) for method in methods}
+        self._folder = TemporaryDirectory(prefix="foreword-heads-")  # of random heads; it goes with the bench
+        folder = Path(self._folder.name)
+        configs = {method.label: request_config(method, llm, folder) for method in methods}
         llm.offer([SpeculationConfig.parse(config) for config in configs.values()])
         self._settings = settings
         self._name = secrets.token_hex(4)  # nothing that an earlier bench on this model has taught counts

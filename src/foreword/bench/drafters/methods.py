@@ -22,25 +22,44 @@ class Method:
     config: Mapping[str, Any] | None  # as `SpeculationConfig` reads it; None: what the engine does by itself
 
 
+RANDOM = "random"
+"""The `model` of a head with random weights."""
+
 DEFAULT = Method("default", None)
 """Whoever guesses where nobody has said, and only where it pays: what `generate`, `chat` and `serve` do."""
 
 
 def default_methods() -> list[Method]:
-    """Every drafter that there is and that needs no settings."""
+    """Every drafter that there is and that needs no settings. Heads need files, if only the target's."""
     return [
         _method({"method": name}) for name, kind in drafter_kinds().items() if _is_complete(kind.settings)
     ]
 
 
-def request_config(method: Method, llm: "LLM") -> Mapping[str, Any]:
-    """What requests ask for; a method guesses at every step unless it says otherwise."""
+def request_config(method: Method, llm: "LLM", folder: Path) -> Mapping[str, Any]:
+    """What requests ask for; a method guesses at every step unless it says otherwise.
+
+    Random heads are written into the `folder`.
+    """
+    if method.config is not None and method.config.get("model") == RANDOM:
+        from foreword.bench.drafters.random_heads import write_random_head
+
+        (name,) = SpeculationConfig.parse(method.config).method
+        path = folder / name
+        if not path.exists():
+            write_random_head(name, llm.engine.target.config, path)
+        return {"fixed": True, **method.config, "model": str(path)}
     if method.config is not None:
         return {"fixed": True, **method.config}
     choice = llm.loaded.choose_speculation("auto")
     if choice.config is None:
         raise RequestError(f"by default nobody guesses here: {choice.reason}")
     return choice.config.as_mapping()
+
+
+def is_random(label: str) -> bool:
+    """Whether the method of this label is a head with random weights."""
+    return f"model={RANDOM}" in label.split()
 
 
 def parse_methods(text: str) -> list[Method]:
@@ -73,6 +92,10 @@ def _first(text: str) -> tuple[Mapping[str, Any], str]:
 
 
 def _method(config: Mapping[str, Any]) -> Method:
+    if config.get("model") == RANDOM and not isinstance(config.get("method"), str):
+        raise RequestError(
+            '--methods: a random model needs its method: {"method": "eagle3", "model": "random"}'
+        )
     methods = SpeculationConfig.parse(config).method  # refuses what cannot be measured before anything loads
     settings = [f"{key}={_short(value)}" for key, value in config.items() if key != "method"]
     return Method(" ".join(["+".join(methods), *settings]), config)
@@ -86,6 +109,6 @@ def _short(value: Any) -> Any:  # noqa: ANN401 - any JSON value
 
 
 def _is_complete(settings: type) -> bool:
-    return all(
-        field.default is not MISSING or field.default_factory is not MISSING for field in fields(settings)
-    )
+    known = fields(settings)
+    is_complete = all(f.default is not MISSING or f.default_factory is not MISSING for f in known)
+    return is_complete and "model" not in {field.name for field in known}

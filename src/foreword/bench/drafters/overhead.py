@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 from foreword.acceptance.params import SamplingParams
 from foreword.bench.drafters.methods import Method, request_config
@@ -83,10 +85,15 @@ def measure_overhead(
     if repeats < 1:
         raise RequestError(f"repeats must be at least 1, not {repeats}")
     wild: dict[str, tuple[Drafter, int]] = {_rows(rows): (WildGuesses(), rows - 1) for rows in VERIFY_ROWS}
-    configs = {method.label: SpeculationConfig.parse(request_config(method, llm)) for method in methods}
-    turns = wild | {
-        label: (llm.build_drafter(config), config.num_speculative_tokens) for label, config in configs.items()
-    }
+    with TemporaryDirectory(prefix="foreword-heads-") as folder:  # files of random heads are read once
+        configs = {
+            method.label: SpeculationConfig.parse(request_config(method, llm, Path(folder)))
+            for method in methods
+        }
+        turns = wild | {
+            label: (llm.build_drafter(config), config.num_speculative_tokens)
+            for label, config in configs.items()
+        }
     policy = TurnPolicy(turns)
     engine = EngineCore(llm.engine.target, llm.loaded.vocabulary(), EngineParts(policy=policy))
     tokens = (repeats + 1) * len(turns) * (policy.max_nodes + 1) + 1  # if every guess were accepted

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from foreword.bench.drafters.methods import is_random
 from foreword.bench.drafters.summary import ALL, Row
 
 _FIGURES = ("n", "α", "τ", "speed-up", "draft", "verify", "accept", "rest", "memory", "differ")
@@ -12,7 +13,8 @@ _FIGURES = ("n", "α", "τ", "speed-up", "draft", "verify", "accept", "rest", "m
 
 def drafter_table(rows: Sequence[Row], title: str) -> Table:
     """Drafter by drafter, a line for every category and one for all of them. Fits 80 columns."""
-    table = Table(title=title, caption=_CAPTION, box=SIMPLE_HEAD, padding=0)
+    caption = _CAPTION + (_RANDOM if any(is_random(row.drafter) for row in rows) else "")
+    table = Table(title=title, caption=caption, box=SIMPLE_HEAD, padding=0)
     table.title_justify = table.caption_justify = "left"
     table.add_column("drafter", overflow="fold")
     for name in _FIGURES:
@@ -33,15 +35,23 @@ _CAPTION = (
     "Differ: texts that are not those of plain decoding."
 )
 
+_RANDOM = (
+    " Model=random: random weights. Such a head costs what a trained one costs and guesses nothing right, so that α, "
+    "τ and speed-up would say nothing; they are left out."
+)
+
 
 def _cells(row: Row) -> list[str]:
     colour = "green" if row.speedup >= 1 else "yellow"
     different = f"[red]{row.different_texts}[/red]" if row.different_texts else "0"
-    return [
-        str(row.prompts),
+    judged = [
         "-" if row.alpha is None else f"{row.alpha:.2f}",
         f"{row.tau:.2f}",
         f"[{colour}]{row.speedup:.2f}×[/{colour}]",
+    ]
+    return [
+        str(row.prompts),
+        *(["-"] * len(judged) if is_random(row.drafter) else judged),
         f"{row.draft_ms:.2f}",
         f"{row.verify_ms:.1f}",
         f"{row.accept_ms:.2f}",

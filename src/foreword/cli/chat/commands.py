@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from foreword.cli.chat.guesses import shown_passes
 from foreword.cli.chat.session import ChatSession
 from foreword.cli.chat.stats import position_table, stats_table
 from foreword.drafters.config import SpeculationConfig
@@ -14,6 +15,7 @@ from foreword.drafters.names import named_methods
 from foreword.errors import ForewordError, RequestError
 
 DEFAULT_DEPTH = 5
+SHOWN_PASSES = 5
 
 HELP = """\
 /plain            decode without guesses
@@ -22,6 +24,7 @@ HELP = """\
 /temperature X    0 is greedy
 /seed N | off     the same seed gives the same answer; off draws a fresh one each time
 /stats            passes, acceptance and time of the last answer and of the session
+/guesses N        what the last N passes of the last answer guessed (5), as trees where they branch
 /system TEXT      tell the model how to behave; without a text, take that back
 /reset            forget the conversation; settings stay
 /help             this list
@@ -52,6 +55,7 @@ class Commands:
             "/temperature": self._temperature,
             "/seed": self._seed,
             "/stats": self._stats,
+            "/guesses": self._guesses,
             "/system": self._system,
             "/reset": self._reset,
             "/help": lambda _: Reply(HELP),
@@ -111,6 +115,14 @@ class Commands:
             return Reply("nothing was answered yet")
         positions = (position_table(last, total),) if total.drafted else ()
         return Reply(tables=(stats_table(last, total), *positions))
+
+    def _guesses(self, text: str) -> Reply:
+        count, drafts = _whole("/guesses", text or str(SHOWN_PASSES)), self._session.last_drafts
+        if count < 1:
+            raise RequestError(f"/guesses takes a number of passes, not {count}")
+        first = max(len(drafts) - count, 0)
+        shown = shown_passes(drafts[first:], first + 1, self._session.token_text)
+        return Reply(tables=shown) if shown else Reply("nothing was guessed in these passes")
 
     def _system(self, text: str) -> Reply:
         self._session.set_system(text or None)

@@ -10,8 +10,9 @@ from foreword.acceptance.params import SamplingParams
 from foreword.cli.chat.stats import Tally
 from foreword.cli.chat.text import Piece, PieceReader
 from foreword.drafters.config import SpeculationConfig
+from foreword.engine.answers.token_texts import token_text
 from foreword.engine.llm import LLM
-from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.engine.messages import AnswerDelta, DraftShown, NewRequest
 from foreword.errors import RequestError
 
 TENANT = "chat"
@@ -60,6 +61,7 @@ class ChatSession:
         self.system: str | None = None
         self.turns: list[Turn] = []
         self.speculation: Mapping[str, Any] | None = None  # None: plain decoding
+        self.last_drafts: tuple[DraftShown, ...] = ()  # of the last answer, a pass each
         self.last = Tally()
         self.total = Tally()
         if speculation is not None:
@@ -82,6 +84,10 @@ class ChatSession:
         """Set or remove the system message; raises if the model's template takes none."""
         self._encode(text, [], "?")
         self.system = text
+
+    def token_text(self, token: int) -> str:
+        """A token as the text that it adds."""
+        return token_text(self._llm.tokenizer, token)
 
     def reset(self) -> None:
         """Forget all turns; settings and the system message stay."""
@@ -110,16 +116,18 @@ class ChatSession:
         What was said stays in the conversation; a question that was answered with nothing does not.
         """
         reader, pieces = PieceReader(self._llm.tokenizer), []
+        drafts: list[DraftShown] = []
         end: AnswerDelta | None = None
         with closing(self._deltas(plan, interrupted)) as deltas:
             for delta in deltas:
+                drafts += delta.drafts
                 for piece in reader.read(delta):
                     pieces.append(piece.text)
                     show(piece)
                 end = delta
         if end is None or end.finish_reason is None or end.stats is None:
             raise RuntimeError("the engine has left an answer without an end")
-        self.last = Tally.of(end.stats)
+        self.last, self.last_drafts = Tally.of(end.stats), tuple(drafts)
         self.total += self.last
         del self.turns[: plan.dropped]
         text = "".join(pieces)
@@ -130,7 +138,7 @@ class ChatSession:
     def _deltas(self, plan: Plan, interrupted: Interrupted) -> Generator[AnswerDelta]:
         engine, name = self._llm.engine, f"chat-{next(self._numbers)}"
         setting = False if self.speculation is None else self.speculation
-        engine.add(NewRequest(name, plan.prompt_ids, self.params, TENANT, setting))
+        engine.add(NewRequest(name, plan.prompt_ids, self.params, TENANT, setting, progress=True))
         try:
             while engine.has_requests:
                 yield from (engine.abort(name) if interrupted() else engine.step())

@@ -20,5 +20,4 @@ class EagleConfig:
 
 def build_eagle(config: EagleConfig, resources: DrafterResources) -> StepwiseHead:
     """Load the head beside the target."""
-    head = load_head(config.model, "eagle", resources)
-    return StepwiseHead(head.runner, head.rows, head.taps, head.vocabulary, config.tree_width)
+    return StepwiseHead(load_head(config.model, "eagle", resources), config.tree_width)

@@ -20,5 +20,4 @@ class Eagle3Config:
 
 def build_eagle3(config: Eagle3Config, resources: DrafterResources) -> StepwiseHead:
     """Load the head beside the target."""
-    head = load_head(config.model, "eagle3", resources)
-    return StepwiseHead(head.runner, head.rows, head.taps, head.vocabulary, config.tree_width)
+    return StepwiseHead(load_head(config.model, "eagle3", resources), config.tree_width)

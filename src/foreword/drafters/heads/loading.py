@@ -1,6 +1,10 @@
 """A head beside its target, ready to run."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor
 
 from foreword.backends.batch import MAX_DRAFT_NODES, Tap
 from foreword.backends.interface import HeadRunner
@@ -8,8 +12,9 @@ from foreword.drafters.heads.vocabulary import DraftVocabulary
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
 from foreword.kv.spec import RowSpec
-from foreword.models.heads.opening import open_head
+from foreword.models.heads.opening import Head, open_head
 from foreword.models.heads.sharing import without_copies
+from foreword.models.heads.spec import CONFIDENCE, DRAFTERS_OWN, HeadSpec
 from foreword.models.sources.resolve import resolve_model
 
 
@@ -21,22 +26,49 @@ class LoadedHead:
     rows: RowSpec  # its KV rows in the target's pages
     taps: tuple[Tap, ...]  # the target's states that it reads
     vocabulary: DraftVocabulary
+    own: Mapping[str, Tensor] = field(default_factory=dict)  # what the drafter reads itself, in float32
+
+    @property
+    def spec(self) -> HeadSpec:
+        return self.runner.spec
 
 
 def load_head(model: str, kind: str, resources: DrafterResources) -> LoadedHead:
-    """Open a head of this kind and load it beside the target; one that was made for another target is refused."""
-    path = resolve_model(model)
-    head = open_head(path).fitted(resources.target.config)
-    if head.spec.kind != kind:
-        raise RequestError(f"{path} is a head for method {head.spec.kind!r}; name that one, or none")
-    head = without_copies(head, resources.checkpoint)
+    """Open a head of this kind and load it beside the target; one that was made for another target is refused.
+
+    Without a `model` it is looked for in the target's own files.
+    """
+    path = resolve_model(model) if model else resources.checkpoint.path
+    if not model and path.is_file():
+        raise RequestError(
+            f"{path} holds no {kind} head: one file has the decoder alone; use the model's own directory"
+        )
+    head = open_fitting(path, kind, resources, is_inside=not model)
     spec = head.spec
     attention = spec.layers[0].attention
     # The name tells heads apart that an engine has side by side, and is the same whenever this one is loaded.
     rows = RowSpec(f"{kind}:{path.resolve()}", len(spec.layers), attention.num_kv_heads, attention.head_dim)
-    taps = tuple(Tap(boundary, spec.reads_normed) for boundary in spec.boundaries or ())
-    vocabulary = DraftVocabulary(head.token_ids, resources.vocab_size, resources.target.device)
-    return LoadedHead(resources.target.head(head, rows.name), rows, taps, vocabulary)
+    names = [name for name in spec.shapes if name in DRAFTERS_OWN or name.startswith(CONFIDENCE)]
+    own = {name: head.load(name).to(resources.target.device) for name in names}
+    return LoadedHead(
+        resources.target.head(head, rows.name), rows, taps_of(spec), vocabulary_of(head, resources), own
+    )
+
+
+def open_fitting(path: Path, kind: str, resources: DrafterResources, is_inside: bool = False) -> Head:
+    """A head of this kind that was made for this target; it may be inside of the target's own files."""
+    head = open_head(path, kind if is_inside else None)
+    if head.spec.kind != kind:
+        raise RequestError(f"{path} is a head for method {head.spec.kind!r}; name that one, or none")
+    return without_copies(head.fitted(resources.target.config), resources.checkpoint)
+
+
+def taps_of(spec: HeadSpec) -> tuple[Tap, ...]:
+    return tuple(Tap(boundary, spec.reads_normed) for boundary in spec.boundaries or ())
+
+
+def vocabulary_of(head: Head, resources: DrafterResources) -> DraftVocabulary:
+    return DraftVocabulary(head.token_ids, resources.vocab_size, resources.target.device)
 
 
 def check_width(width: int) -> None:

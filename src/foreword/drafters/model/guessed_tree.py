@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foreword.acceptance.rules.drawn import Drawn
+from foreword.drafters.model.tree_shape import Shape, fixed_shape
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Ask
 
@@ -39,6 +40,10 @@ class GrowingTree:
     @property
     def most_levels(self) -> int:
         return self._ask.max_depth
+
+    def shape(self) -> Shape:
+        """That of a tree which is drawn: fixed before anything is."""
+        return fixed_shape(self.width, self.most_nodes, self.most_levels)
 
     def score(self, node: int) -> float:
         """How promising a node is; higher is better, the root is 0."""

@@ -15,7 +15,6 @@ from foreword.acceptance.request import DraftSampling
 from foreword.acceptance.rules.drawn import Drawn, Floats, Ints
 from foreword.acceptance.rules.rule import Rule
 from foreword.drafters.model.guessed_tree import GrowingTree
-from foreword.drafters.model.tree_shape import fixed_shape
 from foreword.kernels.sampler import sample, sampler_for
 
 _RANKED = 64
@@ -91,20 +90,25 @@ def grow_ranked(tree: GrowingTree, logits: Tensor) -> None:
     A token's score is the share of exp(log q + G) that it has among its siblings, as a logarithm, summed along the
     path. G is the noise that the target itself will draw with; none at temperature 0.
     """
-    ranked = logits.topk(min(_RANKED, logits.shape[1]), dim=-1)
-    scores = _scores(tree, ranked.values, ranked.indices)
-    best = scores.topk(min(tree.width, scores.shape[1]), dim=-1)
-    tokens = ranked.indices.gather(1, best.indices).tolist()
+    scores, tokens = best_tokens(tree, logits, tree.width)
     tree.grow(
         [
             (tree.score(parent) + score, parent, token, None)
             for parent, row_scores, row_tokens in zip(
-                tree.frontier, best.values.tolist(), tokens, strict=True
+                tree.frontier, scores.tolist(), tokens.tolist(), strict=True
             )
             for score, token in zip(row_scores, row_tokens, strict=True)
             if score > -math.inf
         ]
     )
+
+
+def best_tokens(tree: GrowingTree, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Scores and tokens [frontier, count] of those that may follow each node of the newest level, the best first."""
+    ranked = logits.topk(min(_RANKED, logits.shape[1]), dim=-1)
+    scores = _scores(tree, ranked.values, ranked.indices)
+    best = scores.topk(min(count, scores.shape[1]), dim=-1)
+    return best.values, ranked.indices.gather(1, best.indices)
 
 
 def grow_drawn(trees: Sequence[GrowingTree], logits: Tensor) -> None:
@@ -122,7 +126,7 @@ def grow_drawn(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     ends = np.searchsorted(kept.rows.cpu().numpy(), np.arange(len(logits) + 1))
     row = 0
     for tree in trees:
-        levels = fixed_shape(tree.width, tree.most_nodes, tree.most_levels)
+        levels = tree.shape()
         shape = levels[tree.depth]
         places: list[int] = []
         level: list[tuple[float, int, int, Drawn | None]] = []

@@ -5,8 +5,11 @@ from foreword.models.formats.fields import ConfigFields, check_heads
 from foreword.models.heads.spec import Shapes
 
 
-def read_layers(fields: ConfigFields, present: Shapes) -> tuple[LayerSpec, ...]:
-    """Sizes from the config; biases and head norms from the tensors, which configs are often wrong about."""
+def read_layers(fields: ConfigFields, present: Shapes, count: int | None = None) -> tuple[LayerSpec, ...]:
+    """Sizes from the config; biases and head norms from the tensors, which configs are often wrong about.
+
+    Without a `count` there are as many layers as the config says.
+    """
     activation = fields.text("hidden_act", "silu")
     if activation != "silu":
         raise fields.unsupported(f"activation {activation!r}")
@@ -27,7 +30,7 @@ def read_layers(fields: ConfigFields, present: Shapes) -> tuple[LayerSpec, ...]:
         mlp = MlpSpec(fields.count("intermediate_size"), bias=has("mlp.gate_proj.bias"))
         return LayerSpec(check_heads(attention, fields.origin), mlp)
 
-    return tuple(layer(index) for index in range(fields.count("num_hidden_layers", 1)))
+    return tuple(layer(index) for index in range(count or fields.count("num_hidden_layers", 1)))
 
 
 def read_norm(fields: ConfigFields) -> NormSpec:

@@ -20,7 +20,13 @@ def named_boundaries(fields: ConfigFields) -> tuple[int, ...] | None:
     nested = fields.get("eagle_config")
     inner = ConfigFields(nested if isinstance(nested, Mapping) else {}, fields.origin)
     found = {
-        ids for ids in (_ids(fields, IDS, 0), _ids(inner, IDS, 1), _ids(fields, "target_layer_ids", 1)) if ids
+        ids
+        for ids in (
+            layer_ids(fields, IDS, 0),
+            layer_ids(inner, IDS, 1),
+            layer_ids(fields, "target_layer_ids", 1),
+        )
+        if ids
     }
     if len(found) > 1:
         raise CheckpointError(
@@ -30,7 +36,8 @@ def named_boundaries(fields: ConfigFields) -> tuple[int, ...] | None:
     return found.pop() if found else None
 
 
-def _ids(fields: ConfigFields, key: str, offset: int) -> tuple[int, ...]:
+def layer_ids(fields: ConfigFields, key: str, offset: int) -> tuple[int, ...]:
+    """The list under `key` as boundaries, each `offset` higher; empty if there is none."""
     ids = fields.get(key)
     if ids is None:
         return ()
@@ -42,3 +49,10 @@ def _ids(fields: ConfigFields, key: str, offset: int) -> tuple[int, ...]:
 def usual_boundaries(num_layers: int) -> tuple[int, ...]:
     """Those of a head that names none: low, middle, high."""
     return (2, num_layers // 2, num_layers - 3)
+
+
+def spread_boundaries(num_layers: int, taps: int) -> tuple[int, ...]:
+    """Those of a head that names none, spread over the target's layers."""
+    if taps == 1:
+        return (num_layers // 2 + 1,)
+    return tuple(round(1 + i * (num_layers - 4) / (taps - 1)) + 1 for i in range(taps))

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from foreword.errors import CheckpointError
 from foreword.models.config import ModelConfig
-from foreword.models.heads.boundaries import usual_boundaries
+from foreword.models.heads.boundaries import spread_boundaries, usual_boundaries
 from foreword.models.heads.files import HeadFiles
-from foreword.models.heads.spec import HeadSpec, Shapes
+from foreword.models.heads.spec import HeadSpec, Join, Shapes
 
 
 def checked_shapes(files: HeadFiles, required: Shapes, optional: Shapes) -> dict[str, tuple[int, ...]]:
@@ -51,6 +51,8 @@ def fitted(spec: HeadSpec, target: ModelConfig, origin: str) -> HeadSpec:
     boundaries = spec.boundaries
     if spec.reads_normed:
         boundaries = (target.num_layers,)
+    elif boundaries is None and spec.join is Join.CONTEXT:
+        boundaries = spread_boundaries(target.num_layers, spec.num_taps)
     elif boundaries is None:
         boundaries = usual_boundaries(target.num_layers)
         if spec.num_taps != len(boundaries):
@@ -78,14 +80,17 @@ def draft_token_ids(spec: HeadSpec, files: HeadFiles) -> Tensor | None:
 
     The file has offsets: token i of the head is token i + d2t[i] of the target.
     """
-    if "d2t" not in files:
+    if "token_map" in files:  # vLLM's Medusa heads: the ids themselves
+        ids: Tensor = files.stored("token_map").long()
+    elif "d2t" in files:
+        ids = torch.arange(spec.draft_vocab_size) + files.stored("d2t").long()
+    else:
         return None
-    ids: Tensor = torch.arange(spec.draft_vocab_size) + files.stored("d2t").long()
     in_range = int(ids.min()) >= 0 and int(ids.max()) < spec.vocab_size
     if not in_range or int(torch.bincount(ids).max()) > 1:
         raise CheckpointError(
-            f"{files.path}: d2t leads outside the vocabulary of {spec.vocab_size} or twice to the same token; "
-            "the file is damaged, get it again"
+            f"{files.path}: d2t or token_map leads outside the vocabulary of {spec.vocab_size} or twice to the same "
+            "token; the file is damaged, get it again"
         )
     if "t2d" in files:
         kept = files.stored("t2d").bool()

@@ -4,35 +4,62 @@ from math import prod
 from typing import Any
 
 from foreword.models.heads.opening import Head
-from foreword.models.heads.spec import HeadSpec
+from foreword.models.heads.spec import TABLES, HeadSpec, Join
 
 
 def describe_head(head: Head) -> dict[str, Any]:
     """For people and for JSON."""
     spec = head.spec
-    attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
-    borrowed = [name for name in ("embed_tokens.weight", "lm_head.weight") if not spec.has(name)]
     return {
         "path": str(head.files.path),
         "method": spec.kind,
         "layout": _layout(head),
-        "parameters": sum(prod(shape) for name, shape in spec.shapes.items() if name not in ("d2t", "t2d")),
-        "layers": len(spec.layers),
+        "parameters": sum(prod(shape) for name, shape in spec.shapes.items() if name not in TABLES),
+        **_guesses(spec),
+        **_layers(spec),
         "hidden_size": spec.hidden_size,
         "target_hidden_size": spec.target_hidden_size,
+        "vocab_size": spec.vocab_size,
+        "draft_vocab_size": spec.draft_vocab_size,
+        "reads": _reads(spec),
+        "norms": _norms(spec),
+        "biases": sorted(name.removesuffix(".bias") for name in spec.shapes if name.endswith(".bias")),
+        "borrows": [name.removesuffix(".weight") for name in _borrowed(spec)],
+        "eight_bit": head.files.is_quantized,
+    }
+
+
+def _guesses(spec: HeadSpec) -> dict[str, Any]:
+    """How many tokens it guesses in one pass, where that is not one."""
+    if spec.join is Join.NONE:
+        return {"guesses_at_once": spec.num_heads, "blocks_of_each": spec.blocks_per_head}
+    if spec.join is Join.CONTEXT:
+        return {
+            "guesses_at_once": spec.block_size - (not spec.anchor_guesses),
+            "mask_token": spec.mask_token_id,
+        }
+    return {} if spec.mask_token_id is None else {"guesses_at_once": "any", "mask_token": spec.mask_token_id}
+
+
+def _layers(spec: HeadSpec) -> dict[str, Any]:
+    if not spec.layers:
+        return {"layers": 0}
+    attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
+    return {
+        "layers": len(spec.layers),
         "heads": attention.num_heads,
         "kv_heads": attention.num_kv_heads,
         "head_dim": attention.head_dim,
         "intermediate_size": mlp.intermediate_size,
-        "vocab_size": spec.vocab_size,
-        "draft_vocab_size": spec.draft_vocab_size,
-        "reads": _reads(spec),
         "rope_theta": spec.rope.theta,
-        "norms": _norms(spec),
-        "biases": sorted(name.removesuffix(".bias") for name in spec.shapes if name.endswith(".bias")),
-        "borrows": [name.removesuffix(".weight") for name in borrowed],
-        "eight_bit": head.files.is_quantized,
     }
+
+
+def _borrowed(spec: HeadSpec) -> list[str]:
+    """What the target lends."""
+    if spec.join is Join.NONE:
+        return [] if spec.has("lm_heads.0.weight") else ["lm_head.weight"]
+    return [name for name in ("embed_tokens.weight", "lm_head.weight") if not spec.has(name)]
 
 
 def _layout(head: Head) -> str:
@@ -47,7 +74,10 @@ def _reads(spec: HeadSpec) -> str:
     if spec.reads_normed:
         return "the last hidden states, after the final norm"
     if spec.boundaries is None:
-        return f"{spec.num_taps} hidden states, after layers 2, half and all but 3"
+        spread = (
+            "spread over its layers" if spec.join is Join.CONTEXT else "after layers 2, half and all but 3"
+        )
+        return f"{spec.num_taps} hidden states, {spread}"
     return "hidden states after layers " + ", ".join(map(str, spec.boundaries))
 
 

@@ -1,4 +1,7 @@
-"""EAGLE-3 heads, as EAGLE, speculators, SpecForge, vLLM, SGLang and Model-Optimizer write them."""
+"""EAGLE-3 heads, as EAGLE, speculators, SpecForge, vLLM, SGLang and Model-Optimizer write them.
+
+P-EAGLE is one that has learned what to say where tokens and hidden states are masked.
+"""
 
 from collections.abc import Mapping
 
@@ -10,12 +13,17 @@ from foreword.models.heads.blocks import layer_shapes, read_layers, read_norm
 from foreword.models.heads.boundaries import named_boundaries
 from foreword.models.heads.checks import checked_shapes, vocabulary_shapes
 from foreword.models.heads.files import HeadFiles
+from foreword.models.heads.masks import mask_token
 from foreword.models.heads.spec import HeadSpec, Join
+
+MASK_HIDDEN = "mask_hidden"
+"""P-EAGLE's stand-in for the target's hidden states at places that are not known yet."""
 
 
 def read_eagle3(files: HeadFiles) -> HeadSpec:
     """The head that these files describe; what the tensors tell is not asked of the config."""
     fields, present = files.fields, files.shapes
+    is_parallel = MASK_HIDDEN in present
     inner = section(fields, "transformer_layer_config") or fields
     hidden, vocab = inner.count("hidden_size"), inner.count("vocab_size")
     target_hidden, draft_vocab = (
@@ -23,7 +31,7 @@ def read_eagle3(files: HeadFiles) -> HeadSpec:
         fields.count("draft_vocab_size", vocab),
     )
     layers, boundaries, has_fc = read_layers(inner, present), named_boundaries(fields), "fc.weight" in present
-    taps = _taps(files, target_hidden) if has_fc else 1
+    taps = count_taps(files, target_hidden) if has_fc else 1
     if boundaries is not None and has_fc and len(boundaries) != taps:
         raise CheckpointError(
             f"{files.path}: fc.weight reads {taps} hidden states of {target_hidden} numbers and the config names "
@@ -40,9 +48,10 @@ def read_eagle3(files: HeadFiles) -> HeadSpec:
         "fc.bias": (hidden,),
         "norm.weight": (hidden,),
         "layers.0.input_layernorm.weight": (hidden,),
+        MASK_HIDDEN: (1, 1, taps * target_hidden),
     }
     return HeadSpec(
-        kind="eagle3",
+        kind="p_eagle" if is_parallel else "eagle3",
         hidden_size=hidden,
         layers=layers,
         norm=read_norm(inner),
@@ -55,9 +64,12 @@ def read_eagle3(files: HeadFiles) -> HeadSpec:
         reads_normed=not has_fc,
         join=Join.CONCAT,
         shapes=checked_shapes(files, required, optional),
-        # Files in speculators' layout that say nothing mean True (vLLM reads them so); EAGLE's own mean False.
-        norm_before_residual=fields.flag("norm_before_residual", "speculators_model_type" in fields.values),
+        # Files in speculators' layout that say nothing mean True (vLLM reads them so); EAGLE's own and P-EAGLE False.
+        norm_before_residual=fields.flag(
+            "norm_before_residual", "speculators_model_type" in fields.values and not is_parallel
+        ),
         norm_output=fields.flag("norm_output", False),
+        mask_token_id=mask_token(fields, vocab) if is_parallel else None,
     )
 
 
@@ -67,7 +79,8 @@ def section(fields: ConfigFields, key: str) -> ConfigFields | None:
     return ConfigFields(value, fields.origin) if isinstance(value, Mapping) else None
 
 
-def _taps(files: HeadFiles, target_hidden: int) -> int:
+def count_taps(files: HeadFiles, target_hidden: int) -> int:
+    """Hidden states of the target that fc.weight reads."""
     columns = files.shapes["fc.weight"][-1]
     if columns % target_hidden:
         raise CheckpointError(

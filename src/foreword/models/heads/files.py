@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,17 @@ class HeadFiles:
         with _opened(place.file) as file:
             tensor: Tensor = file.get_tensor(place.name)
         return tensor
+
+    def renamed(self, names: Mapping[str, str]) -> "HeadFiles":
+        """Only these tensors, new name -> name here; scales follow their matrices."""
+        view = copy(self)
+        scales = {new + SCALE: old + SCALE for new, old in names.items() if old + SCALE in self._places}
+        view._places = {new: self._places[old] for new, old in {**names, **scales}.items()}
+        return view
+
+    def stored_as(self, name: str) -> str:
+        """The tensor's name in its file."""
+        return self._places[name].name
 
     @property
     def is_quantized(self) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from foreword.models.heads.spec import Shapes
 
-_MEDUSA = re.compile(r"^(medusa_heads?\.)?\d+\.\d+\.linear\.weight$|^blocks\.\d+\.layers\.\d+\.weight$")
+_MEDUSA = re.compile(r"^blocks\.\d+\.layers\.\d+\.weight$")
 _MTP = re.compile(r"(^|\.)(enorm|pre_fc_norm_hidden|eh_proj|input_proj)\.weight$")
 
 

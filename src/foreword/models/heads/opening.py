@@ -10,13 +10,26 @@ from torch import Tensor
 from foreword.errors import CheckpointError
 from foreword.models.config import ModelConfig
 from foreword.models.heads.checks import draft_token_ids, fitted
+from foreword.models.heads.dflash import read_dflash
 from foreword.models.heads.eagle import read_eagle
 from foreword.models.heads.eagle3 import read_eagle3
 from foreword.models.heads.files import HeadFiles
 from foreword.models.heads.kinds import head_kind
+from foreword.models.heads.medusa import medusa_files, read_medusa
+from foreword.models.heads.mtp import mtp_files, read_mtp
 from foreword.models.heads.spec import HeadSpec
 
-_READERS = {"eagle": read_eagle, "eagle3": read_eagle3}
+_READERS = {
+    "eagle": read_eagle,
+    "eagle3": read_eagle3,
+    "p_eagle": read_eagle3,
+    "medusa": read_medusa,
+    "mtp": read_mtp,
+    "dflash": read_dflash,
+    "dspark": read_dflash,
+}
+_OWN_FILES = {"medusa": medusa_files, "mtp": mtp_files}
+"""Of heads that may come in one file with their target: the tensors that are theirs."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +42,10 @@ class Head:
 
     def load(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         """One of its tensors, in `dtype`."""
-        return self.files.load(name, dtype)
+        tensor = self.files.load(name, dtype)
+        if name == "fc.weight" and self.spec.hidden_first:
+            return tensor.roll(self.spec.hidden_size, dims=1)  # embedding first, as in all other heads
+        return tensor
 
     def without(self, names: Sequence[str]) -> "Head":
         """The same, borrowing these tensors from the target."""
@@ -41,10 +57,10 @@ class Head:
         return replace(self, spec=fitted(self.spec, target, str(self.files.path)))
 
 
-def open_head(path: Path) -> Head:
-    """Read what a head is; its weights are read later."""
+def open_head(path: Path, kind: str | None = None) -> Head:
+    """Read what a head is; its weights are read later. Without a `kind` its tensors tell which it is."""
     files = HeadFiles(path)
-    kind = head_kind(files.shapes)
+    kind = kind or head_kind(files.shapes)
     if kind is None:
         raise CheckpointError(
             f"{path} holds no draft head that is known; see docs/drafters.md for those that are"
@@ -53,5 +69,7 @@ def open_head(path: Path) -> Head:
         raise CheckpointError(
             f"{path} holds a {kind} head, which is not supported; use {' or '.join(_READERS)}"
         )
+    if kind in _OWN_FILES:
+        files = _OWN_FILES[kind](files)
     spec = _READERS[kind](files)
     return Head(spec, files, draft_token_ids(spec, files))

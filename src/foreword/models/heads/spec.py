@@ -8,19 +8,32 @@ from foreword.models.config import LayerSpec, NormSpec, RopeSpec
 
 Shapes = Mapping[str, tuple[int, ...]]
 
+TABLES = ("d2t", "t2d", "token_map")
+"""Tensors that are no floats: which tokens a reduced vocabulary has."""
+
+DRAFTERS_OWN = ("mask_hidden", "markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
+"""Tensors that no pass of a head reads: its drafter does."""
+
+CONFIDENCE = "confidence_head.proj"
+"""DSpark's guess at whether a guess will be accepted."""
+
 
 class Join(Enum):
     """How the embedding of a token and the features before it become the input of the first layer."""
 
     CONCAT = "concat"  # EAGLE-3: side by side into the attention; the features are the residual stream
     FUSED = "fused"  # EAGLE-1, MTP: through one matrix into the residual stream
+    CONTEXT = (
+        "context"  # DFlash: never; features are only looked at, and the rows that look read their token alone
+    )
+    NONE = "none"  # Medusa: no token is read
 
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """A head that runs as a small decoder of its own, over the target's hidden states.
+    """A head over the target's hidden states; most run as a small decoder of their own.
 
-    At row t it reads token t and the features of position t - 1, and says what follows token t.
+    At row t such a one reads token t and the features of position t - 1, and says what follows token t.
     """
 
     kind: str  # the method that runs it
@@ -39,6 +52,15 @@ class HeadSpec:
     shapes: Shapes  # every tensor that is used, by speculators' names; what is missing is the target's, or not done
     norm_before_residual: bool = False  # the residual stream starts with the normed features
     norm_output: bool = False  # what it feeds itself is normed
+    hidden_first: bool = False  # a fused `fc.weight` is stored for features before the embedding
+    mask_token_id: int | None = (
+        None  # stands for tokens that are not known yet, in heads that guess many at once
+    )
+    block_size: int = 0  # DFlash: rows of one guess, the newest token's and masks
+    is_causal: bool = False  # DFlash: rows of a block do not see those behind them
+    anchor_guesses: bool = False  # DFlash: a row guesses what follows it; else, what a mask stands for
+    num_heads: int = 0  # Medusa: tokens that it guesses, each by a head of its own
+    blocks_per_head: int = 0  # Medusa: residual blocks of each
 
     @property
     def feature_width(self) -> int:

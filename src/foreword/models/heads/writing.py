@@ -28,6 +28,8 @@ def write_head(
     """Write config.json and model.safetensors into a new directory; returns their size in bytes."""
     if out.exists():
         raise RequestError(f"{out} exists; give a new directory")
+    if head.spec.kind == "mtp":
+        raise RequestError(f"{head.files.path}: an MTP module belongs to its target's files and stays there")
     out.mkdir(parents=True)
     stored = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
     save_file(stored, out / "model.safetensors", {"format": "pt"})
@@ -45,6 +47,8 @@ def stored_tensors(head: Head) -> dict[str, Tensor]:
 def speculators_config(head: Head) -> dict[str, Any]:
     """config.json of an EAGLE-3 head as speculators has it. Other heads keep the config that they came with."""
     spec, given = head.spec, dict(head.files.config)
+    if spec.kind == "medusa":  # vLLM's names, and what it wants to be told of them
+        return given | {"vocab_size": spec.vocab_size, "medusa_fc_bias": spec.has("blocks.0.layers.0.bias")}
     if spec.kind != "eagle3":
         return given
     inner = section(head.files.fields, "transformer_layer_config")

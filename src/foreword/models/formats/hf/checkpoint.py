@@ -15,6 +15,7 @@ from foreword.errors import CheckpointError
 from foreword.models.formats.checkpoint import QuantizedTensor, missing_tensor
 from foreword.models.formats.generation import HF_KEYS, sampling_values
 from foreword.models.formats.hf.config import hf_config
+from foreword.models.formats.hf.draft_modules import without_draft_modules
 from foreword.models.formats.hf.tokenizer import hf_tokenizer
 from foreword.models.tokenization.tokenizer import Tokenizer, check_vocab
 
@@ -30,7 +31,7 @@ class HfCheckpoint:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._settings = read_json_object(path / "config.json")
-        self._files = _tensor_files(path)
+        self._files = without_draft_modules(_tensor_files(path), self._settings)
         self.config = hf_config(self._settings, self.tensor_names(), path / "config.json")
         if self.config.tied_embeddings:
             self._files.pop("lm_head.weight", None)

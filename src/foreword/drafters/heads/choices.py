@@ -1,0 +1,121 @@
+"""Trees whose shape is a list of paths of ranks, as Medusa publishes them, or one that was measured."""
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from functools import lru_cache
+
+from foreword.drafters.model.tree_shape import Shape
+from foreword.errors import RequestError
+
+RANKS = 10
+"""Likeliest tokens of a head that a path may choose from."""
+
+Path = tuple[int, ...]
+Paths = tuple[Path, ...]
+
+
+def read_choices(value: object, origin: str) -> Paths:
+    """Paths of ranks, the most useful first: [[0], [0, 0], [1], ...]."""
+    paths = tuple(tuple(path) if isinstance(path, list | tuple) else () for path in _listed(value))
+    if not paths or not all(paths) or not all(map(_is_rank, (rank for path in paths for rank in path))):
+        raise RequestError(
+            f"{origin}: medusa_choices must be a list of paths of ranks below {RANKS}, such as [[0], [0, 0], [1]]"
+        )
+    return tuple(dict.fromkeys(paths))
+
+
+def _listed(value: object) -> Sequence[object]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _is_rank(rank: object) -> bool:
+    return isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < RANKS
+
+
+@lru_cache(maxsize=256)
+def fitting(paths: Paths, max_nodes: int, max_depth: int) -> Paths:
+    """The first of them that fit, each behind its beginning; level by level."""
+    kept: dict[Path, None] = {}
+    for path in paths:
+        beginnings = [path[:length] for length in range(1, len(path) + 1)]
+        missing = [part for part in beginnings if part not in kept]
+        if len(path) <= max_depth and len(kept) + len(missing) <= max_nodes:
+            kept.update(dict.fromkeys(missing))
+    return tuple(sorted(kept, key=lambda path: (len(path), path)))
+
+
+@lru_cache(maxsize=256)
+def shape_of(paths: Paths) -> Shape:
+    """How many nodes follow each node of the level before; `paths` stand level by level."""
+    levels: list[tuple[int, ...]] = []
+    before: list[Path] = [()]
+    while followers := [path for path in paths if len(path) == len(levels) + 1]:
+        levels.append(tuple(sum(path[:-1] == parent for path in followers) for parent in before))
+        before = followers
+    return tuple(levels)
+
+
+class MeasuredRanks:
+    """How often the token that came was a head's best guess, its second best and so on, and the tree for that."""
+
+    _EVERY = 64  # tokens that are seen between two looks at the counts
+    _BELIEF = 20.0  # tokens' worth of what is believed before anything was seen
+
+    def __init__(self, heads: int) -> None:
+        self._hits = [
+            [self._BELIEF * 0.6 * 0.8**head * 0.4**rank for rank in range(RANKS)] for head in range(heads)
+        ]
+        self._seen = [self._BELIEF] * heads
+        self._total = 0
+        self._ranked: dict[tuple[int, int], Paths] = {}
+
+    def saw(self, head: int, rank: int | None) -> None:
+        """A token came that was this head's guess of this rank; None: of none."""
+        self._seen[head] += 1
+        if rank is not None:
+            self._hits[head][rank] += 1
+        self._total += 1
+        if self._total % self._EVERY == 0:
+            self._ranked.clear()
+
+    def paths(self, max_nodes: int, max_depth: int) -> Paths:
+        """The paths that are likeliest to be taken as a whole, level by level."""
+        size = (max_nodes, max_depth)
+        if size not in self._ranked:
+            self._ranked[size] = fitting(self._likeliest(max_nodes, max_depth), max_nodes, max_depth)
+        return self._ranked[size]
+
+    def _likeliest(self, max_nodes: int, max_depth: int) -> Paths:
+        found: list[Path] = []
+        open_paths: list[tuple[float, Path]] = [(-1.0, ())]
+        while open_paths and len(found) <= max_nodes:
+            chance, path = heapq.heappop(open_paths)
+            found.append(path)
+            head = len(path)
+            if head < min(max_depth, len(self._hits)):
+                for rank, hits in enumerate(self._hits[head]):
+                    heapq.heappush(open_paths, (chance * hits / self._seen[head], (*path, rank)))
+        return tuple(found[1:])
+
+
+class Awaited:
+    """What heads have ranked for places whose tokens are not known yet, of one request."""
+
+    def __init__(self) -> None:
+        self._lists: deque[tuple[int, list[list[int]]]] = deque()  # (tokens there were, [heads][ranks])
+
+    def add(self, length: int, ranked: list[list[int]]) -> None:
+        """What was ranked for the places from `length` on."""
+        if not self._lists or self._lists[-1][0] < length:
+            self._lists.append((length, ranked))
+
+    def settle(self, known: int, tokens: Sequence[int], ranks: MeasuredRanks) -> None:
+        """Count the tokens from `known` on, which are new."""
+        for length, ranked in self._lists:
+            for place in range(max(known, length), min(len(tokens), length + len(ranked))):
+                guesses = ranked[place - length]
+                rank = guesses.index(tokens[place]) if tokens[place] in guesses else None
+                ranks.saw(place - length, rank)
+        while self._lists and self._lists[0][0] + len(self._lists[0][1]) <= len(tokens):
+            self._lists.popleft()

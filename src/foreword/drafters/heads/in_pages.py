@@ -1,0 +1,120 @@
+"""Heads with KV rows in the target's pages: how the rows of committed tokens come about."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foreword.backends.batch import Ints
+from foreword.backends.interface import HeadInput, HeadOutput
+from foreword.drafters.heads.loading import LoadedHead
+from foreword.kv.extra_rows import ExtraRows
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Commit, DrafterNeeds, DraftRequest, RequestRows
+from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
+
+FILLED_AT_ONCE = 16
+"""Committed rows that are left to the next guess; more of them are filled as soon as they are told of."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows of one request that are made from the target's own states."""
+
+    pages: RequestRows
+    rows: ExtraRows
+    tokens: Sequence[int]
+    first: int
+    end: int
+    lag: int
+
+    @property
+    def start(self) -> int:
+        """The first row that these see."""
+        return self.first if self.first > self.rows.end else max(self.rows.begin, self.lag)
+
+
+class HeadInPages:
+    """What such heads share. Their rows follow the request wherever it goes: nothing is kept here.
+
+    The rows of committed tokens are made from the target's states, those of guesses from whatever the head has then;
+    the latter are made again when their tokens are committed.
+    """
+
+    def __init__(self, head: LoadedHead, lag: int, scratch: int) -> None:
+        """A row is made from the states of the position `lag` before it: so many first tokens have none."""
+        self._runner = head.runner
+        self._kind = head.rows.name
+        self._taps = head.taps
+        self._vocabulary = head.vocabulary
+        self._lag = lag
+        self._buffers = BatchBuffers()
+        self.needs = DrafterNeeds(head.taps, (head.rows,), scratch=scratch)
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """Keep the newest states; where guesses are wanted, long stretches get their rows at once."""
+        runs = []
+        for commit in commits:
+            assert commit.pages is not None
+            rows = self._rows_of(commit.pages)
+            rows.add(commit.first, self._features(commit))
+            first = rows.missing_from(self._lag)
+            end = min(commit.settled, rows.known + self._lag)
+            if commit.is_on and end - first > FILLED_AT_ONCE:
+                runs.append(Run(commit.pages, rows, commit.request.tokens, first, end, self._lag))
+        if runs:
+            self._run_true(runs, wanted=0)
+        for commit in commits:
+            if commit.pages is not None:
+                self._rows_of(commit.pages).keep_newest()
+
+    def forget(self, request: DraftRequest) -> None:
+        """Nothing is kept here: the rows go with the request's pages."""
+
+    def memory_bytes(self) -> int:
+        """Its own weights; its KV rows are part of the engine's memory."""
+        return self._runner.weight_bytes
+
+    def _rows_of(self, pages: RequestRows) -> ExtraRows:
+        return pages.kv.rows_of(self._kind, self._lag)
+
+    def _features(self, commit: Commit) -> Tensor:
+        # A copy even of one: a view of it would keep the states of all who were in the pass.
+        return torch.cat([commit.hidden[tap] for tap in self._taps], dim=-1)
+
+    def _run_true(self, runs: Sequence[Run], wanted: int) -> tuple[HeadOutput, Ints]:
+        """Make rows from the target's states; returns the outcome of the last `wanted` of each, and all their pages."""
+        rows = self._true_rows(runs, wanted)
+        output = self._runner.forward(rows, runs[0].pages.store)
+        fill(runs)
+        return output, rows.arrays.block_tables
+
+    def _true_rows(
+        self,
+        runs: Sequence[Run],
+        wanted: int,
+        tails: Sequence[Draft] | None = None,
+        tail_features: Tensor | None = None,
+    ) -> HeadInput:
+        """The rows of a pass. Behind a run may come a tail that is no committed text; its rows share their features."""
+        parts, states = [], []
+        for run, tail in zip(runs, tails or [Draft()] * len(runs), strict=True):
+            count = run.end - run.first
+            parts.append(
+                SequenceRows(run.pages.kv, run.tokens, count, tail, run_logits=wanted, first=run.first)
+            )
+            states.append(run.rows.states(run.first - self._lag, run.end - self._lag))
+            if tail_features is not None and len(tail):
+                states.append(tail_features.expand(len(tail), -1))
+        arrays = self._buffers.lay_out(runs[0].pages.cache, parts, ()).arrays
+        starts = np.array([run.start for run in runs], np.int32)
+        return HeadInput(arrays, starts, states[0] if len(states) == 1 else torch.cat(states), are_own=False)
+
+
+def fill(runs: Sequence[Run]) -> None:
+    """The rows are there now."""
+    for run in runs:
+        run.rows.fill(run.first, run.end)
+        run.rows.mark(run.pages.kv.chain)

@@ -1,0 +1,218 @@
+"""Medusa: heads that each guess one place ahead from the target's last hidden state alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from foreword.acceptance.rules.rule import Rule
+from foreword.backends.batch import MAX_DRAFT_NODES, Tap
+from foreword.backends.interface import MedusaRunner
+from foreword.drafters.heads.at_once import grow_levels, guess_at_once
+from foreword.drafters.heads.choices import (
+    RANKS,
+    Awaited,
+    MeasuredRanks,
+    Paths,
+    fitting,
+    read_choices,
+    shape_of,
+)
+from foreword.drafters.heads.head_tree import HeadTree
+from foreword.drafters.heads.loading import check_width, open_fitting, taps_of, vocabulary_of
+from foreword.drafters.heads.vocabulary import DraftVocabulary
+from foreword.drafters.model.guessed_tree import GrowingTree
+from foreword.drafters.model.next_level import best_tokens, with_fixed_corrections
+from foreword.drafters.model.tree_shape import Shape
+from foreword.drafters.resources import DrafterResources
+from foreword.errors import RequestError
+from foreword.models.sources.resolve import resolve_model
+from foreword.speculation.draft import ROOT, Draft
+from foreword.speculation.drafting import Ask, Commit, DrafterNeeds, DraftRequest
+
+MEASURED, FROM_FILE = "measured", "file"
+
+
+@dataclass(frozen=True)
+class MedusaConfig:
+    """Which heads guess, and in which tree."""
+
+    model: str  # a local path or a hub id
+    tree_width: int = 1  # candidates for every place that are followed by their score; 1 is a chain
+    medusa_choices: Any = (
+        None  # a tree of ranks instead: a list of paths, "file" (those in config.json) or "measured"
+    )
+
+    def __post_init__(self) -> None:
+        check_width(self.tree_width)
+        if self.medusa_choices not in (None, MEASURED, FROM_FILE):
+            read_choices(self.medusa_choices, "speculation")
+
+    @property
+    def makes_trees(self) -> bool:
+        return self.tree_width > 1 or self.medusa_choices is not None
+
+
+@dataclass
+class _Known:
+    """What is kept of a request: the state from which the next guesses are made."""
+
+    epoch: int
+    end: int  # one behind the position of the state
+    state: Tensor  # [1, hidden]
+    awaited: Awaited = field(default_factory=Awaited)
+    length: int = 0  # tokens that were counted
+
+
+class MedusaDrafter:
+    """All places ahead in one pass over one state of every request; no KV."""
+
+    def __init__(
+        self,
+        runner: MedusaRunner,
+        tap: Tap,
+        vocabulary: DraftVocabulary,
+        width: int,
+        choices: Paths | MeasuredRanks | None = None,
+    ) -> None:
+        self._runner = runner
+        self._tap = tap
+        self._vocabulary = vocabulary
+        self._width = width
+        self._choices = choices
+        self._known: dict[int, _Known] = {}
+        self.needs = DrafterNeeds((tap,))
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """Keep the newest state of every request."""
+        for commit in commits:
+            request = commit.request
+            before = self._known.get(request.request_id)
+            # A copy: a view would keep the states of all who were in the pass.
+            state = commit.hidden[self._tap][-1:].clone()
+            known = _Known(request.epoch, commit.first + commit.rows, state, length=len(request.tokens))
+            if before is not None and before.epoch == request.epoch:
+                known.awaited = before.awaited
+                if isinstance(self._choices, MeasuredRanks):
+                    known.awaited.settle(before.length, request.tokens, self._choices)
+            self._known[request.request_id] = known
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """A chain or a tree; none where the newest state is not known."""
+        drafts = [Draft()] * len(asks)
+        ready = [index for index, ask in enumerate(asks) if self._is_ready(ask)]
+        if not ready:
+            return drafts
+        asked = [asks[index] for index in ready]
+        states = torch.cat([self._known[ask.request.request_id].state for ask in asked])
+        logits = self._runner.forward(states)  # [asks, heads, draft vocabulary]
+        heads = logits.shape[1]
+        if self._choices is None:
+            flat = logits.flatten(0, 1)
+            made = guess_at_once(asked, [heads] * len(asked), flat, self._vocabulary, self._width)
+        else:
+            made = [self._by_choices(ask, rows) for ask, rows in zip(asked, logits, strict=True)]
+        for index, draft in zip(ready, made, strict=True):
+            drafts[index] = draft
+        return drafts
+
+    def forget(self, request: DraftRequest) -> None:
+        """Drop its state."""
+        self._known.pop(request.request_id, None)
+
+    def memory_bytes(self) -> int:
+        """The weights of the heads, and a state for every request."""
+        return self._runner.weight_bytes + sum(known.state.nbytes for known in self._known.values())
+
+    def _is_ready(self, ask: Ask) -> bool:
+        request, known = ask.request, self._known.get(ask.request.request_id)
+        is_current = known is not None and (known.epoch, known.end) == (
+            request.epoch,
+            len(request.tokens) - 1,
+        )
+        return is_current and ask.max_nodes >= 1 and ask.max_depth >= 1
+
+    def _by_choices(self, ask: Ask, logits: Tensor) -> Draft:
+        """A tree of ranks; under *traversal* its shape, filled with what is drawn."""
+        depth = min(ask.max_depth, len(logits))
+        if isinstance(self._choices, MeasuredRanks):
+            paths = self._choices.paths(ask.max_nodes, depth)
+        else:
+            assert self._choices is not None
+            paths = fitting(self._choices, ask.max_nodes, depth)
+        sampling, spread = ask.request.sampling, self._vocabulary.spread(logits)
+        if sampling.rule is Rule.TRAVERSAL and sampling.record["temperature"] > 0:
+            tree = _ShapedTree(replace(ask, max_depth=depth), paths)
+            grow_levels([tree], [0], lambda _, rows: spread[rows], branches=True)
+            return tree.draft()
+        ranked = _ranked(ask, spread)
+        self._known[ask.request.request_id].awaited.add(len(ask.request.tokens), ranked)
+        return _tree_of_ranks(ask, paths, ranked)
+
+
+class _ShapedTree(HeadTree):
+    """A tree that is drawn in the shape of a list of paths."""
+
+    def __init__(self, ask: Ask, paths: Paths) -> None:
+        super().__init__(ask, MAX_DRAFT_NODES, MAX_DRAFT_NODES)
+        self._paths = paths
+
+    def shape(self) -> Shape:
+        return shape_of(self._paths)
+
+
+class _Places(GrowingTree):
+    """All places ahead side by side, as if they were the newest nodes of a tree."""
+
+    def __init__(self, ask: Ask, places: int) -> None:
+        super().__init__(ask)
+        self.frontier = list(range(places))
+
+    def positions(self) -> npt.NDArray[np.int64]:
+        return len(self.request.tokens) + np.arange(len(self.frontier))
+
+
+def _ranked(ask: Ask, logits: Tensor) -> list[list[int]]:
+    """For every place the best tokens, as the target's own noise ranks them; fewer where fewer can come."""
+    places = _Places(ask, len(logits))
+    scores, tokens = best_tokens(places, with_fixed_corrections([places], logits), RANKS)
+    counts = (scores > -torch.inf).sum(dim=1).tolist()
+    return [row[:count] for row, count in zip(tokens.tolist(), counts, strict=True)]
+
+
+def _tree_of_ranks(ask: Ask, paths: Paths, ranked: list[list[int]]) -> Draft:
+    """The nodes of these paths; one whose rank nobody has is left out with all behind it."""
+    nodes: dict[tuple[int, ...], int] = {(): ROOT}
+    tokens: list[int] = []
+    parents: list[int] = []
+    for path in paths:
+        guesses = ranked[len(path) - 1]
+        if path[:-1] in nodes and path[-1] < len(guesses):
+            parents.append(nodes[path[:-1]])
+            nodes[path] = len(tokens)
+            tokens.append(guesses[path[-1]])
+    return Draft(tuple(tokens), tuple(parents), len(ask.request.tokens), ask.request.epoch)
+
+
+def build_medusa(config: MedusaConfig, resources: DrafterResources) -> MedusaDrafter:
+    """Load the heads beside the target."""
+    path = resolve_model(config.model)
+    head = open_fitting(path, "medusa", resources)
+    choices: Paths | MeasuredRanks | None = None
+    if config.medusa_choices == MEASURED:
+        choices = MeasuredRanks(head.spec.num_heads)
+    elif config.medusa_choices == FROM_FILE:
+        if "medusa_choices" not in head.files.config:
+            raise RequestError(
+                f"{path}: its config.json has no medusa_choices; give a list, or leave them out"
+            )
+        choices = read_choices(head.files.config["medusa_choices"], str(path))
+    elif config.medusa_choices is not None:
+        choices = read_choices(config.medusa_choices, "speculation")
+    (tap,) = taps_of(head.spec)
+    runner, vocabulary = resources.target.medusa(head), vocabulary_of(head, resources)
+    return MedusaDrafter(runner, tap, vocabulary, config.tree_width, choices)

@@ -1,0 +1,51 @@
+"""P-EAGLE: an EAGLE-3 head that guesses many tokens in one pass, with masks where it would read its own guesses."""
+
+from dataclasses import dataclass
+
+from foreword.drafters.heads.at_once import guess_at_once
+from foreword.drafters.heads.in_pages import Run, fill
+from foreword.drafters.heads.loading import LoadedHead, check_width, load_head
+from foreword.drafters.heads.stepwise import StepwiseHead
+from foreword.drafters.resources import DrafterResources
+from foreword.models.heads.eagle3 import MASK_HIDDEN
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Ask
+
+
+@dataclass(frozen=True)
+class PEagleConfig:
+    """Which head guesses."""
+
+    model: str  # a local path or a hub id
+    tree_width: int = 1  # candidates for every place ahead that are followed; 1 is a chain
+
+    def __post_init__(self) -> None:
+        check_width(self.tree_width)
+
+
+class PEagleHead(StepwiseHead):
+    """Its rows are EAGLE-3's; behind the newest token's come rows of masks, and all of them guess."""
+
+    def __init__(self, head: LoadedHead, width: int) -> None:
+        super().__init__(head, width)
+        assert head.spec.mask_token_id is not None
+        self._mask, self._mask_features = head.spec.mask_token_id, head.own[MASK_HIDDEN].view(1, -1)
+
+    def _guess(self, asks: list[Ask], runs: list[Run]) -> list[Draft]:
+        tails = [
+            Draft.chain(
+                [self._mask] * min(ask.max_nodes - 1, ask.max_depth - 1, run.pages.kv.reserved - run.end),
+                run.end,
+            )
+            for ask, run in zip(asks, runs, strict=True)
+        ]
+        rows = self._true_rows(runs, 1, tails, self._mask_features)
+        output = self._runner.forward(rows, runs[0].pages.store)
+        fill(runs)
+        places = [1 + len(tail) for tail in tails]
+        return guess_at_once(asks, places, output.logits, self._vocabulary, self._width)
+
+
+def build_p_eagle(config: PEagleConfig, resources: DrafterResources) -> PEagleHead:
+    """Load the head beside the target."""
+    return PEagleHead(load_head(config.model, "p_eagle", resources), config.tree_width)

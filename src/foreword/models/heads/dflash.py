@@ -1,0 +1,117 @@
+"""DFlash heads, as z-lab, SpecForge, DeepSpec and speculators write them: a block of guesses in one pass.
+
+DSpark is one with a small Markov head over the tokens of a block.
+"""
+
+from foreword.errors import CheckpointError
+from foreword.models.formats.fields import ConfigFields
+from foreword.models.formats.hf.config import rope_spec
+from foreword.models.heads.blocks import layer_shapes, read_layers, read_norm
+from foreword.models.heads.boundaries import layer_ids
+from foreword.models.heads.checks import checked_shapes, vocabulary_shapes
+from foreword.models.heads.eagle3 import count_taps, section
+from foreword.models.heads.files import HeadFiles
+from foreword.models.heads.masks import mask_token
+from foreword.models.heads.spec import CONFIDENCE, HeadSpec, Join, Shapes
+
+MAX_BLOCK = 64
+"""Rows of a block see each other by one bit each."""
+
+MARKOV = "markov_head.markov_w1.weight"
+"""DSpark's: what the token before says of the next, beside what the pass says."""
+
+_UNSUPPORTED = ("final_logit_softcapping", "output_multiplier", "input_embedding_scale")
+
+
+def read_dflash(files: HeadFiles) -> HeadSpec:
+    """The head that these files describe."""
+    fields, present = files.fields, files.shapes
+    inner = section(fields, "transformer_layer_config") or fields
+    nested = section(fields, "dflash_config") or ConfigFields({}, fields.origin)
+    hidden, vocab = inner.count("hidden_size"), inner.count("vocab_size")
+    target_hidden = fields.count("target_hidden_size", hidden)
+    draft_vocab = fields.count("draft_vocab_size", vocab)
+    layers = read_layers(inner, present)
+    required, optional = vocabulary_shapes(vocab, draft_vocab, hidden)
+    taps = count_taps(files, target_hidden)
+    required = {**required, "fc.weight": (hidden, taps * target_hidden)}
+    required |= {"hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
+    for index, layer in enumerate(layers):
+        required |= layer_shapes(index, layer, hidden, hidden)
+        required[f"layers.{index}.input_layernorm.weight"] = (hidden,)
+    _refuse_variants(inner, nested)
+    is_dspark = MARKOV in present
+    if is_dspark:
+        markov, confidence = _dspark_shapes(files, vocab, draft_vocab, hidden)
+        required, optional = {**required, **markov}, {**optional, **confidence}
+    return HeadSpec(
+        kind="dspark" if is_dspark else "dflash",
+        hidden_size=hidden,
+        layers=layers,
+        norm=read_norm(inner),
+        rope=rope_spec(inner),
+        vocab_size=vocab,
+        draft_vocab_size=draft_vocab,
+        target_hidden_size=target_hidden,
+        num_taps=taps,
+        boundaries=_boundaries(fields, nested, taps),
+        reads_normed=False,
+        join=Join.CONTEXT,
+        shapes=checked_shapes(files, required, optional),
+        mask_token_id=mask_token(fields, vocab),
+        block_size=_block_size(fields, nested),
+        is_causal=nested.flag("causal", inner.flag("is_causal", False)),
+        anchor_guesses=fields.flag("sample_from_anchor", is_dspark or _is_deepspec(fields)),
+        norm_output=is_dspark,  # its confidence is read from the normed states
+    )
+
+
+def _dspark_shapes(files: HeadFiles, vocab: int, draft_vocab: int, hidden: int) -> tuple[Shapes, Shapes]:
+    """(required, optional) tensors of the plain Markov head; gated and recurrent ones have more, and are refused."""
+    rank = files.shapes[MARKOV][-1]
+    weight = CONFIDENCE + ".weight"
+    width = files.shapes[weight][-1] if weight in files else hidden
+    if width not in (hidden, hidden + rank):
+        raise CheckpointError(f"{files.path}: {weight} reads {width} numbers; get the head again")
+    required = {MARKOV: (vocab, rank), "markov_head.markov_w2.weight": (draft_vocab, rank)}
+    return required, {weight: (1, width), CONFIDENCE + ".bias": (1,)}
+
+
+def _boundaries(fields: ConfigFields, nested: ConfigFields, taps: int) -> tuple[int, ...] | None:
+    """`target_layer_ids` are layers, whose output is meant; speculators' ids are boundaries."""
+    found = {
+        ids
+        for ids in (
+            layer_ids(nested, "target_layer_ids", 1),
+            layer_ids(fields, "target_layer_ids", 1),
+            layer_ids(fields, "aux_hidden_state_layer_ids", 0),
+        )
+        if ids
+    }
+    if len(found) > 1 or any(len(ids) != taps for ids in found):
+        raise CheckpointError(
+            f"{fields.origin}: the layers that it names do not fit fc.weight, which reads {taps} hidden states; "
+            "get the head again"
+        )
+    return found.pop() if found else None
+
+
+def _block_size(fields: ConfigFields, nested: ConfigFields) -> int:
+    size = nested.count("block_size", fields.count("block_size", 16))
+    if not 2 <= size <= MAX_BLOCK:
+        raise fields.unsupported(f"a block of {size} (2 to {MAX_BLOCK} can be run)")
+    return size
+
+
+def _is_deepspec(fields: ConfigFields) -> bool:
+    named = fields.get("architectures")
+    return isinstance(named, list) and any("DSpark" in str(name) for name in named)
+
+
+def _refuse_variants(inner: ConfigFields, nested: ConfigFields) -> None:
+    kinds = inner.get("layer_types") or []
+    if nested.flag("use_swa", False) or "sliding_attention" in kinds:
+        raise inner.unsupported("a DFlash head with a sliding window")
+    for key in _UNSUPPORTED:
+        if inner.get(key) is not None or nested.get(key) is not None:
+            raise inner.unsupported(f"a DFlash head with {key}")

@@ -1,0 +1,150 @@
+"""MTP (NextN) modules, which come inside the checkpoints of their targets under many names."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from foreword.errors import CheckpointError
+from foreword.models.formats.hf.config import rope_spec
+from foreword.models.heads.blocks import layer_shapes, read_layers, read_norm
+from foreword.models.heads.checks import checked_shapes, vocabulary_shapes
+from foreword.models.heads.eagle3 import section
+from foreword.models.heads.files import HeadFiles
+from foreword.models.heads.spec import HeadSpec, Join, Shapes
+
+
+@dataclass(frozen=True)
+class MtpLayout:
+    """How one family stores its modules."""
+
+    family: str
+    join: re.Pattern[str]  # the matrix that joins token and hidden state; its group is the module's prefix
+    names: Mapping[str, str]  # what is called otherwise here -> DeepSeek's name, or that of other heads
+    hidden_first: bool = False  # that matrix reads the hidden state before the embedding
+    layer: str = ""  # where the module's layer is
+
+
+_DEEPSEEK = {
+    "enorm": "enorm",
+    "hnorm": "hnorm",
+    "eh_proj": "fc",
+    "shared_head.norm": "norm",
+    "shared_head.head": "lm_head",
+    "embed_tokens": "embed_tokens",
+}
+
+LAYOUTS = (
+    MtpLayout(
+        "MiMo",
+        re.compile(r"^(mtp_layers\.0\.)input_proj\.weight$"),
+        {
+            "token_layernorm": "enorm",
+            "hidden_layernorm": "hnorm",
+            "input_proj": "fc",
+            "final_layernorm": "norm",
+        },
+        hidden_first=True,
+    ),
+    MtpLayout(
+        "MiMo-V2",
+        re.compile(r"^(mtp\.layers\.0\.)eh_proj\.weight$"),
+        {
+            **_DEEPSEEK,
+            "final_layernorm": "norm",
+            "pre_mlp_layernorm": "layers.0.post_attention_layernorm",
+        },
+    ),
+    MtpLayout(
+        "Qwen3-Next",
+        re.compile(r"^(mtp\.)fc\.weight$"),
+        {"pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "fc": "fc", "norm": "norm"},
+        layer="layers.0.",
+    ),
+    MtpLayout("DeepSeek", re.compile(r"^(layers\.\d+\.)eh_proj\.weight$"), _DEEPSEEK),
+)
+"""Of several modules the first is used, again and again, as engines do."""
+
+_CANNOT_RUN = (
+    (re.compile(r"self_attn\.kv_a_proj_with_mqa\."), "latent attention"),
+    (re.compile(r"mlp\.(experts|gate)\."), "a mixture of experts"),
+    (re.compile(r"self_attn\.qkv_proj\."), "one matrix for queries, keys and values"),
+)
+
+
+def mtp_layout(shapes: Shapes) -> tuple[MtpLayout, str] | None:
+    """Who wrote the module in these tensors, and its prefix; None: there is none."""
+    for layout in LAYOUTS:
+        found = sorted(match[1] for name in shapes if (match := layout.join.match(name)))
+        if found:
+            return layout, found[0]
+    return None
+
+
+def mtp_files(files: HeadFiles) -> HeadFiles:
+    """The first module's tensors alone, by one set of names."""
+    found = mtp_layout(files.shapes)
+    if found is None:
+        raise CheckpointError(
+            f"{files.path} holds no MTP module; use a checkpoint that has one, or another method"
+        )
+    layout, prefix = found
+    renamed: dict[str, str] = {}
+    for name in files.shapes:
+        if name.startswith(prefix):
+            part, _, kind = name.removeprefix(prefix).rpartition(".")
+            inside = part.removeprefix(layout.layer)
+            renamed[f"{layout.names.get(part, 'layers.0.' + inside)}.{kind}"] = name
+    return files.renamed(renamed)
+
+
+def read_mtp(files: HeadFiles) -> HeadSpec:
+    """The module that `mtp_files` found, as a head; what no backend can run yet is refused."""
+    fields = section(files.fields, "text_config") or files.fields
+    present = files.shapes
+    _require_plain(files)
+    layers = read_layers(fields, present, count=1)
+    hidden, vocab = fields.count("hidden_size"), fields.count("vocab_size")
+    required, optional = vocabulary_shapes(vocab, vocab, hidden)
+    required = {
+        **required,
+        **layer_shapes(0, layers[0], hidden, hidden),
+        "fc.weight": (hidden, 2 * hidden),
+        **{f"{name}.weight": (hidden,) for name in ("enorm", "hnorm", "norm", "layers.0.input_layernorm")},
+    }
+    return HeadSpec(
+        kind="mtp",
+        hidden_size=hidden,
+        layers=layers,
+        norm=read_norm(fields),
+        rope=rope_spec(fields),
+        vocab_size=vocab,
+        draft_vocab_size=vocab,
+        target_hidden_size=hidden,
+        num_taps=1,
+        boundaries=None,
+        reads_normed=True,
+        join=Join.FUSED,
+        shapes=checked_shapes(files, required, optional),
+        norm_output=True,  # what it reads of itself is normed like what it reads of the target
+        hidden_first=_stored_hidden_first(files),
+    )
+
+
+def _require_plain(files: HeadFiles) -> None:
+    """Refuse a module whose layer is not of the llama kind."""
+    config = files.config
+    reasons = [what for pattern, what in _CANNOT_RUN if any(map(pattern.search, files.shapes))]
+    query, output = (files.shapes.get(f"layers.0.self_attn.{name}_proj.weight", (0, 0)) for name in "qo")
+    if query[0] == 2 * output[1] > 0:
+        reasons.append("gated attention")
+    if "swa_num_attention_heads" in config:
+        reasons.append("sliding-window attention")
+    if reasons:
+        raise CheckpointError(
+            f"{files.path}: its MTP module has {reasons[0]}, which cannot be run yet; use another method"
+        )
+
+
+def _stored_hidden_first(files: HeadFiles) -> bool:
+    """Told by what the norms are called in the file."""
+    return files.stored_as("fc.weight").endswith("input_proj.weight")
