@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Trains a head on a machine without a network, with its own Python and torch.
 #   scripts/gpu_train.sh carry DIR MODEL.gguf EVAL.jsonl[,EVAL.jsonl] [PROMPTS.jsonl]
-#       what must travel there: DIR/base (this tree, wheels, prompts) and the model in two halves, since one journey
-#       takes 64 MiB: DIR/model0 and DIR/model1
+#       what must travel there: DIR/base (this tree, wheels, prompts) and the model in three parts, since one journey
+#       takes 64 MiB and the tree travels along: DIR/model0, DIR/model1 and DIR/model2
 # and there, with CARRY naming the directory in which these lie:
 #   scripts/gpu_train.sh check            attention kernels: needs no model
 #   scripts/gpu_train.sh smoke            15 s of texts, a minute of training
@@ -20,7 +20,7 @@ WORK=build/training
 
 if [ "${1:-}" = carry ]; then
     DIR=$2
-    mkdir -p "$DIR/base/wheels" "$DIR/base/eval" "$DIR/base/prompts" "$DIR/model0" "$DIR/model1"
+    mkdir -p "$DIR/base/wheels" "$DIR/base/eval" "$DIR/base/prompts" "$DIR"/model{0,1,2}
     "$PYTHON" -m pip download --quiet --dest "$DIR/base/wheels" --no-deps --only-binary=:all: --python-version 3.12 \
         --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 --platform any \
         --constraint <(grep -v '^torch' constraints.txt) \
@@ -55,7 +55,7 @@ fi
 
 MODEL=$WORK/$(cat "$CARRY/base/model_name" 2> /dev/null || echo model.gguf)
 if [ ! -f "$MODEL" ]; then
-    cat "$CARRY/model0/part" "$CARRY/model1/part" > "$MODEL.part"
+    cat "$CARRY"/model{0,1,2}/part > "$MODEL.part"
     mv "$MODEL.part" "$MODEL"
 fi
 EVAL=() && for file in "$CARRY"/base/eval/*.jsonl; do if [ -f "$file" ]; then EVAL+=(--eval "$file"); fi; done
