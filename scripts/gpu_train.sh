@@ -24,13 +24,12 @@ if [ "${1:-}" = carry ]; then
     "$PYTHON" -m pip download --quiet --dest "$DIR/base/wheels" --no-deps --only-binary=:all: --python-version 3.12 \
         --platform manylinux2014_x86_64 --platform manylinux_2_28_x86_64 --platform any \
         --constraint <(grep -v '^torch' constraints.txt) \
-        annotated-doc click gguf httpx2 iniconfig jinja2 markdown-it-py markupsafe mdurl packaging platformdirs pluggy \
-        pygments pytest pyyaml rich shellingham tqdm typer typing-extensions
-    git archive --format=tar.gz -o "$DIR/base/tree.tgz" HEAD src scripts tests pyproject.toml
+        annotated-doc annotated-types click gguf httpx2 iniconfig jinja2 markdown-it-py markupsafe mdurl packaging platformdirs \
+        pluggy pydantic pydantic-core pygments pytest pyyaml rich shellingham tqdm typer typing-extensions typing-inspection
+    git archive --format=tar.gz -o "$DIR/base/tree.tgz" HEAD src scripts tests pyproject.toml ':!src/foreword/heads'
     basename "$3" > "$DIR/base/model_name" # cards name it
-    half=$(($(stat -c %s "$3") / 2))
-    head -c $half "$3" > "$DIR/model0/part"
-    tail -c +$((half + 1)) "$3" > "$DIR/model1/part"
+    split -n 3 -d -a 1 "$3" "$DIR/part"
+    for part in 0 1 2; do mv "$DIR/part$part" "$DIR/model$part/part"; done
     cp ${4//,/ } "$DIR/base/eval/"
     if [ -n "${5:-}" ]; then cp "$5" "$DIR/base/prompts/"; fi
     du -sh "$DIR"/*
