@@ -15,7 +15,7 @@ HEAD_MUTANTS = (
     Mutant(
         70,
         "layer numbers inside eagle_config are read as boundaries",
-        "models/heads/boundaries.py",
+        "models/heads/layouts/boundaries.py",
         "layer_ids(inner, IDS, 1)",
         "layer_ids(inner, IDS, 0)",
         (f"{LOGITS}[SpecForge 3.1-torch-float32]",),
@@ -23,7 +23,7 @@ HEAD_MUTANTS = (
     Mutant(
         70,
         "boundaries at the top level are read as layer numbers",
-        "models/heads/boundaries.py",
+        "models/heads/layouts/boundaries.py",
         "layer_ids(fields, IDS, 0)",
         "layer_ids(fields, IDS, 1)",
         (f"{FILES}::test_layers_are_counted_as_their_authors_count_them",),

@@ -13,7 +13,7 @@ PARALLEL_HEAD_MUTANTS = (
     Mutant(
         73,
         "DFlash's layer numbers are read as boundaries",
-        "models/heads/dflash.py",
+        "models/heads/layouts/dflash.py",
         'layer_ids(nested, "target_layer_ids", 1)',
         'layer_ids(nested, "target_layer_ids", 0)',
         (f"{LOGITS}[DFlash-torch]",),
@@ -21,7 +21,7 @@ PARALLEL_HEAD_MUTANTS = (
     Mutant(
         73,
         "speculators' boundaries are read as layer numbers",
-        "models/heads/dflash.py",
+        "models/heads/layouts/dflash.py",
         'layer_ids(fields, "aux_hidden_state_layer_ids", 0)',
         'layer_ids(fields, "aux_hidden_state_layer_ids", 1)',
         (f"{LOGITS}[DFlash, speculators-torch]",),
@@ -125,7 +125,7 @@ PARALLEL_HEAD_MUTANTS = (
     Mutant(
         75,
         "an MTP module reads its own state before its norm",
-        "models/heads/mtp.py",
+        "models/heads/layouts/mtp.py",
         "norm_output=True,",
         "norm_output=False,",
         (f"{MTP}[DeepSeek-False-torch]",),
@@ -149,7 +149,7 @@ PARALLEL_HEAD_MUTANTS = (
     Mutant(
         76,
         "P-EAGLE's residual stream starts as EAGLE-3's does in speculators' files",
-        "models/heads/eagle3.py",
+        "models/heads/layouts/eagle3.py",
         " and not is_parallel",
         "",
         (f"{LOGITS}[P-EAGLE, speculators-torch]",),

@@ -14,8 +14,8 @@ from foreword.errors import CheckpointError, ForewordError, RequestError
 from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, RopeSpec
 from foreword.models.heads.convert import convert_head
 from foreword.models.heads.describe import describe_head
-from foreword.models.heads.kinds import head_kind
-from foreword.models.heads.names import canonical_name
+from foreword.models.heads.layouts.kinds import head_kind
+from foreword.models.heads.layouts.names import canonical_name
 from foreword.models.heads.opening import open_head
 from foreword.models.heads.quantize import quantize_head
 from helpers.tiny_heads import HIDDEN, TinyHead

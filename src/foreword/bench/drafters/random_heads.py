@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 from foreword.errors import RequestError
 from foreword.models.config import ModelConfig
-from foreword.models.heads.blocks import layer_shapes
-from foreword.models.heads.eagle3 import MASK_HIDDEN
+from foreword.models.heads.layouts.blocks import layer_shapes
+from foreword.models.heads.layouts.eagle3 import MASK_HIDDEN
 
 MEDUSA_HEADS, DFLASH_LAYERS, DFLASH_BLOCK, DRAFT_VOCAB, TAPS = 5, 5, 16, 32_000, 3
 """As most are published: Medusa's heads, DFlash's layers and rows of a block, tokens of a reduced vocabulary."""

@@ -7,7 +7,7 @@ from foreword.drafters.heads.in_pages import Run, fill
 from foreword.drafters.heads.loading import LoadedHead, check_width, load_head
 from foreword.drafters.heads.stepwise import StepwiseHead
 from foreword.drafters.resources import DrafterResources
-from foreword.models.heads.eagle3 import MASK_HIDDEN
+from foreword.models.heads.layouts.eagle3 import MASK_HIDDEN
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from foreword.errors import CheckpointError
 from foreword.models.config import ModelConfig
-from foreword.models.heads.boundaries import spread_boundaries, usual_boundaries
 from foreword.models.heads.files import HeadFiles
+from foreword.models.heads.layouts.boundaries import spread_boundaries, usual_boundaries
 from foreword.models.heads.spec import HeadSpec, Join, Shapes
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from foreword.errors import CheckpointError
 from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.hf.checkpoint import read_json_object
-from foreword.models.heads.names import SCALE, canonical_names
+from foreword.models.heads.layouts.names import SCALE, canonical_names
 
 PICKLES = ("*.bin", "*.pt", "*.pth")
 

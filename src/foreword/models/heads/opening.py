@@ -10,13 +10,13 @@ from torch import Tensor
 from foreword.errors import CheckpointError
 from foreword.models.config import ModelConfig
 from foreword.models.heads.checks import draft_token_ids, fitted
-from foreword.models.heads.dflash import read_dflash
-from foreword.models.heads.eagle import read_eagle
-from foreword.models.heads.eagle3 import read_eagle3
 from foreword.models.heads.files import HeadFiles
-from foreword.models.heads.kinds import head_kind
-from foreword.models.heads.medusa import medusa_files, read_medusa
-from foreword.models.heads.mtp import mtp_files, read_mtp
+from foreword.models.heads.layouts.dflash import read_dflash
+from foreword.models.heads.layouts.eagle import read_eagle
+from foreword.models.heads.layouts.eagle3 import read_eagle3
+from foreword.models.heads.layouts.kinds import head_kind
+from foreword.models.heads.layouts.medusa import medusa_files, read_medusa
+from foreword.models.heads.layouts.mtp import mtp_files, read_mtp
 from foreword.models.heads.spec import HeadSpec
 
 _READERS = {

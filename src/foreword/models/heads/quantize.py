@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foreword.models.heads.names import SCALE
+from foreword.models.heads.layouts.names import SCALE
 from foreword.models.heads.opening import Head
 from foreword.models.heads.writing import stored_tensors, write_head
 

@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from foreword.errors import RequestError
-from foreword.models.heads.boundaries import IDS
-from foreword.models.heads.eagle3 import section
-from foreword.models.heads.names import SCALE
+from foreword.models.heads.layouts.boundaries import IDS
+from foreword.models.heads.layouts.eagle3 import section
+from foreword.models.heads.layouts.names import SCALE
 from foreword.models.heads.opening import Head
 
 _OUTER_KEYS = frozenset(

@@ -13,7 +13,7 @@ from torch import Tensor
 from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.files import expanded
-from foreword.models.heads.names import SCALE
+from foreword.models.heads.layouts.names import SCALE
 from foreword.models.heads.quantize import GROUP, rounded
 from foreword.train.files import write_json, write_tensors, write_text, written_whole
 from foreword.train.heads.learner import LearnedFiles

@@ -9,11 +9,11 @@ from foreword.errors import CheckpointError
 from foreword.models.config import LayerSpec
 from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.hf.config import rope_spec
-from foreword.models.heads.blocks import layer_shapes, read_layers, read_norm
-from foreword.models.heads.boundaries import named_boundaries
 from foreword.models.heads.checks import checked_shapes, vocabulary_shapes
 from foreword.models.heads.files import HeadFiles
-from foreword.models.heads.masks import mask_token
+from foreword.models.heads.layouts.blocks import layer_shapes, read_layers, read_norm
+from foreword.models.heads.layouts.boundaries import named_boundaries
+from foreword.models.heads.layouts.masks import mask_token
 from foreword.models.heads.spec import HeadSpec, Join
 
 MASK_HIDDEN = "mask_hidden"
