@@ -59,13 +59,14 @@ _NAMES: dict[Any, str] = {
 
 
 def _builtin_kinds() -> dict[str, DrafterKind]:
-    from foreword.drafters.heads.dflash import DFlashConfig, build_dflash
+    from foreword.drafters.heads.dflash import build_dflash
     from foreword.drafters.heads.dspark import DSparkConfig, build_dspark
-    from foreword.drafters.heads.eagle import EagleConfig, build_eagle
-    from foreword.drafters.heads.eagle3 import Eagle3Config, build_eagle3
+    from foreword.drafters.heads.eagle import build_eagle
+    from foreword.drafters.heads.eagle3 import build_eagle3
+    from foreword.drafters.heads.loading import HeadConfig
     from foreword.drafters.heads.medusa import MedusaConfig, build_medusa
     from foreword.drafters.heads.mtp import MtpConfig, build_mtp
-    from foreword.drafters.heads.p_eagle import PEagleConfig, build_p_eagle
+    from foreword.drafters.heads.p_eagle import build_p_eagle
     from foreword.drafters.lookup.jacobi import JacobiConfig, JacobiDrafter
     from foreword.drafters.lookup.lookahead import LookaheadConfig, LookaheadDrafter
     from foreword.drafters.lookup.ngram import NgramConfig, NgramDrafter
@@ -116,15 +117,15 @@ def _builtin_kinds() -> dict[str, DrafterKind]:
         ),
         "eagle": DrafterKind(
             "an EAGLE-1 or EAGLE-2 head on the target's last hidden states",
-            EagleConfig,
+            HeadConfig,
             build_eagle,
             _is_wide,
         ),
         "eagle3": DrafterKind(
-            "an EAGLE-3 head on the target's hidden states", Eagle3Config, build_eagle3, _is_wide
+            "an EAGLE-3 head on the target's hidden states", HeadConfig, build_eagle3, _is_wide
         ),
         "p_eagle": DrafterKind(
-            "an EAGLE-3 head that guesses many tokens in one pass", PEagleConfig, build_p_eagle, _is_wide
+            "an EAGLE-3 head that guesses many tokens in one pass", HeadConfig, build_p_eagle, _is_wide
         ),
         "medusa": DrafterKind(
             "heads that each guess one place ahead from the last hidden state",
@@ -134,7 +135,7 @@ def _builtin_kinds() -> dict[str, DrafterKind]:
         ),
         "mtp": DrafterKind("the MTP module in the target's own checkpoint", MtpConfig, build_mtp, _is_wide),
         "dflash": DrafterKind(
-            "a head that fills a block of masks in one pass", DFlashConfig, build_dflash, _is_wide
+            "a head that fills a block of masks in one pass", HeadConfig, build_dflash, _is_wide
         ),
         "dspark": DrafterKind(
             "a DFlash head with a Markov head over the tokens of a block",

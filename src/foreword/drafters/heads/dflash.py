@@ -1,7 +1,6 @@
 """DFlash: a block of masks behind the newest token is filled in one pass that sees the target's hidden states."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,23 +9,11 @@ from foreword.backends.batch import BatchArrays
 from foreword.backends.interface import HeadInput, HeadOutput
 from foreword.drafters.heads.at_once import guess_at_once
 from foreword.drafters.heads.in_pages import HeadInPages, Run
-from foreword.drafters.heads.loading import LoadedHead, check_width, load_head
+from foreword.drafters.heads.loading import HeadConfig, LoadedHead, load_head
 from foreword.drafters.resources import DrafterResources
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, RequestRows
 from foreword.speculation.rows.layout import SequenceRows
-
-
-@dataclass(frozen=True)
-class DFlashConfig:
-    """Which head guesses."""
-
-    model: str  # a local path or a hub id
-    tree_width: int = 1  # candidates for every place of the block that are followed; 1 is a chain
-
-    def __post_init__(self) -> None:
-        check_width(self.tree_width)
-
 
 LAG = 0
 """The row of a token is made from its own states. The newest token has none yet: it begins the block."""
@@ -110,6 +97,6 @@ def _see_all(arrays: BatchArrays, parts: Sequence[SequenceRows]) -> None:
         row += rows
 
 
-def build_dflash(config: DFlashConfig, resources: DrafterResources) -> DFlashHead:
+def build_dflash(config: HeadConfig, resources: DrafterResources) -> DFlashHead:
     """Load the head beside the target."""
     return DFlashHead(load_head(config.model, "dflash", resources), config.tree_width)

@@ -19,6 +19,17 @@ from foreword.models.sources.resolve import resolve_model
 
 
 @dataclass(frozen=True)
+class HeadConfig:
+    """Which head guesses."""
+
+    model: str  # a local path or a hub id
+    tree_width: int = 1  # candidates that are followed on every level of the draft; 1 is a chain
+
+    def __post_init__(self) -> None:
+        check_width(self.tree_width)
+
+
+@dataclass(frozen=True)
 class LoadedHead:
     """What a drafter with a head is made of."""
 

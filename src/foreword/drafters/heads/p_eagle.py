@@ -1,26 +1,13 @@
 """P-EAGLE: an EAGLE-3 head that guesses many tokens in one pass, with masks where it would read its own guesses."""
 
-from dataclasses import dataclass
-
 from foreword.drafters.heads.at_once import guess_at_once
 from foreword.drafters.heads.in_pages import Run, fill
-from foreword.drafters.heads.loading import LoadedHead, check_width, load_head
+from foreword.drafters.heads.loading import HeadConfig, LoadedHead, load_head
 from foreword.drafters.heads.stepwise import StepwiseHead
 from foreword.drafters.resources import DrafterResources
 from foreword.models.heads.layouts.eagle3 import MASK_HIDDEN
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask
-
-
-@dataclass(frozen=True)
-class PEagleConfig:
-    """Which head guesses."""
-
-    model: str  # a local path or a hub id
-    tree_width: int = 1  # candidates for every place ahead that are followed; 1 is a chain
-
-    def __post_init__(self) -> None:
-        check_width(self.tree_width)
 
 
 class PEagleHead(StepwiseHead):
@@ -46,6 +33,6 @@ class PEagleHead(StepwiseHead):
         return guess_at_once(asks, places, output.logits, self._vocabulary, self._width)
 
 
-def build_p_eagle(config: PEagleConfig, resources: DrafterResources) -> PEagleHead:
+def build_p_eagle(config: HeadConfig, resources: DrafterResources) -> PEagleHead:
     """Load the head beside the target."""
     return PEagleHead(load_head(config.model, "p_eagle", resources), config.tree_width)

@@ -1,19 +1,18 @@
 """The files of a head: config.json and safetensors, under one set of names."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from foreword.errors import CheckpointError
 from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.hf.checkpoint import read_json_object
+from foreword.models.formats.safetensors_file import opened_safetensors
 from foreword.models.heads.layouts.names import SCALE, canonical_names
 
 PICKLES = ("*.bin", "*.pt", "*.pth")
@@ -73,7 +72,7 @@ class HeadFiles:
     def stored(self, name: str) -> Tensor:
         """A tensor as the file has it."""
         place = self._places[name]
-        with _opened(place.file) as file:
+        with opened_safetensors(place.file) as file:
             tensor: Tensor = file.get_tensor(place.name)
         return tensor
 
@@ -133,20 +132,8 @@ def pickled(path: Path) -> CheckpointError:
 def _places(files: list[Path]) -> dict[str, _Place]:
     found: dict[str, _Place] = {}
     for path in files:
-        with _opened(path) as file:
+        with opened_safetensors(path) as file:
             names = canonical_names(file.keys(), str(path))
             for name, stored in names.items():
                 found[name] = _Place(path, stored, tuple(file.get_slice(stored).get_shape()))
     return found
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            yield tensors
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from None
-    except SafetensorError as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"{file} is not a whole safetensors file ({reason}); get it again") from None

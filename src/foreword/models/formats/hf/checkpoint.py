@@ -1,14 +1,11 @@
 """A Hugging Face directory as a checkpoint: config.json, safetensors in one file or in shards."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from foreword.errors import CheckpointError
@@ -17,6 +14,7 @@ from foreword.models.formats.generation import HF_KEYS, sampling_values
 from foreword.models.formats.hf.config import hf_config
 from foreword.models.formats.hf.draft_modules import without_draft_modules
 from foreword.models.formats.hf.tokenizer import hf_tokenizer
+from foreword.models.formats.safetensors_file import opened_safetensors
 from foreword.models.tokenization.tokenizer import Tokenizer, check_vocab
 
 _SINGLE_FILE = "model.safetensors"
@@ -51,7 +49,7 @@ class HfCheckpoint:
     def _read(self, name: str) -> Tensor:
         if name not in self._files:
             raise missing_tensor(name, self.path)
-        with _opened(self._files[name]) as file:
+        with opened_safetensors(self._files[name]) as file:
             stored: Tensor = file.get_tensor(name)
         if stored.dtype not in _FLOAT_TYPES:
             kind = str(stored.dtype).removeprefix("torch.")
@@ -132,20 +130,8 @@ def _is_file_name(shard: object) -> bool:
 
 
 def _names_in(file: Path) -> list[str]:
-    with _opened(file) as tensors:
+    with opened_safetensors(file) as tensors:
         return list(tensors.keys())
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            yield tensors
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from None
-    except SafetensorError as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"{file} is not a whole safetensors file ({reason}); get it again") from None
 
 
 def _no_weights(path: Path) -> CheckpointError:
