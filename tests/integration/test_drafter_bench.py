@@ -51,6 +51,15 @@ def test_plain_and_guessing_take_turns_and_what_is_known_is_skipped(llm: LLM):
     assert turns == [(1, PLAIN), (1, "suffix")] * 2  # its own baseline is measured beside it
 
 
+def test_no_drafter_finds_pages_that_another_run_has_filled(llm: LLM):
+    """A head reads prompts along: pages of plain decoding would leave it without a past."""
+    long = [BenchPrompt("1", "chat", "the sky is blue and the sea is deep " * 4)]
+    bench = DrafterBench(llm, parse_methods("ngram,suffix"), BenchSettings(max_tokens=4, repeats=2))
+    before = llm.engine.cache.prefix_hits
+    list(bench.measure(long, [], lambda *_: None))
+    assert llm.engine.cache.prefix_hits == before
+
+
 def test_memory_is_that_while_the_request_runs(llm: LLM):
     methods = parse_methods('ngram,suffix,{"method": "layer_skip", "exit_layer": 1}')
     bench = DrafterBench(llm, methods, BenchSettings(max_tokens=8))

@@ -11,7 +11,25 @@ TREE = f"{UNIT}/drafters/test_head_tree.py"
 EXTRA = f"{UNIT}/kv/test_extra_rows.py"
 OBSERVING = f"{UNIT}/speculation/test_observing.py"
 
+CHAINS = "tests/integration/test_head_chains.py::test_one_call_gives_the_guesses_of_one_call_per_level"
+
 HEAD_MUTANTS = (
+    Mutant(
+        82,
+        "a chain in one call draws with the noise of the next position",
+        "drafters/heads/stepwise.py",
+        "np.array([run.end for run in runs], np.int32)",
+        "np.array([run.end + 1 for run in runs], np.int32)",
+        (CHAINS,),
+    ),
+    Mutant(
+        82,
+        "a drafter of a benchmark finds the pages of plain decoding",
+        "bench/drafters/measure.py",
+        "{label}, {self._settings.tenant",
+        "{self._settings.tenant",
+        ("tests/integration/test_drafter_bench.py::test_no_drafter_finds_pages_that_another_run_has_filled",),
+    ),
     Mutant(
         70,
         "layer numbers inside eagle_config are read as boundaries",

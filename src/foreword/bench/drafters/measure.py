@@ -103,9 +103,10 @@ class DrafterBench:
     def _warm_up(self, prompt: BenchPrompt) -> None:
         """A few tokens with every method, so that none pays for what happens only once."""
         params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-        for setting in self._speculation.values():
+        for label, setting in self._speculation.items():
             ids = self._llm.encode(prompt.text)
-            decode(self._llm.engine, ids, params, tenant=f"{self._name}: warm-up", speculation=setting)
+            tenant = f"{self._name}: {label}, warm-up"
+            decode(self._llm.engine, ids, params, tenant=tenant, speculation=setting)
 
 
 def median_run(runs: Sequence[Run]) -> Run:
