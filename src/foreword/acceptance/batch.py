@@ -43,9 +43,16 @@ class Judgement:
 
     @staticmethod
     def of(
-        logits: Tensor, trees: DraftTrees, samplers: Sequence[RequestSampler], wants_draws: bool = False
+        logits: Tensor,
+        trees: DraftTrees,
+        samplers: Sequence[RequestSampler],
+        wants_draws: bool = False,
+        pending: Sequence[int] = (),
     ) -> "Judgement":
-        """The one place where a padded vocabulary is cut, and where rows and requests must agree."""
+        """The one place where a padded vocabulary is cut, and where rows and requests must agree.
+
+        `pending` are the tokens that each request has beyond those that its sampler knows of; empty: none.
+        """
         vocab_size = max([sampler.vocab_size for sampler in samplers])
         rows = trees.starts[-1]
         if logits.ndim != 2 or logits.shape[0] != rows or logits.shape[1] < vocab_size:
@@ -55,6 +62,9 @@ class Judgement:
         records = np.frombuffer(
             bytearray(b"".join([sampler.record.tobytes() for sampler in samplers])), RECORD
         )
+        if any(pending):
+            for name in ("length", "generated", "nonce"):
+                records[name] += pending
         return Judgement(logits[:, :vocab_size], trees, samplers, records, wants_draws=wants_draws)
 
     @cached_property

@@ -129,6 +129,11 @@ class RequestSampler:
         record["stem"] = stems(seed, sample, Stream.TARGET, 0)[0]
 
     @property
+    def can_be_followed(self) -> bool:
+        """Whether the next draw but one can be handed to a device before the next is known on the host."""
+        return self.rule is Rule.COUPLED and not self._counts_tokens and not len(self.tail)
+
+    @property
     def seed(self) -> int:
         """The seed in use, given or fresh."""
         return int(self.record["seed"])

@@ -23,6 +23,8 @@ class EngineConfig:
     enable_prefix_caching: bool = True  # reuse the KV of equal beginnings, within a tenant
     max_step_seconds: float | None = 0.1  # aim for passes with prompt chunks while others decode; None: none
     max_draft_share: float = 0.05  # most that guesses may lengthen a step that also serves plain requests
+    # Passes under way at once, so that a GPU need not wait for the host; None: 2 on a GPU, else 1.
+    steps_ahead: int | None = None
     speculation_policy: str | None = None  # file with rules for cohorts of requests: docs/policy.md
 
     def __post_init__(self) -> None:
@@ -30,6 +32,8 @@ class EngineConfig:
         for name in ("max_num_batched_tokens", "max_num_seqs"):
             if getattr(self, name) < 1:
                 raise RequestError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.steps_ahead is not None and self.steps_ahead < 1:
+            raise RequestError(f"steps_ahead must be at least 1, not {self.steps_ahead}")
         if self.max_step_seconds is not None and not self.max_step_seconds > 0:
             raise RequestError(f"max_step_seconds must be positive, not {self.max_step_seconds}")
         if not self.max_draft_share >= 0:

@@ -18,6 +18,7 @@ from foreword.engine.default_speculation import SpeculationOption, check_choice
 from foreword.engine.drafter_pool import PagesLackRows
 from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.messages import NewRequest
+from foreword.engine.pipeline import StepPipeline
 from foreword.engine.policy.making import make_steering, with_file_limits
 from foreword.engine.prompts import Prediction, Prompt, encode_prediction, encode_prompt
 from foreword.errors import RequestError
@@ -72,7 +73,7 @@ class LLM:
         )
         self.tokenizer = self.loaded.tokenizer
         self._config = config or EngineConfig()
-        self.engine = make_core(self.loaded, self._config, speculation)
+        self._take(make_core(self.loaded, self._config, speculation))
         self._numbers = itertools.count()
         self._is_busy = False
 
@@ -90,7 +91,7 @@ class LLM:
             self.engine.drafters.set_default(_chosen(speculation, self.loaded, self._config))
         except PagesLackRows:
             self.engine.close()
-            self.engine = make_core(self.loaded, self._config, speculation)
+            self._take(make_core(self.loaded, self._config, speculation))
 
     def offer(self, speculation: Sequence[SpeculationConfig]) -> None:
         """Lay the KV pages out for heads that calls will ask for by their own `speculation`."""
@@ -98,7 +99,10 @@ class LLM:
         default = self.engine.drafters.default_config
         self.engine.close()
         mapping = None if default is None else default.as_mapping()
-        self.engine = make_core(self.loaded, self._config, mapping, speculation)
+        self._take(make_core(self.loaded, self._config, mapping, speculation))
+
+    def _take(self, core: EngineCore) -> None:
+        self.engine, self._pipeline = core, StepPipeline(core)
 
     def close(self) -> None:
         """Give back what drafters hold; the LLM answers no more."""
@@ -192,7 +196,7 @@ class LLM:
     def _finish(self, collectors: Mapping[str, OutputCollector], on_text: OnText | None) -> None:
         places = {name: place for place, name in enumerate(collectors)}
         while not all(collector.finished for collector in collectors.values()):
-            for delta in self.engine.step():
+            for delta in self._pipeline.advance():
                 collectors[delta.request_id].take(delta)
                 if delta.text and delta.index == 0 and on_text is not None:
                     on_text(places[delta.request_id], delta.text)

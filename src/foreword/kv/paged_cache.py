@@ -11,6 +11,9 @@ from foreword.kv.sequence import KvSequence, RowMove
 PAGE_SIZE = 16
 """KV rows in one page."""
 
+MOST_PASSES = 2
+"""Passes that are under way for one sequence."""
+
 
 class PagedCache:
     """Bookkeeping of all KV memory: reserve rows for a pass, then commit a path through them or roll back.
@@ -18,7 +21,7 @@ class PagedCache:
     It never touches the KV bytes: a pass writes rows where it is told to, and moves rows that a commit
     left pending before it does anything else. Pages freed by a commit may therefore still be the source
     of a pending move; nobody writes them before that move is done. Several passes may be under way at once, done
-    by the device in the order in which they were laid out, but one at a time for each sequence.
+    by the device in the order in which they were laid out; for one sequence two, if the first is foreseen.
     """
 
     def __init__(self, num_pages: int, page_size: int = PAGE_SIZE, prefix_caching: bool = False) -> None:
@@ -80,7 +83,7 @@ class PagedCache:
         self.pool.release(sequence.pages[sequence.published :])
         self._prefix.let_go(sequence.chain)
         sequence.pages, sequence.chain, sequence.extra = [], [], {}
-        sequence.computed = sequence.reserved = 0
+        sequence.computed = sequence.reserved = sequence.ahead = sequence.passes = 0
 
     def fork(self, sequence: KvSequence, rows: int | None = None) -> KvSequence:
         """A second sequence with the first `rows` computed rows: full pages are shared, the rest is copied.
@@ -113,11 +116,12 @@ class PagedCache:
         return first is None or rows <= first
 
     def is_busy(self, sequence: KvSequence) -> bool:
-        """Whether a pass under way writes or moves its rows: what comes next depends on how that ends."""
-        return sequence.in_pass or self._moves.first_moving(sequence) is not None
+        """Whether a pass under way writes or moves its rows so that what comes next depends on how that ends."""
+        is_open = sequence.passes > 0 and not (sequence.is_foreseen and sequence.passes < MOST_PASSES)
+        return is_open or self._moves.first_moving(sequence) is not None
 
     def begin_pass(self, sequences: Sequence[KvSequence]) -> None:
-        """A pass will write the reserved rows of these; raises, and begins nothing, if another one is under way."""
+        """A pass will write rows of these; raises, and begins nothing, if it has to wait for another one."""
         if any(self.is_busy(sequence) for sequence in sequences):
             raise AssertionError("a second pass is laid out for a sequence before the first has ended")
         if len(set(map(id, sequences))) != len(sequences):
@@ -125,14 +129,30 @@ class PagedCache:
         self.hold_back(sequences)
 
     def hold_back(self, sequences: Sequence[KvSequence]) -> None:
-        """No pass may begin for these until `end_pass`."""
+        """No pass may begin for these until `end_pass`, unless `foresee` says how this one will end."""
         for sequence in sequences:
-            sequence.in_pass = True
+            sequence.passes += 1
+            sequence.is_foreseen = False
+
+    def foresee(self, sequence: KvSequence, rows: int) -> None:
+        """The pass that was begun last makes its first `rows` rows final and no others, whatever it finds out."""
+        sequence.ahead += rows
+        sequence.is_foreseen = True
 
     def end_pass(self, sequences: Sequence[KvSequence]) -> None:
-        """The pass is done, or was given up."""
+        """The oldest pass of each is done, or could not be launched."""
         for sequence in sequences:
-            sequence.in_pass = False
+            sequence.passes -= 1
+
+    def lose_pass(self, sequence: KvSequence, first: int) -> None:
+        """A pass that began at row `first` has failed. Those laid out after it count for nothing."""
+        if first == sequence.computed:
+            sequence.losses += 1
+            sequence.passes, sequence.is_foreseen = 0, False
+        else:
+            sequence.passes, sequence.is_foreseen = 1, True
+        sequence.ahead = max(0, first - sequence.computed)
+        self.rollback(sequence)
 
     def publish(self, sequence: KvSequence, tokens: Sequence[int]) -> None:
         """Let later sequences of the tenant start with the full pages that hold `tokens`' finished rows.
@@ -188,15 +208,15 @@ class PagedCache:
         return -(-rows // self.page_size)
 
     def reserve(self, sequence: KvSequence, rows: int) -> None:
-        """Make room for `rows` rows after the computed end, or raise `OutOfPages` and change nothing.
+        """Make room for `rows` rows of the next pass, or raise `OutOfPages` and change nothing.
 
         Published pages that nobody uses are evicted if the free ones do not suffice, and only then.
         """
-        needed = self.pages_for(sequence.computed + rows) - len(sequence.pages)
+        needed = self.pages_for(sequence.begin + rows) - len(sequence.pages)
         if needed > 0:
             sequence.pages += self._allocate(needed)
-        sequence.reserved = sequence.computed + rows
-        first_written = sequence.computed // self.page_size
+        sequence.reserved = sequence.begin + rows
+        first_written = sequence.begin // self.page_size
         if any(self.pool.is_shared(page) for page in sequence.pages[first_written:]):
             raise AssertionError("a shared page would be written")
 
@@ -216,6 +236,7 @@ class PagedCache:
             if node != step:
                 self._moves.add(sequence, self.slot(sequence, base + node), base + step)
         sequence.computed = base + len(path)
+        sequence.ahead = max(0, sequence.ahead - run)
         self.rollback(sequence)
 
     def advance(self, sequence: KvSequence, rows: int) -> None:
@@ -233,11 +254,11 @@ class PagedCache:
         self.rollback(sequence)
 
     def rollback(self, sequence: KvSequence) -> None:
-        """Drop all provisional rows and the pages that only they needed. Safe to repeat."""
-        sequence.reserved = sequence.computed
+        """Drop the provisional rows that are not foreseen and the pages that only they needed. Safe to repeat."""
+        sequence.reserved = sequence.begin
         for kind in sequence.extra.values():
             kind.clip(sequence.computed)
-        keep = self.pages_for(sequence.computed)
+        keep = self.pages_for(sequence.begin)
         self.pool.release(sequence.pages[keep:])
         del sequence.pages[keep:]
 
@@ -268,9 +289,12 @@ class PagedCache:
         self._prefix.check_integrity()
         self._moves.check_integrity(self._sequences)
         for sequence in self._sequences:
-            if not 0 <= sequence.computed <= sequence.reserved <= len(sequence.pages) * self.page_size:
+            if not 0 <= sequence.computed <= sequence.begin <= sequence.reserved <= self._room(sequence):
                 raise AssertionError(f"lengths out of order: {sequence}")
             self._check_chain(sequence, set(published))
+
+    def _room(self, sequence: KvSequence) -> int:
+        return len(sequence.pages) * self.page_size
 
     def _check_chain(self, sequence: KvSequence, published: set[int]) -> None:
         """The published pages of a sequence are its first ones, finished, and one chain of its tenant."""

@@ -25,12 +25,18 @@ class Recovery:
 
     stepper: Stepper
 
-    def launch(self, entries: Sequence[PassEntry]) -> UnderWay:
-        """Does not raise for what a request, a drafter or the target did."""
+    def launch(self, entries: Sequence[PassEntry]) -> UnderWay | None:
+        """Does not raise for what a request, a drafter or the target did.
+
+        None: entries that follow a pass under way could not be launched; they can wait until it has ended.
+        """
         began = self.stepper.clock()
         try:
             launched: Launched | Exception = self.stepper.launch(entries)
         except Exception as error:
+            if any(entry.pending for entry in entries):
+                self.stepper.faults.note("ahead", error)
+                return None
             # No other step may take these up before this one is resolved.
             self.stepper.cache.hold_back([entry.kv for entry in entries])
             launched = error

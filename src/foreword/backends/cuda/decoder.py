@@ -9,7 +9,14 @@ from torch import Tensor
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps
 from foreword.backends.cuda.graphs import GraphCache
 from foreword.backends.cuda.kernels.attention import Sight, Workspace, ancestor_slots, attend
-from foreword.backends.cuda.kernels.rows import add_norm, embed, rotate_and_keep, silu_times_up, take_rows
+from foreword.backends.cuda.kernels.rows import (
+    add_norm,
+    embed,
+    fill_in,
+    rotate_and_keep,
+    silu_times_up,
+    take_rows,
+)
 from foreword.backends.cuda.kv_store import CudaKvStore
 from foreword.backends.cuda.layout import Layout, PassShape
 from foreword.backends.cuda.products import Products
@@ -59,6 +66,8 @@ class CudaDecoder(TorchDecoder):
         layout = Layout.of(batch, store.page_size, self._group)
         uploaded = self._upload.send(batch, layout, store.spare_slot)
         store.move(uploaded.batch.kv_copies)
+        if batch.drawn_before is not None:
+            fill_in(uploaded.batch.token_ids, batch.drawn_before)
 
         def body() -> Result:
             return self._run(layout.shape, uploaded, store)

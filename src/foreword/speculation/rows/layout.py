@@ -28,6 +28,7 @@ class SequenceRows:
     run_logits: int = 1  # how many of the last tokens of the run get their logits, if there are that many
     wants_hidden: bool = False  # whether the hidden states of all its rows in this pass are wanted
     first: int | None = None  # row of the run's first token; None: the first that is not computed
+    drawn_at: int | None = None  # where the pass before draws the last token of the run; None: it is known
 
     @property
     def nodes(self) -> int:
@@ -131,6 +132,8 @@ def _fill_tokens(arrays: BatchArrays, parts: Sequence[SequenceRows]) -> None:
     for part in parts:
         first, draft = part.begin, part.draft
         tokens += part.tokens[first : first + part.run]
+        if part.drawn_at is not None:
+            tokens.append(-1 - part.drawn_at)
         if len(draft):
             nodes += range(len(tokens), len(tokens) + part.nodes)
             tokens += draft.tokens[part.first_node :]
