@@ -44,7 +44,9 @@ class Recovery:
 
     def resolve(self, under_way: UnderWay) -> StepReport:
         """The step's report; of several passes if it had to be tried again, with the time of those that failed."""
-        began = self.stepper.clock()
+        began, is_open = self.stepper.clock(), self.stepper.cache.is_open
+        # Of those that an earlier step took with it when it failed, others may have taken care since.
+        mine = [entry for entry in under_way.entries if entry.is_present]
         try:
             if isinstance(under_way.launched, Exception):
                 self.stepper.cache.end_pass([entry.kv for entry in under_way.entries])
@@ -52,7 +54,7 @@ class Recovery:
             return self.stepper.resolve(under_way.launched)
         except Exception as error:
             self.stepper.faults.note("step", error)
-        present = [e.again() for e in under_way.entries if self.stepper.cache.is_open(e.kv)]
+        present = [entry.again() for entry in mine if is_open(entry.kv)]
         reports = self._again(present) if present else []
         return _merged(under_way, reports, under_way.launch_seconds + self.stepper.clock() - began)
 
