@@ -66,7 +66,9 @@ def live_ahead(world: World, requests: int, monkeypatch: pytest.MonkeyPatch) -> 
                 check(world)
             if under_way:
                 lost += world.hear(core.resolve(under_way.popleft()))
-                assert lost <= saboteur.struck.total()  # which of the steps a fault is for is not told apart here
+                assert (
+                    lost <= saboteur.struck.total()
+                )  # which of the steps a fault is for is not told apart here
             saboteur.disarm()
             check(world)
             check_published(world)

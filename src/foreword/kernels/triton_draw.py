@@ -59,8 +59,9 @@ def _peak_of_chunk(logits, peaks, firsts, vocab, stride, chunks, CHUNK: tl.const
 
 @triton.jit
 def _best_of_chunk(
-    logits, peaks, floors, temperatures, keys, scores, ids, vocab, stride, chunks,
-    CHUNK: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr, HAS_FLOORS: tl.constexpr,
+    logits, peaks, floors, temperatures, keys, names, scores, ids, vocab, stride, chunks,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
+    HAS_FLOORS: tl.constexpr, HAS_NAMES: tl.constexpr,
 ):  # fmt: skip
     """The kept token of a chunk with the largest score; rows without temperature have none."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -75,7 +76,8 @@ def _best_of_chunk(
             token = start + tl.arange(0, BLOCK).to(tl.int64)
             logit = tl.load(logits + row * stride + token, mask=token < vocab, other=-float("inf"))
             distance = logit.to(tl.float64) - peak.to(tl.float64)
-            score = distance / temperature + _gumbel(key + tl.zeros_like(token), token)
+            name = tl.load(names + token, mask=token < vocab, other=0) if HAS_NAMES else token
+            score = distance / temperature + _gumbel(key + tl.zeros_like(token), name)
             score = tl.where(logit >= floor, score, -float("inf"))
             winner = tl.where(score > best, token, winner)  # the first of equals stays
             best = tl.maximum(best, score)
@@ -107,13 +109,20 @@ def _choose(
 
 
 def draw_rows(
-    logits: Tensor, temperature: Tensor, keys: Tensor, floor: Tensor | None, *, samples: bool = True
+    logits: Tensor,
+    temperature: Tensor,
+    keys: Tensor,
+    floor: Tensor | None,
+    *,
+    samples: bool = True,
+    names: Tensor | None = None,
 ) -> Tensor:
     """int64 [2, rows]: the token that every row draws, -1 where it has none, and its `RowStatus`.
 
     That is the kept token of largest (logit - peak) / temperature + noise, or at temperature 0 the first of the
     largest logits. logits float32 [rows, vocab]; floor float32, temperature float64 and keys int64 [rows]. Without a
-    floor all are kept; without `samples` every temperature is 0.
+    floor all are kept; without `samples` every temperature is 0. `names` int64 [vocab] are the ids whose noise the
+    tokens have, where they have others here.
     """
     rows, vocab = logits.shape
     chunks = triton.cdiv(vocab, _CHUNK)
@@ -129,8 +138,9 @@ def draw_rows(
         scores = torch.empty((rows, chunks), dtype=torch.float64, device=logits.device)
         ids = torch.empty((rows, chunks), dtype=torch.int64, device=logits.device)
         _best_of_chunk[(rows, chunks)](
-            logits, peaks, peaks if floor is None else floor, temperature, keys, scores, ids, vocab, logits.stride(0),
-            chunks, CHUNK=_CHUNK, BLOCK=1024, CHUNKS=block, HAS_FLOORS=floor is not None,
+            logits, peaks, peaks if floor is None else floor, temperature, keys, keys if names is None else names,
+            scores, ids, vocab, logits.stride(0), chunks, CHUNK=_CHUNK, BLOCK=1024, CHUNKS=block,
+            HAS_FLOORS=floor is not None, HAS_NAMES=names is not None,
         )  # fmt: skip
     _choose[(rows,)](
         peaks, firsts, temperature, scores, ids, drawn, rows, chunks, vocab, CHUNKS=block, SAMPLES=samples
