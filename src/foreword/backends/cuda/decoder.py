@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps
-from foreword.backends.cuda.graphs import GraphCache
+from foreword.backends.cuda.graphs import GraphsByMemory
 from foreword.backends.cuda.heads import CudaHead
 from foreword.backends.cuda.kernels.attention import Sight, ancestor_slots
 from foreword.backends.cuda.kernels.rows import (
@@ -44,7 +44,7 @@ class CudaDecoder(TorchDecoder):
         super().__init__(config, weights)
         self._group = self._attention_spec.num_heads // self._attention_spec.num_kv_heads
         self._upload = PassUpload(self.device)
-        self._graphs: GraphCache[PassShape, Result] = GraphCache()
+        self._graphs: GraphsByMemory[PassShape, Result] = GraphsByMemory()
         self._captures = self.device.type == "cuda"
         self._products = products or Products()
         if products is None and self._captures:
@@ -79,7 +79,7 @@ class CudaDecoder(TorchDecoder):
             return self._run(layout.shape, uploaded, store)
 
         captured = self._captures and layout.shape.is_decode and uploaded.stays
-        logits, hidden = self._graphs.run(layout.shape, body) if captured else body()
+        logits, hidden = self._graphs.of(store).run(layout.shape, body) if captured else body()
         kept = {tap: rows[: len(batch.hidden_rows)].clone() for tap, rows in hidden.items()}
         return ForwardOutput(logits[: len(batch.logit_rows)].to(torch.float32, copy=True), kept)
 

@@ -4,8 +4,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
+
+from foreword.backends.interface import KvStore
 
 _log = logging.getLogger(__name__)
 Shape = TypeVar("Shape")
@@ -54,3 +57,16 @@ class GraphCache(Generic[Shape, T]):
             return None
         self._captured[shape] = graph, result
         return graph, result
+
+
+class GraphsByMemory(Generic[Shape, T]):
+    """A cache for every KV store: a captured pass reads and writes the one that it was captured with."""
+
+    def __init__(self) -> None:
+        self._of: WeakKeyDictionary[KvStore, GraphCache[Shape, T]] = WeakKeyDictionary()
+
+    def of(self, store: KvStore) -> GraphCache[Shape, T]:
+        """It lives as long as the store does."""
+        if store not in self._of:
+            self._of[store] = GraphCache()
+        return self._of[store]

@@ -10,7 +10,7 @@ from torch.nn.functional import linear as library_linear
 
 from foreword.acceptance.noise import absorbed
 from foreword.backends.batch import ForwardBatch, Ints
-from foreword.backends.cuda.graphs import GraphCache
+from foreword.backends.cuda.graphs import GraphsByMemory
 from foreword.backends.cuda.kernels.attention import PART, RowTiles, Sight
 from foreword.backends.cuda.kernels.rows import add_norm, rotate_and_keep, silu_times_up, take_rows
 from foreword.backends.cuda.kv_store import CudaKvStore
@@ -67,7 +67,7 @@ class CudaHead(TorchHead):
         self._more = Upload(ends.device, _MORE_ENTRIES)
         width = head.spec.feature_width
         self._features = torch.zeros((DECODE_ROWS[-1], width), dtype=ends.dtype, device=ends.device)
-        self._graphs: GraphCache[ChainShape, Tensor] = GraphCache()
+        self._graphs: GraphsByMemory[ChainShape, Tensor] = GraphsByMemory()
         self._names: tuple[Ints, Tensor] | None = None
         self._makes_chains = head.spec.join in (Join.CONCAT, Join.FUSED) and 2 * len(self._frequencies) == (
             attention.head_dim
@@ -88,7 +88,7 @@ class CudaHead(TorchHead):
                 continue
             joined = self._weights[f"{whole}joined.{kind}"] = torch.cat(present)
             sizes = [len(part) for part in present]
-            for name, part in zip(names, joined.split(sizes), strict=True):
+            for name, part in zip(names, joined.split_with_sizes(sizes), strict=True):
                 self._weights[f"{whole}{name}.{kind}"] = part
 
     @property
@@ -119,7 +119,7 @@ class CudaHead(TorchHead):
             return self._run_chain(shape, uploaded, told, features, names, store)
 
         captured = self._captures and layout.shape.is_decode and uploaded.stays
-        guesses = self._graphs.run(shape, body) if captured else body()
+        guesses = self._graphs.of(store).run(shape, body) if captured else body()
         found = guesses[:, : len(plan.steps)].t().tolist()  # waits for the device
         return [_until_none(row[:count]) for row, count in zip(found, plan.steps.tolist(), strict=True)]
 
