@@ -30,10 +30,10 @@ class Lookout:
 
     def _is_to_guess(self, running: Sequence[Request], situation: Situation) -> bool:
         choosing = [request for request in running if request.speculation is not None]
-        if not choosing:
+        if not choosing and not self.policy.drafters():
             return False
         if self._in_a_row > PLANNED_EVERY or not all(request.kv.passes for request in choosing):
             return True
         with self.faults.forgiven("rows wanted"):
-            return self.policy.rows_wanted(choosing, situation) > 0
+            return self.policy.rows_wanted(running, situation) > 0
         return True
