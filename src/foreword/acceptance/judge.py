@@ -17,6 +17,8 @@ from foreword.acceptance.rules.rule import Rule, check_exact
 from foreword.acceptance.rules.trees import NO_TOKEN, Floats, Ints
 from foreword.kernels import sampler as native
 
+_COUPLED = int(Rule.COUPLED)
+
 
 @dataclass
 class _Outcome:
@@ -32,11 +34,11 @@ def judge(judged: Judgement) -> Verdicts:
     """Judge the drafts of a batch: the pipeline for all rows, then every request's own rule."""
     trees, rules = judged.trees, judged.records["rule"]
     in_use = set(rules.tolist())
-    drawn_rules = [rule for rule in Rule if rule is not Rule.COUPLED and rule in in_use]
+    drawn_rules = [Rule(rule) for rule in sorted(in_use - {_COUPLED})]
     for rule in drawn_rules:
         check_exact(rule, bool(trees.is_chain[rules == rule].all()))
     logits = corrected_logits(judged)
-    if Rule.COUPLED in in_use or judged.wants_draws:
+    if _COUPLED in in_use or judged.wants_draws:
         outcome = _run_coupled(judged, draw_rows(judged, logits))
     else:
         requests = len(rules)

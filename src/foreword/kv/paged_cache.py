@@ -114,11 +114,11 @@ class PagedCache:
 
     def is_busy(self, sequence: KvSequence) -> bool:
         """Whether a pass under way writes or moves its rows: what comes next depends on how that ends."""
-        return sequence.in_pass or self._moves.first_moving(sequence) is not None
+        return sequence.in_pass or self._moves.is_moving(sequence)
 
     def begin_pass(self, sequences: Sequence[KvSequence]) -> None:
         """A pass will write the reserved rows of these; raises, and begins nothing, if another one is under way."""
-        if any(self.is_busy(sequence) for sequence in sequences):
+        if any(map(self.is_busy, sequences)):
             raise AssertionError("a second pass is laid out for a sequence before the first has ended")
         if len(set(map(id, sequences))) != len(sequences):
             raise AssertionError("a sequence is in the same pass twice")
@@ -141,7 +141,7 @@ class PagedCache:
         call, as is one that a fork holds too. Where the same text is published already, the sequence takes
         that page and gives its own back, so that it holds every node above the ones it adds.
         """
-        if not sequence.publishes:
+        if not sequence.publishes or sequence.computed // self.page_size <= len(sequence.chain):
             return
         full = min(self._moves.settled(sequence), len(tokens)) // self.page_size
         for position in range(sequence.published, full):
@@ -192,12 +192,12 @@ class PagedCache:
 
         Published pages that nobody uses are evicted if the free ones do not suffice, and only then.
         """
-        needed = self.pages_for(sequence.computed + rows) - len(sequence.pages)
+        computed, size = sequence.computed, self.page_size
+        needed = -(-(computed + rows) // size) - len(sequence.pages)
         if needed > 0:
             sequence.pages += self._allocate(needed)
-        sequence.reserved = sequence.computed + rows
-        first_written = sequence.computed // self.page_size
-        if any(self.pool.is_shared(page) for page in sequence.pages[first_written:]):
+        sequence.reserved = computed + rows
+        if self.pool.shares_any(sequence.pages[computed // size :]):
             raise AssertionError("a shared page would be written")
 
     def slot(self, sequence: KvSequence, row: int) -> int:
@@ -234,12 +234,13 @@ class PagedCache:
 
     def rollback(self, sequence: KvSequence) -> None:
         """Drop all provisional rows and the pages that only they needed. Safe to repeat."""
-        sequence.reserved = sequence.computed
+        computed = sequence.reserved = sequence.computed
         for kind in sequence.extra.values():
-            kind.clip(sequence.computed)
-        keep = self.pages_for(sequence.computed)
-        self.pool.release(sequence.pages[keep:])
-        del sequence.pages[keep:]
+            kind.clip(computed)
+        keep = self.pages_for(computed)
+        if keep < len(sequence.pages):
+            self.pool.release(sequence.pages[keep:])
+            del sequence.pages[keep:]
 
     @property
     def pending_moves(self) -> tuple[RowMove, ...]:

@@ -80,7 +80,7 @@ def _merged(failed: UnderWay, reports: Sequence[StepReport], seconds: float) -> 
     for entry, who in zip(failed.entries, asked, strict=True):
         gone = RequestReport(entry.request, NOTHING_DRAWN, applied=False)
         part = found.get(entry.request.request_id, gone)
-        parts.append(replace(part, draft_seconds=part.draft_seconds + who.seconds))
+        parts.append(part._replace(draft_seconds=part.draft_seconds + who.seconds))
     spent = sum((report.seconds for report in reports), StageSeconds(proposal.seconds, verified))
     return StepReport(
         parts,

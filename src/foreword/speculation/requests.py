@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from foreword.acceptance.request import RequestSampler
 from foreword.kv.sequence import KvSequence
@@ -129,8 +129,7 @@ def as_drafter_sees(request: StepRequest) -> DraftRequest:
     )
 
 
-@dataclass(frozen=True)
-class PassEntry:
+class PassEntry(NamedTuple):
     """A request's part of a pass, as things are when the pass begins: it may be cancelled before the pass ends."""
 
     request: StepRequest
@@ -146,10 +145,11 @@ class PassEntry:
 
         Nothing is generated until all prompt tokens are scored, so that scored rows end the run.
         """
-        first, scored = request.kv.computed, 0
+        kv, scored = request.kv, 0
+        first = kv.computed
         if request.prompt_logprobs is not None:
             scored = max(0, min(first + run, request.prompt_len - 1) - max(first, request.scored))
-        return PassEntry(request, request.kv, first, run, scored, first + run == len(request.tokens))
+        return PassEntry(request, kv, first, run, scored, first + run == len(request.tokens))
 
     def again(self) -> "PassEntry":
         """The same for another try: a pass that failed may have lost rows."""

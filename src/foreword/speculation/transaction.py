@@ -83,7 +83,7 @@ class Transaction:
         `taps` are the hidden states that are kept, of the entries that are `observed`.
         """
         for entry, draft in zip(self.entries, drafts, strict=True):
-            count = entry.run + len(draft)
+            count = entry.run + len(draft.tokens)
             if entry.kv.reserved != entry.kv.computed + count:
                 self._cache.reserve(entry.kv, count)
         moves = self._cache.take_moves()

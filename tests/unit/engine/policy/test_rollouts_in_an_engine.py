@@ -1,6 +1,5 @@
 """Good and bad drafters on their way into an engine."""
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ def _broken(accept: Any, *given: Any) -> Any:
     """A rule that makes another token of the one behind a draft."""
     verdicts, drafts = accept(*given), given[2]
     return [
-        replace(v, tokens=(*v.tokens[:-1], (v.tokens[-1] + 1) % VOCAB)) if len(d) and v.tokens else v
+        v._replace(tokens=(*v.tokens[:-1], (v.tokens[-1] + 1) % VOCAB)) if len(d) and v.tokens else v
         for v, d in zip(verdicts, drafts, strict=True)
     ]
 
