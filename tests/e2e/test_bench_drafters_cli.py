@@ -107,9 +107,10 @@ def test_a_plot_is_drawn_or_says_what_it_needs(tiny_model: Path, dataset: Path, 
 
 def test_overhead_relates_drafts_to_passes(tiny_model: Path):
     options = ["--model", str(tiny_model), "--contexts", "20,60", "--repeats", "2", "--json"]
-    run = foreword("bench", "overhead", *options)
+    run = foreword("bench", "overhead", *options, "--batches", "1,3")
     assert run.returncode == 0, run.stderr
-    rows = json.loads(run.stdout)["rows"]
+    found = json.loads(run.stdout)
+    rows, host = found["rows"], found["host"]
     assert [(row["drafter"], row["context"]) for row in rows] == [
         ("ngram", 20),
         ("suffix", 20),
@@ -117,3 +118,5 @@ def test_overhead_relates_drafts_to_passes(tiny_model: Path):
         ("suffix", 60),
     ]
     assert all(row["draft_ms"] > 0 and row["verify_ms"]["6"] > 0 for row in rows)
+    assert {(time["way"], time["batch"]) for time in host} >= {("plain", 1), ("plain", 3), ("ngram", 3)}
+    assert "us per request" in run.stderr

@@ -10,6 +10,7 @@ from foreword.bench.drafters.measure import PLAIN, BenchSettings, DrafterBench
 from foreword.bench.drafters.methods import parse_methods
 from foreword.bench.drafters.overhead import measure_overhead
 from foreword.bench.drafters.prompts import BenchPrompt
+from foreword.bench.host_time import WAYS, measure_host_time
 from foreword.engine.llm import LLM
 
 PROMPTS = [BenchPrompt("1", "chat", "the sky is blue"), BenchPrompt("2", "code", "def add(first, second):")]
@@ -93,6 +94,15 @@ def test_overhead_tells_how_far_it_is(llm: LLM):
     assert [f"drafting behind {context} tokens" in stages for context in (20, 40)] == [True, True]
     assert all(done < total for _, done, total in told)
     assert len(told) >= 8
+
+
+def test_host_time_is_that_of_steps_which_do_what_they_say(llm: LLM):
+    found = measure_host_time(llm, [1, 3], 1, lambda *_: None)
+    assert [(one.way, one.batch) for one in found] == [(way, batch) for batch in (1, 3) for way in WAYS]
+    by_way = {one.way: one for one in found if one.batch == 3}
+    assert by_way["plain"].tokens == 1
+    assert min(by_way["ngram"].tokens, by_way["suffix"].tokens) > 1.5, by_way  # they guess, and are right
+    assert all(one.step_ms > 0 for one in found)
 
 
 def test_random_heads_are_measured_for_what_they_cost(llm: LLM):

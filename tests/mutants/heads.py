@@ -170,8 +170,8 @@ HEAD_MUTANTS = (
         71,
         "drafters that a policy brings are not told",
         "speculation/observing.py",
-        "for one in own if one is not None), *brought]",
-        "for one in own if one is not None)]",
+        "    watching += brought\n",
+        "",
         (f"{OBSERVING}::test_all_who_may_draft_for_a_request_are_told_with_the_states_that_each_needs",),
     ),
     Mutant(

@@ -30,6 +30,9 @@ class RowStatus(IntEnum):
         return "bad_words, min_tokens, logit_bias and allowed tokens leave no token to generate; allow more tokens"
 
 
+_OK = int(RowStatus.OK)  # members of an enumeration take longer to look up and compare, and every row is
+
+
 @dataclass(frozen=True)
 class Judgement:
     """The rows to be judged in one step: logits, drafts, and every request's parameters as arrays."""
@@ -59,13 +62,12 @@ class Judgement:
             raise ValueError(f"logits {list(logits.shape)} for {rows} rows of at least {vocab_size} tokens")
         if len(samplers) != len(trees.starts) - 1:
             raise ValueError(f"{len(samplers)} samplers for {len(trees.starts) - 1} requests")
-        records = np.frombuffer(
-            bytearray(b"".join([sampler.record.tobytes() for sampler in samplers])), RECORD
-        )
+        records = np.frombuffer(bytearray().join([sampler.record_bytes for sampler in samplers]), RECORD)
         if any(pending):
             for name in ("length", "generated", "nonce"):
                 records[name] += pending
-        return Judgement(logits[:, :vocab_size], trees, samplers, records, wants_draws=wants_draws)
+        known = logits if logits.shape[1] == vocab_size else logits[:, :vocab_size]
+        return Judgement(known, trees, samplers, records, wants_draws=wants_draws)
 
     @cached_property
     def sampler(self) -> native.NativeSampler:
@@ -76,6 +78,12 @@ class Judgement:
     def row_records(self) -> Records:
         """[rows], the record of the row's request."""
         return self.records if self.trees.is_plain else self.records[self.trees.request_of_row]
+
+    @cached_property
+    def logprobs(self) -> list[int]:
+        """[requests], how many alternatives each wants with its log probabilities; -1: it wants none."""
+        wanted: list[int] = self.records["logprobs"].tolist()
+        return wanted
 
     def per_row(self, field: str) -> npt.NDArray[np.float64]:
         """[rows], a field of the row's request."""
@@ -111,9 +119,7 @@ class Verdicts:
             [row - root - 1 for row in trees.path_to(stop)] if stop != root else []
             for root, stop in zip(trees.starts, stops, strict=False)
         ]
-        kept = [
-            token if state == RowStatus.OK else NO_TOKEN for token, state in zip(own, states, strict=True)
-        ]
+        kept = [token if state == _OK else NO_TOKEN for token, state in zip(own, states, strict=True)]
         return Verdicts(paths, kept, list(states), draws)
 
     @cached_property
@@ -132,10 +138,12 @@ class Verdicts:
 
     def tokens(self, trees: DraftTrees, request: int) -> list[int]:
         """What one request commits: its accepted tokens, then the target's own; a failed request has none of those."""
-        first = trees.starts[request] + 1
-        tokens = [trees.token_list[first + node] for node in self.paths[request]]
-        if self.own[request] != NO_TOKEN:
-            tokens.append(self.own[request])
+        tokens, own = [], self.own[request]
+        if path := self.paths[request]:
+            first = trees.starts[request] + 1
+            tokens = [trees.token_list[first + node] for node in path]
+        if own != NO_TOKEN:
+            tokens.append(own)
         return tokens
 
     def draws_of(self, trees: DraftTrees, request: int) -> tuple[int, ...]:
@@ -145,4 +153,4 @@ class Verdicts:
     def error(self, request: int) -> str | None:
         """Why a request cannot go on after its accepted tokens, or None."""
         state = self.states[request]
-        return None if state == RowStatus.OK else RowStatus(state).message()
+        return None if state == _OK else RowStatus(state).message()

@@ -19,6 +19,8 @@ from foreword.acceptance.rules.rule import Rule, check_exact
 from foreword.acceptance.rules.trees import NO_TOKEN, Floats, Ints
 from foreword.kernels import sampler as native
 
+_COUPLED = int(Rule.COUPLED)
+
 
 @dataclass
 class _Outcome:
@@ -75,11 +77,11 @@ class Judging:
 
     @property
     def _draws(self) -> bool:
-        return Rule.COUPLED in self._in_use or self.judged.wants_draws
+        return _COUPLED in self._in_use or self.judged.wants_draws
 
     @cached_property
     def _drawn_rules(self) -> list[Rule]:
-        return [rule for rule in Rule if rule is not Rule.COUPLED and rule in self._in_use]
+        return [Rule(rule) for rule in sorted(self._in_use - {_COUPLED})]
 
     @cached_property
     def _logits(self) -> Tensor:

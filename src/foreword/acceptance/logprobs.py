@@ -27,7 +27,7 @@ class TokenLogprobs:
 
 def request_logprobs(judged: Judgement, verdicts: Verdicts, request: int) -> list[TokenLogprobs]:
     """For each committed token of a request (accepted nodes, then its own), in order; none if it wants none."""
-    wanted = int(judged.records["logprobs"][request])
+    wanted = judged.logprobs[request]
     if wanted < 0:
         return []
     root, tokens = judged.trees.starts[request], verdicts.tokens(judged.trees, request)

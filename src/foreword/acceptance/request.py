@@ -39,6 +39,8 @@ RECORD = np.dtype(
 )
 """One request's numbers, of 8 bytes each so that every column is aligned; a batch is an array of these."""
 
+_NONCE, _LENGTH, _GENERATED = (RECORD.names.index(name) for name in ("nonce", "length", "generated"))  # type: ignore[union-attr]
+
 
 @dataclass(frozen=True)
 class TokenLimits:
@@ -58,11 +60,7 @@ class DraftSampling:
     bias_ids: Ints
     bias_values: Floats
     allowed_ids: Ints | None  # None: all
-
-    @property
-    def rule(self) -> Rule:
-        """How its drafts are judged."""
-        return Rule(int(self.record["rule"]))
+    rule: Rule  # how its drafts are judged
 
     def keys(self, positions: Numbers, branches: Numbers = 0) -> Keys:
         """[positions], the keys a drafter draws with: its token is argmax(log q + gumbel(key, id)).
@@ -94,7 +92,11 @@ class RequestSampler:
     ) -> None:
         check_against_vocabulary(params, limits)
         self.vocab_size = limits.vocab_size
-        self.record = np.zeros((), RECORD)
+        self.record_bytes = bytearray(RECORD.itemsize)
+        self.record: Record = np.ndarray((), RECORD, self.record_bytes)
+        self._counters = memoryview(self.record_bytes).cast(
+            "q"
+        )  # numpy takes ten times as long for one number
         self._fill_record(params, limits, seed, sample, rule)
         self.bias_ids: Ints = np.fromiter(params.logit_bias.keys(), np.int64)
         self.bias_values: Floats = np.fromiter(params.logit_bias.values(), np.float64)
@@ -113,6 +115,7 @@ class RequestSampler:
         )
         self.seen = SeenTokens()
         self.tail: Ints = np.full(max(self.bad_words.shape[1] - 1, 0), -1, np.int64)  # newest token last
+        self.seed, self.rule = int(seed), rule  # the seed in use, given or fresh; how its drafts are judged
         self._learn(prompt, generated=False)
 
     def _fill_record(
@@ -133,36 +136,28 @@ class RequestSampler:
         """Whether the next draw but one can be handed to a device before the next is known on the host."""
         return self.rule is Rule.COUPLED and not self._counts_tokens and not len(self.tail)
 
-    @property
-    def seed(self) -> int:
-        """The seed in use, given or fresh."""
-        return int(self.record["seed"])
-
-    @property
-    def rule(self) -> Rule:
-        """How its drafts are judged."""
-        return Rule(int(self.record["rule"]))
-
     def drafting(self) -> "DraftSampling":
         """What a drafter has to know to draw as this request does, at this step."""
         return DraftSampling(
-            self.vocab_size, self.record.copy(), self.bias_ids, self.bias_values, self.allowed_ids
+            self.vocab_size, self.record.copy(), self.bias_ids, self.bias_values, self.allowed_ids, self.rule
         )
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Learn the tokens that a step has committed, and leave that step's random numbers behind; or raise first."""
         self._learn(tokens, generated=True)
-        self.record["nonce"] += 1
+        self._counters[_NONCE] += 1
 
     def _learn(self, tokens: Sequence[int], generated: bool) -> None:
-        newest = np.array(tokens[-len(self.tail) :], np.int64) if len(self.tail) else self.tail
-        if self._counts_tokens:
-            self.seen.add(tokens, generated)
-        if len(self.tail):
-            self.tail = np.concatenate([self.tail, newest])[-len(self.tail) :]
-        self.record["length"] += len(tokens)
+        kept, count = len(self.tail), len(tokens)
+        if kept or self._counts_tokens:
+            newest = np.array(tokens[-kept:], np.int64) if kept else self.tail
+            if self._counts_tokens:
+                self.seen.add(tokens, generated)
+            if kept:
+                self.tail = np.concatenate([self.tail, newest])[-kept:]
+        self._counters[_LENGTH] += count
         if generated:
-            self.record["generated"] += len(tokens)
+            self._counters[_GENERATED] += count
 
 
 def has_penalties(params: SamplingParams) -> bool:

@@ -134,7 +134,8 @@ class MeasuredPolicy:
             )  # of decoding alone: it is paid in it
         live: set[PairControl] = set()
         for part in report.requests:
-            record = self._records.get(part.request)
+            # Most are plain, and finding nothing takes as long as finding something.
+            record = None if part.request.speculation is None else self._records.get(part.request)
             if record is None:
                 continue
             asked = record.asked

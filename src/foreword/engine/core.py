@@ -250,13 +250,14 @@ class EngineCore:
 
     def _settle(self, report: StepReport) -> list[AnswerDelta]:
         """Do the books of a step and say what the answers have gained."""
+        self._cohorts.observe(report)
         deltas = []
         for part in report.requests:
             request = part.request
             assert isinstance(request, Request)
             if not part.applied:
                 continue
-            self._cohorts.observe(part, request.ledger.observe(part, report))
+            request.ledger.observe(part, report)
             if request.name != CHECK and (part.verdict.tokens or request.finish_reason is not None):
                 deltas.append(request.take_delta())
             if request.finish_reason is not None:

@@ -17,19 +17,28 @@ class CohortLedger:
     def __init__(self) -> None:
         self._totals: dict[tuple[str, str], CohortTotals] = {}  # by drafter's name and kind of request
 
-    def observe(self, part: RequestReport, seconds: StageSeconds) -> None:
-        """Count a request's pass and its part of the time, with those for whom the same drafter was asked."""
-        cohort = (part.asked, part.request.cohort)
+    def observe(self, report: StepReport) -> None:
+        """Count the passes of requests that are still there, with those for whom the same drafter was asked."""
+        cohorts: dict[tuple[str, str], list[RequestReport]] = {}
+        for part in report.requests:
+            if part.applied:
+                cohorts.setdefault((part.asked, part.request.cohort), []).append(part)
+        per_row = report.seconds_per_row
+        for cohort, parts in cohorts.items():
+            totals, rows = self._of(cohort), sum([part.rows for part in parts])
+            totals.passes += len(parts)
+            totals.tokens += sum([len(part.verdict.tokens) for part in parts])
+            totals.verify_seconds += rows * per_row.verify
+            totals.accept_seconds += rows * per_row.accept
+            totals.draft_seconds += sum([part.draft_seconds for part in parts])
+            totals.asks += len(parts) if cohort[0] else 0
+
+    def _of(self, cohort: tuple[str, str]) -> CohortTotals:
         totals = self._totals.get(cohort)
         if totals is None:
             known = cohort if len(self._totals) < MAX_COHORTS else _OTHERS
             totals = self._totals.setdefault(known, CohortTotals())
-        totals.passes += 1
-        totals.asks += bool(part.asked)
-        totals.tokens += len(part.verdict.tokens)
-        totals.draft_seconds += seconds.draft
-        totals.verify_seconds += seconds.verify
-        totals.accept_seconds += seconds.accept
+        return totals
 
     def snapshot(self) -> dict[str, CohortTotals]:
         return {
@@ -52,7 +61,11 @@ class RequestLedger:
     passes: int = 0
     cached_tokens: int = 0
     preemptions: int = 0
-    seconds: StageSeconds = field(default_factory=StageSeconds)  # its part of the passes that it took part in
+    # Its part of the passes that it took part in, stage by stage: one number is added to in no time.
+    _draft: float = 0.0
+    _verify: float = 0.0
+    _accept: float = 0.0
+    _total: float = 0.0
 
     def __post_init__(self) -> None:
         self.arrived = self.clock()
@@ -62,23 +75,24 @@ class RequestLedger:
         if self.started is None:
             self.started = now
 
-    def observe(self, part: RequestReport, report: StepReport) -> StageSeconds:
-        """Count a pass: drafting is billed to those who were asked, the rest by rows. Returns its part of the time."""
-        share = part.rows / max(report.rows, 1)
-        seconds = StageSeconds(
-            part.draft_seconds,
-            share * report.seconds.verify,
-            share * report.seconds.accept,
-            part.draft_seconds + share * (report.seconds.total - report.seconds.draft),
-        )
+    def observe(self, part: RequestReport, report: StepReport) -> None:
+        """Count a pass: drafting is billed to those who were asked, the rest by rows."""
+        rows, per_row = part.rows, report.seconds_per_row
         self.passes += 1
-        self.seconds += seconds
+        self._draft += part.draft_seconds
+        self._verify += rows * per_row.verify
+        self._accept += rows * per_row.accept
+        self._total += part.draft_seconds + rows * per_row.total
         if part.verdict.tokens or part.verdict.error is not None:
             self.finished = self.clock()
             if self.first_token is None:
                 self.first_token, self.first_tokens = self.finished, len(part.verdict.tokens)
                 self.first_passes = self.passes
-        return seconds
+
+    @property
+    def seconds(self) -> StageSeconds:
+        """Its part of the passes that it took part in."""
+        return StageSeconds(self._draft, self._verify, self._accept, self._total)
 
     @property
     def queue_seconds(self) -> float:

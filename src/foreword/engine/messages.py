@@ -88,9 +88,9 @@ class DraftShown:
     gained: int  # committed tokens: those, then one of the target's own unless the answer ended before it
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class AnswerDelta:
-    """What an answer has gained."""
+    """What an answer has gained. Nobody changes one, but a frozen class takes three times as long to make it."""
 
     request_id: str
     index: int  # which of the request's n answers

@@ -1,16 +1,17 @@
 """A request and its state while it is being answered."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler
 from foreword.drafters.lookup.prediction import count_followed
+from foreword.engine.answers.gains import Gains
 from foreword.engine.answers.text import AnswerText
 from foreword.engine.ledger import RequestLedger
-from foreword.engine.messages import AnswerDelta, DraftShown, RequestStats, sampling_kind
+from foreword.engine.messages import AnswerDelta, RequestStats, sampling_kind
 from foreword.engine.policy.assignment import CanaryPlace
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.drafting import Drafter
@@ -44,24 +45,16 @@ class Identity:
     places: Sequence[CanaryPlace] = ()  # its arms in roll-outs
 
 
-@dataclass
-class _Fresh:
-    """What the answer has gained since that was last asked."""
-
-    text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    drafted: int = 0
-    from_draft: int = 0
-    drafts: list[DraftShown] = field(default_factory=list)
-
-
 class _End(NamedTuple):
     """Where in some next tokens the answer ends, and why."""
 
     kept: int  # tokens that belong to it
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+
+
+_GOES_ON = _End(-1)
+"""It does not, and all of them belong to it."""
 
 
 class Request:
@@ -106,7 +99,8 @@ class Request:
         self.kv_bytes_per_row = 0  # of the engine that it is prepared for
         self.acceptance = AcceptanceStats()
         self._text = text
-        self._fresh = _Fresh()
+        self._watches = text is not None and text.watches  # whether any text can end it
+        self._fresh = Gains()
         self._final_len = min(self.prompt_len + params.max_tokens, limits.context_length)
 
     @property
@@ -147,24 +141,25 @@ class Request:
 
     def kept(self, tokens: Sequence[int]) -> int:
         """How many of these next tokens belong to the answer."""
-        return self._end(tokens).kept
+        return len(tokens) if self._goes_on(tokens) else self._end(tokens).kept
 
     def commit(self, verdict: Verdict) -> None:
         """Take the tokens of a verdict with all that belongs to them, and note whether the answer has ended."""
-        end = self._end(verdict.tokens)
-        if end.kept != len(verdict.tokens):
-            raise ValueError(f"{len(verdict.tokens)} tokens to commit, but the answer ends after {end.kept}")
+        tokens = verdict.tokens
+        end = _GOES_ON if self._goes_on(tokens) else self._end(tokens)
+        if end is not _GOES_ON and end.kept != len(tokens):
+            raise ValueError(f"{len(tokens)} tokens to commit, but the answer ends after {end.kept}")
         before = None if self._text is None else self._text.state()
         try:  # what can fail comes first: if it does, nothing may have changed
-            written = self._text_of(verdict.tokens, end)
-            if verdict.tokens:
-                self.sampler.commit(verdict.tokens)
+            written = self._text_of(tokens, end)
+            if tokens:
+                self.sampler.commit(tokens)
         except BaseException:
             if self._text is not None and before is not None:
                 self._text.go_back(before)
             raise
-        self._note(verdict, written)
-        self.tokens += verdict.tokens
+        self._fresh.add(verdict, written, self._tells_progress)
+        self.tokens += tokens
         self.logprobs += verdict.logprobs
         self.prompt_scores += verdict.prompt_logprobs
         self.finish_reason, self.stop_reason = end.finish_reason, end.stop_reason
@@ -183,8 +178,8 @@ class Request:
 
     def take_delta(self) -> AnswerDelta:
         """What the answer has gained since the last call; call it again only when there is more."""
-        fresh, self._fresh = self._fresh, _Fresh()
-        is_first = len(self.tokens) - len(fresh.tokens) == self.prompt_len
+        fresh, self._fresh = self._fresh, Gains()
+        is_first = len(self.tokens) - len(fresh.token_ids) == self.prompt_len
         text = fresh.text
         if (
             self.finish_reason is not None
@@ -196,11 +191,11 @@ class Request:
             request_id=self.name,
             index=self.index,
             text=text,
-            token_ids=tuple(fresh.tokens),
-            logprobs=tuple(fresh.logprobs),
+            token_ids=fresh.token_ids,
+            logprobs=fresh.logprobs,
             drafted=fresh.drafted,
             from_draft=fresh.from_draft,
-            drafts=tuple(fresh.drafts),
+            drafts=fresh.drafts,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             error=self.error,
@@ -213,6 +208,7 @@ class Request:
     def stats(self) -> RequestStats:
         """What answering has cost so far."""
         ledger, acceptance = self.ledger, self.acceptance
+        spent = ledger.seconds
         # A drafter that was never asked, because guessing is switched off or never paid, did not draft.
         method = self.speculation.method if self.speculation is not None and acceptance.asks else ""
         has_ended = self.prediction and self.finish_reason is not None
@@ -227,9 +223,9 @@ class Request:
             queue_seconds=ledger.queue_seconds,
             prefill_seconds=ledger.prefill_seconds,
             decode_seconds=ledger.decode_seconds,
-            draft_seconds=ledger.seconds.draft,
-            verify_seconds=ledger.seconds.verify,
-            accept_seconds=ledger.seconds.accept,
+            draft_seconds=spent.draft,
+            verify_seconds=spent.verify,
+            accept_seconds=spent.accept,
             passes=ledger.passes,
             asks=acceptance.asks,
             drafts=acceptance.drafts,
@@ -249,35 +245,31 @@ class Request:
             cohort=cohort_name(method, self.cohort),
         )
 
-    def _note(self, verdict: Verdict, written: str) -> None:
-        fresh = self._fresh
-        fresh.text += written
-        fresh.tokens += verdict.tokens
-        fresh.logprobs += verdict.logprobs
-        fresh.drafted += len(verdict.judged)
-        fresh.from_draft += len(verdict.path)
-        if self._tells_progress and verdict.tokens:
-            shown = DraftShown(verdict.draft.tokens, verdict.draft.parents, verdict.path, len(verdict.tokens))
-            fresh.drafts.append(shown)
-
     def _text_of(self, tokens: Sequence[int], end: _End) -> str:
         if self._text is None:
             return ""
-        spoken = list(tokens)
         if (
             end.finish_reason == "stop"
             and not isinstance(end.stop_reason, str)
             and not self._keeps_stop_token(end)
         ):
-            spoken.pop()  # a token that only ends the answer is not part of its text
-        return "".join(self._text.push(token)[0] for token in spoken)
+            tokens = tokens[:-1]  # a token that only ends the answer is not part of its text
+        return self._text.push_all(tokens)
 
     def _keeps_stop_token(self, end: _End) -> bool:
         return end.stop_reason is not None and self.params.include_stop_str_in_output
 
+    def _goes_on(self, tokens: Sequence[int]) -> bool:
+        """Whether the answer ends nowhere in these next tokens, as far as that is seen at a glance."""
+        return (
+            not self._watches
+            and len(self.tokens) + len(tokens) < self._final_len
+            and self.limits.stop_ids.isdisjoint(tokens)
+        )
+
     def _end(self, tokens: Sequence[int]) -> _End:
         """Where in these next tokens the answer ends; at the same token a stop beats a length."""
-        watching = self._text.copy() if self._text is not None and self._text.watches else None
+        watching = self._text.copy() if self._text is not None and self._watches else None
         for count, token in enumerate(tokens, start=1):
             if token in self.limits.stop_ids:
                 return _End(count, "stop", None if token in self.limits.own_end_ids else token)

@@ -113,6 +113,8 @@ class Scheduler:
 
     def _runs(self, requests: list[Request]) -> dict[int, int]:
         decoding = [request for request in requests if request.lag == 1]
+        if len(decoding) == len(requests) <= self._sizes.max_rows:
+            return dict.fromkeys([request.request_id for request in requests], 1)
         budget = self._sizes.max_rows - len(requests)
         if len(decoding) < len(requests):
             budget -= min(self._guesses_wanted(decoding), budget // 2)
@@ -146,11 +148,13 @@ class Scheduler:
             self.preempt(newest)
 
     def _missing_in_all(self, runs: dict[int, int]) -> int:
-        return sum(self._missing(r, runs[r.request_id]) for r in self.running if r.request_id in runs)
+        return sum([self._missing(r, runs[r.request_id]) for r in self.running if r.request_id in runs])
 
     def _missing(self, request: Request, run: int) -> int:
         """Pages that the request lacks for its next `run` rows."""
-        return max(0, self._cache.pages_for(request.kv.begin + run) - len(request.kv.pages))
+        kv = request.kv
+        missing = self._cache.pages_for(kv.begin + run) - len(kv.pages)
+        return missing if missing > 0 else 0
 
     def _admit(self) -> None:
         """Let requests in while there are pages for all that they have to compute, and one more for each who runs."""

@@ -57,6 +57,10 @@ class BlockPool:
         """Whether more than one holder has the page."""
         return self._holders[page] > 1
 
+    def shares_any(self, pages: Iterable[int]) -> bool:
+        """Whether any of the pages has more than one holder."""
+        return max(map(self._holders.__getitem__, pages), default=0) > 1
+
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise `AssertionError` unless holder counts are exactly what `tables` hold and the rest is free."""
         held = Counter(page for table in tables for page in table)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from foreword.kv.block_pool import BlockPool
 from foreword.kv.extra_rows import found_rows
+from foreword.kv.integrity import check_sequences
 from foreword.kv.prefix_cache import PrefixCache
 from foreword.kv.row_moves import RowMoves
 from foreword.kv.sequence import KvSequence, RowMove
@@ -118,11 +119,11 @@ class PagedCache:
     def is_busy(self, sequence: KvSequence) -> bool:
         """Whether a pass under way writes or moves its rows so that what comes next depends on how that ends."""
         is_open = sequence.passes > 0 and not (sequence.is_foreseen and sequence.passes < MOST_PASSES)
-        return is_open or self._moves.first_moving(sequence) is not None
+        return is_open or self._moves.is_moving(sequence)
 
     def begin_pass(self, sequences: Sequence[KvSequence]) -> None:
         """A pass will write rows of these; raises, and begins nothing, if it has to wait for another one."""
-        if any(self.is_busy(sequence) for sequence in sequences):
+        if any(map(self.is_busy, sequences)):
             raise AssertionError("a second pass is laid out for a sequence before the first has ended")
         if len(set(map(id, sequences))) != len(sequences):
             raise AssertionError("a sequence is in the same pass twice")
@@ -161,7 +162,7 @@ class PagedCache:
         call, as is one that a fork holds too. Where the same text is published already, the sequence takes
         that page and gives its own back, so that it holds every node above the ones it adds.
         """
-        if not sequence.publishes:
+        if not sequence.publishes or sequence.computed // self.page_size <= len(sequence.chain):
             return
         full = min(self._moves.settled(sequence), len(tokens)) // self.page_size
         for position in range(sequence.published, full):
@@ -212,12 +213,12 @@ class PagedCache:
 
         Published pages that nobody uses are evicted if the free ones do not suffice, and only then.
         """
-        needed = self.pages_for(sequence.begin + rows) - len(sequence.pages)
+        begin, size = sequence.begin, self.page_size
+        needed = -(-(begin + rows) // size) - len(sequence.pages)
         if needed > 0:
             sequence.pages += self._allocate(needed)
-        sequence.reserved = sequence.begin + rows
-        first_written = sequence.begin // self.page_size
-        if any(self.pool.is_shared(page) for page in sequence.pages[first_written:]):
+        sequence.reserved = begin + rows
+        if self.pool.shares_any(sequence.pages[begin // size :]):
             raise AssertionError("a shared page would be written")
 
     def slot(self, sequence: KvSequence, row: int) -> int:
@@ -255,12 +256,13 @@ class PagedCache:
 
     def rollback(self, sequence: KvSequence) -> None:
         """Drop the provisional rows that are not foreseen and the pages that only they needed. Safe to repeat."""
-        sequence.reserved = sequence.begin
+        begin = sequence.reserved = sequence.begin
         for kind in sequence.extra.values():
             kind.clip(sequence.computed)
-        keep = self.pages_for(sequence.begin)
-        self.pool.release(sequence.pages[keep:])
-        del sequence.pages[keep:]
+        keep = self.pages_for(begin)
+        if keep < len(sequence.pages):
+            self.pool.release(sequence.pages[keep:])
+            del sequence.pages[keep:]
 
     @property
     def pending_moves(self) -> tuple[RowMove, ...]:
@@ -284,32 +286,7 @@ class PagedCache:
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` if pages, tables, lengths, moves or published pages contradict each other."""
-        published = self._prefix.published_pages()
-        self.pool.check_integrity([*(sequence.pages for sequence in self._sequences), published])
-        self._prefix.check_integrity()
-        self._moves.check_integrity(self._sequences)
-        for sequence in self._sequences:
-            if not 0 <= sequence.computed <= sequence.begin <= sequence.reserved <= self._room(sequence):
-                raise AssertionError(f"lengths out of order: {sequence}")
-            self._check_chain(sequence, set(published))
-
-    def _room(self, sequence: KvSequence) -> int:
-        return len(sequence.pages) * self.page_size
-
-    def _check_chain(self, sequence: KvSequence, published: set[int]) -> None:
-        """The published pages of a sequence are its first ones, finished, and one chain of its tenant."""
-        parents = [sequence.tenant, *sequence.chain]
-        for parent, node, page in zip(parents, sequence.chain, sequence.pages, strict=False):
-            if (
-                node.parent != parent
-                or node.page != page
-                or self._prefix.find(parent, node.tokens) is not node
-            ):
-                raise AssertionError(f"a table and its published chain differ: {sequence}")
-        if sequence.published * self.page_size > self._moves.settled(sequence):
-            raise AssertionError(f"rows are published that are not finished: {sequence}")
-        if published & set(sequence.pages[sequence.published :]):
-            raise AssertionError(f"a published page lies outside the chain: {sequence}")
+        check_sequences(self._sequences, self.pool, self._prefix, self._moves, self.page_size)
 
     def _allocate(self, count: int) -> list[int]:
         """Take `count` pages and evict no more than that needs, or raise `OutOfPages` and change nothing."""

@@ -45,8 +45,14 @@ class RowMoves:
         moves = self._moving.get(owner)
         return moves[0].row if moves else None
 
+    def is_moving(self, owner: KvSequence) -> bool:
+        """Whether a pass under way moves rows of it."""
+        return owner in self._moving
+
     def settled(self, owner: KvSequence) -> int:
         """Computed rows before the first one that is not known to be in its place."""
+        if not self._pending and not self._moving:
+            return owner.computed
         waiting = (moves[0].row for moves in (self._pending.get(owner), self._moving.get(owner)) if moves)
         return min(waiting, default=owner.computed)
 

@@ -1,7 +1,7 @@
 """Logits to verdicts, for every request of a pass."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,8 +11,10 @@ from foreword.acceptance.judge import Judging
 from foreword.acceptance.logprobs import TokenLogprobs, request_logprobs, score
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.draft import Draft, stack
-from foreword.speculation.requests import PassEntry
+from foreword.speculation.requests import PassEntry, StepRequest
 from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
+
+NOT_FINITE = int(RowStatus.NOT_FINITE)
 
 
 def accept(
@@ -75,26 +77,31 @@ class Acceptance:
         if self.judging is not None:
             found, judged = self.judging.verdicts(), self.judging.judged
             for place, index in enumerate(self.drawing):
-                verdicts[index] = _verdict(place, self.entries[index], self.drafts[index], judged, found)
+                verdicts[index] = _verdict(
+                    place, self.entries[index].request, self.drafts[index], judged, found
+                )
         for index, scores in _prompt_scores(self.logits, self.entries, self.drafts).items():
-            verdicts[index] = replace(verdicts[index], prompt_logprobs=tuple(scores))
+            verdicts[index] = verdicts[index]._replace(prompt_logprobs=tuple(scores))
         return verdicts
 
 
-def _verdict(place: int, entry: PassEntry, draft: Draft, judged: Judgement, found: Verdicts) -> Verdict:
+def _verdict(place: int, request: StepRequest, draft: Draft, judged: Judgement, found: Verdicts) -> Verdict:
     """What the request at this place of the judged batch commits: it may end inside the accepted path."""
-    block = found.tokens(judged.trees, place)
-    kept = entry.request.kept(block)
-    logprobs = request_logprobs(judged, found, place)[:kept]
-    path = found.path(place)[:kept]
+    block, path = found.tokens(judged.trees, place), found.paths[place]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    kept = request.kept(block)
+    if kept < len(block):
+        block, path = block[:kept], path[:kept]
+    if judged.logprobs[place] >= 0:
+        logprobs = tuple(request_logprobs(judged, found, place)[:kept])
     return Verdict(
         tuple(path),
-        tuple(block[:kept]),
-        tuple(logprobs),
+        tuple(block),
+        logprobs,
         error=found.error(place),
-        poisoned=found.states[place] == RowStatus.NOT_FINITE,
+        poisoned=found.states[place] == NOT_FINITE,
         draft=draft,
-        draws=found.draws_of(judged.trees, place),
+        draws=found.draws_of(judged.trees, place) if judged.wants_draws else (),
     )
 
 

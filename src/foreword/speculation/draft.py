@@ -36,9 +36,10 @@ class Draft:
             raise ValueError(f"a draft for a text of {self.committed_len} tokens")
         if len(self.tokens) != len(self.parents):
             raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
-        for node, parent in enumerate(self.parents):
-            if not ROOT <= parent < node:
-                raise ValueError(f"node {node} has parent {parent}: parents come before their children")
+        if (stray := _stray_node(self.parents)) is not None:
+            raise ValueError(
+                f"node {stray} has parent {self.parents[stray]}: parents come before their children"
+            )
         if self.drawn and len(self.drawn) != len(self.tokens):
             raise ValueError(f"{len(self.tokens)} tokens but {len(self.drawn)} distributions")
         for node, q in enumerate(self.drawn):
@@ -50,7 +51,7 @@ class Draft:
         tokens: Sequence[int], committed_len: int, epoch: int = 0, drawn: Sequence[Drawn | None] = ()
     ) -> "Draft":
         """A draft in which every token follows the one before it."""
-        return Draft(tuple(tokens), tuple(range(ROOT, len(tokens) - 1)), committed_len, epoch, tuple(drawn))
+        return Draft(tuple(tokens), _chain_parents(len(tokens)), committed_len, epoch, tuple(drawn))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -61,7 +62,7 @@ class Draft:
 
     @property
     def depth(self) -> int:
-        return len(self.parents) if self.is_chain else max(self.depths(), default=0)
+        return _depth(self.parents)
 
     @property
     def is_chain(self) -> bool:
@@ -87,7 +88,7 @@ class Draft:
 
     def within(self, max_nodes: int, max_depth: int) -> "Draft":
         """At most this many nodes, the first ones, and this many levels."""
-        if len(self) <= max_nodes and self.depth <= max_depth:
+        if len(self.tokens) <= max_nodes and self.depth <= max_depth:
             return self
         if self.is_chain:
             return self._first(max(min(max_nodes, max_depth), 0))
@@ -101,6 +102,8 @@ class Draft:
         The nodes that the text has passed are behind it, their followers come next. That is exact for drawn nodes
         too: whether one stays depends on the nodes above it and on the text, not on its own token.
         """
+        if self.committed_len == len(tokens):
+            return self
         node, followed = ROOT, range(self.committed_len, len(tokens))
         for position in followed:
             here = (n for n, parent in enumerate(self.parents) if parent == node)
@@ -109,7 +112,7 @@ class Draft:
                 return Draft(committed_len=len(tokens), epoch=self.epoch)
             node = found
         if not followed:
-            return self if self.committed_len == len(tokens) else Draft(committed_len=len(tokens))
+            return Draft(committed_len=len(tokens))
         kept = {node: ROOT}
         for below in range(node + 1, len(self)):
             if self.parents[below] in kept:
@@ -139,16 +142,29 @@ class Draft:
         )
 
 
-NO_DRAFT = Draft()
-
-
 # Most drafts are chains, so that a few shapes come back at every step.
+@lru_cache(maxsize=1024)
+def _stray_node(parents: tuple[int, ...]) -> int | None:
+    """The first node whose parent does not come before it."""
+    return next((node for node, parent in enumerate(parents) if not ROOT <= parent < node), None)
+
+
+@lru_cache(maxsize=1024)
+def _chain_parents(nodes: int) -> tuple[int, ...]:
+    return tuple(range(ROOT, nodes - 1))
+
+
 @lru_cache(maxsize=1024)
 def _depths(parents: tuple[int, ...]) -> tuple[int, ...]:
     depths: list[int] = []
     for parent in parents:
         depths.append(1 if parent == ROOT else depths[parent] + 1)
     return tuple(depths)
+
+
+@lru_cache(maxsize=1024)
+def _depth(parents: tuple[int, ...]) -> int:
+    return max(_depths(parents), default=0)
 
 
 @lru_cache(maxsize=1024)
@@ -164,7 +180,10 @@ def _ancestor_masks(parents: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(masks)
 
 
+NO_DRAFT = Draft()
+
+
 def stack(drafts: Sequence[Draft]) -> DraftTrees:
     """Drafts as the flat arrays that acceptance judges."""
-    drawn = [draft.drawn or (None,) * len(draft) for draft in drafts]
+    drawn = [draft.drawn or (None,) * len(draft.tokens) for draft in drafts]
     return DraftTrees.stack([draft.tokens for draft in drafts], [draft.parents for draft in drafts], drawn)

@@ -59,7 +59,9 @@ class Observation:
         """
         watching = [drafter for drafter in brought if needs_of(drafter)]
         observers = [
-            _observers(entry, plan, watching, tells is None or plan is not None or tells(entry.request))
+            ()
+            if plan is None and entry.request.speculation is None and not watching
+            else _observers(entry, plan, watching, tells is None or plan is not None or tells(entry.request))
             for entry, plan in zip(entries, plans, strict=True)
         ]
         if not any(observers):
@@ -124,16 +126,16 @@ class Observation:
 def _observers(
     entry: PassEntry, plan: DraftPlan | None, brought: Sequence[Drafter], is_told: bool
 ) -> Sequence[Observer]:
-    if (entry.request.speculation is None or not is_told) and plan is None and not brought:
+    own = (entry.request.speculation, plan) if is_told else ()
+    watching = [one.drafter for one in own if one is not None and needs_of(one.drafter)]
+    watching += brought
+    if not watching:
         return ()
     planned = None if plan is None else plan.drafter
-    own = (entry.request.speculation, plan) if is_told else ()
-    possible = [*(one.drafter for one in own if one is not None), *brought]
     observers = []
-    for number, drafter in {id(drafter): drafter for drafter in possible}.items():
-        if needs_of(drafter):
-            entry.request.asked[number] = drafter  # so that it hears of the end, too
-            observers.append(Observer(cast(Observes, drafter), drafter is planned))
+    for number, drafter in {id(drafter): drafter for drafter in watching}.items():
+        entry.request.asked[number] = drafter  # so that it hears of the end, too
+        observers.append(Observer(cast(Observes, drafter), drafter is planned))
     return observers
 
 

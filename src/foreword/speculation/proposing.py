@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.kv.paged_cache import PagedCache
@@ -13,8 +14,7 @@ from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
 Plans = Sequence[DraftPlan | None]
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(NamedTuple):
     """Who was asked for a request, and its part of what that took."""
 
     method: str = ""  # empty: nobody
@@ -59,7 +59,8 @@ def fit_to_room(
         reserved, held = entry.computed + entry.run, len(entry.kv.pages)
         nodes = min(most, (held + free_pages) * cache.page_size - reserved)
         free_pages -= max(0, cache.pages_for(reserved + max(nodes, 0)) - held)
-        fitted[place] = replace(plan, max_nodes=nodes) if nodes > 0 else None
+        if nodes != plan.max_nodes:
+            fitted[place] = replace(plan, max_nodes=nodes) if nodes > 0 else None
     return fitted
 
 
@@ -68,6 +69,8 @@ def _sensible(entry: PassEntry, plan: DraftPlan | None) -> DraftPlan | None:
     if plan is None or not entry.draws:
         return None
     nodes, depth = min(plan.max_nodes, MAX_DRAFT_NODES), min(plan.max_depth, entry.request.room - 1)
+    if 0 < nodes == plan.max_nodes and 0 < depth == plan.max_depth:
+        return plan
     return replace(plan, max_nodes=nodes, max_depth=depth) if nodes > 0 and depth > 0 else None
 
 
@@ -104,18 +107,19 @@ def propose(
         began = clock()
         answers = first.drafter.propose(asks)
         seconds = clock() - began
+        share = seconds / len(group)
         for (index, plan), ask, draft in zip(group, asks, answers, strict=True):
             drafts[index] = usable(draft, ask)
-            asked[index] = Asked(plan.method, seconds / len(group))
+            asked[index] = Asked(plan.method, share)
         calls.append(
             DrafterCall(
                 first.method,
                 asks=len(group),
-                guesses=sum(ask.max_nodes for ask in asks),
-                levels=max(min(ask.max_depth, ask.max_nodes) for ask in asks),
-                empty=sum(not len(drafts[index]) for index, _ in group),
+                guesses=sum([ask.max_nodes for ask in asks]),
+                levels=max([min(ask.max_depth, ask.max_nodes) for ask in asks]),
+                empty=sum([not drafts[index].tokens for index, _ in group]),
                 seconds=seconds,
-                behind=sum(plan.behind for _, plan in group),
+                behind=sum([plan.behind for _, plan in group]),
             )
         )
     return Proposal(drafts, calls, asked)
@@ -143,10 +147,12 @@ def usable(draft: Draft, ask: Ask) -> Draft:
 
 def known_tokens(draft: Draft, request: DraftRequest) -> Draft:
     """The draft without nodes that are, or could have been, outside the vocabulary."""
-    size = request.sampling.vocab_size
+    size, tokens = request.sampling.vocab_size, draft.tokens
+    if not tokens or (not draft.drawn and min(tokens) >= 0 and max(tokens) < size):
+        return draft
 
     def is_known(node: int) -> bool:
         q = draft.drawn[node] if draft.drawn else None
-        return 0 <= draft.tokens[node] < size if q is None else int(q.ids[-1]) < size
+        return 0 <= tokens[node] < size if q is None else int(q.ids[-1]) < size
 
     return draft.keep(is_known)

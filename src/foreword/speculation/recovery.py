@@ -39,6 +39,7 @@ class Recovery:
                 return None
             # No other step may take these up before this one is resolved.
             self.stepper.cache.hold_back([entry.kv for entry in entries])
+            entries = [entry._replace(losses=entry.kv.losses) for entry in entries]  # this loss is its own
             launched = error
         return UnderWay(entries, launched, self.stepper.clock() - began)
 
@@ -88,7 +89,7 @@ def _merged(failed: UnderWay, reports: Sequence[StepReport], seconds: float) -> 
     for entry, who in zip(failed.entries, asked, strict=True):
         gone = RequestReport(entry.request, NOTHING_DRAWN, applied=False)
         part = found.get(entry.request.request_id, gone)
-        parts.append(replace(part, draft_seconds=part.draft_seconds + who.seconds))
+        parts.append(part._replace(draft_seconds=part.draft_seconds + who.seconds))
     spent = sum((report.seconds for report in reports), StageSeconds(proposal.seconds, verified))
     return StepReport(
         parts,

@@ -1,8 +1,8 @@
 """What a step did, written once: statistics, costs, policies and benchmarks all read this."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import StepRequest
@@ -22,8 +22,7 @@ class DrafterCall:
     behind: int = 0  # tokens of all requests that came while it was not asked, which it had to read first
 
 
-@dataclass(frozen=True)
-class RequestReport:
+class RequestReport(NamedTuple):
     """What a step did for one request."""
 
     request: StepRequest
@@ -41,7 +40,7 @@ class RequestReport:
 
     @property
     def rows(self) -> int:
-        return self.run + len(self.draft)
+        return self.run + len(self.verdict.draft.tokens)
 
 
 @dataclass(frozen=True)
@@ -72,29 +71,43 @@ class StageSeconds:
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepReport:
-    """One step: every request's part of it, in the order of the pass, who was asked, and what it cost."""
+    """One step: every request's part of it, in the order of the pass, who was asked, and what it cost.
+
+    Whoever reads it asks for the sums; they are made once.
+    """
 
     requests: Sequence[RequestReport]
     calls: Sequence[DrafterCall] = ()
     seconds: StageSeconds = StageSeconds()
     passes: int = 1  # more where a step was tried again
+    guessing: Sequence[RequestReport] = field(
+        init=False
+    )  # for whom somebody was asked, or guesses were judged
+    rows: int = field(init=False)  # of the pass, guesses included
+    tokens: int = field(init=False)  # that were committed
+    decodes_only: bool = field(init=False)  # whether no prompt was computed beside the answers
+    seconds_per_row: StageSeconds = field(
+        init=False
+    )  # without drafting, which is billed to those who were asked
 
-    @cached_property
-    def rows(self) -> int:
-        """Of the pass, guesses included."""
-        return sum(part.rows for part in self.requests)
-
-    @property
-    def decodes_only(self) -> bool:
-        """Whether no prompt was computed beside the answers."""
-        return all(part.run == 1 for part in self.requests)
+    def __post_init__(self) -> None:
+        parts, spent = self.requests, self.seconds
+        self.guessing = [part for part in parts if part.asked or part.verdict.draft.tokens]
+        runs = [part.run for part in parts]
+        self.rows = sum(runs) + sum([len(part.verdict.draft.tokens) for part in self.guessing])
+        self.tokens = sum([len(part.verdict.tokens) for part in parts])
+        self.decodes_only = runs.count(1) == len(runs)
+        rows = max(self.rows, 1)
+        self.seconds_per_row = StageSeconds(
+            0.0, spent.verify / rows, spent.accept / rows, (spent.total - spent.draft) / rows
+        )
 
     @property
     def longest_context(self) -> int:
         """KV rows that the longest request had."""
-        return max((part.context for part in self.requests), default=0)
+        return max([part.context for part in self.requests], default=0)
 
     @property
     def verdicts(self) -> list[Verdict]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from foreword.acceptance.request import RequestSampler
 from foreword.kv.sequence import KvSequence
@@ -129,8 +129,7 @@ def as_drafter_sees(request: StepRequest) -> DraftRequest:
     )
 
 
-@dataclass(frozen=True)
-class PassEntry:
+class PassEntry(NamedTuple):
     """A request's part of a pass, as things are when the pass begins: it may be cancelled before the pass ends."""
 
     request: StepRequest

@@ -163,14 +163,7 @@ def _report(
     asked = proposal.asked or [NOBODY] * len(entries)
     parts = [
         RequestReport(
-            entry.request,
-            verdict,
-            run=entry.run,
-            context=entry.computed,
-            draws=entry.draws,
-            asked=who.method,
-            draft_seconds=who.seconds,
-            applied=present,
+            entry.request, verdict, entry.run, entry.computed, entry.draws, who.method, who.seconds, present
         )
         for entry, verdict, who, present in zip(entries, verdicts, asked, applied, strict=True)
     ]

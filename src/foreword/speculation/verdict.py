@@ -1,13 +1,12 @@
 """What a step decides about one request."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.speculation.draft import NO_DRAFT, Draft
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The accepted path through a draft and the tokens that it commits."""
 
     path: tuple[int, ...] = ()  # accepted nodes, root first
@@ -27,7 +26,7 @@ class Verdict:
         Where the path is not followed by a token of the target's own, the answer ended on it or its last row has no
         numbers: deeper guesses are neither right nor wrong.
         """
-        if len(self.tokens) > len(self.path) or not len(self.draft):
+        if not self.draft.tokens or len(self.tokens) > len(self.path):
             return self.draft
         return self.draft.within(len(self.draft), len(self.path))
 

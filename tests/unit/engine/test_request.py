@@ -62,7 +62,7 @@ def test_a_commit_that_fails_in_the_text_leaves_no_token_behind():
     class Unreadable:
         watches = False
 
-        def push(self, token: int) -> tuple[str, str | None]:
+        def push_all(self, tokens: Sequence[int]) -> str:
             raise UnicodeError("no such token")
 
         def state(self) -> None:

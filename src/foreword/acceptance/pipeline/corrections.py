@@ -33,7 +33,7 @@ class Touched:
 
 def corrected_logits(judged: Judgement) -> Tensor:
     """The logits after every edit: the given tensor itself where there is none, else a copy."""
-    if judged.row_mask is None and not judged.records["corrects"].any():
+    if judged.row_mask is None and not any(judged.records["corrects"].tolist()):
         return judged.logits
     touched = touched_pairs(judged)
     banned_rows, banned_ids = banned_pairs(judged)

@@ -13,9 +13,11 @@ REFUSED = -1
 
 def stop_rows(trees: DraftTrees, draws: Sequence[int]) -> list[int]:
     """[requests], the deepest row all of whose tokens are what the target drew; draws are per row."""
+    stops = trees.starts[:-1]
+    if trees.is_plain:
+        return stops
     tokens, parents = trees.token_list, trees.parent_list
     depths = [0] * len(tokens)  # REFUSED where a token on the way was not drawn
-    stops = trees.starts[:-1]
     for request, (root, end) in enumerate(zip(trees.starts, trees.starts[1:], strict=False)):
         for row in range(root + 1, end):  # parents come before their children
             parent = parents[row]

@@ -33,6 +33,9 @@ class DraftTrees:
         drawn: Sequence[Sequence[Drawn | None]] | None = None,
     ) -> "DraftTrees":
         """One batch from per-request node lists (a parent is a node index or -1, as in a draft)."""
+        count = len(tokens)
+        if not any(parents):
+            return DraftTrees(list(range(count + 1)), [NO_TOKEN] * count, [NO_ROW] * count, ())
         starts = [0]
         flat_tokens: list[int] = []
         flat_parents: list[int] = []
@@ -43,7 +46,7 @@ class DraftTrees:
             flat_parents.append(NO_ROW)
             flat_parents.extend([first + parent for parent in own_parents])
             starts.append(len(flat_tokens))
-        nodes = len(flat_tokens) - len(tokens)
+        nodes = len(flat_tokens) - count
         known = (None,) * nodes if drawn is None else tuple(q for of in drawn for q in of)
         return DraftTrees(starts, flat_tokens, flat_parents, known)
 

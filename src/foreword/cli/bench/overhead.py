@@ -1,7 +1,8 @@
-"""`foreword bench overhead`: what guessing itself costs."""
+"""`foreword bench overhead`: what guessing itself costs, and the engine around it."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -21,6 +22,9 @@ from foreword.cli.console import (
     stdout,
 )
 
+if TYPE_CHECKING:
+    from foreword.bench.host_time import HostTime
+
 
 def overhead(
     model: ModelOption = DEFAULT_MODEL,
@@ -31,20 +35,29 @@ def overhead(
         str, typer.Option(help="Lengths of context, separated by commas.")
     ] = "100,1000,4000,7500",
     repeats: Annotated[int, typer.Option(help="Timed drafts at each length; the median counts.")] = 15,
+    batches: Annotated[
+        str, typer.Option(help="Batch sizes for the host's time, separated by commas.")
+    ] = "1,8,32,128",
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Milliseconds of one draft, the guard's included, relative to target passes at the same context."""
-    lengths = parse_sizes("--contexts", contexts)
+    """Milliseconds of one draft, the guard's included, relative to target passes at the same context.
+
+    Then the processor's time for one step of the engine, drafting included, on passes that take no time: to compare two
+    versions of it on any machine, busy or not.
+    """
+    lengths, sizes = parse_sizes("--contexts", contexts), parse_sizes("--batches", batches)
     from foreword.bench.drafters.methods import parse_methods
     from foreword.bench.drafters.overhead import VERIFY_ROWS, measure_overhead
+    from foreword.bench.host_time import measure_host_time
 
     wanted = parse_methods(methods)
     llm = load_llm(model, dtype, device, backend)
     with stage_bar() as on_progress:
         found = measure_overhead(llm, wanted, lengths, repeats, on_progress)
+        host = measure_host_time(llm, sizes, repeats, on_progress)
     table = Table("drafter", "context", box=SIMPLE_HEAD, padding=0)
     for name in ("draft ms", "first ms", *(f"of a pass over {rows}" for rows in VERIFY_ROWS)):
         table.add_column(name, justify="right", no_wrap=True)
@@ -52,5 +65,17 @@ def overhead(
         shares = [f"{one.share(rows):.2%} of {one.verify_ms[rows]:.1f} ms" for rows in VERIFY_ROWS]
         table.add_row(one.drafter, str(one.context), f"{one.draft_ms:.3f}", f"{one.first_ms:.1f}", *shares)
     stdout.print(table)
+    stdout.print(_host_table(host, sizes))
     if as_json:
-        print_json({"model": model, "rows": [asdict(one) for one in found]})
+        rows, times = [asdict(one) for one in found], [asdict(one) for one in host]
+        print_json({"model": model, "rows": rows, "host": times})
+
+
+def _host_table(host: "Sequence[HostTime]", batches: Sequence[int]) -> Table:
+    table = Table("host ms per step (us per request)", box=SIMPLE_HEAD, padding=0)
+    for batch in batches:
+        table.add_column(f"batch {batch}", justify="right", no_wrap=True)
+    for way in dict.fromkeys(one.way for one in host):
+        times = [one for one in host if one.way == way]
+        table.add_row(way, *(f"{one.step_ms:.2f} ({one.request_us:.0f})" for one in times))
+    return table

@@ -53,17 +53,15 @@ class SpeculationBooks:
 
     def observe(self, report: StepReport, preemptions: int) -> None:
         """A step, and all preemptions so far."""
-        provisional, has_guesses, tokens = 0, False, 0
-        for part in report.requests:
-            verdict = part.verdict
-            tokens += len(verdict.tokens)
-            nodes = len(verdict.draft.tokens)
+        provisional, has_guesses = 0, False
+        for part in report.guessing:
+            nodes = len(part.verdict.draft.tokens)
             if nodes:
                 has_guesses, sure = True, part.context + part.run
                 provisional += -(-(sure + nodes) // self.page_size) + -sure // self.page_size
             if part.asked and part.applied:
                 self._pair(part.asked, part.request.cohort).observe(part)
-        self.tokens += tokens
+        self.tokens += report.tokens
         self.provisional_pages = provisional
         self.provisional_peak = max(self.provisional_peak, provisional)
         self._seconds[has_guesses] += report.seconds.total

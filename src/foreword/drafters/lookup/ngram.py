@@ -1,13 +1,13 @@
 """Prompt lookup: find the last few tokens earlier in the text and guess that what followed follows again."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from foreword.errors import RequestError
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, DraftRequest
 
-_BYTES_PER_RUN = 600
+_BYTES_PER_RUN = 400
 """Memory of one indexed run with its key and followers, as tracemalloc has it on CPython 3.11."""
 
 _BYTES_PER_TOKEN = 8
@@ -29,21 +29,20 @@ class NgramConfig:
             )
 
 
-@dataclass(slots=True)
 class _Followers:
     """What came after one run of tokens."""
 
-    counts: dict[int, int] = field(default_factory=dict)  # next token -> how often
-    last_seen: dict[int, int] = field(default_factory=dict)  # next token -> its newest position
+    __slots__ = ("_counts", "_most", "best")
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}  # next token -> how often
+        self._most = 0  # of the counts
+        self.best = 0  # newest position of the most frequent follower; of equals the newer one
 
     def add(self, token: int, position: int) -> None:
-        self.counts[token] = self.counts.get(token, 0) + 1
-        self.last_seen[token] = position
-
-    def best(self) -> int:
-        """Newest position of the most frequent follower; of equals the newer one."""
-        token = max(self.counts, key=lambda t: (self.counts[t], self.last_seen[t]))
-        return self.last_seen[token]
+        count = self._counts[token] = self._counts.get(token, 0) + 1
+        if count >= self._most:
+            self._most, self.best = count, position
 
 
 class NgramIndex:
@@ -59,20 +58,24 @@ class NgramIndex:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Learn the tokens that come next in the text."""
+        known, followers = self._tokens, self._followers
         for token in tokens:
-            position = len(self._tokens)
+            position = len(known)
             for size in self._sizes:
                 if size <= position:
-                    run = tuple(self._tokens[position - size :])
-                    self._followers.setdefault(run, _Followers()).add(token, position)
-            self._tokens.append(token)
+                    run = tuple(known[position - size :])
+                    found = followers.get(run)
+                    if found is None:
+                        found = followers[run] = _Followers()
+                    found.add(token, position)
+            known.append(token)
 
     def guess(self, count: int) -> list[int]:
         """What followed the longest known run that ends the text; a repeating text is repeated on."""
         for size in self._sizes:
             found = self._followers.get(tuple(self._tokens[-size:]))
             if found is not None and size <= len(self._tokens):
-                return self._copy_from(found.best(), count)
+                return self._copy_from(found.best, count)
         return []
 
     def _copy_from(self, start: int, count: int) -> list[int]:

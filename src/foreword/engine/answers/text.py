@@ -66,6 +66,13 @@ class AnswerText:
         self._held = _possible_beginning(window, self._stops.texts)
         return window[: len(window) - len(self._held)], None
 
+    def push_all(self, tokens: Sequence[int]) -> str:
+        """Take tokens, of which at most the last one ends the answer; return the text that is certain now."""
+        if not self._stops.texts:
+            self._tokens += len(tokens)
+            return "".join(map(self._detokenizer.push, tokens))
+        return "".join([self.push(token)[0] for token in tokens])
+
     def finish(self) -> str:
         """What was held back, at the end of an answer that no stop text ended."""
         held, self._held = self._held, ""

@@ -4,7 +4,7 @@ import codecs
 
 from foreword.models.tokenization.tokenizer import Tokenizer
 
-DetokenizerState = tuple[tuple[bytes, int], bool]
+DetokenizerState = tuple[bytes, bool]
 
 
 class IncrementalDetokenizer:
@@ -16,7 +16,7 @@ class IncrementalDetokenizer:
         """Not `at_start`: the tokens go on with a text, which keeps the space that they begin with."""
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._begun = b""  # of a character that is not complete
         self._at_start = at_start
 
     def push(self, token_id: int) -> str:
@@ -28,11 +28,16 @@ class IncrementalDetokenizer:
             self._at_start = False
             if self._tokenizer.strips_leading_space:
                 piece = piece.removeprefix(b" ")
-        return self._decoder.decode(piece)
+        if self._begun:
+            piece = self._begun + piece
+        text, used = codecs.utf_8_decode(piece, "replace", False)
+        self._begun = piece[used:]
+        return text
 
     def finish(self) -> str:
         """What is left at the end: an unfinished character as U+FFFD."""
-        return self._decoder.decode(b"", final=True)
+        begun, self._begun = self._begun, b""
+        return begun.decode("utf-8", errors="replace")
 
     def copy(self) -> "IncrementalDetokenizer":
         """An independent detokenizer in the same state, to look ahead."""
@@ -42,9 +47,8 @@ class IncrementalDetokenizer:
 
     def state(self) -> DetokenizerState:
         """What to come back to; cheaper than a copy."""
-        return self._decoder.getstate(), self._at_start
+        return self._begun, self._at_start
 
     def go_back(self, state: DetokenizerState) -> None:
         """What was pushed since then was not."""
-        decoder, self._at_start = state
-        self._decoder.setstate(decoder)
+        self._begun, self._at_start = state

@@ -1,6 +1,6 @@
 """How drafts have fared."""
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from foreword.speculation.draft import Draft
@@ -15,12 +15,8 @@ class AcceptanceStats:
     drafted: int = 0  # nodes that were judged
     accepted: int = 0  # nodes that were committed
     unjudged: int = 0  # nodes beyond an answer's end: computed, and neither right nor wrong
-    drafted_per_position: list[int] = field(default_factory=list)  # drafts that have this level
-    # Of these, accepted at all levels before it.
-    reached_per_position: list[int] = field(default_factory=list)
-    accepted_per_position: list[int] = field(default_factory=list)  # drafts accepted at this level
-    # Drafts whose first rejected guess is here.
-    rejected_per_position: list[int] = field(default_factory=list)
+    # Drafts by their levels and by how many of these were committed: every step counts, and positions are seldom asked.
+    _outcomes: dict[tuple[int, int], int] = field(default_factory=dict)
 
     @property
     def coverage(self) -> float | None:
@@ -31,23 +27,38 @@ class AcceptanceStats:
         """Count a step: whether a drafter was asked, what was judged, and how many levels of it were committed."""
         self.asks += asked
         self.unjudged += unjudged
-        depth = draft.depth
-        if not depth:
+        if not draft.tokens:
             return
         self.drafts += 1
-        self.drafted += len(draft)
+        self.drafted += len(draft.tokens)
         self.accepted += accepted
-        for counts in self._levels():
-            counts.extend([0] * (depth - len(counts)))
-        for level in range(depth):
-            self.drafted_per_position[level] += 1
-            self.reached_per_position[level] += level <= accepted
-            self.accepted_per_position[level] += level < accepted
-        if accepted < depth:
-            self.rejected_per_position[accepted] += 1
+        outcome = draft.depth, accepted
+        self._outcomes[outcome] = self._outcomes.get(outcome, 0) + 1
 
-    def _levels(self) -> Iterator[list[int]]:
-        yield self.drafted_per_position
-        yield self.reached_per_position
-        yield self.accepted_per_position
-        yield self.rejected_per_position
+    @property
+    def drafted_per_position(self) -> list[int]:
+        """Drafts that have this level."""
+        return self._per_position(lambda level, accepted: True)
+
+    @property
+    def reached_per_position(self) -> list[int]:
+        """Of these, accepted at all levels before it."""
+        return self._per_position(lambda level, accepted: level <= accepted)
+
+    @property
+    def accepted_per_position(self) -> list[int]:
+        """Drafts accepted at this level."""
+        return self._per_position(lambda level, accepted: level < accepted)
+
+    @property
+    def rejected_per_position(self) -> list[int]:
+        """Drafts whose first rejected guess is here."""
+        return self._per_position(lambda level, accepted: level == accepted)
+
+    def _per_position(self, counts: Callable[[int, int], bool]) -> list[int]:
+        deepest = max((depth for depth, _ in self._outcomes), default=0)
+        found = [0] * deepest
+        for (depth, accepted), drafts in list(self._outcomes.items()):
+            for level in range(depth):
+                found[level] += drafts * counts(level, accepted)
+        return found

@@ -28,13 +28,16 @@ class Situation:
     def learn(self, report: StepReport) -> None:
         """Take one step into account."""
         self.costs.observe(report)
-        for part in report.requests:
-            if part.applied and (part.asked or len(part.draft)):
-                cohort = self._cohort(cohort_name(part.asked, part.request.cohort))
-                judged = part.verdict.judged
-                beyond = len(part.draft) - len(judged)
-                for stats in (part.request.acceptance, cohort):
-                    stats.observe(bool(part.asked), judged, len(part.verdict.path), beyond)
+        cohorts: dict[tuple[str, str], AcceptanceStats] = {}  # of this step: most requests are of the same
+        for part in report.guessing:
+            if part.applied:
+                key, verdict = (part.asked, part.request.cohort), part.verdict
+                if key not in cohorts:
+                    cohorts[key] = self._cohort(cohort_name(*key))
+                judged = verdict.judged
+                beyond = len(verdict.draft.tokens) - len(judged.tokens)
+                for stats in (part.request.acceptance, cohorts[key]):
+                    stats.observe(bool(part.asked), judged, len(verdict.path), beyond)
 
     def _cohort(self, name: str) -> AcceptanceStats:
         if name not in self.cohorts and len(self.cohorts) >= MAX_COHORTS:

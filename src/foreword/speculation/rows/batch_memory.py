@@ -26,12 +26,13 @@ class BatchMemory:
 
         They overwrite those that were given out before; if they need a larger block, those keep the old one.
         """
-        if sizes.entries > len(self._memory):
-            self._memory = np.empty(max(sizes.entries, 2 * len(self._memory)), dtype=np.int32)
-            self._views.clear()
         views = self._views.get((sizes, taps))
         if views is None:
-            if len(self._views) == _KEPT_VIEWS:
+            entries = sizes.entries
+            if entries > len(self._memory):
+                self._memory = np.empty(max(entries, 2 * len(self._memory)), dtype=np.int32)
+                self._views.clear()
+            elif len(self._views) == _KEPT_VIEWS:
                 self._views.clear()
             arrays = BatchArrays.carved(self._memory, sizes)
             views = self._views[sizes, taps] = arrays, ForwardBatch.of(arrays, taps)
@@ -47,10 +48,10 @@ class PageTables:
 
     def of(self, sequences: Sequence[KvSequence], page_size: int) -> Ints:
         """[sequences, most pages], unused entries 0; a view that the next call overwrites."""
-        most_pages = max((len(sequence.pages) for sequence in sequences), default=0)
+        most_pages = max([len(sequence.pages) for sequence in sequences], default=0)
         self._grow(len(sequences), most_pages)
-        for row, sequence in enumerate(sequences):
-            if self._known[row] != sequence.pages:
+        for row, (known, sequence) in enumerate(zip(self._known, sequences, strict=False)):
+            if known != sequence.pages:
                 self._write(row, sequence.pages, sequence.computed // page_size)
         return self._table[: len(sequences), :most_pages]
 

@@ -4,8 +4,9 @@ Every pass pays for this on the host, so nothing here loops over rows or over th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+from operator import sub
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +17,7 @@ from foreword.speculation.draft import Draft
 from foreword.speculation.rows.batch_memory import BatchMemory, PageTables
 
 
-@dataclass(frozen=True)
-class SequenceRows:
+class SequenceRows(NamedTuple):
     """One sequence's rows of a pass."""
 
     kv: KvSequence  # its rows after the computed end are reserved
@@ -29,14 +29,6 @@ class SequenceRows:
     wants_hidden: bool = False  # whether the hidden states of all its rows in this pass are wanted
     first: int | None = None  # row of the run's first token; None: the first that is not computed
     drawn_at: int | None = None  # where the pass before draws the last token of the run; None: it is known
-
-    @property
-    def nodes(self) -> int:
-        return len(self.draft) - self.first_node
-
-    @property
-    def begin(self) -> int:
-        return self.kv.computed if self.first is None else self.first
 
 
 class BatchBuffers:
@@ -64,81 +56,90 @@ class BatchBuffers:
         """
         self._memory, self._other_memory = self._other_memory, self._memory
         tables = self._tables.of([part.kv for part in parts], cache.page_size)
-        counts = [part.run + part.nodes for part in parts]
-        wanted = _logit_rows(parts)
-        hidden = _hidden_rows(parts, counts) if taps else []
-        sizes = BatchSizes(sum(counts), len(parts), tables.shape[1], len(wanted), len(moves), len(hidden))
+        rows = _Rows.of(parts)
+        wanted = _logit_rows(parts, rows.starts)
+        hidden = _hidden_rows(parts, rows.starts) if taps else []
+        sizes = BatchSizes(rows.starts[-1], len(parts), tables.shape[1], len(wanted), len(moves), len(hidden))
         arrays, batch = self._memory.views(sizes, taps)
         arrays.block_tables[:] = tables
         arrays.logit_rows[:] = wanted
         if hidden:
             arrays.hidden_rows[:] = hidden
-        arrays.kv_lens[:] = [part.begin + part.run + len(part.draft) for part in parts]
-        arrays.row_starts[:] = [0, *accumulate(counts)]
-        _fill_places(arrays, parts, counts, cache.page_size)
-        _fill_tokens(arrays, parts)
+        arrays.kv_lens[:] = [end + len(part.draft.tokens) for end, part in zip(rows.ends, parts, strict=True)]
+        arrays.row_starts[:] = rows.starts
+        _fill_places(arrays, parts, rows, cache.page_size)
+        _fill_tokens(arrays, parts, rows)
         if moves:
             arrays.kv_copies[:] = [(move.source, cache.slot(move.owner, move.row)) for move in moves]
         return batch
 
 
-def _logit_rows(parts: Sequence[SequenceRows]) -> list[int]:
+class _Rows(NamedTuple):
+    """Where the rows of every part are."""
+
+    begins: list[int]  # [parts], KV row of the run's first token
+    ends: list[int]  # [parts], and behind its last one
+    counts: list[int]  # [parts], rows of the pass
+    starts: list[int]  # [parts + 1], the first of them
+
+    @staticmethod
+    def of(parts: Sequence[SequenceRows]) -> "_Rows":
+        begins = [part.kv.computed if part.first is None else part.first for part in parts]
+        ends = [begin + part.run for begin, part in zip(begins, parts, strict=True)]
+        counts = [part.run + len(part.draft.tokens) - part.first_node for part in parts]
+        return _Rows(begins, ends, counts, [0, *accumulate(counts)])
+
+
+def _logit_rows(parts: Sequence[SequenceRows], starts: Sequence[int]) -> list[int]:
     rows: list[int] = []
-    end = 0
-    for part in parts:
-        nodes = part.nodes
-        end += part.run + nodes
-        rows += range(end - nodes - min(part.run_logits, part.run), end)
+    for part, start, end in zip(parts, starts, starts[1:], strict=False):
+        rows += range(start + part.run - min(part.run_logits, part.run), end)
     return rows
 
 
-def _hidden_rows(parts: Sequence[SequenceRows], counts: Sequence[int]) -> list[int]:
+def _hidden_rows(parts: Sequence[SequenceRows], starts: Sequence[int]) -> list[int]:
     rows: list[int] = []
-    end = 0
-    for part, count in zip(parts, counts, strict=True):
-        end += count
+    for part, start, end in zip(parts, starts, starts[1:], strict=False):
         if part.wants_hidden:
-            rows += range(end - count, end)
+            rows += range(start, end)
     return rows
 
 
 def _fill_places(
-    arrays: BatchArrays, parts: Sequence[SequenceRows], counts: list[int], page_size: int
+    arrays: BatchArrays,
+    parts: Sequence[SequenceRows],
+    rows: "_Rows",
+    page_size: int,
 ) -> None:
     """Where every row stands and how far it sees; nodes are given positions as if they were a chain."""
-    figures: list[tuple[int, ...]] = []
-    start = 0
-    for request, (part, count) in enumerate(zip(parts, counts, strict=True)):
-        first = part.begin
-        figures.append((first - start, first + part.run, part.first_node, request))
-        start += count
-    per_request = np.array(figures, dtype=np.int32).reshape(-1, 4)
-    shift, end, first_node, request_of = per_request.repeat(counts, axis=0).T  # each [rows]
-    kv_row = np.arange(start, dtype=np.int32) + shift
-    is_node = kv_row >= end
-    kv_row += first_node * is_node
-    page = kv_row // page_size
-    np.add((arrays.block_tables[request_of, page] - page) * page_size, kv_row, out=arrays.slots)
+    counts, shifts = rows.counts, map(sub, rows.begins, rows.starts)
+    columns = np.array((list(shifts), rows.ends, range(len(parts))), dtype=np.int32)
+    shift, end, request_of = columns.repeat(counts, axis=1)  # each [rows]
+    kv_row = np.add(np.arange(len(shift), dtype=np.int32), shift, out=arrays.positions)
+    if any(first_nodes := [part.first_node for part in parts]):
+        kv_row += np.repeat(first_nodes, counts).astype(np.int32) * (kv_row >= end)
+    page, place = np.divmod(kv_row, page_size)
+    np.add(arrays.block_tables[request_of, page] * page_size, place, out=arrays.slots)
     np.minimum(kv_row + 1, end, out=arrays.prefix_lens)
-    arrays.positions[:] = kv_row
 
 
-def _fill_tokens(arrays: BatchArrays, parts: Sequence[SequenceRows]) -> None:
+def _fill_tokens(arrays: BatchArrays, parts: Sequence[SequenceRows], rows: "_Rows") -> None:
     """Every row's token, and the masks and positions of nodes."""
     tokens: list[int] = []
     nodes: list[int] = []  # rows
     depths: list[int] = []
     masks: list[int] = []
-    for part in parts:
-        first, draft = part.begin, part.draft
-        tokens += part.tokens[first : first + part.run]
+    for part, begin, end in zip(parts, rows.begins, rows.ends, strict=True):
+        tokens += part.tokens[begin:end]
         if part.drawn_at is not None:
             tokens.append(-1 - part.drawn_at)
-        if len(draft):
-            nodes += range(len(tokens), len(tokens) + part.nodes)
-            tokens += draft.tokens[part.first_node :]
-            depths += draft.depths()[part.first_node :]
-            masks += draft.ancestor_masks()[part.first_node :]
+        draft = part.draft
+        if draft.tokens:
+            first = part.first_node
+            nodes += range(len(tokens), len(tokens) + len(draft.tokens) - first)
+            tokens += draft.tokens[first:]
+            depths += draft.depths()[first:]
+            masks += draft.ancestor_masks()[first:]
     if len(tokens) != len(arrays.token_ids):
         raise ValueError("a part's run goes behind its last token")
     arrays.token_ids[:] = tokens

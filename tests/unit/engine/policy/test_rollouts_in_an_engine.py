@@ -1,7 +1,6 @@
 """Good and bad drafters on their way into an engine."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,7 @@ def _broken(verdicts: Callable[[Acceptance], list[Verdict]]) -> Callable[[Accept
 
     def call(acceptance: Acceptance) -> list[Verdict]:
         return [
-            replace(v, tokens=(*v.tokens[:-1], (v.tokens[-1] + 1) % VOCAB)) if len(d) and v.tokens else v
+            v._replace(tokens=(*v.tokens[:-1], (v.tokens[-1] + 1) % VOCAB)) if len(d) and v.tokens else v
             for v, d in zip(verdicts(acceptance), acceptance.drafts, strict=True)
         ]
 

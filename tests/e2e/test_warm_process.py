@@ -1,0 +1,54 @@
+"""Commands that are forked from a warm process are as those that are started by themselves."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.warm_process import WarmProcess
+
+
+@pytest.fixture(scope="module")
+def warm() -> WarmProcess:
+    return WarmProcess()
+
+
+def alone(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    given = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
+    command = [sys.executable, "-m", "foreword", *arguments]
+    return subprocess.run(command, **given, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin"),
+    [
+        (("generate", "{model}", "--max-tokens", "4", "--temperature", "0", "--raw"), "from the pipe"),
+        (("generate", "hi", "--max-tokens", "x"), None),
+        (("--version",), None),
+    ],
+)
+def test_the_same_streams_and_exit_code(
+    warm: WarmProcess, tiny_model: Path, arguments: tuple[str, ...], stdin: str | None
+):
+    given = tuple(one.replace("{model}", f"--model={tiny_model}") for one in arguments)
+    forked, fresh = warm.run(given, stdin, 60), alone(*given, stdin=stdin)
+    assert (forked.returncode, forked.stdout) == (fresh.returncode, fresh.stdout)
+    assert bool(forked.stderr) == bool(fresh.stderr)
+
+
+def test_another_environment_wants_a_process_of_its_own(warm: WarmProcess, monkeypatch: pytest.MonkeyPatch):
+    warm.run(("--version",), None, 60)
+    assert warm.fits()
+    monkeypatch.setitem(os.environ, "FOREWORD_CACHE", "elsewhere")
+    assert not warm.fits()
+
+
+def test_a_command_starts_where_its_caller_is(
+    warm: WarmProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "few.jsonl").write_text('{"question": \n')
+    run = warm.run(("bench", "drafters", "--dataset", "few.jsonl"), None, 60)
+    assert (run.returncode, "line 1" in run.stderr) == (2, True), run
