@@ -4,6 +4,7 @@ The command has a process, standard streams and an exit code of its own, as one 
 """
 
 import atexit
+import gc
 import json
 import os
 import signal
@@ -118,6 +119,7 @@ if __name__ == "__main__":
     import foreword.train.loop.run  # noqa: F401 - so that no command has to
     from foreword.cli.main import main
 
+    gc.freeze()  # what is there is not looked at again when a command ends
     sys.argv[1:] = _serve(socket.socket(fileno=int(sys.argv[1])))
     sys.argv[0] = "foreword"
     main()

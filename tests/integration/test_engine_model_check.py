@@ -103,6 +103,7 @@ def one_step(world: World) -> None:
     assert world.saboteur.has_struck or core.faults == faults, f"a fault that nobody planted: {core.faults}"
     world.saboteur.disarm()
     check(world)
+    check_told(world)
     check_published(world)
 
 
@@ -135,7 +136,11 @@ def check(world: World) -> None:
     for request in core.scheduler.running:
         for page in request.kv.pages:
             assert owner.setdefault(page, request.tenant) == request.tenant, "two tenants share a page"
-    stats = core.stats()
+
+
+def check_told(world: World) -> None:
+    """What is told of the engine makes sense."""
+    stats = world.core.stats()
     counts = [value for value in vars(stats).values() if isinstance(value, int | float)]
     assert all(count >= 0 for count in counts)
     assert stats.kv_pages_used <= stats.kv_pages

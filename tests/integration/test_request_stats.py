@@ -132,11 +132,10 @@ def test_the_tokens_of_the_first_pass_are_told_apart():
     core = engine()
     ask(core, "r")
     assert finish(core)["r/0"].first_tokens == 1  # the pass over a prompt has no guesses here
-    times = iter((0.5, 1.0, 2.0))
-    ledger = RequestLedger(lambda: next(times))
-    for tokens in (4, 3):
+    ledger = RequestLedger(lambda: 0.5)
+    for tokens, now in ((4, 1.0), (3, 2.0)):
         part = RequestReport(lone_request([1]), Verdict(tokens=(1,) * tokens), run=1)
-        ledger.observe(part, StepReport([part]))
+        ledger.observe(part, StepReport([part]), now)
     assert (ledger.first_token, ledger.first_tokens, ledger.finished) == (1.0, 4, 2.0)
     assert (ledger.first_passes, ledger.passes) == (1, 2)
 

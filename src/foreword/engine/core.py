@@ -251,13 +251,13 @@ class EngineCore:
     def _settle(self, report: StepReport) -> list[AnswerDelta]:
         """Do the books of a step and say what the answers have gained."""
         self._cohorts.observe(report)
-        deltas = []
+        deltas, now = [], self._clock()
         for part in report.requests:
             request = part.request
             assert isinstance(request, Request)
             if not part.applied:
                 continue
-            request.ledger.observe(part, report)
+            request.ledger.observe(part, report, now)
             if request.name != CHECK and (part.verdict.tokens or request.finish_reason is not None):
                 deltas.append(request.take_delta())
             if request.finish_reason is not None:

@@ -75,8 +75,8 @@ class RequestLedger:
         if self.started is None:
             self.started = now
 
-    def observe(self, part: RequestReport, report: StepReport) -> None:
-        """Count a pass: drafting is billed to those who were asked, the rest by rows."""
+    def observe(self, part: RequestReport, report: StepReport, now: float) -> None:
+        """Count a pass that is over now: drafting is billed to those who were asked, the rest by rows."""
         rows, per_row = part.rows, report.seconds_per_row
         self.passes += 1
         self._draft += part.draft_seconds
@@ -84,7 +84,7 @@ class RequestLedger:
         self._accept += rows * per_row.accept
         self._total += part.draft_seconds + rows * per_row.total
         if part.verdict.tokens or part.verdict.error is not None:
-            self.finished = self.clock()
+            self.finished = now
             if self.first_token is None:
                 self.first_token, self.first_tokens = self.finished, len(part.verdict.tokens)
                 self.first_passes = self.passes
