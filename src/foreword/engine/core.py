@@ -61,7 +61,7 @@ class EngineCore:
 
     def __init__(self, target: Decoder, vocabulary: Vocabulary, parts: EngineParts | None = None) -> None:
         parts = parts or EngineParts()
-        config, rule = parts.config, Rule.parse(parts.config.acceptance_rule)
+        config, rule = parts.config.fitted(target), Rule.parse(parts.config.acceptance_rule)
         self._policy = FairShare(parts.policy, config.max_draft_share)
         brought = self._policy.drafters()
         self.drafters = DrafterPool(

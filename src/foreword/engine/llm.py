@@ -90,16 +90,27 @@ class LLM:
         try:
             self.engine.drafters.set_default(_chosen(speculation, self.loaded, self._config))
         except PagesLackRows:
-            self.engine.close()
-            self._take(make_core(self.loaded, self._config, speculation))
+            self._make_again(speculation)
 
     def offer(self, speculation: Sequence[SpeculationConfig]) -> None:
         """Lay the KV pages out for heads that calls will ask for by their own `speculation`."""
         self._check_idle()
+        self._make_again(self._default(), speculation)
+
+    def _default(self) -> SpeculationOption:
         default = self.engine.drafters.default_config
+        return None if default is None else default.as_mapping()
+
+    def _make_again(self, speculation: SpeculationOption, offered: Sequence[SpeculationConfig] = ()) -> None:
+        """Another engine, which finds the memory of this one free; if it cannot be made, one like this."""
+        before = self._default()
         self.engine.close()
-        mapping = None if default is None else default.as_mapping()
-        self._take(make_core(self.loaded, self._config, mapping, speculation))
+        del self.engine, self._pipeline
+        try:
+            self._take(make_core(self.loaded, self._config, speculation, offered))
+        except BaseException:
+            self._take(make_core(self.loaded, self._config, before))
+            raise
 
     def _take(self, core: EngineCore) -> None:
         self.engine, self._pipeline = core, StepPipeline(core)
