@@ -127,6 +127,7 @@ class FreePasses:
     """A decoder that knows what comes next without a model. Its own time is kept apart."""
 
     is_shape_invariant = True
+    device = torch.device("cpu")
 
     def __init__(self, like: Decoder, context_length: int) -> None:
         self.config = replace(like.config, vocab_size=_VOCABULARY, context_length=context_length)
