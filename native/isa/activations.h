@@ -196,6 +196,11 @@ void dequantize_row(const MatrixView& w, int64_t row, float* out) {
             for (int64_t c = 0; c < w.cols; ++c) out[c] = panel[c * kPanelRows + row % kPanelRows];
             return;
         }
+        case Form::F16: {
+            const uint8_t* panel = w.data + row / kPanelRows * w.panel_bytes;
+            for (int64_t c = 0; c < w.cols; ++c) out[c] = read_half(panel + 2 * (c * kPanelRows + row % kPanelRows));
+            return;
+        }
         case Form::Q8: return dequantize_blocks<Form::Q8>(w, row, out);
         case Form::Q4_0: return dequantize_blocks<Form::Q4_0>(w, row, out);
         case Form::Q4_1: return dequantize_blocks<Form::Q4_1>(w, row, out);

@@ -147,6 +147,8 @@ class ForwardBatch:
     kv_copies: Tensor  # int32 [copies, 2], (from, to) physical KV rows; done before anything else
     hidden_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int32))  # int32 [wanted]
     taps: tuple[Tap, ...] = ()  # where the hidden states of `hidden_rows` are taken
+    # [requests], slot of each one's adapter, on the host; 0, or no entries at all: the model itself
+    adapters: tuple[int, ...] = ()
 
     @staticmethod
     def of(arrays: BatchArrays, taps: tuple[Tap, ...] = ()) -> "ForwardBatch":

@@ -2,13 +2,14 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import SupportsIndex, TypeVar, cast
 
 from foreword.acceptance.params import SamplingParams
 from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import SpeculationSetting
+from foreword.engine.adapters import Adapters, LoRARequest
 from foreword.engine.answers.collector import OutputCollector
 from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.config import EngineConfig
@@ -30,6 +31,9 @@ Messages = Sequence[Mapping[str, str]]
 
 ParamsChoice = SamplingParams | Sequence[SamplingParams] | None
 """One for all prompts or one for each; None: the model's own."""
+
+LoraChoice = LoRARequest | Sequence[LoRARequest | None] | None
+"""One adapter for all prompts or one for each; None: the model itself."""
 
 OnText = Callable[[int, str], None]
 """Called with (index of the prompt, new text) as text becomes certain."""
@@ -89,16 +93,24 @@ class LLM:
         try:
             self.engine.drafters.set_default(_chosen(speculation, self.loaded, self._config))
         except PagesLackRows:
-            self.engine.close()
-            self.engine = make_core(self.loaded, self._config, speculation)
+            self._remake(speculation)
 
     def offer(self, speculation: Sequence[SpeculationConfig]) -> None:
         """Lay the KV pages out for heads that calls will ask for by their own `speculation`."""
         self._check_idle()
         default = self.engine.drafters.default_config
-        self.engine.close()
-        mapping = None if default is None else default.as_mapping()
-        self.engine = make_core(self.loaded, self._config, mapping, speculation)
+        self._remake(None if default is None else default.as_mapping(), speculation)
+
+    @property
+    def adapters(self) -> Adapters:
+        """The LoRA adapters that were loaded; `lora_request` loads what it names."""
+        return self.engine.adapters
+
+    def _remake(self, speculation: SpeculationOption, offered: Sequence[SpeculationConfig] = ()) -> None:
+        before = self.engine
+        before.close()
+        self.engine = make_core(self.loaded, self._config, speculation, offered)
+        before.adapters.move_to(self.engine.adapters)
 
     def close(self) -> None:
         """Give back what drafters hold; the LLM answers no more."""
@@ -108,7 +120,7 @@ class LLM:
         """A drafter for this model that no engine uses yet."""
         return self.loaded.build_drafter(wanted)
 
-    def generate(
+    def generate(  # noqa: PLR0913 - vLLM's names
         self,
         prompts: Prompt | Sequence[Prompt],
         params: ParamsChoice = None,
@@ -118,6 +130,9 @@ class LLM:
         parse_special: bool = True,
         speculation: SpeculationSetting | Sequence[SpeculationSetting] = None,
         prediction: Prediction | Sequence[Prediction] = None,
+        lora_request: LoraChoice = None,
+        priority: int | Sequence[int] = 0,
+        deadline_ms: float | None = None,
         on_text: OnText | None = None,
     ) -> list[RequestOutput]:
         """Answer prompts, all in the same passes: texts, or their token ids.
@@ -126,14 +141,17 @@ class LLM:
         message unless `raw`; in raw text control tokens' names become those tokens, unless `parse_special` is False.
         `speculation` is False for plain decoding, or the keys of a configuration that differ from the model's; one for
         all prompts or one for each. `prediction` is the answer that is expected, a text or its token ids, for all
-        prompts or for each: where the answer follows it, it takes few passes. `on_text` hears the first of n answers.
+        prompts or for each: where the answer follows it, it takes few passes. `lora_request` names a LoRA adapter.
+        `priority` is vLLM's: a lower value begins first. Answers end `deadline_ms` after the call, whole or not.
+        `on_text` hears the first of n answers.
         """
         listed = _prompts(prompts)
         encoded = [self.encode(prompt, raw, parse_special) for prompt in listed]
         given = _either(params, sampling_params)
-        return self._run(listed, encoded, given, _How(on_text, speculation, prediction))
+        how = _How(on_text, speculation, prediction, lora_request, priority, deadline_ms)
+        return self._run(listed, encoded, given, how)
 
-    def chat(
+    def chat(  # noqa: PLR0913 - vLLM's names
         self,
         messages: Messages | Sequence[Messages],
         params: ParamsChoice = None,
@@ -141,13 +159,17 @@ class LLM:
         sampling_params: ParamsChoice = None,
         speculation: SpeculationSetting | Sequence[SpeculationSetting] = None,
         prediction: Prediction | Sequence[Prediction] = None,
+        lora_request: LoraChoice = None,
+        priority: int | Sequence[int] = 0,
+        deadline_ms: float | None = None,
         on_text: OnText | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several."""
         listed = [messages] if messages and isinstance(messages[0], Mapping) else messages
         encoded = [self.tokenizer.encode_chat(conversation) for conversation in listed]  # type: ignore[arg-type]
         given = _either(params, sampling_params)
-        return self._run([None] * len(encoded), encoded, given, _How(on_text, speculation, prediction))
+        how = _How(on_text, speculation, prediction, lora_request, priority, deadline_ms)
+        return self._run([None] * len(encoded), encoded, given, how)
 
     def encode(self, prompt: Prompt, raw: bool = False, parse_special: bool = True) -> list[int]:
         """The token ids that `generate` makes of a prompt."""
@@ -167,15 +189,19 @@ class LLM:
         )
         predictions = _predictions(how.prediction, len(encoded))
         expected = [encode_prediction(self.tokenizer, prediction) for prediction in predictions]
+        adapters = _spread(how.lora_request, len(encoded), "adapters")
+        names = [self.engine.adapters.ensure(wanted) for wanted in adapters]
+        priorities = _spread(how.priority, len(encoded), "priorities")
         collectors: dict[str, OutputCollector] = {}
         self._is_busy = True
         try:
-            for prompt, ids, given, setting, answer in zip(
-                prompts, encoded, chosen_params, settings, expected, strict=True
+            for prompt, ids, given, setting, answer, adapter, priority in zip(
+                prompts, encoded, chosen_params, settings, expected, names, priorities, strict=True
             ):
                 name = f"llm-{next(self._numbers)}"
                 chosen = given or self.get_default_sampling_params()
-                self.engine.add(NewRequest(name, tuple(ids), chosen, speculation=setting, prediction=answer))
+                new = NewRequest(name, tuple(ids), chosen, speculation=setting, prediction=answer)
+                self.engine.add(replace(new, adapter=adapter, priority=priority, deadline_ms=how.deadline_ms))
                 shown = prompt if isinstance(prompt, str) else None
                 collectors[name] = OutputCollector(name, shown, ids, chosen, self.tokenizer)
             self._finish(collectors, how.on_text)
@@ -205,6 +231,9 @@ class _How:
     on_text: OnText | None
     speculation: "SpeculationSetting | Sequence[SpeculationSetting]"
     prediction: "Prediction | Sequence[Prediction]"
+    lora_request: LoraChoice
+    priority: int | Sequence[int]
+    deadline_ms: float | None
 
 
 def make_core(

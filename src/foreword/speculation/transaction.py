@@ -97,6 +97,7 @@ class Transaction:
                 draft,
                 run_logits=entry.scored + entry.draws,
                 wants_hidden=wants,
+                adapter=entry.request.adapter_slot,
             )
             for entry, draft, wants in zip(self.entries, drafts, watched, strict=True)
         ]

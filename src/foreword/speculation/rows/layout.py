@@ -4,7 +4,7 @@ Every pass pays for this on the host, so nothing here loops over rows or over th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -28,6 +28,7 @@ class SequenceRows:
     run_logits: int = 1  # how many of the last tokens of the run get their logits, if there are that many
     wants_hidden: bool = False  # whether the hidden states of all its rows in this pass are wanted
     first: int | None = None  # row of the run's first token; None: the first that is not computed
+    adapter: int = 0  # slot of its adapter; 0: the model itself
 
     @property
     def nodes(self) -> int:
@@ -78,7 +79,8 @@ class BatchBuffers:
         _fill_tokens(arrays, parts)
         if moves:
             arrays.kv_copies[:] = [(move.source, cache.slot(move.owner, move.row)) for move in moves]
-        return batch
+        adapters = tuple(part.adapter for part in parts)
+        return replace(batch, adapters=adapters) if any(adapters) else batch
 
 
 def _logit_rows(parts: Sequence[SequenceRows]) -> list[int]:
