@@ -1,6 +1,6 @@
 """Adapters as the CPU kernels read them."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from foreword.models.adapters.lora import MODULES, Factors, Lora
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from foreword.backends.cpu.decoder import CpuLayer
     from foreword.kernels import _native
 
-Pair = "tuple[_native.PackedMatrix, _native.PackedMatrix] | None"
+Pair: TypeAlias = "tuple[_native.PackedMatrix, _native.PackedMatrix] | None"
 
 
 class AdapterPacker:
@@ -26,7 +26,7 @@ class AdapterPacker:
         self._threads = threads
         self._floats = floats
 
-    def layers(self, adapter: Lora, layers: "tuple[CpuLayer, ...]") -> "list[list[Pair]]":
+    def layers(self, adapter: Lora, layers: "tuple[CpuLayer, ...]") -> list[list[Pair]]:
         """[layers][modules]."""
         return [
             [
@@ -36,7 +36,7 @@ class AdapterPacker:
             for index, layer in enumerate(layers)
         ]
 
-    def _pair(self, factors: Factors | None, matrix: "_native.PackedMatrix") -> "Pair":
+    def _pair(self, factors: Factors | None, matrix: "_native.PackedMatrix") -> Pair:
         from foreword.kernels._native import PackedMatrix
 
         if factors is None:
