@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../types.h"
+#include "half_panels.h"
 #include "panel_tiles.h"
 #ifdef __AVX512VNNI__
 #include "wide_avx512.h"
@@ -25,7 +26,7 @@ void run_panels(const MatrixView& w, const ActivationView& x, int64_t panel_begi
         const int64_t end = begin + kTokenBlock < x.rows ? begin + kTokenBlock : x.rows;
         int64_t panel = panel_begin;
 #ifdef __AVX512VNNI__
-        if constexpr (!reads_floats(F)) {
+        if constexpr (F != Form::F32) {
             if (end - begin >= kManyRows) {
                 const WideTokens tokens = wide_tokens(x, begin, end, scratch);
                 for (; panel + 2 <= panel_end; panel += 2) {
@@ -45,7 +46,7 @@ void linear(const MatrixView& w, const ActivationView& x, int64_t panel_begin, i
             const LinearOutput& out, uint8_t* scratch) {
     switch (w.form) {
         case Form::F32: return run_panels<Form::F32>(w, x, panel_begin, panel_end, out, scratch);
-        case Form::F16: return run_panels<Form::F16>(w, x, panel_begin, panel_end, out, scratch);
+        case Form::F16: return run_half_panels(w, x, panel_begin, panel_end, out);
         case Form::Q8: return run_panels<Form::Q8>(w, x, panel_begin, panel_end, out, scratch);
         case Form::Q4_0: return run_panels<Form::Q4_0>(w, x, panel_begin, panel_end, out, scratch);
         case Form::Q4_1: return run_panels<Form::Q4_1>(w, x, panel_begin, panel_end, out, scratch);

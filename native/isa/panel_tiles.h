@@ -163,36 +163,6 @@ struct FloatPanel {
     const uint8_t* data;
 };
 
-struct HalfPanel {
-    const uint8_t* data;
-};
-
-// Factors of adapters have few columns: even and odd ones are summed apart, so that a sum waits less for the one before.
-template <int T>
-FOREWORD_INLINE Sums<T> half_tile(const uint16_t* panel, const ActivationView& x, int64_t first) {
-    const float* rows = x.f32 + first * x.cols;
-    Sums<T> even, odd;
-#pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) even.of[t] = odd.of[t] = set1(0.0f);
-    int64_t c = 0;
-    for (; c + 2 <= x.cols; c += 2) {
-        const F32x8 first_w = load_half(panel + c * kPanelRows), second_w = load_half(panel + (c + 1) * kPanelRows);
-#pragma GCC unroll 4
-        for (int t = 0; t < T; ++t) {
-            even.of[t] = fma(first_w, rows[t * x.cols + c], even.of[t]);
-            odd.of[t] = fma(second_w, rows[t * x.cols + c + 1], odd.of[t]);
-        }
-    }
-    if (c < x.cols) {
-        const F32x8 w = load_half(panel + c * kPanelRows);
-#pragma GCC unroll 4
-        for (int t = 0; t < T; ++t) even.of[t] = fma(w, rows[t * x.cols + c], even.of[t]);
-    }
-#pragma GCC unroll 4
-    for (int t = 0; t < T; ++t) even.of[t] = add(even.of[t], odd.of[t]);
-    return even;
-}
-
 template <int T>
 FOREWORD_INLINE Sums<T> float_tile(const float* panel, const ActivationView& x, int64_t first) {
     const float* rows = x.f32 + first * x.cols;
@@ -242,8 +212,6 @@ __attribute__((noinline)) void run_tile(Panel panel, const ActivationView& x, in
     Sums<T> sums;
     if constexpr (__is_same(Panel, FloatPanel)) {
         sums = float_tile<T>(reinterpret_cast<const float*>(panel.data), x, first);
-    } else if constexpr (__is_same(Panel, HalfPanel)) {
-        sums = half_tile<T>(reinterpret_cast<const uint16_t*>(panel.data), x, first);
     } else {
         sums = quantized_tile<T, Blocks>(panel, x, first, target.blocks, ahead);
     }
@@ -288,8 +256,6 @@ void run_panel(const MatrixView& w, const ActivationView& x, int64_t begin, int6
     const uint8_t* panel = target.packed;
     if constexpr (F == Form::F32) {
         run_tiles<1>(FloatPanel{panel}, x, begin, end, target);
-    } else if constexpr (F == Form::F16) {
-        run_tiles<1>(HalfPanel{panel}, x, begin, end, target);
     } else if constexpr (F == Form::Q8) {
         if (target.blocks == 1) return run_tiles<1>(PackedPanel<F>{panel}, x, begin, end, target);
         run_tiles<0>(PackedPanel<F>{panel}, x, begin, end, target);

@@ -42,7 +42,8 @@ async def answer_request(
     with ExitStack() as places:
         places.enter_context(context.admission.admit(answers))
         job = await prepare(context, body, caller_of(request))
-        job = replace(job, requests=[as_asked(one, body) for one in job.requests])
+        adapter = context.adapter(getattr(body, "model", None))
+        job = replace(job, requests=[as_asked(one, body, adapter) for one in job.requests])
         return await respond(context, request, job, places)
 
 
