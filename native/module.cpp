@@ -25,7 +25,7 @@ Form block_form(const std::string& kind) {
 std::string form_name(const PackedMatrix& matrix) {
     switch (matrix.view().form) {
         case Form::F32: return "f32";
-        case Form::F16: return "f16";
+        case Form::BF16: return "bf16";
         case Form::Q8: return matrix.view().grouping.rotated ? "int8-rotated" : "int8";
         case Form::Q4_0: return "q4_0";
         case Form::Q4_1: return "q4_1";
@@ -136,8 +136,8 @@ void bind_matrix(nb::module_& m) {
     nb::class_<Arena>(m, "Arena").def(nb::init<>());
     nb::class_<PackedMatrix>(m, "PackedMatrix")
         .def_static("keep_floats", &keep_floats, nb::arg("arena"), nb::arg("values"))
-        .def_static("keep_halves", [](Arena& arena, const Array<const float, 2>& values) {
-            return PackedMatrix::keep_halves(arena, values.data(), static_cast<int64_t>(values.shape(0)), static_cast<int64_t>(values.shape(1)));
+        .def_static("keep_bf16", [](Arena& arena, const Array<const float, 2>& values) {
+            return PackedMatrix::keep_bf16(arena, values.data(), static_cast<int64_t>(values.shape(0)), static_cast<int64_t>(values.shape(1)));
         }, nb::arg("arena"), nb::arg("values"))
         .def_static("keep_blocks", &keep_blocks, nb::arg("arena"), nb::arg("kind"), nb::arg("blocks"))
         .def_static("round_floats", &round_floats, nb::arg("arena"), nb::arg("values"), nb::arg("group"), nb::arg("rotated"), nb::arg("isa"),

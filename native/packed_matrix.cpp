@@ -22,7 +22,7 @@ int64_t header_bytes(Form form) { return form == Form::Q4_1 ? 32 : 16; }
 
 int64_t block_size(Form form, int64_t group) {
     if (form == Form::F32) return kPanelRows * static_cast<int64_t>(sizeof(float)) * group;
-    if (form == Form::F16) return kPanelRows * kHalfBytes * group;
+    if (form == Form::BF16) return kPanelRows * kHalfBytes * group;
     return header_bytes(form) + kPanelRows * group / (form == Form::Q8 ? 1 : 2);
 }
 
@@ -34,7 +34,7 @@ int64_t gguf_block_bytes(Form form) {
         case Form::Q4_0: return 18;
         case Form::Q4_1: return 20;
         case Form::F32:
-        case Form::F16: break;
+        case Form::BF16: break;
     }
     return 0;
 }
@@ -113,11 +113,11 @@ std::shared_ptr<PackedMatrix> PackedMatrix::keep_floats(Arena& arena, const floa
     return matrix;
 }
 
-std::shared_ptr<PackedMatrix> PackedMatrix::keep_halves(Arena& arena, const float* values, int64_t rows, int64_t cols) {
-    std::shared_ptr<PackedMatrix> matrix(new PackedMatrix(arena, Form::F16, rows, cols, {1, false}));
+std::shared_ptr<PackedMatrix> PackedMatrix::keep_bf16(Arena& arena, const float* values, int64_t rows, int64_t cols) {
+    std::shared_ptr<PackedMatrix> matrix(new PackedMatrix(arena, Form::BF16, rows, cols, {1, false}));
     for (int64_t row = 0; row < rows; ++row) {
         uint16_t* panel = reinterpret_cast<uint16_t*>(matrix->block(row, 0)) + row % kPanelRows;
-        for (int64_t c = 0; c < cols; ++c) panel[c * kPanelRows] = float_to_half(values[row * cols + c]);
+        for (int64_t c = 0; c < cols; ++c) panel[c * kPanelRows] = float_to_bf16(values[row * cols + c]);
     }
     return matrix;
 }

@@ -18,10 +18,10 @@ constexpr int64_t kQueryTile = 4;   // queries that meet a tile together: their 
 constexpr int64_t kAttentionRows = 16;   // rows of a request that share the tiles they read, at most
 
 // How the numbers of a weight matrix are stored: w, scale * q, or scale * q + minimum.
-enum class Form : int32_t { F32, F16, Q8, Q4_0, Q4_1 };
+enum class Form : int32_t { F32, BF16, Q8, Q4_0, Q4_1 };
 
 // Whether a matrix of this form meets plain floats; the others meet quantised ones.
-constexpr bool reads_floats(Form form) { return form == Form::F32 || form == Form::F16; }
+constexpr bool reads_floats(Form form) { return form == Form::F32 || form == Form::BF16; }
 
 // How columns are grouped under one scale, in a matrix and in the activations that it meets.
 struct Grouping {
@@ -30,7 +30,7 @@ struct Grouping {
 };
 
 // A packed weight matrix: panels of eight output rows, each one contiguous stream.
-//   F32, F16:  per column, 8 floats or 8 halves
+//   F32, BF16: per column, 8 floats, or 8 of their upper halves
 //   Q8, Q4_0:  per group, 8 half scales, then vectors of 32 bytes = 8 rows x 4 columns (8 rows x 8 columns)
 //   Q4_1:      per group, 8 half scales, 8 half minima, then such vectors
 // A 4-bit vector j holds columns 4j..4j+3 in its low and 16+4j..16+4j+3 in its high nibbles.

@@ -196,9 +196,13 @@ void dequantize_row(const MatrixView& w, int64_t row, float* out) {
             for (int64_t c = 0; c < w.cols; ++c) out[c] = panel[c * kPanelRows + row % kPanelRows];
             return;
         }
-        case Form::F16: {
-            const uint8_t* panel = w.data + row / kPanelRows * w.panel_bytes;
-            for (int64_t c = 0; c < w.cols; ++c) out[c] = read_half(panel + 2 * (c * kPanelRows + row % kPanelRows));
+        case Form::BF16: {
+            const uint16_t* panel = reinterpret_cast<const uint16_t*>(w.data + row / kPanelRows * w.panel_bytes);
+            float eight[8];
+            for (int64_t c = 0; c < w.cols; ++c) {
+                store(eight, load_bf16(panel + c * kPanelRows));
+                out[c] = eight[row % kPanelRows];
+            }
             return;
         }
         case Form::Q8: return dequantize_blocks<Form::Q8>(w, row, out);

@@ -15,7 +15,7 @@ class AdapterPacker:
     """Packs the factors of one adapter beside the matrices that they are added to.
 
     The inner factor is rounded as its matrix is, since both read the same rounded input; the outer one is kept in
-    halves, or in floats where the matrices are.
+    bfloat16, or in floats where the matrices are.
     """
 
     def __init__(self, isa: str, threads: int, floats: bool) -> None:
@@ -48,4 +48,4 @@ class AdapterPacker:
         down = PackedMatrix.round_floats(
             self._arena, factors.down, matrix.group, matrix.form == "int8-rotated", self._isa, self._threads
         )
-        return down, PackedMatrix.keep_halves(self._arena, factors.up)
+        return down, PackedMatrix.keep_bf16(self._arena, factors.up)
