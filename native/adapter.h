@@ -19,7 +19,7 @@ constexpr int kSitesOfOneInput = 3;   // query, key and value read the same numb
 
 struct Factor {
     Matrix down;   // A [rank, inputs], in the numbers of the matrix that it is added to; null: nothing is added
-    Matrix up;     // B [outputs, rank], floats or bfloat16, scaled
+    Matrix up;     // B [outputs, rank], floats, or a `Factor`; scaled
     int64_t rank() const { return down->view().rows; }
 };
 

@@ -49,7 +49,8 @@ void Decoder::check_adapter(const Adapter& adapter) const {
             require_matrix(factor.down, rank, base.view().cols, "a factor of the adapter does not fit its matrix");
             require_matrix(factor.up, base.view().rows, rank, "a factor of the adapter does not fit its matrix");
             require(same_input(*factor.down, base), "a factor must read the numbers that its matrix reads");
-            require(reads_floats(factor.up->view().form), "the outer factor of an adapter is kept in floats or bfloat16");
+            const Form form = factor.up->view().form;
+            require(form == Form::F32 || form == Form::Factor, "the outer factor of an adapter has another form");
         }
     }
 }

@@ -1,4 +1,4 @@
-// IEEE half precision and bfloat16 by bits, for packing and for instruction sets that cannot convert.
+// IEEE half precision by bits, for packing and for instruction sets that cannot convert.
 #pragma once
 
 #include <cstdint>
@@ -20,21 +20,6 @@ inline float half_to_float(uint16_t half) {
         std::memcpy(&bits, &value, 4);
         bits |= sign;
     }
-    float out;
-    std::memcpy(&out, &bits, 4);
-    return out;
-}
-
-// Rounds to nearest, ties to even.
-inline uint16_t float_to_bf16(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, 4);
-    if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);   // not a number
-    return static_cast<uint16_t>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
-}
-
-inline float bf16_to_float(uint16_t upper) {
-    const uint32_t bits = static_cast<uint32_t>(upper) << 16;
     float out;
     std::memcpy(&out, &bits, 4);
     return out;

@@ -2,6 +2,8 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -22,7 +24,6 @@ int64_t header_bytes(Form form) { return form == Form::Q4_1 ? 32 : 16; }
 
 int64_t block_size(Form form, int64_t group) {
     if (form == Form::F32) return kPanelRows * static_cast<int64_t>(sizeof(float)) * group;
-    if (form == Form::BF16) return kPanelRows * kHalfBytes * group;
     return header_bytes(form) + kPanelRows * group / (form == Form::Q8 ? 1 : 2);
 }
 
@@ -34,7 +35,7 @@ int64_t gguf_block_bytes(Form form) {
         case Form::Q4_0: return 18;
         case Form::Q4_1: return 20;
         case Form::F32:
-        case Form::BF16: break;
+        case Form::Factor: break;
     }
     return 0;
 }
@@ -65,7 +66,7 @@ Arena::Part Arena::take(size_t bytes) {
 
 PackedMatrix::PackedMatrix(Arena& arena, Form form, int64_t rows, int64_t cols, Grouping grouping)
     : view_{form, rows, cols, grouping, (cols + grouping.group - 1) / grouping.group, 0, nullptr},
-      block_bytes_(block_size(form, grouping.group)),
+      block_bytes_(form == Form::Factor ? kFactorHeader + kPanelRows * factor_columns_of(cols) : block_size(form, grouping.group)),
       memory_(arena.take(static_cast<size_t>(panels() * view_.groups * block_bytes_ + kStreamSlack))) {
     view_.panel_bytes = view_.groups * block_bytes_;
     view_.data = memory_.data;
@@ -113,11 +114,19 @@ std::shared_ptr<PackedMatrix> PackedMatrix::keep_floats(Arena& arena, const floa
     return matrix;
 }
 
-std::shared_ptr<PackedMatrix> PackedMatrix::keep_bf16(Arena& arena, const float* values, int64_t rows, int64_t cols) {
-    std::shared_ptr<PackedMatrix> matrix(new PackedMatrix(arena, Form::BF16, rows, cols, {1, false}));
+std::shared_ptr<PackedMatrix> PackedMatrix::round_factor(Arena& arena, const float* values, int64_t rows, int64_t cols) {
+    const Grouping grouping{(cols + kBlock - 1) / kBlock * kBlock, false};
+    std::shared_ptr<PackedMatrix> matrix(new PackedMatrix(arena, Form::Factor, rows, cols, grouping));
     for (int64_t row = 0; row < rows; ++row) {
-        uint16_t* panel = reinterpret_cast<uint16_t*>(matrix->block(row, 0)) + row % kPanelRows;
-        for (int64_t c = 0; c < cols; ++c) panel[c * kPanelRows] = float_to_bf16(values[row * cols + c]);
+        const float* source = values + row * cols;
+        float top = 0.0f;
+        for (int64_t c = 0; c < cols; ++c) top = std::max(top, std::fabs(source[c]));
+        uint8_t* panel = matrix->block(row, 0);
+        const int64_t lane = row % kPanelRows;
+        const float scale = top / 127.0f, inverse = top > 0.0f ? 127.0f / top : 0.0f;
+        std::memcpy(panel + lane * 4, &scale, 4);
+        int8_t* weights = reinterpret_cast<int8_t*>(panel) + kFactorHeader + 4 * lane;
+        for (int64_t c = 0; c < cols; ++c) weights[c / 4 * 4 * kPanelRows + c % 4] = static_cast<int8_t>(std::nearbyint(source[c] * inverse));
     }
     return matrix;
 }

@@ -71,7 +71,11 @@ void StackPass::lay_out() {
         input_sum_ = cut.floats(inputs * groups);
         input_q_ = reinterpret_cast<int8_t*>(cut.floats(inputs * padded / 4));
         thread_scratch_ = cut.floats(scratch_each_ * pool_.size());
-        shrunk_ = adapted_.empty() ? nullptr : cut.floats(kSitesOfOneInput * rows * kMaxRank);
+        const int64_t shrunk = adapted_.empty() ? 0 : kSitesOfOneInput * rows;
+        shrunk_ = cut.floats(shrunk * kMaxRank);
+        shrunk_q_ = reinterpret_cast<int8_t*>(cut.floats(shrunk * kMaxRank / 4));
+        shrunk_scale_ = cut.floats(shrunk);
+        shrunk_sum_ = cut.floats(shrunk);
         if (round == 0 && space.size() < static_cast<size_t>(cut.used())) space.assign(static_cast<size_t>(cut.used()), 0.0f);
     }
 }
@@ -174,9 +178,18 @@ void StackPass::shrink_row(const PackedMatrix& reader, int64_t row, const Reader
         const size_t site = static_cast<size_t>(readers.first) + static_cast<size_t>(place);
         const Factor& factor = rows.adapter->layers[static_cast<size_t>(readers.layer)][site];
         if (!factor.down) continue;
-        float* out = shrunk(rows, place) + (row - rows.begin) * factor.rank();
-        kernels_.linear(factor.down->view(), one, 0, factor.down->panels(), {out, factor.rank(), nullptr, false}, bytes_of(thread));
+        const ActivationView into = shrunk(rows, factor, place);
+        const int64_t rank = factor.rank(), here = row - rows.begin;
+        float* out = into.f32 + here * rank;
+        kernels_.linear(factor.down->view(), one, 0, factor.down->panels(), {out, rank, nullptr, false}, bytes_of(thread));
+        fill_row(*factor.up, out, here, into);
     }
+}
+
+ActivationView StackPass::shrunk(const AdaptedRows& rows, const Factor& factor, int place) const {
+    const int64_t first = place * batch_.rows + rows.begin;
+    return {rows.end - rows.begin, factor.rank(), factor.up->view().groups, shrunk_q_ + first * kMaxRank, shrunk_scale_ + first,
+            shrunk_sum_ + first, shrunk_ + first * kMaxRank};
 }
 
 void StackPass::expand(const Readers& readers, int place, int64_t panel_begin, int64_t panel_end, const LinearOutput& target,
@@ -186,8 +199,7 @@ void StackPass::expand(const Readers& readers, int place, int64_t panel_begin, i
     for (const AdaptedRows& rows : adapted_) {
         const Factor& factor = rows.adapter->layers[static_cast<size_t>(readers.layer)][site];
         if (!factor.up) continue;
-        const ActivationView input{rows.end - rows.begin, factor.rank(), factor.rank(), nullptr, nullptr, nullptr, shrunk(rows, place)};
-        kernels_.linear(factor.up->view(), input, panel_begin, panel_end,
+        kernels_.linear(factor.up->view(), shrunk(rows, factor, place), panel_begin, panel_end,
                         {target.out + rows.begin * target.stride, target.stride, nullptr, true}, bytes_of(thread));
     }
 }

@@ -61,10 +61,8 @@ private:
     void shrink_row(const PackedMatrix& reader, int64_t row, const Readers& readers, int thread);
     // Adds B (A x) to some panels of the result of matrix `place` of those that read the input.
     void expand(const Readers& readers, int place, int64_t panel_begin, int64_t panel_end, const LinearOutput& target, int thread);
-    // A x of all rows of a request, [rows, rank].
-    float* shrunk(const AdaptedRows& rows, int place) const {
-        return shrunk_ + (place * batch_.rows + rows.begin) * kMaxRank;
-    }
+    // A x of all rows of a request, as the outer factor of this place reads it.
+    ActivationView shrunk(const AdaptedRows& rows, const Factor& factor, int place) const;
     KvView kv(int64_t layer) const { return store_.view(kind_, layer); }
     uint8_t* bytes_of(int thread) const { return reinterpret_cast<uint8_t*>(floats_of(thread)); }
 
@@ -89,6 +87,9 @@ private:
     std::vector<AdaptedRows> adapted_;
     std::vector<int32_t> adapted_of_row_;   // [rows], place in `adapted_`, or -1; empty without adapters
     float* shrunk_ = nullptr;               // [places, rows, most rank]
+    int8_t* shrunk_q_ = nullptr;            // the same, quantised
+    float* shrunk_scale_ = nullptr;         // [places, rows]
+    float* shrunk_sum_ = nullptr;
 };
 
 }  // namespace foreword

@@ -55,11 +55,6 @@ FOREWORD_INLINE float max_lanes(F32x8 a) {
 FOREWORD_INLINE F32x8 load_half(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
 }
-// Eight upper halves of floats.
-FOREWORD_INLINE F32x8 load_bf16(const uint16_t* p) {
-    const __m256i upper = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    return {_mm256_castsi256_ps(_mm256_slli_epi32(upper, 16))};
-}
 
 // Stores eight whole numbers in [-127, 127].
 FOREWORD_INLINE void store_int8(int8_t* p, F32x8 a) {

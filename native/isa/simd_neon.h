@@ -62,12 +62,6 @@ FOREWORD_INLINE F32x8 load_half(const uint16_t* p) {
     return {vcvt_f32_f16(vget_low_f16(h)), vcvt_f32_f16(vget_high_f16(h))};
 }
 
-// Eight upper halves of floats.
-FOREWORD_INLINE F32x8 load_bf16(const uint16_t* p) {
-    const uint16x8_t upper = vld1q_u16(p), lower = vdupq_n_u16(0);
-    return {vreinterpretq_f32_u16(vzip1q_u16(lower, upper)), vreinterpretq_f32_u16(vzip2q_u16(lower, upper))};
-}
-
 // Stores eight whole numbers in [-127, 127].
 FOREWORD_INLINE void store_int8(int8_t* p, F32x8 a) {
     const F32x8 shifted = add(a, set1(kWhole));

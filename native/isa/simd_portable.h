@@ -98,10 +98,6 @@ FOREWORD_INLINE float max_lanes(const F32x8& a) {
 FOREWORD_INLINE F32x8 load_half(const uint16_t* p) {
     return each([&](int i) { return half_to_float(p[i]); });
 }
-// Eight upper halves of floats.
-FOREWORD_INLINE F32x8 load_bf16(const uint16_t* p) {
-    return each([&](int i) { return bf16_to_float(p[i]); });
-}
 FOREWORD_INLINE void store_int8(int8_t* p, const F32x8& a) {
     const F32x8 bounded = max(min(a, set1(127.0f)), set1(-127.0f));
     FOREWORD_LANES p[i] = static_cast<int8_t>(bounded.v[i] == bounded.v[i] ? bounded.v[i] : 0.0f);

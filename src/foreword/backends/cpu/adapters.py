@@ -14,8 +14,8 @@ Pair: TypeAlias = "tuple[_native.PackedMatrix, _native.PackedMatrix] | None"
 class AdapterPacker:
     """Packs the factors of one adapter beside the matrices that they are added to.
 
-    The inner factor is rounded as its matrix is, since both read the same rounded input; the outer one is kept in
-    bfloat16, or in floats where the matrices are.
+    The inner factor is rounded as its matrix is, since both read the same rounded input; the outer one has a scale
+    for every row. Where the matrices are floats, both stay floats.
     """
 
     def __init__(self, isa: str, threads: int, floats: bool) -> None:
@@ -48,4 +48,4 @@ class AdapterPacker:
         down = PackedMatrix.round_floats(
             self._arena, factors.down, matrix.group, matrix.form == "int8-rotated", self._isa, self._threads
         )
-        return down, PackedMatrix.keep_bf16(self._arena, factors.up)
+        return down, PackedMatrix.round_factor(self._arena, factors.up)

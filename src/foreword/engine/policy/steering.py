@@ -115,7 +115,7 @@ class Steering:
         return Traits(
             tenant=new.tenant,
             model=labels.model or self.model,
-            adapter=labels.adapter,
+            adapter=new.adapter or labels.adapter,
             temperature=new.params.temperature,
             prompt_tokens=len(new.prompt_token_ids),
             json_schema=labels.json_schema,
