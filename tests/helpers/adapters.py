@@ -34,12 +34,14 @@ ADAPTED = ModelConfig(
 ALL = tuple(name.rsplit(".", 1)[1] for name in MODULES)
 
 
-def adapter_tensors(rank: int, modules: Sequence[str], seed: int = 0) -> dict[str, Tensor]:
+def adapter_tensors(
+    rank: int, modules: Sequence[str], seed: int = 0, config: ModelConfig = ADAPTED
+) -> dict[str, Tensor]:
     """A and B of every layer; B is not zero, as it is before training."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for layer in range(ADAPTED.num_layers):
-        for module, (outputs, inputs) in layer_modules(ADAPTED, layer).items():
+    for layer in range(config.num_layers):
+        for module, (outputs, inputs) in layer_modules(config, layer).items():
             if module.rsplit(".", 1)[1] in modules:
                 prefix = f"base_model.model.model.layers.{layer}.{module}"
                 down = torch.randn(rank, inputs, generator=generator) * inputs**-0.5
@@ -57,12 +59,12 @@ def write_adapter(
     tensors: dict[str, Tensor] | None = None,
     **settings: Any,
 ) -> Path:
-    """A folder as `PeftModel.save_pretrained` makes it."""
+    """A folder as `PeftModel.save_pretrained` makes it; what it adds is half as large as what is there."""
     path.mkdir(parents=True, exist_ok=True)
     known = {
         "peft_type": "LORA",
         "r": rank,
-        "lora_alpha": 2 * rank,
+        "lora_alpha": rank / 2,
         "target_modules": list(modules),
         "bias": "none",
     }

@@ -7,13 +7,15 @@ import pytest
 
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig
+from foreword.engine.adapters import LoRARequest
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
+from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
 from foreword.engine.request import Request
 from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import CheckpointError, RequestError
-from helpers.adapters import ADAPTED, MergedCheckpoint, decoder_of, write_adapter
+from helpers.adapters import ADAPTED, ALL, MergedCheckpoint, adapter_tensors, decoder_of, write_adapter
 from helpers.clocks import ScriptedClock
 from helpers.cpu import needs_cpu_kernels
 from helpers.engines import ask, run
@@ -170,3 +172,20 @@ def test_names_and_files_that_are_wrong_change_nothing(adapters: dict[str, Path]
     with pytest.raises(RequestError, match="there is no adapter 'new': sql, code"):
         ask(core, PROMPT, params(), adapter="new")
     assert core.adapters.names == ("sql", "code")
+
+
+def test_the_library_loads_what_a_call_asks_for_and_keeps_it(tiny_model: Path, tmp_path: Path):
+    llm = LLM(str(tiny_model), backend="torch", dtype="float32", speculation="off")
+    config = llm.loaded.decoder.config
+    tensors = adapter_tensors(4, ALL, config=config)
+    sql = LoRARequest("sql", str(write_adapter(tmp_path / "sql", 4, tensors=tensors)))
+    greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    both = llm.generate(["a b", "a b"], greedy, lora_request=[sql, None], priority=[1, 0])
+    assert both[0].outputs[0].token_ids != both[1].outputs[0].token_ids
+    assert llm.adapters.names == ("sql",)
+    llm.offer([])  # lays the engine out anew
+    again = llm.generate("a b", greedy, lora_request=sql)[0]
+    assert again.outputs[0].token_ids == both[0].outputs[0].token_ids
+    with pytest.raises(RequestError, match="was loaded from"):
+        llm.generate("a b", greedy, lora_request=LoRARequest("sql", "elsewhere"))
+    llm.close()

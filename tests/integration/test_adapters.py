@@ -51,8 +51,8 @@ def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     [
         (4, ALL, {}),
         (1, ("q_proj", "v_proj"), {}),
-        (128, ("k_proj", "down_proj"), {"use_rslora": True}),
-        (17, ("o_proj", "up_proj"), {"alpha_pattern": {"o_proj": 51}}),
+        (128, ("k_proj", "down_proj"), {"use_rslora": True, "lora_alpha": 8}),
+        (17, ("o_proj", "up_proj"), {"alpha_pattern": {"o_proj": 17}}),
     ],
 )
 def test_logits_are_those_of_merged_weights(

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from foreword.engine.answers.ends import OpenAnswers
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
@@ -160,7 +161,8 @@ class EngineLink:
         waiting = [request_id for request_id, inbox in self._inboxes.items() if inbox.open.left]
         for request_id in [*waiting, *self._left]:
             self._put(request_id, EngineUnavailable(reason))
-        for reply in (*self._stats.values(), *self._adapters.values()):
+        replies: list[asyncio.Future[Any]] = [*self._stats.values(), *self._adapters.values()]
+        for reply in replies:
             if not reply.done():
                 reply.set_exception(EngineUnavailable(reason))
         if not self.ready.done():
