@@ -7,7 +7,7 @@ SERVICE = f"{UNIT}/engine/service"
 
 SERVICE_MUTANTS = (
     Mutant(
-        60,
+        91,
         "a page that one adapter computed is served to another",
         "engine/adapters.py",
         '        return f"{tenant}\\0{self.serial}"',
@@ -15,7 +15,7 @@ SERVICE_MUTANTS = (
         (f"{ADAPTERS}::test_a_page_of_one_adapter_is_never_served_to_another",),
     ),
     Mutant(
-        60,
+        91,
         "an adapter finds the pages of another that had its name",
         "engine/adapters.py",
         '        return f"{tenant}\\0{self.serial}"',
@@ -23,7 +23,7 @@ SERVICE_MUTANTS = (
         (f"{ADAPTERS}::test_an_adapter_of_the_same_name_does_not_find_the_pages_of_the_one_before",),
     ),
     Mutant(
-        60,
+        91,
         "an adapter is taken away from requests that run",
         "engine/adapters.py",
         "        if adapter.is_leaving and not adapter.users:",
@@ -31,7 +31,7 @@ SERVICE_MUTANTS = (
         (f"{ADAPTERS}::test_an_adapter_that_is_unloaded_serves_those_who_have_it_to_their_end",),
     ),
     Mutant(
-        60,
+        91,
         "guesses of a request are computed without its adapter",
         "speculation/transaction.py",
         "                adapter=entry.request.adapter_slot,",
@@ -39,7 +39,7 @@ SERVICE_MUTANTS = (
         (f"{ADAPTERS}::test_guesses_change_no_text_and_are_counted_by_adapter",),
     ),
     Mutant(
-        61,
+        92,
         "who has waited too long has no place of its own",
         "engine/service/order.py",
         "        lane_is_open = sum(request.is_aged for request in running) < self._lane",
@@ -47,7 +47,7 @@ SERVICE_MUTANTS = (
         (f"{SERVICE}/test_order.py::test_nobody_starves",),
     ),
     Mutant(
-        61,
+        92,
         "a request that had waited too long is put off again",
         "engine/service/order.py",
         "    return not running.is_aged and running.service.slo > request.service.slo",
@@ -55,7 +55,7 @@ SERVICE_MUTANTS = (
         (f"{SERVICE}/test_order.py::test_nobody_starves",),
     ),
     Mutant(
-        61,
+        92,
         "the same requests of the other classes are served in every short pass",
         "engine/service/rows.py",
         "    others.sort(key=lambda request: (request.served, request.request_id))",
@@ -63,7 +63,7 @@ SERVICE_MUTANTS = (
         (f"{SERVICE}/test_latency_class.py::test_others_take_turns_in_a_short_pass",),
     ),
     Mutant(
-        61,
+        92,
         "passes are as long as without the latency class",
         "engine/scheduler.py",
         "        if (limit := tightest(requests)) is not None:",
@@ -73,7 +73,7 @@ SERVICE_MUTANTS = (
         ),
     ),
     Mutant(
-        61,
+        92,
         "a tenant with many requests gets all places",
         "engine/service/order.py",
         "            share = held[request.tenant] / service.weight",
@@ -81,7 +81,7 @@ SERVICE_MUTANTS = (
         (f"{SERVICE}/test_order.py::test_tenants_share_the_places_by_weight",),
     ),
     Mutant(
-        62,
+        93,
         "a deadline counts from when the request begins",
         "engine/service/deadlines.py",
         "    if now >= deadline.at:",
