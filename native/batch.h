@@ -32,6 +32,7 @@ struct Batch {
 #undef ARRAY
     int64_t rows = 0, requests = 0, pages = 0, wanted = 0, copies = 0, hidden_wanted = 0;
     std::vector<Tap> taps;
+    std::vector<int32_t> adapters;   // [requests], slot of each request's adapter; 0, or an empty list: the model itself
 };
 
 }  // namespace foreword

@@ -37,11 +37,51 @@ void Decoder::check(const Batch& batch, const KvStore& store) const {
     }
 }
 
+void Decoder::check_adapter(const Adapter& adapter) const {
+    require(adapter.layers.size() == layers_.size(), "the adapter is for another number of layers");
+    for (size_t index = 0; index < layers_.size(); ++index) {
+        for (int site = 0; site < kSites; ++site) {
+            const Factor& factor = adapter.layers[index][static_cast<size_t>(site)];
+            if (!factor.down) continue;
+            const PackedMatrix& base = layers_[index].at(static_cast<Site>(site));
+            const int64_t rank = factor.rank();
+            require(rank >= 1 && rank <= kMaxRank, "the rank of an adapter must be in 1 .. 128");
+            require_matrix(factor.down, rank, base.view().cols, "a factor of the adapter does not fit its matrix");
+            require_matrix(factor.up, base.view().rows, rank, "a factor of the adapter does not fit its matrix");
+            require(same_input(*factor.down, base), "a factor must read the numbers that its matrix reads");
+            const Form form = factor.up->view().form;
+            require(form == Form::F32 || form == Form::Factor, "the outer factor of an adapter has another form");
+        }
+    }
+}
+
+void Decoder::set_adapter(int64_t slot, std::shared_ptr<const Adapter> adapter) {
+    require(slot >= 1 && slot < (int64_t{1} << 20), "slots of adapters begin with 1");
+    if (adapter) check_adapter(*adapter);
+    std::lock_guard<std::mutex> lock(workers_->one_pass);
+    if (adapters_.size() <= static_cast<size_t>(slot)) adapters_.resize(static_cast<size_t>(slot) + 1);
+    adapters_[static_cast<size_t>(slot)] = std::move(adapter);
+}
+
+std::vector<AdaptedRows> Decoder::adapted_rows(const Batch& batch) const {
+    std::vector<AdaptedRows> found;
+    if (batch.adapters.empty()) return found;
+    require(batch.adapters.size() == static_cast<size_t>(batch.requests), "there must be one adapter per request");
+    for (int64_t request = 0; request < batch.requests; ++request) {
+        const int32_t slot = batch.adapters[static_cast<size_t>(request)];
+        if (slot == 0) continue;
+        const bool is_filled = slot > 0 && static_cast<size_t>(slot) < adapters_.size() && adapters_[static_cast<size_t>(slot)];
+        require(is_filled, "a request asks for an adapter that is not there");
+        found.push_back({adapters_[static_cast<size_t>(slot)].get(), batch.row_starts[request], batch.row_starts[request + 1]});
+    }
+    return found;
+}
+
 void Decoder::forward(const Batch& batch, KvStore& store, float* logits, float* hidden) {
     workers_->pool.require_own_process();
     std::lock_guard<std::mutex> lock(workers_->one_pass);
     check(batch, store);
-    Pass(*this, batch, store, logits, hidden).run();
+    Pass(*this, batch, store, adapted_rows(batch), logits, hidden).run();
 }
 
 }  // namespace foreword

@@ -15,8 +15,9 @@ namespace foreword {
 namespace {
 
 void forward(Decoder& decoder, KvStore& store, const nb::tuple& arrays, const std::vector<std::pair<int64_t, bool>>& taps,
-             const Array<float, 2>& logits, const Array<float, 3>& hidden) {
-    const Batch batch = read_batch(arrays, taps);
+             const Array<float, 2>& logits, const Array<float, 3>& hidden, std::vector<int32_t> adapters) {
+    Batch batch = read_batch(arrays, taps);
+    batch.adapters = std::move(adapters);
     const bool room = static_cast<int64_t>(logits.shape(0)) == batch.wanted &&
                       static_cast<int64_t>(logits.shape(1)) == decoder.vocab_size() &&
                       hidden.shape(0) == taps.size() && static_cast<int64_t>(hidden.shape(1)) == batch.hidden_wanted &&
@@ -24,6 +25,25 @@ void forward(Decoder& decoder, KvStore& store, const nb::tuple& arrays, const st
     if (!room) throw std::invalid_argument("the output arrays do not fit the batch");
     nb::gil_scoped_release free;
     decoder.forward(batch, store, logits.data(), hidden.data());
+}
+
+// Of every layer, for every matrix that can be added to: the two factors, or None.
+using Factors = std::vector<std::vector<std::optional<std::pair<Matrix, Matrix>>>>;
+
+void set_adapter(Decoder& decoder, int64_t slot, const std::optional<Factors>& layers) {
+    std::shared_ptr<Adapter> adapter;
+    if (layers) {
+        adapter = std::make_shared<Adapter>();
+        for (const auto& layer : *layers) {
+            if (layer.size() != kSites) throw std::invalid_argument("a layer has seven matrices");
+            adapter->layers.emplace_back();
+            for (size_t site = 0; site < kSites; ++site) {
+                if (layer[site]) adapter->layers.back()[site] = {layer[site]->first, layer[site]->second};
+            }
+        }
+    }
+    nb::gil_scoped_release free;
+    decoder.set_adapter(slot, std::move(adapter));
 }
 
 using Rows = nb::ndarray<nb::numpy, float, nb::ndim<5>>;
@@ -84,7 +104,9 @@ void bind_decoder(nb::module_& m) {
         .def("set_ends", [](Decoder& self, Matrix embedding, Matrix head, const Floats& final_norm) {
             self.set_ends(std::move(embedding), std::move(head), copied(final_norm));
         }, nb::arg("embedding"), nb::arg("head"), nb::arg("final_norm"))
-        .def("forward", &forward, nb::arg("store"), nb::arg("arrays"), nb::arg("taps"), nb::arg("logits"), nb::arg("hidden"))
+        .def("forward", &forward, nb::arg("store"), nb::arg("arrays"), nb::arg("taps"), nb::arg("logits"), nb::arg("hidden"),
+             nb::arg("adapters") = std::vector<int32_t>{})
+        .def("set_adapter", &set_adapter, nb::arg("slot"), nb::arg("layers").none())
         .def_prop_ro("threads", &Decoder::threads)
         .def_prop_ro("isa", &Decoder::isa)
         .def_prop_ro("weight_bytes", &Decoder::weight_bytes);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "adapter.h"
 #include "bindings.h"
 #include "decoder.h"
 #include "dispatch.h"
@@ -25,6 +26,7 @@ Form block_form(const std::string& kind) {
 std::string form_name(const PackedMatrix& matrix) {
     switch (matrix.view().form) {
         case Form::F32: return "f32";
+        case Form::Factor: return "factor";
         case Form::Q8: return matrix.view().grouping.rotated ? "int8-rotated" : "int8";
         case Form::Q4_0: return "q4_0";
         case Form::Q4_1: return "q4_1";
@@ -135,6 +137,10 @@ void bind_matrix(nb::module_& m) {
     nb::class_<Arena>(m, "Arena").def(nb::init<>());
     nb::class_<PackedMatrix>(m, "PackedMatrix")
         .def_static("keep_floats", &keep_floats, nb::arg("arena"), nb::arg("values"))
+        .def_static("round_factor", [](Arena& arena, const Array<const float, 2>& values) {
+            if (values.shape(1) < 1 || static_cast<int64_t>(values.shape(1)) > kMaxRank) throw std::invalid_argument("a factor has 1 to 128 columns");
+            return PackedMatrix::round_factor(arena, values.data(), static_cast<int64_t>(values.shape(0)), static_cast<int64_t>(values.shape(1)));
+        }, nb::arg("arena"), nb::arg("values"))
         .def_static("keep_blocks", &keep_blocks, nb::arg("arena"), nb::arg("kind"), nb::arg("blocks"))
         .def_static("round_floats", &round_floats, nb::arg("arena"), nb::arg("values"), nb::arg("group"), nb::arg("rotated"), nb::arg("isa"),
                     nb::arg("threads"))

@@ -2,6 +2,8 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -32,7 +34,8 @@ int64_t gguf_block_bytes(Form form) {
         case Form::Q8: return 34;
         case Form::Q4_0: return 18;
         case Form::Q4_1: return 20;
-        case Form::F32: break;
+        case Form::F32:
+        case Form::Factor: break;
     }
     return 0;
 }
@@ -63,7 +66,7 @@ Arena::Part Arena::take(size_t bytes) {
 
 PackedMatrix::PackedMatrix(Arena& arena, Form form, int64_t rows, int64_t cols, Grouping grouping)
     : view_{form, rows, cols, grouping, (cols + grouping.group - 1) / grouping.group, 0, nullptr},
-      block_bytes_(block_size(form, grouping.group)),
+      block_bytes_(form == Form::Factor ? kFactorHeader + kPanelRows * factor_columns_of(cols) : block_size(form, grouping.group)),
       memory_(arena.take(static_cast<size_t>(panels() * view_.groups * block_bytes_ + kStreamSlack))) {
     view_.panel_bytes = view_.groups * block_bytes_;
     view_.data = memory_.data;
@@ -107,6 +110,23 @@ std::shared_ptr<PackedMatrix> PackedMatrix::keep_floats(Arena& arena, const floa
     for (int64_t row = 0; row < rows; ++row) {
         float* panel = reinterpret_cast<float*>(matrix->block(row, 0)) + row % kPanelRows;
         for (int64_t c = 0; c < cols; ++c) panel[c * kPanelRows] = values[row * cols + c];
+    }
+    return matrix;
+}
+
+std::shared_ptr<PackedMatrix> PackedMatrix::round_factor(Arena& arena, const float* values, int64_t rows, int64_t cols) {
+    const Grouping grouping{(cols + kBlock - 1) / kBlock * kBlock, false};
+    std::shared_ptr<PackedMatrix> matrix(new PackedMatrix(arena, Form::Factor, rows, cols, grouping));
+    for (int64_t row = 0; row < rows; ++row) {
+        const float* source = values + row * cols;
+        float top = 0.0f;
+        for (int64_t c = 0; c < cols; ++c) top = std::max(top, std::fabs(source[c]));
+        uint8_t* panel = matrix->block(row, 0);
+        const int64_t lane = row % kPanelRows;
+        const float scale = top / 127.0f, inverse = top > 0.0f ? 127.0f / top : 0.0f;
+        std::memcpy(panel + lane * 4, &scale, 4);
+        int8_t* weights = reinterpret_cast<int8_t*>(panel) + kFactorHeader + 4 * lane;
+        for (int64_t c = 0; c < cols; ++c) weights[c / 4 * 4 * kPanelRows + c % 4] = static_cast<int8_t>(std::nearbyint(source[c] * inverse));
     }
     return matrix;
 }

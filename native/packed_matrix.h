@@ -52,6 +52,8 @@ class PackedMatrix {
 public:
     // Floats kept as they are.
     static std::shared_ptr<PackedMatrix> keep_floats(Arena& arena, const float* values, int64_t rows, int64_t cols);
+    // An adapter's outer factor, of at most 128 columns, rounded to 8 bits with one scale per row.
+    static std::shared_ptr<PackedMatrix> round_factor(Arena& arena, const float* values, int64_t rows, int64_t cols);
     // Blocks of GGUF's Q8_0, Q4_0 or Q4_1 kept as they are; cols is a multiple of 32.
     static std::shared_ptr<PackedMatrix> keep_blocks(Arena& arena, Form form, const uint8_t* blocks, int64_t rows,
                                                      int64_t cols);

@@ -4,8 +4,8 @@
 
 namespace foreword {
 
-Pass::Pass(Decoder& decoder, const Batch& batch, KvStore& store, float* logits, float* hidden)
-    : StackPass(decoder, {batch, store, 0, nullptr}, 0), decoder_(decoder), logits_(logits), hidden_(hidden) {}
+Pass::Pass(Decoder& decoder, const Batch& batch, KvStore& store, std::vector<AdaptedRows> adapted, float* logits, float* hidden)
+    : StackPass(decoder, {batch, store, 0, nullptr}, 0, std::move(adapted)), decoder_(decoder), logits_(logits), hidden_(hidden) {}
 
 void Pass::run() {
     pool_.run([this](int thread) { work(thread); });

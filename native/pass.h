@@ -8,7 +8,7 @@ namespace foreword {
 
 class Pass : private StackPass {
 public:
-    Pass(Decoder& decoder, const Batch& batch, KvStore& store, float* logits, float* hidden);
+    Pass(Decoder& decoder, const Batch& batch, KvStore& store, std::vector<AdaptedRows> adapted, float* logits, float* hidden);
     void run();
 
 private:

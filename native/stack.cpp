@@ -4,15 +4,24 @@
 
 namespace foreword {
 
-namespace {
-
-bool same_input(const Matrix& a, const Matrix& b) {
-    const MatrixView &x = a->view(), &y = b->view();
+bool same_input(const PackedMatrix& a, const PackedMatrix& b) {
+    const MatrixView &x = a.view(), &y = b.view();
     return (x.form == Form::F32) == (y.form == Form::F32) && x.grouping.group == y.grouping.group &&
            x.grouping.rotated == y.grouping.rotated;
 }
 
-}  // namespace
+const PackedMatrix& Layer::at(Site site) const {
+    switch (site) {
+        case Site::Query: return *query;
+        case Site::Key: return *key;
+        case Site::Value: return *value;
+        case Site::Output: return *output;
+        case Site::Gate: return *gate;
+        case Site::Up: return *up;
+        case Site::Down: break;
+    }
+    return *down;
+}
 
 void require(bool holds, const char* message) {
     if (!holds) throw std::invalid_argument(message);
@@ -48,8 +57,8 @@ void Stack::add_layer(Layer layer, int64_t inputs) {
     require_matrix(layer.gate, inner, hidden, "the gate projection has the wrong shape");
     require_matrix(layer.up, inner, hidden, "the up projection has the wrong shape");
     require_matrix(layer.down, hidden, inner, "the down projection has the wrong shape");
-    require(same_input(layer.query, layer.key) && same_input(layer.query, layer.value) &&
-                same_input(layer.gate, layer.up),
+    require(same_input(*layer.query, *layer.key) && same_input(*layer.query, *layer.value) &&
+                same_input(*layer.gate, *layer.up),
             "projections of one input must be grouped alike");
     require(layer.query_norm.size() == layer.key_norm.size(), "either both or none of queries and keys are normed");
     require_norm(layer.query_norm, shape_.head_dim, true, "head norms must have one weight per head dimension");

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include "adapter.h"
 #include "batch.h"
 #include "kv_store.h"
 #include "packed_matrix.h"
@@ -25,14 +26,14 @@ struct StackShape {
     int64_t kv_width() const { return num_kv_heads * head_dim; }
 };
 
-using Matrix = std::shared_ptr<PackedMatrix>;
-
 struct Layer {
     std::vector<float> attention_norm;         // empty: the input is read as it is
     Matrix query, key, value, output;
     std::vector<float> query_norm, key_norm;   // empty: heads are not normalised
     std::vector<float> mlp_norm;
     Matrix gate, up, down;
+
+    const PackedMatrix& at(Site site) const;
 };
 
 // Threads, and who may use them now: a decoder and its heads take turns.
@@ -70,6 +71,8 @@ protected:
     std::vector<float> workspace_;   // kept between passes; grows to the largest batch
 };
 
+// Whether one quantised input serves both.
+bool same_input(const PackedMatrix& a, const PackedMatrix& b);
 void require(bool holds, const char* message);
 void require_matrix(const Matrix& matrix, int64_t rows, int64_t cols, const char* message);
 void require_norm(const std::vector<float>& norm, int64_t size, bool may_be_missing, const char* message);

@@ -27,18 +27,25 @@ private:
 };
 
 // Panels that a thread takes at a time. With many rows they are taken in pairs, which some kernels compute side by side.
-int64_t panels_at_a_time(int64_t panels, int64_t rows, int threads) {
-    const int64_t grain = std::max<int64_t>(1, panels / (threads * 8));
+// Where adapters are added, more of them: each adapter's own stream of weights begins anew with every take.
+int64_t panels_at_a_time(int64_t panels, int64_t rows, int threads, bool adapted) {
+    const int64_t grain = std::max<int64_t>(1, panels / (threads * (adapted ? 2 : 8)));
     return rows >= kManyRows ? grain + grain % 2 : grain;
 }
 
 }  // namespace
 
-StackPass::StackPass(Stack& stack, const PassRows& rows, int64_t widest)
+StackPass::StackPass(Stack& stack, const PassRows& rows, int64_t widest, std::vector<AdaptedRows> adapted)
     : stack_(stack), batch_(rows.batch), store_(rows.store), shape_(stack.shape_), kernels_(stack.kernels_),
       pool_(stack.workers_->pool), kind_(rows.kind),
       widest_(std::max({widest, shape_.hidden_size, shape_.query_width(), shape_.intermediate_size})),
-      heads_width_(shape_.query_width() + 2 * shape_.kv_width()) {
+      heads_width_(shape_.query_width() + 2 * shape_.kv_width()), adapted_(std::move(adapted)) {
+    if (!adapted_.empty()) adapted_of_row_.assign(static_cast<size_t>(batch_.rows), -1);
+    for (size_t place = 0; place < adapted_.size(); ++place) {
+        for (int64_t row = adapted_[place].begin; row < adapted_[place].end; ++row) {
+            adapted_of_row_[static_cast<size_t>(row)] = static_cast<int32_t>(place);
+        }
+    }
     lay_out();
     plan_attention(rows.starts);
 }
@@ -64,6 +71,11 @@ void StackPass::lay_out() {
         input_sum_ = cut.floats(inputs * groups);
         input_q_ = reinterpret_cast<int8_t*>(cut.floats(inputs * padded / 4));
         thread_scratch_ = cut.floats(scratch_each_ * pool_.size());
+        const int64_t shrunk = adapted_.empty() ? 0 : kSitesOfOneInput * rows;
+        shrunk_ = cut.floats(shrunk * kMaxRank);
+        shrunk_q_ = reinterpret_cast<int8_t*>(cut.floats(shrunk * kMaxRank / 4));
+        shrunk_scale_ = cut.floats(shrunk);
+        shrunk_sum_ = cut.floats(shrunk);
         if (round == 0 && space.size() < static_cast<size_t>(cut.used())) space.assign(static_cast<size_t>(cut.used()), 0.0f);
     }
 }
@@ -98,7 +110,7 @@ void StackPass::turn_row(int64_t row) {
 
 void StackPass::read_stream(int64_t index, int thread) {
     const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
-    norm_rows(layer.attention_norm, *layer.query, thread);
+    norm_rows(layer.attention_norm, *layer.query, {index, Site::Query, 3}, thread);
 }
 
 void StackPass::layer(int64_t index, int thread) {
@@ -107,15 +119,16 @@ void StackPass::layer(int64_t index, int thread) {
     linears({{layer.query.get(), {heads_, heads_width_, nullptr, false}},
              {layer.key.get(), {heads_ + query, heads_width_, nullptr, false}},
              {layer.value.get(), {heads_ + query + kv, heads_width_, nullptr, false}}},
-            activations(*layer.query, rows), thread);
+            activations(*layer.query, rows), thread, {index, Site::Query, 3});
     place_heads(index);
     attend(index, thread);
-    quantize_rows(attended_, query, *layer.output);
-    linears({{layer.output.get(), {stream_, hidden, nullptr, true}}}, activations(*layer.output, rows), thread);
-    norm_rows(layer.mlp_norm, *layer.gate, thread);
-    gate_and_up(layer, thread);
-    quantize_rows(gate_, shape_.intermediate_size, *layer.down);
-    linears({{layer.down.get(), {stream_, hidden, nullptr, true}}}, activations(*layer.down, rows), thread);
+    const Readers output{index, Site::Output, 1}, inner{index, Site::Gate, 2}, down{index, Site::Down, 1};
+    quantize_rows(attended_, query, *layer.output, output, thread);
+    linears({{layer.output.get(), {stream_, hidden, nullptr, true}}}, activations(*layer.output, rows), thread, output);
+    norm_rows(layer.mlp_norm, *layer.gate, inner, thread);
+    gate_and_up(layer, inner, thread);
+    quantize_rows(gate_, shape_.intermediate_size, *layer.down, down, thread);
+    linears({{layer.down.get(), {stream_, hidden, nullptr, true}}}, activations(*layer.down, rows), thread, down);
 }
 
 ActivationView StackPass::activations(const PackedMatrix& reader, int64_t rows) const {
@@ -135,19 +148,60 @@ void StackPass::fill_row(const PackedMatrix& matrix, const float* values, int64_
                       into.scale + row * into.groups, into.sum + row * into.groups);
 }
 
-void StackPass::norm_rows(const std::vector<float>& weight, const PackedMatrix& reader, int thread) {
-    if (weight.empty()) return quantize_rows(stream_, shape_.hidden_size, reader);
+void StackPass::norm_rows(const std::vector<float>& weight, const PackedMatrix& reader, const Readers& readers, int thread) {
+    if (weight.empty()) return quantize_rows(stream_, shape_.hidden_size, reader, readers, thread);
     const ActivationView into = activations(reader, batch_.rows);
     float* normed = floats_of(thread);
     pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) {
         kernels_.rms_norm(stream(row), weight.data(), shape_.rms_norm_eps, shape_.hidden_size, normed);
         fill_row(reader, normed, row, into);
+        shrink_row(reader, row, readers, thread);
     });
 }
 
-void StackPass::quantize_rows(const float* values, int64_t width, const PackedMatrix& reader) {
+void StackPass::quantize_rows(const float* values, int64_t width, const PackedMatrix& reader, const Readers& readers, int thread) {
     const ActivationView into = activations(reader, batch_.rows);
-    pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) { fill_row(reader, values + row * width, row, into); });
+    pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) {
+        fill_row(reader, values + row * width, row, into);
+        shrink_row(reader, row, readers, thread);
+    });
+}
+
+void StackPass::shrink_row(const PackedMatrix& reader, int64_t row, const Readers& readers, int thread) {
+    if (adapted_of_row_.empty() || adapted_of_row_[static_cast<size_t>(row)] < 0) return;
+    const AdaptedRows& rows = adapted_[static_cast<size_t>(adapted_of_row_[static_cast<size_t>(row)])];
+    const ActivationView all = activations(reader, batch_.rows);
+    const int64_t groups = all.groups;
+    const ActivationView one{1, all.cols, groups, all.q + row * groups * reader.view().grouping.group, all.scale + row * groups,
+                             all.sum + row * groups, all.f32 + row * all.cols};
+    for (int place = 0; place < readers.count; ++place) {
+        const size_t site = static_cast<size_t>(readers.first) + static_cast<size_t>(place);
+        const Factor& factor = rows.adapter->layers[static_cast<size_t>(readers.layer)][site];
+        if (!factor.down) continue;
+        const ActivationView into = shrunk(rows, factor, place);
+        const int64_t rank = factor.rank(), here = row - rows.begin;
+        float* out = into.f32 + here * rank;
+        kernels_.linear(factor.down->view(), one, 0, factor.down->panels(), {out, rank, nullptr, false}, bytes_of(thread));
+        fill_row(*factor.up, out, here, into);
+    }
+}
+
+ActivationView StackPass::shrunk(const AdaptedRows& rows, const Factor& factor, int place) const {
+    const int64_t first = place * batch_.rows + rows.begin;
+    return {rows.end - rows.begin, factor.rank(), factor.up->view().groups, shrunk_q_ + first * kMaxRank, shrunk_scale_ + first,
+            shrunk_sum_ + first, shrunk_ + first * kMaxRank};
+}
+
+void StackPass::expand(const Readers& readers, int place, int64_t panel_begin, int64_t panel_end, const LinearOutput& target,
+                       int thread) {
+    if (place >= readers.count) return;
+    const size_t site = static_cast<size_t>(readers.first) + static_cast<size_t>(place);
+    for (const AdaptedRows& rows : adapted_) {
+        const Factor& factor = rows.adapter->layers[static_cast<size_t>(readers.layer)][site];
+        if (!factor.up) continue;
+        kernels_.linear(factor.up->view(), shrunk(rows, factor, place), panel_begin, panel_end,
+                        {target.out + rows.begin * target.stride, target.stride, nullptr, true}, bytes_of(thread));
+    }
 }
 
 // Norms and rotates queries in place; rotated keys and values go to their slots.
@@ -179,11 +233,12 @@ void StackPass::attend(int64_t index, int thread) {
     });
 }
 
-void StackPass::linears(const std::vector<Job>& jobs, const ActivationView& input, int thread) {
+void StackPass::linears(const std::vector<Job>& jobs, const ActivationView& input, int thread, const Readers& readers) {
     int64_t panels = 0;
     for (const Job& job : jobs) panels += job.matrix->panels();
-    const int64_t grain = panels_at_a_time(panels, input.rows, pool_.size());
+    const int64_t grain = panels_at_a_time(panels, input.rows, pool_.size(), !adapted_.empty());
     pool_.share(panels, grain, [&](int64_t begin, int64_t end) {
+        int place = 0;
         for (const Job& job : jobs) {
             const int64_t here = job.matrix->panels();
             const int64_t first = std::max<int64_t>(begin, 0), last = std::min(end, here);
@@ -192,21 +247,26 @@ void StackPass::linears(const std::vector<Job>& jobs, const ActivationView& inpu
                 target.out += first * kPanelRows;
                 target.bias = job.matrix->bias();
                 kernels_.linear(job.matrix->view(), input, first, last, target, bytes_of(thread));
+                expand(readers, place, first, last, target, thread);
             }
             begin -= here;
             end -= here;
+            ++place;
         }
     });
 }
 
-void StackPass::gate_and_up(const Layer& layer, int thread) {
+void StackPass::gate_and_up(const Layer& layer, const Readers& readers, int thread) {
     const int64_t width = shape_.intermediate_size, panels = layer.gate->panels();
     const ActivationView input = activations(*layer.gate, batch_.rows);
-    const int64_t grain = panels_at_a_time(panels, input.rows, pool_.size());
+    const int64_t grain = panels_at_a_time(panels, input.rows, pool_.size(), !adapted_.empty());
     pool_.share(panels, grain, [&](int64_t begin, int64_t end) {
         const int64_t first = begin * kPanelRows, count = std::min(end * kPanelRows, width) - first;
-        kernels_.linear(layer.gate->view(), input, begin, end, {gate_ + first, width, layer.gate->bias(), false}, bytes_of(thread));
-        kernels_.linear(layer.up->view(), input, begin, end, {up_ + first, width, layer.up->bias(), false}, bytes_of(thread));
+        const LinearOutput gate{gate_ + first, width, layer.gate->bias(), false}, up{up_ + first, width, layer.up->bias(), false};
+        kernels_.linear(layer.gate->view(), input, begin, end, gate, bytes_of(thread));
+        kernels_.linear(layer.up->view(), input, begin, end, up, bytes_of(thread));
+        expand(readers, 0, begin, end, gate, thread);
+        expand(readers, 1, begin, end, up, thread);
         for (int64_t row = 0; row < batch_.rows; ++row) {
             kernels_.silu_mul(gate_ + row * width + first, up_ + row * width + first, count);
         }

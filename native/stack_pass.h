@@ -13,6 +13,13 @@ struct PassRows {
     const int32_t* starts;   // [requests], the first KV row that is seen; null: all are
 };
 
+// The matrices that read one input; what adapters add to them begins when it is there.
+struct Readers {
+    int64_t layer = 0;
+    Site first = Site::Query;
+    int count = 0;
+};
+
 class StackPass {
 protected:
     struct Job {   // a linear map whose panels are shared out
@@ -21,17 +28,17 @@ protected:
     };
 
     // `widest` is the widest input of a linear map outside the layers.
-    StackPass(Stack& stack, const PassRows& rows, int64_t widest);
+    StackPass(Stack& stack, const PassRows& rows, int64_t widest, std::vector<AdaptedRows> adapted = {});
 
     void turn_row(int64_t row);   // its sines and cosines
     // Norms the stream into the input of a layer's attention.
     void read_stream(int64_t index, int thread);
     // A layer whose attention's input is there.
     void layer(int64_t index, int thread);
-    void norm_rows(const std::vector<float>& weight, const PackedMatrix& reader, int thread);
-    void quantize_rows(const float* values, int64_t width, const PackedMatrix& reader);
+    void norm_rows(const std::vector<float>& weight, const PackedMatrix& reader, const Readers& readers, int thread);
+    void quantize_rows(const float* values, int64_t width, const PackedMatrix& reader, const Readers& readers, int thread);
     void fill_row(const PackedMatrix& reader, const float* values, int64_t row, const ActivationView& into) const;
-    void linears(const std::vector<Job>& jobs, const ActivationView& input, int thread);
+    void linears(const std::vector<Job>& jobs, const ActivationView& input, int thread, const Readers& readers = {});
     ActivationView activations(const PackedMatrix& reader, int64_t rows) const;
     float* stream(int64_t row) const { return stream_ + row * shape_.hidden_size; }
     float* floats_of(int thread) const { return thread_scratch_ + thread * scratch_each_; }
@@ -49,7 +56,13 @@ private:
     void plan_attention(const int32_t* starts);
     void place_heads(int64_t index);
     void attend(int64_t index, int thread);
-    void gate_and_up(const Layer& layer, int thread);
+    void gate_and_up(const Layer& layer, const Readers& readers, int thread);
+    // A x of one row whose input is there, for every adapted matrix that reads it.
+    void shrink_row(const PackedMatrix& reader, int64_t row, const Readers& readers, int thread);
+    // Adds B (A x) to some panels of the result of matrix `place` of those that read the input.
+    void expand(const Readers& readers, int place, int64_t panel_begin, int64_t panel_end, const LinearOutput& target, int thread);
+    // A x of all rows of a request, as the outer factor of this place reads it.
+    ActivationView shrunk(const AdaptedRows& rows, const Factor& factor, int place) const;
     KvView kv(int64_t layer) const { return store_.view(kind_, layer); }
     uint8_t* bytes_of(int thread) const { return reinterpret_cast<uint8_t*>(floats_of(thread)); }
 
@@ -71,6 +84,12 @@ private:
     int64_t scratch_each_ = 0;     // floats per thread
     int64_t heads_width_ = 0;
     std::vector<AttentionTask> tasks_;
+    std::vector<AdaptedRows> adapted_;
+    std::vector<int32_t> adapted_of_row_;   // [rows], place in `adapted_`, or -1; empty without adapters
+    float* shrunk_ = nullptr;               // [places, rows, most rank]
+    int8_t* shrunk_q_ = nullptr;            // the same, quantised
+    float* shrunk_scale_ = nullptr;         // [places, rows]
+    float* shrunk_sum_ = nullptr;
 };
 
 }  // namespace foreword

@@ -18,7 +18,7 @@ constexpr int64_t kQueryTile = 4;   // queries that meet a tile together: their 
 constexpr int64_t kAttentionRows = 16;   // rows of a request that share the tiles they read, at most
 
 // How the numbers of a weight matrix are stored: w, scale * q, or scale * q + minimum.
-enum class Form : int32_t { F32, Q8, Q4_0, Q4_1 };
+enum class Form : int32_t { F32, Q8, Q4_0, Q4_1, Factor };
 
 // How columns are grouped under one scale, in a matrix and in the activations that it meets.
 struct Grouping {
@@ -28,6 +28,7 @@ struct Grouping {
 
 // A packed weight matrix: panels of eight output rows, each one contiguous stream.
 //   F32:       per column, 8 floats
+//   Factor:    8 float scales, then vectors of 32 bytes = 8 rows x 4 columns, filled up to a multiple of 16 columns
 //   Q8, Q4_0:  per group, 8 half scales, then vectors of 32 bytes = 8 rows x 4 columns (8 rows x 8 columns)
 //   Q4_1:      per group, 8 half scales, 8 half minima, then such vectors
 // A 4-bit vector j holds columns 4j..4j+3 in its low and 16+4j..16+4j+3 in its high nibbles.
@@ -115,6 +116,10 @@ struct KernelTable {
 inline int64_t attention_scratch(int64_t padded_dim, int64_t rows, int64_t heads) {
     return 2 * kKeyTile * padded_dim + kQueryTile * kKeyTile + rows * heads * (2 * padded_dim + 8);
 }
+
+// Bytes before the weights of a panel of a factor, and the columns that it has room for.
+constexpr int64_t kFactorHeader = 32;
+constexpr int64_t factor_columns_of(int64_t cols) { return (cols + 15) / 16 * 16; }
 
 // Bytes of scratch that `linear` needs for a matrix of so many columns: two panels spread to bytes with their scales
 // and minima, and a number per group of a block of tokens.

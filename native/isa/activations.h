@@ -199,6 +199,14 @@ void dequantize_row(const MatrixView& w, int64_t row, float* out) {
         case Form::Q8: return dequantize_blocks<Form::Q8>(w, row, out);
         case Form::Q4_0: return dequantize_blocks<Form::Q4_0>(w, row, out);
         case Form::Q4_1: return dequantize_blocks<Form::Q4_1>(w, row, out);
+        case Form::Factor: {
+            const uint8_t* panel = w.data + row / kPanelRows * w.panel_bytes;
+            const int64_t lane = row % kPanelRows;
+            const float scale = reinterpret_cast<const float*>(panel)[lane];
+            const int8_t* weights = reinterpret_cast<const int8_t*>(panel) + kFactorHeader + 4 * lane;
+            for (int64_t c = 0; c < w.cols; ++c) out[c] = scale * static_cast<float>(weights[c / 4 * 4 * kPanelRows + c % 4]);
+            return;
+        }
     }
 }
 

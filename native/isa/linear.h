@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../types.h"
+#include "factor_panels.h"
 #include "panel_tiles.h"
 #ifdef __AVX512VNNI__
 #include "wide_avx512.h"
@@ -48,6 +49,7 @@ void linear(const MatrixView& w, const ActivationView& x, int64_t panel_begin, i
         case Form::Q8: return run_panels<Form::Q8>(w, x, panel_begin, panel_end, out, scratch);
         case Form::Q4_0: return run_panels<Form::Q4_0>(w, x, panel_begin, panel_end, out, scratch);
         case Form::Q4_1: return run_panels<Form::Q4_1>(w, x, panel_begin, panel_end, out, scratch);
+        case Form::Factor: return run_factor_panels(w, x, panel_begin, panel_end, out);
     }
 }
 

@@ -4,17 +4,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foreword.acceptance.params import SamplingParams
+    from foreword.engine.adapters import LoRARequest
     from foreword.engine.config import EngineConfig
     from foreword.engine.engine import Engine
     from foreword.engine.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Engine", "EngineConfig", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Engine", "EngineConfig", "LoRARequest", "SamplingParams", "__version__"]
 
 _HOMES = {
     "LLM": "foreword.engine.llm",
     "Engine": "foreword.engine.engine",
     "EngineConfig": "foreword.engine.config",
+    "LoRARequest": "foreword.engine.adapters",
     "SamplingParams": "foreword.acceptance.params",
 }
 

@@ -17,7 +17,7 @@ from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.control.reporting.figures import ControlReport
 from foreword.engine.answers.stream import AnswerStream
 from foreword.engine.messages import AnswerDelta, DraftShown, EngineStats, NewRequest, RequestStats
-from foreword.errors import EngineStopped, RequestError
+from foreword.errors import CheckpointError, EngineStopped, RequestError
 from foreword.wire.frames import Start
 
 FIRST_VISIBLE = 3
@@ -57,6 +57,10 @@ class FakeAnswer:
 
     def advance(self) -> None:
         """One pass: one token, or up to three when guessing."""
+        deadline = self.request.deadline_ms
+        if deadline is not None and self.done >= deadline // 10:  # ten milliseconds a token
+            self.end("deadline")
+            return
         self.started = self.started or monotonic()
         self.last = monotonic()
         self.first = self.first or self.last
@@ -180,6 +184,7 @@ class FakeEngine:
         self.requests: list[NewRequest] = []
         self.control = ControlReport()
         self.moved: list[tuple[str, str, str]] = []
+        self._adapters = FakeAdapters()
 
     def submit(self, request: NewRequest) -> AnswerStream:
         if self._stopped:
@@ -222,6 +227,10 @@ class FakeEngine:
     def move_pair(self, drafter: str, cohort: str, state: str) -> None:
         self.moved.append((drafter, cohort, state))
 
+    @property
+    def adapters(self) -> "FakeAdapters":
+        return self._adapters
+
     def stats(self) -> EngineStats:
         count = len(self._answers)
         running = min(count, self._capacity)
@@ -246,6 +255,21 @@ class FakeEngine:
         self._stopped = True
         if self._loop is not None:
             self._loop.cancel()
+
+
+class FakeAdapters:
+    """Takes any folder that does not begin with /bad."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, str] = {}
+
+    def load(self, name: str, path: str) -> None:
+        if path.startswith("/bad"):
+            raise CheckpointError(f"{path} is no folder")
+        self.loaded[name] = path
+
+    def unload(self, name: str) -> None:
+        del self.loaded[name]
 
 
 def load_fake(start: Start) -> FakeEngine:

@@ -13,6 +13,7 @@ import httpx
 import openai
 
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
+from foreword.errors import CheckpointError, RequestError
 from foreword.models.formats.opening import open_checkpoint
 from foreword.server.app import create_context
 from foreword.server.context import ServerContext
@@ -55,6 +56,12 @@ class LocalEngine:
 
     def move_pair(self, drafter: str, cohort: str, state: str) -> None:
         self.engine.move_pair(drafter, cohort, state)
+
+    async def set_adapter(self, name: str, path: str | None) -> None:
+        try:
+            self.engine.adapters.unload(name) if path is None else self.engine.adapters.load(name, path)
+        except CheckpointError as error:
+            raise RequestError(str(error)) from None
 
     async def stats(self) -> EngineStats:
         return self.engine.stats()

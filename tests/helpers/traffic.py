@@ -20,6 +20,7 @@ from foreword.speculation.measured.situation import Situation
 from foreword.speculation.protocols import Policy
 from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry
+from foreword.speculation.service import DEFAULT_SERVICE
 from foreword.speculation.verdict import Verdict
 
 LENGTH, MOOD = 240, 40
@@ -119,6 +120,8 @@ class PretendRequest:
         self._moods = {one.name: [rng.gauss(0, 1) for _ in range(LENGTH // MOOD + 2)] for one in drafters}
         self.speculation: DraftPlan | None = None
         self.step_limit: float | None = None
+        self.service = DEFAULT_SERVICE
+        self.adapter_slot = 0
         self.drafters = {one.name: one for one in drafters}
 
     @property

@@ -66,6 +66,30 @@ def test_a_refusal_is_the_requests_own_fault():
     connected(test)
 
 
+def test_adapters_are_loaded_and_unloaded_over_the_channel():
+    async def test(link: EngineLink, _: "asyncio.Task[int]") -> None:
+        await link.set_adapter("sql", "/adapters/sql")
+        with pytest.raises(RequestError, match="/bad is no folder"):
+            await link.set_adapter("other", "/bad")
+        await link.set_adapter("sql", None)
+        with pytest.raises(RequestError, match="sql"):
+            await link.set_adapter("sql", None)
+        assert [d async for d in link.answer(request())]
+
+    connected(test)
+
+
+def test_an_adapter_that_is_being_loaded_when_the_engine_dies_is_told_so():
+    async def test(link: EngineLink, host: "asyncio.Task[int]") -> None:
+        loading = asyncio.create_task(link.set_adapter("sql", "/adapters/sql"))
+        await asyncio.sleep(0)
+        link.break_off("over")
+        with pytest.raises(EngineUnavailable, match="over"):
+            await loading
+
+    connected(test)
+
+
 def test_leaving_early_aborts():
     async def test(link: EngineLink, _: "asyncio.Task[int]") -> None:
         async with aclosing(link.answer(request(tokens=400))) as deltas:

@@ -10,6 +10,7 @@ from house import HOUSE_MUTANTS
 from parallel_heads import PARALLEL_HEAD_MUTANTS
 from predictions import PREDICTION_MUTANTS
 from rollouts import ROLLOUT_MUTANTS
+from service import SERVICE_MUTANTS
 from traversal import TRAVERSAL_MUTANTS
 from windows import WINDOW_MUTANTS
 
@@ -26,4 +27,5 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *PARALLEL_HEAD_MUTANTS,
     *ROLLOUT_MUTANTS,
     *CONTROL_MUTANTS,
+    *SERVICE_MUTANTS,
 )

@@ -149,6 +149,8 @@ class ForwardBatch:
     taps: tuple[Tap, ...] = ()  # where the hidden states of `hidden_rows` are taken
     # int64 [drawn], on the decoder's device: what the pass before has drawn. The id -1 - i stands for its entry i.
     drawn_before: Tensor | None = None
+    # [requests], slot of each one's adapter, on the host; 0, or no entries at all: the model itself
+    adapters: tuple[int, ...] = ()
 
     @staticmethod
     def of(arrays: BatchArrays, taps: tuple[Tap, ...] = ()) -> "ForwardBatch":

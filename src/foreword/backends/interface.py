@@ -10,6 +10,7 @@ from torch import Tensor
 from foreword.acceptance.batch import Records
 from foreword.backends.batch import BatchArrays, ForwardBatch, ForwardOutput, Ints
 from foreword.kv.spec import PageSpec, RowSpec
+from foreword.models.adapters.lora import Lora
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.opening import Head
@@ -171,6 +172,13 @@ class Decoder(Protocol):
 
     def medusa(self, head: Head) -> MedusaRunner:
         """Medusa's heads beside this decoder, which lends its output matrix to those that have none."""
+        ...
+
+    def set_adapter(self, slot: int, adapter: Lora | None) -> None:
+        """What is added for the requests whose slot in a batch is this one, 1 or more; None takes it away.
+
+        Raises `RequestError` where the backend runs no adapters.
+        """
         ...
 
     def kv_rows(self) -> RowSpec:

@@ -20,9 +20,11 @@ from foreword.cli.console import (
 )
 from foreword.cli.options import (
     GenerationConfigOption,
+    LoraOption,
     SpeculationOption,
     SpeculativeConfigOption,
     SystemOption,
+    lora_request,
     read_text,
     speculation_choice,
 )
@@ -70,6 +72,7 @@ def generate(
         Path | None,
         typer.Option(help="File with the answer that you expect: where it is right, few passes do."),
     ] = None,
+    lora: LoraOption = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is: no chat template.")
     ] = False,
@@ -109,6 +112,7 @@ def generate(
     from foreword.cli.chat.text import visible
 
     params = llm.loaded.sampling.params(**given)
+    adapter = lora_request(lora)
 
     def show(_: int, text: str) -> None:
         # As it is into a file or a pipe; a terminal gets nothing that could steer it.
@@ -118,11 +122,17 @@ def generate(
     on_text = show if streamed else None
     if system is None:
         output = llm.generate(
-            question, params, raw=raw, parse_special=parse_special, prediction=expected, on_text=on_text
+            question,
+            params,
+            raw=raw,
+            parse_special=parse_special,
+            prediction=expected,
+            lora_request=adapter,
+            on_text=on_text,
         )[0]
     else:
         messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
-        output = llm.chat(messages, params, prediction=expected, on_text=on_text)[0]
+        output = llm.chat(messages, params, prediction=expected, lora_request=adapter, on_text=on_text)[0]
     for answer in output.outputs:
         if answer.error is not None:
             raise RequestError(answer.error)

@@ -4,13 +4,16 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from foreword.acceptance.defaults import GENERATION_CONFIGS
 from foreword.drafters.names import method_names, named_methods
 from foreword.errors import RequestError
+
+if TYPE_CHECKING:
+    from foreword.engine.adapters import LoRARequest
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "q4", "q8_0")
 BACKENDS = ("auto", "cpu", "cuda", "torch")
@@ -28,6 +31,9 @@ SpeculativeConfigOption = Annotated[
     str | None,
     typer.Option(metavar="JSON", help="The same in vLLM's words: --speculation with a JSON object."),
 ]
+LoraOption = Annotated[
+    Path | None, typer.Option(metavar="PATH", help="LoRA adapter that answers: a folder as PEFT writes it.")
+]
 SystemOption = Annotated[str | None, typer.Option(help="System message: how the model should behave.")]
 GenerationConfigOption = Annotated[
     str,
@@ -37,6 +43,13 @@ GenerationConfigOption = Annotated[
         help="Sampling parameters that are not given: auto, as the model's makers recommend; none, ours.",
     ),
 ]
+
+
+def lora_request(path: Path | None) -> "LoRARequest | None":
+    """What the library calls the adapter of `--lora`."""
+    from foreword.engine.adapters import LoRARequest
+
+    return None if path is None else LoRARequest(path.resolve().name or "lora", str(path))
 
 
 def one_of(option: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -26,7 +26,7 @@ from foreword.cli.options import (
     speculation_choice,
 )
 from foreword.cli.policy.options import PolicyOption, checked_policy
-from foreword.cli.serve_options import api_keys, listed, memory_size, origins
+from foreword.cli.serve_options import api_keys, listed, memory_size, named_paths, origins
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -59,6 +59,14 @@ def serve(
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen beyond this machine without an API key.")
+    ] = False,
+    lora_modules: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=PATH", help="LoRA adapter (PEFT folder) and its name; may be repeated."),
+    ] = None,
+    allow_lora_loading: Annotated[
+        bool,
+        typer.Option("--allow-lora-loading", help="Clients may load and unload adapters by path."),
     ] = False,
     served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
     speculation: SpeculationOption = None,
@@ -136,6 +144,11 @@ def serve(
         allow_switch=speculation_switch,
         drain_seconds=drain_seconds,
     )
+    settings = replace(
+        settings,
+        adapters=named_paths("--lora-modules", lora_modules, settings.model_name),
+        allow_adapter_loading=allow_lora_loading,
+    )
     Rule.parse(acceptance_rule)
     config: dict[str, Any] = {
         "max_model_len": max_model_len,
@@ -157,6 +170,7 @@ def serve(
         "device": device,
         "backend": backend,
         "config": config,
+        "adapters": dict(settings.adapters),
     }
     with listening:
         _need_server_extra()

@@ -2,6 +2,7 @@
 
 import os
 import re
+from pathlib import Path
 
 from foreword.errors import RequestError
 
@@ -37,4 +38,20 @@ def origins(option: str | None) -> tuple[str, ...]:
     for origin in found:
         if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@]+", origin):
             raise RequestError(f"--cors-origins takes origins such as https://example.org, not {origin!r}")
+    return found
+
+
+def named_paths(option: str, given: list[str] | None, model_name: str) -> dict[str, str]:
+    """Entries NAME=PATH; what is in the folders is checked when they are loaded."""
+    found: dict[str, str] = {}
+    for entry in given or ():
+        name, is_pair, path = entry.partition("=")
+        if not (name.strip() and is_pair and path.strip()):
+            raise RequestError(f"{option} takes NAME=PATH, not {entry!r}")
+        if name.strip() in (model_name, *found):
+            raise RequestError(f"{option}: there is a model {name.strip()!r} already; choose another name")
+        folder = Path(path.strip()).expanduser()
+        if not folder.is_dir():
+            raise RequestError(f"{option}: {folder} is no folder")
+        found[name.strip()] = str(folder.resolve())
     return found

@@ -4,8 +4,6 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import or_
 from time import perf_counter
 
 from foreword.acceptance.rules.rule import Rule
@@ -15,9 +13,12 @@ from foreword.control.fair_share import FairShare
 from foreword.control.fixed import FixedPolicy
 from foreword.control.reporting.figures import ControlReport
 from foreword.drafters.config import SpeculationConfig
+from foreword.engine.adapters import Adapters
 from foreword.engine.config import EngineConfig
+from foreword.engine.drafter_needs import needs_of_all
 from foreword.engine.drafter_pool import Build, DrafterPool
 from foreword.engine.intake import Intake
+from foreword.engine.integrity import check_queues
 from foreword.engine.kept_estimates import KeptEstimates
 from foreword.engine.ledger import CohortLedger, RequestLedger
 from foreword.engine.lookout import Lookout
@@ -28,10 +29,10 @@ from foreword.engine.policy.steering import Steering
 from foreword.engine.policy.verification import CHECK
 from foreword.engine.request import Request
 from foreword.engine.scheduler import Scheduler, SchedulerSizes
+from foreword.engine.service.deadlines import DEADLINE, deadline_of
 from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
-from foreword.speculation.drafting import NO_NEEDS, Drafter, DrafterNeeds, needs_of
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.protocols import Policy
 from foreword.speculation.recovery import Recovery, UnderWay
@@ -68,7 +69,7 @@ class EngineCore:
             parts.build_drafter, rule, parts.speculation, brought, target.config.num_layers
         )
         known = [*brought, *map(self.drafters.offer, parts.offered)]
-        self.drafters.provided = needs = _needs(self.drafters, known)
+        self.drafters.provided = needs = needs_of_all(self.drafters.default, known)
         num_pages = config.num_pages(target, needs.rows)
         self.max_model_len = config.context_length(target, needs.rows)
         self.target = target
@@ -92,13 +93,16 @@ class EngineCore:
             self._policy,
             self._stepper.situation,
             self._stepper.faults,
+            parts.clock,
         )
+        self.adapters = Adapters(target)
         self._intake = Intake(
             vocabulary,
             self.max_model_len,
             rule,
             self.drafters,
             self.scheduler.check,
+            self.adapters,
             itertools.count(),
             parts.steering,
         )
@@ -144,12 +148,14 @@ class EngineCore:
         for request in requests:
             request.kv_bytes_per_row = self.runner.store.bytes_per_row
             request.ledger = RequestLedger(self._clock)
+            request.deadline = deadline_of(new, request.ledger.arrived)
         return requests
 
     def enqueue(self, requests: list[Request]) -> None:
         """Queue the requests of one `prepare`."""
         name = requests[0].name
         if name in self._active:
+            self.adapters.release(requests[0].adapter, len(requests))
             raise RequestError(f"a request with the id {name!r} is being answered; choose another id")
         if name != CHECK and CHECK in self._active:
             self.abort(CHECK)  # it has time
@@ -181,8 +187,17 @@ class EngineCore:
 
     def step(self) -> list[AnswerDelta]:
         """One target pass; returns what the answers have gained."""
+        late = self.end_late()
         under_way = self.launch()
-        return [] if under_way is None else self.resolve(under_way)
+        return late if under_way is None else [*late, *self.resolve(under_way)]
+
+    def end_late(self) -> list[AnswerDelta]:
+        """End the answers whose deadline is over, or cannot be met where that was asked for; their ends."""
+        late = self.scheduler.late(self._clock)
+        for request, why in late:
+            request.give_up(DEADLINE, why)
+            self._remove(request)
+        return [request.take_delta() for request, _ in late]
 
     def launch(self) -> UnderWay | None:
         """Hand the next pass to the device; None if nothing can be launched now.
@@ -233,6 +248,7 @@ class EngineCore:
             step_faults=dict(self.faults),
             acceptance={name: (s.drafts, s.drafted, s.accepted) for name, s in cohorts.items() if s.asks},
             cohorts=self._cohorts.snapshot(),
+            services=self.scheduler.by_service(),
             control=self._report(),
         )
 
@@ -272,25 +288,11 @@ class EngineCore:
         answers.remove(request)
         if not answers:
             del self._active[request.name]
+        self.adapters.release(request.adapter)
         with self._stepper.faults.forgiven("forget"):  # what a drafter keeps too long costs memory, no answer
             self.drafters.end(request)
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` if requests, queues and pages contradict each other."""
-        self.cache.check_integrity()
-        queued = [*self.scheduler.running, *self.scheduler.waiting]
         active = [request for answers in self._active.values() for request in answers]
-        if sorted(r.request_id for r in queued) != sorted(r.request_id for r in active):
-            raise AssertionError("the queues do not hold exactly the requests that are being answered")
-        if any(self.cache.is_open(request.kv) for request in self.scheduler.waiting):
-            raise AssertionError("a waiting request holds KV pages")
-        if not all(self.cache.is_open(request.kv) for request in self.scheduler.running):
-            raise AssertionError("a running request has no KV sequence")
-        if self.cache.num_open != len(self.scheduler.running):
-            raise AssertionError("a KV sequence belongs to nobody")
-
-
-def _needs(drafters: DrafterPool, others: Sequence[Drafter]) -> DrafterNeeds:
-    """What the drafters that are there from the start have to be given."""
-    known = [*others, *([] if drafters.default is None else [drafters.default.drafter])]
-    return reduce(or_, map(needs_of, known), NO_NEEDS)
+        check_queues(self.cache, self.scheduler, active)

@@ -6,15 +6,17 @@ import logging
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from time import monotonic
 
 from foreword.acceptance.defaults import SamplingDefaults
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.overrides import SpeculationSetting
+from foreword.engine.adapters import Adapters
 from foreword.engine.answers.collector import OutputCollector
 from foreword.engine.answers.outputs import RequestOutput
-from foreword.engine.answers.stream import AnswerStream
+from foreword.engine.answers.stream import AnswerStream, post
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.default_speculation import SpeculationOption, check_choice
@@ -122,7 +124,7 @@ class Engine:
                 error if isinstance(error, Exception) else RequestError(f"{type(error).__name__}: {error}")
             )
             if self._listeners.forget(stream):
-                _post(stream.loop, [(stream, refusal)])
+                post(stream.loop, [(stream, refusal)])
             return
         self._mail.put(lambda: self._enqueue_late(prepared, stream))
 
@@ -130,11 +132,13 @@ class Engine:
         """It may have been left, or aborted, while its drafter was being made."""
         if self._listeners.knows(stream):
             self._core.enqueue(prepared)
+        else:
+            self._core.adapters.release(prepared[0].adapter, len(prepared))
         if stream.request_id in self._aborted_early:
             self._aborted_early.discard(stream.request_id)
             self._deliver(self._core.abort(stream.request_id))
 
-    async def generate(
+    async def generate(  # noqa: PLR0913 - vLLM's names
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
@@ -143,6 +147,9 @@ class Engine:
         tenant: str = "",
         speculation: SpeculationSetting = None,
         prediction: Prediction = None,
+        adapter: str = "",
+        priority: int = 0,
+        deadline_ms: float | None = None,
         raw: bool = False,
         parse_special: bool = True,
     ) -> AsyncIterator[RequestOutput]:
@@ -158,7 +165,9 @@ class Engine:
         name = request_id or f"request-{secrets.token_hex(8)}"
         shown = prompt if isinstance(prompt, str) else None
         collector = OutputCollector(name, shown, ids, chosen, self._tokenizer)
-        stream = self.submit(NewRequest(name, tuple(ids), chosen, tenant, speculation, prediction=expected))
+        request = NewRequest(name, tuple(ids), chosen, tenant, speculation, prediction=expected)
+        request = replace(request, adapter=adapter, priority=priority, deadline_ms=deadline_ms)
+        stream = self.submit(request)
         try:
             async for delta in stream:
                 collector.take(delta)
@@ -188,6 +197,11 @@ class Engine:
                 return False
             await asyncio.sleep(DRAIN_INTERVAL)
         return True
+
+    @property
+    def adapters(self) -> Adapters:
+        """The LoRA adapters that requests can ask for; loaded and unloaded while it runs, by any thread."""
+        return self._core.adapters
 
     def speculate(self, on: bool) -> None:
         """Switch speculation off or on again for everyone, from the next step; nothing is reloaded."""
@@ -246,7 +260,7 @@ class Engine:
             self._refusal = f"the engine has failed: {type(error).__name__}: {error}"
             stopped = EngineStopped(self._refusal)
         for stream in self._listeners.take_all():
-            _post(stream.loop, [(stream, stopped)])
+            post(stream.loop, [(stream, stopped)])
 
     def _take_mail(self, is_busy: bool) -> bool:
         """Do what callers have asked for, waiting if there is nothing else to do; False when it is time to stop."""
@@ -270,20 +284,6 @@ class Engine:
             if stream is not None:
                 by_loop.setdefault(stream.loop, []).append((stream, delta))
         for loop, items in by_loop.items():
-            if not _post(loop, items):
+            if not post(loop, items):
                 for stream, _ in items:
                     self._abandon(stream)
-
-
-def _post(loop: asyncio.AbstractEventLoop, items: list[tuple[AnswerStream, AnswerDelta | Exception]]) -> bool:
-    """Run the deliveries on the loop; False if it is closed and nobody listens any more."""
-
-    def deliver() -> None:
-        for stream, item in items:
-            stream.deliver(item)
-
-    try:
-        loop.call_soon_threadsafe(deliver)
-    except RuntimeError:
-        return False
-    return True

@@ -3,16 +3,19 @@
 import itertools
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules.rule import Rule
+from foreword.engine.adapters import Adapters
 from foreword.engine.answers.text import StopTexts
 from foreword.engine.drafter_pool import DrafterPool
+from foreword.engine.identity import Identity
 from foreword.engine.messages import NewRequest
 from foreword.engine.policy.assignment import Assignment
 from foreword.engine.policy.steering import Steering
-from foreword.engine.request import Identity, Request, RequestLimits
+from foreword.engine.request import Request, RequestLimits
+from foreword.engine.service.deadlines import ON_DEADLINE
 from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import RequestError
 
@@ -26,6 +29,7 @@ class Intake:
     rule: Rule
     drafters: DrafterPool
     check: Callable[[Request], None]  # the scheduler's: whether it can ever run
+    adapters: Adapters
     _numbers: "itertools.count[int]"
     steering: Steering | None = None  # the operator's rules
 
@@ -35,6 +39,7 @@ class Intake:
         Who drafts for them is up to the rules, and to the request, unless it is `assigned`.
         """
         self._check_prompt(new.prompt_token_ids)
+        _check_deadline(new)
         self._check_ids(new.prediction, "prediction")
         params = new.params
         seed = secrets.randbits(53) if params.seed is None else params.seed  # more is lost in JavaScript
@@ -48,6 +53,7 @@ class Intake:
         stops = StopTexts(params.stop_texts, params.include_stop_str_in_output, params.min_tokens)
         prediction = new.prediction[: self.context_length]  # no answer is longer
         assigned = assigned or self._assign(new)
+        adapter = self.adapters.find(new.adapter)
         requests = [
             Request(
                 next(self._numbers),
@@ -65,6 +71,8 @@ class Intake:
                     assigned.cohort,
                     assigned.step_limit,
                     assigned.places,
+                    replace(assigned.service, priority=new.priority),
+                    adapter,
                 ),
                 self.vocabulary.answer_text(stops, new.prompt_token_ids),
             )
@@ -73,6 +81,7 @@ class Intake:
         self.check(requests[0])
         for request in requests[1:]:
             request.leader = requests[0]
+        self.adapters.hold(adapter, len(requests))
         return requests
 
     def _assign(self, new: NewRequest) -> Assignment:
@@ -95,3 +104,10 @@ class Intake:
         bad = next((t for t in tokens if not isinstance(t, int) or not 0 <= t < size), None)
         if bad is not None:
             raise RequestError(f"token id {bad} in the {where} is outside the vocabulary of {size}")
+
+
+def _check_deadline(new: NewRequest) -> None:
+    if new.deadline_ms is not None and not new.deadline_ms > 0:
+        raise RequestError(f"deadline_ms must be positive, not {new.deadline_ms}")
+    if new.on_deadline not in ON_DEADLINE:
+        raise RequestError(f"on_deadline must be one of {', '.join(ON_DEADLINE)}, not {new.on_deadline!r}")

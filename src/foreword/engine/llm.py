@@ -2,15 +2,16 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import SupportsIndex, TypeVar, cast
+from dataclasses import dataclass, replace
 
 from foreword.acceptance.params import SamplingParams
 from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import SpeculationSetting
+from foreword.engine.adapters import Adapters, LoRARequest
 from foreword.engine.answers.collector import OutputCollector
 from foreword.engine.answers.outputs import RequestOutput
+from foreword.engine.arguments import ParamsChoice, either, listed_predictions, listed_prompts, spread
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.cost_profile import begin_with_kept, begin_with_profile
@@ -29,8 +30,8 @@ from foreword.speculation.drafting import Drafter
 Messages = Sequence[Mapping[str, str]]
 """A conversation: `[{"role": "user", "content": "..."}]`."""
 
-ParamsChoice = SamplingParams | Sequence[SamplingParams] | None
-"""One for all prompts or one for each; None: the model's own."""
+LoraChoice = LoRARequest | Sequence[LoRARequest | None] | None
+"""One adapter for all prompts or one for each; None: the model itself."""
 
 OnText = Callable[[int, str], None]
 """Called with (index of the prompt, new text) as text becomes certain."""
@@ -101,9 +102,14 @@ class LLM:
         default = self.engine.drafters.default_config
         return None if default is None else default.as_mapping()
 
+    @property
+    def adapters(self) -> Adapters:
+        """The LoRA adapters that were loaded; `lora_request` loads what it names."""
+        return self.engine.adapters
+
     def _make_again(self, speculation: SpeculationOption, offered: Sequence[SpeculationConfig] = ()) -> None:
         """Another engine, which finds the memory of this one free; if it cannot be made, one like this."""
-        before = self._default()
+        before, adapters = self._default(), self.engine.adapters
         self.engine.close()
         del self.engine, self._pipeline
         try:
@@ -111,6 +117,8 @@ class LLM:
         except BaseException:
             self._take(make_core(self.loaded, self._config, before))
             raise
+        finally:
+            adapters.move_to(self.engine.adapters)
 
     def _take(self, core: EngineCore) -> None:
         self.engine, self._pipeline = core, StepPipeline(core)
@@ -123,7 +131,7 @@ class LLM:
         """A drafter for this model that no engine uses yet."""
         return self.loaded.build_drafter(wanted)
 
-    def generate(
+    def generate(  # noqa: PLR0913 - vLLM's names
         self,
         prompts: Prompt | Sequence[Prompt],
         params: ParamsChoice = None,
@@ -133,6 +141,9 @@ class LLM:
         parse_special: bool = True,
         speculation: SpeculationSetting | Sequence[SpeculationSetting] = None,
         prediction: Prediction | Sequence[Prediction] = None,
+        lora_request: LoraChoice = None,
+        priority: int | Sequence[int] = 0,
+        deadline_ms: float | None = None,
         on_text: OnText | None = None,
     ) -> list[RequestOutput]:
         """Answer prompts, all in the same passes: texts, or their token ids.
@@ -141,14 +152,17 @@ class LLM:
         message unless `raw`; in raw text control tokens' names become those tokens, unless `parse_special` is False.
         `speculation` is False for plain decoding, or the keys of a configuration that differ from the model's; one for
         all prompts or one for each. `prediction` is the answer that is expected, a text or its token ids, for all
-        prompts or for each: where the answer follows it, it takes few passes. `on_text` hears the first of n answers.
+        prompts or for each: where the answer follows it, it takes few passes. `lora_request` names a LoRA adapter.
+        `priority` is vLLM's: a lower value begins first. Answers end `deadline_ms` after the call, whole or not.
+        `on_text` hears the first of n answers.
         """
-        listed = _prompts(prompts)
+        listed = listed_prompts(prompts)
         encoded = [self.encode(prompt, raw, parse_special) for prompt in listed]
-        given = _either(params, sampling_params)
-        return self._run(listed, encoded, given, _How(on_text, speculation, prediction))
+        given = either(params, sampling_params)
+        how = _How(on_text, speculation, prediction, lora_request, priority, deadline_ms)
+        return self._run(listed, encoded, given, how)
 
-    def chat(
+    def chat(  # noqa: PLR0913 - vLLM's names
         self,
         messages: Messages | Sequence[Messages],
         params: ParamsChoice = None,
@@ -156,13 +170,17 @@ class LLM:
         sampling_params: ParamsChoice = None,
         speculation: SpeculationSetting | Sequence[SpeculationSetting] = None,
         prediction: Prediction | Sequence[Prediction] = None,
+        lora_request: LoraChoice = None,
+        priority: int | Sequence[int] = 0,
+        deadline_ms: float | None = None,
         on_text: OnText | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several."""
         listed = [messages] if messages and isinstance(messages[0], Mapping) else messages
         encoded = [self.tokenizer.encode_chat(conversation) for conversation in listed]  # type: ignore[arg-type]
-        given = _either(params, sampling_params)
-        return self._run([None] * len(encoded), encoded, given, _How(on_text, speculation, prediction))
+        given = either(params, sampling_params)
+        how = _How(on_text, speculation, prediction, lora_request, priority, deadline_ms)
+        return self._run([None] * len(encoded), encoded, given, how)
 
     def encode(self, prompt: Prompt, raw: bool = False, parse_special: bool = True) -> list[int]:
         """The token ids that `generate` makes of a prompt."""
@@ -176,21 +194,23 @@ class LLM:
         how: "_How",
     ) -> list[RequestOutput]:
         self._check_idle()
-        chosen_params = _spread(params, len(encoded), "sets of sampling parameters")
-        settings: Sequence[SpeculationSetting] = _spread(
-            how.speculation, len(encoded), "speculation settings"
-        )
-        predictions = _predictions(how.prediction, len(encoded))
+        chosen_params = spread(params, len(encoded), "sets of sampling parameters")
+        settings: Sequence[SpeculationSetting] = spread(how.speculation, len(encoded), "speculation settings")
+        predictions = listed_predictions(how.prediction, len(encoded))
         expected = [encode_prediction(self.tokenizer, prediction) for prediction in predictions]
+        adapters = spread(how.lora_request, len(encoded), "adapters")
+        names = [self.engine.adapters.ensure(wanted) for wanted in adapters]
+        priorities = spread(how.priority, len(encoded), "priorities")
         collectors: dict[str, OutputCollector] = {}
         self._is_busy = True
         try:
-            for prompt, ids, given, setting, answer in zip(
-                prompts, encoded, chosen_params, settings, expected, strict=True
+            for prompt, ids, given, setting, answer, adapter, priority in zip(
+                prompts, encoded, chosen_params, settings, expected, names, priorities, strict=True
             ):
                 name = f"llm-{next(self._numbers)}"
                 chosen = given or self.get_default_sampling_params()
-                self.engine.add(NewRequest(name, tuple(ids), chosen, speculation=setting, prediction=answer))
+                new = NewRequest(name, tuple(ids), chosen, speculation=setting, prediction=answer)
+                self.engine.add(replace(new, adapter=adapter, priority=priority, deadline_ms=how.deadline_ms))
                 shown = prompt if isinstance(prompt, str) else None
                 collectors[name] = OutputCollector(name, shown, ids, chosen, self.tokenizer)
             self._finish(collectors, how.on_text)
@@ -220,6 +240,9 @@ class _How:
     on_text: OnText | None
     speculation: "SpeculationSetting | Sequence[SpeculationSetting]"
     prediction: "Prediction | Sequence[Prediction]"
+    lora_request: LoraChoice
+    priority: int | Sequence[int]
+    deadline_ms: float | None
 
 
 def make_core(
@@ -248,37 +271,3 @@ def _chosen(
     speculation: SpeculationOption, loaded: LoadedModel, config: EngineConfig
 ) -> SpeculationConfig | None:
     return loaded.choose_speculation(speculation, config.acceptance_rule).config
-
-
-_Given = TypeVar("_Given")
-
-
-def _spread(given: "_Given | Sequence[_Given]", count: int, what: str) -> "Sequence[_Given]":
-    if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
-        return [given] * count
-    if len(given) != count:
-        raise RequestError(f"{count} prompts need 1 or {count} {what}, not {len(given)}")
-    return given
-
-
-def _prompts(given: "Prompt | Sequence[Prompt]") -> "Sequence[Prompt]":
-    """A list of whole numbers is one prompt."""
-    if isinstance(given, str | Mapping) or (
-        len(given) and all(isinstance(entry, SupportsIndex) for entry in given)
-    ):
-        return [cast("Prompt", given)]
-    return cast("Sequence[Prompt]", given)
-
-
-def _either(params: ParamsChoice, sampling_params: ParamsChoice) -> ParamsChoice:
-    """Our name or vLLM's."""
-    if params is not None and sampling_params is not None:
-        raise RequestError("params and sampling_params are the same; give one")
-    return sampling_params if params is None else params
-
-
-def _predictions(given: "Prediction | Sequence[Prediction]", count: int) -> "Sequence[Prediction]":
-    """One for every prompt; a list of token ids is one for all."""
-    if isinstance(given, str | None) or all(isinstance(entry, SupportsIndex) for entry in given):
-        return [cast("Prediction", given)] * count
-    return _spread(cast("Sequence[Prediction]", given), count, "predictions")

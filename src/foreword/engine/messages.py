@@ -34,6 +34,10 @@ class NewRequest:
     progress: bool = False  # whether every delta says what the answer has cost so far
     prediction: tuple[int, ...] = ()  # what the user expects as the answer, for drafters that use it
     labels: RequestLabels = RequestLabels()
+    priority: int = 0  # within its class: a lower value comes first, as in vLLM
+    deadline_ms: float | None = None  # after its arrival; None: it has time
+    adapter: str = ""  # name of the adapter that answers; empty: the model itself
+    on_deadline: str = "end"  # with what it has then; or "refuse": as soon as it cannot be whole by then
 
 
 def cohort_of(method: str, params: SamplingParams) -> str:
@@ -76,6 +80,7 @@ class RequestStats:
     preemptions: int = 0  # times that its KV was given up and computed again
     method: str = ""  # who drafted; empty: nobody
     cohort: str = ""  # the class of requests that it is counted with
+    service: str = ""  # its service class
 
 
 @dataclass(frozen=True)
@@ -100,10 +105,10 @@ class AnswerDelta:
     drafts: tuple[DraftShown, ...] = ()  # one per pass that these tokens are from, if progress is asked for
     drafted: int = 0  # guesses that were judged while these tokens were gained
     from_draft: int = 0  # how many of the tokens, from the first on, were accepted guesses
-    finish_reason: str | None = None  # "stop", "length", "abort" or "error"
+    finish_reason: str | None = None  # "stop", "length", "deadline", "abort" or "error"
     # The stop token or stop string that was met; None for the model's own end.
     stop_reason: int | str | None = None
-    error: str | None = None  # what went wrong, where finish_reason is "error"
+    error: str | None = None  # what went wrong, where finish_reason is "error" or "deadline"
     seed: int = 0  # the seed in use, given or fresh
     stats: RequestStats | None = None  # with the last delta of an answer
     progress: RequestStats | None = None  # costs so far, with every delta, if asked for
@@ -148,6 +153,8 @@ class EngineStats:
     acceptance: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     # By cohort, those that decode plainly included; requests that run now are counted up to here.
     cohorts: Mapping[str, CohortTotals] = field(default_factory=dict)
+    # By service class: answers that are worked on, answers that wait.
+    services: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     control: ControlReport | None = None  # how guessing stands, by pair of drafter and cohort
 
     def later(self, seconds: float, speculating: bool) -> "EngineStats":

@@ -10,14 +10,14 @@ from foreword.acceptance.request import RequestSampler
 from foreword.drafters.lookup.prediction import count_followed
 from foreword.engine.answers.gains import Gains
 from foreword.engine.answers.text import AnswerText
+from foreword.engine.identity import Identity
 from foreword.engine.ledger import RequestLedger
 from foreword.engine.messages import AnswerDelta, RequestStats, sampling_kind
-from foreword.engine.policy.assignment import CanaryPlace
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.drafting import Drafter
 from foreword.speculation.measured.acceptance_stats import AcceptanceStats
 from foreword.speculation.measured.situation import cohort_name
-from foreword.speculation.requests import DraftPlan
+from foreword.speculation.service import Deadline
 from foreword.speculation.verdict import Verdict
 
 
@@ -28,21 +28,6 @@ class RequestLimits:
     context_length: int  # most positions
     stop_ids: frozenset[int]  # tokens after which it ends
     own_end_ids: frozenset[int] = frozenset()  # of these, the model's own, which need no reason
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Whose answer it is."""
-
-    name: str = ""  # the request's id, as its user knows it
-    index: int = 0  # which of the n answers to the same prompt
-    tenant: str = ""  # nothing is cached or learned across tenants
-    speculation: DraftPlan | None = None  # who drafts for it; None: nobody
-    tells_progress: bool = False  # every delta says what the answer has cost so far
-    prediction: Sequence[int] = ()  # what its user expects as the answer
-    cohort: str = ""  # as the operator's rules name it; empty: by how it draws
-    step_limit: float | None = None  # seconds beyond which guesses make no step longer that serves it
-    places: Sequence[CanaryPlace] = ()  # its arms in roll-outs
 
 
 class _End(NamedTuple):
@@ -87,7 +72,15 @@ class Request:
         self.prediction = identity.prediction
         self.step_limit = identity.step_limit
         self.places = identity.places
+        self.service = identity.service
+        self.adapter = identity.adapter
+        self.adapter_slot = 0 if self.adapter is None else self.adapter.slot
+        self.deadline: Deadline | None = None  # of the engine that it is prepared for
+        self.served = 0  # the scheduler's newest pass that it took part in
+        self.is_aged = False  # it runs, or may run, because it has waited too long
         self.cohort = identity.cohort or sampling_kind(params)
+        if self.adapter is not None and not self.cohort.endswith(f"/{self.adapter.name}"):
+            self.cohort += f"/{self.adapter.name}"  # guesses fare differently with each
         self.kv = KvSequence()
         self.epoch = 0
         self.finish_reason: str | None = None
@@ -102,6 +95,11 @@ class Request:
         self._watches = text is not None and text.watches  # whether any text can end it
         self._fresh = Gains()
         self._final_len = min(self.prompt_len + params.max_tokens, limits.context_length)
+
+    @property
+    def owner_of_pages(self) -> str:
+        """Whose published KV pages it may share: another adapter's hold other numbers for the same tokens."""
+        return self.tenant if self.adapter is None else self.adapter.owner_of_pages(self.tenant)
 
     @property
     def prompt_logprobs(self) -> int | None:
@@ -169,6 +167,10 @@ class Request:
     def fail(self, error: str) -> None:
         """End the answer with an error."""
         self.finish_reason, self.error = "error", error
+
+    def give_up(self, finish_reason: str, why: str) -> None:
+        """End the answer with what it has."""
+        self.finish_reason, self.error = finish_reason, why
 
     def preempt(self) -> None:
         """Its KV is gone: whatever was guessed for the old state is stale."""
@@ -243,6 +245,7 @@ class Request:
             preemptions=ledger.preemptions,
             method=method,
             cohort=cohort_name(method, self.cohort),
+            service=self.service.name,
         )
 
     def _text_of(self, tokens: Sequence[int], end: _End) -> str:

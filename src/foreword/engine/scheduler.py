@@ -1,10 +1,15 @@
 """Who takes part in the next pass, and with how many rows."""
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from time import perf_counter
 
 from foreword.engine.request import Request
+from foreword.engine.service.deadlines import reason_to_end
+from foreword.engine.service.order import Order, gives_way, standing
+from foreword.engine.service.rows import short_runs, tightest
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import KvSequence
@@ -28,13 +33,15 @@ MIN_CHUNK = 16
 
 
 class Scheduler:
-    """First come, first served, and everyone who runs takes part in every pass.
+    """First come, first served within a class, and everyone who runs takes part in every pass.
 
     Each running request gets one row, so nobody starves; what is left of the row budget goes to prompts in the
-    order of arrival, after a part of it was set aside for guesses that the policy will make. While others decode, a
-    chunk of a prompt is no longer than what fits into a step of bounded time. When pages run out, the request that
-    came last gives its pages back and waits at its old place in the queue to be computed again. The oldest is never
-    put off, and a single request always fits, so that every request is answered.
+    order of `standing`, after a part of it was set aside for guesses that the policy will make. While others decode,
+    a chunk of a prompt is no longer than what fits into a step of bounded time; where a request of the latency class
+    decodes, the others take turns so that the step keeps to its bound. When pages run out, the request that stands
+    last gives its pages back and waits at its old place in the queue to be computed again. A class makes way for the
+    one before it. The first of those who had waited too long is never put off, and a single request always fits, so
+    that every request is answered.
     """
 
     def __init__(
@@ -44,15 +51,18 @@ class Scheduler:
         policy: Policy,
         situation: Situation,
         faults: FaultLog,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._cache = cache
         self._sizes = sizes
         self._policy = policy
         self._situation = situation
         self._faults = faults
+        self._order = Order(min(sizes.max_running, sizes.max_rows), clock)
         self.waiting: list[Request] = []  # by arrival
-        self.running: list[Request] = []  # by arrival
+        self.running: list[Request] = []  # by standing
         self.preemptions = 0
+        self._passes = 0
 
     @property
     def has_requests(self) -> bool:
@@ -93,6 +103,10 @@ class Scheduler:
             free = [request for request in free if not request.kv.passes]
         runs = self._runs(free)
         self._make_room(runs)
+        self._passes += 1
+        for request in self.running:
+            if request.request_id in runs:
+                request.served = self._passes
         return [
             PassEntry.of(request, runs[request.request_id])
             for request in self.running
@@ -103,6 +117,21 @@ class Scheduler:
         is_busy = self._cache.is_busy(request.kv)
         return not is_busy and (not request.kv.passes or request.can_be_followed)
 
+    def late(self, clock: Callable[[], float]) -> list[tuple[Request, str]]:
+        """The requests that are of no use any more, and why."""
+        timed = [request for request in (*self.running, *self.waiting) if request.deadline is not None]
+        if not timed:
+            return []
+        now, costs, running = clock(), self._situation.costs, len(self.running)
+        reasons = ((request, reason_to_end(request, now, costs, running)) for request in timed)
+        return [(request, why) for request, why in reasons if why is not None]
+
+    def by_service(self) -> dict[str, tuple[int, int]]:
+        """How many run and how many wait, by the name of their class."""
+        running = Counter(request.service.name for request in self.running)
+        waiting = Counter(request.service.name for request in self.waiting)
+        return {name: (running[name], waiting[name]) for name in sorted({*running, *waiting})}
+
     def preempt(self, request: Request) -> None:
         """Take the pages of a running request; it waits at its old place and is computed again."""
         self.running.remove(request)
@@ -112,6 +141,8 @@ class Scheduler:
         insort(self.waiting, request, key=_arrival)
 
     def _runs(self, requests: list[Request]) -> dict[int, int]:
+        if (limit := tightest(requests)) is not None:
+            return short_runs(requests, limit, self._situation.costs, self._sizes.max_rows)
         decoding = [request for request in requests if request.lag == 1]
         if len(decoding) == len(requests) <= self._sizes.max_rows:
             return dict.fromkeys([request.request_id for request in requests], 1)
@@ -141,11 +172,11 @@ class Scheduler:
         return max(self._situation.costs.prompt_rows_within(self._sizes.max_seconds) - requests, MIN_CHUNK)
 
     def _make_room(self, runs: dict[int, int]) -> None:
-        """Preempt from the newest on until the pages of everyone else's rows are there."""
+        """Preempt from the last on until the pages of everyone else's rows are there."""
         while self._missing_in_all(runs) > self._cache.available_pages:
-            newest = self.running[-1]
-            runs.pop(newest.request_id, None)
-            self.preempt(newest)
+            last = self.running[-1]
+            runs.pop(last.request_id, None)
+            self.preempt(last)
 
     def _missing_in_all(self, runs: dict[int, int]) -> int:
         return sum([self._missing(r, runs[r.request_id]) for r in self.running if r.request_id in runs])
@@ -158,24 +189,45 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Let requests in while there are pages for all that they have to compute, and one more for each who runs."""
-        if not self.waiting:
-            return
-        promised = sum(self._missing(request, request.lag) for request in self.running)
-        for request in list(self.waiting):
-            if len(self.running) >= min(self._sizes.max_running, self._sizes.max_rows):
+        passed_over: set[int] = set()
+        while candidates := self._candidates():
+            request = self._order.first(candidates, self.running, passed_over)
+            if request is None:
                 return
             if _waits_for_leader(request):
+                passed_over.add(request.request_id)
                 continue
-            start = self._start(request)
-            spare = self._cache.available_pages - promised - len(self.running)
-            if self._cache.pages_for(len(request.tokens)) - start.shared_pages > spare:
+            start = self._place_for(request)
+            if start is None:
                 return
             request.kv = start.open()
             if not request.ledger.passes:
                 request.ledger.cached_tokens = request.kv.computed
-            promised += self._missing(request, request.lag)
             self.waiting.remove(request)
-            insort(self.running, request, key=_arrival)
+            insort(self.running, request, key=standing)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.running) >= min(self._sizes.max_running, self._sizes.max_rows)
+
+    def _candidates(self) -> list[Request]:
+        """Who may begin: where all places are taken, those for whom somebody gives way."""
+        if not self.waiting or not self._is_full:
+            return self.waiting
+        return [request for request in self.waiting if gives_way(self.running[-1], request)]
+
+    def _place_for(self, request: Request) -> "_Start | None":
+        """Put others off for it as far as they give way; None if it has to wait all the same."""
+        while True:
+            start = self._start(request)
+            promised = sum(self._missing(other, other.lag) for other in self.running)
+            spare = self._cache.available_pages - promised - len(self.running)
+            needed = self._cache.pages_for(len(request.tokens)) - start.shared_pages
+            if needed <= spare and not self._is_full:
+                return start
+            if not self.running or not gives_way(self.running[-1], request):
+                return None
+            self.preempt(self.running[-1])
 
     def _start(self, request: Request) -> "_Start":
         """Where the request's first rows come from: the first answer to the same prompt, or the prefix cache."""
@@ -183,7 +235,7 @@ class Scheduler:
         is_scored = request.prompt_logprobs is None or request.scored >= request.prompt_len - 1
         # Rows that were not computed here tell no log probabilities.
         tokens = request.tokens if is_scored else ()
-        matching = cache.matching_pages(request.tenant, tokens)
+        matching = cache.matching_pages(request.owner_of_pages, tokens)
         rows = request.prompt_len - 1
         if (
             leader is not None
@@ -192,9 +244,10 @@ class Scheduler:
         ):
             source = leader.kv
             return _Start(rows // page_size, lambda: cache.fork(source, rows))
-        idle = cache.idle_matching_pages(request.tenant, tokens)
+        idle = cache.idle_matching_pages(request.owner_of_pages, tokens)
         return _Start(
-            matching - idle, lambda: cache.open(request.tenant, tokens, again=request.ledger.passes > 0)
+            matching - idle,
+            lambda: cache.open(request.owner_of_pages, tokens, again=request.ledger.passes > 0),
         )
 
 

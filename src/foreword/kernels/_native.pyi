@@ -26,6 +26,8 @@ class PackedMatrix:
     @staticmethod
     def keep_floats(arena: Arena, values: Floats) -> PackedMatrix: ...
     @staticmethod
+    def round_factor(arena: Arena, values: Floats) -> PackedMatrix: ...
+    @staticmethod
     def keep_blocks(arena: Arena, kind: str, blocks: NDArray[uint8]) -> PackedMatrix: ...
     @staticmethod
     def round_floats(
@@ -88,6 +90,10 @@ class Decoder:
         taps: Sequence[tuple[int, bool]],
         logits: Floats,
         hidden: Floats,
+        adapters: Sequence[int] = (),
+    ) -> None: ...
+    def set_adapter(
+        self, slot: int, layers: list[list[tuple[PackedMatrix, PackedMatrix] | None]] | None
     ) -> None: ...
     @property
     def threads(self) -> int: ...

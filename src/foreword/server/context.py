@@ -28,6 +28,10 @@ class ServerContext:
     started: float = field(default_factory=monotonic)  # for how long it has been up
     started_at: int = field(default_factory=lambda: int(time()))  # in seconds since 1970
     pace: PaceMemory = field(default_factory=PaceMemory)  # of paced streams so far
+    adapters: set[str] = field(init=False)  # names of the LoRA adapters that the engine has
+
+    def __post_init__(self) -> None:
+        self.adapters = set(self.settings.adapters)
 
     def speculation(self, override: bool | Mapping[str, Any] | None) -> SpeculationSetting:
         """How a request is guessed ahead for; what begins while guessing is switched off is plain to its end."""
@@ -42,12 +46,17 @@ class ServerContext:
         except EngineUnavailable:
             return None
 
+    def adapter(self, name: str | None) -> str:
+        """The adapter that a request means by its model; empty: the model itself."""
+        return name if name is not None and name in self.adapters else ""
+
     def check_model(self, name: str | None) -> None:
         """404 for a model that is not here."""
-        if name is not None and name != self.settings.model_name:
+        if name is not None and name != self.settings.model_name and name not in self.adapters:
+            known = ", ".join(map(repr, (self.settings.model_name, *sorted(self.adapters))))
             raise ApiError(
                 404,
-                f"there is no model {name[:64]!r} here; this server has {self.settings.model_name!r}",
+                f"there is no model {name[:64]!r} here; this server has {known}",
                 param="model",
                 code="model_not_found",
             )

@@ -1,5 +1,6 @@
 """How the server behaves. Every number that refuses something is here."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -61,6 +62,8 @@ class ServerSettings:
     stream_pacing: str = STREAM_PACINGS[0]
     access_log: bool = False  # a line for every request
     allow_switch: bool = False  # POST /speculation turns guessing off and on, and moves roll-outs
+    adapters: Mapping[str, str] = field(default_factory=dict)  # LoRA adapters to begin with: name -> folder
+    allow_adapter_loading: bool = False  # clients may load and unload adapters by their paths here
     policy_file: str | None = None  # the operator's rules, which the engine follows
     drain_seconds: float = 30.0  # how long a stopping server waits for running answers
     tokenize_threads: int = 2  # threads that encode long prompts beside the event loop

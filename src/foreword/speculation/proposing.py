@@ -10,6 +10,7 @@ from foreword.speculation.draft import NO_DRAFT, Draft
 from foreword.speculation.drafting import Ask, DraftRequest, KvMemory, needs_of
 from foreword.speculation.report import DrafterCall
 from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
+from foreword.speculation.service import Wish, guess_shares
 
 Plans = Sequence[DraftPlan | None]
 
@@ -51,7 +52,7 @@ def fit_to_room(
     if not any(wanted):
         return fitted
     if max_rows is not None:
-        wanted = fair_shares(wanted, max_rows - sum(entry.run for entry in entries))
+        wanted = guess_shares(wishes(entries, wanted), max_rows - sum(entry.run for entry in entries))
     free_pages = cache.free_pages
     for place, (entry, plan, most) in enumerate(zip(entries, fitted, wanted, strict=True)):
         if plan is None:
@@ -74,14 +75,10 @@ def _sensible(entry: PassEntry, plan: DraftPlan | None) -> DraftPlan | None:
     return replace(plan, max_nodes=nodes, max_depth=depth) if nodes > 0 and depth > 0 else None
 
 
-def fair_shares(wanted: Sequence[int], total: int) -> list[int]:
-    """As much of what each wants as the total allows, the small settings first and the rest evenly."""
-    shares, left = [0] * len(wanted), max(total, 0)
-    by_size = sorted(range(len(wanted)), key=wanted.__getitem__)
-    for place, index in enumerate(by_size):
-        shares[index] = min(wanted[index], left // (len(by_size) - place))
-        left -= shares[index]
-    return shares
+def wishes(entries: Sequence[PassEntry], nodes: Sequence[int]) -> list[Wish]:
+    """What is wanted for each entry, for `guess_shares`."""
+    pairs = zip(entries, nodes, strict=True)
+    return [Wish(count, entry.request.tenant, entry.request.service) for entry, count in pairs]
 
 
 def propose(

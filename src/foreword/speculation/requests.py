@@ -8,6 +8,7 @@ from foreword.acceptance.request import RequestSampler
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.drafting import Drafter, DraftRequest, Text
 from foreword.speculation.measured.acceptance_stats import AcceptanceStats
+from foreword.speculation.service import Service
 from foreword.speculation.verdict import Verdict
 
 
@@ -70,6 +71,8 @@ class StepRequest(Protocol):
 
     request_id: int  # no other request ever has the same
     tenant: str  # whose request it is; nothing is learned from one tenant for another
+    service: Service  # how soon it is to be served
+    adapter_slot: int  # of the decoder; 0: the model itself
     prompt_len: int  # how many of the tokens are the prompt
     tokens: list[int]  # committed: the prompt, then what was generated; only ever grows
     kv: KvSequence  # its computed rows chase its tokens; the newest token has none yet

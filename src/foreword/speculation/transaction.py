@@ -102,6 +102,7 @@ class Transaction:
                 wants_hidden=wants,
                 first=entry.computed,
                 drawn_at=drawn_at[entry.kv] if entry.pending and drawn_at is not None else None,
+                adapter=entry.request.adapter_slot,
             )
             for entry, draft, wants in zip(self.entries, drafts, watched, strict=True)
         ]

@@ -70,6 +70,13 @@ class EngineClient(Protocol):
         """Move a drafter of the policy file in a cohort, from the next step on."""
         ...
 
+    async def set_adapter(self, name: str, path: str | None) -> None:
+        """Load a LoRA adapter, or unload it if there is no path, also after a restart.
+
+        Raises `RequestError` for what cannot be loaded, `EngineUnavailable` if there is no engine now.
+        """
+        ...
+
     async def stats(self) -> EngineStats | None:
         """How the engine is doing; None if it does not say in time."""
         ...

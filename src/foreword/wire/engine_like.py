@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from foreword.engine.adapters import Adapters
 from foreword.engine.answers.stream import AnswerStream
 from foreword.engine.messages import EngineStats, NewRequest
 
@@ -31,6 +32,11 @@ class EngineLike(Protocol):
 
     def move_pair(self, drafter: str, cohort: str, state: str) -> None:
         """Move a drafter of the policy file in a cohort; what is not in the file is ignored, with a line in the log."""
+        ...
+
+    @property
+    def adapters(self) -> Adapters:
+        """The LoRA adapters that requests can ask for; any thread may load and unload them."""
         ...
 
     def stats(self) -> EngineStats:

@@ -8,7 +8,7 @@ from foreword.wire.frames import Start
 
 def load_engine(start: Start) -> EngineLike:
     """Load the model and start the engine's thread."""
-    return Engine.load(
+    engine = Engine.load(
         start.model,
         dtype=start.dtype,
         device=start.device,
@@ -16,3 +16,10 @@ def load_engine(start: Start) -> EngineLike:
         speculation=start.speculation,  # None: nobody; what "auto" means was decided before
         config=EngineConfig(**start.config),
     )
+    try:
+        for name, path in start.adapters.items():
+            engine.adapters.load(name, path)
+    except BaseException:
+        engine.close()
+        raise
+    return engine

@@ -38,6 +38,7 @@ class Start(_Message, frozen=True):
     backend: str = "auto"
     speculation: dict[str, Any] | None = None  # who drafts unless a request says otherwise
     config: dict[str, Any] = {}  # fields of EngineConfig that differ from the defaults
+    adapters: dict[str, str] = {}  # LoRA adapters to begin with: name -> folder
 
 
 class Submit(_Message, frozen=True):
@@ -64,6 +65,14 @@ class MovePair(_Message, frozen=True):
     drafter: str
     cohort: str
     state: str
+
+
+class SetAdapter(_Message, frozen=True):
+    """To the engine process: load a LoRA adapter, or unload it; answered with `AdapterSet` of the same number."""
+
+    number: int
+    name: str
+    path: str | None = None  # None: unload it
 
 
 class StatsWanted(_Message, frozen=True):
@@ -104,14 +113,21 @@ class Stats(_Message, frozen=True):
     engine: EngineStats
 
 
+class AdapterSet(_Message, frozen=True):
+    """From the engine process: it was done, or why not."""
+
+    number: int
+    error: str | None = None
+
+
 class Fatal(_Message, frozen=True):
     """From the engine process: it cannot go on, and why."""
 
     error: str
 
 
-ToEngine = Start | Submit | Abort | Speculate | MovePair | StatsWanted | Drain
-FromEngine = Ready | Deltas | Refused | Stats | Fatal
+ToEngine = Start | Submit | Abort | Speculate | MovePair | SetAdapter | StatsWanted | Drain
+FromEngine = Ready | Deltas | Refused | Stats | AdapterSet | Fatal
 _Kind = TypeVar("_Kind")
 
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from foreword.engine.answers.ends import OpenAnswers
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
@@ -38,6 +39,7 @@ class EngineLink:
         self._inboxes: dict[str, _Inbox] = {}
         self._left: dict[str, _Left] = {}
         self._stats: dict[int, asyncio.Future[EngineStats]] = {}
+        self._adapters: dict[int, asyncio.Future[str | None]] = {}
         self._numbers = count()
         self._broken: str | None = None
         self.ready: asyncio.Future[wire.Ready] = asyncio.get_running_loop().create_future()
@@ -97,6 +99,19 @@ class EngineLink:
         finally:
             self._stats.pop(number, None)
 
+    async def set_adapter(self, name: str, path: str | None) -> None:
+        """Have an adapter loaded, or unloaded if there is no path; `RequestError` says why it cannot be."""
+        number = next(self._numbers)
+        reply: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._adapters[number] = reply
+        self.send(wire.SetAdapter(number, name, path))
+        try:
+            error = await reply
+        finally:
+            self._adapters.pop(number, None)
+        if error is not None:
+            raise RequestError(error)
+
     async def listen(self) -> None:
         """Pass on what comes in until the channel ends; raises `ChannelError` for damaged frames."""
         async for frame in self._channel.frames():
@@ -117,6 +132,9 @@ class EngineLink:
             case wire.Stats(number, engine):
                 if (reply := self._stats.get(number)) is not None and not reply.done():
                     reply.set_result(engine)
+            case wire.AdapterSet(number, error):
+                if (told := self._adapters.get(number)) is not None and not told.done():
+                    told.set_result(error)
             case wire.Ready():
                 if not self.ready.done():
                     self.ready.set_result(message)
@@ -143,7 +161,8 @@ class EngineLink:
         waiting = [request_id for request_id, inbox in self._inboxes.items() if inbox.open.left]
         for request_id in [*waiting, *self._left]:
             self._put(request_id, EngineUnavailable(reason))
-        for reply in self._stats.values():
+        replies: list[asyncio.Future[Any]] = [*self._stats.values(), *self._adapters.values()]
+        for reply in replies:
             if not reply.done():
                 reply.set_exception(EngineUnavailable(reason))
         if not self.ready.done():

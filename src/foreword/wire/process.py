@@ -39,6 +39,7 @@ class EngineHost:
         self._channel = channel
         self._engine = engine
         self._draining: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # adapters that are being loaded
         self._fresh: list[AnswerDelta] = []  # that will be sent together
         self._over = asyncio.Event()
         self.exit_code = 0
@@ -69,12 +70,30 @@ class EngineHost:
                 self._engine.speculate(on)
             case wire.MovePair(drafter, cohort, state):
                 self._engine.move_pair(drafter, cohort, state)
+            case wire.SetAdapter(number, name, path):
+                self._tasks.add(task := asyncio.create_task(self._set_adapter(number, name, path)))
+                task.add_done_callback(self._tasks.discard)
             case wire.StatsWanted(number):
                 self._channel.send(wire.Stats(number, self._engine.stats()))
             case wire.Drain(deadline):
                 self._draining = asyncio.create_task(self._drain(deadline))
             case wire.Start():
                 raise wire.ChannelError("a second Start came over the channel")
+
+    async def _set_adapter(self, number: int, name: str, path: str | None) -> None:
+        """Files are read in a thread: others get their tokens meanwhile."""
+        adapters = self._engine.adapters
+        try:
+            if path is None:
+                adapters.unload(name)
+            else:
+                await asyncio.to_thread(adapters.load, name, path)
+        except Exception as error:
+            if not isinstance(error, ForewordError):
+                log.exception("an adapter could not be loaded")
+            self._channel.send(wire.AdapterSet(number, str(error) or type(error).__name__))
+        else:
+            self._channel.send(wire.AdapterSet(number))
 
     def _submit(self, request: NewRequest) -> None:
         try:

@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from time import monotonic
 
+import msgspec
+
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.errors import ForewordError
 from foreword.wire import frames as wire
@@ -51,6 +53,7 @@ class Supervisor:
         self._limits: EngineLimits | None = None
         self._restarts = 0
         self._speculate = True
+        self._adapters = dict(settings.start.adapters)
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -94,6 +97,16 @@ class Supervisor:
         """Move a drafter of the policy file in a cohort; the engine keeps that in its own file."""
         if self._link is not None:
             self._link.send(wire.MovePair(drafter, cohort, state))
+
+    async def set_adapter(self, name: str, path: str | None) -> None:
+        """Load a LoRA adapter, or unload it if there is no path, also after a restart."""
+        if self._link is None or self._state is not EngineState.READY:
+            raise EngineUnavailable(f"the engine is {self._state}; try again")
+        await self._link.set_adapter(name, path)
+        if path is None:
+            self._adapters.pop(name, None)
+        else:
+            self._adapters[name] = path
 
     async def stats(self) -> EngineStats | None:
         """How the engine is doing."""
@@ -184,7 +197,8 @@ class Supervisor:
                 ours.close()
                 raise
         link = EngineLink(wire.Channel(*await asyncio.open_connection(sock=ours)))
-        link.send(self._settings.start)
+        first = self._settings.start.adapters.items() & self._adapters.items()
+        link.send(msgspec.structs.replace(self._settings.start, adapters=dict(first)))
         self._link = link
         return link
 
@@ -197,6 +211,10 @@ class Supervisor:
             self._state = EngineState.READY
         if not self._speculate:
             self.speculate(False)
+        # What was loaded since; if its files are gone, its requests are refused, and nothing else.
+        for name, path in self._adapters.items() - self._settings.start.adapters.items():
+            if self._link is not None:
+                self._link.send(wire.SetAdapter(-1, name, path))
         if not first_ready.done():
             first_ready.set_result(None)
         log.info("the engine is ready")

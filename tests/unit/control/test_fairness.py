@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from foreword.acceptance.params import SamplingParams
-from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.control.fair_share import FairShare
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
@@ -21,26 +20,12 @@ from foreword.speculation.proposing import fit_to_room
 from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry
 from foreword.speculation.verdict import Verdict
-from helpers.checked_target import CheckedTarget
-from helpers.clocks import ScriptedClock
 from helpers.engines import ask, core_on, run
 from helpers.pretend_store import PRETEND_ROWS
 from helpers.requests import lone_request
-from helpers.saboteur import Saboteur
+from helpers.timed_target import TimedTarget
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
-
-
-class TimedTarget(CheckedTarget):
-    """A pass takes 1 ms and 0.1 ms for every row, by its own clock."""
-
-    def __init__(self) -> None:
-        super().__init__(Saboteur(random.Random(0), 0.0))
-        self.clock = ScriptedClock()
-
-    def forward(self, batch: ForwardBatch, store: object = None) -> ForwardOutput:
-        self.clock.pass_by(1e-3 + 1e-4 * len(batch.token_ids))
-        return super().forward(batch, store)
 
 
 def small_core(pages: int, policy: FixedPolicy | None = None, **config: Any) -> EngineCore:

@@ -55,7 +55,7 @@ def test_every_label_it_groups_by_exists():
         method="x",
         cohort="x/greedy",
     )
-    metrics.note_answer(stats)
+    metrics.note_answer(stats, "stop")
     metrics.note_costs(0, stats)
     control = ControlReport(pairs=(PairReport("x", "x/greedy"),))
     metrics.note_engine(

@@ -92,7 +92,7 @@ def test_the_names_are_vllms_behind_our_prefix_and_ours():
 
 def test_an_answer_is_counted_by_method_and_cohort():
     metrics = Metrics("m")
-    metrics.note_answer(STATS)
+    metrics.note_answer(STATS, "stop")
     metrics.note_costs(0, STATS)
     labels = {"method": "ngram", "cohort": "ngram/greedy"}
     assert value(metrics, "spec_decode_num_drafts_total", **labels) == 4
@@ -111,8 +111,8 @@ def test_an_answer_is_counted_by_method_and_cohort():
 
 def test_tokens_of_the_first_pass_take_no_time_of_decoding():
     metrics = Metrics("m")
-    metrics.note_answer(RequestStats(output_tokens=9, first_tokens=4, decode_seconds=1.0))
-    metrics.note_answer(RequestStats(output_tokens=4, first_tokens=4, decode_seconds=0.0))
+    metrics.note_answer(RequestStats(output_tokens=9, first_tokens=4, decode_seconds=1.0), "stop")
+    metrics.note_answer(RequestStats(output_tokens=4, first_tokens=4, decode_seconds=0.0), "stop")
     assert value(metrics, "request_time_per_output_token_seconds_sum") == 1.0 / 5
     assert value(metrics, "request_time_per_output_token_seconds_count") == 1
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.backends.cpu.adapters import AdapterPacker
 from foreword.backends.cpu.block_heads import CpuBlockHead, packed_ends
 from foreword.backends.cpu.heads import CpuHead, HeadPacker
 from foreword.backends.cpu.kv_store import HEAD_ALIGNMENT, CpuKvStore
@@ -19,6 +20,7 @@ from foreword.backends.support import require_supported
 from foreword.backends.weight_loader import FINAL_NORM
 from foreword.kernels.native import choose_isa, choose_threads, native_status
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
+from foreword.models.adapters.lora import Lora
 from foreword.models.config import LayerSpec, ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.opening import Head
@@ -81,6 +83,14 @@ class CpuDecoder:
                 packed.attention_norm, packed.mlp_norm, packed.matrices, packed.query_norm, packed.key_norm
             )
         self._native.set_ends(weights.embedding, weights.head, weights.final_norm)
+
+    def set_adapter(self, slot: int, adapter: Lora | None) -> None:
+        """What is added for the requests whose slot in a batch is this one; None takes it away."""
+        packed = None
+        if adapter is not None:
+            packer = AdapterPacker(self.isa, self.threads, self.form.floats)
+            packed = packer.layers(adapter, self._weights.layers)
+        self._native.set_adapter(slot, packed)
 
     @property
     def layer_bytes(self) -> int:
@@ -161,7 +171,7 @@ class CpuDecoder:
         taps = list(dict.fromkeys(batch.taps))
         logits = torch.empty((len(arrays.logit_rows), self.config.vocab_size), dtype=torch.float32)
         hidden = np.empty((len(taps), len(arrays.hidden_rows), self.config.hidden_size), dtype=np.float32)
-        self._native.forward(store.native, arrays, taps, logits.numpy(), hidden)
+        self._native.forward(store.native, arrays, taps, logits.numpy(), hidden, batch.adapters)
         return ForwardOutput(logits, dict(zip(taps, map(torch.from_numpy, hidden), strict=True)))
 
 

@@ -25,7 +25,9 @@ from foreword.backends.interface import KvStore
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.heads import LentEnds
 from foreword.backends.torch.weights import DecoderWeights, LayerWeights
+from foreword.errors import RequestError
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
+from foreword.models.adapters.lora import Lora
 from foreword.models.config import ModelConfig
 from foreword.models.heads.opening import Head
 
@@ -50,6 +52,11 @@ class CudaDecoder(TorchDecoder):
         if products is None and self._captures:
             layer = weights.layers[0]
             self._products.check_library([layer.qkv, layer.output, layer.gate_up, layer.down, weights.head])
+
+    def set_adapter(self, slot: int, adapter: Lora | None) -> None:
+        """Its captured passes and shape-invariant products have no place for them yet."""
+        if adapter is not None:
+            raise RequestError("the cuda backend runs no LoRA adapters; use --backend torch")
 
     def remade(self, config: ModelConfig, weights: DecoderWeights) -> "CudaDecoder":
         """A decoder of the same kind with other layers."""

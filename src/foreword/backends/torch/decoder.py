@@ -10,6 +10,7 @@ from torch.nn.functional import embedding, linear, silu
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps, known_ids
 from foreword.backends.interface import KvStore
 from foreword.backends.support import require_supported
+from foreword.backends.torch.adapters import Additions, additions, on_device
 from foreword.backends.torch.attention import GroupView, group_views, paged_attention
 from foreword.backends.torch.heads import LentEnds, TorchHead
 from foreword.backends.torch.kv_store import TorchKvStore
@@ -19,6 +20,7 @@ from foreword.backends.torch.staging import StagedBatch, Staging
 from foreword.backends.torch.weights import DecoderWeights, LayerWeights, load_weights
 from foreword.backends.weight_loader import FINAL_NORM
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
+from foreword.models.adapters.lora import MODULES, Lora
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.opening import Head
@@ -47,11 +49,19 @@ class TorchDecoder:
         self._inverse_frequencies = inverse_frequencies(config).to(weights.embedding.device)
         self._bucketed = self.device.type == "cuda" if bucketed is None else bucketed
         self._staging = Staging(self.device, self._bucketed)
+        self._adapters: dict[int, Lora] = {}  # by slot
         dtype = str(weights.embedding.dtype).removeprefix("torch.")
         self._attention_spec = spec = require_supported(config, "torch").attention
         self._kv_rows = RowSpec(
             DECODER_ROWS, config.num_layers, spec.num_kv_heads, spec.head_dim, dtype=dtype
         )
+
+    def set_adapter(self, slot: int, adapter: Lora | None) -> None:
+        """What is added for the requests whose slot in a batch is this one; None takes it away."""
+        if adapter is None:
+            self._adapters.pop(slot, None)
+        else:
+            self._adapters[slot] = on_device(adapter, self._weights.embedding.dtype, self.device)
 
     @property
     def device(self) -> torch.device:
@@ -125,6 +135,7 @@ class TorchDecoder:
         if not isinstance(store, TorchKvStore) or store.spec.decoder != self._kv_rows:
             raise ValueError("the KV store was made for another decoder")
         check_taps(batch.taps, len(self._weights.layers))
+        added = additions(batch, self._adapters, self.device)
         staged = self._staging.stage(batch, store.page_size, store.spare_slot)
         views = group_views(staged, store.page_size, store.empty_slot)
         batch = staged.batch
@@ -141,8 +152,9 @@ class TorchDecoder:
         for index, layer in enumerate(self._weights.layers):
             self._keep_hidden(hidden, staged, index, stream)
             kv = PagedKv(keys[index], values[index], slots, views)
-            stream = stream + self._attention(layer, stream, cos_sin, kv)
-            stream = stream + self._mlp(layer, stream)
+            here = added.at(index)
+            stream = stream + self._attention(layer, stream, cos_sin, kv, here)
+            stream = stream + self._mlp(layer, stream, here)
         self._keep_hidden(hidden, staged, len(self._weights.layers), stream)
         last = self._final_norm(stream[batch.logit_rows])
         return ForwardOutput(linear(last, self._weights.head).float()[: staged.num_logits], hidden)
@@ -159,11 +171,18 @@ class TorchDecoder:
         return rms_norm(rows, self._weights.final_norm, self.config.norm.eps)
 
     def _attention(
-        self, layer: LayerWeights, stream: Tensor, cos_sin: tuple[Tensor, Tensor], kv: PagedKv
+        self,
+        layer: LayerWeights,
+        stream: Tensor,
+        cos_sin: tuple[Tensor, Tensor],
+        kv: PagedKv,
+        added: Additions,
     ) -> Tensor:
         spec, eps = self._attention_spec, self.config.norm.eps
         normed = rms_norm(stream, layer.input_norm, eps)
         qkv = linear(normed, layer.qkv, layer.qkv_bias)
+        widths = (spec.query_width, spec.kv_width, spec.kv_width)
+        added.add(tuple(zip(MODULES[:3], widths, strict=True)), normed, qkv)
         heads = qkv.view(len(stream), -1, spec.head_dim)  # [rows, heads + 2 * kv heads, dim]
         q, k, v = torch.split(heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
         if layer.query_norm is not None and layer.key_norm is not None:
@@ -172,9 +191,18 @@ class TorchDecoder:
         kv.keys[kv.slots] = rotate(k, *cos_sin)
         kv.values[kv.slots] = v
         attended = paged_attention(rotate(q, *cos_sin), kv.keys, kv.values, kv.views)
-        return linear(attended.reshape(len(stream), -1), layer.output, layer.output_bias)
+        flat = attended.reshape(len(stream), -1)
+        output = linear(flat, layer.output, layer.output_bias)
+        added.add(((MODULES[3], output.shape[1]),), flat, output)
+        return output
 
-    def _mlp(self, layer: LayerWeights, stream: Tensor) -> Tensor:
+    def _mlp(self, layer: LayerWeights, stream: Tensor, added: Additions) -> Tensor:
         normed = rms_norm(stream, layer.mlp_norm, self.config.norm.eps)
-        gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-        return linear(silu(gate) * up, layer.down, layer.down_bias)
+        gate_up = linear(normed, layer.gate_up, layer.gate_up_bias)
+        width = gate_up.shape[1] // 2
+        added.add(((MODULES[4], width), (MODULES[5], width)), normed, gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        active = silu(gate) * up
+        output = linear(active, layer.down, layer.down_bias)
+        added.add(((MODULES[6], output.shape[1]),), active, output)
+        return output

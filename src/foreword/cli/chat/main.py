@@ -23,9 +23,11 @@ from foreword.cli.console import (
 )
 from foreword.cli.options import (
     GenerationConfigOption,
+    LoraOption,
     SpeculationOption,
     SpeculativeConfigOption,
     SystemOption,
+    lora_request,
     speculation_choice,
 )
 from foreword.errors import ForewordError
@@ -48,6 +50,7 @@ def chat(
     speculation: SpeculationOption = None,
     speculative_config: SpeculativeConfigOption = None,
     generation_config: GenerationConfigOption = "auto",
+    lora: LoraOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
@@ -69,6 +72,7 @@ def chat(
     config = llm.loaded.choose_speculation(setting).config
     session = ChatSession(llm, params, None if config is None else config.as_mapping())
     session.set_system(system)
+    session.adapter = llm.adapters.ensure(lora_request(lora))
     if _is_interactive():
         legend = Text.assemble(
             ("accepted guesses", GUESSED_STYLE), ", ", ("the target's own tokens", OWN_STYLE)

@@ -61,6 +61,7 @@ class ChatSession:
         self.system: str | None = None
         self.turns: list[Turn] = []
         self.speculation: Mapping[str, Any] | None = None  # None: plain decoding
+        self.adapter = ""  # name of the adapter that answers; empty: the model itself
         self.last_drafts: tuple[DraftShown, ...] = ()  # of the last answer, a pass each
         self.last = Tally()
         self.total = Tally()
@@ -138,7 +139,10 @@ class ChatSession:
     def _deltas(self, plan: Plan, interrupted: Interrupted) -> Generator[AnswerDelta]:
         engine, name = self._llm.engine, f"chat-{next(self._numbers)}"
         setting = False if self.speculation is None else self.speculation
-        engine.add(NewRequest(name, plan.prompt_ids, self.params, TENANT, setting, progress=True))
+        new = NewRequest(
+            name, plan.prompt_ids, self.params, TENANT, setting, progress=True, adapter=self.adapter
+        )
+        engine.add(new)
         try:
             while engine.has_requests:
                 yield from (engine.abort(name) if interrupted() else engine.step())

@@ -90,5 +90,6 @@ def _show(found: "Explanation", notes: list[str]) -> None:
         stdout.print(f"  at most {found.max_depth} guesses behind each other")
     if found.step_limit_ms is not None:
         stdout.print(f"  guesses make no step longer than {found.step_limit_ms:g} ms")
+    stdout.print(f"  service class: {found.service}, tenant's weight {found.weight:g}")
     for note in notes:
         stdout.print(f"  note: {note}", soft_wrap=True)

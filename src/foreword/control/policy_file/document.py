@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from foreword.control.policy_file.matching import Match, Traits
+from foreword.control.policy_file.service_rules import ServiceRules
 from foreword.control.settings import ControlSettings
 
 OTHER = "other"
@@ -119,6 +120,7 @@ class PolicyFile:
     max_cohorts: int = 64
     rollouts: tuple[RolloutRule, ...] = ()
     latency: tuple[LatencyRule, ...] = ()
+    service: ServiceRules = field(default_factory=ServiceRules)
     overload: OverloadRule | None = None
     prices: Prices | None = None
     state_file: str | None = None
@@ -141,7 +143,8 @@ class PolicyFile:
     def step_limit(self, traits: Traits) -> float | None:
         """Seconds that a step for this request may take; None: no bound."""
         limits = [rule.tpot_ms / 1e3 for rule in self.latency if rule.match.fits(traits)]
-        return min(limits, default=None)
+        promised = self.service.of(traits).step_seconds
+        return min([*limits, *([] if promised is None else [promised])], default=None)
 
     def rollout(self, drafter: str, cohort: str) -> RolloutRule | None:
         found = (rule for rule in self.rollouts if (rule.drafter, rule.cohort) == (drafter, cohort))

@@ -26,6 +26,8 @@ class Explanation:
     drafters: Mapping[str, str]  # and what each is there for
     max_depth: int | None
     step_limit_ms: float | None
+    service: str  # the class of service
+    weight: float  # the tenant's
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -42,7 +44,7 @@ def explain(policy: PolicyFile, traits: Traits, wish: object = None) -> Explanat
         assert failed is not None
         has = traits.value(failed.key)
         passed[other.name] = f"{failed.key} is {'not given' if has is None else has}, not {failed.wanted}"
-    limit = policy.step_limit(traits)
+    limit, service = policy.step_limit(traits), policy.service.of(traits)
     return Explanation(
         rule.name,
         policy.label(rule, traits),
@@ -51,6 +53,8 @@ def explain(policy: PolicyFile, traits: Traits, wish: object = None) -> Explanat
         _drafters(policy, rule, wish),
         policy.depth(rule),
         None if limit is None else 1e3 * limit,
+        service.name,
+        service.weight,
     )
 
 

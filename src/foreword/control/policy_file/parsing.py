@@ -21,6 +21,7 @@ from foreword.control.policy_file.document import (
 )
 from foreword.control.policy_file.fields import Fields, refuse
 from foreword.control.policy_file.matching import FLAGS, METADATA, RANGES, TEXTS, Condition, Match
+from foreword.control.policy_file.service_rules import parse_service
 from foreword.control.settings import ControlSettings
 
 VERSION = 1
@@ -66,6 +67,7 @@ def parse_policy(value: object) -> PolicyFile:
         max_cohorts=top.number("max_cohorts", MOST_COHORTS, least=1, most=MOST_COHORTS, whole=True),
         rollouts=_rollouts(top.take("rollout", []), drafters, [*names, OTHER]),
         latency=tuple(_latency(name, given) for name, given in top.objects("latency").items()),
+        service=parse_service(top.take("service", {}), parse_match),
         overload=_overload(top.take("overload", None)),
         prices=_prices(top.take("prices", None)),
         state_file=top.text("state_file", None),

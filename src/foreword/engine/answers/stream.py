@@ -67,3 +67,17 @@ class AnswerStream:
         if self._open.left:
             self._open.left = 0
             self._abort(self)
+
+
+def post(loop: asyncio.AbstractEventLoop, items: list[tuple[AnswerStream, AnswerDelta | Exception]]) -> bool:
+    """Run the deliveries on the loop; False if it is closed and nobody listens any more."""
+
+    def deliver() -> None:
+        for stream, item in items:
+            stream.deliver(item)
+
+    try:
+        loop.call_soon_threadsafe(deliver)
+    except RuntimeError:
+        return False
+    return True

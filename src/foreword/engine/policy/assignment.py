@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from foreword.speculation.requests import DraftPlan
+from foreword.speculation.service import DEFAULT_SERVICE, Service
 
 
 @dataclass(frozen=True)
@@ -22,3 +23,4 @@ class Assignment:
     plan: DraftPlan | None = None
     step_limit: float | None = None  # seconds
     places: tuple[CanaryPlace, ...] = ()
+    service: Service = DEFAULT_SERVICE

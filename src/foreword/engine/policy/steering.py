@@ -76,11 +76,15 @@ class Steering:
         self._pool = pool
 
     def assign(self, new: NewRequest) -> Assignment:
-        """Who may draft for a request, whatever that brings."""
+        """Who may draft for a request, whatever that brings, and how soon it is served."""
         self._watch()
         with self._lock:
             document, configs = self.document, self.configs
         traits = self.traits(new)
+        assigned = self._assign(new, traits, document, configs)
+        return replace(assigned, service=document.service.of(traits))
+
+    def _assign(self, new: NewRequest, traits: Traits, document: PolicyFile, configs: Configs) -> Assignment:
         rule = document.cohort(traits)
         label = self._label(document.label(rule, traits))
         limit = document.step_limit(traits)
@@ -111,7 +115,7 @@ class Steering:
         return Traits(
             tenant=new.tenant,
             model=labels.model or self.model,
-            adapter=labels.adapter,
+            adapter=new.adapter or labels.adapter,
             temperature=new.params.temperature,
             prompt_tokens=len(new.prompt_token_ids),
             json_schema=labels.json_schema,

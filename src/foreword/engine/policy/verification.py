@@ -63,6 +63,8 @@ class IdleChecks:
         """Keep it if somebody waits for such a request."""
         if request.index or request.finish_reason not in ("stop", "length") or request.prediction:
             return
+        if request.adapter is not None:  # it may be gone when there is time
+            return
         for (drafter, cohort), pair in self.steering.rollouts.pairs.items():
             if pair.stage is Stage.VERIFY and is_of(request.cohort, cohort):
                 self._waiting.append(_sample(request, drafter, cohort))

@@ -176,6 +176,8 @@ async def _measured(context: ServerContext, request: NewRequest) -> AsyncGenerat
                     raise ApiError(
                         500, delta.error or "the engine could not finish this answer", code="engine_error"
                     )
+                if delta.finish_reason == "deadline" and delta.stats and not delta.stats.output_tokens:
+                    raise ApiError(504, delta.error or "the deadline is over", code="deadline_exceeded")
                 if delta.finish_reason == "abort":
                     raise ApiError(503, "the server stopped before the answer was finished", code="aborted")
                 yield delta

@@ -64,6 +64,7 @@ class ChatDialect:
 
     def __init__(self, context: ServerContext, body: ChatRequest, answer_id: str, prompt_tokens: int) -> None:
         self._settings = context.settings
+        self._model = body.model or context.settings.model_name
         self._logprobs = LogprobWriter(context.prompts.tokenizer)
         self._wants_logprobs = bool(body.logprobs)
         self._n = body.n or 1
@@ -76,7 +77,7 @@ class ChatDialect:
         return ChatCompletion(
             self._id,
             self._created,
-            self._settings.model_name,
+            self._model,
             choices,
             object="chat.completion.chunk",
             system_fingerprint=self._settings.fingerprint,
@@ -126,7 +127,7 @@ class ChatDialect:
         frame = ChatCompletion(
             self._id,
             self._created,
-            self._settings.model_name,
+            self._model,
             choices,
             system_fingerprint=self._settings.fingerprint,
         )

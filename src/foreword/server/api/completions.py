@@ -66,6 +66,7 @@ class CompletionDialect:
         self, context: ServerContext, body: CompletionRequest, answer_id: str, prompts: Sequence[int]
     ) -> None:
         self._settings = context.settings
+        self._model = body.model or context.settings.model_name
         self._logprobs = LogprobWriter(context.prompts.tokenizer)
         self._wants_logprobs = body.logprobs is not None
         self._usage = StreamUsage(body.stream_options, prompts, body.n or 1)
@@ -77,7 +78,7 @@ class CompletionDialect:
     def _frame(self, choices: list[CompletionChoice]) -> Completion:
         settings = self._settings
         return Completion(
-            self._id, self._created, settings.model_name, choices, system_fingerprint=settings.fingerprint
+            self._id, self._created, self._model, choices, system_fingerprint=settings.fingerprint
         )
 
     def opening(self) -> Iterable[object]:

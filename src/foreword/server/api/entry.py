@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -9,22 +10,25 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foreword.server.api.addressing import as_asked
 from foreword.server.api.answering import Job, respond
 from foreword.server.api.bodies import parse_body, read_body
 from foreword.server.api.identity import Caller, caller_of
+from foreword.server.api.types.sampling_types import SamplingFields
 from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings
 from foreword.wire.client import EngineState, EngineUnavailable
 
 Body = TypeVar("Body", bound=BaseModel)
+Asked = TypeVar("Asked", bound=SamplingFields)
 
 
 async def answer_request(
     context: ServerContext,
     request: Request,
-    model: type[Body],
-    check: Callable[[Body, ServerSettings], int],
-    prepare: Callable[[ServerContext, Body, Caller], Awaitable[Job]],
+    model: type[Asked],
+    check: Callable[[Asked, ServerSettings], int],
+    prepare: Callable[[ServerContext, Asked, Caller], Awaitable[Job]],
 ) -> Response:
     """What is refused is refused at the first step that finds a fault."""
     limits = context.settings.limits
@@ -38,6 +42,8 @@ async def answer_request(
     with ExitStack() as places:
         places.enter_context(context.admission.admit(answers))
         job = await prepare(context, body, caller_of(request))
+        adapter = context.adapter(getattr(body, "model", None))
+        job = replace(job, requests=[as_asked(one, body, adapter) for one in job.requests])
         return await respond(context, request, job, places)
 
 

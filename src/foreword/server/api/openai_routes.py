@@ -6,6 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foreword.server.api.adapter_routes import add_adapter_routes
 from foreword.server.api.chat import chat_job, check_chat
 from foreword.server.api.completions import check_completion, completion_job
 from foreword.server.api.entry import answer_request, json_answer, takes
@@ -50,26 +51,29 @@ def openai_routes(context: ServerContext) -> APIRouter:
 
     @router.get("/models")
     async def models() -> Response:
-        """The one model that this server has."""
-        return json_answer({"object": "list", "data": [_model(context)]})
+        """The model, and its LoRA adapters."""
+        names = ("", *sorted(context.adapters))
+        return json_answer({"object": "list", "data": [_model(context, name) for name in names]})
 
     @router.get("/models/{name:path}")
     async def model(name: str) -> Response:
-        """The same by name."""
+        """One of them by name."""
         if not name:
             raise ApiError(404, "name a model")
         context.check_model(name)
-        return json_answer(_model(context))
+        return json_answer(_model(context, context.adapter(name)))
 
+    add_adapter_routes(router, context)
     return router
 
 
-def _model(context: ServerContext) -> dict[str, object]:
+def _model(context: ServerContext, adapter: str) -> dict[str, object]:
     known: dict[str, object] = {
-        "id": context.settings.model_name,
+        "id": adapter or context.settings.model_name,
         "object": "model",
         "created": context.started_at,
         "owned_by": "foreword",
+        "parent": context.settings.model_name if adapter else None,
     }
     longest = context.max_model_len
     return known if longest is None else known | {"max_model_len": longest}

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from foreword.engine.answers.costs import accepted_runs, sum_stats
 from foreword.engine.messages import EngineStats, RequestStats
 from foreword.server.ops.control_metrics import ControlMetrics
+from foreword.server.ops.service_metrics import ServiceMetrics
 
 _SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _LONG = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0)
@@ -31,6 +32,7 @@ class Metrics:
         self._make_request_metrics()
         self._make_latencies()
         self._make_speculation_metrics()
+        self._services = ServiceMetrics(self.registry, model_name)
         self._control = ControlMetrics(self.registry, model_name, self._catch_up)
 
     def _counter(self, name: str, text: str) -> Counter:
@@ -192,6 +194,7 @@ class Metrics:
         self._catch_up_each(self.step_seconds, _seconds_by_stage(stats))
         self._catch_up_each(self.faults, stats.drafter_faults)
         self._catch_up_each(self.step_faults, stats.step_faults)
+        self._services.note_engine(stats)
         if stats.control is not None:
             self._control.note(stats.control)
 
@@ -210,8 +213,9 @@ class Metrics:
         """An answer has ended, or was given up."""
         self.success.labels(self._model, reason).inc()
 
-    def note_answer(self, stats: RequestStats) -> None:
+    def note_answer(self, stats: RequestStats, finish_reason: str) -> None:
         """A whole answer, in the engine's own times."""
+        self._services.note_answer(stats, finish_reason)
         self.request_output.observe(stats.output_tokens)
         self.queue.observe(stats.queue_seconds)
         self.prefill.observe(stats.prefill_seconds)

@@ -56,7 +56,7 @@ class RequestMeter:
             self._note_outcome(delta.index, delta.finish_reason)
             self._note_costs(delta.index, delta.stats)
             if delta.stats is not None:
-                self._metrics.note_answer(delta.stats)
+                self._metrics.note_answer(delta.stats, delta.finish_reason)
 
     def _note_tokens(self, delta: AnswerDelta, now: float) -> None:
         seen = self._seen[delta.index]

@@ -1,5 +1,6 @@
 """What steps and drafters' calls have cost, and so what the next ones will."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
@@ -98,6 +99,22 @@ class StepCosts:
             return FIRST_CHUNK
         return max(1, min(int(self._prompt_rate * seconds), MOST_ROWS))
 
+    def rows_within(self, seconds: float, most: int, with_prompts: bool) -> int:
+        """Most rows of a step that takes no longer than that, at most `most`.
+
+        Before anything was measured: all rows of a step that only decodes, a cautious number of one with prompts. A
+        step in which every prompt gets one row counts as decoding, so that both have to fit.
+        """
+        fit = _rows_below(next((curve for curve in self._near(0) if curve.is_known), None), seconds, most)
+        if not with_prompts:
+            return fit
+        known = self._prompts if self._prompts.is_known else None
+        return min(fit, _rows_below(known, seconds, most if known is not None else min(most, FIRST_CHUNK)))
+
+    def prompt_seconds(self, rows: int) -> float:
+        """Expected time of so many rows of prompts; 0 before a step with some was measured."""
+        return rows / self._prompt_rate if self._prompt_rate else 0.0
+
     def draft_seconds(self, method: str, levels: int, asks: int = 1) -> float:
         """Expected time of a drafter's call; 0 before the first was measured."""
         cost = self._calls.get(method)
@@ -128,3 +145,8 @@ class StepCosts:
 
     def _near(self, context: int) -> list[StepCurve]:
         return [self._band(context), *self._decoding, self._prompts]
+
+
+def _rows_below(curve: StepCurve | None, seconds: float, most: int) -> int:
+    table = None if curve is None else curve.table(most)
+    return most if table is None else bisect_right(table, seconds) - 1

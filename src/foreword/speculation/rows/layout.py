@@ -4,6 +4,7 @@ Every pass pays for this on the host, so nothing here loops over rows or over th
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from operator import sub
 from typing import NamedTuple
@@ -29,6 +30,7 @@ class SequenceRows(NamedTuple):
     wants_hidden: bool = False  # whether the hidden states of all its rows in this pass are wanted
     first: int | None = None  # row of the run's first token; None: the first that is not computed
     drawn_at: int | None = None  # where the pass before draws the last token of the run; None: it is known
+    adapter: int = 0  # slot of its adapter; 0: the model itself
 
 
 class BatchBuffers:
@@ -71,7 +73,8 @@ class BatchBuffers:
         _fill_tokens(arrays, parts, rows)
         if moves:
             arrays.kv_copies[:] = [(move.source, cache.slot(move.owner, move.row)) for move in moves]
-        return batch
+        adapters = tuple(part.adapter for part in parts)
+        return replace(batch, adapters=adapters) if any(adapters) else batch
 
 
 class _Rows(NamedTuple):

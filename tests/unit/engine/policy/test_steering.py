@@ -15,6 +15,7 @@ from foreword.engine.messages import NewRequest, RequestLabels
 from foreword.engine.policy.assignment import Assignment
 from foreword.engine.policy.steering import Pressure
 from foreword.errors import RequestError
+from foreword.speculation.service import Slo
 from helpers.rollout_world import POLICY, Guesser, RolloutWorld
 
 RULES: dict[str, Any] = {
@@ -179,3 +180,12 @@ def test_pairs_that_the_file_does_not_know_cannot_be_moved(tmp_path: Path):
     for names in (("small", "nowhere", "on"), ("nobody", "code", "on"), ("small", "code", "sideways")):
         with pytest.raises(RequestError):
             here.steering.set_stage(*names)
+
+
+def test_the_rules_say_how_soon_a_request_is_served(tmp_path: Path):
+    service = {"classes": {"chat": {"slo": "latency", "tpot_ms": 30, "match": {"stream": True}}}}
+    here = world(tmp_path, RULES | {"service": service})
+    chat = assigned(here, stream=True)
+    assert (chat.service.name, chat.service.slo, chat.service.step_seconds) == ("chat", Slo.LATENCY, 0.03)
+    assert chat.step_limit == 0.03  # the tighter of the two
+    assert assigned(here).service.name == "throughput"

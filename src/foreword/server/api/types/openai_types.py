@@ -231,6 +231,7 @@ class ChatRequest(OpenAIFields):
 class GenerateRequest(SamplingFields, RawText):
     """`POST /generate`: our own route, in the library's words."""
 
+    model: str | None = Field(None, max_length=512)
     prompt: Annotated[
         str | Annotated[list[TokenId], Field(fail_fast=True, min_length=1)],
         BeforeValidator(_prompt_or_tokens),

@@ -1,6 +1,6 @@
 """Sampling parameters as they come over HTTP, and their way into the engine's."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
@@ -70,7 +70,12 @@ class SamplingFields(StrictBody):
     include_stop_str_in_output: bool | None = None
     speculation: SpeculationOverride = None
     metadata: dict[str, str] | None = None  # for the operator's policy file
-    priority: str | None = Field(None, max_length=64)  # a class of that file; the queue's order stays
+    # A number: the lower, the sooner, as in vLLM. A text: for the policy file.
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | Annotated[str, Field(max_length=64)] | None = (
+        None
+    )
+    deadline_ms: float | None = Field(None, gt=0)  # after its arrival at the engine
+    on_deadline: Literal["end", "refuse"] | None = None  # then; or as soon as it cannot be whole by then
 
     @model_validator(mode="after")
     def _check_bias(self) -> Self:
@@ -83,7 +88,8 @@ class SamplingFields(StrictBody):
 
     def labels(self, model: str, stream: bool) -> RequestLabels:
         """What the operator's policy file may look at."""
-        return RequestLabels(self.metadata or {}, self.priority or "", stream, model)
+        priority = "" if self.priority is None else str(self.priority)
+        return RequestLabels(self.metadata or {}, priority, stream, model)
 
     def check_limits(self, limits: Limits) -> None:
         """Refuse what the server's settings forbid; what can never be served is refused by the types above."""

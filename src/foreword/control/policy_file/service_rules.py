@@ -1,0 +1,73 @@
+"""Classes of service and the shares of tenants, as the policy file says them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from foreword.control.policy_file.fields import Fields, refuse
+from foreword.control.policy_file.matching import Match, Traits
+from foreword.speculation.service import DEFAULT_SERVICE, Service, Slo
+
+SLOS = tuple(slo.name.lower() for slo in Slo)
+
+
+@dataclass(frozen=True)
+class ServiceClass:
+    """Requests that are promised the same."""
+
+    name: str
+    slo: Slo
+    match: Match
+    tpot_ms: float | None = None  # of the latency class: a step that serves it takes no longer
+
+
+@dataclass(frozen=True)
+class ServiceRules:
+    """Who is served how soon."""
+
+    classes: tuple[ServiceClass, ...] = ()
+    shares: tuple[tuple[str, float], ...] = ()  # tenants with * and ?, and their weights
+    ageing_seconds: float = DEFAULT_SERVICE.ageing_seconds
+
+    def of(self, traits: Traits) -> Service:
+        """The first class that fits, and the weight of the first entry that names the tenant."""
+        found = next((one for one in self.classes if one.match.fits(traits)), None)
+        weights = (weight for tenant, weight in self.shares if fnmatchcase(traits.tenant, tenant))
+        weight = next(weights, DEFAULT_SERVICE.weight)
+        if found is None:
+            return Service(ageing_seconds=self.ageing_seconds, weight=weight)
+        limit = None if found.tpot_ms is None else found.tpot_ms / 1e3
+        return Service(found.name, found.slo, limit, self.ageing_seconds, weight)
+
+
+def parse_service(value: object, parse_match: Callable[[object, str], Match]) -> ServiceRules:
+    """The key `service` of the file."""
+    given = Fields(value, "service")
+    classes = tuple(_class(name, one, parse_match) for name, one in given.objects("classes").items())
+    shares = tuple(_share(tenant, weight) for tenant, weight in given.objects("shares").items())
+    own = ServiceRules()
+    rules = ServiceRules(classes, shares, given.number("ageing_seconds", own.ageing_seconds, least=0))
+    given.end()
+    return rules
+
+
+def _class(name: str, value: object, parse_match: Callable[[object, str], Match]) -> ServiceClass:
+    given = Fields(value, f"service.classes.{name}")
+    slo = given.choice("slo", None, SLOS)
+    if slo is None:
+        raise refuse(given.place("slo"), f"is missing: one of {', '.join(SLOS)}")
+    limit = given.number("tpot_ms", None, least=0)
+    if (slo == "latency") != bool(limit):
+        raise refuse(
+            given.place("tpot_ms"),
+            "must be a positive number of milliseconds for slo latency, and for no other",
+        )
+    match = parse_match(given.take("match", {}), given.place("match"))
+    given.end()
+    return ServiceClass(name, Slo[slo.upper()], match, limit)
+
+
+def _share(tenant: str, weight: object) -> tuple[str, float]:
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight > 0:
+        raise refuse(f"service.shares.{tenant}", f"must be a positive number, not {weight!r}")
+    return tenant, float(weight)

@@ -1,0 +1,132 @@
+"""The adapters that an engine has now, by name."""
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+from foreword.backends.interface import Decoder
+from foreword.errors import RequestError
+from foreword.models.adapters.peft import open_adapter
+
+NO_ADAPTER = ""
+"""The name of the model itself."""
+
+
+@dataclass(frozen=True)
+class LoRARequest:
+    """The adapter that a call of the library wants; it is loaded when it is first asked for."""
+
+    name: str
+    path: str
+
+
+@dataclass(eq=False)
+class LoadedAdapter:
+    """One adapter in a slot of the decoder."""
+
+    name: str
+    path: Path
+    slot: int
+    rank: int
+    serial: int  # no other adapter ever has the same, also not one of the same name
+    users: int = 0  # requests that were prepared with it and have not ended
+    is_leaving: bool = False  # it goes when the last of them has ended
+
+    def owner_of_pages(self, tenant: str) -> str:
+        """Whose published pages a request may share: those of its tenant that this very adapter computed."""
+        return f"{tenant}\0{self.serial}"
+
+
+class Adapters:
+    """Loads, lends and unloads; any thread may call it."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._by_name: dict[str, LoadedAdapter] = {}
+        self._leaving: list[LoadedAdapter] = []
+        self._serials = itertools.count(1)
+        self._lock = Lock()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that requests can ask for."""
+        return tuple(self._by_name)
+
+    def load(self, name: str, path: str | Path) -> LoadedAdapter:
+        """Read an adapter and give it a name; raises `CheckpointError` or `RequestError`, and changes nothing."""
+        if not name or "\0" in name:
+            raise RequestError("an adapter needs a name")
+        if name in self._by_name:
+            raise RequestError(f"there is an adapter {name!r} already; unload it first")
+        lora = open_adapter(Path(path).expanduser(), self._decoder.config)
+        with self._lock:
+            if name in self._by_name:
+                raise RequestError(f"there is an adapter {name!r} already; unload it first")
+            taken = {one.slot for one in (*self._by_name.values(), *self._leaving)}
+            slot = next(number for number in itertools.count(1) if number not in taken)
+            self._decoder.set_adapter(slot, lora)
+            loaded = LoadedAdapter(name, Path(path), slot, lora.rank, next(self._serials))
+            self._by_name[name] = loaded
+        return loaded
+
+    def ensure(self, wanted: LoRARequest | None) -> str:
+        """Load it unless it is there; its name."""
+        if wanted is None:
+            return NO_ADAPTER
+        known = self._by_name.get(wanted.name)
+        if known is None:
+            self.load(wanted.name, wanted.path)
+        elif known.path != Path(wanted.path):
+            raise RequestError(f"the adapter {wanted.name!r} was loaded from {known.path}; unload it first")
+        return wanted.name
+
+    def move_to(self, other: "Adapters") -> None:
+        """Load all of them into another engine."""
+        for adapter in self._by_name.values():
+            other.load(adapter.name, adapter.path)
+
+    def unload(self, name: str) -> None:
+        """No new request gets it; those that have it go on with it to their end."""
+        with self._lock:
+            if name not in self._by_name:
+                raise self._unknown(name)
+            adapter = self._by_name.pop(name)
+            adapter.is_leaving = True
+            self._leaving.append(adapter)
+            self._drop_if_unused(adapter)
+
+    def find(self, name: str) -> LoadedAdapter | None:
+        """The adapter of this name, or a refusal; None: the model itself."""
+        if name == NO_ADAPTER:
+            return None
+        found = self._by_name.get(name)
+        if found is None:
+            raise self._unknown(name)
+        return found
+
+    def hold(self, adapter: LoadedAdapter | None, users: int) -> None:
+        """Lend an adapter to requests; every one of them gives it back with `release`."""
+        if adapter is None:
+            return
+        with self._lock:
+            if adapter.is_leaving:  # it was unloaded in this very moment
+                raise self._unknown(adapter.name)
+            adapter.users += users
+
+    def release(self, adapter: LoadedAdapter | None, users: int = 1) -> None:
+        """So many requests have ended, or are not queued after all."""
+        if adapter is None:
+            return
+        with self._lock:
+            adapter.users -= users
+            self._drop_if_unused(adapter)
+
+    def _drop_if_unused(self, adapter: LoadedAdapter) -> None:
+        if adapter.is_leaving and not adapter.users:
+            self._decoder.set_adapter(adapter.slot, None)
+            self._leaving.remove(adapter)
+
+    def _unknown(self, name: str) -> RequestError:
+        known = ", ".join(self._by_name) or "none are loaded"
+        return RequestError(f"there is no adapter {name!r}: {known}")

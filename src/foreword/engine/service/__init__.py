@@ -1,0 +1,1 @@
+"""Classes, priorities, shares and deadlines."""

@@ -1,0 +1,1 @@
+"""LoRA adapters: what they are, and the files that they come in."""

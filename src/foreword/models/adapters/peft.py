@@ -1,0 +1,168 @@
+"""PEFT's files: adapter_config.json and adapter_model.safetensors."""
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foreword.errors import CheckpointError
+from foreword.models.adapters.lora import MAX_RANK, MODULES, Factors, Lora, layer_modules
+from foreword.models.config import ModelConfig
+from foreword.models.formats.hf.checkpoint import read_json_object
+from foreword.models.formats.safetensors_file import opened_safetensors
+
+CONFIG_FILE, TENSOR_FILE = "adapter_config.json", "adapter_model.safetensors"
+
+_NAME = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(\w+\.\w+)\.lora_([AB])(?:\.default)?\.weight")
+_EMBEDDINGS = ("embed_tokens", "lm_head")
+
+_REFUSED = {
+    "use_dora": "DoRA",
+    "modules_to_save": "whole modules (modules_to_save)",
+    "fan_in_fan_out": "transposed matrices (fan_in_fan_out)",
+    "trainable_token_indices": "trained embeddings (trainable_token_indices)",
+    "use_qalora": "QALoRA",
+    "alora_invocation_tokens": "activated LoRA",
+}
+"""Settings of PEFT's that change what an adapter computes and that no backend here does."""
+
+
+def open_adapter(path: Path, config: ModelConfig) -> Lora:
+    """The adapter in a folder, checked against the model that it is for; raises `CheckpointError`."""
+    settings = _settings(path)
+    tensors = _tensors(path / TENSOR_FILE)
+    sides: dict[tuple[int, str], dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        layer, module, side = _place(name, path, config)
+        sides.setdefault((layer, module), {})[side] = tensor
+    for layer, module in _expected(settings, config) | sides.keys():
+        for side in "AB":
+            if side not in sides.get((layer, module), {}):
+                raise CheckpointError(
+                    f"{path}: lora_{side} of layers.{layer}.{module} is missing; get the adapter again"
+                )
+    factors = {
+        (layer, module): _factors(path, config, settings, (layer, module), pair["A"], pair["B"])
+        for (layer, module), pair in sorted(sides.items())
+    }
+    if not factors:
+        raise CheckpointError(f"{path}: the adapter has no tensors; get it again")
+    return Lora(factors)
+
+
+def _settings(path: Path) -> Mapping[str, Any]:
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is no folder; give one with {CONFIG_FILE} and {TENSOR_FILE}")
+    settings = read_json_object(path / CONFIG_FILE)
+    kind = settings.get("peft_type")
+    if kind != "LORA":
+        raise CheckpointError(f"{path}: an adapter of type {kind!r} is not supported; use one of type LORA")
+    for key, what in _REFUSED.items():
+        if settings.get(key):
+            raise CheckpointError(f"{path}: {what} is not supported; use a plain LoRA adapter")
+    if settings.get("bias", "none") != "none":
+        raise CheckpointError(f"{path}: trained biases are not supported; use an adapter with bias none")
+    for module in _named_modules(settings):
+        if module.rsplit(".", 1)[-1] in _EMBEDDINGS:
+            raise CheckpointError(f"{path}: adapted embeddings ({module}) are not supported")
+        if _full_name(module) is None:
+            known = ", ".join(name.rsplit(".", 1)[1] for name in MODULES)
+            raise CheckpointError(f"{path}: unknown target module {module!r}; known are {known}")
+    for key in ("r", "lora_alpha"):
+        value = settings.get(key, 8)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise CheckpointError(f"{path}: {key} must be a positive number, not {value!r}")
+    return settings
+
+
+def _named_modules(settings: Mapping[str, Any]) -> list[str]:
+    """Modules by name; a regular expression, or "all-linear", names none."""
+    wanted = settings.get("target_modules")
+    return [str(module) for module in wanted] if isinstance(wanted, list) else []
+
+
+def _full_name(module: str) -> str | None:
+    return next((name for name in MODULES if name == module or name.endswith("." + module)), None)
+
+
+def _expected(settings: Mapping[str, Any], config: ModelConfig) -> set[tuple[int, str]]:
+    """Where the config says that something is added."""
+    layers = settings.get("layers_to_transform")
+    if layers is None:
+        layers = range(config.num_layers)
+    chosen = [layers] if isinstance(layers, int) else list(layers)
+    modules = [name for module in _named_modules(settings) if (name := _full_name(module)) is not None]
+    return {(int(layer), module) for layer in chosen for module in modules}
+
+
+def _tensors(file: Path) -> dict[str, Tensor]:
+    if not file.exists():
+        folder = file.parent
+        if any(folder.glob("adapter_model.bin")):
+            raise CheckpointError(f"{folder} holds a pickled adapter, which can run code; use {TENSOR_FILE}")
+        raise CheckpointError(f"{file} is missing; give a folder that holds a whole adapter")
+    with opened_safetensors(file) as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
+
+
+def _place(name: str, path: Path, config: ModelConfig) -> tuple[int, str, str]:
+    found = _NAME.fullmatch(name)
+    if found is None or found[2] not in MODULES:
+        reason = "is not supported"
+        if "lora_magnitude_vector" in name:
+            reason = "belongs to DoRA, which is not supported"
+        elif "lora_embedding" in name or any(part in name for part in _EMBEDDINGS):
+            reason = "adapts embeddings, which is not supported"
+        raise CheckpointError(
+            f"{path}: tensor {name} {reason}; use a plain LoRA adapter of the layers' matrices"
+        )
+    layer = int(found[1])
+    if layer >= config.num_layers:
+        raise CheckpointError(
+            f"{path}: tensor {name} is for layer {layer}, and the model has {config.num_layers}"
+        )
+    return layer, found[2], found[3]
+
+
+def _factors(
+    path: Path,
+    config: ModelConfig,
+    settings: Mapping[str, Any],
+    place: tuple[int, str],
+    down: Tensor,
+    up: Tensor,
+) -> Factors:
+    layer, module = place
+    outputs, inputs = layer_modules(config, layer)[module]
+    rank = len(down) if down.ndim == 2 else 0
+    where = f"{path}: layers.{layer}.{module}"
+    for side, tensor, shape in (("A", down, (rank, inputs)), ("B", up, (outputs, rank))):
+        if tuple(tensor.shape) != shape:
+            raise CheckpointError(
+                f"{where}: lora_{side} has shape {tuple(tensor.shape)}, and {shape} fits the model; "
+                "it is an adapter of another model"
+            )
+        if not tensor.dtype.is_floating_point or not bool(tensor.sum(dtype=torch.float32).isfinite()):
+            raise CheckpointError(f"{where}: lora_{side} holds no finite floats; get the adapter again")
+    if not 1 <= rank <= MAX_RANK:
+        raise CheckpointError(f"{where}: rank {rank} is not supported; the most is {MAX_RANK}")
+    if rank != (said := _of_module(settings, "rank_pattern", "r", 8, place)):
+        raise CheckpointError(f"{where}: the factors have rank {rank}, and {CONFIG_FILE} says {said:g}")
+    alpha = _of_module(settings, "alpha_pattern", "lora_alpha", 8, place)
+    scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+    return Factors(down.float().contiguous(), (up.float() * scale).contiguous())
+
+
+def _of_module(
+    settings: Mapping[str, Any], patterns: str, key: str, default: float, place: tuple[int, str]
+) -> float:
+    """A setting that some modules may have a value of their own for, as PEFT matches them."""
+    name = f"model.layers.{place[0]}.{place[1]}"
+    for pattern, value in (settings.get(patterns) or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", name):
+            return float(value)
+    return float(settings.get(key, default))

@@ -1,0 +1,87 @@
+"""Answers end at their deadline, or before it where they could only be late."""
+
+import pytest
+
+from foreword.errors import RequestError
+from helpers.service_world import ServiceWorld
+
+
+def test_an_answer_ends_at_its_deadline_with_what_it_has():
+    world = ServiceWorld()
+    request = world.ask(tokens=60, deadline_ms=20)  # a step takes 1.1 ms
+    deltas = []
+    while world.core.has_requests:
+        deltas += world.core.step()
+    last = deltas[-1]
+    assert (request.finish_reason, last.finish_reason) == ("deadline", "deadline")
+    assert 10 < len(request.output_ids) < 20
+    assert world.now == pytest.approx(0.020, abs=0.002)
+    assert last.error == f"deadline_ms is 20, and {len(request.output_ids)} tokens were there by then"
+    assert last.stats is not None
+    world.core.check_integrity()
+
+
+def test_one_that_waits_past_its_deadline_is_told_so():
+    world = ServiceWorld(max_num_seqs=1)
+    busy = world.ask(tokens=40)
+    world.core.step()
+    late = world.ask(tokens=5, deadline_ms=10)
+    while late.finish_reason is None:
+        world.core.step()
+    assert late.finish_reason == "deadline"
+    assert late.output_ids == []
+    assert busy.finish_reason is None
+
+
+def test_what_cannot_be_whole_in_time_is_refused_before_any_work():
+    world = ServiceWorld()
+    world.ask(tokens=12)
+    while world.core.has_requests:
+        world.core.step()
+    steps = world.core.steps
+    hopeless = world.ask(tokens=60, deadline_ms=20, on_deadline="refuse")
+    (end,) = world.core.step()
+    assert hopeless.finish_reason == "deadline"
+    assert world.core.steps == steps
+    assert end.error is not None
+    assert end.error.startswith("deadline_ms is 20: 20 ms are left, and the answer needs at least ")
+    in_time = world.ask(tokens=12, deadline_ms=20, on_deadline="refuse")
+    while world.core.has_requests:
+        world.core.step()
+    assert in_time.finish_reason == "length"
+
+
+def test_nothing_is_refused_before_anything_was_measured():
+    world = ServiceWorld()
+    request = world.ask(tokens=4, deadline_ms=1000, on_deadline="refuse")
+    while world.core.has_requests:
+        world.core.step()
+    assert request.finish_reason == "length"
+
+
+def test_one_that_is_put_off_for_too_long_is_given_up_when_it_can_no_longer_be_whole():
+    world = ServiceWorld(max_num_seqs=1)
+    world.ask(tokens=40)
+    for _ in range(5):
+        world.core.step()
+    waiting = world.ask(tokens=10, deadline_ms=30, on_deadline="refuse")
+    while waiting.finish_reason is None:
+        world.core.step()
+    assert waiting.finish_reason == "deadline"
+    assert world.now < 0.03
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"deadline_ms": 0}, "deadline_ms must be positive, not 0"),
+        ({"deadline_ms": float("nan")}, "deadline_ms must be positive, not nan"),
+        (
+            {"deadline_ms": 5, "on_deadline": "explode"},
+            "on_deadline must be one of end, refuse, not 'explode'",
+        ),
+    ],
+)
+def test_nonsense_is_refused_by_name(options: dict[str, object], complaint: str):
+    with pytest.raises(RequestError, match=complaint):
+        ServiceWorld().ask(**options)  # type: ignore[arg-type]
