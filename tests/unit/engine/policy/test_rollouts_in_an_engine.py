@@ -9,7 +9,7 @@ import pytest
 
 from foreword.control.policy_file.document import Stage
 from foreword.speculation import step as stepping
-from helpers.rollout_world import VOCAB, Guesser, RolloutWorld
+from helpers.rollout_world import POLICY, VOCAB, Guesser, RolloutWorld
 
 
 def stages(world: RolloutWorld) -> list[Stage]:
@@ -61,6 +61,34 @@ def test_one_that_changes_texts_is_found_out_before_anybody_is_served(
     assert stages(world) == [Stage.SHADOW, Stage.VERIFY, Stage.HELD]
     assert world.pair.reason.startswith("mismatch: tokens differ")
     world.answer()  # checks every answer: nobody was served a wrong text
+
+
+def drawing_world(folder: Path) -> RolloutWorld:
+    """Texts are drawn, and may come out differently with every drafter; they wait to be drawn again."""
+    policy = {**POLICY, "rollout": {**POLICY["rollout"], "verify_samples": 24}}
+    world = RolloutWorld(folder, Guesser, policy, rule="token", temperature=8.0)
+    checks = world.core.guessing._checks
+    assert checks is not None
+    checks.seeds.seed(1)
+    world.steering.set_stage("fresh", "code", "verify")
+    return world
+
+
+def test_drawn_texts_differ_and_their_law_does_not(tmp_path: Path):
+    world = drawing_world(tmp_path)
+    world.run_until(lambda: world.pair.stage is not Stage.VERIFY)
+    assert world.pair.stage is Stage.CANARY
+    assert "24 requests decoded again, 0 differently" in world.pair.reason
+
+
+def test_one_that_changes_the_law_of_drawn_texts_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(stepping, "accept", partial(_broken, stepping.accept))
+    world = drawing_world(tmp_path)
+    world.run_until(lambda: world.pair.stage is not Stage.VERIFY)
+    assert world.pair.stage is Stage.HELD
+    assert world.pair.reason.startswith("mismatch: law: ")
 
 
 @pytest.mark.parametrize(
