@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from foreword.control.policy_file.document import Stage
+from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.guard.guarded import GuardedDrafter
 from foreword.speculation import step as stepping
 from helpers.rollout_world import POLICY, VOCAB, Guesser, RolloutWorld
 
@@ -116,6 +118,33 @@ def test_one_that_goes_bad_when_it_is_in_use_is_rolled_back(tmp_path: Path):
     asks = world.core.guessing.books.pairs["fresh", "code/greedy"].asks
     world.answer()
     assert world.core.guessing.books.pairs["fresh", "code/greedy"].asks == asks
+
+
+class TwoAlike(RolloutWorld):
+    """Two drafters of one method, the longer of which crashes."""
+
+    def _build(self, config: SpeculationConfig) -> GuardedDrafter:
+        crashes = dict(config.options).get("prompt_lookup_max") == 7
+        return GuardedDrafter(Guesser(self.clock, crashes=crashes), "+".join(config.method))
+
+
+def test_a_drafter_is_not_blamed_for_another_with_the_same_method(tmp_path: Path):
+    other = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 7}
+    rolled = {"min_levels": 150, "verify_samples": 4}
+    policy = {
+        **POLICY,
+        "drafters": {**POLICY["drafters"], "other": other},
+        "rollout": [{**rolled, "pair": ["fresh", "code"]}, {**rolled, "pair": ["other", "code"]}],
+    }
+    world = TwoAlike(tmp_path, Guesser, policy)
+    held = world.steering.rollouts.pairs["other", "code"]
+    world.run_until(lambda: held.stage is Stage.HELD)
+    assert held.reason.startswith("faults")
+    assert world.pair.stage is not Stage.HELD
+    report = world.core.stats().control
+    assert report is not None
+    faults = {pair.drafter: pair.faults for pair in report.pairs}
+    assert faults["fresh"] == 0 < faults["other"]
 
 
 def test_a_request_interrupts_a_check(tmp_path: Path):
