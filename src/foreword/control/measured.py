@@ -16,7 +16,7 @@ from foreword.control.probes import TimeBank
 from foreword.control.settings import ControlSettings
 from foreword.control.trimming import Offer, choose, survivals, tightest_limit
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Drafter, choices_of, needs_of
+from foreword.speculation.drafting import Drafter, choices_of, expected_rates, needs_of
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import RequestReport, StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
@@ -205,7 +205,8 @@ class MeasuredPolicy:
 
     def _arm(self, request: StepRequest, plan: DraftPlan) -> Arm:
         coverage = HEAD_COVERAGE if needs_of(plan.drafter).taps else PRIOR_COVERAGE
-        estimate = self.estimates.pair(plan.method, request.tenant, request.cohort, coverage)
+        told = expected_rates(plan.drafter)
+        estimate = self.estimates.pair(plan.method, request.tenant, request.cohort, coverage, told)
         control = self.controls.get(estimate)
         if control is None:
             control = self.controls[estimate] = PairControl(estimate)

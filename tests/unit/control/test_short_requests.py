@@ -7,6 +7,7 @@ import pytest
 from foreword.control.fixed import FixedPolicy
 from foreword.control.measured import MeasuredPolicy
 from foreword.control.settings import ControlSettings
+from foreword.speculation.measured.call_cost import CallCost
 from foreword.speculation.requests import DraftPlan, PassEntry
 from helpers.traffic import Kind, Traffic, interpolated, lookup, states_head
 
@@ -57,6 +58,33 @@ def test_short_answers_to_new_tenants_are_as_fast_as_with_the_best_fixed_depth(c
     assert later >= 0.97 * max(fixed)
     assert first >= 0.93
     assert later >= 0.97
+
+
+def test_what_a_heads_maker_has_measured_is_believed_until_it_is_seen():
+    """The first request of all is then guessed for as deep as the thousandth."""
+    told = states_head(chat=Kind(0.85, 1.0, 0.0, 0.0), acceptance=(0.85, 0.85, 0.85, 0.85))
+    untold = states_head(chat=Kind(0.85, 1.0, 0.0, 0.0))
+    depths = []
+    for head in (told, untold):
+        policy, traffic = MeasuredPolicy(), Traffic(TWO_CORES, [head], 1, ("chat",), prompt=60)
+        calls = CallCost()
+        for number in range(12):
+            calls.observe(1 + number % 4, head.seconds(1 + number % 4, 1))
+        traffic.situation.costs.begin_with_calls({"eagle": calls.as_json()})
+        traffic.run(policy, 1)
+        (control,) = policy.controls.values()
+        depths.append(control.worth.kept)
+        assert control.is_on
+    assert depths[0] > depths[1] >= 1
+
+
+def test_what_a_heads_maker_has_measured_is_soon_forgotten_where_it_is_not_so():
+    head = states_head(chat=Kind(0.3, 1.0, 0.0, 0.0), acceptance=(0.95, 0.95))
+    policy, traffic = MeasuredPolicy(), Traffic(TWO_CORES, [head], 1, ("chat",), prompt=60)
+    traffic.run(policy, 300)
+    (control,) = policy.controls.values()
+    control.estimate.refresh(0.0)
+    assert control.estimate.rates.accepted[0][0] < 0.5
 
 
 def prompt_entries(traffic: Traffic, run: int) -> list[PassEntry]:

@@ -1,6 +1,6 @@
 """What steps and drafters' calls have cost, and so what the next ones will."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -51,6 +51,11 @@ class StepCosts:
     def begin_with(self, context: int, points: Iterable[tuple[float, float]]) -> None:
         """Take the (rows, seconds) of passes at this context that were measured before."""
         self._band(context).begin_with(points)
+
+    def begin_with_calls(self, calls: Mapping[str, Sequence[float]]) -> None:
+        """Take what calls of drafters cost, as `as_json` writes it, of those that nothing is known of."""
+        for method, cost in {name: CallCost.from_json(saved) for name, saved in calls.items()}.items():
+            self._calls.setdefault(method, cost)
 
     def points(self) -> list[tuple[int, list[tuple[float, float]]]]:
         """What is known of decoding: the least context of each band, and its (rows, seconds)."""

@@ -21,6 +21,7 @@ class TauReport:
     tokens: dict[str, int]  # by kind: committed tokens after the first of each answer
     passes: dict[str, int]  # by kind: target passes for them
     first_guess: float  # share of places at which the first guess is right
+    by_level: tuple[float, ...] = ()  # of each guess, where all before it are right
 
     def tau(self, kind: str | None = None) -> float:
         kinds = [kind] if kind is not None else list(self.tokens)
@@ -39,12 +40,15 @@ def measure_tau(learner: Learner, documents: Sequence[Document], size: BatchSize
     tokens: dict[str, int] = {}
     passes: dict[str, int] = {}
     first_hits = first_places = 0
+    right = torch.zeros(depth)
     for group in _groups(documents, size):
         batch = pack(group, size, learner.target.device)
         hits, counts = _hits(learner, batch, depth)
         first_hits += int((hits[0] & counts).sum())
         first_places += int(counts.sum())
-        accepted = hits.long().cumprod(0).sum(0).tolist()  # right guesses from each place on
+        runs = hits.long().cumprod(0)
+        right += runs.sum(1).cpu()
+        accepted = runs.sum(0).tolist()  # right guesses from each place on
         begin = 0
         for document in group:
             length = len(document.tokens) - tail_begin(document)
@@ -52,7 +56,9 @@ def measure_tau(learner: Learner, documents: Sequence[Document], size: BatchSize
             tokens[document.kind] = tokens.get(document.kind, 0) + committed
             passes[document.kind] = passes.get(document.kind, 0) + used
             begin += length
-    return TauReport(depth, tokens, passes, first_hits / max(first_places, 1))
+    reached = torch.cat([torch.tensor([float(first_places)]), right[:-1]]).clamp(min=1)
+    by_level = tuple((right / reached).tolist())
+    return TauReport(depth, tokens, passes, first_hits / max(first_places, 1), by_level)
 
 
 def walk(accepted: Sequence[int], document: Document, depth: int) -> tuple[int, int]:
