@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -12,7 +13,7 @@ from foreword.control.hindsight import RequestFit, Waiting
 from foreword.control.settings import ControlSettings
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import needs_of
-from foreword.speculation.requests import DraftPlan
+from foreword.speculation.requests import DraftPlan, StepRequest
 
 MOST_WAITING = 4
 """Drafts of one request that wait for their text; the oldest is given up for another."""
@@ -166,6 +167,7 @@ class RequestRecord:
 
     arms: list[Arm]
     is_coupled: bool  # whether a guess is accepted if and only if it is the token that comes
+    request: Callable[[], StepRequest | None]  # None: it is gone
     is_watched: bool = False  # whether heads are told of it though they are not in use
     is_told: bool = False  # whether heads are told of the pass under way
     was_told: bool = False  # and of the one before

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence, Set
 from dataclasses import replace
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.control.arms import WATCH_STEPS, WATCHED, Arm, Moment, PairControl, RequestRecord
@@ -21,6 +21,9 @@ from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import RequestReport, StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
 
+FEW_RECORDS = 64
+"""Records of requests that are kept before those of requests that are gone are looked for."""
+
 
 class MeasuredPolicy:
     """Asks a drafter where its guesses are expected to bring more than they cost, and verifies those that do.
@@ -38,9 +41,11 @@ class MeasuredPolicy:
         self.controls: dict[PairEstimate, PairControl] = {}
         self.steps = 0
         self.seconds = 0.0  # of all steps
-        self._records: WeakKeyDictionary[StepRequest, RequestRecord] = WeakKeyDictionary()
+        # By the request's number; those of requests that are gone are dropped now and then.
+        self._records: dict[int, RequestRecord] = {}
         self._decider = Decider(self.settings)
         self._here: Pass | None = None  # the next pass
+        self._most_records = FEW_RECORDS
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
         """Whom to ask for which request, and how deep."""
@@ -51,12 +56,17 @@ class MeasuredPolicy:
         ]
         here = self._here = self._decided(entries, asking, situation)
         is_reference = here is None or self.reference.begin_step(self._decider.plain_share)
-        running = len(entries)
-        plans = [
-            self._fixed(entry, running) if record is None else self._ask(entry, record, running, is_reference)
-            for entry, record in zip(entries, records, strict=True)
-        ]
-        if here is not None and not is_reference and self.bank.balance > 0:
+        plans: list[DraftPlan | None] = []
+        running, could_try = len(entries), False
+        for entry, record, able in zip(entries, records, asking, strict=True):
+            if record is None:
+                plans.append(self._fixed(entry, running))
+            elif able is None:
+                plans.append(record.read())
+            else:
+                plans.append(self._ask(record, running, is_reference))
+                could_try = could_try or record.asked is None or len(record.arms) > 1
+        if could_try and here is not None and not is_reference and self.bank.balance > 0:
             Explorer(self.bank, self.steps, self.seconds).explore(asking, plans, here)
         return plans
 
@@ -87,7 +97,7 @@ class MeasuredPolicy:
         places: list[int] = []
         rows, tokens, spent = 0, 0.0, {}
         for place, (entry, draft) in enumerate(zip(entries, drafts, strict=True)):
-            record = self._records.get(entry.request) if len(draft) else None
+            record = self._records.get(entry.request.request_id) if len(draft) else None
             if record is None or record.asked is None:
                 rows += len(draft)
                 continue
@@ -116,7 +126,7 @@ class MeasuredPolicy:
         """Rows that guesses for these requests are worth at present."""
         rows = 0
         for request in requests:
-            record = self._records.get(request)
+            record = self._records.get(request.request_id)
             arm = None if record is None else self._best(record, len(requests) + 1)
             if arm is not None:
                 rows += min(arm.control.worth.kept, arm.plan.max_nodes)
@@ -134,7 +144,7 @@ class MeasuredPolicy:
             )  # of decoding alone: it is paid in it
         live: set[PairControl] = set()
         for part in report.requests:
-            record = self._records.get(part.request)
+            record = self._records.get(part.request.request_id)
             if record is None:
                 continue
             asked = record.asked
@@ -163,7 +173,7 @@ class MeasuredPolicy:
 
     def tells(self, request: StepRequest) -> bool:
         """Whether heads are told of this request in the pass that was planned: where they are not in use it costs."""
-        record = self._records.get(request)
+        record = self._records.get(request.request_id)
         return record is None or record.is_told or not record.has_heads
 
     def _answered(self, record: RequestRecord, asked: Arm, part: RequestReport) -> None:
@@ -193,14 +203,22 @@ class MeasuredPolicy:
         request = entry.request
         if request.speculation is None or request.speculation.is_fixed:
             return None
-        record = self._records.get(request)
+        record = self._records.get(request.request_id)
         if record is None:
-            arms = [self._arm(request, plan) for plan in _choices(request.speculation)]
-            record = self._records[request] = RequestRecord(arms, request.sampler.rule is Rule.COUPLED)
+            record = self._new_record(request, request.speculation)
         record.length = len(request.tokens)
         if record.has_heads:
             record.was_told = record.is_told
             record.is_watched = (request.request_id + self.steps // WATCH_STEPS) % WATCHED == 0
+        return record
+
+    def _new_record(self, request: StepRequest, plan: DraftPlan) -> RequestRecord:
+        if len(self._records) >= self._most_records:
+            self._records = {n: record for n, record in self._records.items() if record.request() is not None}
+            self._most_records = max(2 * len(self._records), FEW_RECORDS)
+        arms = [self._arm(request, one) for one in _choices(plan)]
+        record = RequestRecord(arms, request.sampler.rule is Rule.COUPLED, ref(request))
+        self._records[request.request_id] = record
         return record
 
     def _arm(self, request: StepRequest, plan: DraftPlan) -> Arm:
@@ -222,14 +240,11 @@ class MeasuredPolicy:
         plan = entry.request.speculation
         return plan if plan is not None and plan.is_fixed and plan.allows(running) else None
 
-    def _ask(
-        self, entry: PassEntry, record: RequestRecord, running: int, is_reference: bool
-    ) -> DraftPlan | None:
-        if not _can_ask(entry, record):
-            return record.read()
+    def _ask(self, record: RequestRecord, running: int, is_reference: bool) -> DraftPlan | None:
         arm = None if is_reference else self._best(record, running)
         if record.has_heads:
-            record.is_told = record.is_watched or any(one.control.is_on for one in record.arms)
+            in_use = arm is not None or any(one.control.is_on for one in record.arms)
+            record.is_told = in_use or record.is_watched
         if arm is None:
             return record.ask(None)
         if arm.reading is not None and not record.was_told:
@@ -241,7 +256,9 @@ class MeasuredPolicy:
 
     def _best(self, record: RequestRecord, running: int) -> Arm | None:
         paying = [arm for arm in record.arms if arm.pays and arm.plan.allows(running)]
-        return paying[0] if len(paying) == 1 else max(paying, key=lambda arm: arm.promise, default=None)
+        if len(paying) < 2:
+            return paying[0] if paying else None
+        return max(paying, key=lambda arm: arm.promise)
 
 
 def _can_ask(entry: PassEntry, record: RequestRecord) -> bool:

@@ -22,7 +22,7 @@ class EngineConfig:
     acceptance_rule: str = "coupled"  # how drafts are judged: coupled, token, block or traversal
     enable_prefix_caching: bool = True  # reuse the KV of equal beginnings, within a tenant
     max_step_seconds: float | None = 0.1  # aim for passes with prompt chunks while others decode; None: none
-    max_draft_share: float = 0.05  # most that guesses may lengthen steps that also serve plain requests
+    max_draft_share: float = 0.04  # most that guesses may lengthen steps that also serve plain requests
     speculation_policy: str | None = None  # file with rules for cohorts of requests: docs/policy.md
 
     def __post_init__(self) -> None:

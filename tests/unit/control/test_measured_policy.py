@@ -10,7 +10,7 @@ import pytest
 
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.rule import Rule
-from foreword.control.measured import MeasuredPolicy
+from foreword.control.measured import FEW_RECORDS, MeasuredPolicy
 from foreword.control.settings import ControlSettings
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import DraftPlan, PassEntry
@@ -149,7 +149,7 @@ def test_what_is_kept_is_a_tree_within_the_draft_however_the_batch_is_ordered(se
         plans = policy.plan(chosen, traffic.situation)
         assert len(plans) == len(chosen)
         for entry, plan in zip(chosen, plans, strict=True):
-            record = policy._records[entry.request]
+            record = policy._records[entry.request.request_id]
             record.ask(record.arms[0], 8) if plan is not None else record.ask(None)
         trimmed = policy.trim(chosen, [drafts[place] for place in order], traffic.situation)
         return dict(zip(order, trimmed, strict=True))
@@ -189,7 +189,7 @@ def test_what_was_drawn_is_not_cut_when_it_is_known(rule: Rule):
     q = Drawn(np.array([1, 2]), np.array([0.5, 0.5]))
     drafts = [Draft.chain([1, 2, 1], len(e.request.tokens), drawn=[q] * 3) for e in entries]
     for entry in entries:
-        record = policy._records[entry.request]
+        record = policy._records[entry.request.request_id]
         record.ask(record.arms[0], 3)
     assert list(policy.trim(entries, drafts, traffic.situation)) == drafts
 
@@ -243,3 +243,12 @@ def test_a_cohort_of_one_tenant_says_nothing_of_anothers():
             pair.refresh(0.0)
     assert mine.rates.accepted[0][0] > 0.85
     assert theirs.rates.accepted[0][0] < 0.15
+
+
+def test_what_is_kept_of_requests_goes_with_them():
+    traffic = Traffic(CPU, [lookup()], 3)
+    traffic.length = 8
+    policy = MeasuredPolicy()
+    traffic.run(policy, 6000)
+    assert len(policy._records) <= FEW_RECORDS
+    assert all(request.request_id in policy._records for request in traffic.running)

@@ -155,7 +155,7 @@ def test_a_head_that_was_told_nothing_hears_the_newest_token_before_it_is_asked(
     traffic.run(policy, 2000)
     traffic._fill()
     request: Any = traffic.running[0]
-    policy._records[request].is_told = False
+    policy._records[request.request_id].is_told = False
     (first,) = policy.plan([traffic._entry(request)], traffic.situation)
     assert first is not None
     assert first.max_nodes == 0
