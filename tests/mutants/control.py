@@ -7,6 +7,7 @@ DECISIONS = f"{CONTROL}/test_decisions.py"
 POLICY = f"{CONTROL}/test_measured_policy.py"
 SHORT = f"{CONTROL}/test_short_requests.py"
 SAVING = f"{CONTROL}/test_saving.py"
+FAIRNESS = f"{CONTROL}/test_fairness.py"
 SITUATION = f"{UNIT}/speculation/test_situation.py"
 
 CONTROL_MUTANTS = (
@@ -62,8 +63,8 @@ CONTROL_MUTANTS = (
         61,
         "a head does not read the prompts that it will guess behind",
         "control/measured.py",
-        "            return record.read()",
-        "            return record.ask(None)",
+        "                plans.append(record.read())",
+        "                plans.append(record.ask(None))",
         (f"{SHORT}::test_a_head_that_may_guess_later_reads_the_prompt_along_and_is_not_asked",),
     ),
     Mutant(
@@ -89,5 +90,45 @@ CONTROL_MUTANTS = (
         "                band.begin_with(known.points())",
         "                pass",
         (f"{SITUATION}::test_a_longer_context_begins_with_what_rows_add_at_shorter_ones",),
+    ),
+    Mutant(
+        61,
+        "what a head's maker has measured is not believed",
+        "control/estimates.py",
+        "        if level < len(self.told):",
+        "        if False:",
+        (f"{SHORT}::test_what_a_heads_maker_has_measured_is_believed_until_it_is_seen",),
+    ),
+    Mutant(
+        61,
+        "what a head's maker has measured is believed for ever",
+        "control/estimates.py",
+        "TOLD_STRENGTH = 20.0",
+        "TOLD_STRENGTH = 2000.0",
+        (f"{SHORT}::test_what_a_heads_maker_has_measured_is_soon_forgotten_where_it_is_not_so",),
+    ),
+    Mutant(
+        61,
+        "guesses beside plain requests are not paid for",
+        "control/fair_share.py",
+        "self._saved + share - added",
+        "self._saved + share",
+        (f"{FAIRNESS}::test_a_share_that_is_too_small_for_one_step_is_saved_for_another",),
+    ),
+    Mutant(
+        61,
+        "a share beside plain requests is saved for ever",
+        "control/fair_share.py",
+        "        once = max(MOST_AT_ONCE * plain, share)",
+        "        once = 100 * plain",
+        (f"{FAIRNESS}::test_what_no_saving_could_pay_for_is_not_done",),
+    ),
+    Mutant(
+        61,
+        "what a profile has drafted stays with the drafter",
+        "engine/draft_profile.py",
+        "        plan.drafter.forget(as_drafter_sees(request))",
+        "        pass",
+        (f"{UNIT}/engine/test_draft_profile.py::test_an_engine_is_none_the_wiser",),
     ),
 )

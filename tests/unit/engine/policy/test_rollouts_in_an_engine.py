@@ -83,6 +83,19 @@ def test_drawn_texts_differ_and_their_law_does_not(tmp_path: Path):
     assert "24 requests decoded again, 0 differently" in world.pair.reason
 
 
+def test_answers_whose_law_is_compared_have_seeds_of_their_own(tmp_path: Path):
+    """Two requests of one user may have the same: their answers would be one answer, counted twice."""
+    world = drawing_world(tmp_path)
+    seeds = []
+    for _ in range(3):
+        world.answer(idle=False)
+        while (check := world.core.guessing.next_check()) is not None:
+            seeds.append(check[0].params.seed)
+            world.core.enqueue(world.core.prepare(*check))
+            world._run()
+    assert len(seeds) == len(set(seeds)) == 6
+
+
 def test_one_that_changes_the_law_of_drawn_texts_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
