@@ -15,6 +15,9 @@ STEADY = 0.12
 SHORT = 64
 """Tokens of context below which costs do not differ."""
 
+WELL_ABOVE, FAR_ABOVE = 1.05, 1.12
+"""Ratios to plain decoding from which on it takes fewer plain windows to be sure that there is a gain."""
+
 LEAST_TABLE = 64
 """Rows that costs are looked up for at once, at least."""
 
@@ -139,10 +142,17 @@ class Decider:
         return settings.watch_share if near else settings.idle_probe_share
 
     def _share_for_reference(self, present: Sequence[PairControl]) -> float:
-        """Nothing where nobody guesses anyway, half where every measured gain is well above the line."""
-        gains = [control.guard.gain.bounds() for control in present if control.is_on]
-        well = all(found is not None and found[0] > 1.05 for found in gains)
-        return self.settings.reference_share * (0.5 if well else 1.0) if gains else 0.0
+        """Nothing where nobody guesses anyway; the less the farther every gain is above the line."""
+        in_use = [control for control in present if control.is_on]
+        return self.settings.reference_share * max(map(self._doubt, in_use), default=0.0)
+
+    def _doubt(self, control: PairControl) -> float:
+        """How much of the plain windows a pair needs: a gain that is expected and was measured needs few."""
+        expected, measured = 1 + control.worth.gain, control.guard.gain.bounds()
+        least = expected if measured is None else min(expected, measured[0])
+        if least < WELL_ABOVE or not control.is_cost_known:
+            return 1.0
+        return self.settings.sure_reference if measured is not None and least >= FAR_ABOVE else 0.5
 
 
 def _own_depth(here: Pass, group: Group, shift: int, worth: Worth, draft_seconds: DraftSeconds) -> Worth:

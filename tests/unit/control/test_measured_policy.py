@@ -196,7 +196,7 @@ def test_what_was_drawn_is_not_cut_when_it_is_known(rule: Rule):
 
 def test_plain_windows_are_plain_and_make_the_reference():
     traffic = Traffic(H200, [head()], 4)
-    policy = MeasuredPolicy(ControlSettings(reference_share=0.2))
+    policy = MeasuredPolicy(ControlSettings(reference_share=0.2, sure_reference=0.5))
     traffic.run(policy, 2000)
     plain_steps = passes = 0
     for _ in range(400):
@@ -252,3 +252,16 @@ def test_what_is_kept_of_requests_goes_with_them():
     traffic.run(policy, 6000)
     assert len(policy._records) <= FEW_RECORDS
     assert all(request.request_id in policy._records for request in traffic.running)
+
+
+def test_where_the_gain_is_beyond_doubt_plain_windows_are_rare_and_come_back_when_it_falls():
+    drafter = replace(head(), kinds={"code": Kind(0.85, 1.0, 0.1, 0.1)})
+    traffic = Traffic(H200, [drafter], 2, cohorts=("code",))
+    policy = MeasuredPolicy()
+    traffic.run(policy, 500)
+    assert policy._decider.plain_share >= 0.005  # nothing was measured yet
+    traffic.run(policy, 12_000)
+    assert policy._decider.plain_share == pytest.approx(0.001)
+    _use(traffic, replace(drafter, kinds={"code": Kind(0.35, 1.0, 0.1, 0.1)}))
+    traffic.run(policy, 4000)
+    assert policy._decider.plain_share in (0.0, 0.01)
