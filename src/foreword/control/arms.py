@@ -24,6 +24,10 @@ LEAST_LOSS = 0.01
 PROBE_DEPTH = 4
 """Levels of a probe where every level costs."""
 
+TRIAL_STEPS = 64
+"""In one step of so many a level more, or one less, is verified than seems best: what was measured once of a depth that
+is not in use may have been an accident, and would else be believed for ever."""
+
 WATCHED = 32
 WATCH_STEPS = 128
 """Of requests whose head is not in use, one in so many is told to it all the same, for so many steps in turn: telling
@@ -115,6 +119,13 @@ class PairControl:
         """Levels to ask for: changing ones until it is known what a level costs, the same for all of a step."""
         return depth if self.is_cost_known else max(depth >> (step % 3), 1)
 
+    def trial(self, step: int, most: int) -> int:
+        """Levels to verify in this step for the sake of knowing; 0: as many as seem best."""
+        if step % TRIAL_STEPS or not self.is_cost_known or not self.worth.kept:
+            return 0
+        other = self.worth.kept + (1 if step // TRIAL_STEPS % 2 else -1)
+        return other if 1 <= other <= most else 0
+
     def _switch(self, on: bool, reason: str, now: Moment) -> None:
         if self.is_on and not on:
             self.off_since = now.step
@@ -178,10 +189,12 @@ class RequestRecord:
     asked_depth: int = 0
     is_probe: bool = False  # whether the draft is only to be compared with the text
     offered_depth: int = 0  # of what came
+    trial_depth: int = 0  # levels that are verified whatever they seem to be worth; 0: by their worth
 
     def ask(self, arm: Arm | None, depth: int = 0, is_probe: bool = False) -> DraftPlan | None:
         """A new pass, in which this drafter is asked; None: nobody."""
         self.asked, self.asked_depth, self.is_probe, self.offered_depth = arm, depth, is_probe, 0
+        self.trial_depth = 0
         return None if arm is None else arm.planned(depth, self.length - arm.heard)
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import comb
 
 from foreword.control.estimates import LEAST_SHIFT, MOST_SHIFT, Rates
@@ -39,7 +40,7 @@ class Pass:
             return seconds[-1] - self.prompts
         return seconds[low] + (at - low) * (seconds[low + 1] - seconds[low]) - self.prompts
 
-    @property
+    @cached_property
     def plain(self) -> float:
         return self.after(0)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 from foreword.control.arms import Arm, Moment, PairControl, RequestRecord
 from foreword.control.asking import DraftSeconds, Group, Pass, Worth, weigh
@@ -116,6 +117,7 @@ class Decider:
         situation: Situation,
         now: Moment,
     ) -> None:
+        @cache  # the same few are asked for again and again
         def draft_seconds(levels: int, asks: int) -> float:
             return situation.costs.draft_seconds(method, levels, asks)
 
@@ -134,12 +136,13 @@ class Decider:
             control.price(group.depth, here, draft_seconds)
 
     def _share_for_probes(self, present: Sequence[PairControl]) -> float:
-        """The more there is to find out, the more."""
-        settings = self.settings
-        if any(control.estimate.is_unsettled or not control.is_cost_known for control in present):
-            return settings.probe_share
-        near = any(control.is_near for control in present)
-        return settings.watch_share if near else settings.idle_probe_share
+        """The more there is to find out, the more; of what is far from paying little, however new it is."""
+        settings, share = self.settings, self.settings.idle_probe_share
+        for control in present:
+            if not control.is_cost_known or (control.is_near and control.estimate.is_unsettled):
+                return settings.probe_share
+            share = settings.watch_share if control.is_near else share
+        return share
 
     def _share_for_reference(self, present: Sequence[PairControl]) -> float:
         """Nothing where nobody guesses anyway; the less the farther every gain is above the line."""

@@ -47,6 +47,9 @@ CHANGE_LIMIT = 10.0
 CHANGE_DRAFTS = 500
 """The traffic has changed if what is accepted differs from what is expected by more than this, beyond a slack."""
 
+KEPT_DRAFTS = 20.0
+"""Asks that what was counted before a change weighs as much as at most: it is no longer so."""
+
 NEW_ASKS = 30.0
 """Asks below which a cohort is new."""
 
@@ -175,7 +178,7 @@ class PairEstimate:
             self._above = self._below = 0.0
             self._fast_drafts = CHANGE_DRAFTS
             self.changes += 1
-            self.counts.fade(0.25)
+            self.counts.fade(min(KEPT_DRAFTS / max(self.counts.asks, 1.0), 0.25))
             self._rates = None
 
     def _fading(self) -> float:

@@ -45,6 +45,7 @@ class MeasuredPolicy:
         self._records: dict[int, RequestRecord] = {}
         self._decider = Decider(self.settings)
         self._here: Pass | None = None  # the next pass
+        self._could_try = False  # whether the pass has requests that drafters can be tried for
         self._most_records = FEW_RECORDS
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
@@ -57,13 +58,14 @@ class MeasuredPolicy:
         here = self._here = self._decided(entries, asking, situation)
         is_reference = here is None or self.reference.begin_step(self._decider.plain_share)
         plans: list[DraftPlan | None] = []
-        running, could_try = len(entries), False
+        running, could_try, self._could_try = len(entries), False, False
         for entry, record, able in zip(entries, records, asking, strict=True):
             if record is None:
                 plans.append(self._fixed(entry, running))
             elif able is None:
                 plans.append(record.read())
             else:
+                self._could_try = True
                 plans.append(self._ask(record, running, is_reference))
                 could_try = could_try or record.asked is None or len(record.arms) > 1
         if could_try and here is not None and not is_reference and self.bank.balance > 0:
@@ -96,6 +98,7 @@ class MeasuredPolicy:
         offers: list[Offer] = []
         places: list[int] = []
         rows, tokens, spent = 0, 0.0, {}
+        limit = tightest_limit(entries)
         for place, (entry, draft) in enumerate(zip(entries, drafts, strict=True)):
             record = self._records.get(entry.request.request_id) if len(draft) else None
             if record is None or record.asked is None:
@@ -108,16 +111,19 @@ class MeasuredPolicy:
             if record.is_probe:
                 kept[place] = draft.within(0, 0)
                 continue
-            chances = survivals(draft, arm.control.estimate.rates, arm.fit.shift)
+            is_trial = record.trial_depth > 0 and draft.is_chain and limit is None
+            if is_trial:
+                kept[place] = draft.within(record.trial_depth, record.trial_depth)
+            chances = survivals(kept[place], arm.control.estimate.rates, arm.fit.shift)
             spent[arm.plan.method] = arm.control.worth.draft_seconds
-            if draft.drawn and not record.is_coupled:
-                rows, tokens = rows + len(draft), tokens + sum(chances)
+            if is_trial or (draft.drawn and not record.is_coupled):
+                rows, tokens = rows + len(kept[place]), tokens + sum(chances)
             else:
                 offers.append(Offer(entry.request.request_id, draft, chances))
                 places.append(place)
         if offers and here is not None:
             beside = replace(here, rows=here.rows + rows, drawn=here.drawn + tokens) if rows else here
-            chosen = choose(offers, beside, sum(spent.values()), tightest_limit(entries))
+            chosen = choose(offers, beside, sum(spent.values()), limit)
             for place, draft in zip(places, chosen, strict=True):
                 kept[place] = draft
         return kept
@@ -138,10 +144,9 @@ class MeasuredPolicy:
         """Compare drafts with what came of them, and the step's time with a plain one's."""
         self.steps += 1
         self.seconds += report.seconds.total
-        if self._here is not None and self._here.rows == self._here.drawn:
-            self.bank.earn(
-                report.seconds.total, self._decider.probe_share
-            )  # of decoding alone: it is paid in it
+        if self._could_try and self._here is not None and self._here.rows == self._here.drawn:
+            # Of decoding alone, for those that something could be found out about: it is paid by them.
+            self.bank.earn(report.seconds.total, self._decider.probe_share)
         live: set[PairControl] = set()
         for part in report.requests:
             record = self._records.get(part.request.request_id)
@@ -252,7 +257,12 @@ class MeasuredPolicy:
             return record.tell(arm)  # it knows nothing of the newest token
         control = arm.control
         depth = control.worth.depth if record.is_coupled else control.worth.kept
-        return record.ask(arm, control.varied(depth, self.steps))
+        trial = control.trial(self.steps, min(arm.plan.max_depth, arm.plan.max_nodes))
+        if trial:
+            depth = max(depth, trial) if record.is_coupled else trial
+        plan = record.ask(arm, control.varied(depth, self.steps))
+        record.trial_depth = trial
+        return plan
 
     def _best(self, record: RequestRecord, running: int) -> Arm | None:
         paying = [arm for arm in record.arms if arm.pays and arm.plan.allows(running)]

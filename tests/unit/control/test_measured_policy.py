@@ -262,6 +262,6 @@ def test_where_the_gain_is_beyond_doubt_plain_windows_are_rare_and_come_back_whe
     assert policy._decider.plain_share >= 0.005  # nothing was measured yet
     traffic.run(policy, 12_000)
     assert policy._decider.plain_share == pytest.approx(0.001)
-    _use(traffic, replace(drafter, kinds={"code": Kind(0.35, 1.0, 0.1, 0.1)}))
+    _use(traffic, replace(drafter, kinds={"code": Kind(0.05, 1.0, 0.1, 0.1)}))
     traffic.run(policy, 4000)
     assert policy._decider.plain_share in (0.0, 0.01)

@@ -8,6 +8,7 @@ from foreword.control.fixed import FixedPolicy
 from foreword.control.measured import MeasuredPolicy
 from foreword.control.settings import ControlSettings
 from foreword.speculation.measured.call_cost import CallCost
+from foreword.speculation.measured.step_curve import StepCurve
 from foreword.speculation.requests import DraftPlan, PassEntry
 from helpers.traffic import Kind, Traffic, interpolated, lookup, states_head
 
@@ -210,3 +211,42 @@ def test_costs_of_a_drafter_that_is_only_tried_now_and_then_are_those_of_use():
     assert not control.is_on
     expected = traffic.situation.costs.draft_seconds("eagle", 4)
     assert expected == pytest.approx(head.seconds(4, 1), rel=0.3)
+
+
+def settled_depth(policy: MeasuredPolicy) -> int:
+    (control,) = policy.controls.values()
+    assert control.is_on
+    return control.worth.kept
+
+
+def test_a_depth_that_once_looked_dear_is_looked_at_again():
+    """Passes of three rows took long for a while; nobody would ever know that they don't if none were made."""
+    head = states_head(chat=Kind(0.75, 1.0, 0.1, 0.1))
+    traffic = Traffic(TWO_CORES, [head], 1, ("chat",))
+    policy = MeasuredPolicy()
+    traffic.run(policy, 3000)
+    usual = settled_depth(policy)
+    assert usual >= 2
+    curve = traffic.situation.costs._decoding[0]
+    for rows, bucket in curve._buckets.items():
+        bucket.seconds *= 1.6 if rows > 2 else 1.0
+    traffic.run(policy, 60)
+    assert settled_depth(policy) == 1
+    traffic.run(policy, 6000)
+    assert settled_depth(policy) >= usual - 1 >= 1
+    assert traffic.situation.costs.step_seconds(3) == pytest.approx(TWO_CORES(3), rel=0.1)
+
+
+def test_pauses_say_nothing_of_rows():
+    curve = StepCurve()
+    curve.begin_with([(rows, TWO_CORES(rows)) for rows in (1, 2, 3, 4)])
+    for _ in range(50):
+        curve.observe(2, TWO_CORES(2))
+    for _ in range(3):
+        curve.observe(3, 4 * TWO_CORES(3))
+        for _ in range(30):
+            curve.observe(2, TWO_CORES(2))
+    longer, usual = curve.seconds(3), curve.seconds(2)
+    assert longer is not None
+    assert usual is not None
+    assert longer / usual < 1.15 * TWO_CORES(3) / TWO_CORES(2)

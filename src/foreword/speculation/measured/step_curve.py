@@ -19,6 +19,9 @@ BACK_MEMORY = 0.15
 FARTHEST = 4.0
 """A step counts as at most this many times as slow, or as fast, as was expected: one pause is no change."""
 
+FARTHEST_SHAPE = 1.25
+"""The same in what its own row count costs beside the others: a pause has nothing to do with the rows."""
+
 PROFILED = 8
 """Steps that a measurement at start-up counts as."""
 
@@ -66,7 +69,10 @@ class StepCurve:
         weight = max(shape, 1 / (known.seen + 1))
         known.at = self._seen
         known.rows += weight * (rows - known.rows)
-        known.seconds += weight * (seconds / self._drift - known.seconds)
+        usual = min(
+            max(seconds / self._drift, known.seconds / FARTHEST_SHAPE), known.seconds * FARTHEST_SHAPE
+        )
+        known.seconds += weight * (usual - known.seconds)
         known.seen += 1
 
     def begin_with(self, points: Iterable[tuple[float, float]]) -> None:
