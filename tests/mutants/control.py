@@ -23,8 +23,8 @@ CONTROL_MUTANTS = (
         61,
         "what drafting costs is forgotten",
         "control/asking.py",
-        "    gain = (gained - call / asked) / here.per_token",
-        "    gain = gained / here.per_token",
+        "row + call / asked) / here.per_token",
+        "row) / here.per_token",
         (f"{DECISIONS}::test_drafting_is_part_of_the_price",),
     ),
     Mutant(
@@ -70,9 +70,9 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "a step with a prompt in it ends all guessing",
-        "control/arms.py",
-        " and not now.has_prompts:",
-        ":",
+        "control/deciding.py",
+        "        alone = here.without_prompts()",
+        "        alone = here",
         (f"{SHORT}::test_a_step_with_a_prompt_in_it_is_no_reason_to_give_guessing_up",),
     ),
     Mutant(

@@ -55,7 +55,6 @@ class Moment:
     step: int
     seconds: float  # of engine time
     reference_passes: int  # plain passes that were measured
-    has_prompts: bool = False  # whether the next step computes prompts besides decoding
 
 
 @dataclass(eq=False)
@@ -64,7 +63,8 @@ class PairControl:
 
     estimate: PairEstimate
     guard: PairGuard = field(default_factory=PairGuard)
-    worth: Worth = NO_WORTH
+    worth: Worth = NO_WORTH  # in the next pass
+    usual_gain: float = NO_WORTH.gain  # without the prompts that are read in it
     is_on: bool = False
     reason: str = "new"
     is_cost_known: bool = False
@@ -75,16 +75,19 @@ class PairControl:
     switched: int = 0  # times that a decision was made
     decisions: deque[Decision] = field(default_factory=lambda: deque(maxlen=MOST_DECISIONS))
 
-    def decide(self, worth: Worth, is_cost_known: bool, settings: ControlSettings, now: Moment) -> None:
+    def decide(
+        self, worth: Worth, usual_gain: float, is_cost_known: bool, settings: ControlSettings, now: Moment
+    ) -> None:
         """Take a new look at what asking promises.
 
-        In a step with prompts rows are dear: that guesses do not pay in it is no reason to give them up.
+        In a step with prompts rows are dear: that guesses do not pay in it is no reason to give them up. Nor is it one
+        to go on: where many requests come, some prompt is being read at nearly every step.
         """
-        self.worth, self.is_cost_known = worth, is_cost_known
-        self.is_near = worth.gain >= settings.hopeless or (self.is_near and now.has_prompts)
+        self.worth, self.usual_gain, self.is_cost_known = worth, usual_gain, is_cost_known
+        self.is_near = usual_gain >= settings.hopeless
         if self.guard.trip(settings, now.reference_passes, now.seconds) or self.guard.holds(now.seconds):
             self._switch(False, "guard", now)
-        elif self.is_on and self.worth.gain < settings.margin_off and not now.has_prompts:
+        elif self.is_on and usual_gain < settings.margin_off:
             self._switch(False, "loses", now)
         elif not self.is_on and (is_cost_known or self.is_new) and self._promises(settings, now):
             self._switch(True, "gains" if is_cost_known else "tried", now)
@@ -101,7 +104,7 @@ class PairControl:
 
     def _promises(self, settings: ControlSettings, now: Moment) -> bool:
         has_rested = self.off_since is None or now.step - self.off_since >= settings.dwell_steps
-        return has_rested and self.worth.gain >= settings.margin_on
+        return has_rested and self.usual_gain >= settings.margin_on
 
     def price(self, depth: int, here: Pass, draft_seconds: DraftSeconds) -> None:
         """How deep probes go, and what they cost; what nobody has measured is taken to be as dear as a pass."""

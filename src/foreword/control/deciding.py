@@ -127,19 +127,21 @@ class Decider:
             depth = max(min(arm.plan.max_depth, arm.plan.max_nodes) for arm in arms)
             groups.append(Group(control.estimate.rates, len(arms), min(depth, self.settings.max_depth)))
         worths = weigh(here, groups, draft_seconds)
+        alone = here.without_prompts()
+        usual = worths if alone is here else weigh(alone, groups, draft_seconds)
         if len(groups) == groups[0].asks == 1:
             (arm,) = next(iter(pairs.values()))
             worths = [_own_depth(here, groups[0], arm.fit.shift, worths[0], draft_seconds)]
         is_known = situation.costs.knows_calls(method)
-        for control, group, worth in zip(pairs, groups, worths, strict=True):
-            control.decide(worth, is_known, self.settings, now)
+        for control, group, worth, as_usual in zip(pairs, groups, worths, usual, strict=True):
+            control.decide(worth, as_usual.gain, is_known, self.settings, now)
             control.price(group.depth, here, draft_seconds)
 
     def _share_for_probes(self, present: Sequence[PairControl]) -> float:
         """The more there is to find out, the more; of what is far from paying little, however new it is."""
         settings, share = self.settings, self.settings.idle_probe_share
         for control in present:
-            if not control.is_cost_known or (control.is_near and control.estimate.is_unsettled):
+            if not control.is_cost_known or (control.is_near and control.estimate.is_unknown):
                 return settings.probe_share
             share = settings.watch_share if control.is_near else share
         return share

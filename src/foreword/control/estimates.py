@@ -53,6 +53,9 @@ KEPT_DRAFTS = 20.0
 NEW_ASKS = 30.0
 """Asks below which a cohort is new."""
 
+KNOWN_ASKS = 300.0
+"""Asks of a drafter for everyone from which on it is known what to expect of it in a new cohort."""
+
 _CERTAIN = 1e-4
 
 _FACTORS = {s: math.exp(-SHIFT_POWER * SHIFT_STEP * s) for s in range(LEAST_SHIFT, MOST_SHIFT + 2)}
@@ -137,6 +140,11 @@ class PairEstimate:
     def is_unsettled(self) -> bool:
         """Whether the traffic is new, or has just changed."""
         return self._fast_drafts > CHANGE_DRAFTS // 2 or self.counts.asks < NEW_ASKS
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether there is much to find out: what is new is mostly as it is elsewhere."""
+        return self.is_unsettled and (bool(self._fast_drafts) or self.drafter.counts.asks < KNOWN_ASKS)
 
     def refresh(self, seconds: float) -> None:
         """Take into account what was counted since; `seconds` is the engine's time."""

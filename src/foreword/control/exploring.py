@@ -41,7 +41,7 @@ class Explorer:
             control = arm.control
             lost = 0.0  # a pass without the guesses that it would have had is part of the price
             if record.asked is not None:
-                lost = max(record.asked.control.worth.gain, 0.0) * here.per_token
+                lost = max(record.asked.control.worth.saved, 0.0) * here.per_token
             is_cheap = control.live_loss(self.seconds) * here.per_token < control.probe_seconds
             if not lost and is_cheap and may_use:
                 if self._try_live(control, records, plans, here):

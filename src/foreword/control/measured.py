@@ -82,7 +82,7 @@ class MeasuredPolicy:
         here = self._decider.look(entries, situation)
         if here is None or not self._decider.is_due(here, self.steps, self.seconds):
             return here
-        now = Moment(self.steps, self.seconds, self.reference.passes, here.rows > here.drawn)
+        now = Moment(self.steps, self.seconds, self.reference.passes)
         here = self._decider.decide(records, here, situation, now)
         self._forget_controls()
         return here

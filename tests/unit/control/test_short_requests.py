@@ -250,3 +250,22 @@ def test_pauses_say_nothing_of_rows():
     assert longer is not None
     assert usual is not None
     assert longer / usual < 1.15 * TWO_CORES(3) / TWO_CORES(2)
+
+
+def test_where_some_prompt_is_always_being_read_guessing_is_given_up_all_the_same():
+    """By what it would bring without the prompt: eight requests leave no row that is free."""
+    head = states_head(chat=Kind(0.6))
+    traffic = Traffic(TWO_CORES, [head], 1, ("chat",))
+    policy = MeasuredPolicy()
+    traffic.run(policy, 2000)
+    (control,) = policy.controls.values()
+    assert control.is_on
+    many = Traffic(TWO_CORES, [head], 8, ("chat",), seed=9)
+    many._fill()
+    late = Traffic(TWO_CORES, [head], 1, ("chat",), seed=11, prompt=400)
+    late._fill()
+    reading: Any = late.running[0]
+    entries = [*map(many._entry, many.running), PassEntry(reading, reading.kv, 0, 60, 0, False)]
+    plans = policy.plan(entries, traffic.situation)
+    assert not control.is_on
+    assert not any(plan is not None and plan.max_nodes for plan in plans)

@@ -40,42 +40,41 @@ def measure_tau(learner: Learner, documents: Sequence[Document], size: BatchSize
     tokens: dict[str, int] = {}
     passes: dict[str, int] = {}
     first_hits = first_places = 0
-    right = torch.zeros(depth)
+    reached, right = [0] * depth, [0] * depth
     for group in _groups(documents, size):
         batch = pack(group, size, learner.target.device)
         hits, counts = _hits(learner, batch, depth)
         first_hits += int((hits[0] & counts).sum())
         first_places += int(counts.sum())
-        runs = hits.long().cumprod(0)
-        right += runs.sum(1).cpu()
-        accepted = runs.sum(0).tolist()  # right guesses from each place on
+        accepted = hits.long().cumprod(0).sum(0).tolist()  # right guesses from each place on
         begin = 0
         for document in group:
             length = len(document.tokens) - tail_begin(document)
-            committed, used = walk(accepted[begin : begin + length], document, depth)
-            tokens[document.kind] = tokens.get(document.kind, 0) + committed
-            passes[document.kind] = passes.get(document.kind, 0) + used
+            runs = walk(accepted[begin : begin + length], document, depth)
+            tokens[document.kind] = tokens.get(document.kind, 0) + sum(runs) + len(runs)
+            passes[document.kind] = passes.get(document.kind, 0) + len(runs)
             begin += length
-    reached = torch.cat([torch.tensor([float(first_places)]), right[:-1]]).clamp(min=1)
-    by_level = tuple((right / reached).tolist())
+            for run in runs[:-1]:  # the end of the answer may have cut the last
+                for level in range(min(run + 1, depth)):
+                    reached[level] += 1
+                    right[level] += level < run
+    by_level = tuple(part / max(whole, 1) for part, whole in zip(right, reached, strict=True))
     return TauReport(depth, tokens, passes, first_hits / max(first_places, 1), by_level)
 
 
-def walk(accepted: Sequence[int], document: Document, depth: int) -> tuple[int, int]:
-    """Tokens and passes of decoding the document's first answer, whose first token comes with the prompt.
+def walk(accepted: Sequence[int], document: Document, depth: int) -> list[int]:
+    """Right guesses of every pass of decoding the document's first answer, whose first token comes with the prompt.
 
     `accepted` counts from the slot `tail_begin` on; the slot before the newest token says what is accepted next.
     """
     first = tail_begin(document)
     newest = document.answer_begin
     answer_end = newest + int(document.is_answer[newest:].argmin() or len(document.is_answer) - newest)
-    committed = used = 0
+    runs = []
     while newest + 1 < answer_end:
-        gain = min(accepted[newest - 1 - first], depth, answer_end - newest - 2) + 1
-        newest += gain
-        committed += gain
-        used += 1
-    return committed, used
+        runs.append(min(accepted[newest - 1 - first], depth, answer_end - newest - 2))
+        newest += runs[-1] + 1
+    return runs
 
 
 def _hits(learner: Learner, batch: PackedBatch, depth: int) -> tuple[Tensor, Tensor]:
