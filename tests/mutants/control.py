@@ -131,4 +131,28 @@ CONTROL_MUTANTS = (
         "        pass",
         (f"{UNIT}/engine/test_draft_profile.py::test_an_engine_is_none_the_wiser",),
     ),
+    Mutant(
+        61,
+        "a try is drafted and then not verified",
+        "control/exploring.py",
+        "            record.trial_depth = control.worth.kept  #",
+        "            record.trial_depth = 0  #",
+        (f"{SHORT}::test_trying_a_head_that_loses_costs_what_the_bank_pays_for_it",),
+    ),
+    Mutant(
+        61,
+        "a depth that once looked dear is never looked at again",
+        "control/arms.py",
+        "TRIAL_STEPS = 64",
+        "TRIAL_STEPS = 1 << 60",
+        (f"{SHORT}::test_a_depth_that_once_looked_dear_is_looked_at_again",),
+    ),
+    Mutant(
+        61,
+        "what was counted before a change is believed for long",
+        "control/estimates.py",
+        "KEPT_DRAFTS = 20.0",
+        "KEPT_DRAFTS = 1e9",
+        (f"{POLICY}::test_it_leaves_off_soon_and_begins_again_when_guessing_pays_again",),
+    ),
 )

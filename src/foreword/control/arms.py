@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from foreword.control.asking import NO_WORTH, DraftSeconds, Pass, Worth
+from foreword.control.asking import NO_WORTH, DraftSeconds, Group, Pass, Worth
 from foreword.control.estimates import PairEstimate
 from foreword.control.guard import PairGuard
 from foreword.control.hindsight import RequestFit, Waiting
@@ -19,7 +19,7 @@ MOST_WAITING = 4
 """Drafts of one request that wait for their text; the oldest is given up for another."""
 
 LEAST_LOSS = 0.01
-"""What trying a drafter is taken to lose at least, in plain tokens: its promise may be wrong."""
+"""What trying a drafter is taken to lose at least, in plain tokens of each request: its promise may be wrong."""
 
 PROBE_DEPTH = 4
 """Levels of a probe where every level costs."""
@@ -71,6 +71,7 @@ class PairControl:
     is_near: bool = True  # whether guessing pays, or nearly does
     probe_depth: int = 0
     probe_seconds: float = 0.0  # expected
+    _try_seconds: float = 0.0  # expected loss of one step in which its guesses are verified
     off_since: int | None = None  # step; None: it never was on
     switched: int = 0  # times that a decision was made
     decisions: deque[Decision] = field(default_factory=lambda: deque(maxlen=MOST_DECISIONS))
@@ -106,17 +107,27 @@ class PairControl:
         has_rested = self.off_since is None or now.step - self.off_since >= settings.dwell_steps
         return has_rested and self.usual_gain >= settings.margin_on
 
-    def price(self, depth: int, here: Pass, draft_seconds: DraftSeconds) -> None:
+    def price(self, group: Group, here: Pass, draft_seconds: DraftSeconds) -> None:
         """How deep probes go, and what they cost; what nobody has measured is taken to be as dear as a pass."""
+        depth = group.depth
         costs_levels = draft_seconds(depth, 1) - draft_seconds(1, 1) > 0.01 * here.plain
         self.probe_depth = min(depth, PROBE_DEPTH) if costs_levels or not self.is_cost_known else depth
         self.probe_seconds = draft_seconds(self.probe_depth, 1) or here.plain
+        self._try_seconds = self._live_price(group, here, draft_seconds)
+
+    def _live_price(self, group: Group, here: Pass, draft_seconds: DraftSeconds) -> float:
+        """Of a step in which this pair alone is asked: others share neither its calls nor what its rows make longer."""
+        kept, asks = self.worth.kept, group.asks
+        coverage, survival = group.rates.coverage[:kept], group.rates.survival(0)
+        gained = asks * sum(often * survival[level] for level, often in enumerate(coverage)) * here.per_token
+        longer = here.after(asks * sum(coverage)) - here.plain + draft_seconds(self.worth.depth, asks)
+        return max(longer - gained, 0.0) + LEAST_LOSS * asks * here.per_token
 
     def live_loss(self, seconds: float) -> float:
-        """What asking and verifying is expected to lose, in tokens of plain decoding for each request."""
+        """Seconds that asking and verifying in one step is expected to lose."""
         if not self.is_cost_known or not self.worth.kept or self.guard.holds(seconds):
             return math.inf
-        return LEAST_LOSS + max(-self.worth.gain, 0.0)
+        return self._try_seconds
 
     def varied(self, depth: int, step: int) -> int:
         """Levels to ask for: changing ones until it is known what a level costs, the same for all of a step."""

@@ -135,7 +135,7 @@ class Decider:
         is_known = situation.costs.knows_calls(method)
         for control, group, worth, as_usual in zip(pairs, groups, worths, usual, strict=True):
             control.decide(worth, as_usual.gain, is_known, self.settings, now)
-            control.price(group.depth, here, draft_seconds)
+            control.price(group, here, draft_seconds)
 
     def _share_for_probes(self, present: Sequence[PairControl]) -> float:
         """The more there is to find out, the more; of what is far from paying little, however new it is."""

@@ -53,7 +53,7 @@ KEPT_DRAFTS = 20.0
 NEW_ASKS = 30.0
 """Asks below which a cohort is new."""
 
-KNOWN_ASKS = 300.0
+KNOWN_ASKS = 100.0
 """Asks of a drafter for everyone from which on it is known what to expect of it in a new cohort."""
 
 _CERTAIN = 1e-4

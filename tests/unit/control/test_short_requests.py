@@ -269,3 +269,18 @@ def test_where_some_prompt_is_always_being_read_guessing_is_given_up_all_the_sam
     plans = policy.plan(entries, traffic.situation)
     assert not control.is_on
     assert not any(plan is not None and plan.max_nodes for plan in plans)
+
+
+def test_trying_a_head_that_loses_costs_what_the_bank_pays_for_it():
+    """Four tenants, none of whom anything is known of, at a batch where the fifth row of a pass is dear."""
+    head = states_head(acceptance=(0.64, 0.59), chat=Kind(0.62, 0.99, 0.3, 0.3))
+    traffic = Traffic(TWO_CORES, [head], 4, ("chat",), prompt=60, length=96, has_own_tenants=True)
+    calls = CallCost()
+    for number in range(12):
+        calls.observe(1 + number % 4, head.seconds(1 + number % 4, 1))
+    traffic.situation.costs.begin_with_calls({"eagle": calls.as_json()})
+    policy = MeasuredPolicy()
+    traffic.run(policy, 2400)
+    ratio = traffic.run(policy, 8000).ratio
+    assert ratio >= 0.989
+    assert 1 - ratio <= 1.3 * policy.bank.share + 0.003
