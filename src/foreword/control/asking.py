@@ -98,24 +98,39 @@ def weigh(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) -> l
     asks = sum(group.asks for group in groups)
     levels_cost = draft_seconds(deepest, asks) - draft_seconds(1, asks) >= NEGLIGIBLE * here.plain
     depths = range(1, deepest + 1) if levels_cost else [deepest]
+    levels = _by_chance(groups)
     best = max(
-        (_choose(here, groups, depth, draft_seconds) for depth in depths), key=lambda choice: choice.rate
+        (_choose(here, groups, levels, depth, draft_seconds) for depth in depths),
+        key=lambda choice: choice.rate,
     )
     return [_worth(here, group, place, best, groups, draft_seconds) for place, group in enumerate(groups)]
 
 
-def _choose(here: Pass, groups: Sequence[Group], depth: int, draft_seconds: DraftSeconds) -> _Choice:
-    """Levels are taken from the likeliest on; a level is never likelier than the one above it."""
-    levels = sorted(
-        (-group.rates.survival(group.shift)[level], level, place)
-        for place, group in enumerate(groups)
-        for level in range(min(depth, group.depth))
-    )
+_Level = tuple[float, int, int]
+"""(minus the chance that it is accepted, level, place of its group)."""
+
+
+def _by_chance(groups: Sequence[Group]) -> list[_Level]:
+    """All levels of all groups, the likeliest first; a level is never likelier than the one above it."""
+    found = []
+    for place, group in enumerate(groups):
+        survival = group.rates.survival(group.shift)
+        found += [(-survival[level], level, place) for level in range(group.depth)]
+    return found if len(groups) == 1 else sorted(found)
+
+
+def _choose(
+    here: Pass, groups: Sequence[Group], levels: Sequence[_Level], depth: int, draft_seconds: DraftSeconds
+) -> _Choice:
+    """Levels above `depth` are taken from the likeliest on."""
     kept, asked = [0] * len(groups), 0
     answers = rows = 0.0
     tokens = here.drawn
     best = _Choice(depth, tuple(kept), 0.0, 0.0, 0.0)
+    plain = here.plain
     for chance, level, place in levels:
+        if level >= depth:
+            continue
         group = groups[place]
         often = group.asks * group.rates.coverage[level]
         kept[place] += 1
@@ -126,7 +141,7 @@ def _choose(here: Pass, groups: Sequence[Group], depth: int, draft_seconds: Draf
         rows += often
         longer = _longer(here, asked, answers, rows)
         drafting = draft_seconds(depth, asked)
-        rate = tokens / (here.plain + longer + drafting)
+        rate = tokens / (plain + longer + drafting)
         if rate > best.rate:
             best = _Choice(depth, tuple(kept), rate, longer / max(rows, 1e-9), drafting)
     return best

@@ -111,6 +111,9 @@ class MeasuredPolicy:
             if record.is_probe:
                 kept[place] = draft.within(0, 0)
                 continue
+            is_alone = len(entries) == 1 and limit is None and not record.trial_depth
+            if is_alone and len(draft) <= arm.control.worth.kept:
+                continue  # alone, it was asked for what is worth verifying
             is_trial = record.trial_depth > 0 and draft.is_chain and limit is None
             if is_trial:
                 kept[place] = draft.within(record.trial_depth, record.trial_depth)
