@@ -135,8 +135,8 @@ CONTROL_MUTANTS = (
         61,
         "a try is drafted and then not verified",
         "control/exploring.py",
-        "            record.trial_depth = control.worth.kept  #",
-        "            record.trial_depth = 0  #",
+        "            record.trial_depth = control.worth.kept",
+        "            record.trial_depth = 0",
         (f"{SHORT}::test_trying_a_head_that_loses_costs_what_the_bank_pays_for_it",),
     ),
     Mutant(

@@ -75,7 +75,6 @@ class Explorer:
         self.bank.pay(loss)
         for place, record, arm in found:
             plans[place] = record.ask(arm, control.worth.depth if record.is_coupled else control.worth.kept)
-            record.trial_depth = (
-                control.worth.kept
-            )  # it is verified though it does not seem to pay: that was the price
+            # It is verified though it does not seem to pay: that is what was paid for.
+            record.trial_depth = control.worth.kept
         return True
