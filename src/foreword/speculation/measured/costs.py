@@ -15,6 +15,9 @@ MOST_ROWS = 1 << 16
 SLOWEST = 3600.0
 """Seconds that no step takes."""
 
+MOST_PACE = 4.0
+"""Times as slow, or as fast, as a drafter is taken to have become while it was not asked."""
+
 MOST_METHODS = 256
 """Drafters whose calls are kept for another start."""
 
@@ -33,6 +36,8 @@ class StepCosts:
         self._prompts = StepCurve()
         self._prompt_rate: float | None = None  # rows per second of steps with prompt chunks
         self._calls: dict[str, CallCost] = {}
+        self._pace = 1.0  # how slow the machine is, by steps alone
+        self._paces: dict[str, float] = {}  # the same when a drafter was asked of late
 
     def observe(self, report: StepReport) -> None:
         """Learn from one step; one that had to be tried again teaches nothing."""
@@ -42,7 +47,7 @@ class StepCosts:
             return
         seconds = max(report.seconds.total - report.seconds.draft, 1e-9)
         if report.decodes_only:
-            self._begun_band(report.longest_context).observe(report.rows, seconds)
+            self._go_at(self._begun_band(report.longest_context).observe(report.rows, seconds))
         else:
             self._prompts.observe(report.rows, seconds)
             rate = report.rows / seconds
@@ -104,9 +109,15 @@ class StepCosts:
         return max(1, min(int(self._prompt_rate * seconds), MOST_ROWS))
 
     def draft_seconds(self, method: str, levels: int, asks: int = 1) -> float:
-        """Expected time of a drafter's call; 0 before the first was measured."""
+        """Expected time of a drafter's call; 0 before the first was measured.
+
+        What has made steps slower, or faster, since it was asked has done the same to it.
+        """
         cost = self._calls.get(method)
-        return 0.0 if cost is None else cost.seconds(levels, asks)
+        if cost is None:
+            return 0.0
+        slower = self._pace / self._paces.get(method, self._pace)
+        return cost.seconds(levels, asks) * min(max(slower, 1 / MOST_PACE), MOST_PACE)
 
     def knows_calls(self, method: str) -> bool:
         """Whether `draft_seconds` is more than a guess."""
@@ -114,9 +125,19 @@ class StepCosts:
         return cost is not None and cost.is_known
 
     def _observe_call(self, call: DrafterCall) -> None:
+        pace = self._paces.setdefault(call.method, self._pace)
+        self._paces[call.method] = pace + CallCost.MEMORY * (self._pace - pace)
         self._calls.setdefault(call.method, CallCost()).observe(
             call.levels, call.seconds, call.asks, call.behind
         )
+
+    def _go_at(self, slower: float) -> None:
+        self._pace *= slower
+        if (
+            not 1e-3 < self._pace < 1e3
+        ):  # bands of contexts learn apart: only what differs since an ask counts
+            self._paces = {method: pace / self._pace for method, pace in self._paces.items()}
+            self._pace = 1.0
 
     def _band(self, context: int) -> StepCurve:
         return self._decoding[sum(context >= bound for bound in self.CONTEXT_BANDS)]
