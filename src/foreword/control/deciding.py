@@ -138,10 +138,10 @@ class Decider:
             control.price(group, here, draft_seconds)
 
     def _share_for_probes(self, present: Sequence[PairControl]) -> float:
-        """The more there is to find out, the more; of what is far from paying little, however new it is."""
+        """The more there is to find out, the more; a new cohort of a drafter that is known is no great news."""
         settings, share = self.settings, self.settings.idle_probe_share
         for control in present:
-            if not control.is_cost_known or (control.is_near and control.estimate.is_unknown):
+            if not control.is_cost_known or control.estimate.is_unknown:
                 return settings.probe_share
             share = settings.watch_share if control.is_near else share
         return share
