@@ -117,27 +117,11 @@ CONTROL_MUTANTS = (
     ),
     Mutant(
         61,
-        "a share beside plain requests is saved for ever",
-        "control/fair_share.py",
-        "        once = max(MOST_AT_ONCE * plain, share)",
-        "        once = 100 * plain",
-        (f"{FAIRNESS}::test_what_no_saving_could_pay_for_is_not_done",),
-    ),
-    Mutant(
-        61,
         "what a profile has drafted stays with the drafter",
         "engine/draft_profile.py",
         "        plan.drafter.forget(as_drafter_sees(request))",
         "        pass",
         (f"{UNIT}/engine/test_draft_profile.py::test_an_engine_is_none_the_wiser",),
-    ),
-    Mutant(
-        61,
-        "a try is drafted and then not verified",
-        "control/exploring.py",
-        "            record.trial_depth = control.worth.kept",
-        "            record.trial_depth = 0",
-        (f"{SHORT}::test_trying_a_head_that_loses_costs_what_the_bank_pays_for_it",),
     ),
     Mutant(
         61,
