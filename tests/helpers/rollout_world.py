@@ -96,7 +96,15 @@ POLICY: dict[str, Any] = {
 class RolloutWorld:
     """Sends request after request; between them the engine has time."""
 
-    def __init__(self, folder: Path, guesser: Callable[[ScriptedClock], Guesser], policy: Any = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        guesser: Callable[[ScriptedClock], Guesser],
+        policy: Any = None,
+        rule: str = "coupled",
+        temperature: float = 0.0,
+    ) -> None:
+        self._temperature = temperature
         self.clock = ScriptedClock(tick=1e-6)
         self.path = folder / "policy.json"
         self.path.write_text(json.dumps(policy or POLICY), encoding="utf-8")
@@ -106,7 +114,7 @@ class RolloutWorld:
             self.path, self.measured, self.clock, {"model": "m"}, wall_clock=self.clock, in_background=_now
         )
         parts = EngineParts(
-            EngineConfig(kv_cache_memory_bytes=1 << 16),
+            EngineConfig(kv_cache_memory_bytes=1 << 16, acceptance_rule=rule),
             self.measured,
             self._build,
             clock=self.clock,
@@ -130,12 +138,13 @@ class RolloutWorld:
         new = NewRequest(
             f"request-{self.sent}",
             prompt_of(script, VOCAB),
-            SamplingParams(temperature=0, max_tokens=LENGTH - 10),
+            SamplingParams(temperature=self._temperature, max_tokens=LENGTH - 10),
             labels=RequestLabels(metadata={"task": "code"}),
         )
         (request,) = self.core.add(new)
         self._run()
-        assert request.output_ids == TEXTS[script, : LENGTH - 10].tolist()
+        if not self._temperature:
+            assert request.output_ids == TEXTS[script, : LENGTH - 10].tolist()
         for _ in range(3 * idle):
             self.core.use_idle_time()
             self._run()

@@ -77,6 +77,7 @@ class PretendDrafter:
     depth: int = 8
     behind: float = 0.0  # for every token that it has to catch up with
     needs: DrafterNeeds = NO_NEEDS
+    acceptance_by_level: tuple[float, ...] = ()  # as its maker says
 
     def seconds(self, levels: int, asks: int, behind: int = 0) -> float:
         return self.call + self.ask * asks + self.level * levels + self.behind * behind
@@ -90,10 +91,22 @@ def head(per_level: float = 0.5e-3) -> PretendDrafter:
     return PretendDrafter("head", HEAD, level=per_level)
 
 
-def states_head(per_level: float = 0.6e-3, **kinds: Kind) -> PretendDrafter:
+def states_head(
+    per_level: float = 0.6e-3, acceptance: tuple[float, ...] = (), **kinds: Kind
+) -> PretendDrafter:
     """One that reads the target's states: with a prompt it begins a step later than a lookup, and has to catch up."""
     needs = DrafterNeeds(taps=(Tap(1),))
-    return PretendDrafter("eagle", {**HEAD, **kinds}, 0.6e-3, 0, per_level, 5, behind=0.05e-3, needs=needs)
+    return PretendDrafter(
+        "eagle",
+        {**HEAD, **kinds},
+        0.6e-3,
+        0,
+        per_level,
+        5,
+        behind=0.05e-3,
+        needs=needs,
+        acceptance_by_level=acceptance,
+    )
 
 
 class PretendRequest:

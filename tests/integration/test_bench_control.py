@@ -6,6 +6,7 @@ import pytest
 
 from foreword.bench.control.timeline import EngineLine, Phase
 from foreword.bench.control.windows import Arm, EngineStation, Prompts
+from foreword.engine.config import EngineConfig
 from foreword.engine.llm import LLM
 from foreword.errors import RequestError
 from helpers.clocks import ScriptedClock
@@ -22,13 +23,22 @@ def llm(tiny_model: Path) -> LLM:
 def test_a_window_is_a_full_batch_after_its_prompts(llm: LLM):
     station = EngineStation(llm.engine, PROMPTS, 6, ScriptedClock(tick=0.5))
     plain = station.window(Arm("plain", False), "one", 3, 0)
-    assert plain.tokens <= 3 * 5
+    assert plain.tokens == 3 * 6
     assert plain.seconds == 0.5
     assert station.window(GUESSING, "one", 2, 1).tokens > 0
     assert not llm.engine.has_requests
     with pytest.raises(RequestError, match="before all 2 prompts"):
-        EngineStation(llm.engine, PROMPTS, 1).window(GUESSING, "one", 2, 1)
+        EngineStation(llm.engine, PROMPTS, 1, ahead=0).window(GUESSING, "one", 2, 1)
     assert not llm.engine.has_requests
+
+
+def test_prompts_that_are_read_in_chunks_do_not_end_the_answers_of_others(tiny_model: Path):
+    """The first has gained more than a window's tokens before the last prompt is read."""
+    config = EngineConfig(max_num_batched_tokens=6)
+    slow = LLM(str(tiny_model), dtype="float32", device="cpu", speculation=None, config=config).engine
+    station = EngineStation(slow, PROMPTS, 2, ScriptedClock(tick=0.5))
+    window = station.window(Arm("plain", False), "one", 5, 0)
+    assert window.tokens == 5 * 2
 
 
 def test_a_line_of_phases_keeps_its_batch_full(llm: LLM):

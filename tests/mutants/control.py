@@ -7,6 +7,7 @@ DECISIONS = f"{CONTROL}/test_decisions.py"
 POLICY = f"{CONTROL}/test_measured_policy.py"
 SHORT = f"{CONTROL}/test_short_requests.py"
 SAVING = f"{CONTROL}/test_saving.py"
+FAIRNESS = f"{CONTROL}/test_fairness.py"
 SITUATION = f"{UNIT}/speculation/test_situation.py"
 
 CONTROL_MUTANTS = (
@@ -22,8 +23,8 @@ CONTROL_MUTANTS = (
         61,
         "what drafting costs is forgotten",
         "control/asking.py",
-        "    gain = (gained - call / asked) / here.per_token",
-        "    gain = gained / here.per_token",
+        "row + call / asked) / here.per_token",
+        "row) / here.per_token",
         (f"{DECISIONS}::test_drafting_is_part_of_the_price",),
     ),
     Mutant(
@@ -62,16 +63,16 @@ CONTROL_MUTANTS = (
         61,
         "a head does not read the prompts that it will guess behind",
         "control/measured.py",
-        "            return record.read()",
-        "            return record.ask(None)",
+        "                plans.append(record.read())",
+        "                plans.append(record.ask(None))",
         (f"{SHORT}::test_a_head_that_may_guess_later_reads_the_prompt_along_and_is_not_asked",),
     ),
     Mutant(
         61,
         "a step with a prompt in it ends all guessing",
-        "control/arms.py",
-        " and not now.has_prompts:",
-        ":",
+        "control/deciding.py",
+        "        alone = here.without_prompts()",
+        "        alone = here",
         (f"{SHORT}::test_a_step_with_a_prompt_in_it_is_no_reason_to_give_guessing_up",),
     ),
     Mutant(
@@ -89,5 +90,53 @@ CONTROL_MUTANTS = (
         "                band.begin_with(known.points())",
         "                pass",
         (f"{SITUATION}::test_a_longer_context_begins_with_what_rows_add_at_shorter_ones",),
+    ),
+    Mutant(
+        61,
+        "what a head's maker has measured is not believed",
+        "control/estimates.py",
+        "        if level < len(self.told):",
+        "        if False:",
+        (f"{SHORT}::test_what_a_heads_maker_has_measured_is_believed_until_it_is_seen",),
+    ),
+    Mutant(
+        61,
+        "what a head's maker has measured is believed for ever",
+        "control/estimates.py",
+        "TOLD_STRENGTH = 20.0",
+        "TOLD_STRENGTH = 2000.0",
+        (f"{SHORT}::test_what_a_heads_maker_has_measured_is_soon_forgotten_where_it_is_not_so",),
+    ),
+    Mutant(
+        61,
+        "guesses beside plain requests are not paid for",
+        "control/fair_share.py",
+        "self._saved + share - added",
+        "self._saved + share",
+        (f"{FAIRNESS}::test_a_share_that_is_too_small_for_one_step_is_saved_for_another",),
+    ),
+    Mutant(
+        61,
+        "what a profile has drafted stays with the drafter",
+        "engine/draft_profile.py",
+        "        plan.drafter.forget(as_drafter_sees(request))",
+        "        pass",
+        (f"{UNIT}/engine/test_draft_profile.py::test_an_engine_is_none_the_wiser",),
+    ),
+    Mutant(
+        61,
+        "a depth that once looked dear is never looked at again",
+        "control/arms.py",
+        "TRIAL_STEPS = 64",
+        "TRIAL_STEPS = 1 << 60",
+        (f"{SHORT}::test_a_depth_that_once_looked_dear_is_looked_at_again",),
+    ),
+    Mutant(
+        61,
+        "what was counted before a change is believed for long",
+        "control/estimates.py",
+        "KEPT_DRAFTS = 20.0",
+        "KEPT_DRAFTS = 1e9",
+        (f"{POLICY}::test_it_leaves_off_soon_and_begins_again_when_guessing_pays_again",),
     ),
 )

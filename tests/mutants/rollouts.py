@@ -89,4 +89,28 @@ ROLLOUT_MUTANTS = (
         "if (part.verdict.tokens",
         ("tests/integration/test_policy_texts.py::test_texts_are_those_of_plain_decoding",),
     ),
+    Mutant(
+        81,
+        "the law of texts is compared with itself",
+        "control/rollout/pair.py",
+        "        self.laws.add(plain, own)",
+        "        self.laws.add(plain, plain)",
+        (f"{ENGINE}::test_one_that_changes_the_law_of_drawn_texts_is_found_out",),
+    ),
+    Mutant(
+        81,
+        "answers whose law is compared are drawn with one seed",
+        "engine/policy/verification.py",
+        "seed=self.seeds.getrandbits(63)",
+        "seed=0",
+        (f"{ENGINE}::test_answers_whose_law_is_compared_have_seeds_of_their_own",),
+    ),
+    Mutant(
+        81,
+        "a drafter is blamed for the faults of another with its method",
+        "engine/drafter_pool.py",
+        "            drafter = self._drafters.get(_key(config))\n        return [] if drafter is None else [drafter]",
+        '            return [d for k, d in self._drafters.items() if json.loads(k)["method"] == [*config.method]]',
+        (f"{ENGINE}::test_a_drafter_is_not_blamed_for_another_with_the_same_method",),
+    ),
 )

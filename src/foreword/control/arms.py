@@ -2,26 +2,31 @@
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from foreword.control.asking import NO_WORTH, DraftSeconds, Pass, Worth
+from foreword.control.asking import NO_WORTH, DraftSeconds, Group, Pass, Worth
 from foreword.control.estimates import PairEstimate
 from foreword.control.guard import PairGuard
 from foreword.control.hindsight import RequestFit, Waiting
 from foreword.control.settings import ControlSettings
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import needs_of
-from foreword.speculation.requests import DraftPlan
+from foreword.speculation.requests import DraftPlan, StepRequest
 
 MOST_WAITING = 4
 """Drafts of one request that wait for their text; the oldest is given up for another."""
 
 LEAST_LOSS = 0.01
-"""What trying a drafter is taken to lose at least, in plain tokens: its promise may be wrong."""
+"""What trying a drafter is taken to lose at least, in plain tokens of each request: its promise may be wrong."""
 
 PROBE_DEPTH = 4
 """Levels of a probe where every level costs."""
+
+TRIAL_STEPS = 64
+"""In one step of so many a level more, or one less, is verified than seems best: what was measured once of a depth that
+is not in use may have been an accident, and would else be believed for ever."""
 
 WATCHED = 32
 WATCH_STEPS = 128
@@ -50,7 +55,6 @@ class Moment:
     step: int
     seconds: float  # of engine time
     reference_passes: int  # plain passes that were measured
-    has_prompts: bool = False  # whether the next step computes prompts besides decoding
 
 
 @dataclass(eq=False)
@@ -59,27 +63,32 @@ class PairControl:
 
     estimate: PairEstimate
     guard: PairGuard = field(default_factory=PairGuard)
-    worth: Worth = NO_WORTH
+    worth: Worth = NO_WORTH  # in the next pass
+    usual_gain: float = NO_WORTH.gain  # without the prompts that are read in it
     is_on: bool = False
     reason: str = "new"
     is_cost_known: bool = False
     is_near: bool = True  # whether guessing pays, or nearly does
     probe_depth: int = 0
     probe_seconds: float = 0.0  # expected
+    _try_seconds: float = 0.0  # expected loss of one step in which its guesses are verified
     off_since: int | None = None  # step; None: it never was on
     switched: int = 0  # times that a decision was made
     decisions: deque[Decision] = field(default_factory=lambda: deque(maxlen=MOST_DECISIONS))
 
-    def decide(self, worth: Worth, is_cost_known: bool, settings: ControlSettings, now: Moment) -> None:
+    def decide(
+        self, worth: Worth, usual_gain: float, is_cost_known: bool, settings: ControlSettings, now: Moment
+    ) -> None:
         """Take a new look at what asking promises.
 
-        In a step with prompts rows are dear: that guesses do not pay in it is no reason to give them up.
+        In a step with prompts rows are dear: that guesses do not pay in it is no reason to give them up. Nor is it one
+        to go on: where many requests come, some prompt is being read at nearly every step.
         """
-        self.worth, self.is_cost_known = worth, is_cost_known
-        self.is_near = worth.gain >= settings.hopeless or (self.is_near and now.has_prompts)
+        self.worth, self.usual_gain, self.is_cost_known = worth, usual_gain, is_cost_known
+        self.is_near = usual_gain >= settings.hopeless
         if self.guard.trip(settings, now.reference_passes, now.seconds) or self.guard.holds(now.seconds):
             self._switch(False, "guard", now)
-        elif self.is_on and self.worth.gain < settings.margin_off and not now.has_prompts:
+        elif self.is_on and usual_gain < settings.margin_off:
             self._switch(False, "loses", now)
         elif not self.is_on and (is_cost_known or self.is_new) and self._promises(settings, now):
             self._switch(True, "gains" if is_cost_known else "tried", now)
@@ -96,23 +105,40 @@ class PairControl:
 
     def _promises(self, settings: ControlSettings, now: Moment) -> bool:
         has_rested = self.off_since is None or now.step - self.off_since >= settings.dwell_steps
-        return has_rested and self.worth.gain >= settings.margin_on
+        return has_rested and self.usual_gain >= settings.margin_on
 
-    def price(self, depth: int, here: Pass, draft_seconds: DraftSeconds) -> None:
+    def price(self, group: Group, here: Pass, draft_seconds: DraftSeconds) -> None:
         """How deep probes go, and what they cost; what nobody has measured is taken to be as dear as a pass."""
+        depth = group.depth
         costs_levels = draft_seconds(depth, 1) - draft_seconds(1, 1) > 0.01 * here.plain
         self.probe_depth = min(depth, PROBE_DEPTH) if costs_levels or not self.is_cost_known else depth
         self.probe_seconds = draft_seconds(self.probe_depth, 1) or here.plain
+        self._try_seconds = self._live_price(group, here, draft_seconds)
+
+    def _live_price(self, group: Group, here: Pass, draft_seconds: DraftSeconds) -> float:
+        """Of a step in which this pair alone is asked: others share neither its calls nor what its rows make longer."""
+        kept, asks = self.worth.kept, group.asks
+        coverage, survival = group.rates.coverage[:kept], group.rates.survival(0)
+        gained = asks * sum(often * survival[level] for level, often in enumerate(coverage)) * here.per_token
+        longer = here.after(asks * sum(coverage)) - here.plain + draft_seconds(self.worth.depth, asks)
+        return max(longer - gained, 0.0) + LEAST_LOSS * asks * here.per_token
 
     def live_loss(self, seconds: float) -> float:
-        """What asking and verifying is expected to lose, in tokens of plain decoding for each request."""
+        """Seconds that asking and verifying in one step is expected to lose."""
         if not self.is_cost_known or not self.worth.kept or self.guard.holds(seconds):
             return math.inf
-        return LEAST_LOSS + max(-self.worth.gain, 0.0)
+        return self._try_seconds
 
     def varied(self, depth: int, step: int) -> int:
         """Levels to ask for: changing ones until it is known what a level costs, the same for all of a step."""
         return depth if self.is_cost_known else max(depth >> (step % 3), 1)
+
+    def trial(self, step: int, most: int) -> int:
+        """Levels to verify in this step for the sake of knowing; 0: as many as seem best."""
+        if step % TRIAL_STEPS or not self.is_cost_known or not self.worth.kept:
+            return 0
+        other = self.worth.kept + (1 if step // TRIAL_STEPS % 2 else -1)
+        return other if 1 <= other <= most else 0
 
     def _switch(self, on: bool, reason: str, now: Moment) -> None:
         if self.is_on and not on:
@@ -166,6 +192,7 @@ class RequestRecord:
 
     arms: list[Arm]
     is_coupled: bool  # whether a guess is accepted if and only if it is the token that comes
+    request: Callable[[], StepRequest | None]  # None: it is gone
     is_watched: bool = False  # whether heads are told of it though they are not in use
     is_told: bool = False  # whether heads are told of the pass under way
     was_told: bool = False  # and of the one before
@@ -176,10 +203,12 @@ class RequestRecord:
     asked_depth: int = 0
     is_probe: bool = False  # whether the draft is only to be compared with the text
     offered_depth: int = 0  # of what came
+    trial_depth: int = 0  # levels that are verified whatever they seem to be worth; 0: by their worth
 
     def ask(self, arm: Arm | None, depth: int = 0, is_probe: bool = False) -> DraftPlan | None:
         """A new pass, in which this drafter is asked; None: nobody."""
         self.asked, self.asked_depth, self.is_probe, self.offered_depth = arm, depth, is_probe, 0
+        self.trial_depth = 0
         return None if arm is None else arm.planned(depth, self.length - arm.heard)
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 from foreword.control.arms import Arm, Moment, PairControl, RequestRecord
 from foreword.control.asking import DraftSeconds, Group, Pass, Worth, weigh
@@ -14,6 +15,9 @@ STEADY = 0.12
 
 SHORT = 64
 """Tokens of context below which costs do not differ."""
+
+WELL_ABOVE, FAR_ABOVE = 1.05, 1.12
+"""Ratios to plain decoding from which on it takes fewer plain windows to be sure that there is a gain."""
 
 LEAST_TABLE = 64
 """Rows that costs are looked up for at once, at least."""
@@ -113,6 +117,7 @@ class Decider:
         situation: Situation,
         now: Moment,
     ) -> None:
+        @cache  # the same few are asked for again and again
         def draft_seconds(levels: int, asks: int) -> float:
             return situation.costs.draft_seconds(method, levels, asks)
 
@@ -122,27 +127,37 @@ class Decider:
             depth = max(min(arm.plan.max_depth, arm.plan.max_nodes) for arm in arms)
             groups.append(Group(control.estimate.rates, len(arms), min(depth, self.settings.max_depth)))
         worths = weigh(here, groups, draft_seconds)
+        alone = here.without_prompts()
+        usual = worths if alone is here else weigh(alone, groups, draft_seconds)
         if len(groups) == groups[0].asks == 1:
             (arm,) = next(iter(pairs.values()))
             worths = [_own_depth(here, groups[0], arm.fit.shift, worths[0], draft_seconds)]
         is_known = situation.costs.knows_calls(method)
-        for control, group, worth in zip(pairs, groups, worths, strict=True):
-            control.decide(worth, is_known, self.settings, now)
-            control.price(group.depth, here, draft_seconds)
+        for control, group, worth, as_usual in zip(pairs, groups, worths, usual, strict=True):
+            control.decide(worth, as_usual.gain, is_known, self.settings, now)
+            control.price(group, here, draft_seconds)
 
     def _share_for_probes(self, present: Sequence[PairControl]) -> float:
-        """The more there is to find out, the more."""
-        settings = self.settings
-        if any(control.estimate.is_unsettled or not control.is_cost_known for control in present):
-            return settings.probe_share
-        near = any(control.is_near for control in present)
-        return settings.watch_share if near else settings.idle_probe_share
+        """The more there is to find out, the more; a new cohort of a drafter that is known is no great news."""
+        settings, share = self.settings, self.settings.idle_probe_share
+        for control in present:
+            if not control.is_cost_known or control.estimate.is_unknown:
+                return settings.probe_share
+            share = settings.watch_share if control.is_near else share
+        return share
 
     def _share_for_reference(self, present: Sequence[PairControl]) -> float:
-        """Nothing where nobody guesses anyway, half where every measured gain is well above the line."""
-        gains = [control.guard.gain.bounds() for control in present if control.is_on]
-        well = all(found is not None and found[0] > 1.05 for found in gains)
-        return self.settings.reference_share * (0.5 if well else 1.0) if gains else 0.0
+        """Nothing where nobody guesses anyway; the less the farther every gain is above the line."""
+        in_use = [control for control in present if control.is_on]
+        return self.settings.reference_share * max(map(self._doubt, in_use), default=0.0)
+
+    def _doubt(self, control: PairControl) -> float:
+        """How much of the plain windows a pair needs: a gain that is expected and was measured needs few."""
+        expected, measured = 1 + control.worth.gain, control.guard.gain.bounds()
+        least = expected if measured is None else min(expected, measured[0])
+        if least < WELL_ABOVE or not control.is_cost_known:
+            return 1.0
+        return self.settings.sure_reference if measured is not None and least >= FAR_ABOVE else 0.5
 
 
 def _own_depth(here: Pass, group: Group, shift: int, worth: Worth, draft_seconds: DraftSeconds) -> Worth:

@@ -25,6 +25,9 @@ PRIOR_RATE = 0.6
 PRIOR_COVERAGE = 0.5
 """What is believed of a drafter that nobody has asked: hopeful, so that it is tried, and soon forgotten."""
 
+TOLD_STRENGTH = 20.0
+"""Drafts that weigh as much as what a drafter's maker has measured."""
+
 HEAD_COVERAGE = 1.0
 """The same of one that reads the target's states: it always has something to say."""
 
@@ -44,8 +47,14 @@ CHANGE_LIMIT = 10.0
 CHANGE_DRAFTS = 500
 """The traffic has changed if what is accepted differs from what is expected by more than this, beyond a slack."""
 
+KEPT_DRAFTS = 20.0
+"""Asks that what was counted before a change weighs as much as at most: it is no longer so."""
+
 NEW_ASKS = 30.0
 """Asks below which a cohort is new."""
+
+KNOWN_ASKS = 100.0
+"""Asks of a drafter for everyone from which on it is known what to expect of it in a new cohort."""
 
 _CERTAIN = 1e-4
 
@@ -92,7 +101,14 @@ class DrafterEstimate:
     def __init__(self, method: str) -> None:
         self.method = method
         self.coverage = PRIOR_COVERAGE  # what is believed before it was asked
+        self.told: Sequence[float] = ()  # [level], acceptance that its maker has measured
         self.counts = FadingCounts()
+
+    def rate(self, level: int, above: float) -> float:
+        """The acceptance of a level's first node; `above` is that of the level above."""
+        if level < len(self.told):
+            return self.counts.rate(level, 0, self.told[level], TOLD_STRENGTH)
+        return self.counts.rate(level, 0, above, PRIOR_STRENGTH)
 
 
 class PairEstimate:
@@ -124,6 +140,11 @@ class PairEstimate:
     def is_unsettled(self) -> bool:
         """Whether the traffic is new, or has just changed."""
         return self._fast_drafts > CHANGE_DRAFTS // 2 or self.counts.asks < NEW_ASKS
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether there is much to find out: what is new is mostly as it is elsewhere."""
+        return self.is_unsettled and (bool(self._fast_drafts) or self.drafter.counts.asks < KNOWN_ASKS)
 
     def refresh(self, seconds: float) -> None:
         """Take into account what was counted since; `seconds` is the engine's time."""
@@ -165,7 +186,7 @@ class PairEstimate:
             self._above = self._below = 0.0
             self._fast_drafts = CHANGE_DRAFTS
             self.changes += 1
-            self.counts.fade(0.25)
+            self.counts.fade(min(KEPT_DRAFTS / max(self.counts.asks, 1.0), 0.25))
             self._rates = None
 
     def _fading(self) -> float:
@@ -192,7 +213,7 @@ class PairEstimate:
     def _ranks(self, level: int, above: float, above_here: float) -> tuple[list[float], float]:
         """The rates of siblings, and the first one's at large; `above` is that of the level above."""
         own, at_large = self.counts, self.drafter.counts
-        known = at_large.rate(level, 0, above, PRIOR_STRENGTH)
+        known = self.drafter.rate(level, above)
         is_seen = level < len(own.reached)
         ranks = [own.rate(level, 0, known if is_seen else _like(known, above, above_here), self._strength)]
         before = known
@@ -227,12 +248,22 @@ class Estimates:
         ] = {}  # by method, `owner_of` and cohort: of earlier times
         self.pairs: OrderedDict[tuple[str, str, str], PairEstimate] = OrderedDict()
 
-    def pair(self, method: str, tenant: str, cohort: str, coverage: float = PRIOR_COVERAGE) -> PairEstimate:
-        """What is known of the drafter for these requests; `coverage` is believed of one that nobody has asked."""
+    def pair(
+        self,
+        method: str,
+        tenant: str,
+        cohort: str,
+        coverage: float = PRIOR_COVERAGE,
+        told: Sequence[float] = (),
+    ) -> PairEstimate:
+        """What is known of the drafter for these requests.
+
+        `coverage`, and `told` as acceptance by level, are believed of one that nobody has asked.
+        """
         key = (method, tenant, cohort)
         found = self.pairs.get(key)
         if found is None:
-            found = self.pairs[key] = PairEstimate(self.drafter(method, coverage), cohort)
+            found = self.pairs[key] = PairEstimate(self.drafter(method, coverage, told), cohort)
             if self.saved:
                 found.counts = self.saved.pop((method, owner_of(tenant), cohort), found.counts)
             while len(self.pairs) > MAX_PAIRS:
@@ -240,9 +271,11 @@ class Estimates:
         self.pairs.move_to_end(key)
         return found
 
-    def drafter(self, method: str, coverage: float = PRIOR_COVERAGE) -> DrafterEstimate:
+    def drafter(
+        self, method: str, coverage: float = PRIOR_COVERAGE, told: Sequence[float] = ()
+    ) -> DrafterEstimate:
         while len(self.drafters) >= MAX_PAIRS and method not in self.drafters:
             del self.drafters[next(iter(self.drafters))]
         found = self.drafters.setdefault(method, DrafterEstimate(method))
-        found.coverage = coverage
+        found.coverage, found.told = coverage, told
         return found

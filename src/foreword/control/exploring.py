@@ -41,10 +41,10 @@ class Explorer:
             control = arm.control
             lost = 0.0  # a pass without the guesses that it would have had is part of the price
             if record.asked is not None:
-                lost = max(record.asked.control.worth.gain, 0.0) * here.per_token
-            is_cheap = control.live_loss(self.seconds) * here.per_token < control.probe_seconds
+                lost = max(record.asked.control.worth.saved, 0.0) * here.per_token
+            is_cheap = control.live_loss(self.seconds) < control.probe_seconds
             if not lost and is_cheap and may_use:
-                if self._try_live(control, records, plans, here):
+                if self._try_live(control, records, plans):
                     return
                 continue
             price += lost + control.probe_seconds
@@ -60,7 +60,6 @@ class Explorer:
         control: PairControl,
         records: Sequence[RequestRecord | None],
         plans: list[DraftPlan | None],
-        here: Pass,
     ) -> bool:
         """Ask for all requests of a cohort that nobody else is asked for; False if the bank does not pay for it."""
         found = [
@@ -70,10 +69,12 @@ class Explorer:
             for arm in record.arms
             if arm.control is control and arm.plan.allows(len(records))
         ]
-        loss = len(found) * control.live_loss(self.seconds) * here.per_token
+        loss = control.live_loss(self.seconds)
         if not found or not self.bank.affords(loss):
             return False
         self.bank.pay(loss)
         for place, record, arm in found:
             plans[place] = record.ask(arm, control.worth.depth if record.is_coupled else control.worth.kept)
+            # It is verified though it does not seem to pay: that is what was paid for.
+            record.trial_depth = control.worth.kept
         return True

@@ -1,8 +1,8 @@
 """Drafts must not hold up those who don't speculate."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from foreword.control.trimming import tightest_limit
 from foreword.speculation.draft import Draft
@@ -14,21 +14,32 @@ from foreword.speculation.report import StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
 from foreword.speculation.service import guess_shares
 
+SAVED_STEPS = 8
+"""Steps whose share may be spent at once: the guesses that pay rarely fit into the share of one."""
+
+MOST_AT_ONCE = 0.5
+"""Part of its plain time by which one step is lengthened at most, whatever was saved; the share, if it is more."""
+
 
 class FairShare:
-    """A policy whose drafts are cut so that they lengthen a mixed step by at most a share of its plain time.
+    """A policy whose drafts lengthen mixed steps by at most a share of their plain time, on average.
 
-    Nor do they make a step longer than the requests that it serves allow. A step is mixed if it serves a request
-    that wants nobody to draft for it. What drafting adds is the drafters' own time and the longer pass; both are
-    expected from what was measured.
+    A step is mixed if it serves a request that wants nobody to draft for it. What drafting adds is the drafters' own
+    time and the longer pass; both are expected from what was measured, and settled by what the step took. A share that
+    is not used is saved for a while: a few steps with the guesses that were wanted bring others more than many with
+    some of them. Nor do guesses make any step longer than the requests that it serves allow.
     """
 
     def __init__(self, policy: Policy, share: float) -> None:
         self._policy = policy
         self._share = share
+        self._saved = (
+            0.0  # seconds by which guesses may lengthen steps; less than 0: they were longer than expected
+        )
+        self._plain: float | None = None  # expected seconds of the mixed step under way without guesses
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
-        """The inner policy's plan, with fewer guesses where they would cost others too much.
+        """The inner policy's plan, with fewer guesses or none where they would cost others too much.
 
         For a prompt that is still being read nobody guesses in this step: its plan costs nothing and stays, as does
         that of a drafter that only reads along.
@@ -37,22 +48,43 @@ class FairShare:
         pairs = zip(plans, entries, strict=True)
         is_mixed = any(plan is None and entry.request.speculation is None for plan, entry in pairs)
         limit = tightest_limit(entries)
+        self._plain = None
         if not is_mixed and limit is None:
             return plans
+        rows, context = sum(entry.run for entry in entries), max(entry.computed for entry in entries)
+        plain = situation.costs.step_seconds(rows, context)
+        if is_mixed:
+            self._plain = plain
         wanted = [
             p.max_nodes if p is not None and entry.draws else 0
             for p, entry in zip(plans, entries, strict=True)
         ]
         drafting = [plan for plan, nodes in zip(plans, wanted, strict=True) if plan is not None and nodes]
-        if not drafting:
+        if not drafting or plain is None:  # all before the first measurement
             return plans
-        bounds = _Bounds(self._share if is_mixed else math.inf, math.inf if limit is None else limit)
-        total = _affordable(entries, drafting, situation, bounds)
-        shares = guess_shares(wishes(entries, wanted), total)
+        drafted = _draft_seconds(drafting, situation)
+
+        def adds(guesses: int) -> float:
+            return (situation.costs.step_seconds(rows + guesses, context) or plain) + drafted - plain
+
+        room = math.inf if limit is None else limit - plain
+        guesses = (
+            self._affordable(sum(wanted), adds, plain, room) if is_mixed else _most(sum(wanted), adds, room)
+        )
+        if guesses == sum(wanted):
+            return plans
+        shares = guess_shares(wishes(entries, wanted), guesses)
         return [
             plan if plan is None or not most else replace(plan, max_nodes=nodes) if nodes else None
             for plan, most, nodes in zip(plans, wanted, shares, strict=True)
         ]
+
+    def _affordable(self, wanted: int, adds: Callable[[int], float], plain: float, room: float) -> int:
+        """Guesses of a mixed step: as many as its share with what was saved allows, or none yet."""
+        share = self._share * plain
+        once = max(MOST_AT_ONCE * plain, share)
+        guesses = _most(wanted, adds, within=min((1 + SAVED_STEPS) * share, once, room))
+        return guesses if adds(guesses) <= min(share + self._saved, once) else 0
 
     def trim(
         self, entries: Sequence[PassEntry], drafts: Sequence[Draft], situation: Situation
@@ -63,6 +95,12 @@ class FairShare:
         return self._policy.rows_wanted(requests, situation)
 
     def learn(self, report: StepReport) -> None:
+        """A mixed step earns its share, and pays for what guesses have made of it."""
+        if self._plain is not None:
+            share = self._share * self._plain
+            added = report.seconds.total - self._plain if report.calls else 0.0
+            most = SAVED_STEPS * share  # a pause is not paid for longer than that either
+            self._saved = min(max(self._saved + share - added, -most), most)
         self._policy.learn(report)
 
     def drafters(self) -> Sequence[Drafter]:
@@ -74,35 +112,20 @@ class FairShare:
         return inner is None or bool(inner(request))
 
 
-@dataclass(frozen=True)
-class _Bounds:
-    """How long guesses may make a step."""
-
-    share: float  # more than without them
-    seconds: float
-
-    def allow(self, takes: float, plain: float) -> bool:
-        return takes <= (1 + self.share) * plain and takes <= self.seconds
-
-
-def _affordable(
-    entries: Sequence[PassEntry], plans: Sequence[DraftPlan], situation: Situation, bounds: _Bounds
-) -> int:
-    """Most guesses that keep the step within its bounds; all before the first measurement."""
-    rows, context = sum(entry.run for entry in entries), max(entry.computed for entry in entries)
-    costs, wanted = situation.costs, sum(plan.max_nodes for plan in plans)
-    plain = costs.step_seconds(rows, context)
-    if plain is None:
-        return wanted
+def _draft_seconds(plans: Sequence[DraftPlan], situation: Situation) -> float:
+    """What the drafters' calls will take."""
     levels = {plan.method: 0 for plan in plans}
     for plan in plans:
         levels[plan.method] = max(levels[plan.method], min(plan.max_depth, plan.max_nodes))
-    drafting = sum(costs.draft_seconds(method, deepest) for method, deepest in levels.items())
+    return sum(situation.costs.draft_seconds(method, deepest) for method, deepest in levels.items())
+
+
+def _most(wanted: int, adds: Callable[[int], float], within: float) -> int:
+    """The most guesses that add no more than this."""
     low, high = 0, wanted
     while low < high:
         guesses = (low + high + 1) // 2
-        longer = costs.step_seconds(rows + guesses, context) or plain
-        if bounds.allow(longer + drafting, plain):
+        if adds(guesses) <= within:
             low = guesses
         else:
             high = guesses - 1

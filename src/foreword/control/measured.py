@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence, Set
 from dataclasses import replace
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.control.arms import WATCH_STEPS, WATCHED, Arm, Moment, PairControl, RequestRecord
@@ -16,10 +16,13 @@ from foreword.control.probes import TimeBank
 from foreword.control.settings import ControlSettings
 from foreword.control.trimming import Offer, choose, survivals, tightest_limit
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Drafter, choices_of, needs_of
+from foreword.speculation.drafting import Drafter, choices_of, expected_rates, needs_of
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import RequestReport, StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
+
+FEW_RECORDS = 64
+"""Records of requests that are kept before those of requests that are gone are looked for."""
 
 
 class MeasuredPolicy:
@@ -38,9 +41,12 @@ class MeasuredPolicy:
         self.controls: dict[PairEstimate, PairControl] = {}
         self.steps = 0
         self.seconds = 0.0  # of all steps
-        self._records: WeakKeyDictionary[StepRequest, RequestRecord] = WeakKeyDictionary()
+        # By the request's number; those of requests that are gone are dropped now and then.
+        self._records: dict[int, RequestRecord] = {}
         self._decider = Decider(self.settings)
         self._here: Pass | None = None  # the next pass
+        self._could_try = False  # whether the pass has requests that drafters can be tried for
+        self._most_records = FEW_RECORDS
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
         """Whom to ask for which request, and how deep."""
@@ -51,12 +57,18 @@ class MeasuredPolicy:
         ]
         here = self._here = self._decided(entries, asking, situation)
         is_reference = here is None or self.reference.begin_step(self._decider.plain_share)
-        running = len(entries)
-        plans = [
-            self._fixed(entry, running) if record is None else self._ask(entry, record, running, is_reference)
-            for entry, record in zip(entries, records, strict=True)
-        ]
-        if here is not None and not is_reference and self.bank.balance > 0:
+        plans: list[DraftPlan | None] = []
+        running, could_try, self._could_try = len(entries), False, False
+        for entry, record, able in zip(entries, records, asking, strict=True):
+            if record is None:
+                plans.append(self._fixed(entry, running))
+            elif able is None:
+                plans.append(record.read())
+            else:
+                self._could_try = True
+                plans.append(self._ask(record, running, is_reference))
+                could_try = could_try or record.asked is None or len(record.arms) > 1
+        if could_try and here is not None and not is_reference and self.bank.balance > 0:
             Explorer(self.bank, self.steps, self.seconds).explore(asking, plans, here)
         return plans
 
@@ -70,7 +82,7 @@ class MeasuredPolicy:
         here = self._decider.look(entries, situation)
         if here is None or not self._decider.is_due(here, self.steps, self.seconds):
             return here
-        now = Moment(self.steps, self.seconds, self.reference.passes, here.rows > here.drawn)
+        now = Moment(self.steps, self.seconds, self.reference.passes)
         here = self._decider.decide(records, here, situation, now)
         self._forget_controls()
         return here
@@ -86,8 +98,9 @@ class MeasuredPolicy:
         offers: list[Offer] = []
         places: list[int] = []
         rows, tokens, spent = 0, 0.0, {}
+        limit = tightest_limit(entries)
         for place, (entry, draft) in enumerate(zip(entries, drafts, strict=True)):
-            record = self._records.get(entry.request) if len(draft) else None
+            record = self._records.get(entry.request.request_id) if len(draft) else None
             if record is None or record.asked is None:
                 rows += len(draft)
                 continue
@@ -98,16 +111,22 @@ class MeasuredPolicy:
             if record.is_probe:
                 kept[place] = draft.within(0, 0)
                 continue
-            chances = survivals(draft, arm.control.estimate.rates, arm.fit.shift)
+            is_alone = len(entries) == 1 and limit is None and not record.trial_depth
+            if is_alone and len(draft) <= arm.control.worth.kept:
+                continue  # alone, it was asked for what is worth verifying
+            is_trial = record.trial_depth > 0 and draft.is_chain and limit is None
+            if is_trial:
+                kept[place] = draft.within(record.trial_depth, record.trial_depth)
+            chances = survivals(kept[place], arm.control.estimate.rates, arm.fit.shift)
             spent[arm.plan.method] = arm.control.worth.draft_seconds
-            if draft.drawn and not record.is_coupled:
-                rows, tokens = rows + len(draft), tokens + sum(chances)
+            if is_trial or (draft.drawn and not record.is_coupled):
+                rows, tokens = rows + len(kept[place]), tokens + sum(chances)
             else:
                 offers.append(Offer(entry.request.request_id, draft, chances))
                 places.append(place)
         if offers and here is not None:
             beside = replace(here, rows=here.rows + rows, drawn=here.drawn + tokens) if rows else here
-            chosen = choose(offers, beside, sum(spent.values()), tightest_limit(entries))
+            chosen = choose(offers, beside, sum(spent.values()), limit)
             for place, draft in zip(places, chosen, strict=True):
                 kept[place] = draft
         return kept
@@ -116,7 +135,7 @@ class MeasuredPolicy:
         """Rows that guesses for these requests are worth at present."""
         rows = 0
         for request in requests:
-            record = self._records.get(request)
+            record = self._records.get(request.request_id)
             arm = None if record is None else self._best(record, len(requests) + 1)
             if arm is not None:
                 rows += min(arm.control.worth.kept, arm.plan.max_nodes)
@@ -128,14 +147,13 @@ class MeasuredPolicy:
         """Compare drafts with what came of them, and the step's time with a plain one's."""
         self.steps += 1
         self.seconds += report.seconds.total
-        if self._here is not None and self._here.rows == self._here.drawn:
-            self.bank.earn(
-                report.seconds.total, self._decider.probe_share
-            )  # of decoding alone: it is paid in it
+        if self._could_try and self._here is not None and self._here.rows == self._here.drawn:
+            # Of decoding alone, for those that something could be found out about: it is paid by them.
+            self.bank.earn(report.seconds.total, self._decider.probe_share)
         live: set[PairControl] = set()
         for part in report.requests:
             # Most are plain, and finding nothing takes as long as finding something.
-            record = None if part.request.speculation is None else self._records.get(part.request)
+            record = None if part.request.speculation is None else self._records.get(part.request.request_id)
             if record is None:
                 continue
             asked = record.asked
@@ -164,7 +182,7 @@ class MeasuredPolicy:
 
     def tells(self, request: StepRequest) -> bool:
         """Whether heads are told of this request in the pass that was planned: where they are not in use it costs."""
-        record = self._records.get(request)
+        record = self._records.get(request.request_id)
         return record is None or record.is_told or not record.has_heads
 
     def _answered(self, record: RequestRecord, asked: Arm, part: RequestReport) -> None:
@@ -194,19 +212,28 @@ class MeasuredPolicy:
         request = entry.request
         if request.speculation is None or request.speculation.is_fixed:
             return None
-        record = self._records.get(request)
+        record = self._records.get(request.request_id)
         if record is None:
-            arms = [self._arm(request, plan) for plan in _choices(request.speculation)]
-            record = self._records[request] = RequestRecord(arms, request.sampler.rule is Rule.COUPLED)
+            record = self._new_record(request, request.speculation)
         record.length = len(request.tokens)
         if record.has_heads:
             record.was_told = record.is_told
             record.is_watched = (request.request_id + self.steps // WATCH_STEPS) % WATCHED == 0
         return record
 
+    def _new_record(self, request: StepRequest, plan: DraftPlan) -> RequestRecord:
+        if len(self._records) >= self._most_records:
+            self._records = {n: record for n, record in self._records.items() if record.request() is not None}
+            self._most_records = max(2 * len(self._records), FEW_RECORDS)
+        arms = [self._arm(request, one) for one in _choices(plan)]
+        record = RequestRecord(arms, request.sampler.rule is Rule.COUPLED, ref(request))
+        self._records[request.request_id] = record
+        return record
+
     def _arm(self, request: StepRequest, plan: DraftPlan) -> Arm:
         coverage = HEAD_COVERAGE if needs_of(plan.drafter).taps else PRIOR_COVERAGE
-        estimate = self.estimates.pair(plan.method, request.tenant, request.cohort, coverage)
+        told = expected_rates(plan.drafter)
+        estimate = self.estimates.pair(plan.method, request.tenant, request.cohort, coverage, told)
         control = self.controls.get(estimate)
         if control is None:
             control = self.controls[estimate] = PairControl(estimate)
@@ -222,14 +249,11 @@ class MeasuredPolicy:
         plan = entry.request.speculation
         return plan if plan is not None and plan.is_fixed and plan.allows(running) else None
 
-    def _ask(
-        self, entry: PassEntry, record: RequestRecord, running: int, is_reference: bool
-    ) -> DraftPlan | None:
-        if not _can_ask(entry, record):
-            return record.read()
+    def _ask(self, record: RequestRecord, running: int, is_reference: bool) -> DraftPlan | None:
         arm = None if is_reference else self._best(record, running)
         if record.has_heads:
-            record.is_told = record.is_watched or any(one.control.is_on for one in record.arms)
+            in_use = arm is not None or any(one.control.is_on for one in record.arms)
+            record.is_told = in_use or record.is_watched
         if arm is None:
             return record.ask(None)
         if arm.reading is not None and not record.was_told:
@@ -237,11 +261,18 @@ class MeasuredPolicy:
             return record.tell(arm)  # it knows nothing of the newest token
         control = arm.control
         depth = control.worth.depth if record.is_coupled else control.worth.kept
-        return record.ask(arm, control.varied(depth, self.steps))
+        trial = control.trial(self.steps, min(arm.plan.max_depth, arm.plan.max_nodes))
+        if trial:
+            depth = max(depth, trial) if record.is_coupled else trial
+        plan = record.ask(arm, control.varied(depth, self.steps))
+        record.trial_depth = trial
+        return plan
 
     def _best(self, record: RequestRecord, running: int) -> Arm | None:
         paying = [arm for arm in record.arms if arm.pays and arm.plan.allows(running)]
-        return paying[0] if len(paying) == 1 else max(paying, key=lambda arm: arm.promise, default=None)
+        if len(paying) < 2:
+            return paying[0] if paying else None
+        return max(paying, key=lambda arm: arm.promise)
 
 
 def _can_ask(entry: PassEntry, record: RequestRecord) -> bool:

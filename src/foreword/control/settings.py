@@ -12,7 +12,7 @@ class ControlSettings:
     margin_off: float = 0.0  # and off if it promises less than this
     dwell_steps: int = 32  # steps that a drafter that was switched off stays off at least
     decision_steps: int = (
-        24  # steps between two looks at the estimates; four times as many while nothing changes
+        32  # steps between two looks at the estimates; four times as many while nothing changes
     )
     decision_seconds: float = 0.5  # and never longer than this
     probe_share: float = 0.01  # of the time of all steps, for drafts that are only compared with the text
@@ -20,6 +20,7 @@ class ControlSettings:
     idle_probe_share: float = 0.0015  # of the same, when guessing is far from paying
     hopeless: float = -0.1  # gain below which guessing is far from paying
     reference_share: float = 0.01  # of the steps, for plain windows that the gain is measured against
+    sure_reference: float = 0.1  # part of it that is left where the gain is beyond doubt
     reference_window: int = 8  # steps
     guard_ratio: float = 0.99  # below this ratio to plain decoding a drafter is switched off
     guard_retry_seconds: float = 60.0  # for this long, and twice as long each further time

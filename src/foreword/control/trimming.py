@@ -39,8 +39,12 @@ def survivals(draft: Draft, rates: Rates, shift: int) -> list[float]:
 
 def tightest_limit(entries: Sequence[PassEntry]) -> float | None:
     """Seconds that guesses may make a step for these requests; None: no bound."""
-    limits = (entry.request.step_limit for entry in entries)
-    return min((limit for limit in limits if limit is not None), default=None)
+    tightest: float | None = None
+    for entry in entries:
+        limit = entry.request.step_limit
+        if limit is not None and (tightest is None or limit < tightest):
+            tightest = limit
+    return tightest
 
 
 def choose(

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -12,7 +12,9 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.control.measured import MeasuredPolicy
+from foreword.drafters.config import SpeculationConfig
 from foreword.engine.core import EngineCore
+from foreword.engine.draft_profile import begin_with_calls
 from foreword.engine.kept_estimates import KeptEstimates, write_atomically
 from foreword.engine.request import Request, RequestLimits
 from foreword.kernels.native import choose_threads
@@ -29,24 +31,36 @@ Points = list[tuple[float, float]]
 """(rows, seconds)."""
 
 
-def begin_with_profile(core: EngineCore, clock: Callable[[], float] = perf_counter) -> None:
-    """Tell a new engine what its passes will cost."""
-    kept = cache_directory() / "profiles" / f"{engine_key(core)}.json"
-    points = _read(kept)
+def begin_with_profile(
+    core: EngineCore,
+    offered: Sequence[SpeculationConfig] = (),
+    clock: Callable[[], float] = perf_counter,
+) -> None:
+    """Tell a new engine what its passes will cost, and the calls of its drafters: the default one and these."""
+
+    def kept_at(drafter: str = "") -> Path:
+        return cache_directory() / "profiles" / f"{engine_key(core, drafter)}.json"
+
+    points = _read(kept_at())
     if points is None:
         points = measure_profile(core, clock)
-        write_atomically(kept, json.dumps({"points": points}))
+        write_atomically(kept_at(), json.dumps({"points": points}))
     core.situation.costs.begin_with(0, points)
+    default = core.drafters.default_config
+    known = [*([] if default is None else [default]), *offered]
+    begin_with_calls(core, [one for one in known if not one.fixed], kept_at, write_atomically, clock)
 
 
-def begin_with_kept(core: EngineCore, policy: MeasuredPolicy) -> KeptEstimates:
-    """Tell a new engine what the last one has learned, or else what its passes will cost."""
+def begin_with_kept(
+    core: EngineCore, policy: MeasuredPolicy, offered: Sequence[SpeculationConfig] = ()
+) -> KeptEstimates:
+    """Tell a new engine what the last one has learned, or else what its passes and drafters will cost."""
     config = core.drafters.default_config
     drafter = "" if config is None else json.dumps(config.as_mapping(), sort_keys=True)
     path = cache_directory() / "estimates" / f"{engine_key(core, drafter)}.json"
     kept = KeptEstimates(path, policy, core.situation.costs)
     if not kept.load():
-        begin_with_profile(core)
+        begin_with_profile(core, offered)
     return kept
 
 

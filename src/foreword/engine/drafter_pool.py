@@ -158,13 +158,11 @@ class DrafterPool:
     def memory_bytes(self) -> int | None:
         return added_memory(self._all())
 
-    def memory_of(self, methods: Sequence[str]) -> int | None:
-        """Of the drafters with one of these methods alone."""
+    def made_of(self, config: SpeculationConfig) -> list[Drafter]:
+        """The drafter of this configuration; none if it was let go. Others may have the same method."""
         with self._lock:
-            named = [
-                drafter for key, drafter in self._drafters.items() if json.loads(key)["method"] == [*methods]
-            ]
-        return added_memory(named)
+            drafter = self._drafters.get(_key(config))
+        return [] if drafter is None else [drafter]
 
     def fault_counts(self) -> Counter[str]:
         """What went wrong with drafters and cost only their guesses."""

@@ -261,9 +261,9 @@ def make_core(
     parts = EngineParts(config, policy, loaded.build_drafter, chosen, offered=offered, steering=steering)
     core = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
     if steering is not None or (chosen is not None and not chosen.fixed):
-        core.kept = begin_with_kept(core, policy)
+        core.kept = begin_with_kept(core, policy, offered)
     elif any(not config.fixed for config in offered):
-        begin_with_profile(core)
+        begin_with_profile(core, offered)
     return core
 
 

@@ -20,7 +20,7 @@ class StepPipeline:
         return bool(self._under_way)
 
     def advance(self) -> list[AnswerDelta]:
-        """Launch what can be launched and resolve the oldest step; what the answers have gained, late ones their ends."""
+        """Launch what can be launched and resolve the oldest step; returns what the answers have gained."""
         under_way, late = self._under_way, self._core.end_late()
         while len(under_way) < self._core.steps_ahead and (launched := self._core.launch()) is not None:
             under_way.append(launched)

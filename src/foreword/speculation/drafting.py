@@ -172,6 +172,12 @@ def needs_of(drafter: object) -> DrafterNeeds:
     return needs
 
 
+def expected_rates(drafter: object) -> tuple[float, ...]:
+    """How often its guesses were right where it was made, by level, all above being right; empty: nobody knows."""
+    rates: tuple[float, ...] = getattr(drafter, "acceptance_by_level", ())
+    return rates
+
+
 def choices_of(drafter: object) -> Mapping[str, Drafter]:
     """The drafters that a policy may choose between instead of it, by name; none: it is asked itself."""
     choices: Mapping[str, Drafter] = getattr(drafter, "choices", {})

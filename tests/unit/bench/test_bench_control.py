@@ -16,6 +16,7 @@ from foreword.bench.control.report import ControlReport, cell_table, ratio_chart
 from foreword.bench.control.slowed import Brake, SlowedDrafter
 from foreword.bench.control.statistics import against_best, bootstrap, together
 from foreword.bench.control.timeline import (
+    Ended,
     Phase,
     Step,
     rates_by_second,
@@ -140,7 +141,8 @@ class PretendLine:
                 self.log.append(f"{arm.label} {phase.kind} {phase.batch} {what or ''}".strip())
             steps = steady(120 if arm.label == CONTROLLER else 100, phase.seconds)
             waited = 0.02 if arm.is_half else 0.01
-            found.append([Step(step.end, step.tokens, (waited,) * 3) for step in steps])
+            ended = [Ended(True, waited), *([Ended(False, 0.005)] if arm.is_half else [])]
+            found.append([Step(step.end, step.tokens, (1.5 * waited,) * 3, ended) for step in steps])
         return found
 
 
@@ -170,6 +172,7 @@ def test_every_change_is_run_plainly_and_as_the_controller_likes():
 def test_mixed_traffic_compares_those_who_decode_plainly():
     mixed = measure_mixed(PretendLine(), OWN, 8, 3.0)
     assert (mixed.plain_ms, mixed.mixed_ms, mixed.ratio) == pytest.approx((10.0, 20.0, 2.0))
+    assert (mixed.gap_ratio, mixed.others_gain) == pytest.approx((2.0, 2.0))
     assert not mixed.holds
     report = ControlReport([], mixed=mixed, probe_share=0.02)
     assert len(report.failures) == 2

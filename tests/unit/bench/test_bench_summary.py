@@ -6,6 +6,7 @@ from rich.console import Console
 from foreword.bench.drafters.measure import median_run
 from foreword.bench.drafters.summary import ALL, summarise
 from foreword.bench.drafters.table import drafter_table
+from foreword.bench.drafters.worst import slowest_prompts
 from helpers.bench_runs import GUESSING_RUN, record
 
 
@@ -81,3 +82,19 @@ def test_device_time_is_of_drafting_and_target_together():
     row = summarise([record("ngram", "1")])[-1]
     assert row.device_ms_per_token == pytest.approx(1e3 * (0.1 + 2.4 + 0.3) / 60)
     assert row.plain_device_ms_per_token == pytest.approx(1e3 * 5.5 / 60)
+
+
+def test_the_prompts_that_lose_are_named_though_the_mean_gains():
+    records = [
+        record("a", "good", seconds=1.0),
+        record("a", "bad", "rag", tokens=60, seconds=6.5),
+        record("a", "fair", tokens=60, seconds=6.2),
+        record("b", "bad", "rag", seconds=1.0),
+    ]
+    assert summarise(records)[2].speedup > 1
+    first, second = slowest_prompts(records, most=2)
+    assert (first.drafter, first.prompts, first.below) == ("a", 3, 1)
+    assert first.worst == [("rag", "bad", pytest.approx(6 / 6.5)), ("chat", "fair", pytest.approx(6 / 6.2))]
+    assert "1 of 3 prompts below 0.95" in first.told
+    assert "0.92× rag bad" in first.told
+    assert second.below == 0

@@ -239,6 +239,55 @@ def test_guesses_lengthen_a_mixed_step_by_no_more_than_their_share(seed: int):
         assert longer + costs.draft_seconds("liar", max(guesses)) <= (1 + share) * plain * (1 + 1e-9)
 
 
+def mixed_run(share: float, steps: int, call: float) -> tuple[list[int], list[float]]:
+    """Guesses of every step, and what they added to it, where a row costs a tenth of a step."""
+    situation = Situation()
+    for rows in (1, 2, 3, 4, 6, 8, 16):
+        situation.costs.begin_with(0, [(rows, (9 + rows) * 1e-3)])
+    for levels in (1, 2, 3, 4) * 3:
+        measured(situation, 1, 10e-3, [DrafterCall("liar", 1, levels, levels, 0, call)])
+    fair = FairShare(GivenPlan([0, 2]), share)
+    entries = [PassEntry.of(lone_request([1]), 1) for _ in range(2)]
+    guesses, added = [], []
+    for _ in range(steps):
+        (count,) = guesses_of(fair.plan(entries, situation))[1:]
+        guesses.append(count)
+        added.append(count * 1e-3 + (call if count else 0.0))
+        parts = [RequestReport(entry.request, Verdict(draft=Draft()), run=1) for entry in entries]
+        calls = [DrafterCall("liar", 1, count, count, 0, call)] if count else []
+        fair.learn(StepReport(parts, calls, StageSeconds(total=11e-3 + added[-1])))
+    return guesses, added
+
+
+def test_a_share_that_is_too_small_for_one_step_is_saved_for_another():
+    """Guesses that lengthen a step by a quarter are made in every fifth step or so, as they were wanted."""
+    guesses, added = mixed_run(0.05, 400, call=0.8e-3)
+    assert set(guesses) == {0, 2}
+    assert 60 <= guesses.count(2) <= 85
+    assert sum(added) <= 0.05 * 400 * 11e-3 * 1.01
+    assert max(added) <= 0.5 * 11e-3
+
+
+def test_what_no_saving_could_pay_for_is_not_done():
+    guesses, _ = mixed_run(0.05, 100, call=6e-3)
+    assert set(guesses) == {0}
+
+
+def test_steps_that_took_longer_than_expected_are_paid_for():
+    situation = Situation()
+    situation.costs.begin_with(0, [(rows, 10e-3) for rows in (1, 2, 3, 4, 8)])
+    fair = FairShare(GivenPlan([0, 2]), 0.1)
+    entries = [PassEntry.of(lone_request([1]), 1) for _ in range(2)]
+    parts = [RequestReport(entry.request, Verdict(draft=Draft()), run=1) for entry in entries]
+    assert guesses_of(fair.plan(entries, situation)) == [0, 2]  # rows are free, they say
+    fair.learn(StepReport(parts, [DrafterCall("liar", 1, 2, 2, 0, 0.0)], StageSeconds(total=15e-3)))
+    waits = 0
+    while not sum(guesses_of(fair.plan(entries, situation))):
+        waits += 1
+        fair.learn(StepReport(parts, [], StageSeconds(total=10e-3)))
+    assert 3 <= waits <= 4  # the step was 5 ms longer: four shares, besides its own, and the next brings one
+
+
 def test_a_step_in_which_everyone_speculates_is_not_cut():
     situation = Situation()
     measured(situation, 1, 0.01)

@@ -10,7 +10,7 @@ import pytest
 
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.rule import Rule
-from foreword.control.measured import MeasuredPolicy
+from foreword.control.measured import FEW_RECORDS, MeasuredPolicy
 from foreword.control.settings import ControlSettings
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import DraftPlan, PassEntry
@@ -149,7 +149,7 @@ def test_what_is_kept_is_a_tree_within_the_draft_however_the_batch_is_ordered(se
         plans = policy.plan(chosen, traffic.situation)
         assert len(plans) == len(chosen)
         for entry, plan in zip(chosen, plans, strict=True):
-            record = policy._records[entry.request]
+            record = policy._records[entry.request.request_id]
             record.ask(record.arms[0], 8) if plan is not None else record.ask(None)
         trimmed = policy.trim(chosen, [drafts[place] for place in order], traffic.situation)
         return dict(zip(order, trimmed, strict=True))
@@ -189,14 +189,14 @@ def test_what_was_drawn_is_not_cut_when_it_is_known(rule: Rule):
     q = Drawn(np.array([1, 2]), np.array([0.5, 0.5]))
     drafts = [Draft.chain([1, 2, 1], len(e.request.tokens), drawn=[q] * 3) for e in entries]
     for entry in entries:
-        record = policy._records[entry.request]
+        record = policy._records[entry.request.request_id]
         record.ask(record.arms[0], 3)
     assert list(policy.trim(entries, drafts, traffic.situation)) == drafts
 
 
 def test_plain_windows_are_plain_and_make_the_reference():
     traffic = Traffic(H200, [head()], 4)
-    policy = MeasuredPolicy(ControlSettings(reference_share=0.2))
+    policy = MeasuredPolicy(ControlSettings(reference_share=0.2, sure_reference=0.5))
     traffic.run(policy, 2000)
     plain_steps = passes = 0
     for _ in range(400):
@@ -243,3 +243,25 @@ def test_a_cohort_of_one_tenant_says_nothing_of_anothers():
             pair.refresh(0.0)
     assert mine.rates.accepted[0][0] > 0.85
     assert theirs.rates.accepted[0][0] < 0.15
+
+
+def test_what_is_kept_of_requests_goes_with_them():
+    traffic = Traffic(CPU, [lookup()], 3)
+    traffic.length = 8
+    policy = MeasuredPolicy()
+    traffic.run(policy, 6000)
+    assert len(policy._records) <= FEW_RECORDS
+    assert all(request.request_id in policy._records for request in traffic.running)
+
+
+def test_where_the_gain_is_beyond_doubt_plain_windows_are_rare_and_come_back_when_it_falls():
+    drafter = replace(head(), kinds={"code": Kind(0.85, 1.0, 0.1, 0.1)})
+    traffic = Traffic(H200, [drafter], 2, cohorts=("code",))
+    policy = MeasuredPolicy()
+    traffic.run(policy, 500)
+    assert policy._decider.plain_share >= 0.005  # nothing was measured yet
+    traffic.run(policy, 12_000)
+    assert policy._decider.plain_share == pytest.approx(0.001)
+    _use(traffic, replace(drafter, kinds={"code": Kind(0.05, 1.0, 0.1, 0.1)}))
+    traffic.run(policy, 4000)
+    assert policy._decider.plain_share in (0.0, 0.01)

@@ -7,6 +7,8 @@ import pytest
 from foreword.control.fixed import FixedPolicy
 from foreword.control.measured import MeasuredPolicy
 from foreword.control.settings import ControlSettings
+from foreword.speculation.measured.call_cost import CallCost
+from foreword.speculation.measured.step_curve import StepCurve
 from foreword.speculation.requests import DraftPlan, PassEntry
 from helpers.traffic import Kind, Traffic, interpolated, lookup, states_head
 
@@ -57,6 +59,33 @@ def test_short_answers_to_new_tenants_are_as_fast_as_with_the_best_fixed_depth(c
     assert later >= 0.97 * max(fixed)
     assert first >= 0.93
     assert later >= 0.97
+
+
+def test_what_a_heads_maker_has_measured_is_believed_until_it_is_seen():
+    """The first request of all is then guessed for as deep as the thousandth."""
+    told = states_head(chat=Kind(0.85, 1.0, 0.0, 0.0), acceptance=(0.85, 0.85, 0.85, 0.85))
+    untold = states_head(chat=Kind(0.85, 1.0, 0.0, 0.0))
+    depths = []
+    for head in (told, untold):
+        policy, traffic = MeasuredPolicy(), Traffic(TWO_CORES, [head], 1, ("chat",), prompt=60)
+        calls = CallCost()
+        for number in range(12):
+            calls.observe(1 + number % 4, head.seconds(1 + number % 4, 1))
+        traffic.situation.costs.begin_with_calls({"eagle": calls.as_json()})
+        traffic.run(policy, 1)
+        (control,) = policy.controls.values()
+        depths.append(control.worth.kept)
+        assert control.is_on
+    assert depths[0] > depths[1] >= 1
+
+
+def test_what_a_heads_maker_has_measured_is_soon_forgotten_where_it_is_not_so():
+    head = states_head(chat=Kind(0.3, 1.0, 0.0, 0.0), acceptance=(0.95, 0.95))
+    policy, traffic = MeasuredPolicy(), Traffic(TWO_CORES, [head], 1, ("chat",), prompt=60)
+    traffic.run(policy, 300)
+    (control,) = policy.controls.values()
+    control.estimate.refresh(0.0)
+    assert control.estimate.rates.accepted[0][0] < 0.5
 
 
 def prompt_entries(traffic: Traffic, run: int) -> list[PassEntry]:
@@ -127,7 +156,7 @@ def test_a_head_that_was_told_nothing_hears_the_newest_token_before_it_is_asked(
     traffic.run(policy, 2000)
     traffic._fill()
     request: Any = traffic.running[0]
-    policy._records[request].is_told = False
+    policy._records[request.request_id].is_told = False
     (first,) = policy.plan([traffic._entry(request)], traffic.situation)
     assert first is not None
     assert first.max_nodes == 0
@@ -182,3 +211,76 @@ def test_costs_of_a_drafter_that_is_only_tried_now_and_then_are_those_of_use():
     assert not control.is_on
     expected = traffic.situation.costs.draft_seconds("eagle", 4)
     assert expected == pytest.approx(head.seconds(4, 1), rel=0.3)
+
+
+def settled_depth(policy: MeasuredPolicy) -> int:
+    (control,) = policy.controls.values()
+    assert control.is_on
+    return control.worth.kept
+
+
+def test_a_depth_that_once_looked_dear_is_looked_at_again():
+    """Passes of three rows took long for a while; nobody would ever know that they don't if none were made."""
+    head = states_head(chat=Kind(0.75, 1.0, 0.1, 0.1))
+    traffic = Traffic(TWO_CORES, [head], 1, ("chat",))
+    policy = MeasuredPolicy()
+    traffic.run(policy, 3000)
+    usual = settled_depth(policy)
+    assert usual >= 2
+    curve = traffic.situation.costs._decoding[0]
+    for rows, bucket in curve._buckets.items():
+        bucket.seconds *= 1.6 if rows > 2 else 1.0
+    traffic.run(policy, 60)
+    assert settled_depth(policy) == 1
+    traffic.run(policy, 6000)
+    assert settled_depth(policy) >= usual - 1 >= 1
+    assert traffic.situation.costs.step_seconds(3) == pytest.approx(TWO_CORES(3), rel=0.1)
+
+
+def test_pauses_say_nothing_of_rows():
+    curve = StepCurve()
+    curve.begin_with([(rows, TWO_CORES(rows)) for rows in (1, 2, 3, 4)])
+    for _ in range(50):
+        curve.observe(2, TWO_CORES(2))
+    for _ in range(3):
+        curve.observe(3, 4 * TWO_CORES(3))
+        for _ in range(30):
+            curve.observe(2, TWO_CORES(2))
+    longer, usual = curve.seconds(3), curve.seconds(2)
+    assert longer is not None
+    assert usual is not None
+    assert longer / usual < 1.15 * TWO_CORES(3) / TWO_CORES(2)
+
+
+def test_where_some_prompt_is_always_being_read_guessing_is_given_up_all_the_same():
+    """By what it would bring without the prompt: eight requests leave no row that is free."""
+    head = states_head(chat=Kind(0.6))
+    traffic = Traffic(TWO_CORES, [head], 1, ("chat",))
+    policy = MeasuredPolicy()
+    traffic.run(policy, 2000)
+    (control,) = policy.controls.values()
+    assert control.is_on
+    many = Traffic(TWO_CORES, [head], 8, ("chat",), seed=9)
+    many._fill()
+    late = Traffic(TWO_CORES, [head], 1, ("chat",), seed=11, prompt=400)
+    late._fill()
+    reading: Any = late.running[0]
+    entries = [*map(many._entry, many.running), PassEntry(reading, reading.kv, 0, 60, 0, False)]
+    plans = policy.plan(entries, traffic.situation)
+    assert not control.is_on
+    assert not any(plan is not None and plan.max_nodes for plan in plans)
+
+
+def test_trying_a_head_that_loses_costs_what_the_bank_pays_for_it():
+    """Four tenants, none of whom anything is known of, at a batch where the fifth row of a pass is dear."""
+    head = states_head(acceptance=(0.64, 0.59), chat=Kind(0.62, 0.99, 0.3, 0.3))
+    traffic = Traffic(TWO_CORES, [head], 4, ("chat",), prompt=60, length=96, has_own_tenants=True)
+    calls = CallCost()
+    for number in range(12):
+        calls.observe(1 + number % 4, head.seconds(1 + number % 4, 1))
+    traffic.situation.costs.begin_with_calls({"eagle": calls.as_json()})
+    policy = MeasuredPolicy()
+    traffic.run(policy, 2400)
+    ratio = traffic.run(policy, 8000).ratio
+    assert ratio >= 0.989
+    assert 1 - ratio <= 1.3 * policy.bank.share + 0.003

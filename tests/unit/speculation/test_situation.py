@@ -290,3 +290,25 @@ def test_users_cannot_name_any_number_of_cohorts():
 )
 def test_scarce_rows_are_shared_evenly(wanted: list[int], total: int, shares: list[int]):
     assert fair_shares(wanted, total) == shares
+
+
+def test_a_machine_that_has_become_faster_makes_drafters_faster_that_nobody_asks():
+    """Else a drafter that was last asked in a slow minute would look too dear to be asked ever again."""
+    costs = Situation().costs
+
+    def steps(count: int, pace: float, asks: bool) -> None:
+        for number in range(count):
+            calls = [DrafterCall("head", 1, 2, 1 + number % 3, 0, pace * 1e-3)] if asks else []
+            total = pace * (10e-3 + (1e-3 if asks else 0.0))
+            part = RequestReport(lone_request([1]), Verdict(), run=1)
+            draft = pace * 1e-3 if asks else 0.0
+            costs.observe(StepReport([part], calls, StageSeconds(draft=draft, total=total)))
+
+    steps(60, 1.0, asks=True)
+    usual = costs.draft_seconds("head", 2)
+    steps(60, 3.0, asks=True)
+    assert costs.draft_seconds("head", 2) == pytest.approx(3 * usual, rel=0.15)
+    steps(60, 1.0, asks=False)
+    assert costs.draft_seconds("head", 2) == pytest.approx(usual, rel=0.2)
+    steps(60, 1.0, asks=True)
+    assert costs.draft_seconds("head", 2) == pytest.approx(usual, rel=0.1)

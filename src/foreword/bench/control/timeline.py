@@ -34,6 +34,15 @@ class Step:
     end: float  # seconds since its phase began
     tokens: int
     plain_seconds: Sequence[float] = ()  # what the requests that decode plainly waited for their token
+    ended: Sequence["Ended"] = ()  # answers that ended with it
+
+
+@dataclass(frozen=True)
+class Ended:
+    """An answer, after its first token."""
+
+    is_plain: bool
+    seconds_per_token: float
 
 
 class Line(Protocol):
@@ -53,6 +62,7 @@ class EngineLine:
     clock: Callable[[], float] = perf_counter
     _numbers: "count[int]" = field(default_factory=count)
     _running: list[Request] = field(default_factory=list)
+    _begun: dict[str, tuple[float, int]] = field(default_factory=dict)  # when, and with how many tokens
 
     def run(self, arm: Arm, phases: Sequence[Phase]) -> list[list[Step]]:
         """All requests are one tenant's, so that what is known of them is known of the next."""
@@ -74,9 +84,21 @@ class EngineLine:
                 gained = sum(len(request.tokens) for request in self._running) - had
                 end = self.clock()
                 waited = [end - now for one in self._running if one.speculation is None and one.output_ids]
-                steps.append(Step(end - began, gained, waited))
+                steps.append(Step(end - began, gained, waited, self._ended(end)))
                 self._running = [request for request in self._running if request.finish_reason is None]
         return steps
+
+    def _ended(self, now: float) -> list[Ended]:
+        """Answers that have just ended, and from now on those that have just begun."""
+        found = []
+        for request in self._running:
+            if request.output_ids and request.name not in self._begun:
+                self._begun[request.name] = (now, len(request.output_ids))
+            if request.finish_reason is not None and request.name in self._begun:
+                began, had = self._begun.pop(request.name)
+                tokens = max(len(request.output_ids) - had, 1)
+                found.append(Ended(request.speculation is None, (now - began) / tokens))
+        return found
 
     def _fill(self, arm: Arm, phase: Phase, tenant: str) -> None:
         params = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
@@ -91,6 +113,7 @@ class EngineLine:
     def _trim(self, size: int) -> None:
         for request in self._running[size:]:
             self.engine.abort(request.name)
+            self._begun.pop(request.name, None)
         del self._running[size:]
 
 

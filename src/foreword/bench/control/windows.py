@@ -42,6 +42,9 @@ class Station(Protocol):
         ...
 
 
+MOST_AHEAD = 1024
+"""Tokens that a request may gain before the last prompt of its batch is read: prompts are read in chunks."""
+
 MIXED = "mixed"
 """The kind that is all kinds in turns."""
 
@@ -73,16 +76,18 @@ class EngineStation:
         prompts: Prompts,
         tokens: int,
         clock: Callable[[], float] = perf_counter,
+        ahead: int = MOST_AHEAD,
     ) -> None:
-        """`tokens` is how many each request gains at most."""
+        """`tokens` is how many the fastest request of a window gains."""
         self._engine = engine
         self._prompts = prompts
-        self._params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        self._tokens = tokens
+        self._params = SamplingParams(temperature=0, max_tokens=tokens + ahead, ignore_eos=True)
         self._clock = clock
         self._numbers = count()
 
     def window(self, arm: Arm, kind: str, batch: int, number: int) -> Window:
-        """From when all prompts are read until the first answer ends: the batch is full all the time.
+        """From when all prompts are read until one answer has gained its tokens: the batch is full all the time.
 
         Every window is a tenant's own: nothing is found that an earlier one has computed or taught.
         """
@@ -94,13 +99,16 @@ class EngineStation:
         try:
             while not all(request.output_ids for request in requests):
                 engine.step()
-            if any(request.finish_reason is not None for request in requests):
-                raise RequestError(f"answers end before all {batch} prompts are read; raise --tokens")
-            had, began = sum(len(request.tokens) for request in requests), self._clock()
-            while not any(request.finish_reason is not None for request in requests):
+            had, began = [len(request.tokens) for request in requests], self._clock()
+            if any(request.room < self._tokens for request in requests):
+                raise RequestError(f"answers end before all {batch} prompts are read; use smaller batches")
+            ends = [before + self._tokens for before in had]
+            while all(len(one.tokens) < end for one, end in zip(requests, ends, strict=True)):
                 engine.step()
+                if any(request.error is not None for request in requests):
+                    raise RequestError(f"a window of {kind} at batch {batch} failed")
             seconds = self._clock() - began
-            return Window(sum(len(request.tokens) for request in requests) - had, seconds)
+            return Window(sum(len(request.tokens) for request in requests) - sum(had), seconds)
         finally:
             for request in requests:
                 engine.abort(request.name)

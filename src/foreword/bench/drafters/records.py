@@ -22,6 +22,14 @@ class Record:
         """Whether guessing left the text as it was."""
         return self.speculative.token_ids == self.plain.token_ids
 
+    @property
+    def speedup(self) -> float:
+        """Tokens per second, relative to plain decoding."""
+        plain, own = self.plain, self.speculative
+        return (
+            own.tokens * plain.seconds / (own.seconds * plain.tokens) if own.seconds and plain.tokens else 1.0
+        )
+
     def as_json(self) -> dict[str, Any]:
         """For a line of a file."""
         return asdict(self)

@@ -77,9 +77,11 @@ def control(
         stdout.print(reaction_table(report.reactions))
     if report.mixed is not None:
         mixed = report.mixed
+        others = "" if mixed.others_gain is None else f"; the others {mixed.others_gain:.2f} of its speed"
         stdout.print(
             f"plain requests, half of a batch of {mixed.batch}: p95 {mixed.mixed_ms:.1f} ms a token, "
-            f"{mixed.ratio:.2f} of an all-plain run"
+            f"{mixed.ratio:.2f} of an all-plain run ({mixed.gap_ratio:.2f} for single tokens){others}",
+            soft_wrap=True,
         )
     stdout.print(f"probes: {100 * report.probe_share:.2f}% of the time")
     if plot is not None:

@@ -68,11 +68,12 @@ def drafters(
     Every prompt is decoded plainly and with every drafter, in turn, to the same length.
     """
     from foreword.bench.drafters.measure import BenchSettings, DrafterBench
-    from foreword.bench.drafters.methods import DEFAULT, default_methods, parse_methods
+    from foreword.bench.drafters.methods import DEFAULT, default_methods, is_random, parse_methods
     from foreword.bench.drafters.plot import plot_rows
     from foreword.bench.drafters.prompts import own_prompts, read_prompts, take_per_category
     from foreword.bench.drafters.summary import summarise
     from foreword.bench.drafters.table import drafter_table
+    from foreword.bench.drafters.worst import slowest_prompts
 
     settings = BenchSettings(max_tokens, temperature, seed, repeats, history)
     settings.sampling()  # refuses bad parameters before anything is loaded
@@ -95,11 +96,15 @@ def drafters(
     rows = summarise(records)
     title = f"{model}, {len(prompts)} prompts × {max_tokens} tokens, plain decoding = 1"
     stdout.print(drafter_table(rows, title))
+    slowest = slowest_prompts([record for record in records if not is_random(record.drafter)])
+    for one in slowest:
+        stdout.print(one.told, highlight=False, soft_wrap=True)
     if plot is not None:
         plot_rows(rows, plot, title)
         stdout.print(f"plot: {plot}", soft_wrap=True)
     if as_json:
-        print_json({**made_with, "rows": [row.as_json() for row in rows]})
+        found = {"rows": [row.as_json() for row in rows], "slowest": [one.as_json() for one in slowest]}
+        print_json({**made_with, **found})
 
 
 def _ledger(path: Path | None, llm: "LLM", settings: dict[str, Any]) -> "Ledger | None":

@@ -99,7 +99,10 @@ def gain_error(control: PairControl) -> float:
     for level in range(levels):
         below = sum(weights[level:]) / total  # of the gain, what hangs on this level
         variance += below**2 * _of_share(rates.accepted[level][0], judged(estimate, level))
-    return total * math.sqrt(variance)
+    slower = (1 + total) / max(
+        1 + control.worth.gain, 0.01
+    )  # a step that is longer makes less of every token
+    return total * math.sqrt(variance) / slower
 
 
 def judged(estimate: PairEstimate, level: int) -> float:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from foreword.control.policy_file.document import RolloutRule, Stage
 from foreword.control.rollout.evidence import Outcome, is_improbable
 from foreword.control.rollout.guards import Arms, DrafterHealth, broken_guard, broken_health
+from foreword.control.rollout.laws import Figures, LawComparison
 from foreword.speculation.requests import Gate, Switch
 
 MOST_MOVES = 20
@@ -61,6 +62,7 @@ class PairRollout:
     verified: int = 0  # requests that were decoded again
     mismatches: int = 0  # of these, the ones that came out differently
     plain_mismatches: int = 0  # and those that come out differently without it, in a batch of another size
+    laws: LawComparison = field(default_factory=LawComparison)  # of answers that were drawn again
     arms: Arms = field(default_factory=Arms)
     switch: Switch = field(default_factory=Switch)
     moves: deque[Move] = field(default_factory=lambda: deque(maxlen=MOST_MOVES))
@@ -99,7 +101,7 @@ class PairRollout:
             self.switch = Switch()
         before = self.arms.control
         self.stage, self.step, self.reason, self.is_ready = stage, step, reason, False
-        self.since, self.arms = self.clock(), Arms()
+        self.since, self.arms, self.laws = self.clock(), Arms(), LawComparison()
         self.verified = self.mismatches = self.plain_mismatches = 0
         if stage is Stage.CANARY and self.percent >= 100:
             self.arms.control = before  # nobody is left to compare with
@@ -162,6 +164,15 @@ class PairRollout:
             self._promote(
                 Stage.CANARY, f"{self.verified} requests decoded again, {self.mismatches} differently"
             )
+
+    def drawn_again(self, plain: Figures, own: Figures, fault: str | None = None) -> None:
+        """A request was drawn twice under a rule that keeps the law of a text: without the drafter and with it.
+
+        `fault` is what was wrong with the second answer in itself.
+        """
+        self.laws.add(plain, own)
+        is_last = self.verified + 1 >= self.rule.verify_samples
+        self.compared(fault or self.laws.difference(is_last))
 
     def promote(self) -> None:
         """The operator says that it goes on."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from foreword.control.policy_file.document import Stage
+from foreword.control.rollout.laws import LawComparison
 from foreword.control.rollout.pair import Move, PairRollout
 
 _log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ def _as_json(pair: PairRollout) -> dict[str, Any]:
         "verified": pair.verified,
         "mismatches": pair.mismatches,
         "plain_mismatches": pair.plain_mismatches,
+        "laws": pair.laws.as_json(),
         "moves": [asdict(move) for move in pair.moves],
     }
 
@@ -70,7 +72,9 @@ def _checked(one: Mapping[str, Any]) -> dict[str, Any]:
         for move in one["moves"]
     ]
     told = {"salt": str(one["salt"]), "since": float(one["since"]), "reason": str(one["reason"])}
-    return {"stage": Stage(one["stage"]), "by_hand": bool(one["by_hand"]), "moves": moves} | counts | told
+    laws = LawComparison.from_json(one["laws"]) if "laws" in one else LawComparison()
+    stage = {"stage": Stage(one["stage"]), "by_hand": bool(one["by_hand"]), "moves": moves, "laws": laws}
+    return stage | counts | told
 
 
 def restore(pair: PairRollout, known: Mapping[str, Any]) -> None:
@@ -78,7 +82,7 @@ def restore(pair: PairRollout, known: Mapping[str, Any]) -> None:
     pair.stage, pair.since, pair.reason = known["stage"], known["since"], known["reason"]
     pair.step = min(known["step"], len(pair.rule.steps) - 1)
     pair.verified, pair.mismatches = known["verified"], known["mismatches"]
-    pair.plain_mismatches = known["plain_mismatches"]
+    pair.plain_mismatches, pair.laws = known["plain_mismatches"], known["laws"]
     pair.moves.clear()
     pair.moves.extend(known["moves"])
     pair.switch.is_closed = pair.stage in (Stage.OFF, Stage.HELD)

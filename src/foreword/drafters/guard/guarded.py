@@ -16,6 +16,7 @@ from foreword.speculation.drafting import (
     Observes,
     added_memory,
     close_all,
+    expected_rates,
     needs_of,
 )
 from foreword.speculation.proposing import known_tokens
@@ -79,6 +80,7 @@ class GuardedDrafter:
         self._name = name
         self._caller = caller or InlineCaller()
         self.needs: DrafterNeeds = needs_of(drafter)
+        self.acceptance_by_level = expected_rates(drafter)
         self.faults: Counter[str] = Counter()
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:

@@ -52,6 +52,7 @@ class HeadInPages:
         self._lag = lag
         self._buffers = BatchBuffers()
         self.needs = DrafterNeeds(head.taps, (head.rows,), scratch=scratch)
+        self.acceptance_by_level = head.acceptance_by_level
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Keep the newest states; where guesses are wanted, long stretches get their rows at once."""

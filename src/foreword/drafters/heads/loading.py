@@ -38,6 +38,7 @@ class LoadedHead:
     taps: tuple[Tap, ...]  # the target's states that it reads
     vocabulary: DraftVocabulary
     own: Mapping[str, Tensor] = field(default_factory=dict)  # what the drafter reads itself, in float32
+    acceptance_by_level: tuple[float, ...] = ()  # as measured when it was made; empty: nobody knows
 
     @property
     def spec(self) -> HeadSpec:
@@ -62,7 +63,12 @@ def load_head(model: str, kind: str, resources: DrafterResources) -> LoadedHead:
     names = [name for name in spec.shapes if name in DRAFTERS_OWN or name.startswith(CONFIDENCE)]
     own = {name: head.load(name).to(resources.target.device) for name in names}
     return LoadedHead(
-        resources.target.head(head, rows.name), rows, taps_of(spec), vocabulary_of(head, resources), own
+        resources.target.head(head, rows.name),
+        rows,
+        taps_of(spec),
+        vocabulary_of(head, resources),
+        own,
+        head.acceptance_by_level,
     )
 
 

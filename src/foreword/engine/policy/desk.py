@@ -49,8 +49,7 @@ class GuessingDesk:
         self._is_checking = False
         if steering is not None:
             steering.attach(drafters)
-            is_coupled = rule is Rule.COUPLED
-            self._checks = IdleChecks(steering, is_coupled, is_coupled and not steering.is_shape_invariant)
+            self._checks = IdleChecks(steering, rule is Rule.COUPLED, not steering.is_shape_invariant)
 
     def between_steps(self, waiting: int) -> None:
         if self._steering is not None:

@@ -1,5 +1,6 @@
 """What is known of a drafter that is being rolled out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from foreword.control.arms import PairControl
@@ -8,7 +9,7 @@ from foreword.control.reporting.books import SpeculationBooks
 from foreword.control.reporting.describe import gain_error, measured_gain
 from foreword.control.rollout.guards import DrafterHealth
 from foreword.control.rollout.pair import Forecast, PairRollout
-from foreword.engine.drafter_pool import DrafterPool
+from foreword.speculation.drafting import Drafter, added_memory, all_faults
 
 
 def is_of(label: str, cohort: str) -> bool:
@@ -54,18 +55,15 @@ class Baselines:
     def health(
         self,
         pair: PairRollout,
-        methods: tuple[str, ...],
+        parts: Sequence[Drafter],
         policy: MeasuredPolicy,
         books: SpeculationBooks,
-        pool: DrafterPool,
     ) -> DrafterHealth:
-        """Of the pair's drafter, since the pair's stage began."""
+        """Of the pair's drafter, which these are, since the pair's stage began."""
         drafter, cohort = pair.rule.drafter, pair.rule.cohort
         controls = controls_of(drafter, cohort, policy)
         asks = sum(one.asks for (name, _), one in books.pairs.items() if name == drafter)
-        faults = sum(
-            count for kind, count in pool.fault_counts().items() if kind.partition("/")[0] in methods
-        )
+        faults = all_faults(parts).total()
         trips = sum(control.guard.trips for control in controls)
         before = self._before.get((drafter, cohort))
         if before is None or before.since != pair.since:
@@ -73,7 +71,7 @@ class Baselines:
         return DrafterHealth(
             asks=asks - before.asks,
             faults=faults - before.faults,
-            memory_bytes=pool.memory_of(methods),
+            memory_bytes=added_memory(parts),
             gain=measured_gain(controls),
             trips=trips - before.trips,
         )

@@ -117,6 +117,8 @@ def _rolled(report: PairReport, pair: PairRollout, now: float) -> PairReport:
 
 
 def _with_faults(pair: PairReport, steering: Steering | None, load: Load) -> PairReport:
-    methods = {pair.drafter} if steering is None else set(steering.methods(pair.drafter))
-    faults = sum(count for kind, count in load.faults.items() if kind.partition("/")[0] in methods)
+    faults = None if steering is None else steering.faults(pair.drafter)
+    if faults is None:
+        parts = pair.drafter.split("+")
+        faults = sum(count for kind, count in load.faults.items() if kind.partition("/")[0] in parts)
     return replace(pair, faults=faults)

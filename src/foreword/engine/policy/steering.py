@@ -21,6 +21,7 @@ from foreword.engine.policy.drafters import Configs, config_for, drafter_configs
 from foreword.engine.policy.health import Baselines, forecast
 from foreword.engine.policy.watching import WatchedFile
 from foreword.errors import ForewordError, RequestError
+from foreword.speculation.drafting import Drafter, all_faults
 from foreword.speculation.requests import DraftPlan, Gate, Switch
 
 _log = logging.getLogger(__name__)
@@ -174,8 +175,7 @@ class Steering:
             pairs = dict(self.rollouts.pairs)
         has_moved = False
         for (drafter, cohort), pair in pairs.items():
-            method = self.methods(drafter)
-            health = self._baselines.health(pair, method, self.policy, books, self._pool)
+            health = self._baselines.health(pair, self._made(drafter), self.policy, books)
             if pair.look(health, forecast(drafter, cohort, self.policy)):
                 has_moved = True
                 _log.info("%s for %s: %s (%s)", drafter, cohort, pair.stage, pair.reason)
@@ -191,6 +191,14 @@ class Steering:
         """Of a drafter of the file; another's name is its method."""
         config = self.configs.get(drafter)
         return (drafter,) if config is None else config.method
+
+    def faults(self, drafter: str) -> int | None:
+        """Of this drafter of the file, and of no other with the same method; None: the file names no such."""
+        return all_faults(self._made(drafter)).total() if drafter in self.configs else None
+
+    def _made(self, drafter: str) -> list[Drafter]:
+        config = self.configs.get(drafter)
+        return [] if config is None else self._pool.made_of(config)
 
     def _rest(self, pressure: Pressure) -> None:
         rule = self.document.overload

@@ -3,10 +3,12 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
 from foreword.control.policy_file.document import Stage
+from foreword.control.rollout.laws import Figures, figures_of
 from foreword.control.rollout.pair import PairRollout
 from foreword.engine.messages import NewRequest
 from foreword.engine.policy.assignment import Assignment
@@ -52,12 +54,14 @@ class IdleChecks:
     """Chooses what is decoded again, and says what came of it."""
 
     steering: Steering
-    compares_texts: bool = True  # False: the rule keeps the law of a text, not the text itself
+    compares_texts: bool = True  # False: the rule keeps the law of a drawn text, not the text itself
     needs_plain: bool = False  # a text may also change with the size of a pass: see whether it does
+    seeds: Random = field(default_factory=Random)  # of answers whose law is compared
     _waiting: deque[Sample] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
     _current: Sample | None = None
     _is_plain_run: bool = False
     _is_plain_different: bool = False
+    _plain_figures: Figures | None = None
 
     def ended(self, request: Request) -> None:
         """Keep it if somebody waits for such a request."""
@@ -75,10 +79,11 @@ class IdleChecks:
             if not self._waiting:
                 self._current = None
                 return None
-            self._current, self._is_plain_run = self._waiting.popleft(), self.needs_plain
+            self._current = self._waiting.popleft()
+            self._is_plain_run = self.needs_plain or not self._compares_text(self._current)
             self._is_plain_different = False
         sample = self._current
-        request = NewRequest(CHECK, sample.prompt, sample.params, sample.tenant)
+        request = NewRequest(CHECK, sample.prompt, self._params(sample), sample.tenant)
         plan = None if self._is_plain_run else self.steering.candidate(sample.drafter, sample.cohort)
         return request, Assignment(f"{sample.cohort}/check", plan)
 
@@ -87,7 +92,10 @@ class IdleChecks:
         sample = self._current
         if sample is None:
             return
-        found = difference(sample, request, self.compares_texts) or imbalance(request, books)
+        if not self._compares_text(sample):
+            self._compare_law(sample, request, books)
+            return
+        found = difference(sample, request) or imbalance(request, books)
         if self._is_plain_run:
             self._is_plain_run, self._is_plain_different = False, found is not None
             return
@@ -96,6 +104,27 @@ class IdleChecks:
         if pair is not None:
             pair.compared(found, self._is_plain_different)
             self.steering.rollouts.save(is_due=pair.stage is not Stage.VERIFY)
+
+    def _compare_law(self, sample: Sample, request: Request, books: Books) -> None:
+        """Drawn anew without the drafter, then with it, by fresh seeds: what was served may be another's text, too."""
+        fault = unfinished(request) or imbalance(request, books)
+        if self._is_plain_run and fault is None:
+            self._is_plain_run, self._plain_figures = False, _figures(request)
+            return
+        plain, pair, self._current = self._plain_figures, self._pair(sample), None
+        if pair is not None and plain is not None and not self._is_plain_run:
+            pair.drawn_again(plain, _figures(request), fault)
+            self.steering.rollouts.save(is_due=pair.stage is not Stage.VERIFY)
+
+    def _compares_text(self, sample: Sample) -> bool:
+        """A greedy text is the same under every rule."""
+        return self.compares_texts or sample.params.temperature == 0
+
+    def _params(self, sample: Sample) -> SamplingParams:
+        if self._compares_text(sample):
+            return sample.params
+        wanted = sample.params.logprobs or 0
+        return replace(sample.params, seed=self.seeds.getrandbits(63), logprobs=wanted)
 
     def _pair(self, sample: Sample) -> PairRollout | None:
         pair = self.steering.rollouts.pairs.get((sample.drafter, sample.cohort))
@@ -116,12 +145,22 @@ def _sample(request: Request, drafter: str, cohort: str) -> Sample:
     )
 
 
-def difference(sample: Sample, request: Request, compares_texts: bool = True) -> str | None:
-    """In what the second answer differs from the one that was served."""
-    if request.finish_reason not in ("stop", "length"):
-        return f"it ended with {request.finish_reason}: {request.error}"
-    if not compares_texts:
+def _figures(request: Request) -> Figures:
+    scores = request.logprobs
+    return figures_of(request.output_ids, [one.logprob for one in scores], [one.rank for one in scores])
+
+
+def unfinished(request: Request) -> str | None:
+    """Why the second answer has no proper end."""
+    if request.finish_reason in ("stop", "length"):
         return None
+    return f"it ended with {request.finish_reason}: {request.error}"
+
+
+def difference(sample: Sample, request: Request) -> str | None:
+    """In what the second answer differs from the one that was served."""
+    if (fault := unfinished(request)) is not None:
+        return fault
     again = tuple(request.output_ids)
     if again != sample.tokens:
         both = zip(again, sample.tokens, strict=False)

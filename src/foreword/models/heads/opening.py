@@ -40,6 +40,14 @@ class Head:
     files: HeadFiles
     token_ids: Tensor | None  # int64 [draft vocabulary], the target's ids of what it guesses; None: the same
 
+    @property
+    def acceptance_by_level(self) -> tuple[float, ...]:
+        """How often its guesses were right when it was made, as its config says; empty: it does not say."""
+        found = self.files.config.get("acceptance_by_level")
+        rates = found if isinstance(found, list) else []
+        is_right = all(isinstance(rate, int | float) and 0 <= rate <= 1 for rate in rates)
+        return tuple(map(float, rates)) if is_right else ()
+
     def load(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         """One of its tensors, in `dtype`."""
         tensor = self.files.load(name, dtype)

@@ -21,6 +21,12 @@ MOST_SAVED = 50
 
 SAVED_NUMBERS = 14
 
+SETTLED_CALLS = 50
+USUAL = 1.3
+LOOKED_AT = 4
+"""After so many calls, of those that are asked for as much and take as long as of late, within this factor, only every
+fourth is looked at: it is much the same, and looking takes time."""
+
 
 class CallCost:
     """A drafter's call by its levels and asks: a lookup costs the same at any depth, a model a pass per level.
@@ -37,6 +43,7 @@ class CallCost:
     def __init__(self) -> None:
         self._is_warm = False
         self._seen = 0
+        self._passed_over = 0
         self._late = (0.0, 0.0, 0.0)  # levels, asks, seconds: means of late
         self._means = (0.0, 0.0, 0.0)
         self._products = [0.0] * 5  # mean products of what differs from the means: see `_observe_slopes`
@@ -47,6 +54,8 @@ class CallCost:
         """One call; `behind` are tokens that came while the drafter was not asked."""
         if not self._is_warm:
             self._is_warm = True
+            return
+        if self._is_usual(levels, seconds, asks, behind):
             return
         seconds = self._without_pause(levels, seconds, asks, behind)
         if behind:
@@ -63,6 +72,18 @@ class CallCost:
             late_seconds + new * (seconds - late_seconds),
         )
         self._observe_slopes(levels, asks, seconds)
+
+    def _is_usual(self, levels: int, seconds: float, asks: int, behind: int) -> bool:
+        """Whether the call says nothing that is worth the time to note it."""
+        late_levels, late_asks, late_seconds = self._late
+        if (
+            behind
+            or self._seen < SETTLED_CALLS
+            or abs(levels - late_levels) + abs(asks - late_asks) > UNCHANGED
+        ):
+            return False
+        self._passed_over = (self._passed_over + 1) % LOOKED_AT
+        return bool(self._passed_over) and late_seconds < USUAL * seconds and seconds < USUAL * late_seconds
 
     def _observe_slopes(self, levels: int, asks: int, seconds: float) -> None:
         weight = max(self.SLOPE_MEMORY, 1 / self._seen)

@@ -1,7 +1,7 @@
 """What steps and drafters' calls have cost, and so what the next ones will."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -15,6 +15,9 @@ FIRST_CHUNK = 64
 MOST_ROWS = 1 << 16
 SLOWEST = 3600.0
 """Seconds that no step takes."""
+
+MOST_PACE = 4.0
+"""Times as slow, or as fast, as a drafter is taken to have become while it was not asked."""
 
 MOST_METHODS = 256
 """Drafters whose calls are kept for another start."""
@@ -34,6 +37,8 @@ class StepCosts:
         self._prompts = StepCurve()
         self._prompt_rate: float | None = None  # rows per second of steps with prompt chunks
         self._calls: dict[str, CallCost] = {}
+        self._pace = 1.0  # how slow the machine is, by steps alone
+        self._paces: dict[str, float] = {}  # the same when a drafter was asked of late
 
     def observe(self, report: StepReport) -> None:
         """Learn from one step; one that had to be tried again teaches nothing."""
@@ -43,7 +48,7 @@ class StepCosts:
             return
         seconds = max(report.seconds.total - report.seconds.draft, 1e-9)
         if report.decodes_only:
-            self._begun_band(report.longest_context).observe(report.rows, seconds)
+            self._go_at(self._begun_band(report.longest_context).observe(report.rows, seconds))
         else:
             self._prompts.observe(report.rows, seconds)
             rate = report.rows / seconds
@@ -52,6 +57,11 @@ class StepCosts:
     def begin_with(self, context: int, points: Iterable[tuple[float, float]]) -> None:
         """Take the (rows, seconds) of passes at this context that were measured before."""
         self._band(context).begin_with(points)
+
+    def begin_with_calls(self, calls: Mapping[str, Sequence[float]]) -> None:
+        """Take what calls of drafters cost, as `as_json` writes it, of those that nothing is known of."""
+        for method, cost in {name: CallCost.from_json(saved) for name, saved in calls.items()}.items():
+            self._calls.setdefault(method, cost)
 
     def points(self) -> list[tuple[int, list[tuple[float, float]]]]:
         """What is known of decoding: the least context of each band, and its (rows, seconds)."""
@@ -116,9 +126,15 @@ class StepCosts:
         return rows / self._prompt_rate if self._prompt_rate else 0.0
 
     def draft_seconds(self, method: str, levels: int, asks: int = 1) -> float:
-        """Expected time of a drafter's call; 0 before the first was measured."""
+        """Expected time of a drafter's call; 0 before the first was measured.
+
+        What has made steps slower, or faster, since it was asked has done the same to it.
+        """
         cost = self._calls.get(method)
-        return 0.0 if cost is None else cost.seconds(levels, asks)
+        if cost is None:
+            return 0.0
+        slower = self._pace / self._paces.get(method, self._pace)
+        return cost.seconds(levels, asks) * min(max(slower, 1 / MOST_PACE), MOST_PACE)
 
     def knows_calls(self, method: str) -> bool:
         """Whether `draft_seconds` is more than a guess."""
@@ -126,9 +142,19 @@ class StepCosts:
         return cost is not None and cost.is_known
 
     def _observe_call(self, call: DrafterCall) -> None:
+        pace = self._paces.setdefault(call.method, self._pace)
+        self._paces[call.method] = pace + CallCost.MEMORY * (self._pace - pace)
         self._calls.setdefault(call.method, CallCost()).observe(
             call.levels, call.seconds, call.asks, call.behind
         )
+
+    def _go_at(self, slower: float) -> None:
+        self._pace *= slower
+        if (
+            not 1e-3 < self._pace < 1e3
+        ):  # bands of contexts learn apart: only what differs since an ask counts
+            self._paces = {method: pace / self._pace for method, pace in self._paces.items()}
+            self._pace = 1.0
 
     def _band(self, context: int) -> StepCurve:
         return self._decoding[sum(context >= bound for bound in self.CONTEXT_BANDS)]

@@ -19,6 +19,9 @@ BACK_MEMORY = 0.15
 FARTHEST = 4.0
 """A step counts as at most this many times as slow, or as fast, as was expected: one pause is no change."""
 
+FARTHEST_SHAPE = 1.25
+"""The same in what its own row count costs beside the others: a pause has nothing to do with the rows."""
+
 PROFILED = 8
 """Steps that a measurement at start-up counts as."""
 
@@ -50,24 +53,30 @@ class StepCurve:
     def is_known(self) -> bool:
         return bool(self._buckets)
 
-    def observe(self, rows: int, seconds: float) -> None:
+    def observe(self, rows: int, seconds: float) -> float:
+        """Learn from a step; by what factor all are believed to take longer now."""
         self._seen += 1
         known = self._buckets.get(_bucket(rows))
         if known is None:
             self._buckets[_bucket(rows)] = _Bucket(float(rows), seconds / self._drift, 1, self._seen)
-            return
+            return 1.0
         expected = self._drift * known.seconds
         seconds = min(max(seconds, expected / FARTHEST), expected * FARTHEST)
         # Other row counts have just told how the machine is: what is new about one that was long not seen is its own.
         is_back = self._seen - known.at > BACK
         drift, shape = (SHAPE_MEMORY, BACK_MEMORY) if is_back else (DRIFT_MEMORY, SHAPE_MEMORY)
         # What was measured at another time is soon moved to where this machine is now.
-        self._drift *= (seconds / expected) ** max(drift, 1 / self._seen)
+        slower: float = (seconds / expected) ** max(drift, 1 / self._seen)
+        self._drift *= slower
         weight = max(shape, 1 / (known.seen + 1))
         known.at = self._seen
         known.rows += weight * (rows - known.rows)
-        known.seconds += weight * (seconds / self._drift - known.seconds)
+        usual = min(
+            max(seconds / self._drift, known.seconds / FARTHEST_SHAPE), known.seconds * FARTHEST_SHAPE
+        )
+        known.seconds += weight * (usual - known.seconds)
         known.seen += 1
+        return slower
 
     def begin_with(self, points: Iterable[tuple[float, float]]) -> None:
         """Take (rows, seconds) that were measured before, until steps tell better."""

@@ -21,6 +21,7 @@ class TauReport:
     tokens: dict[str, int]  # by kind: committed tokens after the first of each answer
     passes: dict[str, int]  # by kind: target passes for them
     first_guess: float  # share of places at which the first guess is right
+    by_level: tuple[float, ...] = ()  # of each guess, where all before it are right
 
     def tau(self, kind: str | None = None) -> float:
         kinds = [kind] if kind is not None else list(self.tokens)
@@ -39,6 +40,7 @@ def measure_tau(learner: Learner, documents: Sequence[Document], size: BatchSize
     tokens: dict[str, int] = {}
     passes: dict[str, int] = {}
     first_hits = first_places = 0
+    reached, right = [0] * depth, [0] * depth
     for group in _groups(documents, size):
         batch = pack(group, size, learner.target.device)
         hits, counts = _hits(learner, batch, depth)
@@ -48,28 +50,31 @@ def measure_tau(learner: Learner, documents: Sequence[Document], size: BatchSize
         begin = 0
         for document in group:
             length = len(document.tokens) - tail_begin(document)
-            committed, used = walk(accepted[begin : begin + length], document, depth)
-            tokens[document.kind] = tokens.get(document.kind, 0) + committed
-            passes[document.kind] = passes.get(document.kind, 0) + used
+            runs = walk(accepted[begin : begin + length], document, depth)
+            tokens[document.kind] = tokens.get(document.kind, 0) + sum(runs) + len(runs)
+            passes[document.kind] = passes.get(document.kind, 0) + len(runs)
             begin += length
-    return TauReport(depth, tokens, passes, first_hits / max(first_places, 1))
+            for run in runs[:-1]:  # the end of the answer may have cut the last
+                for level in range(min(run + 1, depth)):
+                    reached[level] += 1
+                    right[level] += level < run
+    by_level = tuple(part / max(whole, 1) for part, whole in zip(right, reached, strict=True))
+    return TauReport(depth, tokens, passes, first_hits / max(first_places, 1), by_level)
 
 
-def walk(accepted: Sequence[int], document: Document, depth: int) -> tuple[int, int]:
-    """Tokens and passes of decoding the document's first answer, whose first token comes with the prompt.
+def walk(accepted: Sequence[int], document: Document, depth: int) -> list[int]:
+    """Right guesses of every pass of decoding the document's first answer, whose first token comes with the prompt.
 
     `accepted` counts from the slot `tail_begin` on; the slot before the newest token says what is accepted next.
     """
     first = tail_begin(document)
     newest = document.answer_begin
     answer_end = newest + int(document.is_answer[newest:].argmin() or len(document.is_answer) - newest)
-    committed = used = 0
+    runs = []
     while newest + 1 < answer_end:
-        gain = min(accepted[newest - 1 - first], depth, answer_end - newest - 2) + 1
-        newest += gain
-        committed += gain
-        used += 1
-    return committed, used
+        runs.append(min(accepted[newest - 1 - first], depth, answer_end - newest - 2))
+        newest += runs[-1] + 1
+    return runs
 
 
 def _hits(learner: Learner, batch: PackedBatch, depth: int) -> tuple[Tensor, Tensor]:

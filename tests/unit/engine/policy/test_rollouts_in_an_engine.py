@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from foreword.control.policy_file.document import Stage
+from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.guard.guarded import GuardedDrafter
 from foreword.speculation.accept import Acceptance
 from foreword.speculation.verdict import Verdict
-from helpers.rollout_world import VOCAB, Guesser, RolloutWorld
+from helpers.rollout_world import POLICY, VOCAB, Guesser, RolloutWorld
 
 
 def stages(world: RolloutWorld) -> list[Stage]:
@@ -44,27 +46,69 @@ def test_in_the_shadow_and_while_it_is_verified_no_guess_is_used(tmp_path: Path)
     assert judged["fresh/code/greedy"] == 0
 
 
-def _broken(verdicts: Callable[[Acceptance], list[Verdict]]) -> Callable[[Acceptance], list[Verdict]]:
+def _spoil(monkeypatch: pytest.MonkeyPatch, other: Callable[[int], int]) -> None:
     """A rule that makes another token of the one behind a draft."""
+    real = Acceptance.verdicts
 
-    def call(acceptance: Acceptance) -> list[Verdict]:
+    def verdicts(acceptance: Acceptance) -> list[Verdict]:
         return [
-            v._replace(tokens=(*v.tokens[:-1], (v.tokens[-1] + 1) % VOCAB)) if len(d) and v.tokens else v
-            for v, d in zip(verdicts(acceptance), acceptance.drafts, strict=True)
+            v._replace(tokens=(*v.tokens[:-1], other(v.tokens[-1]))) if len(d) and v.tokens else v
+            for v, d in zip(real(acceptance), acceptance.drafts, strict=True)
         ]
 
-    return call
+    monkeypatch.setattr(Acceptance, "verdicts", verdicts)
 
 
 def test_one_that_changes_texts_is_found_out_before_anybody_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(Acceptance, "verdicts", _broken(Acceptance.verdicts))
+    _spoil(monkeypatch, lambda token: (token + 1) % VOCAB)
     world = RolloutWorld(tmp_path, Guesser)
     world.run_until(lambda: world.pair.stage is Stage.HELD)
     assert stages(world) == [Stage.SHADOW, Stage.VERIFY, Stage.HELD]
     assert world.pair.reason.startswith("mismatch: tokens differ")
     world.answer()  # checks every answer: nobody was served a wrong text
+
+
+def drawing_world(folder: Path) -> RolloutWorld:
+    """Texts are drawn, and may come out differently with every drafter; they wait to be drawn again."""
+    policy = {**POLICY, "rollout": {**POLICY["rollout"], "verify_samples": 24}}
+    world = RolloutWorld(folder, Guesser, policy, rule="token", temperature=8.0)
+    checks = world.core.guessing._checks
+    assert checks is not None
+    checks.seeds.seed(1)
+    world.steering.set_stage("fresh", "code", "verify")
+    return world
+
+
+def test_drawn_texts_differ_and_their_law_does_not(tmp_path: Path):
+    world = drawing_world(tmp_path)
+    world.run_until(lambda: world.pair.stage is not Stage.VERIFY)
+    assert world.pair.stage is Stage.CANARY
+    assert "24 requests decoded again, 0 differently" in world.pair.reason
+
+
+def test_answers_whose_law_is_compared_have_seeds_of_their_own(tmp_path: Path):
+    """Two requests of one user may have the same: their answers would be one answer, counted twice."""
+    world = drawing_world(tmp_path)
+    seeds = []
+    for _ in range(3):
+        world.answer(idle=False)
+        while (check := world.core.guessing.next_check()) is not None:
+            seeds.append(check[0].params.seed)
+            world.core.enqueue(world.core.prepare(*check))
+            world._run()
+    assert len(seeds) == len(set(seeds)) == 6
+
+
+def test_one_that_changes_the_law_of_drawn_texts_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    _spoil(monkeypatch, lambda token: token // 4 * 4)  # some tokens come too often
+    world = drawing_world(tmp_path)
+    world.run_until(lambda: world.pair.stage is not Stage.VERIFY)
+    assert world.pair.stage is Stage.HELD
+    assert world.pair.reason.startswith("mismatch: law: ")
 
 
 @pytest.mark.parametrize(
@@ -92,6 +136,33 @@ def test_one_that_goes_bad_when_it_is_in_use_is_rolled_back(tmp_path: Path):
     asks = world.core.guessing.books.pairs["fresh", "code/greedy"].asks
     world.answer()
     assert world.core.guessing.books.pairs["fresh", "code/greedy"].asks == asks
+
+
+class TwoAlike(RolloutWorld):
+    """Two drafters of one method, the longer of which crashes."""
+
+    def _build(self, config: SpeculationConfig) -> GuardedDrafter:
+        crashes = dict(config.options).get("prompt_lookup_max") == 7
+        return GuardedDrafter(Guesser(self.clock, crashes=crashes), "+".join(config.method))
+
+
+def test_a_drafter_is_not_blamed_for_another_with_the_same_method(tmp_path: Path):
+    other = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 7}
+    rolled = {"min_levels": 150, "verify_samples": 4}
+    policy = {
+        **POLICY,
+        "drafters": {**POLICY["drafters"], "other": other},
+        "rollout": [{**rolled, "pair": ["fresh", "code"]}, {**rolled, "pair": ["other", "code"]}],
+    }
+    world = TwoAlike(tmp_path, Guesser, policy)
+    held = world.steering.rollouts.pairs["other", "code"]
+    world.run_until(lambda: held.stage is Stage.HELD)
+    assert held.reason.startswith("faults")
+    assert world.pair.stage is not Stage.HELD
+    report = world.core.stats().control
+    assert report is not None
+    faults = {pair.drafter: pair.faults for pair in report.pairs}
+    assert faults["fresh"] == 0 < faults["other"]
 
 
 def test_a_request_interrupts_a_check(tmp_path: Path):

@@ -27,4 +27,5 @@ def test_a_walk_is_decoding():
         document = make_document(list(range(prompt + answer + more)), [(prompt, prompt + answer)], "x", 0.0)
         right = {place: dice.randint(0, 5) for place in range(prompt + answer + more)}
         accepted = [right.get(slot + 1, 0) for slot in range(tail_begin(document), len(document.tokens))]
-        assert walk(accepted, document, depth) == _decode(prompt, prompt + answer, right, depth)
+        runs = walk(accepted, document, depth)
+        assert (sum(runs) + len(runs), len(runs)) == _decode(prompt, prompt + answer, right, depth)

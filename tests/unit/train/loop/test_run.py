@@ -72,6 +72,8 @@ def test_a_run_leaves_weights_card_and_log(target: Target, texts, tiny_model: Pa
         "| all |",
     ):
         assert part in card, part
+    rates = json.loads((tmp_path / "out/config.json").read_text(encoding="utf-8"))["acceptance_by_level"]
+    assert len(rates) == reports[HELD_OUT].depth and all(0 <= rate <= 1 for rate in rates)
     log = [json.loads(line) for line in (tmp_path / "out/training/log.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in log if "loss" in entry] == [2, 4, 6]
     assert any("tau" in entry for entry in log)

@@ -1,0 +1,99 @@
+"""What a drafter's calls cost on this machine, measured when an engine first starts with it and kept for the next."""
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.control.fixed import FixedPolicy
+from foreword.drafters.config import SpeculationConfig
+from foreword.engine.core import EngineCore
+from foreword.engine.request import Request, RequestLimits
+from foreword.speculation.drafting import choices_of
+from foreword.speculation.measured.costs import StepCosts
+from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
+from foreword.speculation.step import Stepper
+
+_log = logging.getLogger(__name__)
+
+DEPTHS = (1, 2, 3, 4)
+ROUNDS = 4
+BUDGET_SECONDS = 0.5
+
+PROMPT = (0, 0, 0, 0)
+WARM_UP = 2  # steps: the first has no states of the prompt, the second fills caches
+
+Calls = dict[str, list[float]]
+"""By method, as `CallCost` writes itself."""
+
+
+def begin_with_calls(
+    core: EngineCore,
+    configs: Sequence[SpeculationConfig],
+    kept_at: Callable[[str], Path],
+    write: Callable[[Path, str], None],
+    clock: Callable[[], float] = perf_counter,
+) -> None:
+    """Tell a new engine what these drafters will cost; `kept_at` is where that is kept, by their settings."""
+    for config in configs:
+        path = kept_at(json.dumps(config.as_mapping(), sort_keys=True))
+        try:
+            core.situation.costs.begin_with_calls(json.loads(path.read_text(encoding="utf-8"))["calls"])
+            continue
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            pass
+        plan = core.drafters.resolve(config.as_mapping())
+        if plan is None:
+            continue
+        try:
+            calls = measure_calls(core, plan, clock)
+            core.situation.costs.begin_with_calls(calls)
+        except Exception:  # it is found out while it is used, then
+            _log.info("what %s costs was not measured at the start", plan.method, exc_info=True)
+            continue
+        write(path, json.dumps({"calls": calls}))
+
+
+def measure_calls(core: EngineCore, plan: DraftPlan, clock: Callable[[], float] = perf_counter) -> Calls:
+    """A few steps of a text that nobody wants, with ever deeper drafts, until the time is up. The engine is idle."""
+    single = [replace(plan, method=name, drafter=one) for name, one in choices_of(plan.drafter).items()]
+    calls: Calls = {}
+    for one in single or [plan]:
+        calls |= _measure_one(core, one, clock)
+    return calls
+
+
+def _measure_one(core: EngineCore, plan: DraftPlan, clock: Callable[[], float]) -> Calls:
+    stepper = Stepper(core.runner, core.cache, FixedPolicy(), clock=clock, store=core.runner.store)
+    request = _request(core)
+    request.kv = core.cache.open()
+    began = clock()
+    try:
+        for number in range(WARM_UP + ROUNDS * len(DEPTHS)):
+            depth = DEPTHS[number % len(DEPTHS)]
+            if number == WARM_UP:
+                stepper.situation.costs = StepCosts()
+            if depth > plan.max_depth or request.room <= depth + 1:
+                continue
+            request.speculation = replace(plan, max_nodes=depth, max_depth=depth, is_fixed=True)
+            run = len(request.tokens) - request.kv.computed
+            stepper.step([PassEntry.of(request, run)])
+            if number >= WARM_UP + len(DEPTHS) and clock() - began > BUDGET_SECONDS:
+                break
+    finally:
+        core.cache.close(request.kv)
+        plan.drafter.forget(as_drafter_sees(request))
+    calls: Calls = stepper.situation.costs.as_json()["calls"]
+    return calls
+
+
+def _request(core: EngineCore) -> Request:
+    size = core.runner.vocab_size
+    params = SamplingParams(temperature=0, ignore_eos=True)
+    prompt = [token % size for token in PROMPT]
+    sampler = RequestSampler(params, TokenLimits(size), prompt, seed=0)
+    return Request(0, prompt, params, sampler, RequestLimits(core.max_model_len, frozenset()))
