@@ -7,15 +7,17 @@ if TYPE_CHECKING:
     from foreword.engine.config import EngineConfig
     from foreword.engine.engine import Engine
     from foreword.engine.llm import LLM
+    from foreword.structured.params import StructuredOutputs
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Engine", "EngineConfig", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Engine", "EngineConfig", "SamplingParams", "StructuredOutputs", "__version__"]
 
 _HOMES = {
     "LLM": "foreword.engine.llm",
     "Engine": "foreword.engine.engine",
     "EngineConfig": "foreword.engine.config",
     "SamplingParams": "foreword.acceptance.params",
+    "StructuredOutputs": "foreword.structured.params",
 }
 
 

@@ -71,8 +71,8 @@ MUTANTS = (
         7,
         "an id of the padding behind the vocabulary comes out",
         "acceptance/batch.py",
-        "return Judgement(logits[:, :vocab_size], trees",
-        "return Judgement(logits, trees",
+        "cut = logits[:, :vocab_size]",
+        "cut = logits",
         (f"{PIPELINE}::test_padding_behind_the_vocabulary_never_comes_out",),
     ),
     Mutant(
@@ -111,8 +111,8 @@ MUTANTS = (
         13,
         "log probabilities read after the corrections, in place",
         "acceptance/pipeline/corrections.py",
-        "logits = judged.logits.clone(memory_format=torch.contiguous_format)",
-        "logits = judged.logits",
+        "logits = judged.masked.clone(memory_format=torch.contiguous_format)",
+        "logits = judged.masked",
         (f"{LOGPROBS}::test_logprobs_are_those_of_the_raw_logits",),
     ),
     Mutant(

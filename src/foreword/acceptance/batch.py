@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from foreword.acceptance.pipeline.grammar_mask import apply_mask, row_mask
 from foreword.acceptance.request import RECORD, RequestSampler
 from foreword.acceptance.rules.trees import NO_TOKEN, DraftTrees, Ints
 from foreword.kernels import sampler as native
@@ -27,7 +28,7 @@ class RowStatus(IntEnum):
         """What a user reads when a request's taken path has such a row."""
         if self is RowStatus.NOT_FINITE:
             return "the model returned NaN or infinite logits for this request; try --dtype float32"
-        return "bad_words, min_tokens, logit_bias and allowed tokens leave no token to generate; allow more tokens"
+        return "bad_words, min_tokens, allowed tokens and the answer's form leave no token to generate; allow more"
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,13 @@ class Judgement:
         records = np.frombuffer(
             bytearray(b"".join([sampler.record.tobytes() for sampler in samplers])), RECORD
         )
-        return Judgement(logits[:, :vocab_size], trees, samplers, records, wants_draws=wants_draws)
+        cut = logits[:, :vocab_size]
+        return Judgement(cut, trees, samplers, records, row_mask(trees, samplers, cut), wants_draws)
+
+    @cached_property
+    def masked(self) -> Tensor:
+        """The logits of tokens that a grammar allows; never written to."""
+        return self.logits if self.row_mask is None else apply_mask(self.logits, self.row_mask)
 
     @cached_property
     def sampler(self) -> native.NativeSampler:

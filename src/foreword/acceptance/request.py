@@ -11,6 +11,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.pipeline.seen import SeenTokens
 from foreword.acceptance.rules.rule import Rule
 from foreword.errors import RequestError
+from foreword.structured.state import GrammarState
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -58,6 +59,8 @@ class DraftSampling:
     bias_ids: Ints
     bias_values: Floats
     allowed_ids: Ints | None  # None: all
+    # What the answer's form allows. It moves when the request does: to be asked while a draft is made, not later.
+    grammar: GrammarState | None = None
 
     @property
     def rule(self) -> Rule:
@@ -91,6 +94,7 @@ class RequestSampler:
         *,
         sample: int = 0,
         rule: Rule = Rule.COUPLED,
+        grammar: GrammarState | None = None,
     ) -> None:
         check_against_vocabulary(params, limits)
         self.vocab_size = limits.vocab_size
@@ -111,6 +115,7 @@ class RequestSampler:
             or params.min_tokens > 0
             or self.allowed_ids is not None
         )
+        self.grammar = grammar
         self.seen = SeenTokens()
         self.tail: Ints = np.full(max(self.bad_words.shape[1] - 1, 0), -1, np.int64)  # newest token last
         self._learn(prompt, generated=False)
@@ -141,11 +146,18 @@ class RequestSampler:
     def drafting(self) -> "DraftSampling":
         """What a drafter has to know to draw as this request does, at this step."""
         return DraftSampling(
-            self.vocab_size, self.record.copy(), self.bias_ids, self.bias_values, self.allowed_ids
+            self.vocab_size,
+            self.record.copy(),
+            self.bias_ids,
+            self.bias_values,
+            self.allowed_ids,
+            self.grammar,
         )
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Learn the tokens that a step has committed, and leave that step's random numbers behind; or raise first."""
+        if self.grammar is not None:
+            self.grammar.commit(tokens)
         self._learn(tokens, generated=True)
         self.record["nonce"] += 1
 

@@ -9,12 +9,14 @@ from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules.rule import Rule
 from foreword.engine.answers.text import StopTexts
 from foreword.engine.drafter_pool import DrafterPool
+from foreword.engine.foreknowledge import Foreknowledge
 from foreword.engine.messages import NewRequest
 from foreword.engine.policy.assignment import Assignment
 from foreword.engine.policy.steering import Steering
 from foreword.engine.request import Identity, Request, RequestLimits
 from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import RequestError
+from foreword.structured.compiler import Grammars
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Intake:
     drafters: DrafterPool
     check: Callable[[Request], None]  # the scheduler's: whether it can ever run
     _numbers: "itertools.count[int]"
+    grammars: Grammars
     steering: Steering | None = None  # the operator's rules
 
     def admit(self, new: NewRequest, assigned: Assignment | None = None) -> list[Request]:
@@ -48,12 +51,18 @@ class Intake:
         stops = StopTexts(params.stop_texts, params.include_stop_str_in_output, params.min_tokens)
         prediction = new.prediction[: self.context_length]  # no answer is longer
         assigned = assigned or self._assign(new)
+        forms = [
+            None if params.structured is None else self.grammars.begin(params.structured)
+            for _ in range(params.n)
+        ]
         requests = [
             Request(
                 next(self._numbers),
                 new.prompt_token_ids,
                 params,
-                RequestSampler(params, known, new.prompt_token_ids, seed, sample=index, rule=self.rule),
+                RequestSampler(
+                    params, known, new.prompt_token_ids, seed, sample=index, rule=self.rule, grammar=form
+                ),
                 limits,
                 Identity(
                     new.request_id,
@@ -68,17 +77,23 @@ class Intake:
                 ),
                 self.vocabulary.answer_text(stops, new.prompt_token_ids),
             )
-            for index in range(params.n)
+            for index, form in enumerate(forms)
         ]
         self.check(requests[0])
         for request in requests[1:]:
             request.leader = requests[0]
         return requests
 
+    def is_prepared_for(self, new: NewRequest) -> bool:
+        """Whether `admit` would answer at once, without making a drafter or compiling a grammar."""
+        return self.grammars.is_ready(new.params.structured) and self.drafters.is_ready(
+            new.speculation, Foreknowledge.of(new)
+        )
+
     def _assign(self, new: NewRequest) -> Assignment:
         if self.steering is not None:
             return self.steering.assign(new)
-        return Assignment(plan=self.drafters.resolve(new.speculation, bool(new.prediction)))
+        return Assignment(plan=self.drafters.resolve(new.speculation, Foreknowledge.of(new)))
 
     def _check_prompt(self, prompt: Sequence[int]) -> None:
         if not prompt:

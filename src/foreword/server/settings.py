@@ -29,7 +29,7 @@ class Limits:
     idle_seconds: float = 30.0  # a connection without a request is closed
     stall_seconds: float = 60.0  # a client that does not read what it is sent is left
     connections: int = 1024  # open at once; fewer where the process may open fewer files
-    json_depth: int = 16  # objects and lists inside each other
+    json_depth: int = 64  # objects and lists inside each other; JSON schemas nest
     object_keys: int = 1024  # keys of one JSON object, token ids of a logit_bias included
     prompts: int = 64  # prompts in one completion request
     prompt_tokens: int | None = None  # longest prompt; None: what the model's context allows

@@ -47,11 +47,24 @@ def _verdict(place: int, entry: PassEntry, draft: Draft, judged: Judgement, foun
         tuple(path),
         tuple(block[:kept]),
         tuple(logprobs),
-        error=found.error(place),
+        error=_error(entry, found, place),
         poisoned=found.states[place] == RowStatus.NOT_FINITE,
         draft=draft,
         draws=found.draws_of(judged.trees, place),
     )
+
+
+def _error(entry: PassEntry, found: Verdicts, place: int) -> str | None:
+    """Why the request cannot go on; where its grammar gave up, in the parser's words."""
+    error, grammar = found.error(place), entry.request.sampler.grammar
+    if (
+        error is not None
+        and found.states[place] == RowStatus.ALL_MASKED
+        and grammar is not None
+        and grammar.error
+    ):
+        return f"the answer's form is too complex to go on with: {grammar.error}"
+    return error
 
 
 def _split(

@@ -67,6 +67,11 @@ class Tokenizer:
         return self._parts.template.source if self._parts.template else None
 
     @property
+    def control_tokens(self) -> Mapping[str, int]:
+        """Tokens that no text spells, by their names."""
+        return self._control
+
+    @property
     def strips_leading_space(self) -> bool:
         """Whether a decoded text loses one space at its start."""
         return self._parts.strips_leading_space

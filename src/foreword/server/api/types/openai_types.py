@@ -11,9 +11,9 @@ from foreword.server.api.types.sampling_types import (
     TokenId,
     TokenIds,
 )
+from foreword.server.api.types.structured_types import FormattedFields
 
 NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -63,14 +63,13 @@ class StreamOptions(StrictBody):
     include_obfuscation: bool | None = None  # accepted for OpenAI's clients; nothing is padded
 
 
-class OpenAIFields(SamplingFields):
+class OpenAIFields(FormattedFields, SamplingFields):
     """Fields of both routes."""
 
     model: str | None = Field(None, max_length=512)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=4096)  # accepted, not used
-    response_format: _unsupported("response_format") = None  # type: ignore[valid-type]
 
 
 def _checked_prompt(value: object) -> object:
