@@ -12,7 +12,7 @@ import numpy as np
 from foreword.errors import RequestError
 from foreword.structured.grammars import grammar_text
 from foreword.structured.params import StructuredOutputs
-from foreword.structured.state import Bits, GrammarState
+from foreword.structured.state import Bits, GrammarError, GrammarState, unpacked
 from foreword.structured.tokens import GrammarTokens
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ KEPT = 128
 
 COMPILE_SECONDS = 5.0
 """A grammar that takes longer to compile is refused."""
+
+TRIED_TOKENS = 4
+"""Of an answer, that are tried when its grammar is compiled."""
 
 AT_ONCE = 2
 """Grammars that are compiled at the same time; others wait for their turn."""
@@ -124,11 +127,11 @@ class Grammars:
         matcher = LLMatcher(
             tokenizer, grammar_text(wanted, tokens.control_names), log_level=0, limits=parser_limits()
         )
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # the first mask is the dearest, and tells whether there are others
         if matcher.is_error():
             raise RequestError(f"structured outputs: {wanted.form}: {in_one_line(matcher.get_error())}")
-        return CompiledGrammar(matcher, tokens)
+        grammar = CompiledGrammar(matcher, tokens)
+        _try(grammar, wanted.form)
+        return grammar
 
     def _tokenizer(self) -> "tuple[GrammarTokens, LLTokenizer]":
         with self._setting_up:
@@ -142,14 +145,32 @@ class Grammars:
             return self._ready
 
 
+def _try(grammar: CompiledGrammar, form: str) -> None:
+    """Write the beginning of an answer: what is too complex shows there, or makes a request fail alone later."""
+    state = GrammarState(grammar)
+    for _ in range(TRIED_TOKENS):
+        mask = unpacked(state.masks((), ()), grammar.tokens.size)[0]
+        possible = np.flatnonzero(mask)
+        if state.error is not None or not len(possible):
+            raise RequestError(f"structured outputs: {form}: {in_one_line(state.error or 'nothing fits it')}")
+        if set(possible.tolist()) <= grammar.ends:
+            return
+        text = [token for token in state.forced(1) or possible.tolist() if token not in grammar.ends][:1]
+        try:
+            state.commit(text)
+        except GrammarError as error:
+            raise RequestError(f"structured outputs: {form}: {in_one_line(str(error))}") from None
+
+
 def parser_limits() -> "LLParserLimits":
     """What a grammar may cost, when it is compiled and at every token."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(
+        max_items_in_row=8_000,
         initial_lexer_fuel=500_000,
         step_lexer_fuel=100_000,
-        step_max_items=20_000,
+        step_max_items=50_000,
         max_lexer_states=50_000,
         max_grammar_size=100_000,
         verbose_errors=False,

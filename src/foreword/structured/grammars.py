@@ -1,6 +1,7 @@
 """From what a user asks for to the text that llguidance compiles."""
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -22,9 +23,8 @@ def grammar_text(wanted: StructuredOutputs, control_names: Collection[str] = ())
     if wanted.regex is not None:
         return str(LLMatcher.grammar_from_regex(wanted.regex))
     if wanted.choice is not None:
-        # Not escaped to ASCII: a character beyond 16 bits would become two that are none.
-        listed = " | ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice)
-        return str(LLMatcher.grammar_from_lark(f"start: {listed}"))
+        # One expression, not a rule for each: a parser has room for a few thousand rules at a time.
+        return str(LLMatcher.grammar_from_regex("|".join(map(re.escape, wanted.choice))))
     if wanted.grammar is not None:
         return _from_ebnf(wanted.grammar)
     return _from_tags(json.loads(str(wanted.structural_tag)), control_names)

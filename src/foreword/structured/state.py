@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from threading import Lock
+from time import thread_time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,12 @@ Bits = npt.NDArray[np.int32]
 
 Path = tuple[int, ...]
 """Tokens after the committed ones."""
+
+
+MASK_SECONDS = 0.1
+"""Of a processor's time: an answer whose form takes longer to look up at some token is given up, as others wait."""
+
+TOO_SLOW = f"what may come next takes longer than {MASK_SECONDS:g} s to work out"
 
 
 class GrammarError(ValueError):
@@ -47,8 +54,9 @@ class GrammarState:
         with self._lock:
             own = self._before_end(tokens)
             if (self._has_ended and own) or not self._read((), own):
+                why = self._complaint()
                 self._start_again()
-                raise GrammarError(f"the grammar does not allow the tokens {own} here")
+                raise GrammarError(why)
             self._ahead = ()
             self._committed += own
             self._has_ended |= len(own) < len(tokens)
@@ -112,12 +120,13 @@ class GrammarState:
         if self._has_ended or (path and path[-1] in grammar.ends):
             return grammar.only_ends
         if not self._read(self._ahead, path):
-            self._give_up(path)
+            self._give_up()
             return grammar.nothing
-        mask = np.empty(grammar.words, np.int32)
+        mask, began = np.empty(grammar.words, np.int32), thread_time()
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if self._matcher.is_error():
-            self._give_up(path)
+        is_slow = thread_time() - began > MASK_SECONDS
+        if self._matcher.is_error() or is_slow:
+            self._give_up(TOO_SLOW if is_slow else None)
             return grammar.nothing
         return grammar.with_all_ends(mask)
 
@@ -142,10 +151,14 @@ class GrammarState:
     def _take_back(self) -> None:
         self._read(self._ahead, ())
 
-    def _give_up(self, path: Path) -> None:
+    def _give_up(self, why: str | None = None) -> None:
         """What lies behind this cannot be told; the text itself is as it was."""
-        self.error = self._matcher.get_error().strip().splitlines()[0] if self._matcher.is_error() else None
+        self.error = why or self._complaint()
         self._start_again()
+
+    def _complaint(self) -> str:
+        lines = self._matcher.get_error().strip().splitlines() if self._matcher.is_error() else []
+        return lines[0] if lines else "the grammar does not allow these tokens here"
 
     def _start_again(self) -> None:
         """A parser that has failed never recovers: a new one reads the text."""

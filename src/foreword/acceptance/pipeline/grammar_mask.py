@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,4 +35,16 @@ def row_mask(trees: DraftTrees, samplers: Sequence[RequestSampler], logits: Tens
 
 def apply_mask(logits: Tensor, mask: Tensor) -> Tensor:
     """A copy in which the tokens that the mask leaves out have no chance."""
-    return torch.where(mask, logits, NEVER)
+    if logits.device.type != "cpu":
+        return torch.where(mask, logits, NEVER)
+    # Most rows allow a few tokens or all but a few: to write those takes a third of the time of looking at each.
+    masked = torch.empty(logits.shape)
+    for source, allowed, row in zip(logits.numpy(), mask.numpy(), masked.numpy(), strict=True):
+        if 2 * np.count_nonzero(allowed) < len(allowed):
+            kept = np.flatnonzero(allowed)
+            row[:] = NEVER
+            row[kept] = source[kept]
+        else:
+            row[:] = source
+            row[np.flatnonzero(~allowed)] = NEVER
+    return masked
