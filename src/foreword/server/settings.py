@@ -65,6 +65,7 @@ class ServerSettings:
     drain_seconds: float = 30.0  # how long a stopping server waits for running answers
     tokenize_threads: int = 2  # threads that encode long prompts beside the event loop
     inline_characters: int = 4096  # prompts up to this length are encoded at once, without a thread
+    tool_call_parser: str = "auto"  # how the model writes calls of tools; auto: as its chat template says
     fingerprint: str = f"foreword-{__version__}"  # `system_fingerprint` of answers
 
     @property
