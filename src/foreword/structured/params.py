@@ -79,7 +79,8 @@ class StructuredOutputs:
     def _check_choice(self) -> None:
         if self.choice is None:
             return
-        listed = () if isinstance(self.choice, str) else tuple(self.choice)
+        is_list = isinstance(self.choice, Sequence) and not isinstance(self.choice, str)
+        listed = tuple(self.choice) if is_list else ()
         if not listed or not all(isinstance(text, str) and text for text in listed):
             raise RequestError("structured outputs: choice must be a list of different, non-empty texts")
         if len(listed) > MAX_CHOICES:

@@ -31,12 +31,20 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
 """OpenAI's fields that this server does not implement, with the values that ask for nothing (null always does)."""
 
 
+_REASONS = {
+    "best_of": ": answers that nobody reads are not drawn; ask for n of them with logprobs and choose",
+    "suffix": ": the models here continue texts and fill no gaps",
+    "functions": ": use tools",
+    "function_call": ": use tool_choice",
+}
+
+
 def _refuse_unless_neutral(name: str) -> BeforeValidator:
     def check(value: object) -> object:
         # True == 1 in Python, but not in JSON.
         if value is None or any(type(value) is type(v) and value == v for v in NEUTRAL_VALUES[name]):
             return None
-        raise ValueError("is not supported by this server; leave it out")
+        raise ValueError(f"is not supported by this server{_REASONS.get(name, '')}; leave it out")
 
     return BeforeValidator(check)
 
