@@ -50,9 +50,9 @@ def test_no_complaint_is_in_the_validation_librarys_words(model: type):
     told = [str(error) for error in (*found, complaint(model, {})) if error is not None]
     assert len(told) > len(model.model_fields)
     for line in told:
-        assert not any(word in line for word in ("nput should", "valid ", "ermitted", "Field required", "Value")), (
-            line
-        )
+        assert not any(
+            word in line for word in ("nput should", "valid ", "ermitted", "Field required", "Value")
+        ), line
         assert "\n" not in line
     # A union's branches have names of the library's own.
     places = {error.param for error in found if error is not None}

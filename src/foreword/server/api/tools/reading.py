@@ -79,12 +79,16 @@ class ToolReader:
             self._say(held[: len(held) - kept], events)
             self._held = held[len(held) - kept :]
             return
-        shown = held.lstrip().removeprefix(form.hidden).lstrip()
-        if not self._has_said and shown in ("{", "[") and (shown == "{" or form.is_list):
+        shown = held.lstrip()
+        calls = shown.removeprefix(form.hidden).lstrip()
+        if not self._has_said and (form.hidden.startswith(shown) or not calls):
+            return  # it may become the mark
+        if not self._has_said and (calls[0] == "{" or (calls[0] == "[" and form.is_list)):
             self._inside = True
-            if shown == "{":
-                self._call = _Call(form.arguments, self.count)
-        elif self._has_said or not _may_begin(held.lstrip(), form.hidden):
+            self._call = _Call(form.arguments, self.count) if calls[0] == "{" else None
+            for character in calls[1:]:
+                self._step(character, events)
+        else:
             self._say(held, events)
             self._held = ""
 
@@ -229,11 +233,6 @@ def _overlap(text: str, mark: str) -> int:
     return next(
         (size for size in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-size:])), 0
     )
-
-
-def _may_begin(shown: str, hidden: str) -> bool:
-    """Whether a text that has only begun may become calls."""
-    return not shown or hidden.startswith(shown) or shown == hidden
 
 
 def _joined(events: list[Event]) -> list[Event]:
