@@ -111,8 +111,8 @@ MUTANTS = (
         13,
         "log probabilities read after the corrections, in place",
         "acceptance/pipeline/corrections.py",
-        "logits = judged.masked.clone(memory_format=torch.contiguous_format)",
-        "logits = judged.masked",
+        "logits = judged.logits.clone(memory_format=torch.contiguous_format)",
+        "logits = judged.logits",
         (f"{LOGPROBS}::test_logprobs_are_those_of_the_raw_logits",),
     ),
     Mutant(

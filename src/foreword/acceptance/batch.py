@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from foreword.acceptance.pipeline.grammar_mask import apply_mask, row_mask
+from foreword.acceptance.pipeline.grammar_mask import within_grammars
 from foreword.acceptance.request import RECORD, RequestSampler
 from foreword.acceptance.rules.trees import NO_TOKEN, DraftTrees, Ints
 from foreword.kernels import sampler as native
@@ -35,11 +35,12 @@ class RowStatus(IntEnum):
 class Judgement:
     """The rows to be judged in one step: logits, drafts, and every request's parameters as arrays."""
 
-    logits: Tensor  # float32 [rows, vocab], cut to the vocabulary; never written to
+    logits: (
+        Tensor  # float32 [rows, vocab], cut to the vocabulary and to what grammars allow; never written to
+    )
     trees: DraftTrees
     samplers: Sequence[RequestSampler]  # [requests], for the ragged parts (bias, bad words, seen tokens)
     records: Records  # [requests], RECORD
-    row_mask: Tensor | None = None  # bool [rows, vocab], what a grammar allows after each row
     wants_draws: bool = False  # whether the target's own draw after every row is wanted, whatever the rules
 
     @staticmethod
@@ -57,12 +58,7 @@ class Judgement:
             bytearray(b"".join([sampler.record.tobytes() for sampler in samplers])), RECORD
         )
         cut = logits[:, :vocab_size]
-        return Judgement(cut, trees, samplers, records, row_mask(trees, samplers, cut), wants_draws)
-
-    @cached_property
-    def masked(self) -> Tensor:
-        """The logits of tokens that a grammar allows; never written to."""
-        return self.logits if self.row_mask is None else apply_mask(self.logits, self.row_mask)
+        return Judgement(within_grammars(cut, trees, samplers), trees, samplers, records, wants_draws)
 
     @cached_property
     def sampler(self) -> native.NativeSampler:

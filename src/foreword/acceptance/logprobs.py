@@ -37,7 +37,7 @@ def request_logprobs(judged: Judgement, verdicts: Verdicts, request: int) -> lis
     root, tokens = judged.trees.starts[request], verdicts.tokens(judged.trees, request)
     rows = [root, *(root + 1 + node for node in verdicts.path(request))]
     # A failed request has no token of its own after the last row.
-    return score(judged.masked[rows[: len(tokens)]], tokens, wanted)
+    return score(judged.logits[rows[: len(tokens)]], tokens, wanted)
 
 
 def score(logits: Tensor, next_tokens: Sequence[int], wanted: int) -> list[TokenLogprobs]:

@@ -56,6 +56,12 @@ class CompiledGrammar:
             mask |= self.only_ends
         return mask
 
+    def only(self, token: int) -> Bits:
+        """The mask that allows one token."""
+        mask = self.nothing.copy()
+        mask.view(np.uint8)[token >> 3] = 1 << (token & 7)
+        return mask
+
     @cached_property
     def _bits_of_ends(self) -> Bits:
         bits = np.zeros(self.words * 32, np.uint8)

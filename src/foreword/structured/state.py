@@ -92,6 +92,8 @@ class GrammarState:
             if self._has_ended or most < 1:
                 return []
             found = [int(token) for token in self._matcher.compute_ff_tokens()][:most]
+            for place, token in enumerate(found):  # where there is no choice there is nothing to work out
+                self._known.setdefault(tuple(found[:place]), self._grammar.only(token))
             try:
                 if len(found) < most and self._read((), found) and self._matcher.is_stopped():
                     found.append(self._grammar.tokens.end_ids[0])

@@ -120,7 +120,9 @@ def test_what_is_forced_is_all_that_may_come(form: StructuredOutputs):
         state, text = KEPT.begin(form), []
         while END not in text and OTHER_END not in text and len(text) < 30:
             forced = state.forced(8)
-            masks = unpacked(state.masks(forced, range(-1, len(forced) - 1)), len(PIECES))
+            chain = forced, range(-1, len(forced) - 1)
+            masks = unpacked(fresh(KEPT, form, text).masks(*chain), len(PIECES))
+            assert np.array_equal(unpacked(state.masks(*chain), len(PIECES)), masks)
             for token, mask in zip(forced, masks, strict=False):
                 assert mask[token] and (mask.sum() == 1 or token == END)
             step = forced[: rng.randrange(1, 4)] or [int(rng.choice(np.flatnonzero(masks[0])))]

@@ -35,11 +35,11 @@ class Touched:
 def corrected_logits(judged: Judgement) -> Tensor:
     """The logits after every edit: the given tensor itself where there is none, else a copy."""
     if not judged.records["corrects"].any():
-        return judged.masked
+        return judged.logits
     touched = touched_pairs(judged)
     banned_rows, banned_ids = banned_pairs(judged)
     allowed_rows, allowed_ids = pairs_per_row(judged, allowed_of)
-    logits = judged.masked.clone(memory_format=torch.contiguous_format)
+    logits = judged.logits.clone(memory_format=torch.contiguous_format)
     if len(touched.rows):
         where = index(logits, touched.rows, touched.ids)
         logits[where] = adjusted(logits[where].double(), touched, judged).float()

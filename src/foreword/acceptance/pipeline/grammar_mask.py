@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,37 +15,55 @@ from foreword.structured.state import Bits, unpacked
 NEVER = -float("inf")
 
 
-def row_mask(trees: DraftTrees, samplers: Sequence[RequestSampler], logits: Tensor) -> Tensor | None:
-    """bool [rows, vocab] where the logits are; None if no request has a grammar.
+def within_grammars(logits: Tensor, trees: DraftTrees, samplers: Sequence[RequestSampler]) -> Tensor:
+    """The logits [rows, vocab] with no chance for tokens that a grammar rules out; the same where there is none.
 
-    Worked out on the host: where the logits are still being computed on a device, nobody waits for them here.
+    Masks are worked out on the host: where the logits are still being computed on a device, nobody waits for them.
+    On a CPU they are written into the logits: of the rows of such requests nobody reads the raw ones.
     """
     if all(sampler.grammar is None for sampler in samplers):
-        return None
-    mask = torch.ones(logits.shape, dtype=torch.bool)
-    for request, sampler in enumerate(samplers):
-        if sampler.grammar is None:
-            continue
-        first, end = trees.starts[request], trees.starts[request + 1]
-        parents = [parent - first - 1 for parent in trees.parent_list[first + 1 : end]]
-        bits: Bits = sampler.grammar.masks(trees.token_list[first + 1 : end], parents)
-        allowed = torch.from_numpy(unpacked(bits, sampler.vocab_size))
-        mask[first:end, : sampler.vocab_size] = allowed
-    return uploaded(mask, logits.device)
+        return logits
+    masks = {
+        trees.starts[request]: _masks_of(trees, request, sampler)
+        for request, sampler in enumerate(samplers)
+        if sampler.grammar is not None
+    }
+    if logits.device.type == "cpu":
+        rows = logits.numpy()
+        for first, bits in masks.items():
+            for place, row in enumerate(bits):
+                forbid(rows[first + place], row)
+        return logits
+    allowed = torch.ones(logits.shape, dtype=torch.bool)
+    for first, bits in masks.items():
+        allowed[first : first + len(bits)] = torch.from_numpy(unpacked(bits, logits.shape[1]))
+    return torch.where(uploaded(allowed, logits.device), logits, NEVER)
 
 
-def apply_mask(logits: Tensor, mask: Tensor) -> Tensor:
-    """A copy in which the tokens that the mask leaves out have no chance."""
-    if logits.device.type != "cpu":
-        return torch.where(mask, logits, NEVER)
-    # Most rows allow a few tokens or all but a few: to write those takes a third of the time of looking at each.
-    masked = torch.empty(logits.shape)
-    for source, allowed, row in zip(logits.numpy(), mask.numpy(), masked.numpy(), strict=True):
-        if 2 * np.count_nonzero(allowed) < len(allowed):
-            kept = np.flatnonzero(allowed)
-            row[:] = NEVER
-            row[kept] = source[kept]
-        else:
-            row[:] = source
-            row[np.flatnonzero(~allowed)] = NEVER
-    return masked
+def _masks_of(trees: DraftTrees, request: int, sampler: RequestSampler) -> Bits:
+    assert sampler.grammar is not None
+    first, end = trees.starts[request], trees.starts[request + 1]
+    parents = [parent - first - 1 for parent in trees.parent_list[first + 1 : end]]
+    return sampler.grammar.masks(trees.token_list[first + 1 : end], parents)
+
+
+def forbid(row: npt.NDArray[np.float32], bits: Bits) -> None:
+    """Take the chance of all tokens whose bit is not set.
+
+    Most masks allow a few tokens or all but a few: only those are touched one by one.
+    """
+    if 2 * np.count_nonzero(bits) < len(bits):
+        kept = _set_bits(bits)
+        values = row[kept]
+        row.fill(NEVER)
+        row[kept] = values
+    else:
+        gone = _set_bits(~bits)
+        row[gone[gone < len(row)]] = NEVER
+
+
+def _set_bits(bits: Bits) -> npt.NDArray[np.int64]:
+    """Ids whose bit is set, of few words that have any."""
+    words = np.flatnonzero(bits)
+    places, offsets = np.nonzero(np.unpackbits(bits[words].view(np.uint8), bitorder="little").reshape(-1, 32))
+    return words[places] * 32 + offsets
