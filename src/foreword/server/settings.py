@@ -10,7 +10,7 @@ from foreword.acceptance.defaults import SamplingDefaults
 if TYPE_CHECKING:  # `serve` refuses bad options before it imports torch
     from foreword.drafters.config import SpeculationConfig
 
-FREE_METHODS = frozenset({"ngram", "suffix"})
+FREE_METHODS = frozenset({"grammar", "ngram", "suffix"})
 """Drafters that need no model and no memory worth counting: any request may ask for them."""
 
 STREAM_PACINGS = ("burst", "even")

@@ -56,6 +56,14 @@ class CompiledGrammar:
             mask |= self.only_ends
         return mask
 
+    def allows_one(self, mask: Bits) -> bool:
+        """Whether one token is all that a mask allows, and it does not end the answer."""
+        (words,) = np.nonzero(mask)
+        if len(words) != 1:
+            return False
+        word = int(mask[words[0]]) & 0xFFFFFFFF
+        return word & (word - 1) == 0 and int(words[0]) * 32 + word.bit_length() - 1 not in self.ends
+
     def only(self, token: int) -> Bits:
         """The mask that allows one token."""
         mask = self.nothing.copy()

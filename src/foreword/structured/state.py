@@ -41,7 +41,7 @@ class GrammarState:
         self._committed: list[int] = []
         self._has_ended = False
         self._ahead: Path = ()  # what the parser has read and takes back
-        self._known: dict[Path, Bits] = {}  # masks of this step, by what stands before them
+        self._known: dict[Path, Bits] = {}  # masks, by what stands before them behind the committed tokens
         self._lock = Lock()  # a drafter that was left behind may still ask
         self.error: str | None = None  # why it could not go on somewhere
 
@@ -60,7 +60,9 @@ class GrammarState:
             self._ahead = ()
             self._committed += own
             self._has_ended |= len(own) < len(tokens)
-            self._known.clear()
+            came = tuple(tokens)
+            known = self._known.items()
+            self._known = {path[len(came) :]: mask for path, mask in known if path[: len(came)] == came}
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Bits:
         """[1 + nodes, words], what may follow the text, then each node of a draft (-1 is the text's parent).
@@ -91,15 +93,13 @@ class GrammarState:
         with self._lock:
             if self._has_ended or most < 1:
                 return []
-            found = [int(token) for token in self._matcher.compute_ff_tokens()][:most]
-            for place, token in enumerate(found):  # where there is no choice there is nothing to work out
-                self._known.setdefault(tuple(found[:place]), self._grammar.only(token))
+            found = self._foresee(())[:most]
             try:
                 if len(found) < most and self._read((), found) and self._matcher.is_stopped():
-                    found.append(self._grammar.tokens.end_ids[0])
+                    found = (*found, self._grammar.tokens.end_ids[0])
             finally:
                 self._take_back()
-            return found
+            return list(found)
 
     def _fill(self, rows: Bits, ahead: Sequence[Path]) -> None:
         with self._lock:
@@ -130,7 +130,16 @@ class GrammarState:
         if self._matcher.is_error() or is_slow:
             self._give_up(TOO_SLOW if is_slow else None)
             return grammar.nothing
+        if grammar.allows_one(mask):
+            self._foresee(path)
         return grammar.with_all_ends(mask)
+
+    def _foresee(self, path: Path) -> Path:
+        """The tokens that must come behind what the parser has read: where there is no choice, masks need no work."""
+        forced = tuple(map(int, self._matcher.compute_ff_tokens()))
+        for place, token in enumerate(forced):
+            self._known.setdefault((*path, *forced[:place]), self._grammar.only(token))
+        return forced
 
     def _is_allowed(self, path: Path) -> bool:
         """Whether the last of these may come behind the others, and they behind the text."""
