@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property
 from threading import BoundedSemaphore, Lock, Thread
+from time import clock_gettime, monotonic, pthread_getcpuclockid
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,10 @@ KEPT = 128
 """Compiled grammars that are kept at hand; the one that was asked for longest ago goes for another."""
 
 COMPILE_SECONDS = 5.0
-"""A grammar that takes longer to compile is refused."""
+"""Of a processor's time: a grammar that takes longer to compile is refused."""
+
+PATIENCE = 12
+"""Times as long is waited for on a machine that has other things to do."""
 
 TRIED_TOKENS = 4
 """Of an answer, that are tried when its grammar is compiled."""
@@ -111,7 +115,8 @@ class Grammars:
 
     def _compiled_in_time(self, wanted: StructuredOutputs) -> CompiledGrammar:
         """In a thread that is left behind if it takes too long; the parser's own limits end it some time."""
-        if not self._turns.acquire(timeout=self._seconds):
+        self._tokenizer()
+        if not self._turns.acquire(timeout=PATIENCE * self._seconds):
             raise RequestError("structured outputs: other grammars are still being compiled; try again")
         found: list[CompiledGrammar | Exception] = []
 
@@ -125,7 +130,7 @@ class Grammars:
 
         worker = Thread(target=work, name="foreword-grammar", daemon=True)
         worker.start()
-        worker.join(self._seconds)
+        _wait(worker, self._seconds)
         if not found:
             raise RequestError(
                 f"structured outputs: {wanted.form} takes longer than {self._seconds:g} s to compile; make it smaller"
@@ -157,6 +162,22 @@ class Grammars:
                     )
                 self._ready = tokens, tokens.for_llguidance()
             return self._ready
+
+
+def _wait(worker: Thread, seconds: float) -> None:
+    """Until a thread has ended, or has used so many seconds of a processor."""
+    try:
+        clock = pthread_getcpuclockid(worker.ident or 0)
+    except (OSError, ValueError):  # it has ended already
+        return
+    given_up = monotonic() + PATIENCE * seconds
+    while worker.is_alive() and monotonic() < given_up:
+        worker.join(seconds / 100)
+        try:
+            if clock_gettime(clock) > seconds:
+                return
+        except OSError:
+            return
 
 
 def _try(grammar: CompiledGrammar, form: str) -> None:
