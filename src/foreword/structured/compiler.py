@@ -4,7 +4,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cached_property
-from threading import BoundedSemaphore, Lock, Thread
+from threading import BoundedSemaphore, Lock, Thread, get_ident
 from time import clock_gettime, monotonic, pthread_getcpuclockid
 from typing import TYPE_CHECKING
 
@@ -119,8 +119,12 @@ class Grammars:
         if not self._turns.acquire(timeout=PATIENCE * self._seconds):
             raise RequestError("structured outputs: other grammars are still being compiled; try again")
         found: list[CompiledGrammar | Exception] = []
+        clocks: list[
+            int
+        ] = []  # the thread's own: to ask for that of a thread that may have ended is not safe
 
         def work() -> None:
+            clocks.append(pthread_getcpuclockid(get_ident()))
             try:
                 found.append(self._compiled(wanted))
             except Exception as error:  # told to whoever asked
@@ -130,7 +134,7 @@ class Grammars:
 
         worker = Thread(target=work, name="foreword-grammar", daemon=True)
         worker.start()
-        _wait(worker, self._seconds)
+        _wait(worker, clocks, self._seconds)
         if not found:
             raise RequestError(
                 f"structured outputs: {wanted.form} takes longer than {self._seconds:g} s to compile; make it smaller"
@@ -164,19 +168,15 @@ class Grammars:
             return self._ready
 
 
-def _wait(worker: Thread, seconds: float) -> None:
+def _wait(worker: Thread, clocks: list[int], seconds: float) -> None:
     """Until a thread has ended, or has used so many seconds of a processor."""
-    try:
-        clock = pthread_getcpuclockid(worker.ident or 0)
-    except (OSError, ValueError):  # it has ended already
-        return
     given_up = monotonic() + PATIENCE * seconds
     while worker.is_alive() and monotonic() < given_up:
         worker.join(seconds / 100)
         try:
-            if clock_gettime(clock) > seconds:
+            if clocks and clock_gettime(clocks[0]) > seconds:
                 return
-        except OSError:
+        except OSError:  # it has ended
             return
 
 
