@@ -13,7 +13,7 @@ STATE_FILE = "structured/state.py"
 
 GRAMMAR_MUTANTS = (
     Mutant(
-        70,
+        90,
         "the parser keeps what it has read ahead",
         STATE_FILE,
         "    def _take_back(self) -> None:\n        self._read(self._ahead, ())",
@@ -21,7 +21,7 @@ GRAMMAR_MUTANTS = (
         (STATE, EXACT),
     ),
     Mutant(
-        70,
+        90,
         "tokens that could not be committed stay read",
         STATE_FILE,
         "                why = self._complaint()\n                self._start_again()\n",
@@ -29,7 +29,7 @@ GRAMMAR_MUTANTS = (
         (f"{STATE}::test_a_token_that_cannot_come_changes_nothing",),
     ),
     Mutant(
-        70,
+        90,
         "answers to one prompt share a parser",
         "structured/compiler.py",
         "            return self._matcher.deep_copy()",
@@ -37,7 +37,7 @@ GRAMMAR_MUTANTS = (
         (f"{STATE}::test_answers_to_one_prompt_do_not_share_their_place",),
     ),
     Mutant(
-        70,
+        90,
         "all answers of a request have one state",
         "engine/intake.py",
         "for index, form in enumerate(forms)",
@@ -45,7 +45,7 @@ GRAMMAR_MUTANTS = (
         (f"{PREEMPTED}::test_answers_to_one_prompt_have_states_of_their_own",),
     ),
     Mutant(
-        70,
+        90,
         "a preempted answer begins its form again",
         "engine/request.py",
         "        self.kv = KvSequence()\n        self.ledger.preemptions += 1",
@@ -55,7 +55,7 @@ GRAMMAR_MUTANTS = (
         (f"{PREEMPTED}::test_a_preempted_answer_goes_on_where_it_was",),
     ),
     Mutant(
-        71,
+        91,
         "every row has the mask of the text",
         "acceptance/pipeline/grammar_mask.py",
         "forbid(rows[first + place], row)",
@@ -63,7 +63,7 @@ GRAMMAR_MUTANTS = (
         (MASK, EXACT),
     ),
     Mutant(
-        71,
+        91,
         "a node has the mask of the node before it instead of its parent's history",
         STATE_FILE,
         "found.append((*(found[parent] if parent >= 0 else ()), token))",
@@ -71,7 +71,7 @@ GRAMMAR_MUTANTS = (
         (STATE, EXACT),
     ),
     Mutant(
-        71,
+        91,
         "masks that were known before a commit are those of other places behind it",
         STATE_FILE,
         "if path[: len(came)] == came}",
@@ -79,7 +79,7 @@ GRAMMAR_MUTANTS = (
         (STATE, EXACT),
     ),
     Mutant(
-        72,
+        92,
         "a drawn node is dropped because the form rules it out",
         "speculation/proposing.py",
         "        is_drawn = bool(draft.drawn) and draft.drawn[node] is not None",
@@ -87,7 +87,7 @@ GRAMMAR_MUTANTS = (
         (f"{DRAFTS}::test_a_drawn_node_stays_whatever_its_token_is",),
     ),
     Mutant(
-        72,
+        92,
         "guesses that cannot come cost rows",
         "speculation/proposing.py",
         "    known = within_grammar(known, ask.request)\n",
@@ -95,7 +95,7 @@ GRAMMAR_MUTANTS = (
         (f"{DRAFTS}::test_a_chosen_node_that_cannot_come_costs_no_row",),
     ),
     Mutant(
-        72,
+        92,
         "a draft model draws what the form rules out",
         "drafters/model/next_level.py",
         " or sampling.grammar is not None",
@@ -103,7 +103,7 @@ GRAMMAR_MUTANTS = (
         (f"{DRAFTS}::test_what_is_drawn_is_drawn_from_what_may_come",),
     ),
     Mutant(
-        73,
+        93,
         "an answer ends before its form is complete",
         "structured/compiler.py",
         "        if len(self.ends) > 1 and mask[first >> 5] >> (first & 31) & 1:",
