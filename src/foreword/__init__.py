@@ -8,9 +8,18 @@ if TYPE_CHECKING:
     from foreword.engine.config import EngineConfig
     from foreword.engine.engine import Engine
     from foreword.engine.llm import LLM
+    from foreword.structured.params import StructuredOutputs
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "Engine", "EngineConfig", "LoRARequest", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "Engine",
+    "EngineConfig",
+    "LoRARequest",
+    "SamplingParams",
+    "StructuredOutputs",
+    "__version__",
+]
 
 _HOMES = {
     "LLM": "foreword.engine.llm",
@@ -18,6 +27,7 @@ _HOMES = {
     "EngineConfig": "foreword.engine.config",
     "LoRARequest": "foreword.engine.adapters",
     "SamplingParams": "foreword.acceptance.params",
+    "StructuredOutputs": "foreword.structured.params",
 }
 
 

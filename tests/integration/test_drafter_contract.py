@@ -26,6 +26,7 @@ ASKED: list[dict[str, Any]] = [
     {"method": "suffix", "num_speculative_tokens": 12, "min_match": 1, "min_probability": 0.05},
     {"method": "prediction", "num_speculative_tokens": 6},
     {"method": ["prediction", "suffix"], "num_speculative_tokens": 9, "combine": "merge"},
+    {"method": ["grammar", "ngram"], "num_speculative_tokens": 6, "prompt_lookup_min": 1},
     {"method": "rest", "num_speculative_tokens": 10, "min_match": 1},
     {"method": ["rest", "ngram"], "num_speculative_tokens": 6},
     {"method": "jacobi", "num_speculative_tokens": 6},

@@ -69,7 +69,7 @@ def test_unknown_routes_and_methods_have_the_same_shape(server):
             (client.get("/v1/nothing"), 404, "GET /v1/nothing"),
             (client.get("/v1/completions"), 405, "use POST"),
             (client.post("/v1/embeddings", json={"input": "x"}), 501, "no embeddings"),
-            (client.post("/v1/responses", json={"input": "x"}), 501, "/v1/chat/completions"),
+            (client.post("/v1/moderations", json={"input": "x"}), 501, "judges none"),
         ):
             assert answer.status_code == status
             assert told in answer.json()["error"]["message"]

@@ -5,6 +5,7 @@ from chains import CHAIN_MUTANTS
 from control import CONTROL_MUTANTS
 from ends import END_MUTANTS
 from engine import ENGINE_MUTANTS
+from grammars import GRAMMAR_MUTANTS
 from heads import HEAD_MUTANTS
 from house import HOUSE_MUTANTS
 from parallel_heads import PARALLEL_HEAD_MUTANTS
@@ -28,4 +29,5 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *ROLLOUT_MUTANTS,
     *CONTROL_MUTANTS,
     *SERVICE_MUTANTS,
+    *GRAMMAR_MUTANTS,
 )

@@ -111,8 +111,8 @@ HOUSE_MUTANTS = (
         48,
         "a request whose history matters is followed before its token is known",
         "acceptance/request.py",
-        "        return self.rule is Rule.COUPLED and not self._counts_tokens and not len(self.tail)",
-        "        return True",
+        "            and not self._counts_tokens\n            and not len(self.tail)\n",
+        "",
         (WORLDS_AHEAD,),
     ),
     Mutant(

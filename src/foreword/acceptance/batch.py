@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from foreword.acceptance.pipeline.grammar_mask import within_grammars
 from foreword.acceptance.request import RECORD, RequestSampler
 from foreword.acceptance.rules.trees import NO_TOKEN, DraftTrees, Ints
 from foreword.kernels import sampler as native
@@ -27,7 +28,7 @@ class RowStatus(IntEnum):
         """What a user reads when a request's taken path has such a row."""
         if self is RowStatus.NOT_FINITE:
             return "the model returned NaN or infinite logits for this request; try --dtype float32"
-        return "bad_words, min_tokens, logit_bias and allowed tokens leave no token to generate; allow more tokens"
+        return "bad_words, min_tokens, allowed tokens and the answer's form leave no token to generate; allow more"
 
 
 _OK = int(RowStatus.OK)  # members of an enumeration take longer to look up and compare, and every row is
@@ -37,11 +38,12 @@ _OK = int(RowStatus.OK)  # members of an enumeration take longer to look up and 
 class Judgement:
     """The rows to be judged in one step: logits, drafts, and every request's parameters as arrays."""
 
-    logits: Tensor  # float32 [rows, vocab], cut to the vocabulary; never written to
+    logits: (
+        Tensor  # float32 [rows, vocab], cut to the vocabulary and to what grammars allow; never written to
+    )
     trees: DraftTrees
     samplers: Sequence[RequestSampler]  # [requests], for the ragged parts (bias, bad words, seen tokens)
     records: Records  # [requests], RECORD
-    row_mask: Tensor | None = None  # bool [rows, vocab], what a grammar allows after each row
     wants_draws: bool = False  # whether the target's own draw after every row is wanted, whatever the rules
 
     @staticmethod
@@ -67,7 +69,7 @@ class Judgement:
             for name in ("length", "generated", "nonce"):
                 records[name] += pending
         known = logits if logits.shape[1] == vocab_size else logits[:, :vocab_size]
-        return Judgement(known, trees, samplers, records, wants_draws=wants_draws)
+        return Judgement(within_grammars(known, trees, samplers), trees, samplers, records, wants_draws)
 
     @cached_property
     def sampler(self) -> native.NativeSampler:

@@ -1,5 +1,9 @@
-"""Log probabilities for users: of the raw model, before temperature and any correction, as OpenAI's API has them."""
+"""Log probabilities for users: of the raw model, before temperature and any correction, as OpenAI's API has them.
 
+Where a grammar prescribes the form of an answer they are those among the tokens that it allows, as in vLLM.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,8 +25,8 @@ class TokenLogprobs:
     token: int
     logprob: float
     rank: int  # 1: the most likely token
-    top_ids: Ints  # [wanted], most likely first
-    top_logprobs: Floats  # [wanted]
+    top_ids: Ints  # [wanted, or as many as there are], most likely first
+    top_logprobs: Floats  # of these
 
 
 def request_logprobs(judged: Judgement, verdicts: Verdicts, request: int) -> list[TokenLogprobs]:
@@ -49,12 +53,14 @@ def _score_group(logits: Tensor, tokens: Sequence[int], wanted: int) -> list[Tok
     normaliser = log_normalisers(logits)
     chosen = logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None])
     top = logits.topk(wanted, dim=-1)
+    values = (top.values.double() - normaliser[:, None]).cpu().numpy()
+    ids, possible = top.indices.cpu().numpy(), values > -math.inf  # a grammar may leave fewer than are wanted
     found = zip(
         tokens,
         (chosen[:, 0].double() - normaliser).tolist(),
         ((logits > chosen).sum(dim=-1) + 1).tolist(),
-        top.indices.cpu().numpy(),
-        (top.values.double() - normaliser[:, None]).cpu().numpy(),
+        (row[kept] for row, kept in zip(ids, possible, strict=True)),
+        (row[kept] for row, kept in zip(values, possible, strict=True)),
         strict=True,
     )
     return [TokenLogprobs(*columns) for columns in found]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 
 from foreword.errors import RequestError
+from foreword.structured.params import StructuredOutputs
 
 MIN_TEMPERATURE = 1e-6
 """Below this a scaled logit leaves the range of float32; 0 itself means greedy."""
@@ -42,12 +43,14 @@ class SamplingParams:
     # Log probabilities of the chosen token and of this many most likely; None: none.
     logprobs: int | None = None
     prompt_logprobs: int | None = None  # the same for the tokens of the prompt
+    structured: StructuredOutputs | None = None  # the form that the answer must have; None: any
 
     def __post_init__(self) -> None:
         self._check_shape()
         self._check_penalties()
         self._check_ids()
         self._check_lengths()
+        self._check_form()
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
@@ -99,6 +102,15 @@ class SamplingParams:
             wanted = getattr(self, name)
             if wanted is not None and not 0 <= _integer(name, wanted) <= MAX_LOGPROBS:
                 _refuse(name, wanted, f"None or in 0 .. {MAX_LOGPROBS}")
+
+    def _check_form(self) -> None:
+        if self.structured is None:
+            return
+        object.__setattr__(self, "structured", StructuredOutputs.of(self.structured))
+        if self.ignore_eos:
+            raise RequestError(
+                "ignore_eos: an answer of a prescribed form ends where the form does; leave it out"
+            )
 
 
 def _finite(name: str, value: float) -> float:

@@ -11,6 +11,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.pipeline.seen import SeenTokens
 from foreword.acceptance.rules.rule import Rule
 from foreword.errors import RequestError
+from foreword.structured.state import GrammarState
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -61,6 +62,8 @@ class DraftSampling:
     bias_values: Floats
     allowed_ids: Ints | None  # None: all
     rule: Rule  # how its drafts are judged
+    # What the answer's form allows. It moves when the request does: to be asked while a draft is made, not later.
+    grammar: GrammarState | None = None
 
     def keys(self, positions: Numbers, branches: Numbers = 0) -> Keys:
         """[positions], the keys a drafter draws with: its token is argmax(log q + gumbel(key, id)).
@@ -89,6 +92,7 @@ class RequestSampler:
         *,
         sample: int = 0,
         rule: Rule = Rule.COUPLED,
+        grammar: GrammarState | None = None,
     ) -> None:
         check_against_vocabulary(params, limits)
         self.vocab_size = limits.vocab_size
@@ -113,6 +117,7 @@ class RequestSampler:
             or params.min_tokens > 0
             or self.allowed_ids is not None
         )
+        self.grammar = grammar
         self.seen = SeenTokens()
         self.tail: Ints = np.full(max(self.bad_words.shape[1] - 1, 0), -1, np.int64)  # newest token last
         self.seed, self.rule = int(seed), rule  # the seed in use, given or fresh; how its drafts are judged
@@ -134,16 +139,29 @@ class RequestSampler:
     @property
     def can_be_followed(self) -> bool:
         """Whether the next draw but one can be handed to a device before the next is known on the host."""
-        return self.rule is Rule.COUPLED and not self._counts_tokens and not len(self.tail)
+        return (
+            self.rule is Rule.COUPLED
+            and not self._counts_tokens
+            and not len(self.tail)
+            and self.grammar is None
+        )
 
     def drafting(self) -> "DraftSampling":
         """What a drafter has to know to draw as this request does, at this step."""
         return DraftSampling(
-            self.vocab_size, self.record.copy(), self.bias_ids, self.bias_values, self.allowed_ids, self.rule
+            self.vocab_size,
+            self.record.copy(),
+            self.bias_ids,
+            self.bias_values,
+            self.allowed_ids,
+            self.rule,
+            self.grammar,
         )
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Learn the tokens that a step has committed, and leave that step's random numbers behind; or raise first."""
+        if self.grammar is not None:
+            self.grammar.commit(tokens)
         self._learn(tokens, generated=True)
         self._counters[_NONCE] += 1
 

@@ -29,6 +29,13 @@ from foreword.cli.options import (
     speculation_choice,
 )
 from foreword.cli.prompt_input import read_prompt
+from foreword.cli.structured_options import (
+    ChoiceOption,
+    GrammarOption,
+    JsonSchemaOption,
+    RegexOption,
+    structured_choice,
+)
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -80,6 +87,10 @@ def generate(
         bool,
         typer.Option(help="With --raw: names of control tokens in the prompt become those tokens."),
     ] = True,
+    json_schema: JsonSchemaOption = None,
+    regex: RegexOption = None,
+    choice: ChoiceOption = None,
+    grammar: GrammarOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
@@ -102,6 +113,7 @@ def generate(
         "stop": tuple(stop or ()),
         "n": n,
         "seed": seed,
+        "structured": structured_choice(json_schema, regex, choice, grammar),
     }
     SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     if raw and system is not None:

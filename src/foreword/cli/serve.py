@@ -115,6 +115,9 @@ def serve(
     hang_seconds: Annotated[
         float, typer.Option(min=1, help="An engine that does not move for so long is killed and restarted.")
     ] = 60.0,
+    tool_call_parser: Annotated[
+        str, typer.Option(metavar="NAME", help="How the model writes calls of tools; auto: see its template.")
+    ] = "auto",
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
@@ -126,6 +129,7 @@ def serve(
     """
     from foreword.acceptance.rules.rule import Rule
     from foreword.server.address import Address
+    from foreword.server.api.tools.formats import FORMATS
     from foreword.server.settings import STREAM_PACINGS, Limits, ServerSettings
 
     # What can be refused is refused here, and the port taken, before torch is imported.
@@ -143,6 +147,7 @@ def serve(
         access_log=access_log,
         allow_switch=speculation_switch,
         drain_seconds=drain_seconds,
+        tool_call_parser=one_of("--tool-call-parser", tool_call_parser, ("auto", *FORMATS)),
     )
     settings = replace(
         settings,

@@ -9,6 +9,7 @@ ENTRY_POINTS = "foreword.drafters"
 OWN_METHODS = (
     "ngram",
     "prediction",
+    "grammar",
     "suffix",
     "rest",
     "jacobi",

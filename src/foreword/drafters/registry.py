@@ -67,6 +67,7 @@ def _builtin_kinds() -> dict[str, DrafterKind]:
     from foreword.drafters.heads.medusa import MedusaConfig, build_medusa
     from foreword.drafters.heads.mtp import MtpConfig, build_mtp
     from foreword.drafters.heads.p_eagle import build_p_eagle
+    from foreword.drafters.lookup.grammar import GrammarConfig, GrammarDrafter
     from foreword.drafters.lookup.jacobi import JacobiConfig, JacobiDrafter
     from foreword.drafters.lookup.lookahead import LookaheadConfig, LookaheadDrafter
     from foreword.drafters.lookup.ngram import NgramConfig, NgramDrafter
@@ -85,6 +86,11 @@ def _builtin_kinds() -> dict[str, DrafterKind]:
             "follows the answer that the request's user expects",
             PredictionConfig,
             lambda _, __: PredictionDrafter(),
+        ),
+        "grammar": DrafterKind(
+            "follows the form that the answer must have, where it leaves no choice",
+            GrammarConfig,
+            lambda _, __: GrammarDrafter(),
         ),
         "suffix": DrafterKind(
             "continues suffixes seen in this text and in past answers",

@@ -38,6 +38,7 @@ from foreword.speculation.protocols import Policy
 from foreword.speculation.recovery import Recovery, UnderWay
 from foreword.speculation.report import StageSeconds, StepReport
 from foreword.speculation.step import Stepper
+from foreword.structured.compiler import Grammars
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class EngineCore:
             self.scheduler.check,
             self.adapters,
             itertools.count(),
+            Grammars(vocabulary.grammar_tokens),
             parts.steering,
         )
         self.guessing = GuessingDesk(self.cache, parts.policy, parts.steering, self.drafters, rule)
@@ -139,8 +141,8 @@ class EngineCore:
         return self._stepper.faults.counts
 
     def is_prepared_for(self, new: NewRequest) -> bool:
-        """Whether `prepare` would answer at once, without making a drafter first."""
-        return self.drafters.is_ready(new.speculation, bool(new.prediction))
+        """Whether `prepare` would answer at once, without making a drafter or compiling a grammar first."""
+        return self._intake.is_prepared_for(new)
 
     def prepare(self, new: NewRequest, assigned: Assignment | None = None) -> list[Request]:
         """Check a request and make ready what it needs; nothing is queued. Raises `RequestError`."""

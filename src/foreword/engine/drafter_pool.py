@@ -2,24 +2,29 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
 
 from foreword.acceptance.rules.rule import Rule, check_exact
 from foreword.backends.batch import check_taps
-from foreword.drafters.combined import FirstOf, Routed
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import SpeculationSetting, parse_setting
+from foreword.engine.foreknowledge import NOTHING_KNOWN, Chosen, Foreknowledge, Foreknown, parts_of
 from foreword.errors import RequestError
-from foreword.speculation.drafting import Drafter, DrafterNeeds, added_memory, all_faults, close_all, needs_of
+from foreword.speculation.drafting import (
+    Drafter,
+    DrafterNeeds,
+    added_memory,
+    all_faults,
+    choices_of,
+    close_all,
+    needs_of,
+)
 from foreword.speculation.requests import DraftPlan, StepRequest, as_drafter_sees
 
 MAX_DRAFTERS = 16
 """Drafters that are kept at hand; the one that was asked for longest ago is let go for another."""
-
-PREDICTED_TOKENS = 8
-"""Guesses per pass for a request that tells what answer it expects, at least: most of them are right."""
 
 Build = Callable[[SpeculationConfig], Drafter]
 
@@ -50,7 +55,7 @@ class DrafterPool:
         self._brought = list(brought)
         self._drafters: dict[str, Drafter] = {}  # at hand, by configuration; the newest last
         self._users: Counter[int] = Counter()  # requests that have not ended, by id() of their drafter
-        self._combined: dict[tuple[str | int, ...], _Predicted | _Chosen] = {}  # by the drafters' id()
+        self._combined: dict[tuple[str | int, ...], Foreknown | Chosen] = {}  # by the drafters' id()
         self._leaving: dict[int, Drafter] = {}  # let go of, by id(), while requests still use them
         self._lock = Lock()  # requests come from any thread
         self._building = Lock()
@@ -77,19 +82,21 @@ class DrafterPool:
         """Make a drafter ready for requests that will ask for it."""
         return self._get(config).drafter
 
-    def resolve(self, setting: SpeculationSetting, has_prediction: bool = False) -> DraftPlan | None:
+    def resolve(self, setting: SpeculationSetting, known: Foreknowledge = NOTHING_KNOWN) -> DraftPlan | None:
         """Who drafts for a request with this setting; see `SpeculationConfig.parse`."""
         config = parse_setting(setting, self._default_config)
         plan = (
             self.default if config is self._default_config else None if config is None else self._get(config)
         )
-        return self.with_prediction(plan, setting, has_prediction)
+        return self.with_foreknowledge(plan, setting, known)
 
-    def with_prediction(
-        self, plan: DraftPlan | None, setting: SpeculationSetting, has_prediction: bool
+    def with_foreknowledge(
+        self, plan: DraftPlan | None, setting: SpeculationSetting, known: Foreknowledge
     ) -> DraftPlan | None:
-        """Who drafts for a request whose user may have told what answer is expected."""
-        return self._predicted(plan) if self._follows(setting, has_prediction) else plan
+        """Who drafts for a request of whose answer something may be known before it is written."""
+        for config in self._first(setting, known, is_guessing=plan is not None):
+            plan = self._behind(self._get(config), plan)
+        return plan
 
     def among(self, configs: Mapping[str, SpeculationConfig]) -> DraftPlan:
         """A plan that leaves the choice between these drafters, by the names that they are given here."""
@@ -99,33 +106,35 @@ class DrafterPool:
             return replace(plan, method=name)
         with self._lock:
             key: tuple[str | int, ...] = (*plans, *(id(plan.drafter) for plan in plans.values()))
-            chosen = _Chosen({name: plan.drafter for name, plan in plans.items()})
+            chosen = Chosen({name: plan.drafter for name, plan in plans.items()})
             drafter = self._combined.setdefault(key, chosen)
         most = max(plan.max_nodes for plan in plans.values())
         depth = max(plan.max_depth for plan in plans.values())
         return DraftPlan("+".join(plans), drafter, most, depth)
 
-    def is_ready(self, setting: SpeculationSetting, has_prediction: bool = False) -> bool:
+    def is_ready(self, setting: SpeculationSetting, known: Foreknowledge = NOTHING_KNOWN) -> bool:
         """Whether `resolve` would answer at once, without making a drafter."""
         config = parse_setting(setting, self._default_config)
         wanted = [] if config is None else [config]
-        if self._follows(setting, has_prediction):
-            wanted.append(_prediction())
+        wanted += self._first(setting, known, is_guessing=config is not None)
         with self._lock:
             return all(_key(one) in self._drafters for one in wanted)
 
-    def _follows(self, setting: SpeculationSetting, has_prediction: bool) -> bool:
-        """Whether a prediction is used; an engine that makes no drafters leaves it to those that it has."""
-        return has_prediction and setting is not False and self._build is not None
+    def _first(
+        self, setting: SpeculationSetting, known: Foreknowledge, is_guessing: bool
+    ) -> list[SpeculationConfig]:
+        """Who is asked before all others; an engine that makes no drafters has none."""
+        return [] if setting is False or self._build is None else known.configs(is_guessing)
 
-    def _predicted(self, plan: DraftPlan | None) -> DraftPlan:
-        """Who follows the prediction, and behind it whoever drafts anyway: the same, not another of its kind."""
-        first = self._get(_prediction())
+    def _behind(self, first: DraftPlan, plan: DraftPlan | None) -> DraftPlan:
+        """This one first, and behind it whoever drafts anyway: the same, not another of its kind."""
         if plan is None or plan.drafter is first.drafter:
             return first if plan is None else replace(first, is_fixed=plan.is_fixed)
+        if first.drafter in parts_of(plan.drafter):
+            return plan
         with self._lock:
             key = (id(first.drafter), id(plan.drafter))
-            drafter = self._combined.setdefault(key, _Predicted([first.drafter, plan.drafter]))
+            drafter = self._combined.setdefault(key, _before(first, plan.drafter))
         most, depth = max(first.max_nodes, plan.max_nodes), max(first.max_depth, plan.max_depth)
         return DraftPlan(f"{first.method}+{plan.method}", drafter, most, depth, is_fixed=plan.is_fixed)
 
@@ -252,7 +261,7 @@ class DrafterPool:
         if drafter is None:
             return
         for key in [
-            key for key, whole in self._combined.items() if any(part is drafter for part in _parts(whole))
+            key for key, whole in self._combined.items() if any(part is drafter for part in parts_of(whole))
         ]:
             del self._combined[key]
         if self._users[id(drafter)]:
@@ -261,30 +270,15 @@ class DrafterPool:
             close_all([drafter])
 
 
-def _prediction() -> SpeculationConfig:
-    """Who drafts first for such a request."""
-    return SpeculationConfig(("prediction",), num_speculative_tokens=PREDICTED_TOKENS)
-
-
-class _Predicted(FirstOf):
-    """A prediction's drafter and another of the pool's, which counts their users one by one."""
-
-
-class _Chosen(Routed):
-    """Several of the pool's drafters, one of which is asked; counted in the same way."""
+def _before(first: DraftPlan, drafter: Drafter) -> Foreknown | Chosen:
+    """The first one before another, or before each of those that a policy chooses between."""
+    choices = {f"{first.method}+{name}": _before(first, one) for name, one in choices_of(drafter).items()}
+    return Chosen(choices, [first.drafter, drafter]) if choices else Foreknown([first.drafter, drafter])
 
 
 def _held(plan: DraftPlan | None) -> Sequence[Drafter]:
     """The pool's drafters that a plan uses."""
-    return () if plan is None else list(_parts(plan.drafter))
-
-
-def _parts(drafter: Drafter) -> Iterator[Drafter]:
-    if isinstance(drafter, _Predicted | _Chosen):
-        for part in drafter.parts:
-            yield from _parts(part)
-    else:
-        yield drafter
+    return () if plan is None else list(parts_of(plan.drafter))
 
 
 def _key(config: SpeculationConfig) -> str:

@@ -10,6 +10,7 @@ from foreword.acceptance.rules.rule import Rule
 from foreword.engine.adapters import Adapters
 from foreword.engine.answers.text import StopTexts
 from foreword.engine.drafter_pool import DrafterPool
+from foreword.engine.foreknowledge import Foreknowledge
 from foreword.engine.identity import Identity
 from foreword.engine.messages import NewRequest
 from foreword.engine.policy.assignment import Assignment
@@ -18,6 +19,7 @@ from foreword.engine.request import Request, RequestLimits
 from foreword.engine.service.deadlines import ON_DEADLINE
 from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import RequestError
+from foreword.structured.compiler import Grammars
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Intake:
     check: Callable[[Request], None]  # the scheduler's: whether it can ever run
     adapters: Adapters
     _numbers: "itertools.count[int]"
+    grammars: Grammars
     steering: Steering | None = None  # the operator's rules
 
     def admit(self, new: NewRequest, assigned: Assignment | None = None) -> list[Request]:
@@ -54,12 +57,18 @@ class Intake:
         prediction = new.prediction[: self.context_length]  # no answer is longer
         assigned = assigned or self._assign(new)
         adapter = self.adapters.find(new.adapter)
+        forms = [
+            None if params.structured is None else self.grammars.begin(params.structured)
+            for _ in range(params.n)
+        ]
         requests = [
             Request(
                 next(self._numbers),
                 new.prompt_token_ids,
                 params,
-                RequestSampler(params, known, new.prompt_token_ids, seed, sample=index, rule=self.rule),
+                RequestSampler(
+                    params, known, new.prompt_token_ids, seed, sample=index, rule=self.rule, grammar=form
+                ),
                 limits,
                 Identity(
                     new.request_id,
@@ -76,7 +85,7 @@ class Intake:
                 ),
                 self.vocabulary.answer_text(stops, new.prompt_token_ids),
             )
-            for index in range(params.n)
+            for index, form in enumerate(forms)
         ]
         self.check(requests[0])
         for request in requests[1:]:
@@ -84,10 +93,16 @@ class Intake:
         self.adapters.hold(adapter, len(requests))
         return requests
 
+    def is_prepared_for(self, new: NewRequest) -> bool:
+        """Whether `admit` would answer at once, without making a drafter or compiling a grammar."""
+        return self.grammars.is_ready(new.params.structured) and self.drafters.is_ready(
+            new.speculation, Foreknowledge.of(new)
+        )
+
     def _assign(self, new: NewRequest) -> Assignment:
         if self.steering is not None:
             return self.steering.assign(new)
-        return Assignment(plan=self.drafters.resolve(new.speculation, bool(new.prediction)))
+        return Assignment(plan=self.drafters.resolve(new.speculation, Foreknowledge.of(new)))
 
     def _check_prompt(self, prompt: Sequence[int]) -> None:
         if not prompt:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import torch
@@ -12,6 +13,10 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.reference.noise import mix
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules.rule import Rule
+from foreword.structured.compiler import Grammars
+from foreword.structured.params import StructuredOutputs
+from foreword.structured.state import GrammarError, unpacked
+from foreword.structured.tokens import GrammarTokens
 
 TARGET_SALT = 0x5EED
 
@@ -32,9 +37,48 @@ class Case:
 
     def sampler(self) -> RequestSampler:
         """A fresh sampler for the request."""
+        wanted = self.params.structured
         return RequestSampler(
-            self.params, self.limits, self.prompt, self.seed, sample=self.sample, rule=self.rule
+            self.params,
+            self.limits,
+            self.prompt,
+            self.seed,
+            sample=self.sample,
+            rule=self.rule,
+            grammar=None if wanted is None else letter_grammars(self.limits).begin(wanted),
         )
+
+    def allowed(self, generated: Sequence[int]) -> frozenset[int] | None:
+        """What its grammar allows after these tokens, by a parser that reads them from the start; None: all."""
+        if self.params.structured is None:
+            return None
+        key = (self.limits, self.params.structured, tuple(generated))
+        return _allowed_after(*key)
+
+
+@cache
+def letter_grammars(limits: TokenLimits) -> Grammars:
+    """Grammars over a small vocabulary: its tokens are the letters a, b, ..., those that end a text aside."""
+    letters = [bytes([ord("a") + place]) for place in range(limits.vocab_size - len(limits.end_ids))]
+    pieces = [b"<end>" if token in limits.end_ids else letters.pop(0) for token in range(limits.vocab_size)]
+
+    def encode(text: str) -> list[int]:
+        return [pieces.index(bytes([byte])) for byte in text.encode()]
+
+    return Grammars(lambda: GrammarTokens(pieces, limits.end_ids, encode, limits.end_ids))
+
+
+@cache
+def _allowed_after(
+    limits: TokenLimits, wanted: StructuredOutputs, generated: tuple[int, ...]
+) -> frozenset[int]:
+    state = letter_grammars(limits).begin(wanted)
+    try:
+        for token in generated:
+            state.commit([token])
+    except GrammarError:  # a drafter may go there; the target never does
+        return frozenset(range(limits.vocab_size))
+    return frozenset(np.flatnonzero(unpacked(state.masks((), ()), limits.vocab_size)[0]).tolist())
 
 
 def target_logits(cases: Sequence[Case], histories: Sequence[Sequence[Sequence[int]]]) -> Tensor:

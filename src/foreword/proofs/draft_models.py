@@ -43,7 +43,8 @@ class DraftModel:
         for case in (self.case, stranger):
             logits = target_logits([case], [[history]])[0].tolist()
             if case is self.case:
-                rows.append(probabilities(logits, case.params, case.limits, case.prompt, generated))
+                allowed = case.allowed(generated)
+                rows.append(probabilities(logits, case.params, case.limits, case.prompt, generated, allowed))
             else:
                 weights = np.exp(logits)
                 rows.append(list(weights / weights.sum()))

@@ -128,7 +128,7 @@ def target_law(case: Case, positions: int = POSITIONS) -> Law:
         longer: Law = {}
         for tokens, chance in law.items():
             logits = target_logits([case], [[(*case.prompt, *tokens)]])[0].tolist()
-            row = probabilities(logits, case.params, case.limits, case.prompt, tokens)
+            row = probabilities(logits, case.params, case.limits, case.prompt, tokens, case.allowed(tokens))
             longer |= {(*tokens, v): chance * p for v, p in enumerate(row) if p > 0}
         law = longer
     return law

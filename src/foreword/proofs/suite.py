@@ -25,6 +25,7 @@ from foreword.proofs.statistics import (
     true_law,
 )
 from foreword.proofs.tree_enumeration import TreeDrafting, tree_step_law, tree_text_law
+from foreword.structured.params import StructuredOutputs
 
 EXACT = 1e-9
 NOISE_LIMIT = 4.5
@@ -49,6 +50,7 @@ PARAMETERS = {
     "logit_bias": SamplingParams(logit_bias={0: 1.5, 2: -1.0}),
     "bad_words, min_tokens": SamplingParams(min_tokens=2),
     "allowed tokens": SamplingParams(allowed_token_ids=(0, 2)),
+    "grammar": SamplingParams(structured=StructuredOutputs(regex="(ab|b)*a?b?")),
 }
 
 

@@ -11,7 +11,7 @@ from foreword.acceptance.defaults import SamplingDefaults
 if TYPE_CHECKING:  # `serve` refuses bad options before it imports torch
     from foreword.drafters.config import SpeculationConfig
 
-FREE_METHODS = frozenset({"ngram", "suffix"})
+FREE_METHODS = frozenset({"grammar", "ngram", "suffix"})
 """Drafters that need no model and no memory worth counting: any request may ask for them."""
 
 STREAM_PACINGS = ("burst", "even")
@@ -30,7 +30,7 @@ class Limits:
     idle_seconds: float = 30.0  # a connection without a request is closed
     stall_seconds: float = 60.0  # a client that does not read what it is sent is left
     connections: int = 1024  # open at once; fewer where the process may open fewer files
-    json_depth: int = 16  # objects and lists inside each other
+    json_depth: int = 64  # objects and lists inside each other; JSON schemas nest
     object_keys: int = 1024  # keys of one JSON object, token ids of a logit_bias included
     prompts: int = 64  # prompts in one completion request
     prompt_tokens: int | None = None  # longest prompt; None: what the model's context allows
@@ -68,6 +68,7 @@ class ServerSettings:
     drain_seconds: float = 30.0  # how long a stopping server waits for running answers
     tokenize_threads: int = 2  # threads that encode long prompts beside the event loop
     inline_characters: int = 4096  # prompts up to this length are encoded at once, without a thread
+    tool_call_parser: str = "auto"  # how the model writes calls of tools; auto: as its chat template says
     fingerprint: str = f"foreword-{__version__}"  # `system_fingerprint` of answers
 
     @property

@@ -14,7 +14,7 @@ from foreword.speculation.draft import Draft, stack
 from foreword.speculation.requests import PassEntry, StepRequest
 from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
 
-NOT_FINITE = int(RowStatus.NOT_FINITE)
+NOT_FINITE, ALL_MASKED = int(RowStatus.NOT_FINITE), int(RowStatus.ALL_MASKED)
 
 
 def accept(
@@ -98,11 +98,19 @@ def _verdict(place: int, request: StepRequest, draft: Draft, judged: Judgement, 
         tuple(path),
         tuple(block),
         logprobs,
-        error=found.error(place),
+        error=_error(request, found, place),
         poisoned=found.states[place] == NOT_FINITE,
         draft=draft,
         draws=found.draws_of(judged.trees, place) if judged.wants_draws else (),
     )
+
+
+def _error(request: StepRequest, found: Verdicts, place: int) -> str | None:
+    """Why the request cannot go on; where its grammar gave up, in the parser's words."""
+    error, grammar = found.error(place), request.sampler.grammar
+    if error is not None and found.states[place] == ALL_MASKED and grammar is not None and grammar.error:
+        return f"the answer's form is too complex to go on with: {grammar.error}"
+    return error
 
 
 def _judged_rows(logits: Tensor, entries: Sequence[PassEntry], drafts: Sequence[Draft]) -> Tensor:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.kv.paged_cache import PagedCache
-from foreword.speculation.draft import NO_DRAFT, Draft
+from foreword.speculation.draft import NO_DRAFT, ROOT, Draft
 from foreword.speculation.drafting import Ask, DraftRequest, KvMemory, needs_of
 from foreword.speculation.report import DrafterCall
 from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
@@ -136,6 +136,7 @@ def usable(draft: Draft, ask: Ask) -> Draft:
     if draft.epoch != ask.request.epoch:
         return NO_DRAFT
     known = known_tokens(draft.rebase(ask.request.tokens), ask.request)
+    known = within_grammar(known, ask.request)
     if not ask.request.sampling.rule.takes_trees:
         parents = known.parents
         known = known.keep(lambda node: parents[node] == node - 1)
@@ -153,3 +154,22 @@ def known_tokens(draft: Draft, request: DraftRequest) -> Draft:
         return 0 <= tokens[node] < size if q is None else int(q.ids[-1]) < size
 
     return draft.keep(is_known)
+
+
+def within_grammar(draft: Draft, request: DraftRequest) -> Draft:
+    """The draft without what the form of the answer rules out: a row for it would be wasted.
+
+    A chosen node goes if it is not allowed. One that was drawn stays, whatever its token is, and those behind it go:
+    that depends on nothing but the nodes above them.
+    """
+    grammar = request.sampling.grammar
+    if grammar is None or not len(draft):
+        return draft
+    allowed = grammar.follows(draft.tokens, draft.parents)
+
+    def is_wanted(node: int) -> bool:
+        above = draft.parents[node]
+        is_drawn = bool(draft.drawn) and draft.drawn[node] is not None
+        return (above == ROOT or allowed[above]) and (is_drawn or allowed[node])
+
+    return draft.keep(is_wanted)

@@ -20,6 +20,7 @@ from foreword.proofs.cases import Case, random_case, target_logits
 from foreword.proofs.pathwise import likely_tree
 from foreword.speculation.draft import Draft
 from helpers.judging import PLAIN, dense_probabilities, judgement, sampler
+from helpers.masked_rows import MaskedRows
 
 
 @pytest.fixture(params=["native", "torch"])
@@ -202,8 +203,10 @@ def test_a_grammar_mask_is_kept(backend: str):
     mask[:, 5] = True
     mask[7] = False
     params = [SamplingParams(seed=i) for i in range(300)]
-    judged = judgement(logits, [PLAIN] * 300, [sampler(p, 12) for p in params])
-    verdicts = judge(replace(judged, row_mask=mask))
+    samplers = [sampler(p, 12) for p in params]
+    for one, row in zip(samplers, mask, strict=True):
+        one.grammar = MaskedRows(row[None])
+    verdicts = judge(judgement(logits, [PLAIN] * 300, samplers))
     good = np.arange(300) != 7
     assert mask[torch.from_numpy(good)][torch.arange(299), verdicts.own_tokens[good]].all()
     assert verdicts.status[7] == RowStatus.ALL_MASKED

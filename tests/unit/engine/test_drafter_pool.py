@@ -8,13 +8,16 @@ from foreword.acceptance.rules.rule import Rule
 from foreword.backends.batch import Tap
 from foreword.drafters.combined import FirstOf
 from foreword.drafters.config import SpeculationConfig
-from foreword.engine.drafter_pool import MAX_DRAFTERS, PREDICTED_TOKENS, DrafterPool
+from foreword.engine.drafter_pool import MAX_DRAFTERS, DrafterPool
+from foreword.engine.foreknowledge import FOREKNOWN_TOKENS, Foreknowledge
 from foreword.engine.request import Request
 from foreword.errors import RequestError
 from foreword.kv.spec import RowSpec
 from foreword.speculation.drafting import DrafterNeeds
 from foreword.speculation.requests import DraftPlan
 from helpers.requests import lone_request
+
+PREDICTED = Foreknowledge(prediction=True)
 
 
 class Named:
@@ -199,29 +202,29 @@ def test_what_is_at_hand_needs_no_making():
 
 def test_a_prediction_is_followed_first_and_the_same_drafter_stays_behind_it():
     drafters = pool({"method": "ngram", "num_speculative_tokens": 4, "disable_by_batch_size": 2})
-    plan, again = (drafters.resolve(None, has_prediction=True) for _ in range(2))
+    plan, again = (drafters.resolve(None, PREDICTED) for _ in range(2))
     assert plan is not None
     assert again is not None
     assert drafters.default is not None
-    assert (plan.method, plan.max_nodes, plan.max_batch) == ("prediction+ngram", PREDICTED_TOKENS, None)
+    assert (plan.method, plan.max_nodes, plan.max_batch) == ("prediction+ngram", FOREKNOWN_TOKENS, None)
     assert plan.drafter is again.drafter
     assert isinstance(plan.drafter, FirstOf)
     assert plan.drafter.parts[1] is drafters.default.drafter
-    assert drafters.resolve(False, has_prediction=True) is None
-    asked = drafters.resolve({"method": "suffix", "num_speculative_tokens": 20}, has_prediction=True)
+    assert drafters.resolve(False, PREDICTED) is None
+    asked = drafters.resolve({"method": "suffix", "num_speculative_tokens": 20}, PREDICTED)
     assert asked is not None
     assert (asked.method, asked.max_nodes) == ("prediction+suffix", 20)
 
 
 def test_a_prediction_needs_no_default():
     drafters = pool()
-    assert not drafters.is_ready(None, has_prediction=True)
-    plan = drafters.resolve(None, has_prediction=True)
+    assert not drafters.is_ready(None, PREDICTED)
+    plan = drafters.resolve(None, PREDICTED)
     assert plan is not None
     assert plan.method == "prediction"
-    assert drafters.is_ready(None, has_prediction=True)
-    assert drafters.resolve({"method": "prediction"}, has_prediction=True).drafter is plan.drafter
-    assert DrafterPool(None, Rule.COUPLED).resolve(None, has_prediction=True) is None
+    assert drafters.is_ready(None, PREDICTED)
+    assert drafters.resolve({"method": "prediction"}, PREDICTED).drafter is plan.drafter
+    assert DrafterPool(None, Rule.COUPLED).resolve(None, PREDICTED) is None
     with pytest.raises(RequestError, match="cannot make drafters"):
         DrafterPool(None, Rule.COUPLED).resolve({"method": "ngram"})
 
@@ -231,13 +234,13 @@ def test_a_drafter_behind_a_prediction_is_closed_after_its_last_request():
     assert drafters.default is not None
     behind: Any = drafters.default.drafter
     request = lone_request([1, 2])
-    request.speculation = drafters.resolve(None, has_prediction=True)
+    request.speculation = drafters.resolve(None, PREDICTED)
     drafters.begin(request)
     drafters.set_default(None)
     assert not behind.is_closed
     drafters.end(request)
     assert behind.is_closed
-    fresh = drafters.resolve({"method": "ngram"}, has_prediction=True)
+    fresh = drafters.resolve({"method": "ngram"}, PREDICTED)
     assert fresh is not None
     assert isinstance(fresh.drafter, FirstOf)
     assert fresh.drafter.parts[1] is not behind

@@ -20,6 +20,7 @@ from foreword.engine.messages import (
     RequestLabels,
     RequestStats,
 )
+from foreword.structured.params import StructuredOutputs
 from foreword.wire import frames as wire
 
 PARAMS = SamplingParams(
@@ -87,6 +88,8 @@ TO_ENGINE = [
         NewRequest("a", (1, 2, 3), PARAMS, "tenant", {"method": "suffix", "num_speculative_tokens": 3})
     ),
     wire.Submit(NewRequest("b", (1,), SamplingParams(stop="one"), speculation=False)),
+    wire.Submit(NewRequest("f", (1,), SamplingParams(structured=StructuredOutputs(json={"type": "object"})))),
+    wire.Submit(NewRequest("g", (1,), SamplingParams(structured=StructuredOutputs(choice=["a", "b"])))),
     wire.Submit(NewRequest("c", (1,), labels=RequestLabels({"task": "code"}, "batch", stream=True))),
     wire.MovePair("head", "code", "off"),
     wire.Abort("a"),

@@ -1,6 +1,7 @@
-"""The first half of the pipeline: bias, bad words, penalties, minimum length and masks, as sparse edits.
+"""The first half of the pipeline: bias, bad words, penalties, minimum length and allowed tokens, as sparse edits.
 
 Each row is corrected with its own history: the request's committed tokens and the draft nodes up to the row.
+What a grammar forbids has no logit left by then.
 Only the (row, token) pairs that something touches are computed; a batch that asks for nothing is not copied.
 """
 
@@ -33,7 +34,7 @@ class Touched:
 
 def corrected_logits(judged: Judgement) -> Tensor:
     """The logits after every edit: the given tensor itself where there is none, else a copy."""
-    if judged.row_mask is None and not any(judged.records["corrects"].tolist()):
+    if not any(judged.records["corrects"].tolist()):
         return judged.logits
     touched = touched_pairs(judged)
     banned_rows, banned_ids = banned_pairs(judged)
@@ -50,8 +51,6 @@ def corrected_logits(judged: Judgement) -> Tensor:
         kept = logits[where]
         logits[index(logits, np.unique(allowed_rows))] = never
         logits[where] = kept
-    if judged.row_mask is not None:
-        logits.masked_fill_(~judged.row_mask, NEVER)
     return logits
 
 

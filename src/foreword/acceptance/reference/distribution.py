@@ -1,7 +1,7 @@
 """The pipeline of docs/sampling.md for one row: a list of logits to a list of probabilities."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 
@@ -17,6 +17,7 @@ def corrected(
     limits: TokenLimits,
     prompt: Sequence[int],
     generated: Sequence[int],
+    allowed: Set[int] | None = None,
 ) -> list[float]:
     """Bias, penalties, bad words, minimum length and the allowed tokens, with the row's own history."""
     values = [float(value) for value in logits[: limits.vocab_size]]
@@ -27,6 +28,8 @@ def corrected(
             values[token] = penalised(values[token], params, list(generated).count(token))
     for token in forbidden(params, limits, [*prompt, *generated], len(generated)):
         values[token] = NEVER
+    if allowed is not None:
+        values = [value if token in allowed else NEVER for token, value in enumerate(values)]
     return [float(np.float32(value)) for value in values]
 
 
@@ -81,6 +84,7 @@ def probabilities(
     limits: TokenLimits,
     prompt: Sequence[int],
     generated: Sequence[int],
+    allowed: Set[int] | None = None,
 ) -> list[float]:
-    """The distribution of the next token."""
-    return shaped(corrected(logits, params, limits, prompt, generated), params)
+    """The distribution of the next token; `allowed` are those that a grammar allows here, None: all."""
+    return shaped(corrected(logits, params, limits, prompt, generated, allowed), params)

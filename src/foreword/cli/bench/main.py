@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from foreword.cli.bench import accept, batch, control, drafters, gpu, overhead, pacing, serve, server_overhead
+from foreword.cli.bench import (
+    accept,
+    batch,
+    control,
+    drafters,
+    gpu,
+    overhead,
+    pacing,
+    serve,
+    server_overhead,
+    structured,
+)
 from foreword.cli.console import (
     DEFAULT_MODEL,
     BackendOption,
@@ -49,6 +60,7 @@ app.command("overhead")(overhead.overhead)
 app.command("pacing")(pacing.pacing)
 app.command("serve")(serve.serve)
 app.command("server-overhead")(server_overhead.server_overhead)
+app.command("structured")(structured.structured)
 
 
 @app.command("step")

@@ -33,6 +33,7 @@ from foreword.errors import RequestError
 from foreword.models.sources.resolve import resolve_model
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Ask, Commit, DrafterNeeds, DraftRequest
+from foreword.structured.state import Path as GrammarPath
 
 MEASURED, FROM_FILE = "measured", "file"
 
@@ -174,6 +175,10 @@ class _Places(GrowingTree):
 
     def positions(self) -> npt.NDArray[np.int64]:
         return len(self.request.tokens) + np.arange(len(self.frontier))
+
+    def paths(self) -> list[GrammarPath | None]:
+        """Only the first place is known to follow the text."""
+        return [(), *([None] * (len(self.frontier) - 1))]
 
 
 def _ranked(ask: Ask, logits: Tensor) -> list[list[int]]:

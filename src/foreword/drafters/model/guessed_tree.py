@@ -9,6 +9,7 @@ from foreword.acceptance.rules.drawn import Drawn
 from foreword.drafters.model.tree_shape import Shape, fixed_shape
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Ask
+from foreword.structured.state import Path
 
 
 class GrowingTree:
@@ -70,6 +71,17 @@ class GrowingTree:
     def positions(self) -> npt.NDArray[np.int64]:
         """Where the tokens that follow the frontier would stand, one for each of its nodes."""
         return np.full(len(self.frontier), len(self.request.tokens) + self.depth)
+
+    def paths(self) -> list[Path | None]:
+        """The guesses up to each of the frontier's nodes; None where nobody knows what stands before."""
+        return [self._path(node) for node in self.frontier]
+
+    def _path(self, node: int) -> Path:
+        tokens: list[int] = []
+        while node != ROOT:
+            tokens.append(self.tokens[node])
+            node = self._parents[node]
+        return tuple(reversed(tokens))
 
     def keys(self) -> npt.NDArray[np.uint64]:
         """The rule's noise for the tokens that follow the frontier, one key for each of its nodes."""

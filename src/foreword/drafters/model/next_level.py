@@ -16,6 +16,7 @@ from foreword.acceptance.rules.drawn import Drawn, Floats, Ints
 from foreword.acceptance.rules.rule import Rule
 from foreword.drafters.model.guessed_tree import GrowingTree
 from foreword.kernels.sampler import sample, sampler_for
+from foreword.structured.state import unpacked
 
 _RANKED = 64
 """Likeliest tokens among which siblings are ranked; noise is drawn for these alone."""
@@ -175,16 +176,17 @@ def are_plainly_greedy(trees: Sequence[GrowingTree]) -> bool:
 
 def has_fixed_corrections(sampling: DraftSampling) -> bool:
     """Whether `with_fixed_corrections` changes its logits."""
-    return bool(len(sampling.bias_ids)) or sampling.allowed_ids is not None
+    return bool(len(sampling.bias_ids)) or sampling.allowed_ids is not None or sampling.grammar is not None
 
 
 def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:
-    """Logits with each request's bias and allowed tokens, which hold at every position.
+    """Logits with each request's bias and allowed tokens, which hold at every position, and its grammar's mask.
 
     Penalties and bad words depend on the text and are left to the target: they cost a draft some
     acceptance and never its exactness.
     """
     samplers = [tree.request.sampling for tree in trees for _ in tree.frontier]
+    paths = [path for tree in trees for path in tree.paths()] if any(s.grammar for s in samplers) else []
     corrected = logits
     for row, sampler in enumerate(samplers):
         if not has_fixed_corrections(sampler):
@@ -196,6 +198,9 @@ def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tens
             allowed = corrected[row, sampler.allowed_ids]
             corrected[row] = -torch.inf
             corrected[row, sampler.allowed_ids] = allowed
+        if sampler.grammar is not None and (path := paths[row]) is not None:
+            mask = torch.from_numpy(unpacked(sampler.grammar.masks_after([path]), logits.shape[1]))
+            corrected[row].masked_fill_(~mask[0].to(logits.device), -torch.inf)
     return corrected
 
 

@@ -15,6 +15,7 @@ from foreword.control.reporting.books import SpeculationBooks
 from foreword.control.rollout.evidence import Outcome
 from foreword.control.rollout.rollouts import Rollouts
 from foreword.engine.drafter_pool import DrafterPool
+from foreword.engine.foreknowledge import Foreknowledge
 from foreword.engine.messages import NewRequest
 from foreword.engine.policy.assignment import Assignment, CanaryPlace
 from foreword.engine.policy.drafters import Configs, config_for, drafter_configs
@@ -91,23 +92,25 @@ class Steering:
         limit = document.step_limit(traits)
         if not document.is_on(rule) or new.speculation is False:
             return Assignment(label, None, limit)
-        has_prediction = bool(new.prediction)
+        known = Foreknowledge.of(new)
         if new.speculation is not None and new.speculation is not True:
-            plan = self._pool.resolve(new.speculation, has_prediction)
+            plan = self._pool.resolve(new.speculation, known)
             return Assignment(label, _no_deeper(plan, document.depth(rule)), limit)
         gates, places = self._gates(rule, new, configs)
         if rule.drafters is None and not gates:
-            plan = self._pool.resolve(new.speculation, has_prediction)
+            plan = self._pool.resolve(new.speculation, known)
             return Assignment(label, _no_deeper(plan, document.depth(rule)), limit, places)
-        if has_prediction:  # one behind the other: only who may be used takes part
+        if known.prediction:  # one behind the other: only who may be used takes part
             gates = {name: gate for name, gate in gates.items() if gate.is_open}
         chosen = {name: config_for(document, rule, name, configs) for name in gates}
         own = self._pool.default_config
         if rule.drafters is None and own is not None:  # who is rolled out comes beside whoever is there
             chosen = {"+".join(own.method): own, **chosen}
         plan = replace(self._pool.among(chosen), gates=gates) if chosen else None
+        # Whom the file names for a cohort is its matter: it may name the drafter of forms among them.
+        expected = Foreknowledge(known.prediction)
         return Assignment(
-            label, self._pool.with_prediction(plan, new.speculation, has_prediction), limit, places
+            label, self._pool.with_foreknowledge(plan, new.speculation, expected), limit, places
         )
 
     def traits(self, new: NewRequest) -> Traits:

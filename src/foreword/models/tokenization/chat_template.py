@@ -1,6 +1,7 @@
 """Chat templates: jinja2 text that came with a model, rendered in a sandbox."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -22,16 +23,29 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(special_tokens)  # bos_token, eos_token, ... as the template names them
 
-    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
-        """The conversation as one text."""
+    @property
+    def takes_tools(self) -> bool:
+        """Whether it shows the tools that a model may call."""
+        return re.search(r"\btools\b", self.source) is not None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The conversation as one text; `variables` are what a template may ask for beside it."""
         template = self._template
         try:
             return render_bounded(
                 template,
                 {
+                    **(variables or {}),
                     "messages": [dict(message) for message in messages],
                     "add_generation_prompt": add_generation_prompt,
-                    "tools": None,
+                    "tools": None if tools is None else [dict(tool) for tool in tools],
                     "documents": None,
                     **self._special_tokens,
                 },

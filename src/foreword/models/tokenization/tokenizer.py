@@ -3,8 +3,9 @@
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tokenizers
 
@@ -67,6 +68,16 @@ class Tokenizer:
         return self._parts.template.source if self._parts.template else None
 
     @property
+    def takes_tools(self) -> bool:
+        """Whether the chat template shows tools."""
+        return self._parts.template is not None and self._parts.template.takes_tools
+
+    @property
+    def control_tokens(self) -> Mapping[str, int]:
+        """Tokens that no text spells, by their names."""
+        return self._control
+
+    @property
     def strips_leading_space(self) -> bool:
         """Whether a decoded text loses one space at its start."""
         return self._parts.strips_leading_space
@@ -82,9 +93,18 @@ class Tokenizer:
         return self._encode_marked(marked, add_special_tokens)
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a conversation. Only the template's own control tokens become control tokens.
+
+        With `continue_final_message` they end where the last message's text does. `tools` and `variables` are for
+        templates that ask for them.
 
         Before rendering, the first character of every control token's name inside the messages is
         swapped for a private one that occurs nowhere else, so that the template sees contents of the
@@ -93,10 +113,23 @@ class Tokenizer:
         template = self._parts.template
         if template is None:
             raise TokenizerError("the model has no chat template; send raw text (--raw, raw=True)")
-        _check_messages(messages)
-        swaps = self._swaps(messages, template.source)
-        hidden = [{key: self._hide(text, swaps) for key, text in message.items()} for message in messages]
-        rendered = template.render(hidden, add_generation_prompt=add_generation_prompt)
+        given = [messages, tools or [], variables or {}]
+        _check_texts(given)
+        end, *others = self._private_characters(given, template.source)
+        swaps = dict(zip(self._first_characters, others, strict=True))
+        hidden, shown_tools, shown_variables = self._hide(given, swaps)
+        if continue_final_message:
+            _mark_end(hidden, end)
+        rendered = template.render(
+            hidden,
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
+            tools=shown_tools or None,
+            variables=shown_variables,
+        )
+        if continue_final_message:
+            rendered, found, _ = rendered.partition(end)
+            if not found:
+                raise TokenizerError("the model's chat template does not show the final message as it is")
         rendered = self._mark(rendered)
         for original, private in swaps.items():
             rendered = rendered.replace(private, original)
@@ -168,21 +201,29 @@ class Tokenizer:
         ids = self._backend.get_vocab(with_added_tokens=True)
         return {name: (secret, ids[secret]) for name, secret in secret_names.items()}
 
-    def _swaps(self, messages: Sequence[Mapping[str, str]], template: str) -> dict[str, str]:
-        """For every first character of a control token's name a private one that no text here contains."""
-        taken = set(template).union(*(set(text) for message in messages for text in message.values()))
-        free = (chr(code) for code in _SWAP_CHARACTERS if chr(code) not in taken)
-        swaps: dict[str, str] = {}
-        for first in sorted({name[0] for name in self._control}):
-            private = next(free, None)
-            if private is None:
-                raise TokenizerError("the messages use every private character; remove some of them")
-            swaps[first] = private
-        return swaps
+    @property
+    def _first_characters(self) -> list[str]:
+        """Of the names of control tokens."""
+        return sorted({name[0] for name in self._control})
 
-    def _hide(self, text: str, swaps: Mapping[str, str]) -> str:
-        if self._control_pattern is None:
-            return text
+    def _private_characters(self, given: object, template: str) -> list[str]:
+        """One more than names of control tokens have first characters, none of which any text here contains."""
+        taken = set(template).union(*map(set, _texts(given)))
+        free = [chr(code) for code in _SWAP_CHARACTERS if chr(code) not in taken]
+        needed = 1 + len(self._first_characters)
+        if len(free) < needed:
+            raise TokenizerError("the messages use every private character; remove some of them")
+        return free[:needed]
+
+    def _hide(self, value: Any, swaps: Mapping[str, str]) -> Any:  # noqa: ANN401 - any JSON
+        """The same with control tokens' names in its texts made unreadable."""
+        if isinstance(value, Mapping):
+            return {self._hide(key, swaps): self._hide(entry, swaps) for key, entry in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._hide(entry, swaps) for entry in value]
+        if self._control_pattern is None or not isinstance(value, str):
+            return value
+        text = value
         # Names can overlap, so what is left after one pass is looked at again.
         while (changed := self._control_pattern.sub(lambda m: swaps[m[0][0]] + m[0][1:], text)) != text:
             text = changed
@@ -209,12 +250,32 @@ def _any_of(names: Iterable[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
 
-def _check_messages(messages: Sequence[Mapping[str, str]]) -> None:
-    for message in messages:
-        for key, text in message.items():
-            if not isinstance(text, str):
-                raise TokenizerError(f"a message's {key!r} is {type(text).__name__}; only text is supported")
-            _refuse_surrogates(text)
+def _texts(value: object) -> Iterator[str]:
+    """All texts in a value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from _texts(key)
+            yield from _texts(entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from _texts(entry)
+
+
+def _check_texts(given: Sequence[Any]) -> None:
+    for message in given[0]:
+        text = message.get("content")
+        if not isinstance(text, str) and not (text is None and message.get("tool_calls")):
+            raise TokenizerError(f"a message's 'content' is {type(text).__name__}; only text is supported")
+    for text in _texts(given):
+        _refuse_surrogates(text)
+
+
+def _mark_end(messages: Sequence[dict[str, Any]], end: str) -> None:
+    if not messages or not messages[-1].get("content"):
+        raise TokenizerError("continue_final_message needs a final message with text")
+    messages[-1]["content"] += end
 
 
 def _refuse_surrogates(text: str) -> None:

@@ -41,7 +41,7 @@ class Dialect(Protocol):
         ...
 
     def chunk(self, choice: int, delta: AnswerDelta) -> object | None:
-        """The event for a delta; None if there is nothing to tell."""
+        """The event for a delta, or a list of them; None if there is nothing to tell."""
         ...
 
     def closing(self) -> Iterable[object]:
@@ -119,6 +119,8 @@ async def _parts(context: ServerContext, job: Job, split: bool = False) -> Async
 
 def _chunk(job: Job, first_choice: int, delta: AnswerDelta) -> bytes:
     chunk = job.dialect.chunk(first_choice + delta.index, delta)
+    if isinstance(chunk, list):
+        return b"".join(map(event, chunk))
     return b"" if chunk is None else event(chunk)
 
 

@@ -1,6 +1,7 @@
 """`POST /v1/completions`."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from time import time
 
 from msgspec import UNSET
@@ -10,6 +11,7 @@ from foreword.engine.answers.collector import Answer
 from foreword.engine.answers.costs import Costs
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.server.api.answering import Job
+from foreword.server.api.echo import Echo
 from foreword.server.api.identity import Caller, new_id
 from foreword.server.api.logprobs import LogprobWriter
 from foreword.server.api.prompts import room_for_answer
@@ -39,20 +41,23 @@ async def completion_job(context: ServerContext, body: CompletionRequest, caller
     for number, prompt in enumerate(body.prompts()):
         ids = prompt if isinstance(prompt, list) else await context.prompts.text(prompt, body)
         room = room_for_answer(ids, None, engine.max_model_len, limits.prompt_tokens)
-        wanted = min(_DEFAULT_MAX_TOKENS, room) if body.max_tokens is None else body.max_tokens
+        wanted = min(_DEFAULT_MAX_TOKENS, room) if body.max_tokens is None else max(body.max_tokens, 1)
         max_tokens = room_for_answer(ids, wanted, engine.max_model_len, limits.prompt_tokens)
         params = body.sampling_params(max_tokens, body.logprobs, context.settings.sampling)
+        if body.echo and body.logprobs is not None and params.prompt_logprobs is None:
+            params = replace(params, prompt_logprobs=body.logprobs)
         name = f"{answer_id}-{number}"
         labels = body.labels(context.settings.model_name, bool(body.stream))
         requests.append(NewRequest(name, tuple(ids), params, caller.tenant, speculation, labels=labels))
-    lengths = [len(request.prompt_token_ids) for request in requests]
-    return Job(requests, CompletionDialect(context, body, answer_id, lengths), bool(body.stream))
+    return Job(requests, CompletionDialect(context, body, answer_id, requests), bool(body.stream))
 
 
 def check_completion(body: CompletionRequest, settings: ServerSettings) -> int:
     """Refuse what the settings forbid; the number of answers that are asked for."""
     body.check_limits(settings.limits)
     check_logprobs(body.logprobs, settings.limits, "logprobs")
+    if body.max_tokens == 0 and not body.echo:
+        raise ApiError(400, "max_tokens can be 0 only with echo", param="max_tokens")
     prompts = len(body.prompts())
     if prompts > settings.limits.prompts:
         raise ApiError(400, f"this server takes at most {settings.limits.prompts} prompts", param="prompt")
@@ -63,14 +68,20 @@ class CompletionDialect:
     """The older of OpenAI's two forms."""
 
     def __init__(
-        self, context: ServerContext, body: CompletionRequest, answer_id: str, prompts: Sequence[int]
+        self, context: ServerContext, body: CompletionRequest, answer_id: str, requests: Sequence[NewRequest]
     ) -> None:
         self._settings = context.settings
         self._model = body.model or context.settings.model_name
         self._logprobs = LogprobWriter(context.prompts.tokenizer)
         self._wants_logprobs = body.logprobs is not None
-        self._usage = StreamUsage(body.stream_options, prompts, body.n or 1)
-        self._costs = Costs(len(prompts) * (body.n or 1))
+        lengths = [len(request.prompt_token_ids) for request in requests]
+        self._n = body.n or 1
+        self._usage = StreamUsage(body.stream_options, lengths, self._n)
+        self._answers = len(requests) * self._n
+        self._costs = Costs(self._answers)
+        self._echo = Echo(context.prompts.tokenizer, body, requests)
+        self._lists_tokens = bool(body.return_token_ids)
+        self._wants_prompt_logprobs = body.prompt_logprobs is not None
         self._id = answer_id
         self._created = int(time())
         self._offsets: dict[int, int] = {}  # choice -> where its next token's text starts
@@ -81,19 +92,25 @@ class CompletionDialect:
             self._id, self._created, self._model, choices, system_fingerprint=settings.fingerprint
         )
 
-    def opening(self) -> Iterable[object]:
-        return ()
+    def opening(self) -> Iterable[Completion]:
+        """The prompts, if they are wanted."""
+        for choice in range(self._answers) if self._echo.is_wanted else ():
+            yield self._frame([CompletionChoice(choice, self._echo.text(choice // self._n))])
 
     def chunk(self, choice: int, delta: AnswerDelta) -> Completion | None:
         """New text, or an end."""
         is_last = self._costs.note(delta)
+        delta = self._echo.without_answer(delta)
         usage = self._usage.grow(choice, len(delta.token_ids))
-        told = delta.text or delta.finish_reason or (self._wants_logprobs and delta.token_ids)
-        if not told and not delta.prompt_logprobs:
+        told = delta.text or delta.finish_reason or delta.prompt_logprobs
+        if not told and not ((self._wants_logprobs or self._lists_tokens) and delta.token_ids):
             return None
-        gained = CompletionChoice(choice, delta.text, self._written(choice, delta.logprobs))
+        gained = CompletionChoice(
+            choice, delta.text, self._written(choice, delta.prompt_logprobs, delta.logprobs)
+        )
         _note_end(gained, delta)
-        if delta.prompt_logprobs:
+        self._add_tokens(gained, delta.token_ids)
+        if delta.prompt_logprobs and self._wants_prompt_logprobs:
             gained.prompt_logprobs = self._logprobs.prompt(delta.prompt_logprobs)
         frame = self._frame([gained])
         frame.usage = usage
@@ -106,19 +123,23 @@ class CompletionDialect:
         if not self._usage.is_wanted:
             return ()
         frame = self._frame([])
-        frame.usage = usage_of(self._costs.total())
+        frame.usage = self._echo.usage(usage_of(self._costs.total()))
         return (frame,)
 
     def whole(self, answers: Sequence[Answer], costs: Costs) -> Completion:
         choices = []
         for number, answer in enumerate(answers):
-            choice = CompletionChoice(number, answer.text, self._written(number, answer.logprobs))
+            known = answers[number - number % self._n].prompt_logprobs  # which the first of n tells
+            own = self._echo.without_answer(answer.last, answer)
+            text = self._echo.text(number // self._n) + own.text
+            choice = CompletionChoice(number, text, self._written(number, known, own.logprobs))
             _note_end(choice, answer.last)
-            if answer.prompt_logprobs:
+            self._add_tokens(choice, own.token_ids)
+            if answer.prompt_logprobs and self._wants_prompt_logprobs:
                 choice.prompt_logprobs = self._logprobs.prompt(answer.prompt_logprobs)
             choices.append(choice)
         frame = self._frame(choices)
-        frame.usage = usage_of(costs.total())
+        frame.usage = self._echo.usage(usage_of(costs.total()))
         self._add_extras(frame, costs)
         return frame
 
@@ -126,10 +147,24 @@ class CompletionDialect:
         extras = extras_of(costs, self._settings.show_speculation)
         frame.timings, frame.speculation = extras.timings, extras.speculation
 
-    def _written(self, choice: int, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs | None:
+    def _add_tokens(self, choice: CompletionChoice, tokens: Sequence[int]) -> None:
+        if self._lists_tokens:
+            choice.token_ids = list(tokens)
+            choice.prompt_token_ids = self._echo.prompt_ids(choice.index // self._n)
+
+    def _written(
+        self, choice: int, prompt: Sequence[TokenLogprobs], entries: Sequence[TokenLogprobs]
+    ) -> CompletionLogprobs | None:
+        """Of what is new; with echo, of the prompt before it."""
         if not self._wants_logprobs:
             return None
-        written, self._offsets[choice] = self._logprobs.completion(entries, self._offsets.get(choice, 0))
+        begin = self._offsets.get(choice)
+        written = CompletionLogprobs([], [], [], [])
+        if self._echo.is_wanted and begin is None:
+            written, begin = self._logprobs.echoed(self._echo.prompt_ids(choice // self._n), prompt)
+        more, self._offsets[choice] = self._logprobs.completion(entries, begin or 0)
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            getattr(written, name).extend(getattr(more, name))
         return written
 
 

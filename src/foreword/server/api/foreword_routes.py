@@ -27,7 +27,8 @@ def foreword_routes(context: ServerContext) -> APIRouter:
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt")
         if body.messages is not None:
-            ids = await context.prompts.chat(body.messages, add_generation_prompt=body.add_generation_prompt)
+            shown = [message.as_template_sees_it() for message in body.messages]
+            ids = await context.prompts.chat(shown, add_generation_prompt=body.add_generation_prompt)
         else:
             ids = await context.prompts.text(body.prompt or "", body)
         longest = context.max_model_len

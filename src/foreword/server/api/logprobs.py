@@ -45,6 +45,20 @@ class LogprobWriter:
             offset += len(text)
         return written, offset
 
+    def echoed(
+        self, prompt: Sequence[int], entries: Sequence[TokenLogprobs]
+    ) -> tuple[CompletionLogprobs, int]:
+        """Of a prompt that stands before its answer: nothing is known of its first token."""
+        first = self._text(prompt[0])
+        rest, offset = self.completion(entries, len(first))
+        written = CompletionLogprobs(
+            [first, *rest.tokens],
+            [None, *rest.token_logprobs],
+            [None, *rest.top_logprobs],
+            [0, *rest.text_offset],
+        )
+        return written, offset
+
     def chat(self, entries: Sequence[TokenLogprobs]) -> ChatLogprobs:
         return ChatLogprobs(
             [

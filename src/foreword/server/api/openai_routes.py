@@ -10,13 +10,14 @@ from foreword.server.api.adapter_routes import add_adapter_routes
 from foreword.server.api.chat import chat_job, check_chat
 from foreword.server.api.completions import check_completion, completion_job
 from foreword.server.api.entry import answer_request, json_answer, takes
+from foreword.server.api.responses import check_responses, responses_job
 from foreword.server.api.types.openai_types import ChatRequest, CompletionRequest
+from foreword.server.api.types.responses_types import ResponsesRequest
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 
 _NOT_HERE = {
     "/embeddings": "this server generates text and has no embeddings",
-    "/responses": "send messages to /v1/chat/completions",
     "/moderations": "this server generates text and judges none",
     "/audio/speech": "this server generates text only",
     "/audio/transcriptions": "this server takes text only",
@@ -45,6 +46,11 @@ def openai_routes(context: ServerContext) -> APIRouter:
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
         return await answer_request(context, request, ChatRequest, check_chat, chat_job)
+
+    @router.post("/responses", openapi_extra=takes(ResponsesRequest))
+    async def responses(request: Request) -> Response:
+        """Answer a conversation, in OpenAI's newest form; nothing is kept."""
+        return await answer_request(context, request, ResponsesRequest, check_responses, responses_job)
 
     for path, instead in _NOT_HERE.items():
         router.add_api_route(path, _refuser(path, instead), methods=["POST"], include_in_schema=False)

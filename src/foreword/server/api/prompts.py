@@ -1,13 +1,13 @@
 """Prompts to token ids: short ones at once, long ones in threads, so that no other request waits for them."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from foreword.engine.prompts import Prediction, encode_prediction, encode_prompt
 from foreword.models.tokenization.tokenizer import Tokenizer
-from foreword.server.api.types.openai_types import Message, RawText
+from foreword.server.api.types.openai_types import RawText
 from foreword.server.errors import ApiError
 from foreword.server.settings import ServerSettings
 
@@ -36,16 +36,29 @@ class PromptEncoder:
             ),
         )
 
-    async def chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """A conversation through the model's own chat template."""
         if len(messages) > self._limits.messages:
             raise ApiError(
                 400, f"this server takes at most {self._limits.messages} messages", param="messages"
             )
-        shown = [message.as_template_sees_it() for message in messages]
         return await self._do(
-            sum(len(message["content"]) for message in shown),
-            lambda: self.tokenizer.encode_chat(shown, add_generation_prompt=add_generation_prompt),
+            sum(len(message["content"]) for message in messages) + len(str(tools or "")),
+            lambda: self.tokenizer.encode_chat(
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                variables=variables,
+            ),
         )
 
     async def prediction(self, expected: Prediction, max_model_len: int) -> tuple[int, ...]:

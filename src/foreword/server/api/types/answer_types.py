@@ -59,8 +59,8 @@ class CompletionLogprobs(Struct):
     """Of one choice, in the form of the older route."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]  # null: the first token of a prompt, which nothing precedes
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -102,6 +102,8 @@ class CompletionChoice(Struct):
     stop_reason: int | str | None = None
     seed: int | UnsetType = UNSET  # the one in use, given or fresh
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET  # if asked for
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Struct):
@@ -118,12 +120,29 @@ class Completion(Struct):
     speculation: Speculation | UnsetType = UNSET
 
 
+class CalledTool(Struct, omit_defaults=True):
+    """What is called; in a stream, what is new of it."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET  # JSON text
+
+
+class ToolCall(Struct, omit_defaults=True):
+    """A call of a tool, or in a stream what it has gained."""
+
+    function: CalledTool
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    index: int | UnsetType = UNSET  # which call it is; only in streams
+
+
 class ChatMessage(Struct):
     """What the assistant says."""
 
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatDelta(Struct, omit_defaults=True):
@@ -131,6 +150,7 @@ class ChatDelta(Struct, omit_defaults=True):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -142,6 +162,7 @@ class ChatChoice(Struct):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     seed: int | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET  # if asked for
 
 
 class ChatChunkChoice(Struct):
@@ -153,6 +174,7 @@ class ChatChunkChoice(Struct):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     seed: int | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET  # if asked for
 
 
 class ChatCompletion(Struct):
@@ -166,6 +188,7 @@ class ChatCompletion(Struct):
     system_fingerprint: str | None = None
     usage: Usage | UnsetType | None = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
     timings: dict[str, Any] | UnsetType = UNSET
     speculation: Speculation | UnsetType = UNSET
 

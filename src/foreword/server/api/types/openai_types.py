@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator
 
+from foreword.server.api.types.message_types import Message, TextContent
 from foreword.server.api.types.sampling_types import (
     SamplingFields,
     SpeculationOverride,
@@ -11,12 +12,10 @@ from foreword.server.api.types.sampling_types import (
     TokenId,
     TokenIds,
 )
+from foreword.server.api.types.structured_types import FormattedFields
+from foreword.server.api.types.tool_types import Tool, ToolChoice
 
 NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "audio": (),
@@ -26,11 +25,18 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "store": (False,),
     "verbosity": (),
     "web_search_options": (),
-    "echo": (False,),
     "suffix": ("",),
     "best_of": (1,),
 }
 """OpenAI's fields that this server does not implement, with the values that ask for nothing (null always does)."""
+
+
+_REASONS = {
+    "best_of": ": answers that nobody reads are not drawn; ask for n of them with logprobs and choose",
+    "suffix": ": the models here continue texts and fill no gaps",
+    "functions": ": use tools",
+    "function_call": ": use tool_choice",
+}
 
 
 def _refuse_unless_neutral(name: str) -> BeforeValidator:
@@ -38,7 +44,7 @@ def _refuse_unless_neutral(name: str) -> BeforeValidator:
         # True == 1 in Python, but not in JSON.
         if value is None or any(type(value) is type(v) and value == v for v in NEUTRAL_VALUES[name]):
             return None
-        raise ValueError("is not supported by this server; leave it out")
+        raise ValueError(f"is not supported by this server{_REASONS.get(name, '')}; leave it out")
 
     return BeforeValidator(check)
 
@@ -63,14 +69,14 @@ class StreamOptions(StrictBody):
     include_obfuscation: bool | None = None  # accepted for OpenAI's clients; nothing is padded
 
 
-class OpenAIFields(SamplingFields):
+class OpenAIFields(FormattedFields, SamplingFields):
     """Fields of both routes."""
 
     model: str | None = Field(None, max_length=512)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=4096)  # accepted, not used
-    response_format: _unsupported("response_format") = None  # type: ignore[valid-type]
+    return_token_ids: bool | None = None  # vLLM's: token ids of prompt and answer beside the text
 
 
 def _checked_prompt(value: object) -> object:
@@ -108,9 +114,9 @@ class CompletionRequest(OpenAIFields, RawText):
     """`POST /v1/completions`."""
 
     prompt: Annotated[Any, BeforeValidator(_checked_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=0)  # 0 with echo: nothing but the prompt and what is known of it
     logprobs: int | None = Field(None, ge=0)
-    echo: _unsupported("echo") = None  # type: ignore[valid-type]
+    echo: bool | None = None  # the prompt before the answer
     suffix: _unsupported("suffix") = None  # type: ignore[valid-type]
     best_of: _unsupported("best_of") = None  # type: ignore[valid-type]
 
@@ -119,37 +125,6 @@ class CompletionRequest(OpenAIFields, RawText):
         if isinstance(self.prompt, str) or type(self.prompt[0]) is int:
             return [self.prompt]
         return list(self.prompt)
-
-
-class TextPart(StrictBody):
-    """A piece of a message. Only text: this server fetches no URL and sees no image."""
-
-    type: Literal["text"]
-    text: str
-
-
-def _text_parts(value: object) -> object:
-    """Say what is wrong with a content before pydantic tries it as everything that it could be."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise ValueError("must be a text or a list of text parts")
-    for place, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
-            named = f"of type {kind[:32]!r}" if isinstance(kind, str) else "no object with a type"
-            raise ValueError(
-                f"part {place} is {named}; this server takes text only, no images, audio or files"
-            )
-        if not isinstance(part.get("text"), str):
-            raise ValueError(f"part {place} has no text")
-        if other := part.keys() - {"type", "text"}:
-            raise ValueError(f"part {place} has {min(other)[:32]!r} besides type and text; leave it out")
-    return value
-
-
-TextContent = Annotated[str | Annotated[list[TextPart], Field(fail_fast=True)], BeforeValidator(_text_parts)]
-"""As OpenAI has it: a text, or pieces of it."""
 
 
 def _text_or_tokens(value: object) -> object:
@@ -163,29 +138,6 @@ def _prompt_or_tokens(value: object) -> object:
     if value == []:
         raise ValueError("must not be empty")
     return _text_or_tokens(value)
-
-
-def joined(content: str | list[TextPart]) -> str:
-    """The text of a content, whichever form it has."""
-    return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
-class Message(StrictBody):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: TextContent
-    name: str | None = Field(None, max_length=256)  # accepted, not shown to the model
-    refusal: None = None  # what OpenAI's client puts into an answer that is sent back
-    annotations: Annotated[list[None], Field(max_length=0)] | None = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: None = None
-
-    def as_template_sees_it(self) -> dict[str, str]:
-        """Role and text. What OpenAI now calls a developer is a system to every chat template."""
-        text = joined(self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
 class PredictedContent(StrictBody):
@@ -205,11 +157,13 @@ class ChatRequest(OpenAIFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None  # the answer goes on where the last message ends
+    chat_template_kwargs: dict[str, Any] | None = None  # what the model's template may ask for
     safety_identifier: str | None = Field(None, max_length=4096)  # accepted, not used
     prompt_cache_key: str | None = Field(None, max_length=4096)  # accepted; the API key decides
-    tools: _unsupported("tools") = None  # type: ignore[valid-type]
-    tool_choice: _unsupported("tool_choice") = None  # type: ignore[valid-type]
-    parallel_tool_calls: _unsupported("parallel_tool_calls") = None  # type: ignore[valid-type]
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None  # false: at most one call
     functions: _unsupported("functions") = None  # type: ignore[valid-type]
     function_call: _unsupported("function_call") = None  # type: ignore[valid-type]
     audio: _unsupported("audio") = None  # type: ignore[valid-type]
@@ -219,6 +173,13 @@ class ChatRequest(OpenAIFields):
     store: _unsupported("store") = None  # type: ignore[valid-type]
     verbosity: _unsupported("verbosity") = None  # type: ignore[valid-type]
     web_search_options: _unsupported("web_search_options") = None  # type: ignore[valid-type]
+
+    @field_validator("continue_final_message")
+    @classmethod
+    def _continues_or_begins(cls, value: bool | None, info: Any) -> bool | None:  # noqa: ANN401 - pydantic's
+        if value and info.data.get("add_generation_prompt"):
+            raise ValueError("and add_generation_prompt exclude each other")
+        return value
 
     @field_validator("top_logprobs")
     @classmethod

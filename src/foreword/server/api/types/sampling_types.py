@@ -8,6 +8,7 @@ from foreword.acceptance.defaults import SamplingDefaults
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.names import named_methods
 from foreword.engine.messages import RequestLabels
+from foreword.server.api.types.structured_types import StructuredFields
 from foreword.server.errors import ApiError
 from foreword.server.settings import Limits
 
@@ -44,7 +45,7 @@ class StrictBody(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True, frozen=True)
 
 
-class SamplingFields(StrictBody):
+class SamplingFields(StructuredFields, StrictBody):
     """What both of OpenAI's routes and ours understand; vLLM's additions included."""
 
     temperature: float | None = Field(None, ge=0, le=2)
@@ -89,7 +90,9 @@ class SamplingFields(StrictBody):
     def labels(self, model: str, stream: bool) -> RequestLabels:
         """What the operator's policy file may look at."""
         priority = "" if self.priority is None else str(self.priority)
-        return RequestLabels(self.metadata or {}, priority, stream, model)
+        form = self.structured()
+        has_schema = form is not None and (form.json is not None or form.json_object)
+        return RequestLabels(self.metadata or {}, priority, stream, model, json_schema=has_schema)
 
     def check_limits(self, limits: Limits) -> None:
         """Refuse what the server's settings forbid; what can never be served is refused by the types above."""
@@ -129,6 +132,7 @@ class SamplingFields(StrictBody):
             "ignore_eos": self.ignore_eos,
             "logprobs": logprobs,
             "prompt_logprobs": self.prompt_logprobs,
+            "structured": self.structured(),
         }
         return defaults.params(max_tokens=max_tokens, **given)
 

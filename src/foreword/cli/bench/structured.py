@@ -1,0 +1,59 @@
+"""`foreword bench structured`: what a prescribed form costs and brings."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from foreword.cli.console import (
+    DEFAULT_MODEL,
+    BackendOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    load_llm,
+    print_json,
+    progress_bar,
+    stdout,
+)
+from foreword.cli.options import SpeculationOption, json_object, read_text, speculation_choice
+
+
+def structured(
+    model: ModelOption = DEFAULT_MODEL,
+    batch: Annotated[int, typer.Option(help="Requests at once.")] = 8,
+    tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 96,
+    repeats: Annotated[int, typer.Option(help="Timed rounds; the median counts.")] = 3,
+    json_schema: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Another schema than the one with long keys.")
+    ] = None,
+    speculation: SpeculationOption = None,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    backend: BackendOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Tokens per second and per pass with and without a schema, with and without guesses, in turns."""
+    from foreword.bench.structured import measure_structured
+
+    schema = None if json_schema is None else json_object("--json-schema", read_text(json_schema))
+    llm = load_llm(model, dtype, device, backend, speculation_choice(speculation, None))
+    with progress_bar("measuring") as on_progress:
+        costs = measure_structured(llm.engine, llm.encode, batch, tokens, repeats, on_progress, schema)
+    title = f"{batch} requests; the schema adds {costs.mask_share:.1%} of a plain step to judging"
+    table = Table("", "tokens/s", "tokens per pass", "step ms", "judging ms", "ratio to plain", title=title)
+    for row in costs.rows:
+        table.add_row(
+            row.way,
+            f"{row.tokens_per_second:.1f}",
+            f"{row.tokens_per_pass:.2f}",
+            f"{row.step_ms:.2f}",
+            f"{row.accept_ms:.2f}",
+            f"{row.ratio:.2f}",
+        )
+    stdout.print(table)
+    if as_json:
+        print_json({"model": model, **asdict(costs)})

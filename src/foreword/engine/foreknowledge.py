@@ -1,0 +1,64 @@
+"""What is known of an answer before it is written, and who guesses by it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from foreword.drafters.combined import FirstOf, Routed
+from foreword.drafters.config import SpeculationConfig
+from foreword.engine.messages import NewRequest
+from foreword.speculation.drafting import Drafter
+
+FOREKNOWN_TOKENS = 8
+"""Guesses per pass for a request that tells what answer it expects, or its form, at least: most of them are right."""
+
+
+@dataclass(frozen=True)
+class Foreknowledge:
+    """What a request tells of its answer."""
+
+    prediction: bool = False  # what to expect
+    grammar: bool = False  # its form
+
+    @staticmethod
+    def of(new: NewRequest) -> "Foreknowledge":
+        return Foreknowledge(bool(new.prediction), new.params.structured is not None)
+
+    def configs(self, is_guessing: bool) -> list[SpeculationConfig]:
+        """Who is asked before all others, the last of them first.
+
+        A prediction is for guessing; a form is followed where guesses are made anyway.
+        """
+        methods = ["grammar"] if self.grammar and (is_guessing or self.prediction) else []
+        return [_config(method) for method in (*methods, *(["prediction"] if self.prediction else []))]
+
+
+NOTHING_KNOWN = Foreknowledge()
+
+
+@cache
+def _config(method: str) -> SpeculationConfig:
+    return SpeculationConfig((method,), num_speculative_tokens=FOREKNOWN_TOKENS)
+
+
+class Foreknown(FirstOf):
+    """A drafter that knows something of the answer and another of a pool's, which counts their users one by one."""
+
+
+class Chosen(Routed):
+    """Several of a pool's drafters, one of which is asked; counted in the same way."""
+
+    def __init__(self, choices: Mapping[str, Drafter], held: Sequence[Drafter] = ()) -> None:
+        """`held` are the pool's drafters where the choices are made of parts of them."""
+        super().__init__(choices)
+        self.held = held or self.parts
+
+
+def parts_of(drafter: Drafter) -> Iterator[Drafter]:
+    """The pool's own drafters that one is made of."""
+    held = drafter.held if isinstance(drafter, Chosen) else ()
+    held = drafter.parts if isinstance(drafter, Foreknown) else held
+    if not held:
+        yield drafter
+    for part in held:
+        yield from parts_of(part)

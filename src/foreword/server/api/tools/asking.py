@@ -1,0 +1,108 @@
+"""What a request's tools mean for its prompt and for the form of its answer."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foreword.errors import RequestError
+from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.server.api.tools.formats import AUTO, FORMATS, ToolFormat, format_of
+from foreword.server.api.tools.reading import ToolReader
+from foreword.server.api.types.message_types import Message
+from foreword.server.api.types.tool_types import NAMED, Tool, ToolFunction
+from foreword.structured.params import StructuredOutputs
+
+_INTRODUCTION = """You may call tools. These are the tools, as JSON:
+{tools}
+
+To call one or more, answer with nothing but this, and do so only if it helps:
+{example}"""
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """The tools that an answer may call, and how."""
+
+    form: ToolFormat
+    functions: Sequence[ToolFunction]
+    choice: str = "auto"  # or "required"; one that is named is required, and the only one
+    is_named: bool = False
+    most: int | None = None  # calls
+
+    def reader(self) -> ToolReader:
+        return ToolReader(self.form, [function.name for function in self.functions])
+
+    def structured(self, other: StructuredOutputs | None) -> StructuredOutputs | None:
+        """The form of the answer; `other` is what is asked for besides."""
+        schemas = [(function.name, function.argument_schema) for function in self.functions]
+        if self.choice == "required":
+            if other is not None:
+                raise RequestError(
+                    "tool_choice and the answer's form exclude each other; leave one of them out"
+                )
+            return self.form.forced(schemas, self.most)
+        if other is None and all(function.strict for function in self.functions):
+            return self.form.allowed(schemas)
+        return other
+
+    def shown(self) -> list[dict[str, Any]]:
+        """The tools for a chat template."""
+        return [
+            {"type": "function", "function": function.as_template_sees_it()} for function in self.functions
+        ]
+
+
+def tool_use(
+    tools: Sequence[Tool] | None, choice: str | None, parallel: bool | None, form: ToolFormat
+) -> ToolUse | None:
+    """None if no tool may be called."""
+    functions = [tool.function for tool in tools or ()]
+    if choice in ("required",) and not functions:
+        raise RequestError("tool_choice: there are no tools; give some")
+    name = choice.removeprefix(NAMED) if choice is not None and choice.startswith(NAMED) else None
+    if name is not None:
+        functions = [function for function in functions if function.name == name]
+        if not functions:
+            raise RequestError(f"tool_choice: there is no tool {name[:64]!r}")
+        return ToolUse(form, functions, "required", is_named=True, most=1)
+    if not functions or choice == "none":
+        return None
+    if len({function.name for function in functions}) < len(functions):
+        raise RequestError("tools: two of them have the same name")
+    return ToolUse(form, functions, choice or "auto", most=1 if parallel is False else None)
+
+
+def chosen_format(parser: str, tokenizer: Tokenizer) -> ToolFormat:
+    return format_of(tokenizer.chat_template) if parser == AUTO else FORMATS[parser]
+
+
+def shown_messages(
+    messages: Sequence[Message], use: ToolUse | None, form: ToolFormat, takes_tools: bool
+) -> list[dict[str, Any]]:
+    """The conversation for a chat template; for one that knows no tools, with all of them said in its words."""
+    if takes_tools:
+        return [message.as_template_sees_it() for message in messages]
+    shown = [_in_words(message, form) for message in messages]
+    if use is None:
+        return shown
+    if shown and shown[0]["role"] == "system":
+        first = shown.pop(0)
+        return [{**first, "content": f"{first['content']}\n\n{_introduction(use)}"}, *shown]
+    return [{"role": "system", "content": _introduction(use)}, *shown]
+
+
+def _in_words(message: Message, form: ToolFormat) -> dict[str, Any]:
+    shown = message.as_template_sees_it()
+    if message.role == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message.text}\n</tool_response>"}
+    if message.tool_calls:
+        said = f"{message.text}\n" if message.text else ""
+        return {"role": "assistant", "content": said + form.written(message.calls)}
+    return shown
+
+
+def _introduction(use: ToolUse) -> str:
+    tools = "\n".join(json.dumps(function.as_template_sees_it()) for function in use.functions)
+    example = use.form.written([("name of the tool", {"name of an argument": "its value"})])
+    return _INTRODUCTION.format(tools=tools, example=example)

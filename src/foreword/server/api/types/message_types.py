@@ -1,0 +1,117 @@
+"""The messages of a conversation."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from foreword.server.api.types.sampling_types import StrictBody
+
+
+class TextPart(StrictBody):
+    """A piece of a message. Only text: this server fetches no URL and sees no image."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _text_parts(value: object) -> object:
+    """Say what is wrong with a content before pydantic tries it as everything that it could be."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("must be a text or a list of text parts")
+    for place, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text":
+            named = f"of type {kind[:32]!r}" if isinstance(kind, str) else "no object with a type"
+            raise ValueError(
+                f"part {place} is {named}; this server takes text only, no images, audio or files"
+            )
+        if not isinstance(part.get("text"), str):
+            raise ValueError(f"part {place} has no text")
+        if other := part.keys() - {"type", "text"}:
+            raise ValueError(f"part {place} has {min(other)[:32]!r} besides type and text; leave it out")
+    return value
+
+
+TextContent = Annotated[str | Annotated[list[TextPart], Field(fail_fast=True)], BeforeValidator(_text_parts)]
+"""As OpenAI has it: a text, or pieces of it."""
+
+
+def joined(content: str | list[TextPart]) -> str:
+    """The text of a content, whichever form it has."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class CalledFunction(StrictBody):
+    """What was called, and with what."""
+
+    name: str = Field(min_length=1, max_length=256)
+    arguments: str  # a JSON object
+
+    @field_validator("arguments")
+    @classmethod
+    def _is_an_object(cls, value: str) -> str:
+        try:
+            given = json.loads(value or "{}")
+        except (ValueError, RecursionError):
+            raise ValueError("must be JSON") from None
+        if not isinstance(given, dict):
+            raise ValueError("must be a JSON object")
+        return value
+
+
+class MessageToolCall(StrictBody):
+    """A call in an earlier answer."""
+
+    id: str = Field(max_length=256)
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(StrictBody):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: TextContent | None = None
+    name: str | None = Field(None, max_length=256)  # of a tool; accepted elsewhere, not shown to the model
+    tool_call_id: str | None = Field(None, max_length=256)  # which call a tool's message answers
+    refusal: None = None  # what OpenAI's client puts into an answer that is sent back
+    annotations: Annotated[list[None], Field(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Annotated[list[MessageToolCall], Field(fail_fast=True, max_length=128)] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> "Message":
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError("content is missing")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls belong to the assistant")
+        return self
+
+    @property
+    def text(self) -> str:
+        return "" if self.content is None else joined(self.content)
+
+    @property
+    def calls(self) -> list[tuple[str, Any]]:
+        """(name, arguments) of the tools that were called."""
+        made = [call.function for call in self.tool_calls or ()]
+        return [(call.name, json.loads(call.arguments or "{}")) for call in made]
+
+    def as_template_sees_it(self) -> dict[str, Any]:
+        """Role and text. What OpenAI now calls a developer is a system to every chat template."""
+        shown: dict[str, Any] = {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": self.text,
+        }
+        if self.tool_calls:
+            shown["tool_calls"] = [
+                {"type": "function", "id": call.id, "function": {"name": name, "arguments": given}}
+                for call, (name, given) in zip(self.tool_calls, self.calls, strict=True)
+            ]
+        if self.role == "tool":
+            shown |= {"tool_call_id": self.tool_call_id or "", "name": self.name or ""}
+        return shown

@@ -1,0 +1,120 @@
+"""From what a user asks for to the text that llguidance compiles."""
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from foreword.errors import RequestError
+from foreword.structured.params import StructuredOutputs
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+
+def grammar_text(wanted: StructuredOutputs, control_names: Collection[str] = ()) -> str:
+    """llguidance's form of it; `control_names` are tokens of the model that no text can spell."""
+    from llguidance import LLMatcher
+
+    if wanted.json_object:
+        return _from_schema({"type": "object"}, wanted)
+    if wanted.json is not None:
+        return _from_schema(json.loads(str(wanted.json)), wanted)
+    if wanted.regex is not None:
+        return str(LLMatcher.grammar_from_regex(wanted.regex))
+    if wanted.choice is not None:
+        # One expression, not a rule for each: a parser has room for a few thousand rules at a time.
+        return str(LLMatcher.grammar_from_regex("|".join(map(re.escape, wanted.choice))))
+    if wanted.grammar is not None:
+        return _from_ebnf(wanted.grammar)
+    return _from_tags(json.loads(str(wanted.structural_tag)), control_names)
+
+
+def schema_options(wanted: StructuredOutputs) -> "JsonCompileOptions":
+    """How JSON is laid out.
+
+    Unless asked otherwise in the one way that Python's `json.dumps` has: where any whitespace is allowed, small models
+    write nothing else until the answer is full, and no token between two keys is certain.
+    """
+    space = "" if wanted.disable_any_whitespace else " "
+    return {
+        "lenient": False,
+        "coerce_one_of": False,
+        "whitespace_flexible": wanted.whitespace_pattern is not None,
+        "whitespace_pattern": wanted.whitespace_pattern,
+        "item_separator": "," if wanted.whitespace_pattern is not None else f",{space}",
+        "key_separator": ":" if wanted.whitespace_pattern is not None else f":{space}",
+    }
+
+
+def _from_schema(schema: Any, wanted: StructuredOutputs) -> str:  # noqa: ANN401 - any JSON
+    from llguidance import LLMatcher
+
+    if wanted.disable_additional_properties:
+        schema = _closed(schema)
+    written = json.dumps(schema, ensure_ascii=False)
+    return str(LLMatcher.grammar_from_json_schema(written, overrides=schema_options(wanted)))
+
+
+def _closed(schema: Any) -> Any:  # noqa: ANN401 - any JSON
+    """The schema with `additionalProperties: false` for every object that does not say."""
+    if isinstance(schema, list):
+        return [_closed(entry) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(entry) for key, entry in schema.items()}
+    if "properties" in closed and "additionalProperties" not in closed:
+        closed["additionalProperties"] = False
+    return closed
+
+
+def _from_ebnf(text: str) -> str:
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        lark = any_to_lark(text)
+    except RecursionError:
+        raise RequestError("structured outputs: grammar nests too deep") from None
+    except Exception as error:  # the converter's own, and whatever else a wrong grammar makes it raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise RequestError(f"structured outputs: grammar cannot be read: {reason[:300]}") from None
+    return str(LLMatcher.grammar_from_lark(lark))
+
+
+def _from_tags(given: Mapping[str, Any], control_names: Collection[str]) -> str:
+    """`{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`, as vLLM and xgrammar have it."""
+    from llguidance import StructTag
+
+    triggers, structures = given.get("triggers"), given.get("structures")
+    if not _are_texts(triggers) or not isinstance(structures, list) or not structures:
+        raise RequestError(
+            'structured outputs: structural_tag needs "structures", a list of {"begin", "schema", "end"}, and '
+            '"triggers", a list of texts'
+        )
+    tags = [_tag(place, entry, triggers) for place, entry in enumerate(structures)]
+    special = [tag.trigger in control_names for tag in tags]
+    if any(special) and not all(special):
+        raise RequestError(
+            "structured outputs: structural_tag: triggers must be control tokens all of them, or none"
+        )
+    return str(StructTag.to_grammar(tags, assume_special=any(special)))
+
+
+def _tag(place: int, entry: Any, triggers: list[str]) -> Any:  # noqa: ANN401 - any JSON; StructTag
+    from llguidance import StructTag
+
+    name = f"structured outputs: structural_tag: structure {place}"
+    if not isinstance(entry, dict) or not isinstance(entry.get("begin"), str):
+        raise RequestError(f"{name} has no text as its begin")
+    end, schema = entry.get("end", ""), entry.get("schema", {})
+    if not isinstance(end, str) or not isinstance(schema, dict):
+        raise RequestError(f"{name}: end must be a text and schema a JSON schema")
+    trigger = next((text for text in triggers if entry["begin"].startswith(text)), None)
+    if trigger is None:
+        raise RequestError(f"{name}: its begin starts with none of the triggers")
+    return StructTag(trigger=trigger, begin=entry["begin"], grammar=schema, end=end)
+
+
+def _are_texts(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and bool(value) and all(isinstance(text, str) and text for text in value)

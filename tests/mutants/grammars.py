@@ -1,0 +1,113 @@
+"""Defects of prescribed forms: states that move too early or stay, masks of other rows, guesses cut by their value."""
+
+from catalogue import UNIT, Mutant
+
+STATE = f"{UNIT}/structured/test_grammar_state.py"
+COMPILER = f"{UNIT}/structured/test_grammar_compiler.py"
+MASK = f"{UNIT}/acceptance/test_grammar_mask.py"
+EXACT = "tests/statistical/test_grammar_exactness.py"
+TEXTS = "tests/integration/test_structured_texts.py::test_a_random_model_writes_nothing_but_the_form"
+DRAFTS = f"{UNIT}/speculation/test_within_grammar.py"
+PREEMPTED = "tests/integration/test_structured_engine.py"
+STATE_FILE = "structured/state.py"
+
+GRAMMAR_MUTANTS = (
+    Mutant(
+        90,
+        "the parser keeps what it has read ahead",
+        STATE_FILE,
+        "    def _take_back(self) -> None:\n        self._read(self._ahead, ())",
+        "    def _take_back(self) -> None:\n        self._ahead = ()",
+        (STATE, EXACT),
+    ),
+    Mutant(
+        90,
+        "tokens that could not be committed stay read",
+        STATE_FILE,
+        "                why = self._complaint()\n                self._start_again()\n",
+        "                why = self._complaint()\n                self._ahead = ()\n",
+        (f"{STATE}::test_a_token_that_cannot_come_changes_nothing",),
+    ),
+    Mutant(
+        90,
+        "answers to one prompt share a parser",
+        "structured/compiler.py",
+        "            return self._matcher.deep_copy()",
+        "            return self._matcher",
+        (f"{STATE}::test_answers_to_one_prompt_do_not_share_their_place",),
+    ),
+    Mutant(
+        90,
+        "all answers of a request have one state",
+        "engine/intake.py",
+        "for index, form in enumerate(forms)",
+        "for index, form in enumerate(forms[:1] * params.n)",
+        (f"{PREEMPTED}::test_answers_to_one_prompt_have_states_of_their_own",),
+    ),
+    Mutant(
+        90,
+        "a preempted answer begins its form again",
+        "engine/request.py",
+        "        self.kv = KvSequence()\n        self.ledger.preemptions += 1",
+        "        self.kv = KvSequence()\n        if self.sampler.grammar is not None:\n"
+        "            self.sampler.grammar.__init__(self.sampler.grammar._grammar)\n"
+        "        self.ledger.preemptions += 1",
+        (f"{PREEMPTED}::test_a_preempted_answer_goes_on_where_it_was",),
+    ),
+    Mutant(
+        91,
+        "every row has the mask of the text",
+        "acceptance/pipeline/grammar_mask.py",
+        "forbid(rows[first + place], row)",
+        "forbid(rows[first + place], bits[0])",
+        (MASK, EXACT),
+    ),
+    Mutant(
+        91,
+        "a node has the mask of the node before it instead of its parent's history",
+        STATE_FILE,
+        "found.append((*(found[parent] if parent >= 0 else ()), token))",
+        "found.append((*(found[-1] if found else ()), token))",
+        (STATE, EXACT),
+    ),
+    Mutant(
+        91,
+        "masks that were known before a commit are those of other places behind it",
+        STATE_FILE,
+        "if path[: len(came)] == came}",
+        "if len(path) >= len(came)}",
+        (STATE, EXACT),
+    ),
+    Mutant(
+        92,
+        "a drawn node is dropped because the form rules it out",
+        "speculation/proposing.py",
+        "        is_drawn = bool(draft.drawn) and draft.drawn[node] is not None",
+        "        is_drawn = False",
+        (f"{DRAFTS}::test_a_drawn_node_stays_whatever_its_token_is",),
+    ),
+    Mutant(
+        92,
+        "guesses that cannot come cost rows",
+        "speculation/proposing.py",
+        "    known = within_grammar(known, ask.request)\n",
+        "",
+        (f"{DRAFTS}::test_a_chosen_node_that_cannot_come_costs_no_row",),
+    ),
+    Mutant(
+        92,
+        "a draft model draws what the form rules out",
+        "drafters/model/next_level.py",
+        " or sampling.grammar is not None",
+        "",
+        (f"{DRAFTS}::test_what_is_drawn_is_drawn_from_what_may_come",),
+    ),
+    Mutant(
+        93,
+        "an answer ends before its form is complete",
+        "structured/compiler.py",
+        "        if len(self.ends) > 1 and mask[first >> 5] >> (first & 31) & 1:",
+        "        if len(self.ends) > 1:",
+        (STATE,),
+    ),
+)

@@ -1,0 +1,107 @@
+"""Calls of tools in the words of four families of models, however their text is cut."""
+
+import random
+
+import pytest
+
+from foreword.server.api.tools.formats import FORMATS, ToolFormat, format_of
+from foreword.server.api.tools.reading import Called, Event, Given, Said, ToolReader
+
+TOOLS = ("weather", "add")
+WEATHER = ("weather", {"city": 'Pa"ris {', "days": [1, 2]})
+ADD = ("add", {"a": 1, "b": {"c": "}"}})
+
+
+def read(form: ToolFormat, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+    """The text, and the calls with their arguments as they were written."""
+    reader = ToolReader(form, TOOLS)
+    events: list[Event] = [event for piece in pieces for event in reader.feed(piece)] + reader.finish()
+    text = "".join(event.text for event in events if isinstance(event, Said))
+    calls: list[list[str]] = []
+    for event in events:
+        if isinstance(event, Called):
+            assert event.index == len(calls)
+            calls.append([event.name, ""])
+        elif isinstance(event, Given):
+            calls[event.index][1] += event.text
+    assert reader.count == len(calls)
+    return text, [(name, given) for name, given in calls]
+
+
+def cuts(text: str) -> list[list[str]]:
+    """As a whole, by characters, and at random."""
+    rng = random.Random(text)
+    ways = [[text], list(text)]
+    for _ in range(4):
+        places = sorted(rng.sample(range(1, len(text)), min(5, len(text) - 1))) if len(text) > 1 else []
+        ways.append([text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)])
+    return ways
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_calls_are_read_as_they_were_written(name: str):
+    form = FORMATS[name]
+    several = [WEATHER, ADD] if form.begin or form.is_list else [WEATHER]
+    for calls in ([WEATHER], several):
+        for pieces in cuts(form.written(calls)):
+            text, found = read(form, pieces)
+            assert text.strip() == ""
+            assert [(n, __import__("json").loads(a)) for n, a in found] == calls
+
+
+CASES = {
+    ("hermes", "Just text with < and <tool and {json: 1}."): (
+        "Just text with < and <tool and {json: 1}.",
+        [],
+    ),
+    ("hermes", 'Let me see. <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'): (
+        "Let me see. ",
+        [("add", '{"a": 1}')],
+    ),
+    ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>'): ("", [("add", '{"a": 1}')]),
+    ("hermes", '<tool_call>{"name": "add"}</tool_call>'): ("", [("add", "{}")]),
+    ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1'): ("", [("add", '{"a": 1')]),
+    ("hermes", '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>'): (
+        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
+        [],
+    ),
+    ("hermes", "<tool_call>nonsense</tool_call> more"): ("<tool_call>nonsense</tool_call> more", []),
+    ("llama3_json", '{"name": "add", "parameters": {"a": [1, 2]}}'): ("", [("add", '{"a": [1, 2]}')]),
+    ("llama3_json", '<|python_tag|>{"name": "add", "parameters": {}}'): ("", [("add", "{}")]),
+    ("llama3_json", '{"name": "add", "arguments": {"a": 1}}'): ("", [("add", '{"a": 1}')]),
+    ("llama3_json", '{"name": "add", "parameters": {}}; {"name": "add", "parameters": {"a": 2}}'): (
+        "",
+        [("add", "{}"), ("add", '{"a": 2}')],
+    ),
+    ("llama3_json", '{"answer": 5, "x": {"name": "add"}}'): ('{"answer": 5, "x": {"name": "add"}}', []),
+    ("llama3_json", "{} is empty"): ("{} is empty", []),
+    ("llama3_json", 'I say {"name": "add", "parameters": {}}'): (
+        'I say {"name": "add", "parameters": {}}',
+        [],
+    ),
+    ("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}]'): ("", [("add", '{"a": 1}')]),
+    ("mistral", "[1, 2]"): ("[1, 2]", []),
+    ("mistral", "[TOOL_CALL is no mark"): ("[TOOL_CALL is no mark", []),
+    (
+        "smollm",
+        '<tool_call>[{"name": "add", "arguments": {"a": 1}}, {"name": "add", "arguments": {}}]</tool_call>',
+    ): (
+        "",
+        [("add", '{"a": 1}'), ("add", "{}")],
+    ),
+    ("smollm", "Nothing to call"): ("Nothing to call", []),
+}
+
+
+@pytest.mark.parametrize(("case", "expected"), CASES.items(), ids=[" ".join(case)[:60] for case in CASES])
+def test_text_stays_text(case: tuple[str, str], expected):
+    form, text = case
+    for pieces in cuts(text):
+        assert read(FORMATS[form], pieces) == expected
+
+
+def test_the_template_tells_the_format():
+    assert format_of("... <tool_call> ...").name == "hermes"
+    assert format_of("... [TOOL_CALLS] ...").name == "mistral"
+    assert format_of("... <|python_tag|> ...").name == "llama3_json"
+    assert format_of("... no tools ...").name == format_of(None).name == "smollm"
