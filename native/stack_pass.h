@@ -46,10 +46,19 @@ protected:
 
 private:
     void lay_out();
+    template <typename Cut>
+    void lay_out_mixtures(Cut& cut);
     void plan_attention(const int32_t* starts);
     void place_heads(int64_t index);
     void attend(int64_t index, int thread);
+    void dense(const Layer& layer, int thread);
     void gate_and_up(const Layer& layer, int thread);
+    void mixture(const Layer& layer, int thread);
+    void route(const Layer& layer, int thread);
+    void gather_rows(const PackedMatrix& reader, const std::vector<int64_t>& rows);
+    ActivationView routed(const PackedMatrix& reader, int64_t first, int64_t rows) const;
+    template <typename Piece>
+    void share_experts(const std::vector<Matrix>& matrices, const std::vector<int64_t>& starts, Piece&& piece);
     KvView kv(int64_t layer) const { return store_.view(kind_, layer); }
     uint8_t* bytes_of(int thread) const { return reinterpret_cast<uint8_t*>(floats_of(thread)); }
 
@@ -67,6 +76,17 @@ private:
     float* input_scale_ = nullptr;
     float* input_sum_ = nullptr;
     int8_t* input_q_ = nullptr;
+    float* scores_ = nullptr;      // [rows, experts]
+    float* share_ = nullptr;       // [rows, per token], how much each taken expert counts
+    float* shared_ = nullptr;      // [rows], how much the shared ones do
+    int32_t* chosen_ = nullptr;    // [rows, per token]
+    float* routed_gate_ = nullptr; // [rows * per token, expert size], sorted by expert
+    float* routed_up_ = nullptr;
+    float* said_ = nullptr;        // [rows * per token, hidden]
+    float* routed_f32_ = nullptr;  // a linear map's input, sorted by expert
+    float* routed_scale_ = nullptr;
+    float* routed_sum_ = nullptr;
+    int8_t* routed_q_ = nullptr;
     float* thread_scratch_ = nullptr;
     int64_t scratch_each_ = 0;     // floats per thread
     int64_t heads_width_ = 0;

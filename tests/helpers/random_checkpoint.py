@@ -6,9 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foreword.backends.weight_loader import expected_shapes
-from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, RopeSpec
+from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec
 from foreword.models.formats.checkpoint import QuantizedTensor
+from foreword.models.layer_shapes import expected_shapes
+from foreword.models.rope_spec import RopeSpec
 from foreword.models.tokenization.tokenizer import Tokenizer
 
 SMOLLM2_SHAPE = ModelConfig(

@@ -9,7 +9,8 @@ import pytest
 from foreword.backends.support import require_supported
 from foreword.engine.loader import load_model
 from foreword.errors import CheckpointError
-from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, RopeSpec
+from foreword.models.config import AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec
+from foreword.models.rope_spec import RopeSpec
 from helpers.cpu import needs_cpu_kernels
 from helpers.tiny_models import make_hf_model
 
@@ -41,7 +42,10 @@ def test_plain_layers_are_fine():
     ("config", "words"),
     [
         (with_layer(LayerSpec(ATTENTION, replace(MLP, activation="gelu"))), "activation 'gelu'"),
-        (with_layer(LayerSpec(ATTENTION, replace(MLP, num_experts=8))), "a mixture of experts"),
+        (
+            with_layer(LayerSpec(ATTENTION, replace(MLP, experts=ExpertsSpec(8, 2, 16)))),
+            "a mixture of experts",
+        ),
         (with_layer(LayerSpec(replace(ATTENTION, window=127), MLP)), "a sliding window"),
         (with_layer(LayerSpec(ATTENTION, MlpSpec(32))), "layers that differ"),
         (replace(SOUND, norm=NormSpec(1e-5, kind="layer")), "layer norms"),

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from foreword.errors import CheckpointError
-from foreword.models.config import FrequencyFactors, LinearRopeScaling
 from foreword.models.formats.opening import open_checkpoint
+from foreword.models.rope_spec import FrequencyFactors, LinearRopeScaling
 from helpers.tiny_gguf import llama3_factors
 from helpers.tiny_models import make_hf_model, write_gguf
 

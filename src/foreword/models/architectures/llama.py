@@ -1,6 +1,7 @@
 """Llama, SmolLM and all that use their class."""
 
-from foreword.models.architectures.architecture import LLAMA_TENSORS, Architecture, GgufNames, Switch
+from foreword.models.architectures.architecture import LLAMA_TENSORS, Architecture, GgufNames
+from foreword.models.architectures.switch import Switch
 
 LLAMA = Architecture(
     name="llama",

@@ -8,19 +8,10 @@ import numpy as np
 from foreword.errors import CheckpointError
 from foreword.models.architectures.architecture import Architecture, GgufNames
 from foreword.models.architectures.registry import BY_GGUF_NAME
-from foreword.models.config import (
-    AttentionSpec,
-    FrequencyFactors,
-    LayerSpec,
-    LinearRopeScaling,
-    MlpSpec,
-    ModelConfig,
-    NormSpec,
-    RopeScaling,
-    RopeSpec,
-)
-from foreword.models.formats.fields import ConfigFields, check_heads, check_layers, windowed_context
+from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec
+from foreword.models.formats.fields import ConfigFields, check_heads, check_layers
 from foreword.models.formats.gguf.file import GgufFile
+from foreword.models.rope_spec import FrequencyFactors, LinearRopeScaling, RopeScaling, RopeSpec
 
 ROPE_FACTORS = "rope_freqs.weight"
 
@@ -51,7 +42,7 @@ def gguf_config(file: GgufFile) -> ModelConfig:
         architecture=family.name,
         vocab_size=_embedding_rows(file),
         hidden_size=fields.count("embedding_length"),
-        context_length=windowed_context(fields.count("context_length"), attention.window),
+        context_length=fields.count("context_length"),
         layers=(LayerSpec(attention, mlp),) * num_layers,
         norm=NormSpec(fields.number("attention.layer_norm_rms_epsilon")),
         rope=RopeSpec(
@@ -70,7 +61,7 @@ def _attention(file: GgufFile, fields: ConfigFields, family: Architecture) -> At
         head_dim=fields.count("attention.key_length", fields.count("embedding_length") // heads or None),
         bias="blk.0.attn_q.bias" in file.tensors,
         output_bias="blk.0.attn_output.bias" in file.tensors,
-        qk_norm=family.qk_norm,
+        qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
         window=fields.count("attention.sliding_window") if window else None,
     )
     return check_heads(attention, fields.origin)

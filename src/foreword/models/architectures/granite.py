@@ -1,0 +1,19 @@
+"""Granite: Llama with factors on embeddings, residuals, attention scores and logits."""
+
+from foreword.models.architectures.architecture import Architecture, Scales
+from foreword.models.architectures.switch import Switch
+
+GRANITE = Architecture(
+    name="granite",
+    hf_class="GraniteForCausalLM",
+    attention_bias=Switch(key="attention_bias"),
+    output_bias=Switch(key="attention_bias"),
+    mlp_bias=Switch(key="mlp_bias"),
+    scales=Scales(
+        embedding="embedding_multiplier",
+        residual="residual_multiplier",
+        attention="attention_multiplier",
+        logits_divisor="logits_scaling",
+    ),
+    kv_heads_may_be_missing=True,
+)

@@ -1,0 +1,19 @@
+"""Qwen3-MoE: Qwen3 with experts."""
+
+from foreword.models.architectures.architecture import Architecture, Window, WindowedLayers
+from foreword.models.architectures.experts import DenseLayers, ExpertKeys
+from foreword.models.architectures.switch import Switch
+
+QWEN3_MOE = Architecture(
+    name="qwen3_moe",
+    hf_class="Qwen3MoeForCausalLM",
+    attention_bias=Switch(key="attention_bias"),
+    output_bias=Switch(key="attention_bias"),
+    qk_norm=Switch(always=True),
+    window=Window(WindowedLayers.ALL, switch="use_sliding_window", listed=False),
+    experts=ExpertKeys(
+        count=("num_experts", "num_local_experts"),
+        normalize=Switch(key="norm_topk_prob"),
+        dense=DenseLayers.BY_STEP,
+    ),
+)

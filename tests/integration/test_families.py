@@ -1,0 +1,85 @@
+"""Every family equals transformers on a tiny random checkpoint in the published layout, however it is run."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from foreword.backends.runner import ModelRunner
+from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.torch.weights import load_weights
+from foreword.kv.paged_cache import PagedCache
+from foreword.models.formats.opening import open_checkpoint
+from foreword.speculation.draft import Draft
+from foreword.speculation.requests import PassEntry
+from foreword.speculation.transaction import Transaction
+from foreword.speculation.verdict import Verdict
+from helpers.passes import all_logits, compute, fragmented_cache, make_request
+from helpers.tiny_families import FAMILIES, make_family
+from helpers.trees import random_tokens, random_tree, root_path
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family's decoder here, and in transformers."""
+
+    decoder: TorchDecoder
+    theirs: torch.nn.Module
+
+    @torch.inference_mode()
+    def expected(self, ids: list[int]) -> torch.Tensor:
+        return self.theirs(torch.tensor([ids])).logits[0]
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    path, theirs = make_family(tmp_path_factory.mktemp(request.param), request.param)
+    checkpoint = open_checkpoint(path)
+    weights = load_weights(checkpoint, torch.float32, torch.device("cpu"))
+    return Family(TorchDecoder(checkpoint.config, weights), theirs)
+
+
+def assert_equal(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    assert float((ours - theirs).abs().max()) <= 1e-4 * float(theirs.abs().max())
+
+
+def test_logits_equal_transformers(family: Family):
+    ids = random_tokens(random.Random(3), 60)
+    assert_equal(all_logits(family.decoder, ids), family.expected(ids))
+
+
+def test_chunks_trees_and_what_was_committed_of_them(family: Family):
+    rng = random.Random(4)
+    prompt = random_tokens(rng, 45)
+    runner, cache = fragmented_cache(family.decoder, 8, seed=4)
+    request = make_request(cache, prompt)
+    for rows in (17, 1, 26):
+        compute(runner, cache, request, rows)
+    draft = random_tree(rng, 24, len(prompt))
+    paths = [root_path(draft, node) for node in range(24)]
+    longest = max(paths, key=len)
+    with Transaction(cache, [PassEntry.of(request, 1)]) as transaction:
+        logits = runner.forward(transaction.batch([draft])).logits
+        accepted = tuple(draft.tokens[node] for node in longest)
+        transaction.commit([Verdict(tuple(longest), (*accepted, 11))])
+    for node in (longest[-1], longest[0], 23, 12):
+        alone = family.expected(prompt + [draft.tokens[step] for step in paths[node]])[-1]
+        assert_equal(logits[1 + node], alone)
+    with Transaction(cache, [PassEntry.of(request, 1)]) as transaction:
+        after = runner.forward(transaction.batch([Draft()])).logits[0]
+    assert_equal(after, family.expected(request.tokens)[-1])
+
+
+def test_a_prefix_that_was_found_is_as_good_as_one_that_was_computed(family: Family):
+    prompt = random_tokens(random.Random(5), 40)
+    cache = PagedCache(8, prefix_caching=True)
+    runner = ModelRunner.allocate(family.decoder, 8, cache.page_size)
+    compute(runner, cache, make_request(cache, prompt[:36]), 36)
+    second = make_request(cache, prompt)
+    cache.close(second.kv)
+    second.kv = cache.open(tokens=prompt)
+    assert second.kv.computed == 32
+    with Transaction(cache, [PassEntry.of(second, 8)]) as transaction:
+        logits = runner.forward(transaction.batch([Draft()])).logits[-1]
+    assert_equal(logits, family.expected(prompt)[-1])
