@@ -31,14 +31,10 @@ def decoder_of(checkpoint: RandomCheckpoint, form: str, threads: int = 1) -> Cpu
 
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
-def test_logits_equal_torch(
-    checkpoint: RandomCheckpoint, isa: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_logits_equal_torch(checkpoint: RandomCheckpoint, isa: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FOREWORD_ISA", isa)
     ids = random_tokens(random.Random(1), 100)
-    reference = TorchDecoder(
-        checkpoint.config, load_weights(checkpoint, torch.float32, torch.device("cpu"))
-    )
+    reference = TorchDecoder(checkpoint.config, load_weights(checkpoint, torch.float32, torch.device("cpu")))
     expected = all_logits(reference, ids)
     torch.testing.assert_close(
         all_logits(decoder_of(checkpoint, "float32"), ids), expected, atol=2e-4, rtol=0

@@ -1,7 +1,7 @@
 """The family that a config.json belongs to, or why none is."""
 
 from collections.abc import Mapping
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from typing import Any
 
 from foreword.errors import CheckpointError
@@ -53,11 +53,17 @@ def family_named(values: Mapping[str, Any], origin: str) -> Architecture:
             f"{origin}: {name[:60]} has recurrent layers, whose state would have to be rolled back with rejected "
             "guesses; that is not supported yet, use another model"
         )
-    nearest = get_close_matches(name, BY_HF_CLASS, n=1, cutoff=0.0)[0]
+    nearest = max(
+        BY_HF_CLASS, key=lambda known: SequenceMatcher(None, _stem(name[:60]), _stem(known)).ratio()
+    )
     raise CheckpointError(
         f"{origin}: architecture {name[:60]} is not supported; the nearest that is, is {nearest}"
         f"{_differing(values, BY_HF_CLASS[nearest])}; `foreword models --supported` lists all"
     )
+
+
+def _stem(name: str) -> str:
+    return name.removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration").lower()
 
 
 def _is_recurrent(name: str, values: Mapping[str, Any]) -> bool:
@@ -80,4 +86,4 @@ def _differing(values: Mapping[str, Any], nearest: Architecture) -> str:
         "sliding_window": nearest.window is not None,
     } | dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), nearest.experts is not None)
     found = [what for key, what in _DIFFERENCES.items() if values.get(key) and not known.get(key, False)]
-    return f", which has no {' and no '.join(dict.fromkeys(found))}" if found else ", whose config differs"
+    return f", which lacks {' and '.join(dict.fromkeys(found))}" if found else ", whose layers may differ"
