@@ -2,20 +2,20 @@
 
 import random
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 
 from foreword.backends.runner import ModelRunner
 from foreword.backends.torch.decoder import TorchDecoder
-from foreword.backends.torch.weights import load_weights
 from foreword.kv.paged_cache import PagedCache
-from foreword.models.formats.opening import open_checkpoint
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
 from foreword.speculation.verdict import Verdict
-from helpers.passes import all_logits, compute, fragmented_cache, make_request
+from helpers.family_gguf import ARCHITECTURES, write_family_gguf
+from helpers.passes import all_logits, compute, fragmented_cache, make_request, torch_decoder
 from helpers.tiny_families import FAMILIES, make_family
 from helpers.trees import random_tokens, random_tree, root_path
 
@@ -35,9 +35,7 @@ class Family:
 @pytest.fixture(scope="module", params=list(FAMILIES))
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
     path, theirs = make_family(tmp_path_factory.mktemp(request.param), request.param)
-    checkpoint = open_checkpoint(path)
-    weights = load_weights(checkpoint, torch.float32, torch.device("cpu"))
-    return Family(TorchDecoder(checkpoint.config, weights), theirs)
+    return Family(torch_decoder(path), theirs)
 
 
 def assert_equal(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -83,3 +81,20 @@ def test_a_prefix_that_was_found_is_as_good_as_one_that_was_computed(family: Fam
     with Transaction(cache, [PassEntry.of(second, 8)]) as transaction:
         logits = runner.forward(transaction.batch([Draft()])).logits[-1]
     assert_equal(logits, family.expected(prompt)[-1])
+
+
+AS_GGUF = {
+    "gemma2": {"query_pre_attn_scalar": 24, "tie_word_embeddings": True},
+    "gemma3": {"query_pre_attn_scalar": 16, "num_hidden_layers": 6, "layer_types": None},
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 4},
+    "qwen2_moe": {"mlp_only_layers": []},
+}
+"""What GGUF does not say, as llama.cpp takes it."""
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_gguf_file_gives_the_same_logits(tmp_path: Path, name: str):
+    directory, _ = make_family(tmp_path / "hf", name, **AS_GGUF.get(name, {}))
+    path = write_family_gguf(name, directory, tmp_path / "model.gguf")
+    ids = random_tokens(random.Random(6), 40)
+    assert_equal(all_logits(torch_decoder(path), ids), all_logits(torch_decoder(directory), ids))

@@ -180,7 +180,7 @@ def test_a_window_caps_no_context(tmp_path):
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, ["differ between layers"]),
         ({"rope_parameters": [1]}, ["rope_parameters"]),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, ["low_freq_factor"]),
-        ({"partial_rotary_factor": 0.3}, ["partial_rotary_factor"]),
+        ({"partial_rotary_factor": 0.2}, ["partial_rotary_factor"]),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, ["bitsandbytes", "GGUF"]),
         ({"hidden_size": ...}, ["hidden_size", "missing"]),
         ({"vocab_size": "many"}, ["vocab_size"]),

@@ -73,6 +73,11 @@ class GgufNames:
     architecture: str  # general.architecture, and the prefix of its keys
     interleaved: bool  # rotated pairs stand side by side in rows of q and k, not half a head apart
     layer_tensors: Mapping[str, str]  # blk.N.<key> -> model.layers.N.<value>
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # one matrix -> those it is made of
+    settings: Mapping[str, object] | None = (
+        None  # what GGUF leaves unsaid, by keys of config.json; None: nothing
+    )
+    deep: int | None = None  # models of so many layers scale scores by hidden size / heads, not by head size
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,22 @@ LLAMA_TENSORS = {
     "ffn_down": "mlp.down_proj",
 }
 """GGUF's names inside a layer of the llama kind."""
+
+EXPERT_TENSORS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+"""Beside those of all experts together."""
+
+AROUND_TENSORS = LLAMA_TENSORS | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+"""In a layer with norms around both halves, or only after them."""
 
 QK_NORM_TENSORS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 

@@ -1,7 +1,9 @@
 """Gemma 2: norms around both halves of a layer, GeGLU, soft caps, scaled embeddings; every other layer has a window."""
 
 from foreword.models.architectures.architecture import (
+    AROUND_TENSORS,
     Architecture,
+    GgufNames,
     Scales,
     StoredTensors,
     Window,
@@ -13,6 +15,7 @@ from foreword.models.config import Norms
 GEMMA2 = Architecture(
     name="gemma2",
     hf_class="Gemma2ForCausalLM",
+    gguf=GgufNames("gemma2", interleaved=False, layer_tensors=AROUND_TENSORS, settings={}, deep=46),
     attention_bias=Switch(key="attention_bias"),
     output_bias=Switch(key="attention_bias"),
     norms=Norms.AROUND,

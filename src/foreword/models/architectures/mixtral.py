@@ -1,7 +1,10 @@
 """Mixtral: Mistral with experts."""
 
 from foreword.models.architectures.architecture import (
+    EXPERT_TENSORS,
+    LLAMA_TENSORS,
     Architecture,
+    GgufNames,
     Rope,
     StoredTensors,
     Window,
@@ -13,6 +16,7 @@ from foreword.models.architectures.switch import Switch
 MIXTRAL = Architecture(
     name="mixtral",
     hf_class="MixtralForCausalLM",
+    gguf=GgufNames("llama", interleaved=True, layer_tensors=LLAMA_TENSORS | EXPERT_TENSORS, settings={}),
     window=Window(WindowedLayers.ALL, listed=False),
     rope=Rope(theta=1e6),
     experts=ExpertKeys(count=("num_local_experts",), size="intermediate_size", normalize=Switch(always=True)),

@@ -1,7 +1,9 @@
 """Phi-3, Phi-3.5 and Phi-4: projections of one input stored as one matrix, LongRoPE."""
 
 from foreword.models.architectures.architecture import (
+    LLAMA_TENSORS,
     Architecture,
+    GgufNames,
     Rope,
     StoredTensors,
     Window,
@@ -11,6 +13,13 @@ from foreword.models.architectures.architecture import (
 PHI3 = Architecture(
     name="phi3",
     hf_class="Phi3ForCausalLM",
+    gguf=GgufNames(
+        "phi3",
+        interleaved=False,
+        layer_tensors=LLAMA_TENSORS,
+        fused={"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_up": ("ffn_gate", "ffn_up")},
+        settings={},
+    ),
     window=Window(WindowedLayers.ALL, listed=False),
     rope=Rope(yarn_is_longrope=True),
     kv_heads_may_be_missing=True,

@@ -41,4 +41,9 @@ ARCHITECTURES: tuple[Architecture, ...] = (
 
 BY_HF_CLASS = {family.hf_class: family for family in ARCHITECTURES}
 
-BY_GGUF_NAME = {family.gguf.architecture: family for family in ARCHITECTURES if family.gguf is not None}
+BY_GGUF_NAME = {
+    (family.gguf.architecture, family.experts is not None): family
+    for family in ARCHITECTURES
+    if family.gguf is not None
+}
+"""By general.architecture and whether there are experts: Mixtral is a llama with experts."""

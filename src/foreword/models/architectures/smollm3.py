@@ -1,11 +1,19 @@
 """SmolLM3: Llama in which every fourth layer has no rotary embedding."""
 
-from foreword.models.architectures.architecture import Architecture, Rope, Window, WindowedLayers
+from foreword.models.architectures.architecture import (
+    LLAMA_TENSORS,
+    Architecture,
+    GgufNames,
+    Rope,
+    Window,
+    WindowedLayers,
+)
 from foreword.models.architectures.switch import Switch
 
 SMOLLM3 = Architecture(
     name="smollm3",
     hf_class="SmolLM3ForCausalLM",
+    gguf=GgufNames("smollm3", interleaved=True, layer_tensors=LLAMA_TENSORS, settings={}),
     attention_bias=Switch(key="attention_bias"),
     output_bias=Switch(key="attention_bias"),
     mlp_bias=Switch(key="mlp_bias"),
