@@ -5,6 +5,7 @@ from chains import CHAIN_MUTANTS
 from control import CONTROL_MUTANTS
 from ends import END_MUTANTS
 from engine import ENGINE_MUTANTS
+from families import FAMILY_MUTANTS
 from heads import HEAD_MUTANTS
 from house import HOUSE_MUTANTS
 from parallel_heads import PARALLEL_HEAD_MUTANTS
@@ -26,4 +27,5 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *PARALLEL_HEAD_MUTANTS,
     *ROLLOUT_MUTANTS,
     *CONTROL_MUTANTS,
+    *FAMILY_MUTANTS,
 )

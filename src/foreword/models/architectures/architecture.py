@@ -85,8 +85,10 @@ class Architecture:
     """What differs between families; all that is not here is the same for all of them."""
 
     name: str
+    models: str  # those that people know, for a table
     hf_class: str  # the one entry of `architectures` in config.json; never imported or run
-    gguf: GgufNames | None = None  # None: GGUF files call it by another family's name, or are not read
+    gguf: GgufNames | None = None  # None: GGUF files are not read, or by another family's name
+    gguf_alias: str | None = None  # that name
     attention_bias: Switch = NEVER  # of the q, k and v projections
     output_bias: Switch = NEVER  # of the attention's output projection
     mlp_bias: Switch = NEVER

@@ -6,6 +6,7 @@ from foreword.models.architectures.switch import Switch
 
 DEEPSEEK_V2 = Architecture(
     name="deepseek_v2",
+    models="DeepSeek-V2",
     hf_class="DeepseekV2ForCausalLM",
     attention_bias=Switch(key="attention_bias"),
     output_bias=Switch(key="attention_bias"),

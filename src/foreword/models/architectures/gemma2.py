@@ -14,6 +14,7 @@ from foreword.models.config import Norms
 
 GEMMA2 = Architecture(
     name="gemma2",
+    models="Gemma 2",
     hf_class="Gemma2ForCausalLM",
     gguf=GgufNames("gemma2", interleaved=False, layer_tensors=AROUND_TENSORS, settings={}, deep=46),
     attention_bias=Switch(key="attention_bias"),

@@ -16,6 +16,7 @@ from foreword.models.architectures.switch import Switch
 GEMMA3 = replace(
     GEMMA2,
     name="gemma3",
+    models="Gemma 3 (text)",
     hf_class="Gemma3ForCausalLM",
     gguf=GgufNames(
         "gemma3",

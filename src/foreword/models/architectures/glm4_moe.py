@@ -7,6 +7,7 @@ from foreword.models.config import GroupScore, Scores
 
 GLM4_MOE = Architecture(
     name="glm4_moe",
+    models="GLM-4.5",
     hf_class="Glm4MoeForCausalLM",
     attention_bias=Switch(key="attention_bias"),
     qk_norm=Switch(key="use_qk_norm"),

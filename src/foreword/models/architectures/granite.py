@@ -5,6 +5,7 @@ from foreword.models.architectures.switch import Switch
 
 GRANITE = Architecture(
     name="granite",
+    models="Granite 3",
     hf_class="GraniteForCausalLM",
     gguf=GgufNames("granite", interleaved=True, layer_tensors=LLAMA_TENSORS, settings={}),
     attention_bias=Switch(key="attention_bias"),

@@ -5,6 +5,7 @@ from foreword.models.architectures.switch import Switch
 
 LLAMA = Architecture(
     name="llama",
+    models="Llama, SmolLM, SmolLM2",
     hf_class="LlamaForCausalLM",
     gguf=GgufNames("llama", interleaved=True, layer_tensors=LLAMA_TENSORS),
     attention_bias=Switch(key="attention_bias"),

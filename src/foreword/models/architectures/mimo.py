@@ -5,6 +5,7 @@ from foreword.models.architectures.switch import Switch
 
 MIMO = Architecture(
     name="mimo",
+    models="MiMo-7B",
     hf_class="MiMoForCausalLM",
     attention_bias=Switch(always=True),
     window=QWEN_WINDOW,

@@ -3,5 +3,9 @@
 from foreword.models.architectures.architecture import Architecture, Window, WindowedLayers
 
 MISTRAL = Architecture(
-    name="mistral", hf_class="MistralForCausalLM", window=Window(WindowedLayers.ALL, listed=False)
+    name="mistral",
+    models="Mistral",
+    hf_class="MistralForCausalLM",
+    gguf_alias="llama",
+    window=Window(WindowedLayers.ALL, listed=False),
 )

@@ -15,6 +15,7 @@ from foreword.models.architectures.switch import Switch
 
 MIXTRAL = Architecture(
     name="mixtral",
+    models="Mixtral",
     hf_class="MixtralForCausalLM",
     gguf=GgufNames("llama", interleaved=True, layer_tensors=LLAMA_TENSORS | EXPERT_TENSORS, settings={}),
     window=Window(WindowedLayers.ALL, listed=False),

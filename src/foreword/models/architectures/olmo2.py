@@ -11,6 +11,7 @@ from foreword.models.config import Norms
 
 OLMO2 = Architecture(
     name="olmo2",
+    models="OLMo 2",
     hf_class="Olmo2ForCausalLM",
     gguf=GgufNames("olmo2", interleaved=False, layer_tensors=AROUND_TENSORS | QK_NORM_TENSORS, settings={}),
     attention_bias=Switch(key="attention_bias"),

@@ -12,6 +12,7 @@ from foreword.models.architectures.architecture import (
 
 PHI3 = Architecture(
     name="phi3",
+    models="Phi-3, Phi-3.5, Phi-4",
     hf_class="Phi3ForCausalLM",
     gguf=GgufNames(
         "phi3",

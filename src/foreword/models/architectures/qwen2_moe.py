@@ -13,6 +13,7 @@ from foreword.models.architectures.switch import Switch
 
 QWEN2_MOE = Architecture(
     name="qwen2_moe",
+    models="Qwen1.5-MoE, Qwen2-MoE",
     hf_class="Qwen2MoeForCausalLM",
     gguf=GgufNames("qwen2moe", interleaved=False, layer_tensors=LLAMA_TENSORS | EXPERT_TENSORS, settings={}),
     attention_bias=Switch(key="qkv_bias", default=True),

@@ -11,6 +11,7 @@ from foreword.models.architectures.switch import Switch
 
 QWEN3 = Architecture(
     name="qwen3",
+    models="Qwen3",
     hf_class="Qwen3ForCausalLM",
     gguf=GgufNames("qwen3", interleaved=False, layer_tensors=LLAMA_TENSORS | QK_NORM_TENSORS),
     attention_bias=Switch(key="attention_bias"),

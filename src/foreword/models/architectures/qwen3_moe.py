@@ -14,6 +14,7 @@ from foreword.models.architectures.switch import Switch
 
 QWEN3_MOE = Architecture(
     name="qwen3_moe",
+    models="Qwen3-MoE",
     hf_class="Qwen3MoeForCausalLM",
     gguf=GgufNames(
         "qwen3moe",

@@ -12,6 +12,7 @@ from foreword.models.architectures.switch import Switch
 
 SMOLLM3 = Architecture(
     name="smollm3",
+    models="SmolLM3",
     hf_class="SmolLM3ForCausalLM",
     gguf=GgufNames("smollm3", interleaved=True, layer_tensors=LLAMA_TENSORS, settings={}),
     attention_bias=Switch(key="attention_bias"),
