@@ -1,14 +1,21 @@
 """Windows and experts on the CPU kernels: as the torch decoder computes them, and with the same bits in any company."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
 
+from foreword.backends.choice import DTYPES
 from foreword.backends.cpu.decoder import CpuDecoder, load_cpu_decoder
 from foreword.backends.cpu.packing import FORMS
+from foreword.backends.interface import Decoder
+from foreword.backends.runner import ModelRunner
 from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.weights import load_weights
+from foreword.kv.paged_cache import PagedCache
+from foreword.kv.spec import DECODER_ROWS
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
@@ -30,12 +37,15 @@ def decoder_of(checkpoint: RandomCheckpoint, form: str, threads: int = 1) -> Cpu
     return load_cpu_decoder(checkpoint, FORMS[form], threads=threads)
 
 
+def torch_reference(checkpoint: RandomCheckpoint, form: str = "float32") -> TorchDecoder:
+    return TorchDecoder(checkpoint.config, load_weights(checkpoint, DTYPES[form], torch.device("cpu")))
+
+
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 def test_logits_equal_torch(checkpoint: RandomCheckpoint, isa: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FOREWORD_ISA", isa)
     ids = random_tokens(random.Random(1), 100)
-    reference = TorchDecoder(checkpoint.config, load_weights(checkpoint, torch.float32, torch.device("cpu")))
-    expected = all_logits(reference, ids)
+    expected = all_logits(torch_reference(checkpoint), ids)
     torch.testing.assert_close(
         all_logits(decoder_of(checkpoint, "float32"), ids), expected, atol=2e-4, rtol=0
     )
@@ -61,3 +71,26 @@ def test_a_row_has_the_same_bits_in_any_company(checkpoint: RandomCheckpoint, fo
     for node in (0, 11, 29):
         alone = [draft.tokens[step] for step in root_path(draft, node)]
         assert torch.equal(logits[1 + node], all_logits(decoder, ids[:51] + alone)[-1])
+
+
+@pytest.mark.parametrize("load", [decoder_of, torch_reference])
+def test_a_text_goes_on_after_its_first_pages_were_given_to_others(load: Callable[..., Decoder]):
+    """All layers have a window: far less memory than the text is long, and what others write there is not seen."""
+    checkpoint, rng = RandomCheckpoint(CONFIGS["experts"]), random.Random(3)
+    ids = random_tokens(rng, 330)
+    decoder = load(checkpoint, "float32")
+    cache = PagedCache(16, window=decoder.kv_rows().window)
+    runner = ModelRunner.allocate(decoder, 16, cache.page_size)
+    for array in runner.store.arrays(DECODER_ROWS):
+        array.fill_(torch.nan)
+        if isinstance(runner.store, TorchKvStore):
+            array[:, runner.store.spare_slot :] = 0
+    request = make_request(cache, ids)
+    for _ in range(11):
+        compute(runner, cache, request, 29)
+        other = make_request(cache, random_tokens(rng, 16))
+        compute(runner, cache, other, 16)
+        cache.close(other.kv)
+    with Transaction(cache, [PassEntry.of(request, 11)]) as transaction:
+        logits = runner.forward(with_all_logits(transaction.batch([Draft()]))).logits
+    torch.testing.assert_close(logits, all_logits(decoder, ids)[-11:], atol=1e-4, rtol=0)

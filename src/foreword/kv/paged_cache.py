@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 from foreword.kv.block_pool import BlockPool
 from foreword.kv.extra_rows import found_rows
+from foreword.kv.integrity import check_sequence
 from foreword.kv.prefix_cache import PrefixCache
 from foreword.kv.row_moves import RowMoves
-from foreword.kv.sequence import KvSequence, RowMove
+from foreword.kv.sequence import GONE, KvSequence, RowMove
+from foreword.kv.window import Window
 
 PAGE_SIZE = 16
 """KV rows in one page."""
@@ -21,7 +23,14 @@ class PagedCache:
     by the device in the order in which they were laid out, but one at a time for each sequence.
     """
 
-    def __init__(self, num_pages: int, page_size: int = PAGE_SIZE, prefix_caching: bool = False) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int = PAGE_SIZE,
+        prefix_caching: bool = False,
+        window: int | None = None,
+    ) -> None:
+        """`window`: only so many of a sequence's newest rows are ever read; None: all."""
         self.page_size = page_size
         self.pool = BlockPool(num_pages)
         self.prefix_caching = prefix_caching
@@ -30,6 +39,7 @@ class PagedCache:
         self._prefix = PrefixCache(self.pool, page_size)
         self._sequences: set[KvSequence] = set()
         self._moves = RowMoves()
+        self._window = Window(window, page_size)
 
     @property
     def free_pages(self) -> int:
@@ -77,7 +87,7 @@ class PagedCache:
         """Forget a sequence and give its pages back; the published ones stay until they are evicted."""
         self._sequences.remove(sequence)
         self._moves.forget(sequence)
-        self.pool.release(sequence.pages[sequence.published :])
+        self.pool.release(sequence.own_pages)
         self._prefix.let_go(sequence.chain)
         sequence.pages, sequence.chain, sequence.extra = [], [], {}
         sequence.computed = sequence.reserved = 0
@@ -97,7 +107,7 @@ class PagedCache:
         own = self._allocate(self.pages_for(rows) - shared)
         chain = sequence.chain[:shared]
         self._prefix.hold(chain)
-        self.pool.share(sequence.pages[len(chain) : shared])
+        self.pool.share(page for page in sequence.pages[len(chain) : shared] if page != GONE)
         pages = sequence.pages[:shared] + own
         extra = {name: kind.fork(rows) for name, kind in sequence.extra.items()}
         copy = KvSequence(pages, rows, rows, sequence.tenant, chain, sequence.publishes, extra=extra)
@@ -108,9 +118,9 @@ class PagedCache:
         return copy
 
     def can_fork(self, sequence: KvSequence, rows: int) -> bool:
-        """Whether none of the first `rows` rows is being moved by a pass under way, which could fail."""
+        """Whether the rows are there, and none of them is being moved by a pass under way, which could fail."""
         first = self._moves.first_moving(sequence)
-        return first is None or rows <= first
+        return (first is None or rows <= first) and self._window.holds(sequence, rows)
 
     def is_busy(self, sequence: KvSequence) -> bool:
         """Whether a pass under way writes or moves its rows: what comes next depends on how that ends."""
@@ -143,11 +153,13 @@ class PagedCache:
         """
         if not sequence.publishes:
             return
-        full = min(self._moves.settled(sequence), len(tokens)) // self.page_size
+        full = self._window.publishable(min(self._moves.settled(sequence), len(tokens)) // self.page_size)
         for position in range(sequence.published, full):
             first = position * self.page_size
             text = tuple(tokens[first : first + self.page_size])
             parent, page = sequence.chain[-1] if position else sequence.tenant, sequence.pages[position]
+            if page == GONE:
+                return
             node = self._prefix.find(parent, text)
             adopted = node is not None
             if node is not None:
@@ -217,6 +229,7 @@ class PagedCache:
                 self._moves.add(sequence, self.slot(sequence, base + node), base + step)
         sequence.computed = base + len(path)
         self.rollback(sequence)
+        self._window.give_back(self.pool, sequence)
 
     def advance(self, sequence: KvSequence, rows: int) -> None:
         """Make the first `rows` reserved rows final and keep the others reserved."""
@@ -263,29 +276,13 @@ class PagedCache:
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` if pages, tables, lengths, moves or published pages contradict each other."""
-        published = self._prefix.published_pages()
-        self.pool.check_integrity([*(sequence.pages for sequence in self._sequences), published])
+        chains = ([node.page for node in sequence.chain] for sequence in self._sequences)
+        own = (sequence.own_pages for sequence in self._sequences)
+        self.pool.check_integrity([*chains, *own, self._prefix.published_pages()])
         self._prefix.check_integrity()
         self._moves.check_integrity(self._sequences)
         for sequence in self._sequences:
-            if not 0 <= sequence.computed <= sequence.reserved <= len(sequence.pages) * self.page_size:
-                raise AssertionError(f"lengths out of order: {sequence}")
-            self._check_chain(sequence, set(published))
-
-    def _check_chain(self, sequence: KvSequence, published: set[int]) -> None:
-        """The published pages of a sequence are its first ones, finished, and one chain of its tenant."""
-        parents = [sequence.tenant, *sequence.chain]
-        for parent, node, page in zip(parents, sequence.chain, sequence.pages, strict=False):
-            if (
-                node.parent != parent
-                or node.page != page
-                or self._prefix.find(parent, node.tokens) is not node
-            ):
-                raise AssertionError(f"a table and its published chain differ: {sequence}")
-        if sequence.published * self.page_size > self._moves.settled(sequence):
-            raise AssertionError(f"rows are published that are not finished: {sequence}")
-        if published & set(sequence.pages[sequence.published :]):
-            raise AssertionError(f"a published page lies outside the chain: {sequence}")
+            check_sequence(sequence, self.page_size, self._moves.settled(sequence), self._prefix)
 
     def _allocate(self, count: int) -> list[int]:
         """Take `count` pages and evict no more than that needs, or raise `OutOfPages` and change nothing."""

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from foreword.kv.extra_rows import ExtraRows
 from foreword.kv.prefix_cache import PrefixNode
 
+GONE = -1
+"""Stands in a table for a page that was given back: it lies before the window of all layers."""
+
 
 @dataclass(eq=False)
 class KvSequence:
@@ -18,6 +21,11 @@ class KvSequence:
     publishes: bool = False  # whether its full pages may still be published
     in_pass: bool = False  # a pass that may write its reserved rows is under way
     extra: dict[str, ExtraRows] = field(default_factory=dict)  # rows of drafters in its pages, by kind
+
+    @property
+    def own_pages(self) -> list[int]:
+        """Pages that it holds by itself: not those of its published chain, nor those that it gave back."""
+        return [page for page in self.pages[self.published :] if page != GONE]
 
     @property
     def published(self) -> int:

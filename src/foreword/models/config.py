@@ -150,6 +150,13 @@ class ModelConfig:
         return len(self.layers)
 
     @property
+    def widest_window(self) -> int | None:
+        """How many of the newest positions any layer sees; None: some layer sees all."""
+        windows = [layer.attention.window for layer in self.layers]
+        found = [window for window in windows if window is not None]
+        return max(found) if len(found) == len(windows) else None
+
+    @property
     def layer(self) -> LayerSpec:
         """What every layer looks like, where all are alike."""
         if any(layer != self.layers[0] for layer in self.layers):

@@ -164,6 +164,7 @@ class CpuDecoder:
             self.config.num_layers,
             self._attention.num_kv_heads,
             self._attention.head_dim,
+            window=self.config.widest_window,
             dtype="float32",
             alignment=HEAD_ALIGNMENT,
         )

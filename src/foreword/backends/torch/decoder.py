@@ -227,9 +227,7 @@ def _kv_rows(config: ModelConfig, dtype: str) -> RowSpec:
     if len(shapes) != 1:
         raise CheckpointError(f"the layers of this {config.architecture} model keep rows of different sizes")
     heads, dim, values = shapes.pop()
-    windows = [layer.attention.window for layer in config.layers]
-    widest = None if None in windows else max(window for window in windows if window is not None)
-    return RowSpec(DECODER_ROWS, config.num_layers, heads, dim, values, widest, dtype)
+    return RowSpec(DECODER_ROWS, config.num_layers, heads, dim, values, config.widest_window, dtype)
 
 
 def _row_shape(attention: AttentionSpec) -> tuple[int, int, int | None]:
