@@ -11,7 +11,7 @@ LATENT = f"{UNIT}/backends/test_latent_rows.py"
 
 FAMILY_MUTANTS = (
     Mutant(
-        60,
+        90,
         "the correction that chooses experts counts in their weights, too",
         "backends/torch/experts.py",
         "    share = scores.gather(1, chosen)\n",
@@ -19,7 +19,7 @@ FAMILY_MUTANTS = (
         (f"{ROUTING}::test_the_correction_chooses_but_does_not_count",),
     ),
     Mutant(
-        60,
+        90,
         "the weights of the taken experts are not normalised",
         "backends/torch/experts.py",
         "    if spec.normalize:\n",
@@ -27,7 +27,7 @@ FAMILY_MUTANTS = (
         (f"{ROUTING}::test_weights_sum_to_one_only_where_they_should",),
     ),
     Mutant(
-        60,
+        90,
         "ties of experts are broken as the sort likes",
         "backends/torch/experts.py",
         "scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]",
@@ -35,7 +35,7 @@ FAMILY_MUTANTS = (
         (f"{ROUTING}::test_ties_go_to_the_lower_numbers",),
     ),
     Mutant(
-        61,
+        91,
         "a window is one position too long",
         "backends/torch/attention.py",
         "view.visible & (seen > seen[..., -1:] - window)",
@@ -43,7 +43,7 @@ FAMILY_MUTANTS = (
         (WINDOWS,),
     ),
     Mutant(
-        61,
+        91,
         "a window counts KV rows instead of the positions of a node's own path",
         "backends/torch/attention.py",
         "        seen = view.visible.cumsum(dim=-1)\n",
@@ -51,7 +51,7 @@ FAMILY_MUTANTS = (
         (WINDOWS,),
     ),
     Mutant(
-        62,
+        92,
         "latent attention turns the wrong part of a query",
         "backends/torch/latent.py",
         "    plain, turned = torch.split(heads, [latent.nope_dim, latent.rope_dim], dim=-1)\n",
@@ -59,7 +59,7 @@ FAMILY_MUTANTS = (
         (LATENT,),
     ),
     Mutant(
-        62,
+        92,
         "rotated pairs that stand side by side are taken as if they stood half apart",
         "models/formats/hf/tensors.py",
         "    order[-turned.rotated :] = pairs.T.reshape(-1)\n",
@@ -67,7 +67,7 @@ FAMILY_MUTANTS = (
         (LATENT,),
     ),
     Mutant(
-        63,
+        93,
         "local layers turn like the others where the window is as long as the context",
         "models/formats/hf/layers.py",
         "rope=local_rope if windowed[index] else None",
@@ -75,7 +75,7 @@ FAMILY_MUTANTS = (
         (f"{CONFIGS}::test_local_layers_turn_their_own_way_even_where_the_window_is_as_long_as_the_context",),
     ),
     Mutant(
-        63,
+        93,
         "zeros of GPTQ are taken as they are stored",
         "models/formats/hf/packed/gptq.py",
         "dim=1) + less",
@@ -83,7 +83,7 @@ FAMILY_MUTANTS = (
         (f"{PACKED}::test_every_matrix_holds_the_numbers_it_stands_for",),
     ),
     Mutant(
-        63,
+        93,
         "a file may count more experts than it holds",
         "models/formats/fields.py",
         "        if held != (experts.count if experts else 0):\n",
