@@ -8,6 +8,7 @@ import pytest
 from foreword.errors import CheckpointError
 from foreword.models.config import ModelConfig
 from foreword.models.formats.hf.config import hf_config
+from foreword.models.formats.hf.draft_modules import without_draft_modules
 from foreword.models.rope_spec import FrequencyFactors, RopeSpec, YarnRopeScaling
 
 PATH = Path("config.json")
@@ -227,3 +228,18 @@ def test_an_unknown_architecture_hears_of_the_nearest(hf_class: str, more: dict[
     with pytest.raises(CheckpointError, match=words) as caught:
         hf_config(_BASE | more | {"architectures": [hf_class]}, frozenset(), PATH)
     assert len(str(caught.value)) < 400
+
+
+def test_modules_that_guess_ahead_are_left_out_whatever_their_number_is():
+    names = [
+        "model.layers.3.x",
+        "model.layers.4.eh_proj.weight",
+        "model.layers.77.x",
+        "mtp.fc.weight",
+        "model.norm.weight",
+    ]
+    files = dict.fromkeys(names, PATH)
+    kept = without_draft_modules(files, {"num_hidden_layers": 4, "num_nextn_predict_layers": 1})
+    assert list(kept) == ["model.layers.3.x", "model.layers.77.x", "model.norm.weight"]
+    huge = without_draft_modules(files, {"num_hidden_layers": 4, "num_nextn_predict_layers": 10**12})
+    assert list(huge) == ["model.layers.3.x", "model.norm.weight"]
