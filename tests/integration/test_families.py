@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from foreword import LLM, SamplingParams
 from foreword.backends.runner import ModelRunner
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.kv.paged_cache import PagedCache
@@ -14,6 +15,7 @@ from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
 from foreword.speculation.verdict import Verdict
+from helpers.cpu import STATUS
 from helpers.family_gguf import ARCHITECTURES, write_family_gguf
 from helpers.passes import all_logits, compute, fragmented_cache, make_request, torch_decoder
 from helpers.tiny_families import FAMILIES, make_family
@@ -26,6 +28,11 @@ class Family:
 
     decoder: TorchDecoder
     theirs: torch.nn.Module
+
+    @property
+    def padded(self) -> TorchDecoder:
+        """The same with sizes rounded up, as on a GPU."""
+        return TorchDecoder(self.decoder.config, self.decoder.weights, bucketed=True)
 
     @torch.inference_mode()
     def expected(self, ids: list[int]) -> torch.Tensor:
@@ -50,7 +57,7 @@ def test_logits_equal_transformers(family: Family):
 def test_chunks_trees_and_what_was_committed_of_them(family: Family):
     rng = random.Random(4)
     prompt = random_tokens(rng, 45)
-    runner, cache = fragmented_cache(family.decoder, 8, seed=4)
+    runner, cache = fragmented_cache(family.padded, 8, seed=4)
     request = make_request(cache, prompt)
     for rows in (17, 1, 26):
         compute(runner, cache, request, rows)
@@ -98,3 +105,25 @@ def test_a_gguf_file_gives_the_same_logits(tmp_path: Path, name: str):
     path = write_family_gguf(name, directory, tmp_path / "model.gguf")
     ids = random_tokens(random.Random(6), 40)
     assert_equal(all_logits(torch_decoder(path), ids), all_logits(torch_decoder(directory), ids))
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [("gemma3", "torch"), ("mixtral", "cpu"), ("deepseek_v3", "torch")]
+)
+def test_an_engine_guesses_and_writes_the_same_text(tmp_path: Path, name: str, backend: str):
+    """On the backend that `auto` finds for it."""
+    if backend == "cpu" and not STATUS.available:
+        pytest.skip("no CPU kernels")
+    directory, _ = make_family(tmp_path, name, max_position_embeddings=512)
+    llm = LLM(
+        str(directory), device="cpu", speculation={"method": "ngram", "prompt_lookup_min": 1, "fixed": True}
+    )
+    assert getattr(llm.engine.target, "backend", "cpu") == backend
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    prompt = "she sells sea shells by the sea shore; the shells she sells are sea shells"
+    guessed, plain = (
+        llm.generate([prompt], params, speculation=setting)[0].outputs[0] for setting in (None, False)
+    )
+    assert guessed.token_ids == plain.token_ids
+    assert guessed.stats is not None
+    assert guessed.stats.drafted > 0
