@@ -58,13 +58,7 @@ class HfCheckpoint:
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
         """The tensor in `dtype`, unpacked if it was stored packed."""
         place = self._place(name)
-        try:
-            return place.read(self._unpacked(place.stored)).to(dtype, copy=True)
-        except (RuntimeError, ValueError, IndexError) as error:  # parts that do not fit each other
-            reason = " ".join(str(error).split())[:200]
-            raise CheckpointError(
-                f"{self.path}: tensor {name} cannot be read ({reason}); the file is damaged, get it again"
-            ) from None
+        return place.read(self._unpacked(place.stored)).to(dtype, copy=True)
 
     def stored(self, name: str) -> Tensor:
         """The tensor in the numbers that its file has, in memory of its own; for a file that is used as it is."""
@@ -84,7 +78,14 @@ class HfCheckpoint:
         if self._scheme is None or "" in parts:
             return self._read(parts[""])
         self._tell_once(self._scheme)
-        return self._scheme.unpack({part: self._tensor(stored) for part, stored in parts.items()})
+        stored = {part: self._tensor(name) for part, name in parts.items()}
+        try:
+            return self._scheme.unpack(stored)
+        except (RuntimeError, ValueError, IndexError) as error:  # parts that do not fit each other
+            reason = " ".join(str(error).split())[:200]
+            raise CheckpointError(
+                f"{self.path}: tensor {whole} cannot be read ({reason}); the file is damaged, get it again"
+            ) from None
 
     def _tell_once(self, scheme: Scheme) -> None:
         """What unpacking costs, in one line."""
