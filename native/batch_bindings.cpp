@@ -65,7 +65,7 @@ Layer read_layer(const std::optional<Floats>& attention_norm, const Floats& mlp_
                  const std::optional<Floats>& query_norm, const std::optional<Floats>& key_norm) {
     if (matrices.size() != 7) throw std::invalid_argument("a layer has seven matrices");
     return {copied(attention_norm), matrices[0], matrices[1], matrices[2], matrices[3], copied(query_norm),
-            copied(key_norm), copied(mlp_norm), matrices[4], matrices[5], matrices[6]};
+            copied(key_norm), copied(mlp_norm), matrices[4], matrices[5], matrices[6], nullptr};
 }
 
 }  // namespace foreword

@@ -86,21 +86,43 @@ void bind_kv_store(nb::module_& m) {
         .def_prop_ro("bytes_per_row", &KvStore::bytes_per_row);
 }
 
+void bind_experts(nb::module_& m) {
+    nb::class_<Experts>(m, "Experts")
+        .def("__init__", [](Experts* self, Matrix router, std::vector<Matrix> gate, std::vector<Matrix> up, std::vector<Matrix> down,
+                            int64_t per_token, bool sigmoid, bool normalize, float scale, int64_t groups, int64_t top_groups,
+                            int64_t counted, const std::optional<Floats>& correction, const std::optional<Floats>& shared_gate) {
+            new (self) Experts{{per_token, sigmoid, normalize, scale, groups, top_groups, counted}, std::move(router),
+                               copied(correction), copied(shared_gate), std::move(gate), std::move(up), std::move(down)};
+        }, nb::arg("router"), nb::arg("gate"), nb::arg("up"), nb::arg("down"), nb::arg("per_token"), nb::arg("sigmoid"),
+           nb::arg("normalize"), nb::arg("scale"), nb::arg("groups"), nb::arg("top_groups"), nb::arg("counted"),
+           nb::arg("correction").none(), nb::arg("shared_gate").none())
+        .def_prop_ro("nbytes", &Experts::bytes);
+}
+
 void bind_decoder(nb::module_& m) {
     nb::class_<Decoder>(m, "Decoder")
         .def("__init__", [](Decoder* self, int64_t vocab_size, int64_t hidden_size, int64_t intermediate_size,
-                            int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float rms_norm_eps,
+                            int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float rms_norm_eps, float magnitude,
                             const Floats& inverse_frequencies, const std::string& isa, int threads) {
-            const StackShape shape{hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, rms_norm_eps};
+            const StackShape shape{hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, rms_norm_eps, magnitude};
             new (self) Decoder(vocab_size, shape, kernels_named(isa), checked_threads(threads), copied(inverse_frequencies));
         }, nb::arg("vocab_size"), nb::arg("hidden_size"), nb::arg("intermediate_size"), nb::arg("num_heads"),
-           nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("rms_norm_eps"), nb::arg("inverse_frequencies"),
+           nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("rms_norm_eps"), nb::arg("magnitude"), nb::arg("inverse_frequencies"),
            nb::arg("isa"), nb::arg("threads"))
         .def("add_layer", [](Decoder& self, const Floats& attention_norm, const Floats& mlp_norm,
                              const std::vector<Matrix>& matrices, const std::optional<Floats>& query_norm,
-                             const std::optional<Floats>& key_norm) {
-            self.add_layer(read_layer(attention_norm, mlp_norm, matrices, query_norm, key_norm));
-        }, nb::arg("attention_norm"), nb::arg("mlp_norm"), nb::arg("matrices"), nb::arg("query_norm").none(), nb::arg("key_norm").none())
+                             const std::optional<Floats>& key_norm, std::shared_ptr<Experts> experts, int64_t window, bool rotated,
+                             float score_scale) {
+            std::vector<Matrix> all = matrices;
+            if (experts && all.size() == 4) all.resize(7);   // no shared experts
+            Layer layer = read_layer(attention_norm, mlp_norm, all, query_norm, key_norm);
+            layer.experts = std::move(experts);
+            layer.window = window;
+            layer.rotated = rotated;
+            layer.score_scale = score_scale;
+            self.add_layer(std::move(layer));
+        }, nb::arg("attention_norm"), nb::arg("mlp_norm"), nb::arg("matrices"), nb::arg("query_norm").none(), nb::arg("key_norm").none(),
+           nb::arg("experts").none(), nb::arg("window"), nb::arg("rotated"), nb::arg("score_scale"))
         .def("set_ends", [](Decoder& self, Matrix embedding, Matrix head, const Floats& final_norm) {
             self.set_ends(std::move(embedding), std::move(head), copied(final_norm));
         }, nb::arg("embedding"), nb::arg("head"), nb::arg("final_norm"))
@@ -117,6 +139,7 @@ void bind_decoder(nb::module_& m) {
 void register_decoder(nb::module_& m) {
     m.attr("BATCH_ARRAYS") = batch_arrays();
     bind_kv_store(m);
+    bind_experts(m);
     bind_decoder(m);
 }
 

@@ -1,5 +1,6 @@
 #include "stack.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace foreword {
@@ -44,27 +45,43 @@ Stack::Stack(StackShape shape, const KernelTable& kernels, std::shared_ptr<Worke
     : shape_(shape), kernels_(kernels), workers_(std::move(workers)), inverse_frequencies_(std::move(inverse_frequencies)) {
     require(shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0, "kv heads must divide the heads");
     require(shape.head_dim > 0 && shape.head_dim % 2 == 0, "the head dimension must be even");
-    require(static_cast<int64_t>(inverse_frequencies_.size()) == shape.head_dim / 2,
-            "there must be one frequency per rotated pair");
+    const int64_t rotated = 2 * static_cast<int64_t>(inverse_frequencies_.size());
+    require(rotated > 0 && rotated <= shape.head_dim, "there must be one frequency per rotated pair");
 }
 
 void Stack::add_layer(Layer layer, int64_t inputs) {
-    const int64_t hidden = shape_.hidden_size, inner = shape_.intermediate_size;
+    const int64_t hidden = shape_.hidden_size;
     require_matrix(layer.query, shape_.query_width(), inputs, "the query projection has the wrong shape");
     require_matrix(layer.key, shape_.kv_width(), inputs, "the key projection has the wrong shape");
     require_matrix(layer.value, shape_.kv_width(), inputs, "the value projection has the wrong shape");
     require_matrix(layer.output, hidden, shape_.query_width(), "the output projection has the wrong shape");
-    require_matrix(layer.gate, inner, hidden, "the gate projection has the wrong shape");
-    require_matrix(layer.up, inner, hidden, "the up projection has the wrong shape");
-    require_matrix(layer.down, hidden, inner, "the down projection has the wrong shape");
-    require(same_input(*layer.query, *layer.key) && same_input(*layer.query, *layer.value) &&
-                same_input(*layer.gate, *layer.up),
+    require(same_input(*layer.query, *layer.key) && same_input(*layer.query, *layer.value),
             "projections of one input must be grouped alike");
+    check_mlp(layer);
+    if (layer.experts) {
+        const Experts& experts = *layer.experts;
+        mixtures_ = {std::max(mixtures_.count, experts.count()), std::max(mixtures_.per_token, experts.routing.per_token),
+                     std::max(mixtures_.size, experts.size())};
+    }
     require(layer.query_norm.size() == layer.key_norm.size(), "either both or none of queries and keys are normed");
     require_norm(layer.query_norm, shape_.head_dim, true, "head norms must have one weight per head dimension");
     require_norm(layer.attention_norm, hidden, true, "norms must have one weight per hidden dimension");
     require_norm(layer.mlp_norm, hidden, false, "norms must have one weight per hidden dimension");
     layers_.push_back(std::move(layer));
+}
+
+void Stack::check_mlp(const Layer& layer) const {
+    const int64_t hidden = shape_.hidden_size;
+    if (layer.experts) layer.experts->check(hidden);
+    if (layer.experts && !layer.gate && !layer.up && !layer.down) return;
+    const int64_t inner = layer.gate ? layer.gate->view().rows : 0;
+    require(inner > 0 && inner <= shape_.intermediate_size, "the gate projection has the wrong shape");
+    require_matrix(layer.gate, inner, hidden, "the gate projection has the wrong shape");
+    require_matrix(layer.up, inner, hidden, "the up projection has the wrong shape");
+    require_matrix(layer.down, hidden, inner, "the down projection has the wrong shape");
+    require(same_input(*layer.gate, *layer.up), "projections of one input must be grouped alike");
+    require(!layer.experts || same_input(*layer.gate, *layer.experts->gate.front()),
+            "shared experts must be grouped like the others");
 }
 
 RowKind Stack::kv_rows() const {
@@ -75,8 +92,9 @@ int64_t Stack::layer_bytes() const {
     size_t total = 0;
     for (const Layer& layer : layers_) {
         for (const Matrix* m : {&layer.query, &layer.key, &layer.value, &layer.output, &layer.gate, &layer.up, &layer.down}) {
-            total += (*m)->bytes();
+            if (*m) total += (*m)->bytes();
         }
+        if (layer.experts) total += static_cast<size_t>(layer.experts->bytes());
     }
     return static_cast<int64_t>(total);
 }

@@ -7,6 +7,7 @@
 
 #include "adapter.h"
 #include "batch.h"
+#include "experts.h"
 #include "kv_store.h"
 #include "packed_matrix.h"
 #include "thread_pool.h"
@@ -21,6 +22,7 @@ struct StackShape {
     int64_t num_kv_heads;
     int64_t head_dim;
     float rms_norm_eps;
+    float magnitude = 1.0f;   // turned numbers are multiplied with it
 
     int64_t query_width() const { return num_heads * head_dim; }
     int64_t kv_width() const { return num_kv_heads * head_dim; }
@@ -31,9 +33,18 @@ struct Layer {
     Matrix query, key, value, output;
     std::vector<float> query_norm, key_norm;   // empty: heads are not normalised
     std::vector<float> mlp_norm;
-    Matrix gate, up, down;
+    Matrix gate, up, down;                     // null in a mixture without shared experts
+    std::shared_ptr<const Experts> experts;    // null: the MLP alone
+    int64_t window = 0;                        // positions that are seen; 0: all
+    bool rotated = true;                       // whether positions turn queries and keys
+    float score_scale = 0.0f;                  // of attention scores; 0: 1 / sqrt(head dim)
 
     const PackedMatrix& at(Site site) const;
+};
+
+// The most that any mixture of a stack needs.
+struct MixtureSizes {
+    int64_t count = 0, per_token = 0, size = 0;
 };
 
 // Threads, and who may use them now: a decoder and its heads take turns.
@@ -56,6 +67,7 @@ public:
 
 protected:
     friend class StackPass;
+    void check_mlp(const Layer& layer) const;
     // The attention of a layer reads `inputs` numbers; the hidden ones of a norm that it has, unless it has none.
     void add_layer(Layer layer, int64_t inputs);
     // The arrays of a batch against the pages, the matrices and each other; `starts` may be null.
@@ -68,6 +80,7 @@ protected:
     std::shared_ptr<Workers> workers_;
     std::vector<float> inverse_frequencies_;
     std::vector<Layer> layers_;
+    MixtureSizes mixtures_;
     std::vector<float> workspace_;   // kept between passes; grows to the largest batch
 };
 

@@ -38,7 +38,8 @@ int64_t panels_at_a_time(int64_t panels, int64_t rows, int threads, bool adapted
 StackPass::StackPass(Stack& stack, const PassRows& rows, int64_t widest, std::vector<AdaptedRows> adapted)
     : stack_(stack), batch_(rows.batch), store_(rows.store), shape_(stack.shape_), kernels_(stack.kernels_),
       pool_(stack.workers_->pool), kind_(rows.kind),
-      widest_(std::max({widest, shape_.hidden_size, shape_.query_width(), shape_.intermediate_size})),
+      widest_(std::max({widest, shape_.hidden_size, shape_.query_width(), shape_.intermediate_size, stack.mixtures_.size,
+                        stack.mixtures_.count})),
       heads_width_(shape_.query_width() + 2 * shape_.kv_width()), adapted_(std::move(adapted)) {
     if (!adapted_.empty()) adapted_of_row_.assign(static_cast<size_t>(batch_.rows), -1);
     for (size_t place = 0; place < adapted_.size(); ++place) {
@@ -70,6 +71,7 @@ void StackPass::lay_out() {
         input_scale_ = cut.floats(inputs * groups);
         input_sum_ = cut.floats(inputs * groups);
         input_q_ = reinterpret_cast<int8_t*>(cut.floats(inputs * padded / 4));
+        lay_out_mixtures(cut);
         thread_scratch_ = cut.floats(scratch_each_ * pool_.size());
         const int64_t shrunk = adapted_.empty() ? 0 : kSitesOfOneInput * rows;
         shrunk_ = cut.floats(shrunk * kMaxRank);
@@ -78,6 +80,24 @@ void StackPass::lay_out() {
         shrunk_sum_ = cut.floats(shrunk);
         if (round == 0 && space.size() < static_cast<size_t>(cut.used())) space.assign(static_cast<size_t>(cut.used()), 0.0f);
     }
+}
+
+template <typename Cut>
+void StackPass::lay_out_mixtures(Cut& cut) {
+    const MixtureSizes& most = stack_.mixtures_;
+    const int64_t rows = batch_.rows, taken = rows * most.per_token, wide = std::max(shape_.hidden_size, most.size);
+    const int64_t padded = (wide + kMaxGroup - 1) / kMaxGroup * kMaxGroup;
+    scores_ = cut.floats(rows * most.count);
+    share_ = cut.floats(taken);
+    shared_ = cut.floats(most.count ? rows : 0);
+    chosen_ = reinterpret_cast<int32_t*>(cut.floats(taken));
+    routed_gate_ = cut.floats(taken * most.size);
+    routed_up_ = cut.floats(taken * most.size);
+    said_ = cut.floats(taken * shape_.hidden_size);
+    routed_f32_ = cut.floats(taken * wide);
+    routed_scale_ = cut.floats(taken * padded / kBlock);
+    routed_sum_ = cut.floats(taken * padded / kBlock);
+    routed_q_ = reinterpret_cast<int8_t*>(cut.floats(taken * padded / 4));
 }
 
 // The same tasks serve every layer. Small batches are split by query head, so that all threads have work.
@@ -92,7 +112,7 @@ void StackPass::plan_attention(const int32_t* starts) {
             for (int64_t head = 0; head < shape_.num_heads; head = tasks_.back().head_end) {
                 tasks_.push_back({batch_.block_tables + request * batch_.pages, batch_.prefix_lens, batch_.ancestor_masks,
                                   heads_, attended_, heads_width_, shape_.query_width(), row, std::min(row + step, last),
-                                  head / group, head, std::min(head + split, (head / group + 1) * group), starts ? starts[request] : 0,
+                                  head / group, head, std::min(head + split, (head / group + 1) * group), starts ? starts[request] : 0, 0,
                                   1.0f / std::sqrt(static_cast<float>(shape_.head_dim)), nullptr});
             }
         }
@@ -100,11 +120,11 @@ void StackPass::plan_attention(const int32_t* starts) {
 }
 
 void StackPass::turn_row(int64_t row) {
-    const int64_t half = shape_.head_dim / 2;
+    const int64_t half = static_cast<int64_t>(stack_.inverse_frequencies_.size());
     for (int64_t i = 0; i < half; ++i) {
         const float angle = static_cast<float>(batch_.positions[row]) * stack_.inverse_frequencies_[static_cast<size_t>(i)];
-        cos_[row * half + i] = std::cos(angle);
-        sin_[row * half + i] = std::sin(angle);
+        cos_[row * half + i] = shape_.magnitude * std::cos(angle);
+        sin_[row * half + i] = shape_.magnitude * std::sin(angle);
     }
 }
 
@@ -122,13 +142,19 @@ void StackPass::layer(int64_t index, int thread) {
             activations(*layer.query, rows), thread, {index, Site::Query, 3});
     place_heads(index);
     attend(index, thread);
-    const Readers output{index, Site::Output, 1}, inner{index, Site::Gate, 2}, down{index, Site::Down, 1};
+    const Readers output{index, Site::Output, 1}, inner{index, Site::Gate, 2};
     quantize_rows(attended_, query, *layer.output, output, thread);
     linears({{layer.output.get(), {stream_, hidden, nullptr, true}}}, activations(*layer.output, rows), thread, output);
+    if (layer.experts) return mixture(layer, thread);
     norm_rows(layer.mlp_norm, *layer.gate, inner, thread);
+    dense(layer, inner, {index, Site::Down, 1}, thread);
+}
+
+// The MLP that all rows share, whose input is there.
+void StackPass::dense(const Layer& layer, const Readers& inner, const Readers& down, int thread) {
     gate_and_up(layer, inner, thread);
-    quantize_rows(gate_, shape_.intermediate_size, *layer.down, down, thread);
-    linears({{layer.down.get(), {stream_, hidden, nullptr, true}}}, activations(*layer.down, rows), thread, down);
+    quantize_rows(gate_, layer.gate->view().rows, *layer.down, down, thread);
+    linears({{layer.down.get(), {stream_, shape_.hidden_size, nullptr, true}}}, activations(*layer.down, batch_.rows), thread, down);
 }
 
 ActivationView StackPass::activations(const PackedMatrix& reader, int64_t rows) const {
@@ -208,14 +234,14 @@ void StackPass::expand(const Readers& readers, int place, int64_t panel_begin, i
 void StackPass::place_heads(int64_t index) {
     const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
     const KvView rows = kv(index);
-    const int64_t dim = shape_.head_dim, half = dim / 2;
+    const int64_t dim = shape_.head_dim, half = static_cast<int64_t>(stack_.inverse_frequencies_.size());
     pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) {
         float* heads = heads_ + row * heads_width_;
         for (int64_t head = 0; head < shape_.num_heads + shape_.num_kv_heads; ++head) {
             float* one = heads + head * dim;
             const std::vector<float>& norm = head < shape_.num_heads ? layer.query_norm : layer.key_norm;
             if (!norm.empty()) kernels_.rms_norm(one, norm.data(), shape_.rms_norm_eps, dim, one);
-            kernels_.rotate(one, cos_ + row * half, sin_ + row * half, dim);
+            if (layer.rotated) kernels_.rotate(one, cos_ + row * half, sin_ + row * half, 2 * half);
         }
         const float* keys = heads + shape_.query_width();
         for (int64_t head = 0; head < shape_.num_kv_heads; ++head) {
@@ -226,8 +252,11 @@ void StackPass::place_heads(int64_t index) {
 
 void StackPass::attend(int64_t index, int thread) {
     const KvView rows = kv(index);
+    const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
     pool_.share(static_cast<int64_t>(tasks_.size()), 1, [&](int64_t number, int64_t) {
         AttentionTask task = tasks_[static_cast<size_t>(number)];
+        task.window = layer.window;
+        if (layer.score_scale > 0.0f) task.scale = layer.score_scale;
         task.scratch = floats_of(thread);
         kernels_.attention(rows, task);
     });
@@ -257,7 +286,8 @@ void StackPass::linears(const std::vector<Job>& jobs, const ActivationView& inpu
 }
 
 void StackPass::gate_and_up(const Layer& layer, const Readers& readers, int thread) {
-    const int64_t width = shape_.intermediate_size, panels = layer.gate->panels();
+    const int64_t width = layer.gate->view().rows, panels = layer.gate->panels();
+    const bool weighed = layer.experts && !layer.experts->shared_gate.empty();
     const ActivationView input = activations(*layer.gate, batch_.rows);
     const int64_t grain = panels_at_a_time(panels, input.rows, pool_.size(), !adapted_.empty());
     pool_.share(panels, grain, [&](int64_t begin, int64_t end) {
@@ -268,7 +298,9 @@ void StackPass::gate_and_up(const Layer& layer, const Readers& readers, int thre
         expand(readers, 0, begin, end, gate, thread);
         expand(readers, 1, begin, end, up, thread);
         for (int64_t row = 0; row < batch_.rows; ++row) {
-            kernels_.silu_mul(gate_ + row * width + first, up_ + row * width + first, count);
+            float* gate = gate_ + row * width + first;
+            kernels_.silu_mul(gate, up_ + row * width + first, count);
+            for (int64_t i = 0; weighed && i < count; ++i) gate[i] *= shared_[row];
         }
     });
 }

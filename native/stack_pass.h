@@ -53,6 +53,8 @@ protected:
 
 private:
     void lay_out();
+    template <typename Cut>
+    void lay_out_mixtures(Cut& cut);
     void plan_attention(const int32_t* starts);
     void place_heads(int64_t index);
     void attend(int64_t index, int thread);
@@ -63,6 +65,13 @@ private:
     void expand(const Readers& readers, int place, int64_t panel_begin, int64_t panel_end, const LinearOutput& target, int thread);
     // A x of all rows of a request, as the outer factor of this place reads it.
     ActivationView shrunk(const AdaptedRows& rows, const Factor& factor, int place) const;
+    void dense(const Layer& layer, const Readers& inner, const Readers& down, int thread);
+    void mixture(const Layer& layer, int thread);
+    void route(const Layer& layer, int thread);
+    void gather_rows(const PackedMatrix& reader, const std::vector<int64_t>& rows);
+    ActivationView routed(const PackedMatrix& reader, int64_t first, int64_t rows) const;
+    template <typename Piece>
+    void share_experts(const std::vector<Matrix>& matrices, const std::vector<int64_t>& starts, Piece&& piece);
     KvView kv(int64_t layer) const { return store_.view(kind_, layer); }
     uint8_t* bytes_of(int thread) const { return reinterpret_cast<uint8_t*>(floats_of(thread)); }
 
@@ -80,6 +89,17 @@ private:
     float* input_scale_ = nullptr;
     float* input_sum_ = nullptr;
     int8_t* input_q_ = nullptr;
+    float* scores_ = nullptr;      // [rows, experts]
+    float* share_ = nullptr;       // [rows, per token], how much each taken expert counts
+    float* shared_ = nullptr;      // [rows], how much the shared ones do
+    int32_t* chosen_ = nullptr;    // [rows, per token]
+    float* routed_gate_ = nullptr; // [rows * per token, expert size], sorted by expert
+    float* routed_up_ = nullptr;
+    float* said_ = nullptr;        // [rows * per token, hidden]
+    float* routed_f32_ = nullptr;  // a linear map's input, sorted by expert
+    float* routed_scale_ = nullptr;
+    float* routed_sum_ = nullptr;
+    int8_t* routed_q_ = nullptr;
     float* thread_scratch_ = nullptr;
     int64_t scratch_each_ = 0;     // floats per thread
     int64_t heads_width_ = 0;

@@ -85,7 +85,8 @@ struct AttentionTask {
     int64_t head_begin;           // query heads, all of this KV head's group
     int64_t head_end;
     int64_t first;                // logical rows before this one are not seen
-    float scale;                  // 1 / sqrt(head dim)
+    int64_t window;               // a row sees so many of its newest positions; 0: all
+    float scale;                  // 1 / sqrt(head dim), unless the layer has another
     float* scratch;               // attention_scratch() floats
 };
 

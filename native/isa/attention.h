@@ -157,28 +157,39 @@ void attention(const KvView& kv, const AttentionTask& task) {
     const States states{scores + kQueryTile * kKeyTile, kv.padded_dim, task.head_end - task.head_begin};
     const int64_t rows = task.row_end - task.row_begin;
     RowView views[kAttentionRows];
+    int64_t firsts[kAttentionRows];    // what each row sees begins here
     int64_t visible = 0, prefix = 0;   // the most of any row
+    int64_t earliest = INT64_MAX;
     for (int64_t row = 0; row < rows; ++row) {
         views[row] = row_view(task, task.row_begin + row);
         visible = views[row].visible > visible ? views[row].visible : visible;
         prefix = views[row].prefix > prefix ? views[row].prefix : prefix;
+        const int64_t newest = task.window > 0 ? views[row].visible - task.window : 0;
+        firsts[row] = newest > task.first ? newest : task.first;
+        earliest = firsts[row] < earliest ? firsts[row] : earliest;
     }
     begin_states(kv, task, states);
-    for (int64_t begin = task.first / kKeyTile * kKeyTile; begin < visible; begin += kKeyTile) {
-        const int64_t end = begin + kKeyTile, hidden = task.first > begin ? task.first - begin : 0;
+    for (int64_t begin = earliest / kKeyTile * kKeyTile; begin < visible; begin += kKeyTile) {
+        const int64_t end = begin + kKeyTile;
+        // Rows without a window begin together; with one, each by itself until a whole tile is in its window.
+        const auto together = [&](int64_t row) {
+            return views[row].prefix >= end && (task.window == 0 || firsts[row] <= begin);
+        };
         Tile next{};
         if (prefix > end) next = prefix_tile(kv, task, end, prefix);
         const Tile* fetched = prefix > end ? &next : nullptr;
         Company whole{{}, 0};
         for (int64_t row = 0; row < rows; ++row) {
-            if (views[row].prefix >= end) whole.rows[whole.size++] = row;
+            if (together(row)) whole.rows[whole.size++] = row;
         }
         if (whole.size > 0) {
+            const int64_t hidden = task.window == 0 && task.first > begin ? task.first - begin : 0;
             absorb_rows(kv, prefix_tile(kv, task, begin, end), fetched, {hidden, kKeyTile}, states, whole, scores);
         }
         for (int64_t row = 0; row < rows; ++row) {
             const RowView& view = views[row];
-            if (view.prefix >= end || view.visible <= begin) continue;
+            if (together(row) || view.visible <= begin || firsts[row] >= end) continue;
+            const int64_t hidden = firsts[row] > begin ? firsts[row] - begin : 0;
             const int64_t count = view.visible < end ? view.visible - begin : kKeyTile;
             const Tile tile = view.prefix < begin + count ? gathered_tile(kv, task, view, begin)
                                                           : prefix_tile(kv, task, begin, begin + count);

@@ -122,6 +122,13 @@ def test_doctor_says_whether_guessing_is_on_and_why():
     assert found["speculation_because"]
 
 
+def test_supported_families_are_listed():
+    rows = json.loads(foreword("models", "--supported", "--json").stdout)["families"]
+    mixtral = next(row for row in rows if row["hf_class"] == "MixtralForCausalLM")
+    assert mixtral["formats"] == "safetensors, GGUF (llama)"
+    assert mixtral["backends"] == {"cpu": "yes", "cuda": "no: a mixture of experts", "torch": "yes"}
+
+
 def test_bench_step_prints_one_json_line(tiny_model: Path):
     run = foreword(
         "bench",

@@ -5,6 +5,7 @@ from chains import CHAIN_MUTANTS
 from control import CONTROL_MUTANTS
 from ends import END_MUTANTS
 from engine import ENGINE_MUTANTS
+from families import FAMILY_MUTANTS
 from grammars import GRAMMAR_MUTANTS
 from heads import HEAD_MUTANTS
 from house import HOUSE_MUTANTS
@@ -30,4 +31,5 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *CONTROL_MUTANTS,
     *SERVICE_MUTANTS,
     *GRAMMAR_MUTANTS,
+    *FAMILY_MUTANTS,
 )

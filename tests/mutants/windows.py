@@ -84,8 +84,8 @@ WINDOW_MUTANTS = (
         10,
         "pages are published with the rows of guesses",
         "kv/paged_cache.py",
-        "        full = min(self._moves.settled(sequence), len(tokens)) // self.page_size",
-        "        full = min(sequence.computed, len(tokens)) // self.page_size",
+        "self._window.publishable(min(self._moves.settled(sequence), len(tokens)) // self.page_size)",
+        "self._window.publishable(min(sequence.computed, len(tokens)) // self.page_size)",
         ("tests/integration/test_engine_model_check.py::test_worlds_with_windows_beside_the_guesses",),
     ),
     Mutant(

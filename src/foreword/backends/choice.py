@@ -7,8 +7,10 @@ from importlib.util import find_spec
 import torch
 
 from foreword.backends.cpu.packing import FORMS, WeightForm
+from foreword.backends.support import missing_parts
 from foreword.errors import RequestError
 from foreword.kernels.native import native_status
+from foreword.models.config import ModelConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """What the torch backend computes in."""
@@ -59,6 +61,21 @@ def choose_backend(backend: str, dtype: str, device: torch.device) -> BackendCho
             )
         return _torch(dtype, device, refusal)
     return _cpu(dtype, "the fastest on this CPU")
+
+
+def fitted(
+    choice: BackendChoice, config: ModelConfig, *, backend: str, dtype: str, device: torch.device
+) -> BackendChoice:
+    """The choice for this model: `auto` falls to torch where the faster backend cannot run it.
+
+    A backend that was asked for by name, or by a dtype that it alone has, stays; loading says what it cannot run.
+    """
+    missing = missing_parts(config, choice.name)
+    if not missing or backend != "auto" or (dtype != "auto" and dtype not in DTYPES):
+        return choice
+    reason = f"the {choice.name} backend cannot run {', '.join(missing)}"
+    logging.getLogger("foreword").warning("this %s model runs on torch: %s", config.architecture, reason)
+    return _torch(dtype, device, reason)
 
 
 def _refusal(dtype: str, device: torch.device) -> str:

@@ -7,6 +7,7 @@ import torch
 from foreword.backends.choice import BackendChoice
 from foreword.backends.cpu.decoder import load_cpu_decoder
 from foreword.backends.interface import Decoder
+from foreword.backends.support import require_supported
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import DecoderWeights, load_weights
 from foreword.models.config import ModelConfig
@@ -36,7 +37,8 @@ class DecoderLoader:
     device: torch.device
 
     def load(self, checkpoint: Checkpoint, progress: Progress | None = None) -> Decoder:
-        """A decoder with the checkpoint's weights, in the target's numbers."""
+        """A decoder with the checkpoint's weights, in the target's numbers; what it cannot run is not read."""
+        require_supported(checkpoint.config, self.choice.name)
         if self.choice.form is not None:
             return load_cpu_decoder(checkpoint, self.choice.form, progress=progress)
         weights = load_weights(checkpoint, self.choice.torch_dtype, self.device, progress)

@@ -1,32 +1,102 @@
 """What the decoders here can run; anything else is refused by name before its weights are read."""
 
+from collections.abc import Iterator
+from enum import Enum
+
 from foreword.errors import CheckpointError
-from foreword.models.config import LayerSpec, ModelConfig
+from foreword.models.config import AttentionSpec, LayerSpec, ModelConfig, Norms
+
+
+class Part(Enum):
+    """What a model may have beside layers of the llama kind, in words."""
+
+    WINDOW = "a sliding window"
+    EXPERTS = "a mixture of experts"
+    LATENT = "latent attention"
+    CAPS = "soft caps"
+    NORMS = "norms after attention and MLP"
+    WIDE_NORM = "norms over all heads"
+    SCALES = "scaled embeddings, residuals, scores or logits"
+    NO_ROPE = "layers without rotary embedding"
+    OTHER_ROPE = "layers that turn by frequencies of their own"
+    PART_ROPE = "rotating a part of each head"
+    LOUD_ROPE = "rotary embedding with a magnitude"
+    GELU = "GeGLU"
+    MIXED = "layers that differ"
+
+
+SUPPORTED: dict[str, frozenset[Part]] = {
+    "torch": frozenset(Part),
+    "cpu": frozenset((Part.WINDOW, Part.EXPERTS, Part.NO_ROPE, Part.PART_ROPE, Part.LOUD_ROPE, Part.MIXED)),
+    "cuda": frozenset(),
+    "training": frozenset(),
+}
+"""By backend; the trainer's own passes are like one."""
+
+ACTIVATIONS = {"silu": None, "gelu_pytorch_tanh": Part.GELU}
+"""Those that some backend has."""
+
+
+def parts_of(config: ModelConfig) -> set[Part]:
+    """What a model has of these."""
+    found = {part for layer in dict.fromkeys(config.layers) for part in _layer_parts(layer, config)}
+    if config.embedding_scale != 1 or config.logit_scale != 1:
+        found.add(Part.SCALES)
+    if config.logit_softcap is not None:
+        found.add(Part.CAPS)
+    if any(layer != config.layers[0] for layer in config.layers):
+        found.add(Part.MIXED)
+    return found
+
+
+def missing_parts(config: ModelConfig, backend: str) -> list[str]:
+    """What a backend cannot run of a model, in words; empty: it can run it."""
+    unknown = [f"{config.norm.kind} norms"] if config.norm.kind != "rms" else []
+    activations = {layer.mlp.activation for layer in config.layers} - set(ACTIVATIONS)
+    unknown += [f"activation {name!r}" for name in sorted(activations)]
+    missing = parts_of(config) - SUPPORTED[backend]
+    if len(missing) > 1:
+        missing.discard(Part.MIXED)  # what differs is named
+    return [*unknown, *(part.value for part in Part if part in missing)]
 
 
 def require_supported(config: ModelConfig, backend: str) -> LayerSpec:
-    """What every layer of the model looks like, or a refusal that says what the backend cannot run."""
+    """The model's first layer, or a refusal that says what the backend cannot run."""
     if not config.layers:
         raise CheckpointError(f"the {config.architecture} model has no layers; use another")
-    found = [what for layer in config.layers for what in _foreign_parts(layer, config.context_length)]
-    if config.norm.kind != "rms":
-        found.append(f"{config.norm.kind} norms")
-    if not found and any(layer != config.layers[0] for layer in config.layers):
-        found.append("layers that differ")
-    if found:
+    if found := missing_parts(config, backend):
+        where = "training" if backend == "training" else f"the {backend} backend"
+        torch_runs = backend != "torch" and not missing_parts(config, "torch") and backend != "training"
         raise CheckpointError(
-            f"the {backend} backend cannot run this {config.architecture} model: "
-            f"{', '.join(dict.fromkeys(found))} is not supported; use another model"
+            f"{where} cannot run this {config.architecture} model: {', '.join(found)} is not supported; "
+            f"use {'--backend torch' if torch_runs else 'another model'}"
         )
     return config.layers[0]
 
 
-def _foreign_parts(layer: LayerSpec, context_length: int) -> list[str]:
-    found = []
-    if layer.mlp.activation != "silu":
-        found.append(f"activation {layer.mlp.activation!r}")
-    if layer.mlp.num_experts:
-        found.append("a mixture of experts")
-    if layer.attention.window is not None and layer.attention.window < context_length:
-        found.append("a sliding window")
-    return found
+def _layer_parts(layer: LayerSpec, config: ModelConfig) -> Iterator[Part]:
+    yield from _attention_parts(layer.attention, config)
+    if layer.mlp.experts is not None:
+        yield Part.EXPERTS
+    if layer.norms is not Norms.BEFORE:
+        yield Part.NORMS
+    if layer.residual_scale != 1:
+        yield Part.SCALES
+    if (part := ACTIVATIONS.get(layer.mlp.activation)) is not None:
+        yield part
+
+
+def _attention_parts(attention: AttentionSpec, config: ModelConfig) -> Iterator[Part]:
+    rope = attention.rope or config.rope
+    has = {
+        Part.WINDOW: attention.window is not None and attention.window < config.context_length,
+        Part.LATENT: attention.latent is not None,
+        Part.CAPS: attention.softcap is not None,
+        Part.WIDE_NORM: attention.qk_norm and attention.wide_qk_norm,
+        Part.SCALES: attention.scale is not None,
+        Part.NO_ROPE: not attention.is_rotated,
+        Part.OTHER_ROPE: attention.rope is not None,
+        Part.PART_ROPE: rope.rotary_dim is not None,
+        Part.LOUD_ROPE: rope.magnitude != 1,
+    }
+    yield from (part for part, there in has.items() if there)

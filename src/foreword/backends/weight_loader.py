@@ -4,50 +4,9 @@ import torch
 from torch import Tensor
 
 from foreword.errors import CheckpointError
-from foreword.models.config import LayerSpec, ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.layer_shapes import expected_shapes
 from foreword.progress import Progress
-
-FINAL_NORM = "model.norm.weight"
-
-
-def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that a checkpoint of this config must have."""
-    hidden = config.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab_size, hidden),
-        FINAL_NORM: (hidden,),
-    }
-    if not config.tied_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    for index, layer in enumerate(config.layers):
-        shapes |= _layer_shapes(f"model.layers.{index}.", layer, hidden)
-    return shapes
-
-
-def _layer_shapes(prefix: str, layer: LayerSpec, hidden: int) -> dict[str, tuple[int, ...]]:
-    attention, mlp = layer.attention, layer.mlp
-    linears = {
-        "self_attn.q_proj": (attention.query_width, hidden, attention.bias),
-        "self_attn.k_proj": (attention.kv_width, hidden, attention.bias),
-        "self_attn.v_proj": (attention.kv_width, hidden, attention.bias),
-        "self_attn.o_proj": (hidden, attention.query_width, attention.output_bias),
-        "mlp.gate_proj": (mlp.intermediate_size, hidden, mlp.bias),
-        "mlp.up_proj": (mlp.intermediate_size, hidden, mlp.bias),
-        "mlp.down_proj": (hidden, mlp.intermediate_size, mlp.bias),
-    }
-    shapes: dict[str, tuple[int, ...]] = {
-        prefix + "input_layernorm.weight": (hidden,),
-        prefix + "post_attention_layernorm.weight": (hidden,),
-    }
-    if attention.qk_norm:
-        shapes[prefix + "self_attn.q_norm.weight"] = (attention.head_dim,)
-        shapes[prefix + "self_attn.k_norm.weight"] = (attention.head_dim,)
-    for name, (rows, columns, bias) in linears.items():
-        shapes[prefix + name + ".weight"] = (rows, columns)
-        if bias:
-            shapes[prefix + name + ".bias"] = (rows,)
-    return shapes
 
 
 def check_names(checkpoint: Checkpoint) -> None:
@@ -85,8 +44,23 @@ class WeightLoader:
         self._progress = progress
         self._done = 0
 
+    @property
+    def hidden_size(self) -> int:
+        return self._checkpoint.config.hidden_size
+
+    def nothing(self, *shape: int) -> Tensor:
+        """A tensor without numbers, for what a layer does not have."""
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
     def tensor(self, name: str) -> Tensor:
-        loaded = self._checkpoint.load(name, self._dtype)
+        return self._load(name, self._dtype)
+
+    def floats(self, name: str) -> Tensor:
+        """A tensor in float32, whatever the others are in."""
+        return self._load(name, torch.float32)
+
+    def _load(self, name: str, dtype: torch.dtype) -> Tensor:
+        loaded = self._checkpoint.load(name, dtype)
         self.check_shape(name, tuple(loaded.shape))
         self.check_finite(name, bool(loaded.sum(dtype=torch.float32).isfinite()))
         self.count()

@@ -9,7 +9,7 @@ from rich.table import Table
 from foreword.cli.console import DEFAULT_MODEL, JsonOption, ModelOption, print_json, stdout
 
 if TYPE_CHECKING:
-    from foreword.models.heads.shipped import ShippedHead
+    from foreword.models.formats.checkpoint import Checkpoint
 
 
 def doctor(model: ModelOption = DEFAULT_MODEL, as_json: JsonOption = False) -> None:
@@ -27,15 +27,19 @@ def _findings(model: str) -> dict[str, object]:
     import torch
 
     from foreword import __version__
-    from foreword.backends.choice import choose_backend, pick_device
+    from foreword.backends.choice import choose_backend, fitted, pick_device
     from foreword.backends.loading import is_shape_invariant
     from foreword.engine.default_speculation import choose_speculation
     from foreword.kernels.native import choose_isa, choose_threads, native_status
+    from foreword.models.heads.shipped import find_head
     from foreword.models.sources.builtin import cache_directory
 
     device = pick_device("auto")
-    choice, status = choose_backend("auto", "auto", device), native_status()
-    guessing = choose_speculation("auto", is_shape_invariant(choice), head=_head(model))
+    choice, status, checkpoint = choose_backend("auto", "auto", device), native_status(), _local(model)
+    if checkpoint is not None:
+        choice = fitted(choice, checkpoint.config, backend="auto", dtype="auto", device=device)
+    head = None if checkpoint is None else find_head(checkpoint, checkpoint.tokenizer())
+    guessing = choose_speculation("auto", is_shape_invariant(choice), head=head)
     numbers = choice.form.name if choice.form is not None else str(choice.torch_dtype).removeprefix("torch.")
     return {
         "version": __version__,
@@ -56,14 +60,10 @@ def _findings(model: str) -> dict[str, object]:
     }
 
 
-def _head(model: str) -> "ShippedHead | None":
-    """The head that a model gets, if the model is on this machine: nothing is fetched to find out."""
+def _local(model: str) -> "Checkpoint | None":
+    """The model, if it is on this machine: nothing is fetched to find out."""
     from foreword.models.formats.opening import open_checkpoint
-    from foreword.models.heads.shipped import find_head
     from foreword.models.sources.resolve import local_model
 
     path = local_model(model)
-    if path is None:
-        return None
-    checkpoint = open_checkpoint(path)
-    return find_head(checkpoint, checkpoint.tokenizer())
+    return None if path is None else open_checkpoint(path)

@@ -1,5 +1,6 @@
 """`foreword pull` and `foreword models`: get models and see what is there."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -19,8 +20,16 @@ def pull(
     stdout.print(f"{name} is ready: {path}", soft_wrap=True)
 
 
-def list_models(as_json: JsonOption = False) -> None:
+def list_models(
+    supported: Annotated[
+        bool, typer.Option("--supported", help="List the families that can be run, and on what.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """List the built-in models, whether they have been fetched, and the hub's models that are cached here."""
+    if supported:
+        _list_supported(as_json)
+        return
     from foreword.models.sources import builtin
     from foreword.models.sources.hub_cache import cached_models
 
@@ -36,6 +45,25 @@ def list_models(as_json: JsonOption = False) -> None:
         (e.name, f"{e.bytes / 1e6:.0f} MB", "yes" if e.present else "no", e.description, str(e.path))
         for e in entries
     ]
+    _print_table(headings, lines)
+    if stdout.is_terminal:
+        stdout.print("Also: a .gguf file, a Hugging Face directory, or a hub id such as org/name.")
+
+
+def _list_supported(as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from foreword.backends.supported import BACKENDS, supported_families
+
+    families = supported_families()
+    if as_json:
+        print_json({"families": [asdict(family) for family in families]})
+        return
+    lines = [(row.models, row.hf_class, row.formats, *row.backends.values()) for row in families]
+    _print_table(("models", "class", "files", *BACKENDS), lines)
+
+
+def _print_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
     if not stdout.is_terminal:  # for cut and awk: nothing is wrapped or left out
         for line in (headings, *lines):
             print("\t".join(line))
@@ -45,4 +73,3 @@ def list_models(as_json: JsonOption = False) -> None:
     for line in lines:
         table.add_row(*line)
     stdout.print(table)
-    stdout.print("Also: a .gguf file, a Hugging Face directory, or a hub id such as org/name.")

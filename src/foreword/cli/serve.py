@@ -180,17 +180,21 @@ def serve(
     with listening:
         _need_server_extra()
         path = _fetched(model)
-        invariant = _is_shape_invariant(dtype, device, backend)
+        invariant = _is_shape_invariant(path, dtype, device, backend)
         settings = replace(settings, speculation=_drafting(path, setting, invariant, acceptance_rule))
         watch = (engine_factory, hang_seconds)
         _run(path, settings, listening, start, watch, generation_config)
 
 
-def _is_shape_invariant(dtype: str, device: str, backend: str) -> bool:
-    from foreword.backends.choice import choose_backend, pick_device
+def _is_shape_invariant(path: Path, dtype: str, device: str, backend: str) -> bool:
+    from foreword.backends.choice import choose_backend, fitted, pick_device
     from foreword.backends.loading import is_shape_invariant
+    from foreword.models.formats.opening import open_checkpoint
 
-    return is_shape_invariant(choose_backend(backend, dtype, pick_device(device)))
+    place = pick_device(device)
+    choice = choose_backend(backend, dtype, place)
+    config = open_checkpoint(path).config
+    return is_shape_invariant(fitted(choice, config, backend=backend, dtype=dtype, device=place))
 
 
 def _drafting(path: Path, setting: str, invariant: bool, acceptance_rule: str) -> "SpeculationConfig | None":

@@ -75,7 +75,8 @@ class EngineCore:
         self.max_model_len = config.context_length(target, needs.rows)
         self.target = target
         self.runner = ModelRunner.allocate(target, num_pages, PAGE_SIZE, needs.rows, vocabulary.size)
-        self.cache = PagedCache(num_pages, prefix_caching=config.enable_prefix_caching)
+        window = None if needs.rows else target.kv_rows().window  # rows of drafters have none
+        self.cache = PagedCache(num_pages, prefix_caching=config.enable_prefix_caching, window=window)
         self._clock = parts.clock
         self._stepper = Stepper(
             self.runner,

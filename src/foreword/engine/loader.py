@@ -4,7 +4,7 @@ import warnings
 from dataclasses import dataclass, field
 
 from foreword.acceptance.defaults import SamplingDefaults, check_generation_config
-from foreword.backends.choice import choose_backend, pick_device
+from foreword.backends.choice import choose_backend, fitted, pick_device
 from foreword.backends.interface import Decoder
 from foreword.backends.loading import DecoderLoader
 from foreword.drafters.config import SpeculationConfig
@@ -83,7 +83,8 @@ def load_model(
     warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
     checkpoint = open_checkpoint(resolve_model(model))
     tokenizer, sampling = checkpoint.tokenizer(), sampling_defaults(checkpoint, generation_config)
-    loader = DecoderLoader(choice, place)
+    fitting = fitted(choice, checkpoint.config, backend=backend, dtype=dtype, device=place)
+    loader = DecoderLoader(fitting, place)
     decoder = loader.load(checkpoint, progress)
     checkpoint.release()  # the weights are copied; the file's pages need not stay
     return LoadedModel(decoder, tokenizer, checkpoint, loader, sampling)

@@ -60,6 +60,26 @@ class KvStore:
     @property
     def bytes_per_row(self) -> int: ...
 
+class Experts:
+    def __init__(
+        self,
+        router: PackedMatrix,
+        gate: list[PackedMatrix],
+        up: list[PackedMatrix],
+        down: list[PackedMatrix],
+        per_token: int,
+        sigmoid: bool,
+        normalize: bool,
+        scale: float,
+        groups: int,
+        top_groups: int,
+        counted: int,
+        correction: Floats | None,
+        shared_gate: Floats | None,
+    ) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+
 class Decoder:
     def __init__(
         self,
@@ -70,6 +90,7 @@ class Decoder:
         num_kv_heads: int,
         head_dim: int,
         rms_norm_eps: float,
+        magnitude: float,
         inverse_frequencies: Floats,
         isa: str,
         threads: int,
@@ -81,6 +102,10 @@ class Decoder:
         matrices: list[PackedMatrix],
         query_norm: Floats | None,
         key_norm: Floats | None,
+        experts: Experts | None,
+        window: int,
+        rotated: bool,
+        score_scale: float,
     ) -> None: ...
     def set_ends(self, embedding: PackedMatrix, head: PackedMatrix, final_norm: Floats) -> None: ...
     def forward(

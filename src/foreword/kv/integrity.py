@@ -11,7 +11,8 @@ def check_sequences(
 ) -> None:
     """Raise `AssertionError` if pages, tables, lengths, moves or published pages contradict each other."""
     published = prefix.published_pages()
-    pool.check_integrity([*(sequence.pages for sequence in sequences), published])
+    chains = ([node.page for node in sequence.chain] for sequence in sequences)
+    pool.check_integrity([*chains, *(sequence.own_pages for sequence in sequences), published])
     prefix.check_integrity()
     moves.check_integrity(sequences)
     for sequence in sequences:

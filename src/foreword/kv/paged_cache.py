@@ -7,7 +7,8 @@ from foreword.kv.extra_rows import found_rows
 from foreword.kv.integrity import check_sequences
 from foreword.kv.prefix_cache import PrefixCache
 from foreword.kv.row_moves import RowMoves
-from foreword.kv.sequence import KvSequence, RowMove
+from foreword.kv.sequence import GONE, KvSequence, RowMove
+from foreword.kv.window import Window
 
 PAGE_SIZE = 16
 """KV rows in one page."""
@@ -25,7 +26,14 @@ class PagedCache:
     by the device in the order in which they were laid out; for one sequence two, if the first is foreseen.
     """
 
-    def __init__(self, num_pages: int, page_size: int = PAGE_SIZE, prefix_caching: bool = False) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int = PAGE_SIZE,
+        prefix_caching: bool = False,
+        window: int | None = None,
+    ) -> None:
+        """`window`: only so many of a sequence's newest rows are ever read; None: all."""
         self.page_size = page_size
         self.pool = BlockPool(num_pages)
         self.prefix_caching = prefix_caching
@@ -34,6 +42,7 @@ class PagedCache:
         self._prefix = PrefixCache(self.pool, page_size)
         self._sequences: set[KvSequence] = set()
         self._moves = RowMoves()
+        self._window = Window(window, page_size)
 
     @property
     def free_pages(self) -> int:
@@ -81,7 +90,7 @@ class PagedCache:
         """Forget a sequence and give its pages back; the published ones stay until they are evicted."""
         self._sequences.remove(sequence)
         self._moves.forget(sequence)
-        self.pool.release(sequence.pages[sequence.published :])
+        self.pool.release(sequence.own_pages)
         self._prefix.let_go(sequence.chain)
         sequence.pages, sequence.chain, sequence.extra = [], [], {}
         sequence.computed = sequence.reserved = sequence.ahead = sequence.passes = 0
@@ -101,7 +110,7 @@ class PagedCache:
         own = self._allocate(self.pages_for(rows) - shared)
         chain = sequence.chain[:shared]
         self._prefix.hold(chain)
-        self.pool.share(sequence.pages[len(chain) : shared])
+        self.pool.share(page for page in sequence.pages[len(chain) : shared] if page != GONE)
         pages = sequence.pages[:shared] + own
         extra = {name: kind.fork(rows) for name, kind in sequence.extra.items()}
         copy = KvSequence(pages, rows, rows, sequence.tenant, chain, sequence.publishes, extra=extra)
@@ -112,9 +121,9 @@ class PagedCache:
         return copy
 
     def can_fork(self, sequence: KvSequence, rows: int) -> bool:
-        """Whether none of the first `rows` rows is being moved by a pass under way, which could fail."""
+        """Whether the rows are there, and none of them is being moved by a pass under way, which could fail."""
         first = self._moves.first_moving(sequence)
-        return first is None or rows <= first
+        return (first is None or rows <= first) and self._window.holds(sequence, rows)
 
     def is_busy(self, sequence: KvSequence) -> bool:
         """Whether a pass under way writes or moves its rows so that what comes next depends on how that ends."""
@@ -164,11 +173,13 @@ class PagedCache:
         """
         if not sequence.publishes or sequence.computed // self.page_size <= len(sequence.chain):
             return
-        full = min(self._moves.settled(sequence), len(tokens)) // self.page_size
+        full = self._window.publishable(min(self._moves.settled(sequence), len(tokens)) // self.page_size)
         for position in range(sequence.published, full):
             first = position * self.page_size
             text = tuple(tokens[first : first + self.page_size])
             parent, page = sequence.chain[-1] if position else sequence.tenant, sequence.pages[position]
+            if page == GONE:
+                return
             node = self._prefix.find(parent, text)
             adopted = node is not None
             if node is not None:
@@ -239,6 +250,7 @@ class PagedCache:
         sequence.computed = base + len(path)
         sequence.ahead = max(0, sequence.ahead - run)
         self.rollback(sequence)
+        self._window.give_back(self.pool, sequence)
 
     def advance(self, sequence: KvSequence, rows: int) -> None:
         """Make the first `rows` reserved rows final and keep the others reserved."""

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from foreword.kv.extra_rows import ExtraRows
 from foreword.kv.prefix_cache import PrefixNode
 
+GONE = -1
+"""Stands in a table for a page that was given back: it lies before the window of all layers."""
+
 
 @dataclass(eq=False)
 class KvSequence:
@@ -30,6 +33,11 @@ class KvSequence:
     def begin(self) -> int:
         """The row at which the next pass begins."""
         return self.computed + self.ahead
+
+    @property
+    def own_pages(self) -> list[int]:
+        """Pages that it holds by itself: not those of its published chain, nor those that it gave back."""
+        return [page for page in self.pages[self.published :] if page != GONE]
 
     @property
     def published(self) -> int:

@@ -2,46 +2,35 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
+
+from foreword.errors import CheckpointError
+from foreword.models.rope_spec import RopeSpec
 
 
 @dataclass(frozen=True)
-class Llama3RopeScaling:
-    """Frequency-dependent stretching of rotary embeddings, as Llama 3.1 and later use it."""
+class LatentSpec:
+    """Latent attention (MLA): a token keeps one short row, from which all heads compute their keys and values.
 
-    factor: float  # low frequencies turn this many times slower
-    low_freq_factor: float  # wavelengths longer than original_context / this are stretched in full
-    high_freq_factor: float  # wavelengths shorter than original_context / this are left alone
-    original_context: int  # context length of the pre-training
+    The row has `kv_rank` numbers that are normed, and `rope_dim` that are turned and shared by all heads.
+    """
 
+    kv_rank: int  # width of the compressed keys and values
+    query_rank: int | None  # width that queries are compressed to on their way; None: they are not
+    nope_dim: int  # numbers of a key that are not turned
+    rope_dim: int  # those that are
+    value_dim: int  # numbers of a value
+    eps: float = 1e-6  # of the norms on what is compressed, which no config names
 
-@dataclass(frozen=True)
-class LinearRopeScaling:
-    """Positions divided by a constant factor."""
-
-    factor: float  # every frequency turns this many times slower
-
-
-@dataclass(frozen=True)
-class FrequencyFactors:
-    """A divisor per rotary frequency, as GGUF files store llama3 scaling."""
-
-    factors: tuple[float, ...]  # one per frequency (head_dim / 2), fastest first
-
-
-RopeScaling = Llama3RopeScaling | LinearRopeScaling | FrequencyFactors
-
-
-@dataclass(frozen=True)
-class RopeSpec:
-    """Rotary position embedding of whole heads, rotate-half layout."""
-
-    theta: float  # base of the frequencies
-    scaling: RopeScaling | None = None  # None: plain
+    @property
+    def row_dim(self) -> int:
+        """Numbers that a token keeps."""
+        return self.kv_rank + self.rope_dim
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Grouped-query attention of one layer."""
+    """Grouped-query attention of one layer, or latent attention."""
 
     num_heads: int  # query heads
     num_kv_heads: int  # key/value heads; divides num_heads
@@ -50,6 +39,12 @@ class AttentionSpec:
     output_bias: bool = False  # the output projection adds one too (Llama with attention_bias)
     qk_norm: bool = False  # norm on every query and key head before rotation (Qwen3)
     window: int | None = None  # only this many of the newest positions are seen; None: all
+    wide_qk_norm: bool = False  # that norm takes all heads together (OLMo 2)
+    scale: float | None = None  # of the scores; None: 1 / sqrt(head_dim)
+    softcap: float | None = None  # scores are squashed between this and minus this (Gemma 2)
+    is_rotated: bool = True  # whether positions turn queries and keys (SmolLM3 has layers without)
+    rope: RopeSpec | None = None  # other than the model's (Gemma 3's local layers)
+    latent: LatentSpec | None = None  # None: keys and values are kept as they are
 
     @property
     def query_width(self) -> int:
@@ -61,15 +56,51 @@ class AttentionSpec:
         """Columns of the key (or value) projection's output."""
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def output_width(self) -> int:
+        """Columns of the output projection's input."""
+        return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_dim)
+
+
+class Scores(Enum):
+    """What a router makes of its logits."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+
+
+class GroupScore(Enum):
+    """How good a group of experts is."""
+
+    MAX = "max"  # as its best expert
+    TOP2 = "top2"  # as its two best together
+
+
+@dataclass(frozen=True)
+class ExpertsSpec:
+    """Experts, of which every token takes some: those with the best scores, in the best groups."""
+
+    count: int
+    per_token: int  # experts that a token takes
+    size: int  # width inside an expert
+    scores: Scores = Scores.SOFTMAX
+    normalize: bool = False  # the weights of the taken ones sum to one
+    scale: float = 1.0  # of the weights, after that
+    corrected: bool = False  # a bias is added to the scores for the choice, not for the weights
+    groups: int = 1
+    top_groups: int = 1  # groups that a token may take experts from
+    group_score: GroupScore = GroupScore.MAX
+    shared_gate: bool = False  # what the shared expert says is weighed by a sigmoid of its own (Qwen2-MoE)
+
 
 @dataclass(frozen=True)
 class MlpSpec:
-    """The gated MLP of one layer: down(activation(gate(x)) * up(x))."""
+    """The gated MLP of one layer: down(activation(gate(x)) * up(x)); with experts, it is the one shared by all."""
 
-    intermediate_size: int  # width inside
+    intermediate_size: int  # width inside; 0 in a mixture without shared experts
     bias: bool = False  # the three projections add one
     activation: str = "silu"
-    num_experts: int = 0  # 0: one MLP for all tokens; otherwise each token takes some of this many
+    experts: ExpertsSpec | None = None  # None: this MLP alone
 
 
 @dataclass(frozen=True)
@@ -80,12 +111,22 @@ class NormSpec:
     kind: str = "rms"
 
 
+class Norms(Enum):
+    """Where a layer has norms."""
+
+    BEFORE = "before"  # attention and MLP read the normed stream
+    AFTER = "after"  # what they say is normed (OLMo 2)
+    AROUND = "around"  # both (Gemma 2)
+
+
 @dataclass(frozen=True)
 class LayerSpec:
     """One layer: attention, then the MLP, each added to the residual stream."""
 
     attention: AttentionSpec
     mlp: MlpSpec
+    norms: Norms = Norms.BEFORE
+    residual_scale: float = 1.0  # of what is added (Granite)
 
 
 @dataclass(frozen=True)
@@ -100,16 +141,28 @@ class ModelConfig:
     norm: NormSpec
     rope: RopeSpec
     tied_embeddings: bool  # the output head is the embedding matrix
+    embedding_scale: float = 1.0  # embeddings are multiplied with it (Gemma, Granite)
+    logit_scale: float = 1.0  # logits are, too (Granite)
+    logit_softcap: float | None = None  # logits are squashed between this and minus this (Gemma 2)
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
 
     @property
+    def widest_window(self) -> int | None:
+        """How many of the newest positions any layer sees; None: some layer sees all."""
+        windows = [layer.attention.window for layer in self.layers]
+        found = [window for window in windows if window is not None]
+        return max(found) if len(found) == len(windows) else None
+
+    @property
     def layer(self) -> LayerSpec:
         """What every layer looks like, where all are alike."""
         if any(layer != self.layers[0] for layer in self.layers):
-            raise ValueError(f"the layers of this {self.architecture} differ")
+            raise CheckpointError(
+                f"the layers of this {self.architecture} model differ, which is not supported here; use another model"
+            )
         return self.layers[0]
 
     def with_layers(self, kept: Sequence[int]) -> "ModelConfig":

@@ -5,24 +5,26 @@ import math
 import torch
 from torch import Tensor
 
-from foreword.models.config import (
+from foreword.models.config import ModelConfig
+from foreword.models.rope_spec import (
     FrequencyFactors,
     LinearRopeScaling,
     Llama3RopeScaling,
-    ModelConfig,
     RopeSpec,
+    YarnRopeScaling,
 )
 
 
 def inverse_frequencies(config: ModelConfig) -> Tensor:
-    """Radians per position of every rotated pair of a decoder's heads."""
+    """Radians per position of every rotated pair of a decoder's heads, where all layers are alike."""
     return frequencies(config.rope, config.layer.attention.head_dim)
 
 
 def frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
-    """Radians per position of every rotated pair."""
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    plain = 1.0 / (rope.theta**exponent)  # float32 [head_dim / 2]
+    """Radians per position of every rotated pair of heads of this size."""
+    dim = head_dim if rope.rotary_dim is None else rope.rotary_dim
+    exponent = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
+    plain = 1.0 / (rope.theta**exponent)  # float32 [dim / 2]
     match rope.scaling:
         case None:
             return plain
@@ -32,6 +34,8 @@ def frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
             return plain / torch.tensor(factors, dtype=torch.float32)
         case Llama3RopeScaling() as scaling:
             return _llama3(plain, scaling)
+        case YarnRopeScaling() as scaling:
+            return _yarn(plain, rope.theta, scaling)
 
 
 def _llama3(plain: Tensor, scaling: Llama3RopeScaling) -> Tensor:
@@ -43,8 +47,40 @@ def _llama3(plain: Tensor, scaling: Llama3RopeScaling) -> Tensor:
     return (1 - blend) * plain / scaling.factor + blend * plain
 
 
+def _yarn(plain: Tensor, theta: float, scaling: YarnRopeScaling) -> Tensor:
+    """The same by the number of the pair: a linear ramp between the pairs that turn `beta` times."""
+    dim = 2 * len(plain)
+
+    def pair(turns: float) -> float:
+        return dim * math.log(scaling.original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair(scaling.beta_fast), pair(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return plain / scaling.factor * ramp + plain * (1 - ramp)
+
+
+def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+    """What YaRN multiplies turned numbers with, so that attention over longer texts stays as sharp."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def longrope_magnitude(factor: float, original_context: int) -> float:
+    """The same for LongRoPE."""
+    return math.sqrt(1 + math.log(factor) / math.log(original_context)) if factor > 1 else 1.0
+
+
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate pairs (i, i + dim / 2) of heads [rows, heads, dim] by cos and sin [rows, dim / 2]."""
-    first, second = heads.chunk(2, dim=-1)
+    """Rotate pairs (i, i + dim / 2) of heads [rows, heads, numbers] by cos and sin [rows, dim / 2].
+
+    Numbers behind the first `dim` stay as they are.
+    """
+    dim = 2 * cos.shape[-1]
+    first, second = heads[..., :dim].chunk(2, dim=-1)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    return torch.cat(turned if dim == heads.shape[-1] else (*turned, heads[..., dim:]), dim=-1)

@@ -5,11 +5,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from foreword.backends.choice import BackendChoice, fitted
 from foreword.backends.support import require_supported
 from foreword.engine.loader import load_model
 from foreword.errors import CheckpointError
-from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, RopeSpec
+from foreword.models.config import (
+    AttentionSpec,
+    ExpertsSpec,
+    LatentSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelConfig,
+    Norms,
+    NormSpec,
+)
+from foreword.models.rope_spec import RopeSpec
 from helpers.cpu import needs_cpu_kernels
 from helpers.tiny_models import make_hf_model
 
@@ -37,20 +49,46 @@ def test_plain_layers_are_fine():
     assert require_supported(replace(SOUND, layers=(windowed,) * 3), "cpu") == windowed
 
 
+LATENT = LatentSpec(kv_rank=8, query_rank=None, nope_dim=8, rope_dim=4, value_dim=8)
+EXPERTS = with_layer(LayerSpec(ATTENTION, replace(MLP, experts=ExpertsSpec(8, 2, 16))))
+WINDOW = with_layer(LayerSpec(replace(ATTENTION, window=127), MLP))
+
+
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "backend", "words"),
     [
-        (with_layer(LayerSpec(ATTENTION, replace(MLP, activation="gelu"))), "activation 'gelu'"),
-        (with_layer(LayerSpec(ATTENTION, replace(MLP, num_experts=8))), "a mixture of experts"),
-        (with_layer(LayerSpec(replace(ATTENTION, window=127), MLP)), "a sliding window"),
-        (with_layer(LayerSpec(ATTENTION, MlpSpec(32))), "layers that differ"),
-        (replace(SOUND, norm=NormSpec(1e-5, kind="layer")), "layer norms"),
-        (replace(SOUND, layers=()), "no layers"),
+        (with_layer(LayerSpec(ATTENTION, replace(MLP, activation="gelu"))), "torch", "activation 'gelu'"),
+        (with_layer(LayerSpec(ATTENTION, replace(MLP, activation="gelu_pytorch_tanh"))), "cpu", "GeGLU"),
+        (EXPERTS, "cuda", "a mixture of experts is not supported; use --backend torch"),
+        (WINDOW, "cuda", "a sliding window"),
+        (WINDOW, "training", "a sliding window is not supported; use another model"),
+        (with_layer(LayerSpec(ATTENTION, MlpSpec(32))), "cuda", "layers that differ"),
+        (with_layer(LayerSpec(replace(ATTENTION, latent=LATENT), MLP)), "cpu", "latent attention"),
+        (with_layer(LayerSpec(replace(ATTENTION, softcap=5.0), MLP)), "cpu", "soft caps"),
+        (with_layer(LayerSpec(ATTENTION, MLP, Norms.AFTER)), "cpu", "norms after attention"),
+        (replace(SOUND, embedding_scale=2.0), "cpu", "scaled embeddings"),
+        (replace(SOUND, norm=NormSpec(1e-5, kind="layer")), "cpu", "layer norms"),
+        (replace(SOUND, layers=()), "torch", "no layers"),
     ],
 )
-def test_the_rest_is_named(config: ModelConfig, words: str):
+def test_the_rest_is_named(config: ModelConfig, backend: str, words: str):
     with pytest.raises(CheckpointError, match=words):
+        require_supported(config, backend)
+
+
+def test_the_cpu_kernels_have_windows_and_experts_and_torch_has_everything():
+    for config in (EXPERTS, WINDOW):
         require_supported(config, "cpu")
+        require_supported(config, "torch")
+
+
+def test_auto_falls_to_torch_where_the_faster_backend_cannot_run_a_model():
+    chosen, gpu = BackendChoice("cuda", None, torch.bfloat16, "the fastest"), torch.device("cuda")
+    found = fitted(chosen, EXPERTS, backend="auto", dtype="auto", device=gpu)
+    assert (found.name, found.torch_dtype) == ("torch", torch.bfloat16)
+    assert found.reason == "the cuda backend cannot run a mixture of experts"
+    assert fitted(chosen, EXPERTS, backend="cuda", dtype="auto", device=gpu) is chosen
+    assert fitted(chosen, SOUND, backend="auto", dtype="auto", device=gpu) is chosen
 
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("cpu", marks=needs_cpu_kernels)])

@@ -1,10 +1,13 @@
 """The cost of a pass: medians without the warm-up, engines in turn, prompts beside steps."""
 
 import pytest
+import torch
 
 from foreword.bench import step_cost
+from foreword.bench.random_model import RandomCheckpoint, as_mixture
 from foreword.bench.step_cost import PromptCost, check_sizes, compare_step_cost
 from foreword.errors import RequestError
+from helpers.random_checkpoint import SMOLLM2_SHAPE
 
 
 class ScriptedTimer:
@@ -56,3 +59,18 @@ def test_prompts_that_the_model_cannot_hold_are_refused(prompts: list[int]):
     check_sizes([1], 16, 1, 512, [1, 512])
     with pytest.raises(RequestError, match=r"1 \.\. 512"):
         check_sizes([1], 16, 1, 512, prompts)
+
+
+def test_a_mixture_of_the_same_active_size():
+    mixed = as_mixture(SMOLLM2_SHAPE, 8)
+    experts = mixed.layers[0].mlp.experts
+    assert experts is not None
+    assert (experts.count, experts.per_token * experts.size) == (8, SMOLLM2_SHAPE.layer.mlp.intermediate_size)
+    assert RandomCheckpoint(mixed).load(
+        "model.layers.0.mlp.experts.7.down_proj.weight", torch.float32
+    ).shape == (576, 768)
+    for refused in (2, 10**6):
+        with pytest.raises(RequestError, match="experts"):
+            as_mixture(SMOLLM2_SHAPE, refused)
+    with pytest.raises(RequestError, match="dense"):
+        as_mixture(mixed, 8)

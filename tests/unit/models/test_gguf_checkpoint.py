@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from foreword.errors import CheckpointError
-from foreword.models.config import FrequencyFactors, LinearRopeScaling
 from foreword.models.formats.opening import open_checkpoint
+from foreword.models.rope_spec import FrequencyFactors, LinearRopeScaling
 from helpers.tiny_gguf import llama3_factors
 from helpers.tiny_models import make_hf_model, write_gguf
 
@@ -158,9 +158,10 @@ def test_a_scaling_factor_without_a_kind_is_linear(hf_models, tmp_path, metadata
     assert open_checkpoint(path).config.rope.scaling == expected
 
 
-def test_a_sliding_window_caps_the_context(hf_models, tmp_path):
+def test_a_sliding_window_caps_no_context(hf_models, tmp_path):
     path = write_gguf(hf_models["mistral"], tmp_path / "model.gguf", llama__attention__sliding_window=128)
-    assert open_checkpoint(path).config.context_length == 128
+    config = open_checkpoint(path).config
+    assert (config.context_length, config.layer.attention.window) == (512, 128)
 
 
 @pytest.mark.parametrize(

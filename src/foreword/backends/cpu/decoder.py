@@ -11,13 +11,13 @@ from torch import Tensor
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.backends.cpu.adapters import AdapterPacker
 from foreword.backends.cpu.block_heads import CpuBlockHead, packed_ends
+from foreword.backends.cpu.experts import load_experts
 from foreword.backends.cpu.heads import CpuHead, HeadPacker
 from foreword.backends.cpu.kv_store import HEAD_ALIGNMENT, CpuKvStore
 from foreword.backends.cpu.medusa import CpuMedusa
 from foreword.backends.cpu.packing import FORMS, MatrixPacker, WeightForm
 from foreword.backends.interface import KvStore
 from foreword.backends.support import require_supported
-from foreword.backends.weight_loader import FINAL_NORM
 from foreword.kernels.native import choose_isa, choose_threads, native_status
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.adapters.lora import Lora
@@ -25,7 +25,8 @@ from foreword.models.config import LayerSpec, ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.opening import Head
 from foreword.models.heads.spec import Join
-from foreword.models.rope import inverse_frequencies
+from foreword.models.layer_shapes import FINAL_NORM
+from foreword.models.rope import frequencies
 from foreword.progress import Progress
 
 if TYPE_CHECKING:
@@ -38,9 +39,18 @@ class CpuLayer:
 
     attention_norm: Tensor
     mlp_norm: Tensor
-    matrices: "list[_native.PackedMatrix]"  # q, k, v, output, gate, up, down
+    matrices: (
+        "list[_native.PackedMatrix]"  # q, k, v, output, gate, up, down; the last three may be shared experts'
+    )
     query_norm: Tensor | None
     key_norm: Tensor | None
+    experts: "_native.Experts | None" = None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the matrices."""
+        experts = 0 if self.experts is None else self.experts.nbytes
+        return sum(matrix.nbytes for matrix in self.matrices) + experts
 
 
 @dataclass(frozen=True)
@@ -69,18 +79,27 @@ class CpuDecoder:
         self._native = _native.Decoder(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
-            intermediate_size=layer.mlp.intermediate_size,
+            intermediate_size=max(spec.mlp.intermediate_size for spec in config.layers),
             num_heads=layer.attention.num_heads,
             num_kv_heads=layer.attention.num_kv_heads,
             head_dim=layer.attention.head_dim,
             rms_norm_eps=config.norm.eps,
-            inverse_frequencies=inverse_frequencies(config).contiguous(),
+            magnitude=config.rope.magnitude,
+            inverse_frequencies=frequencies(config.rope, layer.attention.head_dim).contiguous(),
             isa=choose_isa(native_status().instruction_sets),
             threads=threads,
         )
-        for packed in weights.layers:
+        for packed, spec in zip(weights.layers, config.layers, strict=True):
             self._native.add_layer(
-                packed.attention_norm, packed.mlp_norm, packed.matrices, packed.query_norm, packed.key_norm
+                packed.attention_norm,
+                packed.mlp_norm,
+                packed.matrices,
+                packed.query_norm,
+                packed.key_norm,
+                experts=packed.experts,
+                window=spec.attention.window or 0,
+                rotated=spec.attention.is_rotated,
+                score_scale=spec.attention.scale or 0.0,
             )
         self._native.set_ends(weights.embedding, weights.head, weights.final_norm)
 
@@ -95,7 +114,7 @@ class CpuDecoder:
     @property
     def layer_bytes(self) -> int:
         """Memory of the layers' matrices."""
-        return sum(matrix.nbytes for layer in self._weights.layers for matrix in layer.matrices)
+        return sum(layer.nbytes for layer in self._weights.layers)
 
     def with_layers(self, layers: Sequence[int]) -> "CpuDecoder":
         """A decoder that runs only these layers of this one: the same weights."""
@@ -155,6 +174,7 @@ class CpuDecoder:
             self.config.num_layers,
             self._attention.num_kv_heads,
             self._attention.head_dim,
+            window=self.config.widest_window,
             dtype="float32",
             alignment=HEAD_ALIGNMENT,
         )
@@ -199,23 +219,33 @@ def _load_ends(packer: MatrixPacker, config: ModelConfig) -> CpuWeights:
 
 
 def _load_layers(packer: MatrixPacker, config: ModelConfig) -> tuple[CpuLayer, ...]:
-    layer = require_supported(config, "cpu")
-    return tuple(_load_layer(packer, layer, f"model.layers.{index}.") for index in range(config.num_layers))
+    require_supported(config, "cpu")
+    return tuple(
+        _load_layer(packer, layer, f"model.layers.{index}.") for index, layer in enumerate(config.layers)
+    )
 
 
 def _load_layer(packer: MatrixPacker, layer: LayerSpec, prefix: str) -> CpuLayer:
     def matrices(names: str, biased: bool) -> "list[_native.PackedMatrix]":
         return packer.matrices([f"{prefix}{name}.weight" for name in names.split()], biased)
 
+    experts = None
+    if layer.mlp.experts is None:
+        mlp = [
+            *matrices("mlp.gate_proj mlp.up_proj", layer.mlp.bias),
+            *matrices("mlp.down_proj", layer.mlp.bias),
+        ]
+    else:
+        experts, mlp = load_experts(packer, layer.mlp, prefix)
     return CpuLayer(
         attention_norm=packer.vector(prefix + "input_layernorm.weight"),
         mlp_norm=packer.vector(prefix + "post_attention_layernorm.weight"),
         matrices=[
             *matrices("self_attn.q_proj self_attn.k_proj self_attn.v_proj", layer.attention.bias),
             *matrices("self_attn.o_proj", layer.attention.output_bias),
-            *matrices("mlp.gate_proj mlp.up_proj", layer.mlp.bias),
-            *matrices("mlp.down_proj", layer.mlp.bias),
+            *mlp,
         ],
         query_norm=packer.vector(prefix + "self_attn.q_norm.weight") if layer.attention.qk_norm else None,
         key_norm=packer.vector(prefix + "self_attn.k_norm.weight") if layer.attention.qk_norm else None,
+        experts=experts,
     )

@@ -81,6 +81,12 @@ class MatrixPacker:
         """A norm's weights: float32 [n]."""
         return self._loader.tensor(name)
 
+    def floats(self, name: str) -> "PackedMatrix":
+        """A matrix that stays in float32 whatever the form is."""
+        from foreword.kernels._native import PackedMatrix
+
+        return PackedMatrix.keep_floats(self._arena, self._loader.tensor(name))
+
     def matrices(self, names: list[str], biased: bool) -> list["PackedMatrix"]:
         """Projections of one input. They are grouped alike, so that the input is quantised once."""
         stored = {name: self._blocks(name) for name in names}

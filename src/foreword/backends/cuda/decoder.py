@@ -30,6 +30,7 @@ from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.adapters.lora import Lora
 from foreword.models.config import ModelConfig
 from foreword.models.heads.opening import Head
+from foreword.models.rope import inverse_frequencies
 
 Result = tuple[Tensor, dict[Tap, Tensor]]
 """Logits and hidden states of a pass, padded, in memory that the next pass overwrites."""
@@ -38,12 +39,14 @@ Result = tuple[Tensor, dict[Tap, Tensor]]
 class CudaDecoder(TorchDecoder):
     """A decoder whose rows have the same bits whatever runs beside them."""
 
+    backend = "cuda"
     is_shape_invariant = True  # tests/integration/test_shape_invariance.py
 
     def __init__(
         self, config: ModelConfig, weights: DecoderWeights, products: Products | None = None
     ) -> None:
         super().__init__(config, weights)
+        self._inverse_frequencies = inverse_frequencies(config).to(self.device)
         self._group = self._attention_spec.num_heads // self._attention_spec.num_kv_heads
         self._upload = PassUpload(self.device)
         self._graphs: GraphsByMemory[PassShape, Result] = GraphsByMemory()

@@ -1,6 +1,6 @@
 """Attention over paged KV in plain torch: the reference that every kernel must equal."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -30,6 +30,16 @@ class GroupView:
     rows: Tensor  # int64 [requests, places], batch rows; the number of rows where a request has no more
     slots: Tensor  # int64 [requests, kv rows], physical rows in logical order
     visible: Tensor  # bool [requests, places, kv rows]
+
+
+@dataclass(frozen=True)
+class PagedKv:
+    """The KV of one layer during a pass."""
+
+    keys: Tensor  # [physical rows, kv heads, dim]
+    values: Tensor
+    slots: Tensor  # int64 [rows], where the pass writes
+    views: list[GroupView]  # what it reads
 
 
 def group_views(staged: StagedBatch, page_size: int, empty_slot: int) -> list[GroupView]:
@@ -65,19 +75,56 @@ def _visible(prefix_lens: Tensor, masks: Tensor, logical: Tensor) -> Tensor:
     return (behind < 0) | (in_reach & ((words >> bit) & 1).bool())
 
 
-def paged_attention(queries: Tensor, keys: LayerRows, values: LayerRows, views: list[GroupView]) -> Tensor:
+def windowed(views: list[GroupView], window: int | None, empty_slot: int) -> list[GroupView]:
+    """The views of layers whose rows see only the newest `window` positions.
+
+    What a row sees, in order, are the positions from 0 to its own, in a tree as well: so the newest are the last.
+    What no row sees is not read: its page may have been given back.
+    """
+    if window is None:
+        return views
+    narrow = []
+    for view in views:
+        seen = view.visible.cumsum(dim=-1)
+        visible = view.visible & (seen > seen[..., -1:] - window)
+        slots = torch.where(visible.any(dim=1), view.slots, empty_slot)
+        narrow.append(replace(view, slots=slots, visible=visible))
+    return narrow
+
+
+def paged_attention(
+    queries: Tensor,
+    keys: LayerRows,
+    values: LayerRows,
+    views: list[GroupView],
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> Tensor:
     """Softmax attention of every row over the KV rows that it sees; 0 for rows of no request.
 
     queries [rows, heads, dim]; keys, values [physical rows, kv heads, dim]; returns [rows, heads, dim].
+    Scores are multiplied with `scale` (None: 1 / sqrt(dim)), then squashed between `softcap` and minus it.
     """
     num_rows = len(queries)
     attended = queries.new_zeros((num_rows + 1, *queries.shape[1:]))  # the last takes what belongs to no row
     for view in views:
+        heads = queries[view.rows.clamp(max=num_rows - 1)].transpose(1, 2)  # [requests, heads, places, dim]
+        rows = keys[view.slots].transpose(1, 2), values[view.slots].transpose(1, 2)  # [..., kv rows, dim]
+        if softcap is not None:
+            attended[view.rows] = _capped(heads, *rows, view.visible, scale, softcap).transpose(1, 2)
+            continue
         attended[view.rows] = scaled_dot_product_attention(
-            queries[view.rows.clamp(max=num_rows - 1)].transpose(1, 2),  # [requests, heads, places, dim]
-            keys[view.slots].transpose(1, 2),  # [requests, kv heads, kv rows, dim]
-            values[view.slots].transpose(1, 2),
-            attn_mask=view.visible.unsqueeze(1),
-            enable_gqa=True,
+            heads, *rows, attn_mask=view.visible.unsqueeze(1), scale=scale, enable_gqa=True
         ).transpose(1, 2)
     return attended[:num_rows]
+
+
+def _capped(
+    queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float | None, softcap: float
+) -> Tensor:
+    """The same for squashed scores, which torch has no function for."""
+    group = queries.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
+    scores = queries @ keys.transpose(2, 3) * (queries.shape[-1] ** -0.5 if scale is None else scale)
+    scores = (softcap * torch.tanh(scores / softcap)).masked_fill(~visible.unsqueeze(1), -torch.inf)
+    return scores.softmax(dim=-1, dtype=torch.float32).to(queries.dtype) @ values

@@ -1,60 +1,57 @@
 """The llama-family decoder in plain torch, on CPU and CUDA."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, silu
+from torch.nn.functional import embedding, gelu, linear, silu
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps, known_ids
 from foreword.backends.interface import KvStore
 from foreword.backends.support import require_supported
 from foreword.backends.torch.adapters import Additions, additions, on_device
-from foreword.backends.torch.attention import GroupView, group_views, paged_attention
+from foreword.backends.torch.attention import GroupView, PagedKv, group_views, paged_attention, windowed
+from foreword.backends.torch.experts import Activation, mixture
 from foreword.backends.torch.heads import LentEnds, TorchHead
 from foreword.backends.torch.kv_store import TorchKvStore
+from foreword.backends.torch.latent import latent_attention
 from foreword.backends.torch.medusa import TorchMedusa
 from foreword.backends.torch.norms import rms_norm
+from foreword.backends.torch.rotation import CosSin, Rotations
 from foreword.backends.torch.staging import StagedBatch, Staging
 from foreword.backends.torch.weights import DecoderWeights, LayerWeights, load_weights
-from foreword.backends.weight_loader import FINAL_NORM
+from foreword.errors import CheckpointError
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.adapters.lora import MODULES, Lora
-from foreword.models.config import ModelConfig
+from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.opening import Head
-from foreword.models.rope import inverse_frequencies, rotate
+from foreword.models.layer_shapes import FINAL_NORM
+from foreword.models.rope import rotate
 
-
-@dataclass(frozen=True)
-class PagedKv:
-    """The KV of one layer during a pass."""
-
-    keys: Tensor  # [physical rows, kv heads, dim]
-    values: Tensor
-    slots: Tensor  # int64 [rows], where the pass writes
-    views: list[GroupView]  # what it reads
+ACTIVATIONS: dict[str, Activation] = {"silu": silu, "gelu_pytorch_tanh": partial(gelu, approximate="tanh")}
 
 
 class TorchDecoder:
     """A decoder in plain torch: one pass over a `ForwardBatch`, KV in the paged tensors of a store."""
 
+    backend = "torch"
     is_shape_invariant = False  # its matrix products choose another order of summation for other sizes
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, *, bucketed: bool | None = None) -> None:
         """`bucketed` pads every size of a pass to a power of two; by default on a GPU alone."""
         self.config = config
         self._weights = weights
-        self._inverse_frequencies = inverse_frequencies(config).to(weights.embedding.device)
         self._bucketed = self.device.type == "cuda" if bucketed is None else bucketed
         self._staging = Staging(self.device, self._bucketed)
         self._adapters: dict[int, Lora] = {}  # by slot
-        dtype = str(weights.embedding.dtype).removeprefix("torch.")
-        self._attention_spec = spec = require_supported(config, "torch").attention
-        self._kv_rows = RowSpec(
-            DECODER_ROWS, config.num_layers, spec.num_kv_heads, spec.head_dim, dtype=dtype
-        )
+        self._attention_spec = require_supported(config, self.backend).attention
+        self._rotations = Rotations(config, self.device)
+        scale = torch.tensor(config.embedding_scale, dtype=weights.embedding.dtype)
+        self._embedding_scale = None if config.embedding_scale == 1 else scale.to(self.device)
+        self._kv_rows = _kv_rows(config, str(weights.embedding.dtype).removeprefix("torch."))
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
         """What is added for the requests whose slot in a batch is this one; None takes it away."""
@@ -81,8 +78,7 @@ class TorchDecoder:
     @property
     def layer_bytes(self) -> int:
         """Memory of the layers' weights."""
-        tensors = [tensor for layer in self._weights.layers for tensor in vars(layer).values()]
-        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        return sum(layer.nbytes for layer in self._weights.layers)
 
     def with_layers(self, layers: Sequence[int]) -> "TorchDecoder":
         """A decoder that runs only these layers of this one: the same weights."""
@@ -137,27 +133,49 @@ class TorchDecoder:
         check_taps(batch.taps, len(self._weights.layers))
         added = additions(batch, self._adapters, self.device)
         staged = self._staging.stage(batch, store.page_size, store.spare_slot)
-        views = group_views(staged, store.page_size, store.empty_slot)
+        views = self._views(staged, store)
         batch = staged.batch
         store.move(batch.kv_copies)
         keys, values = store.arrays(DECODER_ROWS)
-        angles = batch.positions.unsqueeze(1).float() * self._inverse_frequencies  # [rows, head_dim / 2]
         ids = (
             batch.token_ids if batch.drawn_before is None else known_ids(batch.token_ids, batch.drawn_before)
         )
-        stream = embedding(ids, self._weights.embedding)  # [rows, hidden]
-        cos_sin = angles.cos().to(stream.dtype), angles.sin().to(stream.dtype)
+        stream = self._embed(ids)
+        turns = self._rotations.of(batch.positions, stream.dtype)
         slots = batch.slots.long()
         hidden: dict[Tap, Tensor] = {}
-        for index, layer in enumerate(self._weights.layers):
+        for index, (layer, spec) in enumerate(zip(self._weights.layers, self.config.layers, strict=True)):
             self._keep_hidden(hidden, staged, index, stream)
-            kv = PagedKv(keys[index], values[index], slots, views)
+            kv = PagedKv(keys[index], values[index], slots, views[spec.attention.window])
             here = added.at(index)
-            stream = stream + self._attention(layer, stream, cos_sin, kv, here)
-            stream = stream + self._mlp(layer, stream, here)
+            attended = self._attention(layer, spec.attention, stream, turns[index], kv, here)
+            stream = self._added(stream, attended, layer.after_attention, spec)
+            stream = self._added(stream, self._mlp(layer, spec.mlp, stream, here), layer.after_mlp, spec)
         self._keep_hidden(hidden, staged, len(self._weights.layers), stream)
         last = self._final_norm(stream[batch.logit_rows])
-        return ForwardOutput(linear(last, self._weights.head).float()[: staged.num_logits], hidden)
+        return ForwardOutput(self._logits(last)[: staged.num_logits], hidden)
+
+    def _views(self, staged: StagedBatch, store: TorchKvStore) -> dict[int | None, list[GroupView]]:
+        """What the layers of every window see."""
+        views = group_views(staged, store.page_size, store.empty_slot)
+        windows = dict.fromkeys(layer.attention.window for layer in self.config.layers)
+        return {window: windowed(views, window, store.empty_slot) for window in windows}
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        stream = embedding(token_ids, self._weights.embedding)  # [rows, hidden]
+        return stream if self._embedding_scale is None else stream * self._embedding_scale
+
+    def _logits(self, last: Tensor) -> Tensor:
+        logits = linear(last, self._weights.head).float()
+        if self.config.logit_scale != 1:
+            logits = logits * self.config.logit_scale
+        cap = self.config.logit_softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def _added(self, stream: Tensor, said: Tensor, norm: Tensor | None, spec: LayerSpec) -> Tensor:
+        """The stream after one half of a layer."""
+        said = said if norm is None else self._norm(said, norm)
+        return stream + (said if spec.residual_scale == 1 else said * spec.residual_scale)
 
     def _keep_hidden(
         self, hidden: dict[Tap, Tensor], staged: StagedBatch, layer: int, stream: Tensor
@@ -167,42 +185,82 @@ class TorchDecoder:
                 rows = stream[staged.batch.hidden_rows][: staged.num_hidden]
                 hidden[tap] = self._final_norm(rows) if tap.normed else rows
 
+    def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """Normed, if there is such a norm."""
+        return rms_norm(rows, weight, self.config.norm.eps) if len(weight) else rows
+
     def _final_norm(self, rows: Tensor) -> Tensor:
-        return rms_norm(rows, self._weights.final_norm, self.config.norm.eps)
+        return self._norm(rows, self._weights.final_norm)
 
     def _attention(
         self,
         layer: LayerWeights,
+        spec: AttentionSpec,
         stream: Tensor,
-        cos_sin: tuple[Tensor, Tensor],
+        turns: CosSin | None,
         kv: PagedKv,
         added: Additions,
     ) -> Tensor:
-        spec, eps = self._attention_spec, self.config.norm.eps
-        normed = rms_norm(stream, layer.input_norm, eps)
+        normed = self._norm(stream, layer.input_norm)
         qkv = linear(normed, layer.qkv, layer.qkv_bias)
         widths = (spec.query_width, spec.kv_width, spec.kv_width)
         added.add(tuple(zip(MODULES[:3], widths, strict=True)), normed, qkv)
-        heads = qkv.view(len(stream), -1, spec.head_dim)  # [rows, heads + 2 * kv heads, dim]
-        q, k, v = torch.split(heads, [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads], dim=1)
-        if layer.query_norm is not None and layer.key_norm is not None:
-            q = rms_norm(q, layer.query_norm, eps)
-            k = rms_norm(k, layer.key_norm, eps)
-        kv.keys[kv.slots] = rotate(k, *cos_sin)
-        kv.values[kv.slots] = v
-        attended = paged_attention(rotate(q, *cos_sin), kv.keys, kv.values, kv.views)
-        flat = attended.reshape(len(stream), -1)
-        output = linear(flat, layer.output, layer.output_bias)
-        added.add(((MODULES[3], output.shape[1]),), flat, output)
+        if spec.latent is None:
+            attended = self._attended(layer, spec, qkv, turns, kv)
+        else:
+            assert turns is not None
+            attended = latent_attention(spec, layer, qkv, turns, kv)
+        output = linear(attended, layer.output, layer.output_bias)
+        added.add(((MODULES[3], output.shape[1]),), attended, output)
         return output
 
-    def _mlp(self, layer: LayerWeights, stream: Tensor, added: Additions) -> Tensor:
-        normed = rms_norm(stream, layer.mlp_norm, self.config.norm.eps)
+    def _attended(
+        self, layer: LayerWeights, spec: AttentionSpec, qkv: Tensor, turns: CosSin | None, kv: PagedKv
+    ) -> Tensor:
+        """Keep this pass's keys and values and attend over all that are seen: [rows, query width]."""
+        q, k, v = torch.split(qkv, [spec.query_width, spec.kv_width, spec.kv_width], dim=1)
+        if spec.wide_qk_norm:
+            q, k = self._normed_heads(layer, q, k)
+        q, k, v = (part.reshape(len(qkv), -1, spec.head_dim) for part in (q, k, v))  # [rows, heads, dim]
+        if not spec.wide_qk_norm:
+            q, k = self._normed_heads(layer, q, k)
+        if turns is not None:
+            q, k = rotate(q, *turns), rotate(k, *turns)
+        kv.keys[kv.slots] = k
+        kv.values[kv.slots] = v
+        return paged_attention(q, kv.keys, kv.values, kv.views, spec.scale, spec.softcap).flatten(1)
+
+    def _normed_heads(self, layer: LayerWeights, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if layer.query_norm is None or layer.key_norm is None:
+            return q, k
+        return self._norm(q, layer.query_norm), self._norm(k, layer.key_norm)
+
+    def _mlp(self, layer: LayerWeights, spec: MlpSpec, stream: Tensor, added: Additions) -> Tensor:
+        normed, activation = self._norm(stream, layer.mlp_norm), ACTIVATIONS[spec.activation]
         gate_up = linear(normed, layer.gate_up, layer.gate_up_bias)
         width = gate_up.shape[1] // 2
         added.add(((MODULES[4], width), (MODULES[5], width)), normed, gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
-        active = silu(gate) * up
-        output = linear(active, layer.down, layer.down_bias)
-        added.add(((MODULES[6], output.shape[1]),), active, output)
-        return output
+        active = activation(gate) * up
+        said = linear(active, layer.down, layer.down_bias)
+        added.add(((MODULES[6], said.shape[1]),), active, said)
+        if spec.experts is None or layer.experts is None:
+            return said
+        if layer.experts.shared_gate is not None:
+            said = said * linear(normed, layer.experts.shared_gate).sigmoid()
+        return said + mixture(spec.experts, layer.experts, normed, activation)
+
+
+def _kv_rows(config: ModelConfig, dtype: str) -> RowSpec:
+    """Keys and values of all layers; of latent attention, one row for both."""
+    shapes = {_row_shape(layer.attention) for layer in config.layers}
+    if len(shapes) != 1:
+        raise CheckpointError(f"the layers of this {config.architecture} model keep rows of different sizes")
+    heads, dim, values = shapes.pop()
+    return RowSpec(DECODER_ROWS, config.num_layers, heads, dim, values, config.widest_window, dtype)
+
+
+def _row_shape(attention: AttentionSpec) -> tuple[int, int, int | None]:
+    if attention.latent is not None:
+        return 1, attention.latent.row_dim, 0
+    return attention.num_kv_heads, attention.head_dim, None

@@ -7,27 +7,64 @@ from torch import Tensor
 
 from foreword.backends.support import require_supported
 from foreword.backends.weight_loader import WeightLoader
-from foreword.models.config import LayerSpec, ModelConfig
+from foreword.models.config import AttentionSpec, ExpertsSpec, LayerSpec, ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.layer_shapes import FINAL_NORM, norm_names
 from foreword.progress import Progress
+
+
+@dataclass(frozen=True)
+class LatentWeights:
+    """What latent attention has more. Its `qkv` are the query (or what it is compressed to) and the kept row."""
+
+    query: Tensor | None  # [query_width, query_rank]
+    keys: Tensor  # [heads, nope_dim, kv_rank], from kept rows to keys
+    values: Tensor  # [heads, value_dim, kv_rank]
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """What a mixture has beside the MLP that all tokens share."""
+
+    router: Tensor  # float32 [experts, hidden]
+    correction: Tensor | None  # float32 [experts], added to scores for the choice
+    gate_up: Tensor  # [experts, 2 * size, hidden]
+    down: Tensor  # [experts, hidden, size]
+    shared_gate: Tensor | None  # [1, hidden]
 
 
 @dataclass(frozen=True)
 class LayerWeights:
     """One decoder layer. Projections that read the same input are stored as one matrix."""
 
-    input_norm: Tensor  # [hidden]
+    input_norm: Tensor  # [hidden]; empty: attention reads the stream as it is
     qkv: Tensor  # [query_width + 2 * kv_width, hidden]
     qkv_bias: Tensor | None
-    query_norm: Tensor | None  # [head_dim]
-    key_norm: Tensor | None  # [head_dim]
+    query_norm: Tensor | None  # [head_dim], or as wide as all heads
+    key_norm: Tensor | None
     output: Tensor  # [hidden, query_width]
     output_bias: Tensor | None
-    mlp_norm: Tensor  # [hidden]
-    gate_up: Tensor  # [2 * intermediate, hidden]
+    mlp_norm: Tensor  # [hidden]; empty: the MLP reads the stream as it is
+    gate_up: Tensor  # [2 * intermediate, hidden]; of a mixture, the shared experts' (perhaps none)
     gate_up_bias: Tensor | None
     down: Tensor  # [hidden, intermediate]
     down_bias: Tensor | None
+    after_attention: Tensor | None = None  # [hidden], norms of what is added
+    after_mlp: Tensor | None = None
+    latent: LatentWeights | None = None
+    experts: ExpertWeights | None = None
+
+    @property
+    def plain(self) -> tuple[Tensor | None, ...]:
+        """The tensors of a layer of the llama kind."""
+        return tuple(vars(self).values())[:12]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all of them."""
+        parts = [self, *(part for part in (self.latent, self.experts) if part is not None)]
+        tensors = [tensor for part in parts for tensor in vars(part).values()]
+        return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
 
 
 @dataclass(frozen=True)
@@ -49,40 +86,110 @@ def load_weights(
 ) -> DecoderWeights:
     """Read a whole decoder; `ends` lends its embedding, head and last norm."""
     config = checkpoint.config
-    layer = require_supported(config, "torch")
+    require_supported(config, "torch")
     loader = WeightLoader(checkpoint, dtype, device, progress)
     weights = _load_ends(loader, config) if ends is None else ends
-    layers = tuple(_load_layer(loader, layer, f"model.layers.{i}.") for i in range(config.num_layers))
+    layers = tuple(_load_layer(loader, layer, f"model.layers.{i}.") for i, layer in enumerate(config.layers))
     return replace(weights, layers=layers)
 
 
 def _load_ends(loader: WeightLoader, config: ModelConfig) -> DecoderWeights:
     embedding = loader.tensor("model.embed_tokens.weight")
     head = embedding if config.tied_embeddings else loader.tensor("lm_head.weight")
-    return DecoderWeights(embedding, (), loader.tensor("model.norm.weight"), head)
+    return DecoderWeights(embedding, (), loader.tensor(FINAL_NORM), head)
 
 
 def _load_layer(loader: WeightLoader, layer: LayerSpec, prefix: str) -> LayerWeights:
-    qkv = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    output, gate_up, down = ("self_attn.o_proj",), ("mlp.gate_proj", "mlp.up_proj"), ("mlp.down_proj",)
+    attention, norms = layer.attention, norm_names(layer)
+    output, qkv = ("self_attn.o_proj",), _qkv_names(attention)
+    shared = "mlp." if layer.mlp.experts is None else "mlp.shared_experts."
+    gate_up, down = (f"{shared}gate_proj", f"{shared}up_proj"), (f"{shared}down_proj",)
+    has_mlp = layer.mlp.intermediate_size > 0
+
+    def optional(name: str | None) -> Tensor | None:
+        return None if name is None else loader.tensor(f"{prefix}{name}.weight")
+
+    def norm(name: str | None) -> Tensor:
+        return loader.nothing(0) if name is None else loader.tensor(f"{prefix}{name}.weight")
 
     def bias(names: tuple[str, ...], wanted: bool) -> Tensor | None:
         return loader.stacked(prefix, names, "bias") if wanted else None
 
-    def head_norm(name: str) -> Tensor | None:
-        return loader.tensor(f"{prefix}self_attn.{name}.weight") if layer.attention.qk_norm else None
-
+    query_norm, key_norm = _head_norms(attention)
+    hidden = loader.hidden_size
     return LayerWeights(
-        input_norm=loader.tensor(prefix + "input_layernorm.weight"),
+        input_norm=norm(norms.before_attention),
         qkv=loader.stacked(prefix, qkv, "weight"),
-        qkv_bias=bias(qkv, layer.attention.bias),
-        query_norm=head_norm("q_norm"),
-        key_norm=head_norm("k_norm"),
+        qkv_bias=_qkv_bias(loader, attention, prefix),
+        query_norm=optional(query_norm),
+        key_norm=optional(key_norm),
         output=loader.stacked(prefix, output, "weight"),
-        output_bias=bias(output, layer.attention.output_bias),
-        mlp_norm=loader.tensor(prefix + "post_attention_layernorm.weight"),
-        gate_up=loader.stacked(prefix, gate_up, "weight"),
-        gate_up_bias=bias(gate_up, layer.mlp.bias),
-        down=loader.stacked(prefix, down, "weight"),
-        down_bias=bias(down, layer.mlp.bias),
+        output_bias=bias(output, attention.output_bias),
+        mlp_norm=norm(norms.before_mlp),
+        gate_up=loader.stacked(prefix, gate_up, "weight") if has_mlp else loader.nothing(0, hidden),
+        gate_up_bias=bias(gate_up, layer.mlp.bias and has_mlp),
+        down=loader.stacked(prefix, down, "weight") if has_mlp else loader.nothing(hidden, 0),
+        down_bias=bias(down, layer.mlp.bias and has_mlp),
+        after_attention=optional(norms.after_attention),
+        after_mlp=optional(norms.after_mlp),
+        latent=None if attention.latent is None else _load_latent(loader, attention, prefix),
+        experts=None
+        if layer.mlp.experts is None
+        else _load_experts(loader, layer.mlp.experts, has_mlp, prefix),
+    )
+
+
+def _qkv_names(attention: AttentionSpec) -> tuple[str, ...]:
+    if attention.latent is None:
+        return ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    query = "q_proj" if attention.latent.query_rank is None else "q_a_proj"
+    return (f"self_attn.{query}", "self_attn.kv_a_proj_with_mqa")
+
+
+def _qkv_bias(loader: WeightLoader, attention: AttentionSpec, prefix: str) -> Tensor | None:
+    if not attention.bias:
+        return None
+    latent, names = attention.latent, _qkv_names(attention)
+    if latent is None or latent.query_rank is not None:
+        return loader.stacked(prefix, names, "bias")
+    own = loader.tensor(f"{prefix}{names[1]}.bias")  # a query that is not compressed has none
+    return torch.cat((own.new_zeros(attention.query_width), own))
+
+
+def _head_norms(attention: AttentionSpec) -> tuple[str | None, str | None]:
+    """On queries and on keys, or on what they are compressed to."""
+    if attention.latent is None:
+        return ("self_attn.q_norm", "self_attn.k_norm") if attention.qk_norm else (None, None)
+    query = None if attention.latent.query_rank is None else "self_attn.q_a_layernorm"
+    return query, "self_attn.kv_a_layernorm"
+
+
+def _load_latent(loader: WeightLoader, attention: AttentionSpec, prefix: str) -> LatentWeights:
+    latent = attention.latent
+    assert latent is not None
+    query = None if latent.query_rank is None else loader.tensor(f"{prefix}self_attn.q_b_proj.weight")
+    stored = loader.tensor(f"{prefix}self_attn.kv_b_proj.weight")
+    expanding = stored.view(attention.num_heads, -1, latent.kv_rank)
+    keys, values = torch.split(expanding, [latent.nope_dim, latent.value_dim], dim=1)
+    return LatentWeights(query, keys.contiguous(), values.contiguous())
+
+
+def _load_experts(loader: WeightLoader, spec: ExpertsSpec, has_shared: bool, prefix: str) -> ExpertWeights:
+    def together(*names: str) -> Tensor:
+        whole: Tensor | None = None
+        for index in range(spec.count):
+            part = loader.stacked(f"{prefix}mlp.experts.{index}.", names, "weight")
+            if whole is None:  # not before: the first one's shape is checked by now
+                whole = part.new_empty((spec.count, *part.shape))
+            whole[index] = part
+        assert whole is not None
+        return whole
+
+    gated = spec.shared_gate and has_shared
+    return ExpertWeights(
+        router=loader.floats(f"{prefix}mlp.gate.weight"),
+        correction=loader.floats(f"{prefix}mlp.gate.e_score_correction_bias") if spec.corrected else None,
+        gate_up=together("gate_proj", "up_proj"),
+        down=together("down_proj"),
+        shared_gate=loader.tensor(f"{prefix}mlp.shared_expert_gate.weight") if gated else None,
     )

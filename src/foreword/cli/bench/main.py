@@ -73,6 +73,12 @@ def step(
         str, typer.Option(help="Also time prompts of this many tokens: 512, or 128,256,512.")
     ] = "",
     compare: Annotated[str, typer.Option(help="Measure llama.cpp in the same run: `llama.cpp`.")] = "",
+    experts: Annotated[
+        int,
+        typer.Option(
+            help="Time random weights of the model's shape with this many experts, two used, against dense ones."
+        ),
+    ] = 0,
     plot: PlotOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
@@ -93,7 +99,11 @@ def step(
     target = llm.engine.target
     check_sizes(sizes, context, repeats, target.config.context_length, prompts)
     most = max(*sizes, *prompts, 1)
-    timers: dict[str, StepTimer] = {OURS: DecoderTimer(target, context, most)}
+    timers: dict[str, StepTimer]
+    if experts:
+        timers = _mixture_timers(target, dtype, device, backend, experts, context, most)
+    else:
+        timers = {OURS: DecoderTimer(target, context, most)}
     if compare:
         timers |= _llama_cpp_timers(model, context, most)
     with progress_bar("measuring") as on_progress:
@@ -106,6 +116,24 @@ def step(
         others = {name: asdict(cost) for name, cost in costs.items() if name != OURS}
         prefills = [asdict(cost) for cost in costs[OURS].prompts]
         print_json({"model": model, "context": context, "prefill": prefills, "compare": others, "rows": rows})
+
+
+def _mixture_timers(
+    target: "Decoder", dtype: str, device: str, backend: str, experts: int, context: int, most_tokens: int
+) -> "dict[str, StepTimer]":
+    """A random mixture of the model's shape, and a random dense model of the same active size."""
+    from foreword.backends.choice import choose_backend, pick_device
+    from foreword.backends.loading import DecoderLoader
+    from foreword.bench.random_model import RandomCheckpoint, as_mixture
+    from foreword.bench.step_cost import DecoderTimer
+
+    place = pick_device(device)
+    loader = DecoderLoader(choose_backend(backend, dtype, place), place)
+    shapes = {OURS: as_mixture(target.config, experts), "dense": target.config}
+    return {
+        name: DecoderTimer(loader.load(RandomCheckpoint(shape)), context, most_tokens)
+        for name, shape in shapes.items()
+    }
 
 
 def _llama_cpp_timers(model: str, context: int, most_tokens: int) -> "dict[str, StepTimer]":

@@ -45,6 +45,8 @@ def open_adapter(path: Path, config: ModelConfig) -> Lora:
                 raise CheckpointError(
                     f"{path}: lora_{side} of layers.{layer}.{module} is missing; get the adapter again"
                 )
+    for layer, module in sides:
+        _check_place(path, config, layer, module)
     factors = {
         (layer, module): _factors(path, config, settings, (layer, module), pair["A"], pair["B"])
         for (layer, module), pair in sorted(sides.items())
@@ -52,6 +54,17 @@ def open_adapter(path: Path, config: ModelConfig) -> Lora:
     if not factors:
         raise CheckpointError(f"{path}: the adapter has no tensors; get it again")
     return Lora(factors)
+
+
+def _check_place(path: Path, config: ModelConfig, layer: int, module: str) -> None:
+    """Refuse what is added to matrices that a layer does not have as such."""
+    spec = config.layers[layer]
+    if spec.attention.latent is not None and module.startswith("self_attn"):
+        raise CheckpointError(f"{path}: adapters on latent attention ({module}) are not supported")
+    if spec.mlp.experts is not None and module.startswith("mlp"):
+        raise CheckpointError(
+            f"{path}: adapters on the MLP of a mixture of experts ({module}) are not supported"
+        )
 
 
 def _settings(path: Path) -> Mapping[str, Any]:

@@ -1,24 +1,69 @@
 """The form in which a family is declared."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
+
+from foreword.models.architectures.experts import ExpertKeys
+from foreword.models.architectures.switch import NEVER, Switch
+from foreword.models.config import Norms
+
+
+class WindowedLayers(Enum):
+    """Which layers of a family have the window, where its config.json has no `layer_types`."""
+
+    ALL = auto()
+    LAST = auto()  # those from `max_window_layers` on
+    ALL_BUT_EVERY_NTH = auto()  # see `Window.period`
+    UNROTATED = auto()  # those without rotary embedding
 
 
 @dataclass(frozen=True)
-class Switch:
-    """Something that a family has never, always, or where its config.json says so."""
-
-    always: bool = False
-    key: str | None = None  # a true-or-false key of config.json; false where it is missing
-
-
-class Window(Enum):
+class Window:
     """What a family's config.json says about sliding windows."""
 
-    NONE = auto()  # it has none
-    ALL_LAYERS = auto()  # `sliding_window` holds for every layer
-    SOME_LAYERS = auto()  # with `use_sliding_window`, for some
+    layers: WindowedLayers
+    switch: str | None = None  # a flag without which no layer has one
+    listed: bool = True  # `layer_types`, where it is there, says which layers
+    period: int = 1  # every so many layers, one sees all
+    period_key: str | None = None  # where config.json may say otherwise
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Keys of numbers that a family multiplies or squashes something with; None: it does not."""
+
+    embedding: str | None = None  # on embeddings
+    embedding_by_width: bool = False  # embeddings are multiplied with the root of their width
+    residual: str | None = None  # on what a layer adds
+    attention: str | None = None  # on scores, instead of 1 / sqrt(head size)
+    attention_root: str | None = None  # the same, as the number whose inverse root it is
+    attention_cap: str | None = None
+    logits_divisor: str | None = None
+    logits_cap: str | None = None
+
+
+@dataclass(frozen=True)
+class Rope:
+    """What is particular about a family's rotary embedding."""
+
+    theta: float = 10000.0  # where config.json names none
+    partial: float = 1.0  # part of a head that turns, where config.json does not say
+    local_theta: float | None = None  # windowed layers turn by this, or by `rope_local_base_freq`
+    unrotated_every: int | None = (
+        None  # every so many layers, one does not turn, unless `no_rope_layers` says
+    )
+    yarn_is_longrope: bool = False  # an old name of it
+    interleaved: bool = False  # rotated pairs stand side by side in the stored weights
+
+
+@dataclass(frozen=True)
+class StoredTensors:
+    """How a family's tensors in safetensors differ from what they are called and hold here."""
+
+    renamed: tuple[tuple[str, str], ...] = ()  # (part of a name, what it is called here)
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # one matrix -> those it is made of
+    norms_minus_one: bool = False  # the weights of norms are stored less one
 
 
 @dataclass(frozen=True)
@@ -28,6 +73,11 @@ class GgufNames:
     architecture: str  # general.architecture, and the prefix of its keys
     interleaved: bool  # rotated pairs stand side by side in rows of q and k, not half a head apart
     layer_tensors: Mapping[str, str]  # blk.N.<key> -> model.layers.N.<value>
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # one matrix -> those it is made of
+    settings: Mapping[str, object] | None = (
+        None  # what GGUF leaves unsaid, by keys of config.json; None: nothing
+    )
+    deep: int | None = None  # models of so many layers scale scores by hidden size / heads, not by head size
 
 
 @dataclass(frozen=True)
@@ -35,14 +85,25 @@ class Architecture:
     """What differs between families; all that is not here is the same for all of them."""
 
     name: str
+    models: str  # those that people know, for a table
     hf_class: str  # the one entry of `architectures` in config.json; never imported or run
-    gguf: GgufNames | None = None  # None: GGUF files call it by another family's name
-    attention_bias: Switch = Switch()  # of the q, k and v projections
-    output_bias: Switch = Switch()  # of the attention's output projection
-    mlp_bias: Switch = Switch()
-    qk_norm: bool = False
-    window: Window = Window.NONE
+    gguf: GgufNames | None = None  # None: GGUF files are not read, or by another family's name
+    gguf_alias: str | None = None  # that name
+    attention_bias: Switch = NEVER  # of the q, k and v projections
+    output_bias: Switch = NEVER  # of the attention's output projection
+    mlp_bias: Switch = NEVER
+    qk_norm: Switch = NEVER
+    wide_qk_norm: bool = False
+    norms: Norms = Norms.BEFORE
+    window: Window | None = None
+    scales: Scales = Scales()
+    rope: Rope = Rope()
+    experts: ExpertKeys | None = None
+    is_latent: bool = False  # latent attention (MLA)
     kv_heads_may_be_missing: bool = False  # num_key_value_heads; then there are as many as query heads
+    activation_key: str = "hidden_act"
+    activation: str = "silu"  # where config.json names none
+    stored: StoredTensors = StoredTensors()
 
 
 TOP_TENSORS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -61,4 +122,22 @@ LLAMA_TENSORS = {
 }
 """GGUF's names inside a layer of the llama kind."""
 
+EXPERT_TENSORS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+"""Beside those of all experts together."""
+
+AROUND_TENSORS = LLAMA_TENSORS | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+"""In a layer with norms around both halves, or only after them."""
+
 QK_NORM_TENSORS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+
+QWEN_WINDOW = Window(WindowedLayers.LAST, switch="use_sliding_window")

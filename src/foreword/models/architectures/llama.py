@@ -1,9 +1,11 @@
 """Llama, SmolLM and all that use their class."""
 
-from foreword.models.architectures.architecture import LLAMA_TENSORS, Architecture, GgufNames, Switch
+from foreword.models.architectures.architecture import LLAMA_TENSORS, Architecture, GgufNames
+from foreword.models.architectures.switch import Switch
 
 LLAMA = Architecture(
     name="llama",
+    models="Llama, SmolLM, SmolLM2",
     hf_class="LlamaForCausalLM",
     gguf=GgufNames("llama", interleaved=True, layer_tensors=LLAMA_TENSORS),
     attention_bias=Switch(key="attention_bias"),

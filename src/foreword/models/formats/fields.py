@@ -2,12 +2,12 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from foreword.errors import CheckpointError
-from foreword.models.config import AttentionSpec
+from foreword.models.config import AttentionSpec, LayerSpec
 
 MAX_DIMENSION = 2**31 - 1
 """No count in a model's description is larger; what claims more is damaged."""
@@ -29,6 +29,13 @@ class ConfigFields:
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_DIMENSION:
             raise self.malformed(key, "a positive whole number")
+        return value
+
+    def whole(self, key: str, default: int) -> int:
+        """A count that may be zero."""
+        value = self._value(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_DIMENSION:
+            raise self.malformed(key, "a whole number")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -74,15 +81,6 @@ class ConfigFields:
         return default
 
 
-def windowed_context(context_length: int, window: int | None) -> int:
-    """The context that full attention computes exactly for a model with a sliding window.
-
-    No backend has sliding windows yet. Up to the window's length both see the same keys, so the
-    context is capped there instead of refusing models such as Mistral 7B v0.1.
-    """
-    return context_length if window is None else min(context_length, window)
-
-
 def check_heads(attention: AttentionSpec, origin: str) -> AttentionSpec:
     """Return `attention` if its numbers fit together."""
     if attention.num_heads % attention.num_kv_heads:
@@ -105,3 +103,22 @@ def check_layers(names: Iterable[str], pattern: re.Pattern[str], count: int, ori
             f"{origin}: it has {len(layers)} of the model's {count} layers; get the file again"
         )
     return count
+
+
+_EXPERT = re.compile(r"model\.layers\.(\d{1,9})\.mlp\.experts\.(\d{1,9})\.")
+
+
+def check_experts(names: Iterable[str], layers: Sequence[LayerSpec], origin: str) -> None:
+    """Refuse a model that does not have the experts it counts: a lie must not cost memory."""
+    if all(layer.mlp.experts is None for layer in layers):
+        return
+    found: dict[int, set[int]] = {}
+    for match in filter(None, map(_EXPERT.match, names)):
+        found.setdefault(int(match[1]), set()).add(int(match[2]))
+    for index, layer in enumerate(layers):
+        held, experts = len(found.get(index, ())), layer.mlp.experts
+        if held != (experts.count if experts else 0):
+            raise CheckpointError(
+                f"{origin}: layer {index} has {held} experts and not {experts.count if experts else 0}; "
+                "get the files again"
+            )

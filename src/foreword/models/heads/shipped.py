@@ -78,7 +78,7 @@ def describe_target(checkpoint: "Checkpoint", method: str) -> dict[str, Any]:
 
 
 def _shape(config: "ModelConfig") -> dict[str, int]:
-    attention = config.layer.attention
+    attention = config.layers[0].attention
     return {
         "hidden_size": config.hidden_size,
         "num_layers": config.num_layers,

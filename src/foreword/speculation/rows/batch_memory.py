@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from foreword.backends.batch import BatchArrays, BatchSizes, ForwardBatch, Ints, Tap
-from foreword.kv.sequence import KvSequence
+from foreword.kv.sequence import GONE, KvSequence
 
 _KEPT_VIEWS = 256
 """Sizes whose views are kept: making them takes longer than filling them, and few sizes come again and again."""
@@ -68,5 +68,7 @@ class PageTables:
         known = self._known[row]
         kept = settled if known[:settled] == pages[:settled] else 0
         self._table[row, kept : len(pages)] = pages[kept:]
+        if GONE in pages:  # any page will do: nobody reads it
+            np.maximum(self._table[row], 0, out=self._table[row])
         self._table[row, len(pages) : len(known)] = 0
         self._known[row] = pages.copy()

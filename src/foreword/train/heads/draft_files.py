@@ -5,12 +5,13 @@ from typing import Any
 
 from foreword.errors import RequestError
 from foreword.models.architectures.registry import ARCHITECTURES
-from foreword.models.config import (
+from foreword.models.config import ModelConfig
+from foreword.models.rope_spec import (
     FrequencyFactors,
     LinearRopeScaling,
     Llama3RopeScaling,
-    ModelConfig,
     RopeSpec,
+    YarnRopeScaling,
 )
 from foreword.models.tokenization.tokenizer import Tokenizer
 
@@ -77,6 +78,6 @@ def _rope(rope: RopeSpec) -> dict[str, Any]:
                 "high_freq_factor": llama3.high_freq_factor,
                 "original_max_position_embeddings": llama3.original_context,
             }
-        case FrequencyFactors():
-            raise RequestError("a table of rotary factors cannot be written into config.json")
+        case FrequencyFactors() | YarnRopeScaling():
+            raise RequestError("these rotary factors cannot be written into config.json")
     return {"rope_theta": rope.theta, "rope_scaling": scaling}

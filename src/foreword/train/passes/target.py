@@ -10,9 +10,10 @@ from torch.nn.functional import embedding, linear
 from foreword.backends.support import require_supported
 from foreword.backends.torch.norms import rms_norm
 from foreword.backends.torch.weights import DecoderWeights, load_weights
-from foreword.models.config import AttentionSpec, ModelConfig, RopeSpec
+from foreword.models.config import AttentionSpec, ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.rope import frequencies, inverse_frequencies
+from foreword.models.rope_spec import RopeSpec
 from foreword.train.passes.attention import Spans, causal_attention
 from foreword.train.passes.layers import LayerHalves, Sizes, rotation_of
 from foreword.train.passes.packing import PackedBatch
@@ -35,11 +36,11 @@ class Target:
     def __init__(self, config: ModelConfig, weights: DecoderWeights, *, compiled: bool = False) -> None:
         self.config = config
         self.weights = weights
-        self.attention: AttentionSpec = require_supported(config, "torch").attention
+        self.attention: AttentionSpec = require_supported(config, "training").attention
         self._frequencies = inverse_frequencies(config).to(weights.embedding.device)
         plain = RopeSpec(config.rope.theta)
         self._plain_frequencies = frequencies(plain, self.attention.head_dim).to(weights.embedding.device)
-        self._layers = [tuple(vars(layer).values()) for layer in weights.layers]
+        self._layers = [layer.plain for layer in weights.layers]
         self._halves = LayerHalves(compiled=compiled)
 
     @staticmethod

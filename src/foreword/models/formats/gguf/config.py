@@ -8,19 +8,12 @@ import numpy as np
 from foreword.errors import CheckpointError
 from foreword.models.architectures.architecture import Architecture, GgufNames
 from foreword.models.architectures.registry import BY_GGUF_NAME
-from foreword.models.config import (
-    AttentionSpec,
-    FrequencyFactors,
-    LayerSpec,
-    LinearRopeScaling,
-    MlpSpec,
-    ModelConfig,
-    NormSpec,
-    RopeScaling,
-    RopeSpec,
-)
-from foreword.models.formats.fields import ConfigFields, check_heads, check_layers, windowed_context
+from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec
+from foreword.models.formats.fields import ConfigFields, check_heads, check_layers
 from foreword.models.formats.gguf.file import GgufFile
+from foreword.models.formats.gguf.settings import hf_settings
+from foreword.models.formats.hf.config import hf_config
+from foreword.models.rope_spec import FrequencyFactors, LinearRopeScaling, RopeScaling, RopeSpec
 
 ROPE_FACTORS = "rope_freqs.weight"
 
@@ -30,20 +23,27 @@ _LAYER = re.compile(r"blk\.(0|[1-9]\d{0,8})\.")
 def gguf_family(file: GgufFile) -> tuple[Architecture, GgufNames]:
     """The family that a GGUF file says it belongs to, and how GGUF spells it."""
     name = ConfigFields(file.metadata, str(file.path)).text("general.architecture")
-    if name not in BY_GGUF_NAME:
+    family = BY_GGUF_NAME.get((name, _positive(file.metadata.get(f"{name}.expert_count"), 0)))
+    if family is None:
+        known = dict.fromkeys(stated for stated, _ in BY_GGUF_NAME)
         raise CheckpointError(
-            f"{file.path}: architecture {name!r} is not supported; use {', '.join(BY_GGUF_NAME)}"
+            f"{file.path}: architecture {name[:60]!r} is not supported, or not with or without experts; "
+            f"use {', '.join(known)}"
         )
-    family = BY_GGUF_NAME[name]
     assert family.gguf is not None
     return family, family.gguf
 
 
-def gguf_config(file: GgufFile) -> ModelConfig:
-    """The config that a GGUF file describes, partly by the tensors that it holds."""
+def gguf_config(file: GgufFile, tensors: frozenset[str]) -> ModelConfig:
+    """The config that a GGUF file describes, partly by the tensors that it holds; `tensors` are their names here."""
     family, names = gguf_family(file)
     fields = ConfigFields(file.metadata, str(file.path), prefix=f"{names.architecture}.")
-    _refuse_variants(file, fields)
+    _refuse_variants(file)
+    if names.settings is not None:
+        if ROPE_FACTORS in file.tensors:
+            raise fields.unsupported(f"{ROPE_FACTORS} in this family")
+        settings = hf_settings(file, family, names, _embedding_rows(file))
+        return hf_config(settings, tensors, file.path)
     attention = _attention(file, fields, family)
     mlp = MlpSpec(_per_layer_count(fields, "feed_forward_length"), bias="blk.0.ffn_gate.bias" in file.tensors)
     num_layers = check_layers(file.tensors, _LAYER, fields.count("block_count"), fields.origin)
@@ -51,7 +51,7 @@ def gguf_config(file: GgufFile) -> ModelConfig:
         architecture=family.name,
         vocab_size=_embedding_rows(file),
         hidden_size=fields.count("embedding_length"),
-        context_length=windowed_context(fields.count("context_length"), attention.window),
+        context_length=fields.count("context_length"),
         layers=(LayerSpec(attention, mlp),) * num_layers,
         norm=NormSpec(fields.number("attention.layer_norm_rms_epsilon")),
         rope=RopeSpec(
@@ -70,7 +70,7 @@ def _attention(file: GgufFile, fields: ConfigFields, family: Architecture) -> At
         head_dim=fields.count("attention.key_length", fields.count("embedding_length") // heads or None),
         bias="blk.0.attn_q.bias" in file.tensors,
         output_bias="blk.0.attn_output.bias" in file.tensors,
-        qk_norm=family.qk_norm,
+        qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
         window=fields.count("attention.sliding_window") if window else None,
     )
     return check_heads(attention, fields.origin)
@@ -93,13 +93,11 @@ def _per_layer_count(fields: ConfigFields, key: str, default: int | None = None)
     return ConfigFields({key: value[0]}, fields.origin).count(key)
 
 
-def _refuse_variants(file: GgufFile, fields: ConfigFields) -> None:
+def _refuse_variants(file: GgufFile) -> None:
     if _positive(file.metadata.get("split.count"), 1):
         raise CheckpointError(
             f"{file.path} is one part of a split model; join the parts with llama-gguf-split --merge"
         )
-    if _positive(fields.get("expert_count"), 0):
-        raise fields.unsupported("a mixture of experts")
 
 
 def _positive(value: Any, above: int) -> bool:  # noqa: ANN401

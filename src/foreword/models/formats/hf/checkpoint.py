@@ -1,6 +1,8 @@
 """A Hugging Face directory as a checkpoint: config.json, safetensors in one file or in shards."""
 
 import json
+import logging
+import math
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,16 @@ from torch import Tensor
 
 from foreword.errors import CheckpointError
 from foreword.models.formats.checkpoint import QuantizedTensor, missing_tensor
+from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.generation import HF_KEYS, sampling_values
-from foreword.models.formats.hf.config import hf_config
+from foreword.models.formats.hf.config import hf_config, hf_family
 from foreword.models.formats.hf.draft_modules import without_draft_modules
+from foreword.models.formats.hf.packed.choice import packed_matrices, scheme_of
+from foreword.models.formats.hf.packed.scheme import Scheme
+from foreword.models.formats.hf.tensors import Place, canonical_name, places
 from foreword.models.formats.hf.tokenizer import hf_tokenizer
 from foreword.models.formats.safetensors_file import opened_safetensors
+from foreword.models.layer_shapes import expected_shapes
 from foreword.models.tokenization.tokenizer import Tokenizer, check_vocab
 
 _SINGLE_FILE = "model.safetensors"
@@ -26,43 +33,95 @@ _DERIVED_TENSOR = ".rotary_emb.inv_freq"  # old checkpoints store these; the dec
 class HfCheckpoint:
     """One model directory."""
 
+    _told = False  # what unpacking costs
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self._settings = read_json_object(path / "config.json")
+        family = hf_family(self._settings, path / "config.json")
         self._files = without_draft_modules(_tensor_files(path), self._settings)
-        self.config = hf_config(self._settings, self.tensor_names(), path / "config.json")
+        self._scheme = scheme_of(ConfigFields(self._settings, str(path / "config.json")))
+        self._parts = {
+            canonical_name(name, family.stored): parts
+            for name, parts in packed_matrices(self._files, self._scheme).items()
+        }
+        names = frozenset(self._parts)
+        self.config = hf_config(self._settings, names, path / "config.json")
+        self._places = places(names, family, self.config)
         if self.config.tied_embeddings:
-            self._files.pop("lm_head.weight", None)
+            self._places.pop("lm_head.weight", None)
 
     def tensor_names(self) -> frozenset[str]:
         """Names of the tensors in all shards."""
-        return frozenset(self._files)
+        return frozenset(self._places)
 
     def load(self, name: str, dtype: torch.dtype) -> Tensor:
-        """The tensor in `dtype`."""
-        return self._read(name).to(dtype, copy=True)
+        """The tensor in `dtype`, unpacked if it was stored packed."""
+        place = self._place(name)
+        return place.read(self._unpacked(place.stored)).to(dtype, copy=True)
 
     def stored(self, name: str) -> Tensor:
-        """The tensor in the numbers that its file has, in memory of its own."""
+        """The tensor in the numbers that its file has, in memory of its own; for a file that is used as it is."""
+        if not self._place(name).is_plain or self._parts[name] != {"": name}:
+            raise CheckpointError(
+                f"{self.path}: tensor {name} is not stored as it is used, and cannot be copied; use another model"
+            )
         return self._read(name).clone()
 
-    def _read(self, name: str) -> Tensor:
-        if name not in self._files:
+    def _place(self, name: str) -> Place:
+        if name not in self._places:
             raise missing_tensor(name, self.path)
-        with opened_safetensors(self._files[name]) as file:
-            stored: Tensor = file.get_tensor(name)
-        if stored.dtype not in _FLOAT_TYPES:
-            kind = str(stored.dtype).removeprefix("torch.")
+        return self._places[name]
+
+    def _unpacked(self, whole: str) -> Tensor:
+        parts = self._parts[whole]
+        if self._scheme is None or "" in parts:
+            return self._read(parts[""])
+        self._tell_once(self._scheme)
+        stored = {part: self._tensor(name) for part, name in parts.items()}
+        try:
+            return self._scheme.unpack(stored)
+        except (RuntimeError, ValueError, IndexError) as error:  # parts that do not fit each other
+            reason = " ".join(str(error).split())[:200]
             raise CheckpointError(
-                f"{self._files[name]}: tensor {name} has type {kind}, which is not supported; "
+                f"{self.path}: tensor {whole} cannot be read ({reason}); the file is damaged, get it again"
+            ) from None
+
+    def _tell_once(self, scheme: Scheme) -> None:
+        """What unpacking costs, in one line."""
+        if self._told:
+            return
+        self._told = True
+        stored = sum(file.stat().st_size for file in set(self._files.values()))
+        numbers = sum(math.prod(shape) for shape in expected_shapes(self.config).values())
+        logging.getLogger("foreword").warning(
+            "%s is stored as %s (%.1f GB) and unpacked while it is loaded: %.1f GB in bfloat16, %.1f GB in int8, "
+            "and no faster than the unquantised model",
+            self.path.name,
+            scheme.title,
+            stored / 1e9,
+            2 * numbers / 1e9,
+            numbers / 1e9,
+        )
+
+    def _tensor(self, stored: str) -> Tensor:
+        with opened_safetensors(self._files[stored]) as file:
+            tensor: Tensor = file.get_tensor(stored)
+        return tensor
+
+    def _read(self, stored: str) -> Tensor:
+        tensor = self._tensor(stored)
+        if tensor.dtype not in _FLOAT_TYPES:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise CheckpointError(
+                f"{self._files[stored]}: tensor {stored} has type {kind}, which is not supported; "
                 "use a model in float32, float16 or bfloat16"
             )
-        return stored
+        return tensor
 
     def quantized(self, name: str) -> QuantizedTensor | None:
-        """None: directories with quantised weights are refused."""
-        if name not in self._files:
-            raise missing_tensor(name, self.path)
+        """None: what is stored packed is unpacked."""
+        self._place(name)
         return None
 
     def release(self) -> None:

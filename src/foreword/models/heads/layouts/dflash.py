@@ -5,7 +5,7 @@ DSpark is one with a small Markov head over the tokens of a block.
 
 from foreword.errors import CheckpointError
 from foreword.models.formats.fields import ConfigFields
-from foreword.models.formats.hf.config import rope_spec
+from foreword.models.formats.hf.rope import rope_spec
 from foreword.models.heads.checks import checked_shapes, vocabulary_shapes
 from foreword.models.heads.files import HeadFiles
 from foreword.models.heads.layouts.blocks import layer_shapes, read_layers, read_norm

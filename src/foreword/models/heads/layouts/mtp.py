@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from foreword.errors import CheckpointError
-from foreword.models.formats.hf.config import rope_spec
+from foreword.models.formats.hf.rope import rope_spec
 from foreword.models.heads.checks import checked_shapes, vocabulary_shapes
 from foreword.models.heads.files import HeadFiles
 from foreword.models.heads.layouts.blocks import layer_shapes, read_layers, read_norm

@@ -1,0 +1,78 @@
+"""What can be run on what, as a table: made from the families' declarations and from what backends say they have."""
+
+from dataclasses import dataclass
+
+from foreword.backends.support import SUPPORTED, Part
+from foreword.models.architectures.architecture import Architecture, WindowedLayers
+from foreword.models.architectures.experts import DenseLayers
+from foreword.models.architectures.registry import ARCHITECTURES
+from foreword.models.config import Norms
+
+BACKENDS = ("cpu", "cuda", "torch")
+
+
+@dataclass(frozen=True)
+class SupportedFamily:
+    """One row."""
+
+    models: str
+    hf_class: str
+    formats: str
+    backends: dict[str, str]  # "yes", "no: why", or "yes, without" what some of its models have
+
+
+def supported_families() -> list[SupportedFamily]:
+    """All of them, as `foreword models --supported` lists them."""
+    return [
+        SupportedFamily(
+            family.models,
+            family.hf_class,
+            "safetensors" if _gguf_name(family) is None else f"safetensors, GGUF ({_gguf_name(family)})",
+            {backend: _verdict(family, backend) for backend in BACKENDS},
+        )
+        for family in ARCHITECTURES
+    ]
+
+
+def supported_markdown() -> str:
+    """The same for docs/models.md."""
+    headings = ("models", "class in config.json", "files", *BACKENDS)
+    lines = [headings, ("---",) * len(headings)]
+    for row in supported_families():
+        lines.append((row.models, f"`{row.hf_class}`", row.formats, *row.backends.values()))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _gguf_name(family: Architecture) -> str | None:
+    return family.gguf_alias if family.gguf is None else family.gguf.architecture
+
+
+def _verdict(family: Architecture, backend: str) -> str:
+    lacking = _always(family) - SUPPORTED[backend]
+    if len(lacking) > 1:
+        lacking.discard(Part.MIXED)
+    if lacking:
+        return "no: " + ", ".join(part.value for part in Part if part in lacking)
+    if family.window is not None and Part.WINDOW not in SUPPORTED[backend]:
+        return f"yes, without {Part.WINDOW.value}"
+    return "yes"
+
+
+def _always(family: Architecture) -> set[Part]:
+    """What all models of a family have."""
+    scales, rope, experts, window = family.scales, family.rope, family.experts, family.window
+    has = {
+        Part.EXPERTS: experts is not None,
+        Part.LATENT: family.is_latent,
+        Part.CAPS: scales.attention_cap is not None,
+        Part.NORMS: family.norms is not Norms.BEFORE,
+        Part.WIDE_NORM: family.wide_qk_norm,
+        Part.SCALES: scales.embedding_by_width or scales.attention is not None,
+        Part.NO_ROPE: rope.unrotated_every is not None,
+        Part.OTHER_ROPE: rope.local_theta is not None,
+        Part.PART_ROPE: rope.partial != 1,
+        Part.GELU: family.activation != "silu",
+        Part.WINDOW: window is not None and window.layers is WindowedLayers.ALL_BUT_EVERY_NTH,
+        Part.MIXED: experts is not None and experts.dense is DenseLayers.FIRST,
+    }
+    return {part for part, there in has.items() if there}

@@ -1,0 +1,61 @@
+"""Mixtures of experts in plain torch: only the routed rows meet an expert, and each expert is read once a pass."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from foreword.backends.torch.weights import ExpertWeights
+from foreword.models.config import ExpertsSpec, GroupScore, Scores
+
+Activation = Callable[[Tensor], Tensor]
+
+
+def route(spec: ExpertsSpec, weights: ExpertWeights, normed: Tensor) -> tuple[Tensor, Tensor]:
+    """The experts of every row, int64 [rows, per token], and how much each counts, float32.
+
+    Of experts with the same score those with the lower numbers are taken.
+    """
+    logits = linear(normed.float(), weights.router)
+    scores = logits.softmax(dim=-1) if spec.scores is Scores.SOFTMAX else logits.sigmoid()
+    choice = scores if weights.correction is None else scores + weights.correction
+    chosen = _best(_in_best_groups(spec, choice), spec.per_token)
+    share = scores.gather(1, chosen)
+    if spec.normalize:
+        share = share / (share.sum(dim=-1, keepdim=True) + 1e-20)
+    return chosen, share * spec.scale
+
+
+def mixture(spec: ExpertsSpec, weights: ExpertWeights, normed: Tensor, activation: Activation) -> Tensor:
+    """What the routed experts say about every row, [rows, hidden]."""
+    chosen, share = route(spec, weights, normed)
+    experts = chosen.flatten()
+    order = experts.argsort(stable=True)
+    rows = order // spec.per_token
+    read = normed[rows]
+    said = torch.empty_like(read)
+    start = 0
+    for expert, count in enumerate(experts.bincount(minlength=spec.count).tolist()):
+        here = slice(start, start + count)
+        if count:
+            gate, up = linear(read[here], weights.gate_up[expert]).chunk(2, dim=-1)
+            said[here] = linear(activation(gate) * up, weights.down[expert])
+        start += count
+    weighed = (said * share.flatten()[order].unsqueeze(1)).to(normed.dtype)
+    return torch.zeros_like(normed).index_add_(0, rows, weighed)
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    return scores.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+
+
+def _in_best_groups(spec: ExpertsSpec, choice: Tensor) -> Tensor:
+    """The scores, minus infinity outside a row's best groups."""
+    if spec.groups == 1:
+        return choice
+    grouped = choice.view(len(choice), spec.groups, -1)
+    counted = 1 if spec.group_score is GroupScore.MAX else 2
+    worth = grouped.topk(counted, dim=-1).values.sum(dim=-1)
+    kept = torch.zeros_like(worth, dtype=torch.bool).scatter_(1, _best(worth, spec.top_groups), True)
+    return grouped.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(1)

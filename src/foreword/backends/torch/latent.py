@@ -1,0 +1,94 @@
+"""Latent attention (MLA) in plain torch, over compressed rows.
+
+Absorbed, a query is taken to the space of the rows and what was attended to is taken back: little work per KV row,
+for few queries. Naively, keys and values of all heads are computed from the rows first: little work per query.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+from foreword.backends.torch.attention import GroupView, PagedKv
+from foreword.backends.torch.norms import rms_norm
+from foreword.backends.torch.weights import LatentWeights, LayerWeights
+from foreword.models.config import AttentionSpec, LatentSpec
+from foreword.models.rope import rotate
+
+
+def latent_attention(
+    spec: AttentionSpec, layer: LayerWeights, qkv: Tensor, cos_sin: tuple[Tensor, Tensor], kv: PagedKv
+) -> Tensor:
+    """Keep this pass's rows and attend over all that are seen: [rows, heads * value dim]."""
+    latent, weights = spec.latent, layer.latent
+    assert latent is not None
+    assert weights is not None
+    assert layer.key_norm is not None
+    widths = [latent.query_rank or spec.query_width, latent.kv_rank, latent.rope_dim]
+    query, rows, shared = torch.split(qkv, widths, dim=-1)
+    if weights.query is not None and layer.query_norm is not None:
+        query = linear(rms_norm(query, layer.query_norm, latent.eps), weights.query)
+    heads = query.view(len(qkv), spec.num_heads, spec.head_dim)
+    plain, turned = torch.split(heads, [latent.nope_dim, latent.rope_dim], dim=-1)
+    turned = rotate(turned, *cos_sin)
+    kept = torch.cat(
+        (rms_norm(rows, layer.key_norm, latent.eps), rotate(shared.unsqueeze(1), *cos_sin)[:, 0]), -1
+    )
+    kv.keys[kv.slots] = kept.unsqueeze(1)
+    attended = qkv.new_zeros((len(qkv) + 1, spec.num_heads, latent.value_dim))
+    scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
+    for view in kv.views:
+        form = absorbed if is_absorbed(latent, view.rows.shape[1]) else naive
+        read = view.rows.clamp(max=len(qkv) - 1)
+        attended[view.rows] = form(
+            latent, weights, (plain[read], turned[read]), kv.keys[view.slots][:, :, 0], view, scale
+        )
+    return attended[: len(qkv)].flatten(1)
+
+
+def is_absorbed(latent: LatentSpec, places: int) -> bool:
+    """Whether the absorbed form is less work for this many queries of a request."""
+    expanding = latent.kv_rank * (latent.nope_dim + latent.value_dim)  # per KV row and head
+    more = 2 * latent.kv_rank - latent.nope_dim - latent.value_dim  # per KV row, head and query
+    return places * more <= expanding
+
+
+def absorbed(
+    latent: LatentSpec,
+    weights: LatentWeights,
+    queries: tuple[Tensor, Tensor],
+    rows: Tensor,
+    view: GroupView,
+    scale: float,
+) -> Tensor:
+    """queries [requests, places, heads, nope and rope dim], rows [requests, kv rows, row dim]."""
+    taken = torch.einsum("rphd,hdc->rhpc", queries[0], weights.keys)
+    attended = scaled_dot_product_attention(
+        torch.cat((taken, queries[1].transpose(1, 2)), dim=-1),  # [requests, heads, places, row dim]
+        rows.unsqueeze(1),
+        rows[..., : latent.kv_rank].unsqueeze(1),
+        attn_mask=view.visible.unsqueeze(1),
+        scale=scale,
+        enable_gqa=True,
+    )
+    return torch.einsum("rhpc,hvc->rphv", attended, weights.values)
+
+
+def naive(
+    latent: LatentSpec,
+    weights: LatentWeights,
+    queries: tuple[Tensor, Tensor],
+    rows: Tensor,
+    view: GroupView,
+    scale: float,
+) -> Tensor:
+    """The same over keys and values of all heads."""
+    compressed, turned = torch.split(rows, [latent.kv_rank, latent.rope_dim], dim=-1)
+    keys = torch.einsum("rkc,hdc->rhkd", compressed, weights.keys)
+    shared = turned.unsqueeze(1).expand(-1, keys.shape[1], -1, -1)
+    return scaled_dot_product_attention(
+        torch.cat(queries, dim=-1).transpose(1, 2),  # [requests, heads, places, head dim]
+        torch.cat((keys, shared), dim=-1),
+        torch.einsum("rkc,hvc->rhkv", compressed, weights.values),
+        attn_mask=view.visible.unsqueeze(1),
+        scale=scale,
+    ).transpose(1, 2)

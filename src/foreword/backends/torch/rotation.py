@@ -1,0 +1,39 @@
+"""Cosines and sines of a pass, for every way in which layers of a decoder turn."""
+
+import torch
+from torch import Tensor
+
+from foreword.models.config import AttentionSpec, ModelConfig
+from foreword.models.rope import frequencies
+from foreword.models.rope_spec import RopeSpec
+
+CosSin = tuple[Tensor, Tensor]
+
+
+class Rotations:
+    """The frequencies of a decoder's layers."""
+
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        self._kinds = [_kind(layer.attention, config) for layer in config.layers]
+        self._frequencies = {
+            kind: frequencies(*kind).to(device) for kind in dict.fromkeys(self._kinds) if kind is not None
+        }
+
+    def of(self, positions: Tensor, dtype: torch.dtype) -> list[CosSin | None]:
+        """[rows, rotated numbers / 2] for every layer; None: it does not turn."""
+        tables: dict[tuple[RopeSpec, int] | None, CosSin | None] = {None: None}
+        for kind, own in self._frequencies.items():
+            angles, magnitude = positions.unsqueeze(1).float() * own, kind[0].magnitude
+            cos, sin = angles.cos(), angles.sin()
+            if magnitude != 1:
+                cos, sin = cos * magnitude, sin * magnitude
+            tables[kind] = cos.to(dtype), sin.to(dtype)
+        return [tables[kind] for kind in self._kinds]
+
+
+def _kind(attention: AttentionSpec, config: ModelConfig) -> tuple[RopeSpec, int] | None:
+    """How a layer turns: by what, and how many numbers."""
+    if not attention.is_rotated:
+        return None
+    dim = attention.head_dim if attention.latent is None else attention.latent.rope_dim
+    return attention.rope or config.rope, dim

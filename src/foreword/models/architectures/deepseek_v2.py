@@ -1,0 +1,23 @@
+"""DeepSeek-V2: latent attention, shared experts, experts chosen in groups."""
+
+from foreword.models.architectures.architecture import Architecture, Rope
+from foreword.models.architectures.experts import DenseLayers, ExpertKeys, Grouping
+from foreword.models.architectures.switch import Switch
+
+DEEPSEEK_V2 = Architecture(
+    name="deepseek_v2",
+    models="DeepSeek-V2",
+    hf_class="DeepseekV2ForCausalLM",
+    attention_bias=Switch(key="attention_bias"),
+    output_bias=Switch(key="attention_bias"),
+    rope=Rope(interleaved=True),
+    experts=ExpertKeys(
+        count=("n_routed_experts",),
+        scale="routed_scaling_factor",
+        grouping=Grouping.BY_METHOD,
+        shared_count="n_shared_experts",
+        dense=DenseLayers.FIRST,
+    ),
+    is_latent=True,
+    kv_heads_may_be_missing=True,
+)

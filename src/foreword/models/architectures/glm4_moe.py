@@ -1,0 +1,26 @@
+"""GLM-4.5: half of a head turns; experts by sigmoid scores with a correction, beside a shared one."""
+
+from foreword.models.architectures.architecture import Architecture, Rope
+from foreword.models.architectures.experts import DenseLayers, ExpertKeys, Grouping
+from foreword.models.architectures.switch import Switch
+from foreword.models.config import GroupScore, Scores
+
+GLM4_MOE = Architecture(
+    name="glm4_moe",
+    models="GLM-4.5",
+    hf_class="Glm4MoeForCausalLM",
+    attention_bias=Switch(key="attention_bias"),
+    qk_norm=Switch(key="use_qk_norm"),
+    rope=Rope(partial=0.5),
+    experts=ExpertKeys(
+        count=("n_routed_experts",),
+        scores=Scores.SIGMOID,
+        normalize=Switch(key="norm_topk_prob", default=True),
+        corrected=True,
+        scale="routed_scaling_factor",
+        grouping=Grouping.ALWAYS,
+        group_score=GroupScore.TOP2,
+        shared_count="n_shared_experts",
+        dense=DenseLayers.FIRST,
+    ),
+)

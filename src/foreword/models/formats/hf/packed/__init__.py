@@ -1,0 +1,1 @@
+"""Quantised weights as people publish them in safetensors: one file per scheme, all unpacked at load."""

@@ -1,0 +1,183 @@
+"""Rotary settings of a config.json."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from foreword.models.architectures.architecture import Rope
+from foreword.models.formats.fields import MAX_DIMENSION, ConfigFields
+from foreword.models.rope import longrope_magnitude, yarn_magnitude
+from foreword.models.rope_spec import (
+    FrequencyFactors,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    RopeScaling,
+    RopeSpec,
+    YarnRopeScaling,
+)
+
+_LLAMA = Rope()
+_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
+
+
+def rope_spec(fields: ConfigFields, family: Rope = _LLAMA, head_dim: int | None = None) -> RopeSpec:
+    """The rotary embedding that a config describes; without `head_dim`, whole heads turn or it is refused."""
+    rope = _rope_fields(fields, family)
+    rotary_dim = _rotary_dim(rope, family, head_dim)
+    scaling, magnitude = _scaling(rope, family, rotary_dim or head_dim)
+    if head_dim is None and magnitude != 1:
+        raise rope.unsupported(f"rope scaling {_kind(rope, family)!r}")
+    return RopeSpec(rope.number("rope_theta", family.theta), scaling, magnitude, rotary_dim)
+
+
+def local_rope_spec(fields: ConfigFields, family: Rope) -> RopeSpec | None:
+    """That of windowed layers, where it is another."""
+    if family.local_theta is None:
+        return None
+    section = _sections(fields)["rope_parameters"].get(_LOCAL)
+    if isinstance(section, Mapping):
+        return RopeSpec(ConfigFields(section, fields.origin).number("rope_theta", family.local_theta))
+    return RopeSpec(fields.number("rope_local_base_freq", family.local_theta))
+
+
+def extended_context(stated: int, rope: RopeSpec) -> int:
+    """YaRN's configs often state the context of the pre-training."""
+    if isinstance(rope.scaling, YarnRopeScaling):
+        stretched = rope.scaling.original_context * rope.scaling.factor
+        return max(stated, int(min(stretched, MAX_DIMENSION)))
+    return stated
+
+
+def score_factor(fields: ConfigFields, family: Rope) -> float:
+    """What YaRN in DeepSeek's form multiplies attention scores with."""
+    rope = _rope_fields(fields, family)
+    if _kind(rope, family) == "default" or not rope.get("mscale_all_dim"):
+        return 1.0
+    return yarn_magnitude(rope.number("factor"), rope.number("mscale_all_dim")) ** 2
+
+
+def _sections(fields: ConfigFields) -> dict[str, Mapping[str, Any]]:
+    sections = {key: fields.get(key) for key in ("rope_scaling", "rope_parameters")}
+    for key, section in sections.items():
+        if section is not None and not isinstance(section, Mapping):
+            raise fields.malformed(key, "an object")
+    return {key: section or {} for key, section in sections.items()}
+
+
+def _rope_fields(fields: ConfigFields, family: Rope) -> ConfigFields:
+    """Rotary settings, found as transformers finds them.
+
+    They are in `rope_parameters` (transformers 5) or in `rope_scaling` (before it). With both, the older section
+    counts and the newer one is not looked at; what a section leaves open stands beside it.
+    """
+    merged: dict[str, Any] = {key: fields.get(key) for key in ("rope_theta", "partial_rotary_factor")}
+    merged["max_position_embeddings"] = fields.get("max_position_embeddings")
+    merged["original_max_position_embeddings"] = fields.get("max_position_embeddings")
+    sections = _sections(fields)
+    newer = sections["rope_parameters"]
+    if family.local_theta is not None and isinstance(newer.get(_GLOBAL), Mapping):
+        newer = newer[_GLOBAL]
+    merged |= sections["rope_scaling"] or newer
+    if (trained := fields.get("original_max_position_embeddings")) is not None:
+        merged["original_max_position_embeddings"] = trained
+    return ConfigFields(merged, fields.origin)
+
+
+def _kind(rope: ConfigFields, family: Rope) -> str:
+    kind = rope.text("rope_type", rope.text("type", "default"))
+    if kind == "su" or (kind == "yarn" and family.yarn_is_longrope):
+        return "longrope"
+    return kind
+
+
+def _rotary_dim(rope: ConfigFields, family: Rope, head_dim: int | None) -> int | None:
+    part = rope.number("partial_rotary_factor", family.partial)
+    if part == 1.0:
+        return None
+    if head_dim is None:
+        raise rope.unsupported("rotating a part of each head (partial_rotary_factor)")
+    dim = int(head_dim * part) if part < 1 else 0
+    if dim < 2 or dim % 2:
+        raise rope.malformed("partial_rotary_factor", f"a part of {head_dim} numbers that is even")
+    return dim
+
+
+def _scaling(rope: ConfigFields, family: Rope, dim: int | None) -> tuple[RopeScaling | None, float]:
+    """How frequencies are stretched, and what turned numbers are multiplied with."""
+    kind = _kind(rope, family)
+    if any(isinstance(value, Mapping) for value in rope.values.values()):
+        raise rope.unsupported("rope settings that differ between layers")
+    match kind:
+        case (
+            "default" | "dynamic"
+        ):  # dynamic scaling begins behind the stated context, which is the limit here
+            return None, 1.0
+        case "linear":
+            return LinearRopeScaling(rope.number("factor")), 1.0
+        case "llama3":
+            return _llama3(rope), 1.0
+        case "yarn":
+            return _yarn(rope)
+        case "longrope" if dim is not None:
+            return _longrope(rope, dim)
+    raise rope.unsupported(f"rope scaling {kind!r}")
+
+
+def _llama3(rope: ConfigFields) -> Llama3RopeScaling:
+    return Llama3RopeScaling(
+        factor=rope.number("factor"),
+        low_freq_factor=rope.number("low_freq_factor"),
+        high_freq_factor=rope.number("high_freq_factor"),
+        original_context=rope.count("original_max_position_embeddings"),
+    )
+
+
+def _yarn(rope: ConfigFields) -> tuple[YarnRopeScaling, float]:
+    factor = rope.number("factor")
+    if rope.number("rope_theta", 10000.0) <= 1:
+        raise rope.malformed("rope_theta", "above one, which YaRN needs")
+    if rope.get("attention_factor") is not None:
+        magnitude = rope.number("attention_factor")
+    elif rope.get("mscale") and rope.get("mscale_all_dim"):
+        weights = rope.number("mscale"), rope.number("mscale_all_dim")
+        magnitude = yarn_magnitude(factor, weights[0]) / yarn_magnitude(factor, weights[1])
+    else:
+        magnitude = yarn_magnitude(factor)
+    scaling = YarnRopeScaling(
+        factor,
+        rope.count("original_max_position_embeddings"),
+        rope.number("beta_fast", 32.0),
+        rope.number("beta_slow", 1.0),
+        rope.flag("truncate", True),
+    )
+    return scaling, magnitude
+
+
+def _longrope(rope: ConfigFields, dim: int) -> tuple[FrequencyFactors, float]:
+    """The factors for long texts where the context is longer than that of the pre-training, else those for short ones.
+
+    Rows of KV are kept and shared between texts, so that they cannot be turned again when a text grows; vLLM and
+    llama.cpp choose by the context, too.
+    """
+    original, context = (
+        rope.count("original_max_position_embeddings"),
+        rope.count("max_position_embeddings"),
+    )
+    if original < 2:
+        raise rope.malformed("original_max_position_embeddings", "at least 2")
+    factor = rope.number("factor") if rope.get("factor") is not None else context / original
+    magnitude = rope.number("attention_factor", longrope_magnitude(factor, original))
+    return FrequencyFactors(
+        _numbers(rope, "long_factor" if context > original else "short_factor", dim // 2)
+    ), magnitude
+
+
+def _numbers(rope: ConfigFields, key: str, count: int) -> tuple[float, ...]:
+    values = rope.get(key)
+    good = isinstance(values, list) and all(
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+        for value in values
+    )
+    if not good or len(values) != count:
+        raise rope.malformed(key, f"a list of {count} positive numbers")
+    return tuple(map(float, values))

@@ -1,0 +1,105 @@
+"""How stored tensors become the model's: renamed, cut out of larger ones, put into order."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from foreword.errors import CheckpointError
+from foreword.models.architectures.architecture import Architecture, StoredTensors
+from foreword.models.config import ModelConfig
+from foreword.models.layer_shapes import expected_shapes
+
+
+@dataclass(frozen=True)
+class Turned:
+    """Rows of heads of which the last numbers are rotated pairs that stand side by side."""
+
+    head: int  # rows of one head
+    rotated: int  # the last so many of them
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor of the model is, and what is to be done to it."""
+
+    stored: str
+    rows: tuple[int, int] | None = None  # a stretch of the stored rows; None: all
+    turned: Turned | None = None
+    plus_one: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is stored as it is used."""
+        return self.rows is None and self.turned is None and not self.plus_one
+
+    def read(self, stored: Tensor) -> Tensor:
+        """The tensor, from the stored one."""
+        if self.rows is not None:
+            stored = stored[slice(*self.rows)]
+        if self.turned is not None:
+            stored = _half_apart(stored, self.turned)
+        return stored + 1 if self.plus_one else stored
+
+
+def canonical_name(stored: str, rules: StoredTensors) -> str:
+    """What a stored tensor is called here."""
+    for part, own in rules.renamed:
+        stored = stored.replace(part, own)
+    return stored
+
+
+def places(names: Iterable[str], family: Architecture, config: ModelConfig) -> dict[str, Place]:
+    """Every tensor of the model, by its name here; `names` are those that are stored, by theirs here."""
+    found: dict[str, Place] = {}
+    for name in names:
+        found |= _split(name, family.stored, config)
+    turned = _turned(config) if family.rope.interleaved else {}
+    for name, place in found.items():
+        part = name.split(".", 3)[-1]
+        if part in turned:
+            found[name] = replace(place, turned=turned[part])
+        elif family.stored.norms_minus_one and name.endswith("norm.weight"):
+            found[name] = replace(place, plus_one=True)
+    return found
+
+
+def _split(name: str, rules: StoredTensors, config: ModelConfig) -> dict[str, Place]:
+    """A fused matrix as those that it is made of."""
+    stem, _, kind = name.rpartition(".")
+    whole = next((part for part in rules.fused if stem.endswith("." + part)), None)
+    if whole is None:
+        return {name: Place(name)}
+    prefix = stem.removesuffix(whole)
+    shapes = expected_shapes(replace(config, layers=config.layers[:1]))
+    found, start = {}, 0
+    for part in rules.fused[whole]:
+        end = start + shapes[f"model.layers.0.{part}.weight"][0]
+        found[f"{prefix}{part}.{kind}"] = Place(name, (start, end))
+        start = end
+    return found
+
+
+def _turned(config: ModelConfig) -> dict[str, Turned]:
+    """Rotated rows of latent attention: at the end of every query head, and of the one row that keys share."""
+    latent = config.layers[0].attention.latent
+    assert latent is not None
+    heads = Turned(latent.nope_dim + latent.rope_dim, latent.rope_dim)
+    shared = Turned(latent.row_dim, latent.rope_dim)
+    kinds = ("weight", "bias")
+    return {f"self_attn.{name}.{kind}": heads for name in ("q_proj", "q_b_proj") for kind in kinds} | {
+        f"self_attn.kv_a_proj_with_mqa.{kind}": shared for kind in kinds
+    }
+
+
+def _half_apart(rows: Tensor, turned: Turned) -> Tensor:
+    """Rotated pairs half of the rotated numbers apart."""
+    if len(rows) % turned.head:
+        raise CheckpointError(
+            f"{len(rows)} rows are not heads of {turned.head}; the file is damaged, get it again"
+        )
+    order = torch.arange(turned.head)
+    pairs = order[-turned.rotated :].clone().view(-1, 2)
+    order[-turned.rotated :] = pairs.T.reshape(-1)
+    return rows.reshape(-1, turned.head, *rows.shape[1:])[:, order].reshape(rows.shape)

@@ -1,0 +1,127 @@
+"""Names and shapes of the tensors that a decoder is made of."""
+
+from typing import NamedTuple
+
+from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, Norms
+
+FINAL_NORM = "model.norm.weight"
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class NormNames(NamedTuple):
+    """What the norms of a layer are called; None where it has none."""
+
+    before_attention: str | None
+    after_attention: str | None
+    before_mlp: str | None
+    after_mlp: str | None
+
+
+_NORM_NAMES = {
+    Norms.BEFORE: NormNames("input_layernorm", None, "post_attention_layernorm", None),
+    Norms.AFTER: NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+    Norms.AROUND: NormNames(
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+}
+
+
+def norm_names(layer: LayerSpec) -> NormNames:
+    """`post_attention_layernorm` is before the MLP in some families, and after attention in others."""
+    return _NORM_NAMES[layer.norms]
+
+
+def expected_shapes(config: ModelConfig) -> Shapes:
+    """Name and shape of every tensor that a checkpoint of this config must have."""
+    hidden = config.hidden_size
+    shapes: Shapes = {
+        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        FINAL_NORM: (hidden,),
+    }
+    if not config.tied_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    known: dict[LayerSpec, Shapes] = {}
+    for index, layer in enumerate(config.layers):
+        if layer not in known:
+            known[layer] = layer_shapes(layer, hidden)
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in known[layer].items()}
+    return shapes
+
+
+def layer_shapes(layer: LayerSpec, hidden: int) -> Shapes:
+    """The same for one layer."""
+    shapes: Shapes = {f"{name}.weight": (hidden,) for name in norm_names(layer) if name is not None}
+    if layer.attention.latent is None:
+        shapes |= _attention_shapes(layer.attention, hidden)
+    else:
+        shapes |= _latent_shapes(layer.attention, hidden)
+    shapes |= _linear("self_attn.o_proj", hidden, layer.attention.output_width, layer.attention.output_bias)
+    if layer.mlp.experts is None:
+        return shapes | _mlp_shapes("mlp.", layer.mlp, hidden)
+    return shapes | _experts_shapes(layer.mlp, hidden)
+
+
+def _linear(name: str, rows: int, columns: int, bias: bool) -> Shapes:
+    shapes: Shapes = {f"{name}.weight": (rows, columns)}
+    return shapes | ({f"{name}.bias": (rows,)} if bias else {})
+
+
+def _attention_shapes(spec: AttentionSpec, hidden: int) -> Shapes:
+    shapes = {
+        **_linear("self_attn.q_proj", spec.query_width, hidden, spec.bias),
+        **_linear("self_attn.k_proj", spec.kv_width, hidden, spec.bias),
+        **_linear("self_attn.v_proj", spec.kv_width, hidden, spec.bias),
+    }
+    if spec.qk_norm:
+        wide = spec.wide_qk_norm
+        shapes["self_attn.q_norm.weight"] = (spec.query_width if wide else spec.head_dim,)
+        shapes["self_attn.k_norm.weight"] = (spec.kv_width if wide else spec.head_dim,)
+    return shapes
+
+
+def _latent_shapes(spec: AttentionSpec, hidden: int) -> Shapes:
+    latent = spec.latent
+    assert latent is not None
+    shapes = {
+        **_linear("self_attn.kv_a_proj_with_mqa", latent.row_dim, hidden, spec.bias),
+        "self_attn.kv_a_layernorm.weight": (latent.kv_rank,),
+        "self_attn.kv_b_proj.weight": (
+            spec.num_heads * (latent.nope_dim + latent.value_dim),
+            latent.kv_rank,
+        ),
+    }
+    if latent.query_rank is None:
+        return shapes | {"self_attn.q_proj.weight": (spec.query_width, hidden)}
+    return shapes | {
+        **_linear("self_attn.q_a_proj", latent.query_rank, hidden, spec.bias),
+        "self_attn.q_a_layernorm.weight": (latent.query_rank,),
+        "self_attn.q_b_proj.weight": (spec.query_width, latent.query_rank),
+    }
+
+
+def _mlp_shapes(prefix: str, mlp: MlpSpec, hidden: int) -> Shapes:
+    return {
+        **_linear(f"{prefix}gate_proj", mlp.intermediate_size, hidden, mlp.bias),
+        **_linear(f"{prefix}up_proj", mlp.intermediate_size, hidden, mlp.bias),
+        **_linear(f"{prefix}down_proj", hidden, mlp.intermediate_size, mlp.bias),
+    }
+
+
+def _experts_shapes(mlp: MlpSpec, hidden: int) -> Shapes:
+    experts = mlp.experts
+    assert experts is not None
+    shapes: Shapes = {"mlp.gate.weight": (experts.count, hidden)}
+    if experts.corrected:
+        shapes["mlp.gate.e_score_correction_bias"] = (experts.count,)
+    if mlp.intermediate_size:
+        shapes |= _mlp_shapes("mlp.shared_experts.", mlp, hidden)
+        if experts.shared_gate:
+            shapes["mlp.shared_expert_gate.weight"] = (1, hidden)
+    each = _mlp_shapes("", MlpSpec(experts.size), hidden)
+    for index in range(experts.count):
+        shapes |= {f"mlp.experts.{index}.{name}": shape for name, shape in each.items()}
+    return shapes

@@ -1,0 +1,61 @@
+"""Small decoders with parts that not every backend has, for random checkpoints."""
+
+from dataclasses import replace
+
+from foreword.models.config import (
+    AttentionSpec,
+    ExpertsSpec,
+    GroupScore,
+    LayerSpec,
+    MlpSpec,
+    ModelConfig,
+    NormSpec,
+    Scores,
+)
+from foreword.models.rope_spec import RopeSpec, YarnRopeScaling
+
+_ATTENTION = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16)
+_MLP = MlpSpec(100)
+_BASE = ModelConfig(
+    architecture="tiny",
+    vocab_size=360,
+    hidden_size=72,
+    context_length=512,
+    layers=(LayerSpec(_ATTENTION, _MLP),) * 2,
+    norm=NormSpec(1e-5),
+    rope=RopeSpec(1e4),
+    tied_embeddings=True,
+)
+_SOFTMAX = ExpertsSpec(count=6, per_token=2, size=40, normalize=True)
+_GROUPED = ExpertsSpec(
+    count=8,
+    per_token=3,
+    size=24,
+    scores=Scores.SIGMOID,
+    normalize=True,
+    scale=1.5,
+    corrected=True,
+    groups=4,
+    top_groups=2,
+    group_score=GroupScore.TOP2,
+    shared_gate=True,
+)
+
+CONFIGS = {
+    "windows": replace(
+        _BASE,
+        layers=(
+            LayerSpec(replace(_ATTENTION, window=21), _MLP),
+            LayerSpec(replace(_ATTENTION, is_rotated=False, qk_norm=True), MlpSpec(56)),
+            LayerSpec(replace(_ATTENTION, window=3), _MLP),
+        ),
+        rope=RopeSpec(1e4, YarnRopeScaling(4.0, 64), magnitude=1.2, rotary_dim=12),
+    ),
+    "experts": replace(
+        _BASE,
+        layers=(LayerSpec(replace(_ATTENTION, window=40), MlpSpec(0, experts=_SOFTMAX)),) * 2,
+    ),
+    "groups": replace(
+        _BASE, layers=(LayerSpec(_ATTENTION, _MLP), LayerSpec(_ATTENTION, MlpSpec(32, experts=_GROUPED)))
+    ),
+}

@@ -1,0 +1,129 @@
+"""Every family equals transformers on a tiny random checkpoint in the published layout, however it is run."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from foreword import LLM, SamplingParams
+from foreword.backends.runner import ModelRunner
+from foreword.backends.torch.decoder import TorchDecoder
+from foreword.kv.paged_cache import PagedCache
+from foreword.speculation.draft import Draft
+from foreword.speculation.requests import PassEntry
+from foreword.speculation.transaction import Transaction
+from foreword.speculation.verdict import Verdict
+from helpers.cpu import STATUS
+from helpers.family_gguf import ARCHITECTURES, write_family_gguf
+from helpers.passes import all_logits, compute, fragmented_cache, make_request, torch_decoder
+from helpers.tiny_families import FAMILIES, make_family
+from helpers.trees import random_tokens, random_tree, root_path
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family's decoder here, and in transformers."""
+
+    decoder: TorchDecoder
+    theirs: torch.nn.Module
+
+    @property
+    def padded(self) -> TorchDecoder:
+        """The same with sizes rounded up, as on a GPU."""
+        return TorchDecoder(self.decoder.config, self.decoder.weights, bucketed=True)
+
+    @torch.inference_mode()
+    def expected(self, ids: list[int]) -> torch.Tensor:
+        return self.theirs(torch.tensor([ids])).logits[0]
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
+    path, theirs = make_family(tmp_path_factory.mktemp(request.param), request.param)
+    return Family(torch_decoder(path), theirs)
+
+
+def assert_equal(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    assert float((ours - theirs).abs().max()) <= 1e-4 * float(theirs.abs().max())
+
+
+def test_logits_equal_transformers(family: Family):
+    ids = random_tokens(random.Random(3), 60)
+    assert_equal(all_logits(family.decoder, ids), family.expected(ids))
+
+
+def test_chunks_trees_and_what_was_committed_of_them(family: Family):
+    rng = random.Random(4)
+    prompt = random_tokens(rng, 45)
+    runner, cache = fragmented_cache(family.padded, 8, seed=4)
+    request = make_request(cache, prompt)
+    for rows in (17, 1, 26):
+        compute(runner, cache, request, rows)
+    draft = random_tree(rng, 24, len(prompt))
+    paths = [root_path(draft, node) for node in range(24)]
+    longest = max(paths, key=len)
+    with Transaction(cache, [PassEntry.of(request, 1)]) as transaction:
+        logits = runner.forward(transaction.batch([draft])).logits
+        accepted = tuple(draft.tokens[node] for node in longest)
+        transaction.commit([Verdict(tuple(longest), (*accepted, 11))])
+    for node in (longest[-1], longest[0], 23, 12):
+        alone = family.expected(prompt + [draft.tokens[step] for step in paths[node]])[-1]
+        assert_equal(logits[1 + node], alone)
+    with Transaction(cache, [PassEntry.of(request, 1)]) as transaction:
+        after = runner.forward(transaction.batch([Draft()])).logits[0]
+    assert_equal(after, family.expected(request.tokens)[-1])
+
+
+def test_a_prefix_that_was_found_is_as_good_as_one_that_was_computed(family: Family):
+    prompt = random_tokens(random.Random(5), 40)
+    cache = PagedCache(8, prefix_caching=True)
+    runner = ModelRunner.allocate(family.decoder, 8, cache.page_size)
+    compute(runner, cache, make_request(cache, prompt[:36]), 36)
+    second = make_request(cache, prompt)
+    cache.close(second.kv)
+    second.kv = cache.open(tokens=prompt)
+    assert second.kv.computed == 32
+    with Transaction(cache, [PassEntry.of(second, 8)]) as transaction:
+        logits = runner.forward(transaction.batch([Draft()])).logits[-1]
+    assert_equal(logits, family.expected(prompt)[-1])
+
+
+AS_GGUF = {
+    "gemma2": {"query_pre_attn_scalar": 24, "tie_word_embeddings": True},
+    "gemma3": {"query_pre_attn_scalar": 16, "num_hidden_layers": 6, "layer_types": None},
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 4},
+    "qwen2_moe": {"mlp_only_layers": []},
+}
+"""What GGUF does not say, as llama.cpp takes it."""
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_gguf_file_gives_the_same_logits(tmp_path: Path, name: str):
+    directory, _ = make_family(tmp_path / "hf", name, **AS_GGUF.get(name, {}))
+    path = write_family_gguf(name, directory, tmp_path / "model.gguf")
+    ids = random_tokens(random.Random(6), 40)
+    assert_equal(all_logits(torch_decoder(path), ids), all_logits(torch_decoder(directory), ids))
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [("gemma3", "torch"), ("mixtral", "cpu"), ("deepseek_v3", "torch")]
+)
+def test_an_engine_guesses_and_writes_the_same_text(tmp_path: Path, name: str, backend: str):
+    """On the backend that `auto` finds for it."""
+    if backend == "cpu" and not STATUS.available:
+        pytest.skip("no CPU kernels")
+    directory, _ = make_family(tmp_path, name, max_position_embeddings=512)
+    llm = LLM(
+        str(directory), device="cpu", speculation={"method": "ngram", "prompt_lookup_min": 1, "fixed": True}
+    )
+    assert getattr(llm.engine.target, "backend", "cpu") == backend
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    prompt = "she sells sea shells by the sea shore; the shells she sells are sea shells"
+    guessed, plain = (
+        llm.generate([prompt], params, speculation=setting)[0].outputs[0] for setting in (None, False)
+    )
+    assert guessed.token_ids == plain.token_ids
+    assert guessed.stats is not None
+    assert guessed.stats.drafted > 0

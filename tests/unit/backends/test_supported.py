@@ -1,0 +1,24 @@
+"""The table of supported models is made from the code, and docs/models.md has the same."""
+
+from pathlib import Path
+
+from foreword.backends.supported import BACKENDS, supported_families, supported_markdown
+from foreword.models.architectures.registry import ARCHITECTURES
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "models.md"
+
+
+def test_every_family_has_a_row_and_torch_runs_all():
+    rows = supported_families()
+    assert [row.hf_class for row in rows] == [family.hf_class for family in ARCHITECTURES]
+    assert all(tuple(row.backends) == BACKENDS and row.backends["torch"] == "yes" for row in rows)
+    by_class = {row.hf_class: row.backends for row in rows}
+    assert by_class["MixtralForCausalLM"]["cpu"] == "yes"
+    assert by_class["MixtralForCausalLM"]["cuda"] == "no: a mixture of experts"
+    assert by_class["MistralForCausalLM"]["cuda"] == "yes, without a sliding window"
+
+
+def test_the_docs_have_the_same_table():
+    text = DOCS.read_text(encoding="utf-8")
+    between = text.partition("<!-- supported -->\n")[2].partition("\n<!-- /supported -->")[0]
+    assert between == supported_markdown(), "put what supported_markdown() gives into docs/models.md"

@@ -1,0 +1,245 @@
+"""What config.json says about families, read without any weights: layers, windows, experts, rope; hostile values."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foreword.errors import CheckpointError
+from foreword.models.config import ModelConfig
+from foreword.models.formats.hf.config import hf_config
+from foreword.models.formats.hf.draft_modules import without_draft_modules
+from foreword.models.rope_spec import FrequencyFactors, RopeSpec, YarnRopeScaling
+
+PATH = Path("config.json")
+_BASE: dict[str, Any] = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}
+_MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_DEEPSEEK = {
+    **_MOE,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 12,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "n_group": 4,
+    "topk_group": 2,
+}
+_LONGROPE = {
+    "type": "longrope",
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", {}),
+    "gemma2": ("Gemma2ForCausalLM", {"sliding_window": 32, "query_pre_attn_scalar": 16}),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        {"sliding_window": 32, "sliding_window_pattern": 2, "query_pre_attn_scalar": 16},
+    ),
+    "phi3": ("Phi3ForCausalLM", {"rope_scaling": _LONGROPE, "original_max_position_embeddings": 64}),
+    "granite": ("GraniteForCausalLM", {"attention_multiplier": 0.1}),
+    "smollm3": ("SmolLM3ForCausalLM", {}),
+    "qwen2": ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 2}),
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    "qwen2_moe": (
+        "Qwen2MoeForCausalLM",
+        {**_MOE, "num_experts": 8, "shared_expert_intermediate_size": 32, "decoder_sparse_step": 2},
+    ),
+    "glm4_moe": (
+        "Glm4MoeForCausalLM",
+        {**_MOE, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    ),
+    "deepseek_v2": ("DeepseekV2ForCausalLM", {**_DEEPSEEK, "topk_method": "group_limited_greedy"}),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", _DEEPSEEK),
+}
+
+
+def read(model: str, **changes: Any) -> ModelConfig:
+    """The config of a model with 8 experts wherever its first reading says that there are some."""
+    hf_class, settings = MODELS[model]
+    values = _BASE | settings | changes | {"architectures": [hf_class]}
+    names = {f"model.layers.{index}.input_layernorm.weight" for index in range(4)}
+    sparse = {"mixtral": range(4), "qwen2_moe": (1, 3)}.get(model, range(1, 4))
+    if "num_experts_per_tok" in settings:
+        names |= {f"model.layers.{index}.mlp.experts.{expert}.x" for index in sparse for expert in range(8)}
+    return hf_config(values, frozenset(names), PATH)
+
+
+def windows(config: ModelConfig) -> list[int | None]:
+    return [layer.attention.window for layer in config.layers]
+
+
+def test_which_layers_have_the_window():
+    assert windows(read("gemma2")) == [32, None, 32, None]
+    assert windows(read("gemma3", sliding_window_pattern=3)) == [32, 32, None, 32]
+    assert windows(read("qwen2")) == [None, None, 32, 32]
+    assert windows(read("qwen2", use_sliding_window=False)) == [None] * 4
+    kinds = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
+    assert windows(read("qwen2", layer_types=kinds)) == [32, None, None, 32]
+    assert windows(read("smollm3", use_sliding_window=True, sliding_window=9)) == [None, None, None, 9]
+
+
+def test_local_layers_turn_their_own_way_even_where_the_window_is_as_long_as_the_context():
+    ropes = [layer.attention.rope for layer in read("gemma3", sliding_window=4096).layers]
+    assert ropes == [RopeSpec(1e4), None, RopeSpec(1e4), None]
+    assert read("gemma3").rope.theta == 1e6
+
+
+def test_layers_without_rotation_and_without_experts():
+    assert [layer.attention.is_rotated for layer in read("smollm3").layers] == [True, True, True, False]
+    listed = read("smollm3", no_rope_layers=[0, 1, 1, 0])
+    assert [layer.attention.is_rotated for layer in listed.layers] == [False, True, True, False]
+    experts = [layer.mlp.experts is not None for layer in read("qwen2_moe").layers]
+    assert experts == [False, True, False, True]
+
+
+def test_longrope_goes_by_the_context():
+    assert read("phi3").rope.scaling == FrequencyFactors((2.0,) * 8)
+    short = read("phi3", original_max_position_embeddings=512)
+    assert short.rope == RopeSpec(1e4, FrequencyFactors((1.0,) * 8), 1.0)
+
+
+def test_dynamic_scaling_begins_behind_the_context():
+    assert read("llama", rope_scaling={"rope_type": "dynamic", "factor": 4.0}).rope.scaling is None
+
+
+def test_yarn_stretches_the_context():
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    config = read("llama", rope_scaling=scaling)
+    assert config.rope.scaling == YarnRopeScaling(4.0, 512)
+    assert config.context_length == 2048
+
+
+@pytest.mark.parametrize("value", [-1, 0, 2**40, True, "many", [1], {"a": 1}, 1.5, float("nan")])
+@pytest.mark.parametrize(
+    ("model", "key"),
+    [
+        ("gemma2", "sliding_window"),
+        ("gemma2", "query_pre_attn_scalar"),
+        ("gemma2", "attn_logit_softcapping"),
+        ("gemma2", "final_logit_softcapping"),
+        ("gemma3", "rope_local_base_freq"),
+        ("gemma3", "sliding_window_pattern"),
+        ("granite", "attention_multiplier"),
+        ("granite", "residual_multiplier"),
+        ("granite", "embedding_multiplier"),
+        ("granite", "logits_scaling"),
+        ("smollm3", "no_rope_layers"),
+        ("smollm3", "no_rope_layer_interval"),
+        ("qwen2", "layer_types"),
+        ("qwen2", "max_window_layers"),
+        ("mixtral", "num_local_experts"),
+        ("mixtral", "num_experts_per_tok"),
+        ("qwen2_moe", "num_experts"),
+        ("qwen2_moe", "moe_intermediate_size"),
+        ("qwen2_moe", "shared_expert_intermediate_size"),
+        ("qwen2_moe", "decoder_sparse_step"),
+        ("qwen2_moe", "mlp_only_layers"),
+        ("qwen2_moe", "norm_topk_prob"),
+        ("glm4_moe", "partial_rotary_factor"),
+        ("glm4_moe", "use_qk_norm"),
+        ("glm4_moe", "routed_scaling_factor"),
+        ("glm4_moe", "n_shared_experts"),
+        ("glm4_moe", "first_k_dense_replace"),
+        ("deepseek_v2", "topk_method"),
+        ("deepseek_v3", "n_group"),
+        ("deepseek_v3", "topk_group"),
+        ("deepseek_v3", "kv_lora_rank"),
+        ("deepseek_v3", "q_lora_rank"),
+        ("deepseek_v3", "qk_rope_head_dim"),
+        ("deepseek_v3", "qk_nope_head_dim"),
+        ("deepseek_v3", "v_head_dim"),
+        ("deepseek_v3", "rope_interleave"),
+        ("deepseek_v3", "moe_layer_freq"),
+    ],
+)
+def test_a_hostile_value_is_one_clear_line_or_harmless(model: str, key: str, value: Any):
+    try:
+        config = read(model, **{key: value})
+    except CheckpointError as error:
+        assert "\n" not in str(error)
+        assert len(str(error)) < 300
+    else:  # a number that could be meant: what it describes is not larger than a file that is really there
+        assert len(config.layers) == 4
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "words"),
+    [
+        ("mixtral", {"num_local_experts": 10**9}, "8 experts and not 1000000000"),
+        ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok is 9, not at most 8"),
+        ("deepseek_v3", {"n_group": 3}, "n_group is 3, not a number that divides 8"),
+        ("deepseek_v3", {"n_group": 8, "topk_group": 2}, "two experts each"),
+        ("deepseek_v3", {"topk_group": 5}, "topk_group is 5, not at most 4"),
+        ("deepseek_v3", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5, not at most 4"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func 'softmax' in this family"),
+        ("deepseek_v3", {"topk_method": "greedy"}, "topk_method 'greedy' in this family"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "noaux_tc"),
+        ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob"),
+        ("deepseek_v3", {"qk_rope_head_dim": 7}, "qk_rope_head_dim is 7, not even"),
+        ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
+        ("qwen2", {"layer_types": ["linear_attention"] * 4}, "linear_attention"),
+        ("llama", {"layer_types": ["sliding_attention"] * 4}, "sliding window in this family"),
+        ("phi3", {"rope_scaling": _LONGROPE | {"long_factor": [1.0] * 7}}, "long_factor"),
+        ("phi3", {"rope_scaling": _LONGROPE | {"long_factor": [1.0] * 7 + [0]}}, "long_factor"),
+        ("phi3", {"original_max_position_embeddings": 1}, "original_max_position_embeddings"),
+        ("llama", {"rope_scaling": {"type": "yarn", "factor": 0}}, "factor"),
+        ("llama", {"rope_scaling": {"type": "yarn", "factor": 2, "truncate": 1}}, "truncate"),
+        ("llama", {"rope_theta": 0.5, "rope_scaling": {"type": "yarn", "factor": 2}}, "rope_theta"),
+        ("llama", {"partial_rotary_factor": 2.0}, "partial_rotary_factor"),
+    ],
+)
+def test_values_that_contradict_each_other_are_named(model: str, changes: dict[str, Any], words: str):
+    with pytest.raises(CheckpointError, match=words):
+        read(model, **changes)
+
+
+@pytest.mark.parametrize(
+    ("hf_class", "more", "words"),
+    [
+        ("Qwen3NextForCausalLM", {}, "recurrent layers"),
+        ("NovelForCausalLM", {"layer_types": ["linear_attention"]}, "recurrent layers"),
+        ("MambaForCausalLM", {}, "recurrent layers"),
+        ("Olmo3ForCausalLM", {"sliding_window": 4096}, "Olmo2ForCausalLM, which lacks a sliding window"),
+        (
+            "Qwen3VLForConditionalGeneration",
+            {"vision_config": {"a": 1}},
+            "Qwen3ForCausalLM, which lacks images",
+        ),
+        ("GptOssForCausalLM", {}, "nearest that is, is"),
+        ("X" * 5000, {}, "nearest"),
+    ],
+)
+def test_an_unknown_architecture_hears_of_the_nearest(hf_class: str, more: dict[str, Any], words: str):
+    with pytest.raises(CheckpointError, match=words) as caught:
+        hf_config(_BASE | more | {"architectures": [hf_class]}, frozenset(), PATH)
+    assert len(str(caught.value)) < 400
+
+
+def test_modules_that_guess_ahead_are_left_out_whatever_their_number_is():
+    names = [
+        "model.layers.3.x",
+        "model.layers.4.eh_proj.weight",
+        "model.layers.77.x",
+        "mtp.fc.weight",
+        "model.norm.weight",
+    ]
+    files = dict.fromkeys(names, PATH)
+    kept = without_draft_modules(files, {"num_hidden_layers": 4, "num_nextn_predict_layers": 1})
+    assert list(kept) == ["model.layers.3.x", "model.layers.77.x", "model.norm.weight"]
+    huge = without_draft_modules(files, {"num_hidden_layers": 4, "num_nextn_predict_layers": 10**12})
+    assert list(huge) == ["model.layers.3.x", "model.norm.weight"]
