@@ -97,8 +97,8 @@ ENGINE_MUTANTS = (
         30,
         "only the newest of the accepted tokens is counted",
         "engine/request.py",
-        "            self.sampler.commit(verdict.tokens)",
-        "            self.sampler.commit(verdict.tokens[-1:])",
+        "            self.sampler.commit(tokens)",
+        "            self.sampler.commit(tokens[-1:])",
         (WORLDS,),
     ),
     Mutant(
