@@ -236,7 +236,7 @@ class PagedCache:
         """Drop all provisional rows and the pages that only they needed. Safe to repeat."""
         computed = sequence.reserved = sequence.computed
         for kind in sequence.extra.values():
-            kind.clip(computed)
+            kind.clip(sequence.computed)
         keep = self.pages_for(computed)
         if keep < len(sequence.pages):
             self.pool.release(sequence.pages[keep:])
