@@ -2,7 +2,7 @@
 # Builds the kernels and runs the tests on a machine without a network, with its own Python and torch: on a GPU the
 # CUDA tests run too. What else the tests need lies as wheels in carry/, put there by `scripts/gpu_check.sh carry`
 # (for CPython 3.12 on x86_64 unless CARRY_PYTHON and CARRY_PLATFORM say otherwise). Further arguments go to pytest;
-# `scripts/gpu_check.sh mutants` runs the mutants instead.
+# `scripts/gpu_check.sh mutants` runs the mutants instead, `scripts/gpu_check.sh bench [options]` foreword bench gpu.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -45,6 +45,10 @@ cp "$BUILD"/_native*.so src/foreword/kernels/
 
 if [ "${1:-}" = mutants ]; then
     OMP_NUM_THREADS=1 FOREWORD_THREADS=1 exec "$PYTHON" tests/mutants/run.py --json --jobs "$(nproc)"
+fi
+
+if [ "${1:-}" = bench ]; then
+    exec "$PYTHON" -m foreword bench gpu "${@:2}"
 fi
 
 echo "== tests"

@@ -160,6 +160,7 @@ class World:
         self.told: dict[tuple[str, int], Told] = {}
         self.is_open = True  # whether users may still come
         self.overlapping = 0  # steps that were launched while another was under way
+        self.followed = 0  # steps that were launched before their requests' tokens were known
         self.forced = 0  # preemptions that the engine did not decide on
         self.prompt_scores: dict[str, list[float]] = {}  # by name, where asked for
 

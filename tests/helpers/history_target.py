@@ -3,10 +3,11 @@
 import random
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.backends.batch import ForwardBatch, ForwardOutput, known_ids
 
 
 class HistoryTarget:
@@ -14,6 +15,8 @@ class HistoryTarget:
 
     A wrong slot, page, mask, position or row move changes a history, and with it the text.
     """
+
+    device = torch.device("cpu")
 
     def __init__(self, vocab_size: int = 11, page_size: int = 16) -> None:
         self.vocab_size = vocab_size
@@ -28,6 +31,8 @@ class HistoryTarget:
 
     def forward(self, batch: ForwardBatch, store: object = None) -> ForwardOutput:
         self.passes += 1
+        if batch.drawn_before is not None:
+            batch = replace(batch, token_ids=known_ids(batch.token_ids, batch.drawn_before))
         self.memory.update(
             {target: self.memory[source] for source, target in batch.kv_copies.tolist()}  # all at once
         )

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from foreword.acceptance.judge import Judging
 from foreword.engine.core import EngineCore
 from foreword.engine.request import Request
 from foreword.kv.sequence import KvSequence
-from foreword.speculation import accept as judging
 
 ONLY_GUESSES = ("plan", "nonsense plan", "propose", "nonsense drafts", "forget")
 """Stages whose faults cost guesses at most."""
@@ -100,7 +100,7 @@ class Saboteur:
             return first
 
         cache = core.cache
-        monkeypatch.setattr(judging, "judge", watched("judge", judging.judge, first))
+        monkeypatch.setattr(Judging, "verdicts", watched("judge", Judging.verdicts, first))
         monkeypatch.setattr(Request, "kept", watched("kept", Request.kept, first))
         monkeypatch.setattr(Request, "commit", watched("commit", Request.commit, lambda r, _: r.kv))
         monkeypatch.setattr(cache, "reserve", watched("reserve", cache.reserve, first))

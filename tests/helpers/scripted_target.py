@@ -27,6 +27,8 @@ def prompt_of(script: int, vocab_size: int) -> tuple[int, ...]:
 class ScriptedTarget:
     """Reads in its KV memory which script a row belongs to, and goes on with it at the row's position."""
 
+    device = torch.device("cpu")
+
     def __init__(
         self, scripts: np.ndarray, seconds: np.ndarray, vocab_size: int, context_length: int
     ) -> None:

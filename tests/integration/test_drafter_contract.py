@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from foreword import LLM, SamplingParams
+from foreword.acceptance.judge import Judging
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.registry import drafter_kinds
 from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.messages import NewRequest
 from foreword.engine.request import Request
-from foreword.speculation import accept as judging
 from foreword.speculation.drafting import Ask, Drafter, needs_of
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
@@ -234,7 +234,7 @@ def test_failures_and_cancellations_leave_no_trace(
     engine, _ = engine_with(llm, form, FixedPolicy)
     requests = start(engine, predictions)
     rng = random.Random(1)
-    forward, judge = engine.target.forward, judging.judge
+    forward, verdicts = engine.target.forward, Judging.verdicts
     last_fault = [0]  # calls since then; a request that fails whatever is tried would be given up
 
     def failing(real: Any) -> Any:
@@ -248,7 +248,7 @@ def test_failures_and_cancellations_leave_no_trace(
         return call
 
     monkeypatch.setattr(engine.target, "forward", failing(forward))
-    monkeypatch.setattr(judging, "judge", failing(judge))
+    monkeypatch.setattr(Judging, "verdicts", failing(verdicts))
     cancelled = {3, 8}
     for step in range(2000):
         if not engine.has_requests:

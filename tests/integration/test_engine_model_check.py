@@ -1,14 +1,14 @@
 """Random worlds around the engine: whatever happens, nothing leaks and every answer is the right one."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from foreword.speculation.recovery import UnderWay
 from helpers.engine_world import SPECULATIONS, World
-from helpers.saboteur import STAGES
+from helpers.saboteur import ANOTHER_TRY, STAGES, THE_REQUEST
 from helpers.window_drafters import WINDOWS
 
 STEP_LIMIT = 4000
@@ -40,6 +40,38 @@ def live(world: World, requests: int, monkeypatch: pytest.MonkeyPatch) -> int:
                 world.arrive(f"request-{arrived}")
                 arrived += 1
             one_step(world)
+            steps += 1
+            assert steps < STEP_LIMIT, "the engine makes no headway"
+    return steps
+
+
+def live_ahead(world: World, requests: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """As `live`, but every step is launched before the last is resolved, also for the same requests if that can be."""
+    arrived = steps = lost = 0
+    core, rng, saboteur = world.core, world.rng, world.saboteur
+    under_way: deque[UnderWay] = deque()
+    with monkeypatch.context() as patches:
+        saboteur.infiltrate(core, patches)
+        while arrived < requests or core.has_requests or under_way:
+            if arrived < requests and rng.random() < world.sizes.arrival_share:
+                world.arrive(f"request-{arrived}")
+                arrived += 1
+            saboteur.arm()
+            interfere(world)
+            check(world)
+            while len(under_way) < 2 and (launched := core.launch()) is not None:
+                world.followed += any(entry.pending for entry in launched.entries)
+                under_way.append(launched)
+                interfere(world)
+                check(world)
+            if under_way:
+                lost += world.hear(core.resolve(under_way.popleft()))
+                assert (
+                    lost <= saboteur.struck.total()
+                )  # which of the steps a fault is for is not told apart here
+            saboteur.disarm()
+            check(world)
+            check_published(world)
             steps += 1
             assert steps < STEP_LIMIT, "the engine makes no headway"
     return steps
@@ -152,13 +184,14 @@ def run_worlds(
     requests: int,
     monkeypatch: pytest.MonkeyPatch,
     speculations: Sequence[Any] = SPECULATIONS,
+    way_of_life: Callable[[World, int, pytest.MonkeyPatch], int] = live,
 ) -> Counter[str]:
     """Many worlds; returns what has happened in them."""
     happened: Counter[str] = Counter()
     for seed in seeds:
         world = World(seed, speculations)
         try:
-            happened["steps"] += live(world, requests, monkeypatch)
+            happened["steps"] += way_of_life(world, requests, monkeypatch)
             check_end(world)
         except BaseException as error:
             error.add_note(f"in the world of seed {seed}: {world.sizes}")
@@ -167,6 +200,7 @@ def run_worlds(
         happened["made way"] += stats.preemptions - world.forced
         happened["was put off"] += world.forced
         happened["overlapping steps"] += world.overlapping
+        happened["followed"] += world.followed
         happened["prefix hits"] += stats.prefix_hits
         happened["accepted"] += sum(accepted for _, _, accepted in stats.acceptance.values())
         happened.update(f"{told.finish_reason}" for told in world.told.values())
@@ -181,11 +215,30 @@ def test_worlds(monkeypatch: pytest.MonkeyPatch):
         assert happened[event] > 0, f"{event} never happened: {happened}"
 
 
+AHEAD = (False, False, False, False, {"method": "ngram", "num_speculative_tokens": 5})
+"""Most requests decode plainly: nobody may guess while steps are launched ahead."""
+
+
+def test_worlds_with_steps_ahead(monkeypatch: pytest.MonkeyPatch):
+    happened = run_worlds(range(600, 620), 12, monkeypatch, AHEAD, live_ahead)
+    assert happened["followed"] > 300
+    expected = [event for event in EVENTS if event != "overlapping steps"]
+    for event in (*expected, *ANOTHER_TRY, *THE_REQUEST):
+        assert happened[event] > 0, f"{event} never happened: {happened}"
+
+
 def test_worlds_with_windows_beside_the_guesses(monkeypatch: pytest.MonkeyPatch):
     """Lookahead and Jacobi decoding: most of their nodes are wrong, and none may ever be found again."""
     happened = run_worlds(range(400, 408), 10, monkeypatch, WINDOWS)
     for event in ("was put off", "prefix hits", "accepted", "stop", "abort", "verify", "judge"):
         assert happened[event] > 0, f"{event} never happened: {happened}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_many_worlds_with_steps_ahead(monkeypatch: pytest.MonkeyPatch):
+    happened = run_worlds(range(2000, 2200), 20, monkeypatch, AHEAD, live_ahead)
+    assert happened["followed"] > 4000
 
 
 @pytest.mark.slow

@@ -46,8 +46,8 @@ END_MUTANTS = (
         19,
         "a chunk that does not reach the prompt's end draws a token",
         "speculation/requests.py",
-        "first + run == len(request.tokens))",
-        "True)",
+        "first + run == length + pending, pending",
+        "True, pending",
         (f"{SCORES}::test_of_accepted_corrected_and_own_tokens",),
     ),
     Mutant(

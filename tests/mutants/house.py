@@ -3,6 +3,7 @@
 from catalogue import UNIT, Mutant
 
 GUARD = f"{UNIT}/speculation/test_guarded_drafter.py"
+WORLDS_AHEAD = "tests/integration/test_engine_model_check.py::test_worlds_with_steps_ahead"
 OVERLAP = f"{UNIT}/speculation/test_overlap.py"
 UNDER_WAY = f"{UNIT}/kv/test_passes_under_way.py"
 SITUATION = f"{UNIT}/speculation/test_situation.py"
@@ -68,11 +69,51 @@ HOUSE_MUTANTS = (
     ),
     Mutant(
         48,
-        "a second launch for the same request",
+        "more launches for the same request than it has room for",
         "kv/paged_cache.py",
         "        if any(map(self.is_busy, sequences)):",
         "        if False:",
-        (f"{OVERLAP}::test_a_second_step_for_the_same_request_is_refused_and_the_first_goes_on",),
+        (f"{OVERLAP}::test_a_third_step_for_the_same_request_is_refused_and_the_others_go_on",),
+    ),
+    Mutant(
+        48,
+        "how a pass with guesses ends is taken for known",
+        "speculation/transaction.py",
+        "            if not len(draft):\n                self._cache.foresee",
+        "            if True:\n                self._cache.foresee",
+        (WORLDS_AHEAD,),
+    ),
+    Mutant(
+        48,
+        "a token that is still being drawn does not count towards the position of the next",
+        "acceptance/batch.py",
+        "        if any(pending):",
+        "        if False:",
+        (f"{OVERLAP}::test_a_step_that_is_launched_before_its_token_is_known_gives_the_same_text",),
+    ),
+    Mutant(
+        48,
+        "the step after one that failed is committed",
+        "speculation/requests.py",
+        "        return self.kv.losses == self.losses",
+        "        return True",
+        (f"{OVERLAP}::test_a_step_that_fails_takes_the_one_after_it_with_it",),
+    ),
+    Mutant(
+        48,
+        "rows that a pass has made final are still expected",
+        "kv/paged_cache.py",
+        "        sequence.ahead = max(0, sequence.ahead - run)\n",
+        "",
+        (f"{UNDER_WAY}::test_a_foreseen_pass_can_be_followed_by_one_more",),
+    ),
+    Mutant(
+        48,
+        "a request whose history matters is followed before its token is known",
+        "acceptance/request.py",
+        "        return self.rule is Rule.COUPLED and not self._counts_tokens and not len(self.tail)",
+        "        return True",
+        (WORLDS_AHEAD,),
     ),
     Mutant(
         48,

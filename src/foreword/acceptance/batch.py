@@ -46,9 +46,16 @@ class Judgement:
 
     @staticmethod
     def of(
-        logits: Tensor, trees: DraftTrees, samplers: Sequence[RequestSampler], wants_draws: bool = False
+        logits: Tensor,
+        trees: DraftTrees,
+        samplers: Sequence[RequestSampler],
+        wants_draws: bool = False,
+        pending: Sequence[int] = (),
     ) -> "Judgement":
-        """The one place where a padded vocabulary is cut, and where rows and requests must agree."""
+        """The one place where a padded vocabulary is cut, and where rows and requests must agree.
+
+        `pending` are the tokens that each request has beyond those that its sampler knows of; empty: none.
+        """
         vocab_size = max([sampler.vocab_size for sampler in samplers])
         rows = trees.starts[-1]
         if logits.ndim != 2 or logits.shape[0] != rows or logits.shape[1] < vocab_size:
@@ -56,6 +63,9 @@ class Judgement:
         if len(samplers) != len(trees.starts) - 1:
             raise ValueError(f"{len(samplers)} samplers for {len(trees.starts) - 1} requests")
         records = np.frombuffer(bytearray().join([sampler.record_bytes for sampler in samplers]), RECORD)
+        if any(pending):
+            for name in ("length", "generated", "nonce"):
+                records[name] += pending
         known = logits if logits.shape[1] == vocab_size else logits[:, :vocab_size]
         return Judgement(known, trees, samplers, records, wants_draws=wants_draws)
 

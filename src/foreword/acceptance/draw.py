@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from foreword.acceptance.noise import Keys, gumbel, key_tensor
-from foreword.acceptance.pipeline.distribution import Distributions, RowShape, shape_rows
+from foreword.acceptance.pipeline.distribution import Distributions, RowShape, floors, shape_rows
 from foreword.acceptance.pipeline.upload import uploaded
 from foreword.acceptance.rules.trees import NO_TOKEN
 from foreword.kernels import sampler as native
@@ -48,6 +48,8 @@ def sample(logits: Tensor, shape: RowShape, keys: Keys) -> Tensor:
 
     Never waits for the device.
     """
+    if _has_kernels(logits):
+        return _draw_on_gpu(logits, shape, keys)
     shaped = shape_rows(logits, shape, None)
     if not bool(shape.temperature.any()):
         return torch.stack([shaped.only, shaped.status])
@@ -63,12 +65,26 @@ def draw(shaped: Distributions, keys: Keys) -> Tensor:
         return native.draw(shaped.sampler, *columns, noise_keys)
     if device.type == "cpu":
         return best_per_row(kept_tokens(shaped, torch.arange(len(shaped.logits))), noise_keys)
-    if device.type == "cuda" and _HAS_TRITON:
-        from foreword.kernels.triton_draw import draw_largest
+    if _has_kernels(shaped.logits):
+        from foreword.kernels.triton_draw import draw_rows
 
-        largest = draw_largest(shaped.logits, shaped.peak, shaped.floor, shaped.temperature, noise_keys)
+        largest = draw_rows(shaped.logits, shaped.temperature, noise_keys, shaped.floor)[0]
         return torch.where(shaped.only != NO_TOKEN, shaped.only, largest)
     return best_of_all(shaped, noise_keys)
+
+
+def _has_kernels(logits: Tensor) -> bool:
+    return logits.device.type == "cuda" and _HAS_TRITON
+
+
+def _draw_on_gpu(logits: Tensor, shape: RowShape, keys: Keys) -> Tensor:
+    """`sample` in few kernels, with one copy of the rows' parameters."""
+    from foreword.kernels.triton_draw import draw_rows
+
+    columns = uploaded(torch.stack([shape.temperature.view(torch.int64), key_tensor(keys)]), logits.device)
+    floor = None if shape.keeps_all(logits.shape[1]) else floors(logits, shape)[1]
+    samples = bool(shape.temperature.any())
+    return draw_rows(logits, columns[0].view(torch.float64), columns[1], floor, samples=samples)
 
 
 def best_of_all(shaped: Distributions, noise_keys: Tensor) -> Tensor:

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from foreword.acceptance.batch import Judgement, RowStatus, Verdicts
@@ -32,20 +34,88 @@ class _Outcome:
 
 def judge(judged: Judgement) -> Verdicts:
     """Judge the drafts of a batch: the pipeline for all rows, then every request's own rule."""
-    trees, rules = judged.trees, judged.records["rule"]
-    in_use = set(rules.tolist())
-    drawn_rules = [Rule(rule) for rule in sorted(in_use - {_COUPLED})]
-    for rule in drawn_rules:
-        check_exact(rule, bool(trees.is_chain[rules == rule].all()))
-    logits = corrected_logits(judged)
-    if _COUPLED in in_use or judged.wants_draws:
-        outcome = _run_coupled(judged, draw_rows(judged, logits))
-    else:
-        requests = len(rules)
-        outcome = _Outcome(trees.starts[:-1], [NO_TOKEN] * requests, [int(RowStatus.OK)] * requests)
-    if drawn_rules:
-        _run_drawn_rules(judged, logits, drawn_rules, outcome)
-    return Verdicts.at(trees, outcome.stops, outcome.own, outcome.states, outcome.draws)
+    return Judging(judged).verdicts()
+
+
+@dataclass(frozen=True)
+class Judging:
+    """A judgement in two halves: what can be handed to a device at once, and what has to wait for it."""
+
+    judged: Judgement
+
+    def begin(self) -> None:
+        """Hand the draws of *coupled* to the device, if there is one to wait for; raises if a rule is not exact."""
+        self._check()
+        if self._draws and self.judged.logits.device.type != "cpu":
+            _ = self._drawn
+
+    @property
+    def newest(self) -> Tensor:
+        """int64 [rows], what *coupled* draws after every row, where the logits are. Nobody waits for it."""
+        return self._drawn.found[0]
+
+    def verdicts(self) -> Verdicts:
+        """Waits for the device."""
+        self._check()
+        trees, requests = self.judged.trees, len(self.judged.records)
+        if self._draws:
+            outcome = _run_coupled(self.judged, self._drawn.on_host())
+        else:
+            outcome = _Outcome(trees.starts[:-1], [NO_TOKEN] * requests, [int(RowStatus.OK)] * requests)
+        if self._drawn_rules:
+            _run_drawn_rules(self.judged, self._logits, self._drawn_rules, outcome)
+        return Verdicts.at(trees, outcome.stops, outcome.own, outcome.states, outcome.draws)
+
+    def _check(self) -> None:
+        trees, rules = self.judged.trees, self.judged.records["rule"]
+        for rule in self._drawn_rules:
+            check_exact(rule, bool(trees.is_chain[rules == rule].all()))
+
+    @cached_property
+    def _in_use(self) -> set[int]:
+        return set(self.judged.records["rule"].tolist())
+
+    @property
+    def _draws(self) -> bool:
+        return _COUPLED in self._in_use or self.judged.wants_draws
+
+    @cached_property
+    def _drawn_rules(self) -> list[Rule]:
+        return [Rule(rule) for rule in sorted(self._in_use - {_COUPLED})]
+
+    @cached_property
+    def _logits(self) -> Tensor:
+        return corrected_logits(self.judged)
+
+    @cached_property
+    def _drawn(self) -> "OnItsWay":
+        return OnItsWay.begin(draw_rows(self.judged, self._logits))
+
+
+@dataclass(frozen=True)
+class OnItsWay:
+    """Numbers of a device whose copy to the host is under way."""
+
+    found: Tensor
+    copy: Tensor
+    arrived: "torch.cuda.Event | None"
+
+    @staticmethod
+    def begin(found: "Tensor | Ints") -> "OnItsWay":
+        tensor = found if isinstance(found, Tensor) else torch.from_numpy(found)
+        if tensor.device.type != "cuda":
+            return OnItsWay(tensor, tensor, None)
+        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        copy.copy_(tensor, non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+        return OnItsWay(tensor, copy, arrived)
+
+    def on_host(self) -> Tensor:
+        """Waits for this copy and for nothing that was handed over after it."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return self.copy
 
 
 def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:
@@ -58,9 +128,9 @@ def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:
     return sample(logits, RowShape.of(judged), _keys(judged, Stream.TARGET))
 
 
-def _run_coupled(judged: Judgement, drawn: Tensor | Ints) -> _Outcome:
+def _run_coupled(judged: Judgement, drawn: Tensor) -> _Outcome:
     """For all requests; those of other rules are overwritten."""
-    draws, states = drawn.tolist()  # the one wait for the device
+    draws, states = drawn.tolist()
     stops = coupled.stop_rows(judged.trees, draws)
     return _Outcome(stops, [draws[row] for row in stops], [states[row] for row in stops], draws)
 

@@ -131,6 +131,11 @@ class RequestSampler:
         record["seed"], record["sample"], record["rule"] = seed, sample, int(rule)
         record["stem"] = stems(seed, sample, Stream.TARGET, 0)[0]
 
+    @property
+    def can_be_followed(self) -> bool:
+        """Whether the next draw but one can be handed to a device before the next is known on the host."""
+        return self.rule is Rule.COUPLED and not self._counts_tokens and not len(self.tail)
+
     def drafting(self) -> "DraftSampling":
         """What a drafter has to know to draw as this request does, at this step."""
         return DraftSampling(

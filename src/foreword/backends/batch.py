@@ -147,6 +147,8 @@ class ForwardBatch:
     kv_copies: Tensor  # int32 [copies, 2], (from, to) physical KV rows; done before anything else
     hidden_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int32))  # int32 [wanted]
     taps: tuple[Tap, ...] = ()  # where the hidden states of `hidden_rows` are taken
+    # int64 [drawn], on the decoder's device: what the pass before has drawn. The id -1 - i stands for its entry i.
+    drawn_before: Tensor | None = None
 
     @staticmethod
     def of(arrays: BatchArrays, taps: tuple[Tap, ...] = ()) -> "ForwardBatch":
@@ -167,6 +169,12 @@ def check_taps(taps: Iterable[Tap], num_layers: int) -> None:
             raise ValueError(f"there are no hidden states after layer {tap.layer} of {num_layers}")
         if tap.normed and tap.layer != num_layers:
             raise ValueError("the final norm follows the last layer alone")
+
+
+def known_ids(token_ids: Tensor, drawn: Tensor) -> Tensor:
+    """Token ids with those in their place that the pass before has drawn; where it could draw none, any."""
+    picked = drawn[(-1 - token_ids).clamp(min=0).long()].clamp(min=0)
+    return torch.where(token_ids < 0, picked.to(token_ids.dtype), token_ids)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn.functional import pad
 
-from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.backends.batch import ForwardBatch, ForwardOutput, known_ids
 from foreword.backends.interface import Decoder, KvStore
 from foreword.kv.spec import RowSpec
 
@@ -37,6 +37,7 @@ class ModelRunner:
         Embeddings are often filled up to a round number; what is after the vocabulary is cut. A draft model may
         have fewer tokens than the target: it never guesses the others, and reads one of its own in their place.
         """
+        batch = _as_known(batch)
         own, wanted = self.decoder.config.vocab_size, self.vocab_size
         if own == wanted:
             return self.decoder.forward(batch, self.store)
@@ -46,3 +47,10 @@ class ModelRunner:
         known = replace(batch, token_ids=batch.token_ids.clamp(max=own - 1))
         output = self.decoder.forward(known, self.store)
         return replace(output, logits=pad(output.logits, (0, wanted - own), value=-torch.inf))
+
+
+def _as_known(batch: ForwardBatch) -> ForwardBatch:
+    """What the pass before has drawn is on the host already where passes run there; a device looks it up by itself."""
+    if batch.drawn_before is None or batch.drawn_before.device.type != "cpu":
+        return batch
+    return replace(batch, token_ids=known_ids(batch.token_ids, batch.drawn_before), drawn_before=None)

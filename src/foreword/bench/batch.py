@@ -10,6 +10,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
+from foreword.engine.pipeline import StepPipeline
 from foreword.engine.request import Request
 from foreword.errors import RequestError
 
@@ -90,13 +91,16 @@ def run_batch(engine: EngineCore, prompts: Sequence[Sequence[int]], tokens: int,
         engine.add(NewRequest(f"batch-{index}", tuple(prompt), params, speculation=setting))[0]
         for index, prompt in enumerate(prompts)
     ]
+    pipeline = StepPipeline(engine)
     try:
         while not all(request.output_ids for request in requests):
-            engine.step()
-        return _decode(engine, requests, tokens * len(requests))
+            pipeline.advance()
+        return _decode(engine, pipeline, requests, tokens * len(requests))
     finally:
         for request in requests:
             engine.abort(request.name)
+        while pipeline.is_busy:
+            pipeline.advance()
 
 
 def _room(engine: EngineCore, prompts: Sequence[Sequence[int]], tokens: int) -> int:
@@ -110,13 +114,13 @@ def _room(engine: EngineCore, prompts: Sequence[Sequence[int]], tokens: int) -> 
     return room
 
 
-def _decode(engine: EngineCore, requests: Sequence[Request], wanted: int) -> BatchRun:
+def _decode(engine: EngineCore, pipeline: StepPipeline, requests: Sequence[Request], wanted: int) -> BatchRun:
     had = sum(len(request.tokens) for request in requests)
     drafted, accepted = _guesses(requests)
     before, steps = engine.seconds, engine.steps
     began, gained = perf_counter(), 0
     while gained < wanted:
-        engine.step()
+        pipeline.advance()
         gained = sum(len(request.tokens) for request in requests) - had
     seconds, spent = perf_counter() - began, engine.seconds - before
     if any(request.finish_reason is not None for request in requests):

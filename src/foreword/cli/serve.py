@@ -82,8 +82,14 @@ def serve(
         int | None, typer.Option(min=1, help="Most rows of one target pass; longer prompts take several.")
     ] = None,
     kv_cache_memory_bytes: Annotated[
-        str | None, typer.Option(help="Upper bound of KV memory: 2G, 512M, ... Default: 1G.")
+        str | None,
+        typer.Option(
+            help="Upper bound of KV memory: 2G, 512M, ... Default: 1G; on a GPU what --gpu-memory-utilization leaves."
+        ),
     ] = None,
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(help="Share of a GPU's memory that weights, passes and KV may take together.")
+    ] = 0.9,
     enable_prefix_caching: Annotated[
         bool, typer.Option(help="Reuse the KV of equal beginnings, within an API key.")
     ] = True,
@@ -136,6 +142,7 @@ def serve(
         "max_num_seqs": max_num_seqs,
         "enable_prefix_caching": enable_prefix_caching,
         "acceptance_rule": acceptance_rule,
+        "gpu_memory_utilization": gpu_memory_utilization,
     }
     if speculation_policy is not None:
         config["speculation_policy"] = str(checked_policy(speculation_policy))

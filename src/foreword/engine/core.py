@@ -20,6 +20,7 @@ from foreword.engine.drafter_pool import Build, DrafterPool
 from foreword.engine.intake import Intake
 from foreword.engine.kept_estimates import KeptEstimates
 from foreword.engine.ledger import CohortLedger, RequestLedger
+from foreword.engine.lookout import Lookout
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.engine.policy.assignment import Assignment
 from foreword.engine.policy.desk import GuessingDesk
@@ -60,7 +61,7 @@ class EngineCore:
 
     def __init__(self, target: Decoder, vocabulary: Vocabulary, parts: EngineParts | None = None) -> None:
         parts = parts or EngineParts()
-        config, rule = parts.config, Rule.parse(parts.config.acceptance_rule)
+        config, rule = parts.config.fitted(target), Rule.parse(parts.config.acceptance_rule)
         self._policy = FairShare(parts.policy, config.max_draft_share)
         brought = self._policy.drafters()
         self.drafters = DrafterPool(
@@ -83,6 +84,8 @@ class EngineCore:
             store=self.runner.store,
         )
         self._recovery = Recovery(self._stepper)
+        self.steps_ahead = config.steps_ahead or (1 if target.device.type == "cpu" else 2)
+        self._lookout = Lookout(self._policy, self._stepper.faults)
         self.scheduler = Scheduler(
             self.cache,
             SchedulerSizes(config.max_num_batched_tokens, config.max_num_seqs, config.max_step_seconds),
@@ -184,13 +187,13 @@ class EngineCore:
     def launch(self) -> UnderWay | None:
         """Hand the next pass to the device; None if nothing can be launched now.
 
-        Another step may be launched before this one is resolved, for requests that are not in it. Steps are
-        resolved in the order in which they were launched.
+        Another step may be launched before this one is resolved: for requests that are not in it, and for those that
+        are, if nobody is to guess. Steps are resolved in the order in which they were launched.
         """
         with self._stepper.faults.forgiven("policy"):  # no request fails for what is done beside its steps
             self.guessing.between_steps(len(self.scheduler.waiting))
         began = self._clock()
-        entries = self.scheduler.schedule()
+        entries = self.scheduler.schedule(self._lookout.may_follow(self.scheduler.running, self.situation))
         if not entries:
             return None
         for entry in entries:

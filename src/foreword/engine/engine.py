@@ -5,7 +5,6 @@ import atexit
 import logging
 import secrets
 import threading
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -23,13 +22,13 @@ from foreword.engine.listeners import Listeners
 from foreword.engine.llm import make_core
 from foreword.engine.loader import load_model
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
+from foreword.engine.pipeline import StepPipeline
 from foreword.engine.prompts import Prediction, Prompt, encode_prediction, encode_prompt
 from foreword.engine.request import Request
 from foreword.errors import EngineStopped, RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.progress import Progress
-from foreword.speculation.recovery import UnderWay
 
 _log = logging.getLogger(__name__)
 
@@ -54,13 +53,8 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         *,
         sampling: SamplingDefaults | None = None,
-        steps_ahead: int = 1,
     ) -> None:
-        """Take over `core`: from now on only the engine's thread touches it.
-
-        At most `steps_ahead` steps are under way at once. More than one lets requests that come while a pass runs on
-        a GPU be launched after it.
-        """
+        """Take over `core`: from now on only the engine's thread touches it."""
         self._core = core
         self._tokenizer = tokenizer
         self._sampling = sampling or SamplingDefaults()
@@ -69,7 +63,6 @@ class Engine:
         self._listeners.idle.set()
         self._refusal: str | None = None  # why no request is taken
         self._snapshot, self._snapshot_at = core.stats(), monotonic()
-        self._steps_ahead = steps_ahead
         self._aborted_early: set[str] = set()  # requests whose drafter is still being made
         self._thread = threading.Thread(target=self._run, name="foreword-engine", daemon=True)
         self._thread.start()
@@ -241,13 +234,10 @@ class Engine:
             raise EngineStopped(self._refusal)
 
     def _run(self) -> None:
-        under_way: deque[UnderWay] = deque()
+        pipeline = StepPipeline(self._core)
         try:
-            while self._take_mail(bool(under_way)):
-                while len(under_way) < self._steps_ahead and (launched := self._core.launch()) is not None:
-                    under_way.append(launched)
-                if under_way:
-                    self._deliver(self._core.resolve(under_way.popleft()))
+            while self._take_mail(pipeline.is_busy):
+                self._deliver(pipeline.advance())
                 if monotonic() - self._snapshot_at > STATS_INTERVAL or not self._core.has_requests:
                     self._snapshot, self._snapshot_at = self._core.stats(), monotonic()
             stopped = EngineStopped("the engine was closed")

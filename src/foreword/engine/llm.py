@@ -18,6 +18,7 @@ from foreword.engine.default_speculation import SpeculationOption, check_choice
 from foreword.engine.drafter_pool import PagesLackRows
 from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.messages import NewRequest
+from foreword.engine.pipeline import StepPipeline
 from foreword.engine.policy.making import make_steering, with_file_limits
 from foreword.engine.prompts import Prediction, Prompt, encode_prediction, encode_prompt
 from foreword.errors import RequestError
@@ -72,7 +73,7 @@ class LLM:
         )
         self.tokenizer = self.loaded.tokenizer
         self._config = config or EngineConfig()
-        self.engine = make_core(self.loaded, self._config, speculation)
+        self._take(make_core(self.loaded, self._config, speculation))
         self._numbers = itertools.count()
         self._is_busy = False
 
@@ -89,16 +90,30 @@ class LLM:
         try:
             self.engine.drafters.set_default(_chosen(speculation, self.loaded, self._config))
         except PagesLackRows:
-            self.engine.close()
-            self.engine = make_core(self.loaded, self._config, speculation)
+            self._make_again(speculation)
 
     def offer(self, speculation: Sequence[SpeculationConfig]) -> None:
         """Lay the KV pages out for heads that calls will ask for by their own `speculation`."""
         self._check_idle()
+        self._make_again(self._default(), speculation)
+
+    def _default(self) -> SpeculationOption:
         default = self.engine.drafters.default_config
+        return None if default is None else default.as_mapping()
+
+    def _make_again(self, speculation: SpeculationOption, offered: Sequence[SpeculationConfig] = ()) -> None:
+        """Another engine, which finds the memory of this one free; if it cannot be made, one like this."""
+        before = self._default()
         self.engine.close()
-        mapping = None if default is None else default.as_mapping()
-        self.engine = make_core(self.loaded, self._config, mapping, speculation)
+        del self.engine, self._pipeline
+        try:
+            self._take(make_core(self.loaded, self._config, speculation, offered))
+        except BaseException:
+            self._take(make_core(self.loaded, self._config, before))
+            raise
+
+    def _take(self, core: EngineCore) -> None:
+        self.engine, self._pipeline = core, StepPipeline(core)
 
     def close(self) -> None:
         """Give back what drafters hold; the LLM answers no more."""
@@ -192,7 +207,7 @@ class LLM:
     def _finish(self, collectors: Mapping[str, OutputCollector], on_text: OnText | None) -> None:
         places = {name: place for place, name in enumerate(collectors)}
         while not all(collector.finished for collector in collectors.values()):
-            for delta in self.engine.step():
+            for delta in self._pipeline.advance():
                 collectors[delta.request_id].take(delta)
                 if delta.text and delta.index == 0 and on_text is not None:
                     on_text(places[delta.request_id], delta.text)

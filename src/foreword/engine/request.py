@@ -120,8 +120,14 @@ class Request:
 
     @property
     def lag(self) -> int:
-        """Committed tokens without KV: one for a decoding request, more for a prompt."""
-        return len(self.tokens) - self.kv.computed
+        """Tokens for the next passes: one for a decoding request, which may be a pending one, more for a prompt."""
+        return max(len(self.tokens) - self.kv.begin, 1)
+
+    @property
+    def can_be_followed(self) -> bool:
+        """Whether its next pass can be laid out before the one under way has told its token."""
+        draws = self.kv.begin == len(self.tokens)
+        return not draws or (self.room > 1 and self.sampler.can_be_followed)
 
     @property
     def final_len(self) -> int:

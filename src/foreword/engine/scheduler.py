@@ -81,20 +81,27 @@ class Scheduler:
         elif request in self.waiting:
             self.waiting.remove(request)
 
-    def schedule(self) -> list[PassEntry]:
-        """The requests of the next pass, each with the number of committed tokens that it computes.
+    def schedule(self, follows: bool = False) -> list[PassEntry]:
+        """The requests of the next pass, each with the number of tokens that it computes.
 
-        Those that a pass under way works on are left out.
+        Those that have to wait for a pass under way are left out. `follows`: the others of that pass may be in this
+        one, if nobody has to wait.
         """
         self._admit()
-        is_busy = self._cache.is_busy
-        runs = self._runs([request for request in self.running if not is_busy(request.kv)])
+        free = [request for request in self.running if self._is_free(request)]
+        if len(free) < len(self.running) or not follows:
+            free = [request for request in free if not request.kv.passes]
+        runs = self._runs(free)
         self._make_room(runs)
         return [
             PassEntry.of(request, runs[request.request_id])
             for request in self.running
             if request.request_id in runs
         ]
+
+    def _is_free(self, request: Request) -> bool:
+        is_busy = self._cache.is_busy(request.kv)
+        return not is_busy and (not request.kv.passes or request.can_be_followed)
 
     def preempt(self, request: Request) -> None:
         """Take the pages of a running request; it waits at its old place and is computed again."""
@@ -146,7 +153,7 @@ class Scheduler:
     def _missing(self, request: Request, run: int) -> int:
         """Pages that the request lacks for its next `run` rows."""
         kv = request.kv
-        missing = self._cache.pages_for(kv.computed + run) - len(kv.pages)
+        missing = self._cache.pages_for(kv.begin + run) - len(kv.pages)
         return missing if missing > 0 else 0
 
     def _admit(self) -> None:

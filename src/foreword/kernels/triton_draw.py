@@ -1,4 +1,4 @@
-"""Drawing on a GPU: noise, score and the largest of them in one reading of the logits.
+"""Drawing on a GPU: a row's largest logit, noise, score and choice in two readings of the logits.
 
 `acceptance.draw.best_of_all` is what it must equal. The integers of the noise are the same; the logarithms round as
 this device's do.
@@ -11,6 +11,11 @@ from torch import Tensor
 
 _CHUNK = 4096
 """Tokens of one program: a row of a large vocabulary is read by many."""
+
+_OK: tl.constexpr = tl.constexpr(0)
+_NOT_FINITE: tl.constexpr = tl.constexpr(1)
+_ALL_MASKED: tl.constexpr = tl.constexpr(2)
+"""`acceptance.batch.RowStatus`."""
 
 
 @triton.jit
@@ -36,52 +41,108 @@ def _gumbel(keys, tokens):
 
 
 @triton.jit
-def _best_of_chunk(
-    logits, peaks, floors, temperatures, keys, scores, ids, vocab, stride, chunks,
-    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def _peak_of_chunk(logits, peaks, firsts, vocab, stride, chunks, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    """The largest logit of a chunk and the first token that has it; infinity where one is no number."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    peak = tl.load(peaks + row).to(tl.float64)
-    floor, temperature, key = tl.load(floors + row), tl.load(temperatures + row), tl.load(keys + row)
+    best = tl.full((BLOCK,), -float("inf"), dtype=tl.float32)
+    winner = tl.full((BLOCK,), vocab, dtype=tl.int32)
+    for start in range(chunk * CHUNK, tl.minimum((chunk + 1) * CHUNK, vocab), BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        logit = tl.load(logits + row * stride + token, mask=token < vocab, other=-float("inf"))
+        logit = tl.where(logit <= float("inf"), logit, float("inf"))
+        winner = tl.where(logit > best, token, winner)  # the first of equals stays
+        best = tl.maximum(best, logit)
+    highest = tl.max(best, axis=0)
+    tl.store(peaks + row * chunks + chunk, highest)
+    tl.store(firsts + row * chunks + chunk, tl.min(tl.where(best == highest, winner, vocab), axis=0))
+
+
+@triton.jit
+def _best_of_chunk(
+    logits, peaks, floors, temperatures, keys, names, scores, ids, vocab, stride, chunks,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
+    HAS_FLOORS: tl.constexpr, HAS_NAMES: tl.constexpr,
+):  # fmt: skip
+    """The kept token of a chunk with the largest score; rows without temperature have none."""
+    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place = tl.arange(0, CHUNKS)
+    peak = tl.max(tl.load(peaks + row * chunks + place, mask=place < chunks, other=-float("inf")), axis=0)
+    temperature, key = tl.load(temperatures + row), tl.load(keys + row)
     best = tl.full((BLOCK,), -float("inf"), dtype=tl.float64)
     winner = tl.full((BLOCK,), vocab, dtype=tl.int64)
-    for start in range(chunk * CHUNK, tl.minimum((chunk + 1) * CHUNK, vocab), BLOCK):
-        token = start + tl.arange(0, BLOCK).to(tl.int64)
-        logit = tl.load(logits + row * stride + token, mask=token < vocab, other=-float("inf"))
-        kept = (logit >= floor) & (logit < float("inf"))
-        score = (logit.to(tl.float64) - peak) / temperature + _gumbel(key + tl.zeros_like(token), token)
-        score = tl.where(kept, score, -float("inf"))
-        winner = tl.where(score > best, token, winner)  # the first of equals stays
-        best = tl.maximum(best, score)
+    if (temperature > 0) & (peak > -float("inf")) & (peak < float("inf")):
+        floor = tl.load(floors + row) if HAS_FLOORS else -3.4028234663852886e38
+        for start in range(chunk * CHUNK, tl.minimum((chunk + 1) * CHUNK, vocab), BLOCK):
+            token = start + tl.arange(0, BLOCK).to(tl.int64)
+            logit = tl.load(logits + row * stride + token, mask=token < vocab, other=-float("inf"))
+            distance = logit.to(tl.float64) - peak.to(tl.float64)
+            name = tl.load(names + token, mask=token < vocab, other=0) if HAS_NAMES else token
+            score = distance / temperature + _gumbel(key + tl.zeros_like(token), name)
+            score = tl.where(logit >= floor, score, -float("inf"))
+            winner = tl.where(score > best, token, winner)  # the first of equals stays
+            best = tl.maximum(best, score)
     highest = tl.max(best, axis=0)
     tl.store(scores + row * chunks + chunk, highest)
     tl.store(ids + row * chunks + chunk, tl.min(tl.where(best == highest, winner, vocab), axis=0))
 
 
 @triton.jit
-def _best_of_chunks(scores, ids, tokens, chunks, vocab, BLOCK: tl.constexpr):
+def _choose(
+    peaks, firsts, temperatures, scores, ids, drawn, rows, chunks, vocab, CHUNKS: tl.constexpr, SAMPLES: tl.constexpr
+):  # fmt: skip
+    """A row's token and its status, from its chunks."""
     row = tl.program_id(0).to(tl.int64)
-    place = tl.arange(0, BLOCK)
-    score = tl.load(scores + row * chunks + place, mask=place < chunks, other=-float("inf"))
-    winner = tl.load(ids + row * chunks + place, mask=place < chunks, other=vocab)
-    highest = tl.max(score, axis=0)
-    token = tl.min(tl.where((score == highest) & (score > -float("inf")), winner, vocab), axis=0)
-    tl.store(tokens + row, tl.where(token < vocab, token, -1))
+    place = row * chunks + tl.arange(0, CHUNKS)
+    there = tl.arange(0, CHUNKS) < chunks
+    peak_of = tl.load(peaks + place, mask=there, other=-float("inf"))
+    peak = tl.max(peak_of, axis=0)
+    first = tl.load(firsts + place, mask=there, other=vocab)
+    token = tl.min(tl.where(peak_of == peak, first, vocab), axis=0).to(tl.int64)
+    if SAMPLES:
+        score = tl.load(scores + place, mask=there, other=-float("inf"))
+        winner = tl.load(ids + place, mask=there, other=vocab)
+        sampled = tl.min(tl.where(score == tl.max(score, axis=0), winner, vocab), axis=0)
+        token = tl.where(tl.load(temperatures + row) > 0, sampled, token)
+    status = tl.where(peak == float("inf"), _NOT_FINITE, tl.where(peak == -float("inf"), _ALL_MASKED, _OK))
+    tl.store(drawn + row, tl.where((status == _OK) & (token < vocab), token, -1))
+    tl.store(drawn + rows + row, status.to(tl.int64))
 
 
-def draw_largest(logits: Tensor, peak: Tensor, floor: Tensor, temperature: Tensor, keys: Tensor) -> Tensor:
-    """int64 [rows], the kept token of largest (logit - peak) / temperature + noise; -1 where none is kept.
+def draw_rows(
+    logits: Tensor,
+    temperature: Tensor,
+    keys: Tensor,
+    floor: Tensor | None,
+    *,
+    samples: bool = True,
+    names: Tensor | None = None,
+) -> Tensor:
+    """int64 [2, rows]: the token that every row draws, -1 where it has none, and its `RowStatus`.
 
-    logits float32 [rows, vocab]; peak, floor float32 and temperature float64 and keys int64 [rows].
+    That is the kept token of largest (logit - peak) / temperature + noise, or at temperature 0 the first of the
+    largest logits. logits float32 [rows, vocab]; floor float32, temperature float64 and keys int64 [rows]. Without a
+    floor all are kept; without `samples` every temperature is 0. `names` int64 [vocab] are the ids whose noise the
+    tokens have, where they have others here.
     """
     rows, vocab = logits.shape
     chunks = triton.cdiv(vocab, _CHUNK)
-    scores = torch.empty((rows, chunks), dtype=torch.float64, device=logits.device)
-    ids = torch.empty((rows, chunks), dtype=torch.int64, device=logits.device)
-    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    _best_of_chunk[(rows, chunks)](
-        logits, peak, floor, temperature, keys, scores, ids, vocab, logits.stride(0), chunks,
-        CHUNK=_CHUNK, BLOCK=1024,
-    )  # fmt: skip
-    _best_of_chunks[(rows,)](scores, ids, tokens, chunks, vocab, BLOCK=triton.next_power_of_2(chunks))
-    return tokens
+    block = triton.next_power_of_2(chunks)
+    peaks = torch.empty((rows, chunks), dtype=torch.float32, device=logits.device)
+    firsts = torch.empty((rows, chunks), dtype=torch.int32, device=logits.device)
+    drawn = torch.empty((2, rows), dtype=torch.int64, device=logits.device)
+    scores = ids = drawn
+    _peak_of_chunk[(rows, chunks)](
+        logits, peaks, firsts, vocab, logits.stride(0), chunks, CHUNK=_CHUNK, BLOCK=1024
+    )
+    if samples:
+        scores = torch.empty((rows, chunks), dtype=torch.float64, device=logits.device)
+        ids = torch.empty((rows, chunks), dtype=torch.int64, device=logits.device)
+        _best_of_chunk[(rows, chunks)](
+            logits, peaks, peaks if floor is None else floor, temperature, keys, keys if names is None else names,
+            scores, ids, vocab, logits.stride(0), chunks, CHUNK=_CHUNK, BLOCK=1024, CHUNKS=block,
+            HAS_FLOORS=floor is not None, HAS_NAMES=names is not None,
+        )  # fmt: skip
+    _choose[(rows,)](
+        peaks, firsts, temperature, scores, ids, drawn, rows, chunks, vocab, CHUNKS=block, SAMPLES=samples
+    )
+    return drawn

@@ -4,12 +4,16 @@ from collections.abc import Sequence
 
 from foreword.kv.block_pool import BlockPool
 from foreword.kv.extra_rows import found_rows
+from foreword.kv.integrity import check_sequences
 from foreword.kv.prefix_cache import PrefixCache
 from foreword.kv.row_moves import RowMoves
 from foreword.kv.sequence import KvSequence, RowMove
 
 PAGE_SIZE = 16
 """KV rows in one page."""
+
+MOST_PASSES = 2
+"""Passes that are under way for one sequence."""
 
 
 class PagedCache:
@@ -18,7 +22,7 @@ class PagedCache:
     It never touches the KV bytes: a pass writes rows where it is told to, and moves rows that a commit
     left pending before it does anything else. Pages freed by a commit may therefore still be the source
     of a pending move; nobody writes them before that move is done. Several passes may be under way at once, done
-    by the device in the order in which they were laid out, but one at a time for each sequence.
+    by the device in the order in which they were laid out; for one sequence two, if the first is foreseen.
     """
 
     def __init__(self, num_pages: int, page_size: int = PAGE_SIZE, prefix_caching: bool = False) -> None:
@@ -80,7 +84,7 @@ class PagedCache:
         self.pool.release(sequence.pages[sequence.published :])
         self._prefix.let_go(sequence.chain)
         sequence.pages, sequence.chain, sequence.extra = [], [], {}
-        sequence.computed = sequence.reserved = 0
+        sequence.computed = sequence.reserved = sequence.ahead = sequence.passes = 0
 
     def fork(self, sequence: KvSequence, rows: int | None = None) -> KvSequence:
         """A second sequence with the first `rows` computed rows: full pages are shared, the rest is copied.
@@ -113,11 +117,12 @@ class PagedCache:
         return first is None or rows <= first
 
     def is_busy(self, sequence: KvSequence) -> bool:
-        """Whether a pass under way writes or moves its rows: what comes next depends on how that ends."""
-        return sequence.in_pass or self._moves.is_moving(sequence)
+        """Whether a pass under way writes or moves its rows so that what comes next depends on how that ends."""
+        is_open = sequence.passes > 0 and not (sequence.is_foreseen and sequence.passes < MOST_PASSES)
+        return is_open or self._moves.is_moving(sequence)
 
     def begin_pass(self, sequences: Sequence[KvSequence]) -> None:
-        """A pass will write the reserved rows of these; raises, and begins nothing, if another one is under way."""
+        """A pass will write rows of these; raises, and begins nothing, if it has to wait for another one."""
         if any(map(self.is_busy, sequences)):
             raise AssertionError("a second pass is laid out for a sequence before the first has ended")
         if len(set(map(id, sequences))) != len(sequences):
@@ -125,14 +130,30 @@ class PagedCache:
         self.hold_back(sequences)
 
     def hold_back(self, sequences: Sequence[KvSequence]) -> None:
-        """No pass may begin for these until `end_pass`."""
+        """No pass may begin for these until `end_pass`, unless `foresee` says how this one will end."""
         for sequence in sequences:
-            sequence.in_pass = True
+            sequence.passes += 1
+            sequence.is_foreseen = False
+
+    def foresee(self, sequence: KvSequence, rows: int) -> None:
+        """The pass that was begun last makes its first `rows` rows final and no others, whatever it finds out."""
+        sequence.ahead += rows
+        sequence.is_foreseen = True
 
     def end_pass(self, sequences: Sequence[KvSequence]) -> None:
-        """The pass is done, or was given up."""
+        """The oldest pass of each is done, or could not be launched."""
         for sequence in sequences:
-            sequence.in_pass = False
+            sequence.passes -= 1
+
+    def lose_pass(self, sequence: KvSequence, first: int) -> None:
+        """A pass that began at row `first` has failed. Those laid out after it count for nothing."""
+        if first == sequence.computed:
+            sequence.losses += 1
+            sequence.passes, sequence.is_foreseen = 0, False
+        else:
+            sequence.passes, sequence.is_foreseen = 1, True
+        sequence.ahead = max(0, first - sequence.computed)
+        self.rollback(sequence)
 
     def publish(self, sequence: KvSequence, tokens: Sequence[int]) -> None:
         """Let later sequences of the tenant start with the full pages that hold `tokens`' finished rows.
@@ -188,16 +209,16 @@ class PagedCache:
         return -(-rows // self.page_size)
 
     def reserve(self, sequence: KvSequence, rows: int) -> None:
-        """Make room for `rows` rows after the computed end, or raise `OutOfPages` and change nothing.
+        """Make room for `rows` rows of the next pass, or raise `OutOfPages` and change nothing.
 
         Published pages that nobody uses are evicted if the free ones do not suffice, and only then.
         """
-        computed, size = sequence.computed, self.page_size
-        needed = -(-(computed + rows) // size) - len(sequence.pages)
+        begin, size = sequence.begin, self.page_size
+        needed = -(-(begin + rows) // size) - len(sequence.pages)
         if needed > 0:
             sequence.pages += self._allocate(needed)
-        sequence.reserved = computed + rows
-        if self.pool.shares_any(sequence.pages[computed // size :]):
+        sequence.reserved = begin + rows
+        if self.pool.shares_any(sequence.pages[begin // size :]):
             raise AssertionError("a shared page would be written")
 
     def slot(self, sequence: KvSequence, row: int) -> int:
@@ -216,6 +237,7 @@ class PagedCache:
             if node != step:
                 self._moves.add(sequence, self.slot(sequence, base + node), base + step)
         sequence.computed = base + len(path)
+        sequence.ahead = max(0, sequence.ahead - run)
         self.rollback(sequence)
 
     def advance(self, sequence: KvSequence, rows: int) -> None:
@@ -233,11 +255,11 @@ class PagedCache:
         self.rollback(sequence)
 
     def rollback(self, sequence: KvSequence) -> None:
-        """Drop all provisional rows and the pages that only they needed. Safe to repeat."""
-        computed = sequence.reserved = sequence.computed
+        """Drop the provisional rows that are not foreseen and the pages that only they needed. Safe to repeat."""
+        begin = sequence.reserved = sequence.begin
         for kind in sequence.extra.values():
             kind.clip(sequence.computed)
-        keep = self.pages_for(computed)
+        keep = self.pages_for(begin)
         if keep < len(sequence.pages):
             self.pool.release(sequence.pages[keep:])
             del sequence.pages[keep:]
@@ -264,29 +286,7 @@ class PagedCache:
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` if pages, tables, lengths, moves or published pages contradict each other."""
-        published = self._prefix.published_pages()
-        self.pool.check_integrity([*(sequence.pages for sequence in self._sequences), published])
-        self._prefix.check_integrity()
-        self._moves.check_integrity(self._sequences)
-        for sequence in self._sequences:
-            if not 0 <= sequence.computed <= sequence.reserved <= len(sequence.pages) * self.page_size:
-                raise AssertionError(f"lengths out of order: {sequence}")
-            self._check_chain(sequence, set(published))
-
-    def _check_chain(self, sequence: KvSequence, published: set[int]) -> None:
-        """The published pages of a sequence are its first ones, finished, and one chain of its tenant."""
-        parents = [sequence.tenant, *sequence.chain]
-        for parent, node, page in zip(parents, sequence.chain, sequence.pages, strict=False):
-            if (
-                node.parent != parent
-                or node.page != page
-                or self._prefix.find(parent, node.tokens) is not node
-            ):
-                raise AssertionError(f"a table and its published chain differ: {sequence}")
-        if sequence.published * self.page_size > self._moves.settled(sequence):
-            raise AssertionError(f"rows are published that are not finished: {sequence}")
-        if published & set(sequence.pages[sequence.published :]):
-            raise AssertionError(f"a published page lies outside the chain: {sequence}")
+        check_sequences(self._sequences, self.pool, self._prefix, self._moves, self.page_size)
 
     def _allocate(self, count: int) -> list[int]:
         """Take `count` pages and evict no more than that needs, or raise `OutOfPages` and change nothing."""

@@ -1,13 +1,15 @@
 """Logits to verdicts, for every request of a pass."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from foreword.acceptance.batch import Judgement, RowStatus, Verdicts
-from foreword.acceptance.judge import judge
+from foreword.acceptance.judge import Judging
 from foreword.acceptance.logprobs import TokenLogprobs, request_logprobs, score
+from foreword.kv.sequence import KvSequence
 from foreword.speculation.draft import Draft, stack
 from foreword.speculation.requests import PassEntry, StepRequest
 from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
@@ -18,24 +20,69 @@ NOT_FINITE = int(RowStatus.NOT_FINITE)
 def accept(
     logits: Tensor, entries: Sequence[PassEntry], drafts: Sequence[Draft], wants_draws: bool = False
 ) -> list[Verdict]:
-    """Judge the draft of every request whose next token can be drawn; `logits` has the rows of all, in order.
+    """The verdicts of a pass at once."""
+    return Acceptance.begin(logits, entries, drafts, wants_draws).verdicts()
 
-    An entry's rows are those that score its prompt, then its newest token's, then its nodes'. `wants_draws`: a drafter
-    needs the target's own draws, which not every rule makes.
-    """
-    verdicts = [NOTHING_DRAWN] * len(entries)
-    scores, judged_rows = _split(logits, entries, drafts)
-    drawing = [index for index, entry in enumerate(entries) if entry.draws]
-    if drawing:
+
+@dataclass(frozen=True)
+class Acceptance:
+    """The drafts of a pass, of every request whose next token can be drawn, while they are being judged."""
+
+    entries: Sequence[PassEntry]
+    drafts: Sequence[Draft]
+    logits: Tensor
+    drawing: Sequence[int]  # the entries that draw
+    judging: Judging | None  # None: nobody draws
+
+    @staticmethod
+    def begin(
+        logits: Tensor, entries: Sequence[PassEntry], drafts: Sequence[Draft], wants_draws: bool = False
+    ) -> "Acceptance":
+        """`logits` has the rows of all, in order: those that score a prompt, the newest token's, the nodes'.
+
+        `wants_draws`: a drafter needs the target's own draws, which not every rule makes. What can be drawn on a device
+        is handed to it.
+        """
+        drawing = [index for index, entry in enumerate(entries) if entry.draws]
+        if not drawing:
+            return Acceptance(entries, drafts, logits, drawing, None)
         trees = stack([drafts[index] for index in drawing])
-        samplers = [entries[index].request.sampler for index in drawing]
-        judged = Judgement.of(judged_rows, trees, samplers, wants_draws)
-        found = judge(judged)
-        for place, index in enumerate(drawing):
-            verdicts[index] = _verdict(place, entries[index].request, drafts[index], judged, found)
-    for index, found_scores in scores.items():
-        verdicts[index] = verdicts[index]._replace(prompt_logprobs=tuple(found_scores))
-    return verdicts
+        judgement = Judgement.of(
+            _judged_rows(logits, entries, drafts),
+            trees,
+            [entries[index].request.sampler for index in drawing],
+            wants_draws,
+            [entries[index].pending for index in drawing],
+        )
+        judging = Judging(judgement)
+        judging.begin()
+        return Acceptance(entries, drafts, logits, drawing, judging)
+
+    @property
+    def newest(self) -> Tensor | None:
+        """int64 [rows], what is drawn after every row that is judged, wherever the logits are; None: nothing is."""
+        return None if self.judging is None else self.judging.newest
+
+    def drawn_at(self) -> dict[KvSequence, int]:
+        """Of the requests whose next token is sure to be the only one, the row after which `newest` has it."""
+        if self.judging is None:
+            return {}
+        starts = self.judging.judged.trees.starts
+        pairs = zip(self.drawing, starts, strict=False)
+        return {self.entries[index].kv: row for index, row in pairs if not len(self.drafts[index])}
+
+    def verdicts(self) -> list[Verdict]:
+        """Waits for the pass."""
+        verdicts = [NOTHING_DRAWN] * len(self.entries)
+        if self.judging is not None:
+            found, judged = self.judging.verdicts(), self.judging.judged
+            for place, index in enumerate(self.drawing):
+                verdicts[index] = _verdict(
+                    place, self.entries[index].request, self.drafts[index], judged, found
+                )
+        for index, scores in _prompt_scores(self.logits, self.entries, self.drafts).items():
+            verdicts[index] = verdicts[index]._replace(prompt_logprobs=tuple(scores))
+        return verdicts
 
 
 def _verdict(place: int, request: StepRequest, draft: Draft, judged: Judgement, found: Verdicts) -> Verdict:
@@ -58,23 +105,31 @@ def _verdict(place: int, request: StepRequest, draft: Draft, judged: Judgement, 
     )
 
 
-def _split(
-    logits: Tensor, entries: Sequence[PassEntry], drafts: Sequence[Draft]
-) -> tuple[dict[int, list[TokenLogprobs]], Tensor]:
-    """The prompt scores by entry, and the rows that are judged."""
+def _judged_rows(logits: Tensor, entries: Sequence[PassEntry], drafts: Sequence[Draft]) -> Tensor:
+    """The rows that are judged: all but those that score a prompt."""
     if not any(entry.scored for entry in entries):
-        return {}, logits
-    scores: dict[int, list[TokenLogprobs]] = {}
+        return logits
     judged: list[int] = []
     row = 0
-    for index, (entry, draft) in enumerate(zip(entries, drafts, strict=True)):
-        if entry.scored:
-            scores[index] = _scores(logits[row : row + entry.scored], entry)
+    for entry, draft in zip(entries, drafts, strict=True):
         row += entry.scored
         if entry.draws:
             judged += range(row, row + 1 + len(draft))
             row += 1 + len(draft)
-    return scores, logits[torch.tensor(judged, dtype=torch.int64, device=logits.device)]
+    return logits[torch.tensor(judged, dtype=torch.int64, device=logits.device)]
+
+
+def _prompt_scores(
+    logits: Tensor, entries: Sequence[PassEntry], drafts: Sequence[Draft]
+) -> dict[int, list[TokenLogprobs]]:
+    """By entry."""
+    scores: dict[int, list[TokenLogprobs]] = {}
+    row = 0
+    for index, (entry, draft) in enumerate(zip(entries, drafts, strict=True)):
+        if entry.scored:
+            scores[index] = _scores(logits[row : row + entry.scored], entry)
+        row += entry.scored + (1 + len(draft) if entry.draws else 0)
+    return scores
 
 
 def _scores(rows: Tensor, entry: PassEntry) -> list[TokenLogprobs]:

@@ -25,20 +25,29 @@ class Recovery:
 
     stepper: Stepper
 
-    def launch(self, entries: Sequence[PassEntry]) -> UnderWay:
-        """Does not raise for what a request, a drafter or the target did."""
+    def launch(self, entries: Sequence[PassEntry]) -> UnderWay | None:
+        """Does not raise for what a request, a drafter or the target did.
+
+        None: entries that follow a pass under way could not be launched; they can wait until it has ended.
+        """
         began = self.stepper.clock()
         try:
             launched: Launched | Exception = self.stepper.launch(entries)
         except Exception as error:
+            if any(entry.pending for entry in entries):
+                self.stepper.faults.note("ahead", error)
+                return None
             # No other step may take these up before this one is resolved.
             self.stepper.cache.hold_back([entry.kv for entry in entries])
+            entries = [entry._replace(losses=entry.kv.losses) for entry in entries]  # this loss is its own
             launched = error
         return UnderWay(entries, launched, self.stepper.clock() - began)
 
     def resolve(self, under_way: UnderWay) -> StepReport:
         """The step's report; of several passes if it had to be tried again, with the time of those that failed."""
-        began = self.stepper.clock()
+        began, is_open = self.stepper.clock(), self.stepper.cache.is_open
+        # Of those that an earlier step took with it when it failed, others may have taken care since.
+        mine = [entry for entry in under_way.entries if entry.is_present]
         try:
             if isinstance(under_way.launched, Exception):
                 self.stepper.cache.end_pass([entry.kv for entry in under_way.entries])
@@ -46,7 +55,7 @@ class Recovery:
             return self.stepper.resolve(under_way.launched)
         except Exception as error:
             self.stepper.faults.note("step", error)
-        present = [e.again() for e in under_way.entries if self.stepper.cache.is_open(e.kv)]
+        present = [entry.again() for entry in mine if is_open(entry.kv)]
         reports = self._again(present) if present else []
         return _merged(under_way, reports, under_way.launch_seconds + self.stepper.clock() - began)
 

@@ -135,21 +135,29 @@ class PassEntry(NamedTuple):
     request: StepRequest
     kv: KvSequence
     computed: int  # KV rows that are there already
-    run: int  # committed tokens that get their KV
+    run: int  # tokens that get their KV: committed, but for the pending ones
     scored: int  # of these, the ones that tell how likely the next prompt token was, before the newest token
     draws: bool  # whether the newest token is among them, so that the next one can be drawn
+    pending: int = 0  # 1: the last of the run is drawn by a pass that is still under way
+    losses: int = 0  # the sequence's when the entry was made: if it has more, an earlier pass has failed
 
     @staticmethod
     def of(request: StepRequest, run: int) -> "PassEntry":
-        """The request's next `run` committed tokens that have no KV yet.
+        """The request's next `run` tokens that have no KV yet and get none by a pass under way.
 
         Nothing is generated until all prompt tokens are scored, so that scored rows end the run.
         """
-        kv, scored = request.kv, 0
-        first = kv.computed
+        kv = request.kv
+        first, scored, length = kv.begin, 0, len(request.tokens)
         if request.prompt_logprobs is not None:
             scored = max(0, min(first + run, request.prompt_len - 1) - max(first, request.scored))
-        return PassEntry(request, kv, first, run, scored, first + run == len(request.tokens))
+        pending = 1 if first == length else 0  # a pass under way has the newest token that is known
+        return PassEntry(request, kv, first, run, scored, first + run == length + pending, pending, kv.losses)
+
+    @property
+    def is_present(self) -> bool:
+        """Whether no pass has failed since that this one counted on."""
+        return self.kv.losses == self.losses
 
     def again(self) -> "PassEntry":
         """The same for another try: a pass that failed may have lost rows."""

@@ -5,13 +5,13 @@ chain is a tree of width one. None of them has a code path of its own.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from foreword.backends.batch import ForwardOutput
 from foreword.backends.interface import KvStore
 from foreword.kv.paged_cache import PagedCache
-from foreword.speculation.accept import accept
+from foreword.speculation.accept import Acceptance
 from foreword.speculation.drafting import Drafter, KvMemory
 from foreword.speculation.faults import FaultLog
 from foreword.speculation.measured.situation import Situation
@@ -31,6 +31,7 @@ class Launched:
 
     transaction: Transaction
     output: ForwardOutput
+    acceptance: Acceptance
     proposal: Proposal
     observation: Observation
     launch_seconds: float  # of all of the launch
@@ -53,6 +54,7 @@ class Stepper:
     )
     _buffers: BatchBuffers = field(default_factory=BatchBuffers)
     _brought: list[Drafter] = field(init=False)  # drafters of the policy
+    _newest: Launched | None = None  # the last pass, as long as it is under way
 
     def __post_init__(self) -> None:
         self._brought = list(self.policy.drafters())
@@ -68,32 +70,55 @@ class Stepper:
     def launch(self, entries: Sequence[PassEntry], plans: Plans | None = None) -> Launched:
         """Plan, propose, forward; returns as soon as the work is handed over.
 
-        If anything fails, nothing happened. `plans` are the policy's unless given.
+        If anything fails, nothing happened. `plans` are the policy's unless given. Where the newest token of a request
+        is still being drawn by the pass before, nobody can guess what follows it: all of this pass is plain.
         """
         began = self.clock()
+        before = self._before(entries)
         transaction = Transaction(self.cache, entries)
         try:
             transaction.reserve()
-            chosen = self._plan(entries) if plans is None else plans
+            chosen = plans or (self._plan(entries) if before is None else plain(entries))
             proposal = self._propose(transaction, chosen)
             tells = getattr(self.policy, "tells", None)
             observation = Observation.of(entries, chosen, self._brought, self._memory, tells)
-            batch = transaction.batch(proposal.drafts, self._buffers, observation.taps, observation.wanted)
+            batch = transaction.batch(
+                proposal.drafts,
+                self._buffers,
+                observation.taps,
+                observation.wanted,
+                before.drawn_at() if before is not None else None,
+            )
+            if before is not None:
+                batch = replace(batch, drawn_before=before.newest)
             handed_over = self.clock()
             output = self.target.forward(batch)
+            verify_seconds = self.clock() - handed_over
+            acceptance = Acceptance.begin(output.logits, entries, proposal.drafts, observation.wants_draws)
         except BaseException:
             transaction.abort()
             raise
-        now = self.clock()
-        return Launched(transaction, output, proposal, observation, now - began, now - handed_over)
+        self._newest = launched = Launched(
+            transaction, output, acceptance, proposal, observation, self.clock() - began, verify_seconds
+        )
+        return launched
+
+    def _before(self, entries: Sequence[PassEntry]) -> Acceptance | None:
+        """The pass that draws what the entries still wait for; None: they wait for nothing."""
+        if not any(entry.pending for entry in entries):
+            return None
+        if self._newest is None:
+            raise AssertionError("a token is pending that no pass draws")
+        return self._newest.acceptance
 
     def resolve(self, launched: Launched) -> StepReport:
         """Wait for the pass, judge the drafts and commit; if anything fails, nothing happened."""
         waiting = self.clock()
+        if self._newest is launched:
+            self._newest = None
         drafts = launched.proposal.drafts
         with launched.transaction as transaction:
-            wants_draws = launched.observation.wants_draws
-            verdicts = accept(launched.output.logits, transaction.entries, drafts, wants_draws)
+            verdicts = launched.acceptance.verdicts()
             applied = transaction.commit(verdicts)
         with self.faults.forgiven("observe"):
             launched.observation.tell(transaction.entries, drafts, verdicts, applied, launched.output)

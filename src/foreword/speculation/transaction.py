@@ -1,7 +1,7 @@
 """Everything that a guess can touch, changed together or not at all."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 import torch
@@ -9,7 +9,7 @@ import torch
 from foreword.backends.batch import ForwardBatch, Tap
 from foreword.backends.interface import KvStore
 from foreword.kv.paged_cache import PagedCache
-from foreword.kv.sequence import RowMove
+from foreword.kv.sequence import KvSequence, RowMove
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import needs_of
 from foreword.speculation.requests import DraftPlan, PassEntry
@@ -23,7 +23,8 @@ class Transaction:
     """One pass over several requests: reserves KV rows, then commits verdicts or leaves no trace.
 
     A request that is cancelled or preempted while the pass is under way has lost its KV sequence. What
-    the pass found out about it is dropped; nobody else notices. A sequence takes part in one pass at a time.
+    the pass found out about it is dropped; nobody else notices. A sequence takes part in a second pass only after one
+    without guesses; if that one fails, the second is dropped, too.
     """
 
     def __init__(self, cache: PagedCache, entries: Sequence[PassEntry]) -> None:
@@ -61,9 +62,9 @@ class Transaction:
         for entry, plan, _ in asked:
             self._cache.reserve(entry.kv, entry.run + plan.max_nodes)
         for entry, _, scratch in asked:
-            room = (len(entry.kv.pages) + self._cache.free_pages) * self._cache.page_size - entry.kv.computed
+            room = (len(entry.kv.pages) + self._cache.free_pages) * self._cache.page_size - entry.computed
             self._cache.reserve(
-                entry.kv, max(entry.kv.reserved - entry.kv.computed, min(entry.run + scratch, room))
+                entry.kv, max(entry.kv.reserved - entry.computed, min(entry.run + scratch, room))
             )
         if asked:
             self._moves = self._cache.take_moves()
@@ -77,14 +78,16 @@ class Transaction:
         buffers: BatchBuffers | None = None,
         taps: tuple[Tap, ...] = (),
         observed: Sequence[bool] = (),
+        drawn_at: Mapping[KvSequence, int] | None = None,
     ) -> ForwardBatch:
         """Reserve rows for the guesses too and lay out the pass. The pending row moves become part of it.
 
-        `taps` are the hidden states that are kept, of the entries that are `observed`.
+        `taps` are the hidden states that are kept, of the entries that are `observed`. `drawn_at` tells at which of its
+        drawing rows the pass before draws the tokens that are pending.
         """
         for entry, draft in zip(self.entries, drafts, strict=True):
             count = entry.run + len(draft.tokens)
-            if entry.kv.reserved != entry.kv.computed + count:
+            if entry.kv.reserved != entry.computed + count:
                 self._cache.reserve(entry.kv, count)
         moves = self._cache.take_moves()
         self._moves += moves
@@ -97,21 +100,30 @@ class Transaction:
                 draft,
                 run_logits=entry.scored + entry.draws,
                 wants_hidden=wants,
+                first=entry.computed,
+                drawn_at=drawn_at[entry.kv] if entry.pending and drawn_at is not None else None,
             )
             for entry, draft, wants in zip(self.entries, drafts, watched, strict=True)
         ]
-        return (buffers or BatchBuffers(entries=0)).lay_out(self._cache, rows, moves, taps)
+        batch = (buffers or BatchBuffers(entries=0)).lay_out(self._cache, rows, moves, taps)
+        for entry, draft in zip(self.entries, drafts, strict=True):
+            if not len(draft):
+                self._cache.foresee(entry.kv, entry.run)
+        return batch
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[bool]:
         """Everything about every request advances together; returns which of them were still there."""
-        self._close()
+        self._open = False
+        self._cache.end_pass(
+            [entry.kv for entry in self.entries if self._cache.is_open(entry.kv) and entry.is_present]
+        )
         self._cache.settle_moves(self._moves)
         pairs = zip(self.entries, verdicts, strict=True)
         return [self._commit_one(entry, verdict) for entry, verdict in pairs]
 
     def _commit_one(self, entry: PassEntry, verdict: Verdict) -> bool:
         cache = self._cache
-        if not cache.is_open(entry.kv):
+        if not cache.is_open(entry.kv) or not entry.is_present:
             return False
         try:
             entry.request.commit(verdict)
@@ -130,11 +142,8 @@ class Transaction:
         """Nothing happened. Does nothing after a commit; safe to repeat."""
         if not self._open:
             return
-        self._close()
-        for entry in self.entries:
-            self._cache.rollback(entry.kv)
-        self._cache.lose_moves(self._moves)
-
-    def _close(self) -> None:
         self._open = False
-        self._cache.end_pass([entry.kv for entry in self.entries])
+        for entry in self.entries:
+            if self._cache.is_open(entry.kv) and entry.is_present:
+                self._cache.lose_pass(entry.kv, entry.computed)
+        self._cache.lose_moves(self._moves)

@@ -3,33 +3,74 @@
 import pytest
 import torch
 
+from foreword.acceptance.batch import RowStatus
 from foreword.acceptance.draw import best_of_all
-from foreword.acceptance.pipeline.distribution import Distributions
+from foreword.acceptance.pipeline.distribution import Distributions, RowShape, shape_rows
 from foreword.acceptance.rules.trees import NO_TOKEN
 from helpers.cuda import KERNEL_DEVICE, needs_triton
 
 pytestmark = needs_triton
 
+ROWS = 12
+BROKEN = 7
 
-@pytest.mark.parametrize("vocab", [7, 1000, 9001])
-def test_the_same_token_as_torch(vocab: int):
-    from foreword.kernels.triton_draw import draw_largest
 
-    generator = torch.Generator().manual_seed(vocab)
-    rows = 12
-    logits = 3 * torch.randn(rows, vocab, generator=generator)
+def logits_of(vocab: int) -> torch.Tensor:
+    logits = 3 * torch.randn(ROWS, vocab, generator=torch.Generator().manual_seed(vocab))
     logits[3, vocab // 2] = -torch.inf
     logits[4] = -torch.inf
-    logits[5] = 1.0  # all equal: the noise alone decides
-    peak = logits.amax(dim=1)
-    floor = torch.where(torch.arange(rows) % 2 == 0, peak - 2.0, torch.finfo(torch.float32).min)
-    floor[6], peak[4] = torch.inf, 0.0
-    temperature = torch.linspace(0.3, 2.0, rows, dtype=torch.float64)
-    keys = torch.randint(-(2**62), 2**62, (rows,), generator=generator)
-    only = torch.full((rows,), NO_TOKEN)
-    columns = [column.to(KERNEL_DEVICE) for column in (logits, peak, floor, temperature, keys)]
-    shaped = Distributions(*columns[:4], only.to(KERNEL_DEVICE), only.to(KERNEL_DEVICE))
-    expected = best_of_all(shaped, columns[4])
-    found = draw_largest(*columns)
-    assert expected[4] == expected[6] == NO_TOKEN
-    assert found.tolist() == expected.tolist()
+    logits[5] = 1.0  # all equal: the noise alone decides, or the first
+    logits[BROKEN, vocab - 1] = torch.nan
+    logits[8, 0] = torch.inf
+    return logits
+
+
+def on_device(*columns: torch.Tensor) -> list[torch.Tensor]:
+    return [column.to(KERNEL_DEVICE) for column in columns]
+
+
+@pytest.mark.parametrize("vocab", [7, 1000, 9001])
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_the_same_tokens_and_states_as_torch(vocab: int, top_k: int):
+    from foreword.kernels.triton_draw import draw_rows
+
+    temperature = torch.linspace(0.3, 2.0, ROWS, dtype=torch.float64)
+    temperature[1::3] = 0.0
+    ones = torch.ones(ROWS, dtype=torch.float64)
+    shape = RowShape(temperature, torch.full((ROWS,), top_k or vocab), ones, 0 * ones)
+    keys = torch.randint(-(2**62), 2**62, (ROWS,), generator=torch.Generator().manual_seed(1))
+    logits, there, noise = on_device(logits_of(vocab), temperature, keys)
+    shaped = shape_rows(logits, shape, None)
+    expected = best_of_all(shaped, noise)
+    found = draw_rows(logits, there, noise, shaped.floor if top_k else None)
+    assert found.tolist() == [expected.tolist(), shaped.status.tolist()]
+    assert found[:, [4, BROKEN, 8]].tolist() == [
+        [NO_TOKEN] * 3,
+        [RowStatus.ALL_MASKED, RowStatus.NOT_FINITE, RowStatus.NOT_FINITE],
+    ]
+
+
+@pytest.mark.parametrize("vocab", [7, 9001])
+def test_where_nothing_is_sampled_the_first_of_the_largest_is_taken(vocab: int):
+    from foreword.kernels.triton_draw import draw_rows
+
+    zeros = torch.zeros(ROWS, dtype=torch.float64)
+    logits, temperature, keys = on_device(logits_of(vocab), zeros, torch.zeros(ROWS, dtype=torch.int64))
+    ones = 1.0 + zeros
+    shape = RowShape(zeros, torch.full((ROWS,), vocab), ones, zeros)
+    shaped: Distributions = shape_rows(logits, shape, None)
+    found = draw_rows(logits, temperature, keys, None, samples=False)
+    assert found.tolist() == [shaped.only.tolist(), shaped.status.tolist()]
+
+
+def test_rows_that_stand_apart_in_memory():
+    """Logits whose vocabulary was cut."""
+    from foreword.kernels.triton_draw import draw_rows
+
+    wide, temperature, keys = on_device(
+        logits_of(1000), torch.ones(ROWS, dtype=torch.float64), torch.arange(ROWS)
+    )
+    cut = wide[:, :800]
+    assert torch.equal(
+        draw_rows(cut, temperature, keys, None), draw_rows(cut.clone(), temperature, keys, None)
+    )

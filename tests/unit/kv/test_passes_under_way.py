@@ -1,4 +1,4 @@
-"""Several passes at once: one for each sequence, and nothing counts as done before it is."""
+"""Several passes at once: for a sequence one, or two where the first is foreseen; nothing counts before it is done."""
 
 import pytest
 
@@ -31,12 +31,75 @@ def test_a_second_pass_for_the_same_sequence_is_refused():
     cache.begin_pass([one])
     with pytest.raises(AssertionError, match="before the first has ended"):
         cache.begin_pass([other, one])
-    assert not other.in_pass
+    assert not other.passes
     cache.begin_pass([other])
     cache.end_pass([one, other])
     cache.begin_pass([one])
     with pytest.raises(AssertionError, match="twice"):
         cache.begin_pass([other, other])
+
+
+def begun(cache: PagedCache, sequence: KvSequence, rows: int) -> int:
+    """A foreseen pass over the next rows; returns the row at which it begins."""
+    first = sequence.begin
+    cache.begin_pass([sequence])
+    cache.reserve(sequence, rows)
+    cache.foresee(sequence, rows)
+    cache.check_integrity()
+    return first
+
+
+def test_a_foreseen_pass_can_be_followed_by_one_more():
+    cache = PagedCache(4)
+    sequence = computed(cache, 15)
+    assert [begun(cache, sequence, 1), begun(cache, sequence, 1)] == [15, 16]
+    assert (sequence.computed, sequence.reserved, len(sequence.pages)) == (15, 17, 2)
+    with pytest.raises(AssertionError, match="before the first has ended"):
+        cache.begin_pass([sequence])
+    for end in (16, 17):
+        cache.end_pass([sequence])
+        cache.commit(sequence, 1, ())
+        cache.check_integrity()
+        assert (sequence.computed, sequence.reserved, len(sequence.pages)) == (end, 17, 2)
+    assert not cache.is_busy(sequence)
+
+
+def test_the_first_of_two_passes_takes_the_second_with_it():
+    cache = PagedCache(4)
+    sequence = computed(cache, 15)
+    first, _ = begun(cache, sequence, 1), begun(cache, sequence, 1)
+    cache.lose_pass(sequence, first)
+    cache.check_integrity()
+    assert (sequence.begin, sequence.reserved, len(sequence.pages), sequence.losses) == (15, 15, 1, 1)
+    assert not cache.is_busy(sequence)
+
+
+def test_the_second_of_two_passes_leaves_the_first_alone():
+    cache = PagedCache(4)
+    sequence = computed(cache, 15)
+    begun(cache, sequence, 1)
+    cache.lose_pass(sequence, begun(cache, sequence, 1))
+    cache.check_integrity()
+    assert (sequence.begin, sequence.reserved, len(sequence.pages), sequence.losses) == (16, 16, 1, 0)
+    assert begun(cache, sequence, 1) == 16
+
+
+def test_a_pass_with_guesses_is_followed_by_none():
+    cache = PagedCache(4)
+    sequence = computed(cache, 5)
+    cache.begin_pass([sequence])
+    cache.reserve(sequence, 4)
+    assert cache.is_busy(sequence)
+
+
+def test_a_sequence_that_is_closed_gives_back_the_rows_of_passes_under_way():
+    cache = PagedCache(4)
+    sequence = computed(cache, 15)
+    begun(cache, sequence, 1)
+    begun(cache, sequence, 1)
+    cache.close(sequence)
+    cache.check_integrity()
+    assert cache.free_pages == 4
 
 
 def test_moves_under_way_are_not_done_yet():

@@ -1,11 +1,13 @@
 """Steps under way at once, and what drafters are told of the passes."""
 
 import random
+from collections import deque
 from collections.abc import Sequence
 
 import pytest
 import torch
 
+from foreword.acceptance.params import SamplingParams
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap
 from foreword.control.fixed import FixedPolicy
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
@@ -20,8 +22,8 @@ from helpers.requests import lone_request
 VOCAB = 11
 
 
-def started(cache: PagedCache, prompt: Sequence[int]):
-    request = lone_request(prompt, vocab_size=VOCAB)
+def started(cache: PagedCache, prompt: Sequence[int], params: SamplingParams | None = None):
+    request = lone_request(prompt, params or SamplingParams(temperature=0, max_tokens=1000), VOCAB)
     request.kv = cache.open("", prompt)
     return request
 
@@ -30,24 +32,78 @@ def entry(request) -> PassEntry:
     return PassEntry.of(request, request.lag)
 
 
-def test_a_second_step_for_the_same_request_is_refused_and_the_first_goes_on():
-    """It would commit the same position twice."""
-    target, cache = HistoryTarget(), PagedCache(8)
+def plain_text(prompt: Sequence[int], count: int, params: SamplingParams | None = None) -> list[int]:
+    cache = PagedCache(8)
+    request = started(cache, prompt, params)
+    stepper = Stepper(HistoryTarget(), cache, FixedPolicy())
+    while len(request.output_ids) < count:
+        stepper.step([entry(request)])
+    return request.output_ids
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0, max_tokens=1000),
+        SamplingParams(max_tokens=1000),
+        SamplingParams(max_tokens=1000, top_k=4, min_tokens=6),
+    ],
+)
+def test_a_step_that_is_launched_before_its_token_is_known_gives_the_same_text(params: SamplingParams):
+    cache = PagedCache(8)
+    requests = [started(cache, prompt, params) for prompt in ([1, 2, 3], [4, 5])]
+    stepper = Stepper(HistoryTarget(), cache, FixedPolicy())
+    under_way = deque([stepper.launch([entry(request) for request in requests])])
+    for _ in range(30):
+        under_way.append(stepper.launch([entry(request) for request in requests]))
+        stepper.resolve(under_way.popleft())
+        cache.check_integrity()
+    for request, prompt in zip(requests, ([1, 2, 3], [4, 5]), strict=True):
+        assert len(request.output_ids) == 30
+        assert request.output_ids == plain_text(prompt, 30, params)
+
+
+def test_a_third_step_for_the_same_request_is_refused_and_the_others_go_on():
+    cache = PagedCache(8)
     request = started(cache, [1, 2, 3])
-    stepper = Stepper(target, cache, FixedPolicy())
-    first = stepper.launch([entry(request)])
+    stepper = Stepper(HistoryTarget(), cache, FixedPolicy())
+    launched = [stepper.launch([entry(request)]) for _ in range(2)]
     with pytest.raises(AssertionError, match="before the first has ended"):
         stepper.launch([entry(request)])
-    stepper.resolve(first)
-    assert len(request.output_ids) == 1
-    stepper.step([entry(request)])
-    plain = started(PagedCache(8), [1, 2, 3])
+    for one in launched:
+        stepper.resolve(one)
+    assert request.output_ids == plain_text([1, 2, 3], 2)
+
+
+def test_a_step_that_fails_takes_the_one_after_it_with_it():
+    """But not what others have in it."""
     cache = PagedCache(8)
-    plain.kv = cache.open()
-    alone = Stepper(HistoryTarget(), cache, FixedPolicy())
-    for _ in range(2):
-        alone.step([entry(plain)])
-    assert request.output_ids == plain.output_ids
+    request, beside = started(cache, [1, 2, 3]), started(cache, [6, 7])
+    stepper = Stepper(HistoryTarget(), cache, FixedPolicy())
+    stepper.step([entry(request)])
+    first = stepper.launch([entry(request)])
+    second = stepper.launch([entry(request), entry(beside)])
+    first.transaction.abort()
+    report = stepper.resolve(second)
+    cache.check_integrity()
+    assert [part.applied for part in report.requests] == [False, True]
+    stepper.step([entry(request)])
+    assert request.output_ids == plain_text([1, 2, 3], 2)
+    assert beside.output_ids == plain_text([6, 7], 1)
+
+
+def test_a_request_that_has_ended_takes_nothing_of_the_step_under_way_for_it():
+    cache = PagedCache(8, prefix_caching=True)
+    request = started(cache, list(range(11)) + [1] * 4)
+    stepper = Stepper(HistoryTarget(), cache, FixedPolicy())
+    launched = [stepper.launch([entry(request)]) for _ in range(2)]
+    stepper.resolve(launched[0])
+    text = list(request.tokens)
+    cache.close(request.kv)
+    assert [part.applied for part in stepper.resolve(launched[1]).requests] == [False]
+    assert request.tokens == text
+    assert cache.available_pages == 8
+    cache.check_integrity()
 
 
 def test_two_steps_for_different_requests_are_both_right():

@@ -1,12 +1,14 @@
 """Steps that fail and are tried again."""
 
+import itertools
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
+from foreword.acceptance.batch import Verdicts
+from foreword.acceptance.judge import Judging
 from foreword.acceptance.params import SamplingParams
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.control.fixed import FixedPolicy
@@ -36,17 +38,31 @@ class OneFault(CheckedTarget):
 
 def test_a_launch_that_failed_keeps_its_requests_until_it_is_resolved():
     """Else the next launch takes them up, and the second try fails them for being under way already."""
-    core = core_on(OneFault(bad_pass=2))
+    assert faults_of(OneFault(bad_pass=1)) == {"step": 1}
+
+
+def test_a_launch_ahead_that_failed_is_made_again_when_the_step_before_it_has_ended():
+    assert faults_of(OneFault(bad_pass=2)) == {"ahead": 1}
+
+
+def faults_of(target: OneFault) -> dict[str, int]:
+    """Of an engine that launches every step before the last one has ended; its text is the right one."""
+    core = core_on(target)
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     request = ask(core, [1, 2, 3], params)
     under_way: deque[UnderWay] = deque()
-    while core.has_requests:
+    while core.has_requests or under_way:
         while len(under_way) < 2 and (launched := core.launch()) is not None:
             under_way.append(launched)
         core.resolve(under_way.popleft())
-    assert (request.finish_reason, len(request.output_ids)) == ("length", 5)
-    assert core.faults == {"step": 1}
+    plain_core = core_on(OneFault(bad_pass=0))
+    plain = ask(plain_core, [1, 2, 3], params)
+    while plain_core.has_requests:
+        plain_core.step()
+    assert request.output_ids == plain.output_ids
+    assert request.finish_reason == "length"
     core.check_integrity()
+    return dict(core.faults)
 
 
 class SlowDrafter:
@@ -64,26 +80,26 @@ class SlowDrafter:
 
 
 class SlowTarget(CheckedTarget):
-    """Takes 3 s for a pass; its second fails, before it is handed over or when it is judged."""
+    """Takes 3 s for a pass; its second fails, if any does."""
 
-    def __init__(self, clock: ScriptedClock, fails_late: bool) -> None:
+    def __init__(self, clock: ScriptedClock, fails: bool) -> None:
         super().__init__(Saboteur(random.Random(0), 0.0))
-        self._clock, self._fails_late, self._begun = clock, fails_late, 0
+        self._clock, self._fails, self._begun = clock, fails, 0
 
     def forward(self, batch: ForwardBatch, store: object = None) -> ForwardOutput:
         self._clock.pass_by(3.0)
         self._begun += 1
-        if self._begun == 2 and not self._fails_late:
+        if self._begun == 2 and self._fails:
             raise RuntimeError("planted")
-        output = super().forward(batch, store)
-        return replace(output, logits=output.logits[:1]) if self._begun == 2 else output
+        return super().forward(batch, store)
 
 
 @pytest.mark.parametrize("fails_late", [False, True])
-def test_the_time_of_tries_that_failed_is_booked(fails_late: bool):
+def test_the_time_of_tries_that_failed_is_booked(fails_late: bool, monkeypatch: pytest.MonkeyPatch):
+    """Before the pass is handed over, or when it is judged."""
     clock = ScriptedClock()
     core = core_on(
-        SlowTarget(clock, fails_late),
+        SlowTarget(clock, fails=not fails_late),
         policy=FixedPolicy(SlowDrafter(clock), 4),
         max_draft_share=9.0,
         clock=clock,
@@ -91,6 +107,15 @@ def test_the_time_of_tries_that_failed_is_booked(fails_late: bool):
     request = ask(core, [1, 2, 3], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
     core.step()
     before = core.seconds
+    if fails_late:
+        real, calls = Judging.verdicts, itertools.count()
+
+        def fails_once(judging: Judging) -> Verdicts:
+            if next(calls) == 0:
+                raise RuntimeError("planted")
+            return real(judging)
+
+        monkeypatch.setattr(Judging, "verdicts", fails_once)
     core.step()
     spent = core.seconds - before
     assert core.faults == {"step": 1}

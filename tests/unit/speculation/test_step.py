@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from foreword.acceptance.batch import Judgement
-from foreword.acceptance.judge import judge
+from foreword.acceptance.judge import Judging, judge
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.request import Request, RequestLimits
 from foreword.kv.paged_cache import PagedCache
-from foreword.speculation import accept as judging
 from foreword.speculation.draft import ROOT, Draft, stack
 from foreword.speculation.drafting import Ask, DraftRequest
 from foreword.speculation.recovery import Recovery
@@ -155,7 +154,7 @@ class PlantedError(Exception):
     pass
 
 
-@pytest.mark.parametrize("stage", ["plan", "propose", "forward", "judge", "kept", "commit"])
+@pytest.mark.parametrize("stage", ["plan", "propose", "forward", "begin", "verdicts", "kept", "commit"])
 def test_a_failure_at_any_stage_is_recovered_from(stage: str, monkeypatch: pytest.MonkeyPatch):
     """Whatever breaks in a step with guesses, the step goes on without them, and the text is the same."""
     rng = random.Random(stage)
@@ -166,7 +165,8 @@ def test_a_failure_at_any_stage_is_recovered_from(stage: str, monkeypatch: pytes
     policy = FixedPolicy(drafter, 6)
     stepper = Stepper(target, cache, policy)
     recovery = Recovery(stepper)
-    owner: Any = {"plan": policy, "propose": drafter, "forward": target, "judge": judging}.get(stage)
+    judged = {"begin": Judging, "verdicts": Judging}
+    owner: Any = {"plan": policy, "propose": drafter, "forward": target, **judged}.get(stage)
 
     while live := [r for r in requests if r.finish_reason is None]:
         with monkeypatch.context() as broken:

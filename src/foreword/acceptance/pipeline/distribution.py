@@ -37,6 +37,11 @@ class RowShape:
         columns = [judged.per_row(name) for name in ("temperature", "top_k", "top_p", "min_p")]
         return RowShape(*map(torch.from_numpy, columns))
 
+    def keeps_all(self, vocab_size: int) -> bool:
+        """Whether no row that is sampled has a filter."""
+        filtered = (self.top_k < vocab_size) | (self.top_p < 1) | (self.min_p > 0)
+        return not bool((filtered & (self.temperature != 0)).any())
+
     def on(self, device: torch.device) -> "RowShape":
         """The same on a device."""
         columns = (self.temperature, self.top_k, self.top_p, self.min_p)

@@ -1,24 +1,33 @@
 """The llama-family decoder on Triton kernels: decode passes are captured graphs, prompt chunks run as they come."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps
-from foreword.backends.cuda.graphs import GraphCache
-from foreword.backends.cuda.kernels.attention import Sight, Workspace, ancestor_slots, attend
-from foreword.backends.cuda.kernels.rows import add_norm, embed, rotate_and_keep, silu_times_up, take_rows
+from foreword.backends.cuda.graphs import GraphsByMemory
+from foreword.backends.cuda.heads import CudaHead
+from foreword.backends.cuda.kernels.attention import Sight, ancestor_slots
+from foreword.backends.cuda.kernels.rows import (
+    add_norm,
+    embed,
+    fill_in,
+    rotate_and_keep,
+    silu_times_up,
+    take_rows,
+)
 from foreword.backends.cuda.kv_store import CudaKvStore
 from foreword.backends.cuda.layout import Layout, PassShape
 from foreword.backends.cuda.products import Products
-from foreword.backends.cuda.upload import PassUpload, UploadedPass
+from foreword.backends.cuda.upload import PassUpload, UploadedPass, attended
 from foreword.backends.interface import KvStore
 from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.torch.heads import LentEnds
 from foreword.backends.torch.weights import DecoderWeights, LayerWeights
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.config import ModelConfig
+from foreword.models.heads.opening import Head
 
 Result = tuple[Tensor, dict[Tap, Tensor]]
 """Logits and hidden states of a pass, padded, in memory that the next pass overwrites."""
@@ -35,7 +44,7 @@ class CudaDecoder(TorchDecoder):
         super().__init__(config, weights)
         self._group = self._attention_spec.num_heads // self._attention_spec.num_kv_heads
         self._upload = PassUpload(self.device)
-        self._graphs: GraphCache[Result] = GraphCache()
+        self._graphs: GraphsByMemory[PassShape, Result] = GraphsByMemory()
         self._captures = self.device.type == "cuda"
         self._products = products or Products()
         if products is None and self._captures:
@@ -45,6 +54,10 @@ class CudaDecoder(TorchDecoder):
     def remade(self, config: ModelConfig, weights: DecoderWeights) -> "CudaDecoder":
         """A decoder of the same kind with other layers."""
         return CudaDecoder(config, weights, self._products)
+
+    def head(self, head: Head, rows: str) -> CudaHead:
+        """A draft head in the numbers of this decoder."""
+        return CudaHead(head, rows, LentEnds.of(self._weights))
 
     def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> CudaKvStore:
         """Memory for this decoder's rows and the `extra` ones, on its device."""
@@ -59,12 +72,14 @@ class CudaDecoder(TorchDecoder):
         layout = Layout.of(batch, store.page_size, self._group)
         uploaded = self._upload.send(batch, layout, store.spare_slot)
         store.move(uploaded.batch.kv_copies)
+        if batch.drawn_before is not None:
+            fill_in(uploaded.batch.token_ids, batch.drawn_before)
 
         def body() -> Result:
             return self._run(layout.shape, uploaded, store)
 
         captured = self._captures and layout.shape.is_decode and uploaded.stays
-        logits, hidden = self._graphs.run(layout.shape, body) if captured else body()
+        logits, hidden = self._graphs.of(store).run(layout.shape, body) if captured else body()
         kept = {tap: rows[: len(batch.hidden_rows)].clone() for tap, rows in hidden.items()}
         return ForwardOutput(logits[: len(batch.logit_rows)].to(torch.float32, copy=True), kept)
 
@@ -84,8 +99,8 @@ class CudaDecoder(TorchDecoder):
         for index, layer in enumerate(weights.layers):
             add_norm(stream, delta, layer.input_norm, self.config.norm.eps, normed)
             self._keep(hidden, Tap(index), shape, batch, stream)
-            attended = self._attend(layer, normed, cos_sin, keys[index], values[index], sight, uploaded)
-            delta = self._products(attended, layer.output, layer.output_bias)
+            seen = self._attend(layer, normed, cos_sin, keys[index], values[index], sight, uploaded)
+            delta = self._products(seen, layer.output, layer.output_bias)
             add_norm(stream, delta, layer.mlp_norm, self.config.norm.eps, normed)
             gate_up = self._products(normed, layer.gate_up, layer.gate_up_bias)
             active = silu_times_up(gate_up, gate_up.new_empty((shape.rows, gate_up.shape[1] // 2)))
@@ -133,10 +148,4 @@ class CudaDecoder(TorchDecoder):
         queries = qkv.new_empty((rows, spec.num_heads, spec.head_dim))
         eps = self.config.norm.eps
         rotate_and_keep(qkv, cos_sin, uploaded.batch.slots, norms, eps, keys, values, queries)
-        attended = torch.empty_like(queries)
-        if uploaded.narrow is not None:
-            room = Workspace.allocate(uploaded.narrow, spec.num_heads, uploaded.parts, spec.head_dim)
-            attend(queries, keys, values, sight, uploaded.narrow, attended, room)
-        if uploaded.wide is not None:
-            attend(queries, keys, values, replace(sight, has_trees=False), uploaded.wide, attended, None)
-        return attended.view(rows, spec.query_width)
+        return attended(queries, keys, values, sight, uploaded.tiles).view(rows, spec.query_width)

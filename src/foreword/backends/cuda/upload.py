@@ -1,13 +1,13 @@
 """A pass on its way to the device: the batch's arrays and the tiles of its rows, in one copy."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from foreword.backends.batch import BATCH_ARRAYS, ForwardBatch, Ints
-from foreword.backends.cuda.kernels.attention import RowTiles
+from foreword.backends.cuda.kernels.attention import RowTiles, Sight, Workspace, attend
 from foreword.backends.cuda.layout import Layout, Tiles
 from foreword.backends.torch.staging import as_batch, padded_pieces
 from foreword.backends.torch.upload import Piece, Upload
@@ -20,14 +20,32 @@ _MOVES = [array.name for array in BATCH_ARRAYS].index("kv_copies")
 
 
 @dataclass(frozen=True)
+class TiledRows:
+    """The rows of a pass in tiles."""
+
+    narrow: RowTiles | None  # tiles whose positions are split into `parts`
+    parts: int
+    wide: RowTiles | None  # tiles that go through all positions themselves
+
+
+def attended(queries: Tensor, keys: Tensor, values: Tensor, sight: Sight, tiles: TiledRows) -> Tensor:
+    """What every row of the tiles sees: [rows, heads, dim], as `queries`."""
+    found = torch.empty_like(queries)
+    if tiles.narrow is not None:
+        room = Workspace.allocate(tiles.narrow, queries.shape[1], tiles.parts, queries.shape[2])
+        attend(queries, keys, values, sight, tiles.narrow, found, room)
+    if tiles.wide is not None:
+        attend(queries, keys, values, replace(sight, has_trees=False), tiles.wide, found, None)
+    return found
+
+
+@dataclass(frozen=True)
 class UploadedPass:
     """A pass on the device, padded to its shape."""
 
     batch: ForwardBatch
     requests: Tensor  # int32 [rows], whose row it is
-    narrow: RowTiles | None  # tiles whose positions are split into `parts`
-    parts: int
-    wide: RowTiles | None  # tiles that go through all positions themselves
+    tiles: TiledRows
     stays: bool  # whether every pass of the same shape lies in the same place
 
 
@@ -59,9 +77,11 @@ class PassUpload:
         return UploadedPass(
             as_batch(batch, uploaded),
             requests,
-            _row_tiles(tiles[:3], shape.narrow_rows) if shape.narrow_tiles else None,
-            shape.parts,
-            _row_tiles(tiles[3:], shape.wide_rows) if shape.wide_tiles else None,
+            TiledRows(
+                _row_tiles(tiles[:3], shape.narrow_rows) if shape.narrow_tiles else None,
+                shape.parts,
+                _row_tiles(tiles[3:], shape.wide_rows) if shape.wide_tiles else None,
+            ),
             stays,
         )
 

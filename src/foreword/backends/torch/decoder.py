@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
 
-from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps
+from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps, known_ids
 from foreword.backends.interface import KvStore
 from foreword.backends.support import require_supported
 from foreword.backends.torch.attention import GroupView, group_views, paged_attention
@@ -131,7 +131,10 @@ class TorchDecoder:
         store.move(batch.kv_copies)
         keys, values = store.arrays(DECODER_ROWS)
         angles = batch.positions.unsqueeze(1).float() * self._inverse_frequencies  # [rows, head_dim / 2]
-        stream = embedding(batch.token_ids, self._weights.embedding)  # [rows, hidden]
+        ids = (
+            batch.token_ids if batch.drawn_before is None else known_ids(batch.token_ids, batch.drawn_before)
+        )
+        stream = embedding(ids, self._weights.embedding)  # [rows, hidden]
         cos_sin = angles.cos().to(stream.dtype), angles.sin().to(stream.dtype)
         slots = batch.slots.long()
         hidden: dict[Tap, Tensor] = {}

@@ -92,8 +92,9 @@ class TorchHead:
         normed = self._norm(last, "norm.weight")
         return HeadOutput(self._logits(normed), normed if self.spec.norm_output else last)
 
-    def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> None:
+    def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> list[list[int]] | None:
         """It is asked level by level."""
+        return None
 
     def _paged(self, store: KvStore) -> PagedRows:
         """Where its rows are."""

@@ -13,6 +13,7 @@ from foreword.cli.console import JsonOption, parse_sizes, print_json, stage_bar,
 if TYPE_CHECKING:
     from foreword.backends.torch.weights import DecoderWeights
     from foreword.bench.gpu.report import GpuReport
+    from foreword.bench.gpu.speculating import SpeculativeSpeed
 
 
 def gpu(
@@ -27,13 +28,18 @@ def gpu(
     tiles: Annotated[
         str, typer.Option(help="Instead, time every way of computing the products for these numbers of rows.")
     ] = "",
+    speculation: Annotated[
+        str, typer.Option(help="Batch sizes of speculative decoding, separated by commas; empty: none.")
+    ] = "1,8,32",
     backend: Annotated[str, typer.Option(help="cuda, or torch for the reference.")] = "cuda",
     as_json: JsonOption = False,
 ) -> None:
-    """Copy and matrix rates of the device, then passes by rows, plain decoding by batch, and a long prompt.
+    """Copy and matrix rates of the device, then passes by rows, plain and speculative decoding, and a long prompt.
 
-    Nothing is downloaded: the model has random weights, which cost what trained ones do.
+    Nothing is downloaded: the model has random weights, which cost what trained ones do. Guesses are known beforehand
+    and spoilt at a rate: 3.0 tokens a pass where they cost nothing, 3.9 where an EAGLE-3 head of random weights pays.
     """
+    guessed = parse_sizes("--speculation", speculation) if speculation else []
     sizes, counts = parse_sizes("--batches", batches), parse_sizes("--rows", rows)
     import torch
 
@@ -41,6 +47,7 @@ def gpu(
     from foreword.backends.loading import decoder_of
     from foreword.bench.gpu.report import measure_gpu
     from foreword.bench.gpu.shapes import named_shape, random_weights
+    from foreword.bench.gpu.speculating import measure_speculation
 
     device = pick_device("cuda")
     choice = choose_backend(backend, "bfloat16", device)
@@ -52,9 +59,11 @@ def gpu(
     decoder = decoder_of(choice, config, weights)
     with stage_bar() as on_progress:
         report = measure_gpu(decoder, batches=sizes, rows=counts, context=context, progress=on_progress)
+        speeds = measure_speculation(decoder, batches=guessed, context=context, progress=on_progress)
     _print(report)
+    _print_speculation(speeds)
     if as_json:
-        print_json(asdict(report))
+        print_json(asdict(report) | {"speculation": [asdict(speed) for speed in speeds]})
 
 
 def _print_tiles(weights: "DecoderWeights", rows: list[int]) -> None:
@@ -104,3 +113,20 @@ def _print(report: "GpuReport") -> None:
     stdout.print(
         f"a prompt of 4,096 tokens: {report.prompt_ms:.1f} ms, {report.prompt_rate:.0%} of the matrix rate"
     )
+
+
+def _print_speculation(speeds: "list[SpeculativeSpeed]") -> None:
+    table = Table(
+        "guesses", "batch", "tokens a pass", "tokens/s", "step, ms", "drafting, ms", box=SIMPLE_HEAD
+    )
+    for speed in speeds:
+        table.add_row(
+            speed.drafter,
+            str(speed.batch),
+            f"{speed.tokens_per_pass:.2f}",
+            f"{speed.tokens_per_second:.0f}",
+            f"{speed.step_ms:.3f}",
+            f"{speed.draft_ms:.3f}",
+        )
+    if speeds:
+        stdout.print(table)

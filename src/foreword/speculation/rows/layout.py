@@ -28,6 +28,7 @@ class SequenceRows(NamedTuple):
     run_logits: int = 1  # how many of the last tokens of the run get their logits, if there are that many
     wants_hidden: bool = False  # whether the hidden states of all its rows in this pass are wanted
     first: int | None = None  # row of the run's first token; None: the first that is not computed
+    drawn_at: int | None = None  # where the pass before draws the last token of the run; None: it is known
 
 
 class BatchBuffers:
@@ -130,6 +131,8 @@ def _fill_tokens(arrays: BatchArrays, parts: Sequence[SequenceRows], rows: "_Row
     masks: list[int] = []
     for part, begin, end in zip(parts, rows.begins, rows.ends, strict=True):
         tokens += part.tokens[begin:end]
+        if part.drawn_at is not None:
+            tokens.append(-1 - part.drawn_at)
         draft = part.draft
         if draft.tokens:
             first = part.first_node

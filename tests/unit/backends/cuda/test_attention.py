@@ -1,7 +1,7 @@
 """Paged attention over prefix and ancestors against a sum written out for every row."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -47,8 +47,10 @@ CASES = {
 }
 
 
-def expected_row(row: Row, query: Tensor, keys: Tensor, values: Tensor, table: list[int]) -> Tensor:
-    seen = [*range(row.prefix), *(row.prefix + node for node in range(64) if row.mask >> node & 1)]
+def expected_row(
+    row: Row, query: Tensor, keys: Tensor, values: Tensor, table: list[int], start: int
+) -> Tensor:
+    seen = [*range(start, row.prefix), *(row.prefix + node for node in range(64) if row.mask >> node & 1)]
     slots = torch.tensor([table[place // PAGE] * PAGE + place % PAGE for place in seen], device=keys.device)
     k = keys[slots].double().repeat_interleave(HEADS // KV_HEADS, dim=1)  # [seen, heads, dim]
     v = values[slots].double().repeat_interleave(HEADS // KV_HEADS, dim=1)
@@ -59,10 +61,13 @@ def expected_row(row: Row, query: Tensor, keys: Tensor, values: Tensor, table: l
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16] if has_gpu else [torch.float32])
 @pytest.mark.parametrize("tile_rows", [1, 4])
 @pytest.mark.parametrize("split", [True, False])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "starts"), [*((case, None) for case in CASES), ("plain", (0, 300, 1)), ("chains", (140, 1))]
+)
 def test_every_row_sees_its_prefix_and_its_ancestors(
-    case: str, split: bool, tile_rows: int, dtype: torch.dtype
+    case: str, starts: tuple[int, ...] | None, split: bool, tile_rows: int, dtype: torch.dtype
 ):
+    """Rows before a request's start are not there, and may hold anything."""
     from foreword.backends.cuda.kernels.attention import RowTiles, Sight, Workspace, ancestor_slots, attend
 
     groups, rng = CASES[case], random.Random(7)
@@ -91,9 +96,16 @@ def test_every_row_sees_its_prefix_and_its_ancestors(
     ancestors = ancestor_slots(prefixes, masks, ints([row.request for row in rows]), block_tables, PAGE)
     has_trees = any(row.mask & (row.mask + 1) for row in rows)
     sight = Sight(ints([row.position for row in rows]), prefixes, block_tables, ancestors, PAGE, has_trees)
+    if starts is not None:
+        sight = replace(sight, starts=ints(list(starts)))
+        for table, start in zip(tables, starts, strict=True):
+            for place in range(start):
+                keys[table[place // PAGE] * PAGE + place % PAGE] = float("nan")
+                values[table[place // PAGE] * PAGE + place % PAGE] = float("nan")
     workspace = Workspace.allocate(row_tiles, HEADS, 8, DIM) if split else None
     found = torch.full_like(queries, float("nan"))
     attend(queries, keys, values, sight, row_tiles, found, workspace)
     for row, query, result in zip(rows, queries, found, strict=True):
-        expected = expected_row(row, query, keys, values, tables[row.request])
+        start = 0 if starts is None else starts[row.request]
+        expected = expected_row(row, query, keys, values, tables[row.request], start)
         assert (result.double() - expected).abs().max() < (1e-5 if dtype == torch.float32 else 2e-2)

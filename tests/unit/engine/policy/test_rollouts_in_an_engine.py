@@ -1,5 +1,6 @@
 """Good and bad drafters on their way into an engine."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import pytest
 
 from foreword.control.policy_file.document import Stage
-from foreword.speculation import step as stepping
+from foreword.speculation.accept import Acceptance
+from foreword.speculation.verdict import Verdict
 from helpers.rollout_world import VOCAB, Guesser, RolloutWorld
 
 
@@ -42,19 +44,22 @@ def test_in_the_shadow_and_while_it_is_verified_no_guess_is_used(tmp_path: Path)
     assert judged["fresh/code/greedy"] == 0
 
 
-def _broken(accept: Any, *given: Any) -> Any:
+def _broken(verdicts: Callable[[Acceptance], list[Verdict]]) -> Callable[[Acceptance], list[Verdict]]:
     """A rule that makes another token of the one behind a draft."""
-    verdicts, drafts = accept(*given), given[2]
-    return [
-        v._replace(tokens=(*v.tokens[:-1], (v.tokens[-1] + 1) % VOCAB)) if len(d) and v.tokens else v
-        for v, d in zip(verdicts, drafts, strict=True)
-    ]
+
+    def call(acceptance: Acceptance) -> list[Verdict]:
+        return [
+            v._replace(tokens=(*v.tokens[:-1], (v.tokens[-1] + 1) % VOCAB)) if len(d) and v.tokens else v
+            for v, d in zip(verdicts(acceptance), acceptance.drafts, strict=True)
+        ]
+
+    return call
 
 
 def test_one_that_changes_texts_is_found_out_before_anybody_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(stepping, "accept", partial(_broken, stepping.accept))
+    monkeypatch.setattr(Acceptance, "verdicts", _broken(Acceptance.verdicts))
     world = RolloutWorld(tmp_path, Guesser)
     world.run_until(lambda: world.pair.stage is Stage.HELD)
     assert stages(world) == [Stage.SHADOW, Stage.VERIFY, Stage.HELD]

@@ -84,7 +84,7 @@ def _merge(peak, mass, total, peak2, mass2, total2):
 
 @triton.jit
 def _part(
-    part, q, line_row, lengths, prefixes, first_row, most, least_prefix,
+    part, q, line_row, lengths, prefixes, first_row, least, most, least_prefix,
     keys, values, table, ancestors, kv_head, scale,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, LINES: tl.constexpr, ROWS: tl.constexpr,
     PAGE: tl.constexpr, NODES: tl.constexpr, PART: tl.constexpr, TILE: tl.constexpr,
@@ -113,7 +113,7 @@ def _part(
                     ancestors + (first_row + row) * NODES + position - prefix, mask=guessed, other=0
                 )
                 own = tl.where(guessed, elsewhere.to(tl.int64), slot)
-                there = position < length
+                there = (position >= least) & (position < length)
                 at = (own[None, :] * KV_HEADS + kv_head) * DIM + dim[:, None]
                 k = tl.load(keys + at, mask=there[None, :] & (dim < DIM)[:, None], other=0.0)
                 at = (own[:, None] * KV_HEADS + kv_head) * DIM + dim[None, :]
@@ -121,23 +121,24 @@ def _part(
                 seen = mine[:, None] & there[None, :]
                 peak, mass, total = _follow(q, k, v, seen, peak, mass, total, ones, scale, PRECISION)
         else:
-            there = position < most
+            there = (position >= least) & (position < most)
             at = (slot[None, :] * KV_HEADS + kv_head) * DIM + dim[:, None]
             k = tl.load(keys + at, mask=there[None, :] & (dim < DIM)[:, None], other=0.0)
             at = (slot[:, None] * KV_HEADS + kv_head) * DIM + dim[None, :]
             v = tl.load(values + at, mask=there[:, None] & (dim < DIM)[None, :], other=0.0)
-            seen = position[None, :] < lengths[:, None]
+            seen = there[None, :] & (position[None, :] < lengths[:, None])
             peak, mass, total = _follow(q, k, v, seen, peak, mass, total, ones, scale, PRECISION)
     return peak, tl.max(mass, axis=1), total
 
 
 @triton.jit
 def _attend(
-    queries, keys, values, tile_rows, tile_counts, tile_requests, tables, positions, prefix_lens, ancestors,
+    queries, keys, values, tile_rows, tile_counts, tile_requests, tables, positions, prefix_lens, ancestors, starts,
     out, part_peaks, part_masses, table_width, num_parts, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
     LINES: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr, NODES: tl.constexpr,
-    PART: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, TREES: tl.constexpr, PRECISION: tl.constexpr,
+    PART: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, TREES: tl.constexpr, STARTS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows of one request, one KV head; with SPLIT one part of the positions, without it all."""
     group: tl.constexpr = HEADS // KV_HEADS
@@ -158,6 +159,7 @@ def _attend(
         part = tl.program_id(2)
         if part * PART >= most:
             return
+    least = tl.load(starts + request) if STARTS else 0
     least_prefix = tl.min(tl.where(real, prefixes, 1 << 30), axis=0)
     dim = tl.arange(0, DIM_BLOCK)
     head = kv_head * group + line % group
@@ -167,7 +169,7 @@ def _attend(
     table = tables + request * table_width
     if SPLIT:
         peak, mass, total = _part(
-            part, q, line_row, lengths, prefixes, first_row, most, least_prefix,
+            part, q, line_row, lengths, prefixes, first_row, least, most, least_prefix,
             keys, values, table, ancestors, kv_head, scale,
             KV_HEADS, DIM, DIM_BLOCK, LINES, ROWS, PAGE, NODES, PART, TILE, TREES, PRECISION,
         )  # fmt: skip
@@ -181,7 +183,7 @@ def _attend(
         total = tl.zeros((LINES, DIM_BLOCK), dtype=tl.float32)
         for part in range(0, tl.cdiv(most, PART)):
             peak2, mass2, total2 = _part(
-                part, q, line_row, lengths, prefixes, first_row, most, least_prefix,
+                part, q, line_row, lengths, prefixes, first_row, least, most, least_prefix,
                 keys, values, table, ancestors, kv_head, scale,
                 KV_HEADS, DIM, DIM_BLOCK, LINES, ROWS, PAGE, NODES, PART, TILE, TREES, PRECISION,
             )  # fmt: skip
@@ -236,6 +238,9 @@ class Sight:
     ancestors: Tensor  # int32 [rows, MAX_DRAFT_NODES], see `ancestor_slots`
     page_size: int
     has_trees: bool  # whether guesses of any request branch
+    starts: Tensor | None = (
+        None  # int32 [requests], positions before these are seen by none; None: all are there
+    )
 
 
 @dataclass(frozen=True)
@@ -280,10 +285,12 @@ def attend(
     grid = (len(tiles.counts), kv_heads, parts)
     _attend[grid](
         queries, keys, values, tiles.first_rows, tiles.counts, tiles.requests, sight.block_tables, sight.positions,
-        sight.prefix_lens, sight.ancestors, part_totals, peaks, masses, sight.block_tables.shape[1], parts,
-        dim**-0.5 * LOG2E, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_BLOCK=triton.next_power_of_2(dim),
+        sight.prefix_lens, sight.ancestors, sight.positions if sight.starts is None else sight.starts,
+        part_totals, peaks, masses, sight.block_tables.shape[1], parts, dim**-0.5 * LOG2E,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_BLOCK=triton.next_power_of_2(dim),
         LINES=lines, ROWS=tiles.rows, PAGE=sight.page_size, NODES=MAX_DRAFT_NODES, PART=PART, TILE=TILE,
-        SPLIT=workspace is not None, TREES=sight.has_trees, PRECISION=precision_of(queries),
+        SPLIT=workspace is not None, TREES=sight.has_trees, STARTS=sight.starts is not None,
+        PRECISION=precision_of(queries),
         num_warps=2 if lines <= 32 else 4 if lines <= 64 else 8, num_stages=2,
     )  # fmt: skip
     if workspace is not None:

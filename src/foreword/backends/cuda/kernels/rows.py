@@ -23,6 +23,20 @@ def embed(token_ids: Tensor, table: Tensor, out: Tensor) -> Tensor:
 
 
 @triton.jit
+def _fill_in(token_ids, drawn, rows, BLOCK: tl.constexpr):
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(token_ids + row, mask=row < rows, other=0)
+    is_pending = (row < rows) & (token < 0)
+    found = tl.load(drawn + (-1 - token), mask=is_pending, other=0)
+    tl.store(token_ids + row, tl.maximum(found, 0).to(tl.int32), mask=is_pending)
+
+
+def fill_in(token_ids: Tensor, drawn: Tensor) -> None:
+    """Put what the pass before has drawn in the place of the ids that stand for it: `backends.batch.known_ids`."""
+    _fill_in[(triton.cdiv(len(token_ids), 256),)](token_ids, drawn, len(token_ids), BLOCK=256)
+
+
+@triton.jit
 def _add_norm(
     stream, delta, weight, out, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr,

@@ -1,0 +1,268 @@
+"""Draft heads on a GPU: a chain of guesses is one captured graph, without a round trip to the host between tokens."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import linear as library_linear
+
+from foreword.acceptance.noise import absorbed
+from foreword.backends.batch import ForwardBatch, Ints
+from foreword.backends.cuda.graphs import GraphsByMemory
+from foreword.backends.cuda.kernels.attention import PART, RowTiles, Sight
+from foreword.backends.cuda.kernels.rows import add_norm, rotate_and_keep, silu_times_up, take_rows
+from foreword.backends.cuda.kv_store import CudaKvStore
+from foreword.backends.cuda.layout import DECODE_ROWS, Layout, PassShape, power_of_two
+from foreword.backends.cuda.products import Products
+from foreword.backends.cuda.upload import PassUpload, TiledRows, UploadedPass, attended
+from foreword.backends.interface import ChainPlan, HeadInput, KvStore
+from foreword.backends.torch.heads import LentEnds, TorchHead
+from foreword.backends.torch.upload import Piece, Upload
+from foreword.kernels.triton_draw import draw_rows
+from foreword.models.heads.opening import Head
+from foreword.models.heads.spec import Join
+
+LIBRARY_FROM = 65
+"""Rows from which on the vendor's products are used: those of a prompt. Nothing here has to keep its bits."""
+
+_MORE_ENTRIES = 1 << 17
+"""32-bit numbers that a chain is told beside its first pass."""
+
+
+@dataclass(frozen=True)
+class ChainShape:
+    """Everything that a captured chain has built in."""
+
+    first: PassShape  # of the pass over committed tokens
+    levels: int  # guesses
+    parts: int  # of the longest text with its guesses
+    samples: bool
+    names: Hashable  # of the tokens that it can guess
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a chain is told beside its first pass, on the device; requests are padded."""
+
+    keys: Tensor  # int64 [levels, requests], of the noise
+    temperature: Tensor  # float64 [requests]
+    starts: Tensor  # int32 [requests], KV rows before these are not there
+    positions: Tensor  # int32 [levels - 1, requests], of the guesses that are read
+    slots: Tensor  # int32 [levels - 1, requests], where their rows go
+    tiles: RowTiles  # one row each
+
+
+class CudaHead(TorchHead):
+    """A head whose chains run on Triton kernels. Trees, and all other passes, are the reference's."""
+
+    def __init__(self, head: Head, rows: str, ends: LentEnds) -> None:
+        super().__init__(head, rows, ends, bucketed=True)
+        attention = head.spec.layers[0].attention
+        self._group = attention.num_heads // attention.num_kv_heads
+        self._products = Products()
+        self._captures = ends.device.type == "cuda"
+        self._upload = PassUpload(ends.device)
+        self._more = Upload(ends.device, _MORE_ENTRIES)
+        width = head.spec.feature_width
+        self._features = torch.zeros((DECODE_ROWS[-1], width), dtype=ends.dtype, device=ends.device)
+        self._graphs: GraphsByMemory[ChainShape, Tensor] = GraphsByMemory()
+        self._names: tuple[Ints, Tensor] | None = None
+        self._makes_chains = head.spec.join in (Join.CONCAT, Join.FUSED) and 2 * len(self._frequencies) == (
+            attention.head_dim
+        )
+        if self._makes_chains:
+            for index in range(len(head.spec.layers)):
+                self._join(index, "self_attn.", ("q_proj", "k_proj", "v_proj"))
+                self._join(index, "mlp.", ("gate_proj", "up_proj"))
+
+    def _join(self, index: int, place: str, names: tuple[str, ...]) -> None:
+        """One matrix for all; those that the reference uses become parts of it."""
+        whole = f"layers.{index}.{place}"
+        for kind in ("weight", "bias"):
+            parts = [self._weights.get(f"{whole}{name}.{kind}") for name in names]
+            present = [part for part in parts if part is not None]
+            if len(present) < len(parts):
+                self._makes_chains &= not present
+                continue
+            joined = self._weights[f"{whole}joined.{kind}"] = torch.cat(present)
+            sizes = [len(part) for part in present]
+            for name, part in zip(names, joined.split_with_sizes(sizes), strict=True):
+                self._weights[f"{whole}{name}.{kind}"] = part
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(tensor.nbytes for name, tensor in self._weights.items() if "joined" not in name)
+
+    @torch.inference_mode()
+    def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> list[list[int]] | None:
+        """Filters of the distribution are left out: they would cut guesses that the target seldom makes."""
+        names = self._names_of(plan)
+        if not self._makes_chains or names is None or not isinstance(store, CudaKvStore):
+            return None
+        batch = ForwardBatch.of(wanted.arrays)
+        layout = Layout.of(batch, store.page_size, self._group)
+        levels = int(plan.steps.max())
+        shape = ChainShape(
+            layout.shape,
+            levels,
+            power_of_two(-(-(int(plan.lengths.max()) + levels) // PART)),
+            bool(plan.records["temperature"].any()),
+            id(plan.token_ids),
+        )
+        uploaded = self._upload.send(batch, layout, store.spare_slot)
+        told = self._tell(wanted, plan, shape, store)
+        features = self._placed(wanted.features, layout.shape.rows)
+
+        def body() -> Tensor:
+            return self._run_chain(shape, uploaded, told, features, names, store)
+
+        captured = self._captures and layout.shape.is_decode and uploaded.stays
+        guesses = self._graphs.of(store).run(shape, body) if captured else body()
+        found = guesses[:, : len(plan.steps)].t().tolist()  # waits for the device
+        return [_until_none(row[:count]) for row, count in zip(found, plan.steps.tolist(), strict=True)]
+
+    def _names_of(self, plan: ChainPlan) -> Tensor | None:
+        """int64 [draft tokens], the target's ids of the head's tokens; None: some of them cannot be drawn."""
+        ids = plan.token_ids
+        if ids is None:
+            ids = np.arange(min(self.spec.draft_vocab_size, plan.vocab_size), dtype=np.int32)
+            if self._names is not None and len(self._names[0]) == len(ids):
+                return self._names[1]
+        if self._names is None or self._names[0] is not ids:
+            if int(ids.max()) >= plan.vocab_size:
+                return None
+            self._names = ids, torch.from_numpy(ids.astype(np.int64)).to(self._ends.device)
+        return self._names[1]
+
+    def _placed(self, features: Tensor, rows: int) -> Tensor:
+        """The features where a captured pass finds them."""
+        if rows > len(self._features):
+            return torch.nn.functional.pad(features.to(self._ends.dtype), (0, 0, 0, rows - len(features)))
+        self._features[: len(features)] = features
+        return self._features[:rows]
+
+    def _tell(self, wanted: HeadInput, plan: ChainPlan, shape: ChainShape, store: CudaKvStore) -> _Told:
+        levels, room, requests = shape.levels, shape.first.logit_rows, len(plan.steps)
+        after = (
+            plan.lengths + np.arange(levels, dtype=np.int32)[:, None]
+        )  # [levels, requests], guesses' positions
+        keys = absorbed(plan.records["stem"], after)
+        read = after[:-1]
+        tables, size = wanted.arrays.block_tables, store.page_size
+        pages = tables[np.arange(requests), np.minimum(read // size, tables.shape[1] - 1)]
+        is_read = np.arange(1, levels)[:, None] < plan.steps
+        slots = np.where(is_read, pages * size + read % size, store.spare_slot).astype(np.int32)
+        ones, places = np.ones(requests, np.int32), np.arange(room, dtype=np.int32)
+        pieces = [
+            Piece(_words(keys), (levels, 2 * room), 0),
+            Piece(_words(plan.records["temperature"].astype(np.float64)), (2 * room,), 0),
+            Piece(wanted.starts, (shape.first.rows,), 0),
+            Piece(read, (levels - 1, room), 0),
+            Piece(slots, (levels - 1, room), store.spare_slot),
+            Piece(ones, (room,), 0),
+            Piece(places, (room,), 0),
+        ]
+        noise, temperature, starts, positions, slot, counts, rows = self._more.copy(pieces)
+        tiles = RowTiles(rows, counts, rows, 1)
+        return _Told(noise.view(torch.int64), temperature.view(torch.float64), starts, positions, slot, tiles)
+
+    def _run_chain(
+        self,
+        shape: ChainShape,
+        uploaded: UploadedPass,
+        told: _Told,
+        features: Tensor,
+        names: Tensor,
+        store: CudaKvStore,
+    ) -> Tensor:
+        """int64 [levels, requests], the target's ids; -1 where there is no number."""
+        batch, tables = uploaded.batch, uploaded.batch.block_tables
+        sight = Sight(
+            batch.positions, batch.prefix_lens, tables, uploaded.requests, store.page_size, False, told.starts
+        )
+        stream, read = self._begin(batch.token_ids, features, are_own=False)
+        stream = self._layers(stream, read, sight, batch.slots, uploaded.tiles, store)
+        last = take_rows(
+            stream, batch.logit_rows, stream.new_empty((shape.first.logit_rows, stream.shape[1]))
+        )
+        guesses: list[Tensor] = []
+        for level in range(shape.levels):
+            normed = self._norm(last, "norm.weight")
+            logits = self._logits(normed)[:, : len(names)]
+            drawn = draw_rows(
+                logits, told.temperature, told.keys[level], None, samples=shape.samples, names=names
+            )[0]
+            tokens = torch.where(drawn < 0, drawn, names[drawn.clamp(min=0)])
+            guesses.append(tokens)
+            if level + 1 == shape.levels:
+                break
+            positions = told.positions[level]
+            sight = Sight(
+                positions, positions + 1, tables, told.tiles.requests, store.page_size, False, told.starts
+            )
+            states = normed if self.spec.norm_output else last
+            stream, read = self._begin(tokens.clamp(min=0), states, are_own=True)
+            tiles = TiledRows(told.tiles, shape.parts, None)
+            last = self._layers(stream, read, sight, told.slots[level], tiles, store)
+        return torch.stack(guesses)
+
+    def _layers(
+        self, stream: Tensor, read: Tensor, sight: Sight, slots: Tensor, tiles: TiledRows, store: CudaKvStore
+    ) -> Tensor:
+        keys, values = store.arrays(self._rows)
+        angles = sight.positions.unsqueeze(1).float() * self._frequencies
+        cos_sin = angles.cos(), angles.sin()
+        eps, stream = self.spec.norm.eps, stream.clone()
+        for index, layer in enumerate(self.spec.layers):
+            prefix, attention = f"layers.{index}.", layer.attention
+            if index:
+                read = self._norm(stream, prefix + "input_layernorm.weight")
+            qkv = self._linear(read, prefix + "self_attn.joined")
+            norms = [self._weights.get(f"{prefix}self_attn.{name}_norm.weight") for name in ("q", "k")]
+            queries = qkv.new_empty((len(qkv), attention.num_heads, attention.head_dim))
+            pair = None if norms[0] is None or norms[1] is None else (norms[0], norms[1])
+            rotate_and_keep(qkv, cos_sin, slots, pair, eps, keys[index], values[index], queries)
+            seen = attended(queries, keys[index], values[index], sight, tiles)
+            delta = self._linear(seen.view(len(seen), -1), prefix + "self_attn.o_proj")
+            normed = self._added(stream, delta, prefix + "post_attention_layernorm.weight")
+            gate_up = self._linear(normed, prefix + "mlp.joined")
+            active = silu_times_up(gate_up, gate_up.new_empty((len(gate_up), gate_up.shape[1] // 2)))
+            stream += self._linear(active, prefix + "mlp.down_proj")
+        return stream
+
+    def _added(self, stream: Tensor, delta: Tensor, name: str) -> Tensor:
+        """Adds to the stream, and returns it normed if the head has such a norm."""
+        if not self.spec.has(name):
+            return stream.add_(delta)
+        return add_norm(stream, delta, self._weights[name], self.spec.norm.eps, torch.empty_like(stream))
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        if x.ndim != 2 or not self.spec.has(name):
+            return super()._norm(x, name)
+        contiguous = x.contiguous()
+        return add_norm(
+            contiguous, None, self._weights[name], self.spec.norm.eps, torch.empty_like(contiguous)
+        )
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        weight, bias = self._weights[name + ".weight"], self._weights.get(name + ".bias")
+        if len(x) >= LIBRARY_FROM:
+            return library_linear(x, weight, bias)
+        return self._products(x.contiguous(), weight, bias)
+
+    def _logits(self, normed: Tensor) -> Tensor:
+        own = self._weights.get("lm_head.weight")
+        if own is None or len(normed) >= LIBRARY_FROM:
+            return super()._logits(normed)
+        return self._products(normed.contiguous(), own, None).float()
+
+
+def _words(array: np.ndarray) -> Ints:
+    """Numbers of 64 bits as pairs of 32."""
+    return np.ascontiguousarray(array).view(np.int32)
+
+
+def _until_none(tokens: list[int]) -> list[int]:
+    return tokens[: tokens.index(-1)] if -1 in tokens else tokens

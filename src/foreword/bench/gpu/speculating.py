@@ -1,0 +1,171 @@
+"""Speculative decoding of a model with random weights: guesses are known beforehand and spoilt at a rate.
+
+A trained drafter's acceptance cannot be had without its weights, but its cost can: a drafter of the usual shape really
+drafts, and what it says is replaced by what the target is known to say, wrong as often as gives the wanted tokens per
+pass. The target verifies and judges these as any others.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from foreword.acceptance.params import SamplingParams
+from foreword.backends.interface import Decoder
+from foreword.bench.batch import run_batch
+from foreword.bench.drafters.random_heads import write_random_head
+from foreword.bench.step_cost import random_tokens
+from foreword.control.fixed import FixedPolicy
+from foreword.drafters.heads.loading import LoadedHead, taps_of
+from foreword.drafters.heads.stepwise import StepwiseHead
+from foreword.drafters.heads.vocabulary import DraftVocabulary
+from foreword.engine.config import EngineConfig
+from foreword.engine.core import EngineCore, EngineParts
+from foreword.engine.messages import NewRequest
+from foreword.engine.pipeline import StepPipeline
+from foreword.engine.vocabulary import Vocabulary
+from foreword.kv.spec import RowSpec
+from foreword.models.heads.opening import open_head
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import NO_NEEDS, Ask, Commit, Drafter, DrafterNeeds, DraftRequest, needs_of
+
+DEPTH = 5
+"""Guesses of a pass."""
+
+DECODED = 64
+"""Tokens that every request gains while it is timed."""
+
+
+@dataclass(frozen=True)
+class SpeculativeSpeed:
+    """One drafter at one batch size."""
+
+    drafter: str
+    batch: int
+    tokens_per_pass: float  # of one request
+    tokens_per_second: float
+    step_ms: float
+    draft_ms: float  # of a step
+
+
+class RecordedDrafter:
+    """Says what is known to come, each guess right at a rate; another drafter pays for it."""
+
+    def __init__(self, truth: dict[tuple[int, ...], list[int]], rate: float, payer: Drafter | None) -> None:
+        """`truth` are answers by prompt."""
+        self._truth = truth
+        self._rate = rate
+        self._payer: Any = payer
+        self._dice = random.Random(0)
+
+    @property
+    def needs(self) -> DrafterNeeds:
+        return NO_NEEDS if self._payer is None else needs_of(self._payer)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        if self._payer is not None:
+            self._payer.propose(asks)
+        return [self._draft(ask) for ask in asks]
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        if self._payer is not None and self.needs:
+            self._payer.observe(commits)
+
+    def forget(self, request: DraftRequest) -> None:
+        if self._payer is not None:
+            self._payer.forget(request)
+
+    def _draft(self, ask: Ask) -> Draft:
+        tokens, prompt_len = ask.request.tokens, ask.request.prompt_len
+        known = self._truth[tuple(tokens[:prompt_len])]
+        place = len(tokens) - prompt_len
+        guesses = known[place : place + min(ask.max_nodes, ask.max_depth)]
+        spoilt = [token if self._dice.random() < self._rate else token ^ 1 for token in guesses]
+        return Draft.chain(spoilt, len(tokens), ask.request.epoch)
+
+
+def rate_for(tokens_per_pass: float, depth: int) -> float:
+    """How often a guess must be right so that a pass makes this many tokens."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        rate = (low + high) / 2
+        made = sum(rate**level for level in range(depth + 1))
+        low, high = (rate, high) if made < tokens_per_pass else (low, rate)
+    return low
+
+
+def measure_speculation(
+    decoder: Decoder,
+    *,
+    batches: Sequence[int],
+    context: int,
+    progress: Callable[[str, int, int], None],
+) -> list[SpeculativeSpeed]:
+    """Guesses for nothing (as a lookup's) at 3.0 tokens a pass, and those of an EAGLE-3 head at 3.9."""
+    with TemporaryDirectory() as folder:
+        head = _random_head(decoder, Path(folder) / "eagle3")
+    cases = [("free", 3.0, None), ("eagle3", 3.9, head)]
+    found = []
+    for place, batch in enumerate(batches):
+        prompts = [random_tokens(context + 1, decoder.config.vocab_size)[1:] for _ in range(batch)]
+        truth = _truth(decoder, prompts)
+        for number, (name, wanted, payer) in enumerate(cases):
+            progress(f"{name}, batch {batch}", place * len(cases) + number, len(batches) * len(cases))
+            drafter = RecordedDrafter(truth, rate_for(wanted, DEPTH), payer)
+            found.append(_speed(_engine(decoder, context, batch, FixedPolicy(drafter, DEPTH)), name, prompts))
+    return found
+
+
+def _random_head(decoder: Decoder, path: Path) -> StepwiseHead:
+    head = open_head(write_random_head("eagle3", decoder.config, path)).fitted(decoder.config)
+    attention = head.spec.layers[0].attention
+    rows = RowSpec("eagle3", len(head.spec.layers), attention.num_kv_heads, attention.head_dim)
+    vocabulary = DraftVocabulary(head.token_ids, decoder.config.vocab_size, decoder.device)
+    return StepwiseHead(
+        LoadedHead(decoder.head(head, rows.name), rows, taps_of(head.spec), vocabulary), width=1
+    )
+
+
+def _engine(decoder: Decoder, context: int, batch: int, policy: FixedPolicy) -> EngineCore:
+    length = context + 5 * DECODED
+    row_bytes = decoder.kv_rows().bytes_per_row * 2  # a head's rows are far fewer than the target's
+    config = EngineConfig(
+        kv_cache_memory_bytes=batch * (length + 128) * row_bytes,
+        max_model_len=length,
+        max_num_seqs=batch,
+        max_num_batched_tokens=2048,
+        enable_prefix_caching=False,
+        max_draft_share=1e9,
+    )
+    return EngineCore(decoder, Vocabulary(decoder.config.vocab_size), EngineParts(config, policy))
+
+
+def _truth(decoder: Decoder, prompts: Sequence[Sequence[int]]) -> dict[tuple[int, ...], list[int]]:
+    """What the target says after each prompt."""
+    engine = _engine(decoder, len(prompts[0]), len(prompts), FixedPolicy())
+    params = SamplingParams(temperature=0, max_tokens=4 * DECODED, ignore_eos=True)
+    requests = [
+        engine.add(NewRequest(f"truth-{index}", tuple(prompt), params))[0]
+        for index, prompt in enumerate(prompts)
+    ]
+    pipeline = StepPipeline(engine)
+    while engine.has_requests or pipeline.is_busy:
+        pipeline.advance()
+    return {tuple(request.tokens[: request.prompt_len]): request.output_ids for request in requests}
+
+
+def _speed(engine: EngineCore, name: str, prompts: Sequence[Sequence[int]]) -> SpeculativeSpeed:
+    run_batch(engine, prompts, DECODED, speculate=False)  # captures what is captured
+    before = engine.seconds
+    run = run_batch(engine, prompts, DECODED, speculate=False)
+    spent = engine.seconds - before
+    return SpeculativeSpeed(
+        name,
+        run.batch,
+        run.tokens / (run.steps * run.batch),
+        run.tokens_per_second,
+        1e3 * run.seconds / run.steps,
+        1e3 * spent.draft / run.steps,
+    )

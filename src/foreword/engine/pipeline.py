@@ -1,0 +1,27 @@
+"""Steps under way, so that a device need not wait for the host."""
+
+from collections import deque
+
+from foreword.engine.core import EngineCore
+from foreword.engine.messages import AnswerDelta
+from foreword.speculation.recovery import UnderWay
+
+
+class StepPipeline:
+    """Runs an engine's steps, the next one launched before the last has been resolved where that is possible."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._under_way: deque[UnderWay] = deque()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a step is under way."""
+        return bool(self._under_way)
+
+    def advance(self) -> list[AnswerDelta]:
+        """Launch what can be launched and resolve the oldest step; returns what the answers have gained."""
+        under_way = self._under_way
+        while len(under_way) < self._core.steps_ahead and (launched := self._core.launch()) is not None:
+            under_way.append(launched)
+        return self._core.resolve(under_way.popleft()) if under_way else []

@@ -1,0 +1,66 @@
+"""A head's chain on a GPU is the chain that it makes level by level; interpreted where there is no GPU."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foreword.acceptance.params import SamplingParams
+from foreword.engine.config import EngineConfig
+from foreword.engine.core import EngineCore
+from foreword.engine.llm import make_core
+from foreword.engine.loader import load_model
+from foreword.engine.messages import NewRequest
+from helpers.cuda import cuda_decoder, has_gpu, needs_triton
+from helpers.tiny_heads import TinyHead
+from helpers.tiny_models import make_hf_model
+from integration.test_head_chains import Listener
+
+pytestmark = needs_triton
+
+TOKENS = 24 if has_gpu else 7
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chains")
+    make_hf_model(folder / "target", num_hidden_layers=6)
+    TinyHead(360, draft_vocab=201).eagle3().save(folder / "eagle3", draft_vocab_size=201)
+    TinyHead(360).eagle().save(folder / "eagle")
+    TinyHead(360, bias=True).mtp().save(folder / "mtp", {"": "model.layers.6."})
+    return folder
+
+
+def engine(folder: Path, method: str) -> EngineCore:
+    config = {"method": method, "model": str(folder / method), "num_speculative_tokens": 4, "fixed": True}
+    loaded = load_model(str(folder / "target"), dtype="float32", device="cpu", backend="torch")
+    decoder = cuda_decoder(folder / "target")
+    sizes = EngineConfig(kv_cache_memory_bytes=1 << 24)
+    return make_core(replace(loaded, decoder=decoder), sizes, config)
+
+
+def decoded(folder: Path, method: str, in_one_call: bool) -> tuple[Listener, list[list[int]]]:
+    core = engine(folder, method)
+    guard: Any = core.drafters.default
+    listener = Listener(guard.drafter._drafter, in_one_call)
+    requests = []
+    for number, temperature in enumerate((0.0, 1.3)):
+        sampling = SamplingParams(
+            max_tokens=TOKENS - number, ignore_eos=True, seed=number, temperature=temperature
+        )
+        requests += core.add(NewRequest(f"r{number}", tuple(range(20 + number, 27 + 9 * number)), sampling))
+    while core.has_requests:
+        core.step()
+    assert not guard.drafter.faults
+    assert not core.faults
+    return listener, [list(request.output_ids) for request in requests]
+
+
+@pytest.mark.parametrize("method", ["eagle3", "eagle", "mtp"])
+def test_a_chain_has_the_guesses_of_one_call_per_level(folder: Path, method: str):
+    together, texts = decoded(folder, method, in_one_call=True)
+    levels, same_texts = decoded(folder, method, in_one_call=False)
+    assert texts == same_texts
+    assert together.drafts == levels.drafts
+    assert together.chains >= TOKENS // 4
