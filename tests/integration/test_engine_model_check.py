@@ -89,6 +89,7 @@ def one_step(world: World) -> None:
     under_way = core.launch()
     if under_way is None:
         assert not core.has_requests, "requests wait and none is let in"
+        world.saboteur.disarm()  # or the next answer would be defined by a judge who fails
         return
     interfere(world)
     check(world)

@@ -76,8 +76,8 @@ WINDOW_MUTANTS = (
         24,
         "a drafter that needs the target's draws gets none under other rules",
         "acceptance/judge.py",
-        "        return _COUPLED in self._in_use or self.judged.wants_draws",
-        "        return _COUPLED in self._in_use",
+        "self._draws = _COUPLED in in_use or judged.wants_draws",
+        "self._draws = _COUPLED in in_use",
         (f"{UNIT}/acceptance/test_rules.py::test_what_the_target_draws_is_told_under_every_rule",),
     ),
     Mutant(

@@ -37,11 +37,14 @@ def judge(judged: Judgement) -> Verdicts:
     return Judging(judged).verdicts()
 
 
-@dataclass(frozen=True)
 class Judging:
     """A judgement in two halves: what can be handed to a device at once, and what has to wait for it."""
 
-    judged: Judgement
+    def __init__(self, judged: Judgement) -> None:
+        self.judged = judged
+        in_use = set(judged.records["rule"].tolist())
+        self._draws = _COUPLED in in_use or judged.wants_draws
+        self._drawn_rules = [Rule(rule) for rule in sorted(in_use - {_COUPLED})]
 
     def begin(self) -> None:
         """Hand the draws of *coupled* to the device, if there is one to wait for; raises if a rule is not exact."""
@@ -67,21 +70,9 @@ class Judging:
         return Verdicts.at(trees, outcome.stops, outcome.own, outcome.states, outcome.draws)
 
     def _check(self) -> None:
-        trees, rules = self.judged.trees, self.judged.records["rule"]
         for rule in self._drawn_rules:
-            check_exact(rule, bool(trees.is_chain[rules == rule].all()))
-
-    @cached_property
-    def _in_use(self) -> set[int]:
-        return set(self.judged.records["rule"].tolist())
-
-    @property
-    def _draws(self) -> bool:
-        return _COUPLED in self._in_use or self.judged.wants_draws
-
-    @cached_property
-    def _drawn_rules(self) -> list[Rule]:
-        return [Rule(rule) for rule in sorted(self._in_use - {_COUPLED})]
+            its = self.judged.records["rule"] == rule
+            check_exact(rule, bool(self.judged.trees.is_chain[its].all()))
 
     @cached_property
     def _logits(self) -> Tensor:
