@@ -119,7 +119,6 @@ class EngineCore:
 
     @property
     def has_requests(self) -> bool:
-        """Whether anything is left to do."""
         return self.scheduler.has_requests
 
     @property

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from foreword.kv.block_pool import BlockPool
 from foreword.kv.extra_rows import found_rows
 from foreword.kv.integrity import check_sequences
+from foreword.kv.passes import MOST_PASSES, PassesUnderWay
 from foreword.kv.prefix_cache import PrefixCache
 from foreword.kv.row_moves import RowMoves
 from foreword.kv.sequence import GONE, KvSequence, RowMove
@@ -13,11 +14,8 @@ from foreword.kv.window import Window
 PAGE_SIZE = 16
 """KV rows in one page."""
 
-MOST_PASSES = 2
-"""Passes that are under way for one sequence."""
 
-
-class PagedCache:
+class PagedCache(PassesUnderWay):
     """Bookkeeping of all KV memory: reserve rows for a pass, then commit a path through them or roll back.
 
     It never touches the KV bytes: a pass writes rows where it is told to, and moves rows that a commit
@@ -137,22 +135,6 @@ class PagedCache:
         if len(set(map(id, sequences))) != len(sequences):
             raise AssertionError("a sequence is in the same pass twice")
         self.hold_back(sequences)
-
-    def hold_back(self, sequences: Sequence[KvSequence]) -> None:
-        """No pass may begin for these until `end_pass`, unless `foresee` says how this one will end."""
-        for sequence in sequences:
-            sequence.passes += 1
-            sequence.is_foreseen = False
-
-    def foresee(self, sequence: KvSequence, rows: int) -> None:
-        """The pass that was begun last makes its first `rows` rows final and no others, whatever it finds out."""
-        sequence.ahead += rows
-        sequence.is_foreseen = True
-
-    def end_pass(self, sequences: Sequence[KvSequence]) -> None:
-        """The oldest pass of each is done, or could not be launched."""
-        for sequence in sequences:
-            sequence.passes -= 1
 
     def lose_pass(self, sequence: KvSequence, first: int) -> None:
         """A pass that began at row `first` has failed. Those laid out after it count for nothing."""
