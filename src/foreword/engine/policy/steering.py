@@ -122,7 +122,7 @@ class Steering:
             adapter=new.adapter or labels.adapter,
             temperature=new.params.temperature,
             prompt_tokens=len(new.prompt_token_ids),
-            json_schema=labels.json_schema,
+            json_schema=labels.json_schema or new.params.structured is not None,
             stream=labels.stream,
             priority=labels.priority,
             metadata=labels.metadata,
