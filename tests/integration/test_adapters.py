@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from foreword.backends.cuda.decoder import CudaDecoder
 from foreword.backends.interface import Decoder
 from foreword.errors import RequestError
 from foreword.models.adapters.peft import open_adapter
@@ -16,6 +15,7 @@ from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
 from helpers.adapters import ADAPTED, ALL, MergedCheckpoint, decoder_of, write_adapter
 from helpers.cpu import INSTRUCTION_SETS, needs_cpu_kernels
+from helpers.cuda import needs_triton
 from helpers.passes import all_logits, fragmented_cache, make_request, with_all_logits
 
 CPU = [pytest.param(form, marks=needs_cpu_kernels) for form in ("float32", "int8", "q8_0")]
@@ -113,7 +113,10 @@ def test_the_kernels_refuse_a_slot_that_is_empty_and_factors_that_do_not_fit(tmp
         decoder.set_adapter(0, None)
 
 
+@needs_triton
 def test_the_cuda_backend_refuses_adapters_by_name(tmp_path: Path):
+    from foreword.backends.cuda.decoder import CudaDecoder
+
     adapter = open_adapter(write_adapter(tmp_path / "a"), ADAPTED)
     with pytest.raises(RequestError, match="the cuda backend runs no LoRA adapters; use --backend torch"):
         CudaDecoder.set_adapter(object.__new__(CudaDecoder), 1, adapter)
