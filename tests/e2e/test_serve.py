@@ -139,6 +139,7 @@ def test_options_of_the_engine_reach_it(tiny_model, capfd):
         "--acceptance-rule=token",
         "--max-num-seqs=3",
         "--max-model-len=100",
+        "--gpu-memory-utilization=0.5",
     ]
     with serve(tiny_model, *options, factory="load_telling") as server:
         assert server.process.wait(30) == 2
@@ -151,6 +152,7 @@ def test_options_of_the_engine_reach_it(tiny_model, capfd):
         "acceptance_rule": "token",
         "max_num_seqs": 3,
         "max_model_len": 100,
+        "gpu_memory_utilization": 0.5,
     }
     assert EngineConfig(**{key: value for key, value in told.items() if key != "speculation"})
 

@@ -54,11 +54,9 @@ def test_five_hundred_longer_requests_get_the_librarys_answers(server, tiny_mode
 @pytest.mark.parametrize(
     ("chat", "arguments"),
     [
-        (False, {"echo": True}),
         (False, {"best_of": 2}),
         (False, {"suffix": "end"}),
-        (True, {"response_format": {"type": "json_object"}}),
-        (True, {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}),
+        (True, {"modalities": ["audio"]}),
     ],
 )
 def test_what_is_not_implemented_is_refused_by_name(server, chat, arguments):

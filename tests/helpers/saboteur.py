@@ -45,7 +45,7 @@ class Saboteur:
         self._stage, self._strikes, self.victims = "", 0, []
         self._strikes_left = self._rng.choice((1, 1, 2, 3, 4))
         if self._rng.random() < self._share:
-            self._stage = self._rng.choice((*STAGES, *ANOTHER_TRY))
+            self._stage = self._rng.choice((*STAGES, *ANOTHER_TRY, *["forget"] * 4))  # few requests end
 
     def disarm(self) -> None:
         """Behind a step."""

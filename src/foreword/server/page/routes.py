@@ -63,7 +63,7 @@ def _settings(context: ServerContext) -> dict[str, object]:
     known = context.settings
     return {
         "model": known.model_name,
-        "methods": sorted(known.methods),
+        "methods": sorted(set(known.methods) - {"grammar"}),  # the page asks for no form
         "default_method": known.default_method,
         "shows_speculation": known.show_speculation,
         "max_model_len": context.max_model_len,
