@@ -384,7 +384,7 @@ class Oracle:
                 kept[place] = draft
         return kept
 
-    def rows_wanted(self, requests: Sequence[Any], situation: Situation) -> int:
+    def rows_wanted(self, requests: Sequence[Any], situation: Situation, beside: int = 1) -> int:
         return 0
 
     def learn(self, report: StepReport) -> None:

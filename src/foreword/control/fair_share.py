@@ -91,8 +91,8 @@ class FairShare:
     ) -> Sequence[Draft]:
         return self._policy.trim(entries, drafts, situation)
 
-    def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation) -> int:
-        return self._policy.rows_wanted(requests, situation)
+    def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation, beside: int = 1) -> int:
+        return self._policy.rows_wanted(requests, situation, beside)
 
     def learn(self, report: StepReport) -> None:
         """A mixed step earns its share, and pays for what guesses have made of it."""

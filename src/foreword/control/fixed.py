@@ -31,10 +31,10 @@ class FixedPolicy:
     ) -> Sequence[Draft]:
         return drafts
 
-    def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation) -> int:
-        """All that may be guessed beside a prompt, which is one more request."""
+    def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation, beside: int = 1) -> int:
+        """All that may be guessed beside so many others: a prompt is one more request."""
         plans = [plan for plan in map(self._chosen, requests) if plan is not None]
-        running = len(requests) + 1
+        running = len(requests) + beside
         return sum(plan.max_nodes for plan in plans if plan.allows(running))
 
     def learn(self, report: StepReport) -> None:

@@ -131,12 +131,12 @@ class MeasuredPolicy:
                 kept[place] = draft
         return kept
 
-    def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation) -> int:
+    def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation, beside: int = 1) -> int:
         """Rows that guesses for these requests are worth at present."""
         rows = 0
         for request in requests:
             record = self._records.get(request.request_id)
-            arm = None if record is None else self._best(record, len(requests) + 1)
+            arm = None if record is None else self._best(record, len(requests) + beside)
             if arm is not None:
                 rows += min(arm.control.worth.kept, arm.plan.max_nodes)
             elif request.speculation is not None and request.speculation.is_fixed:

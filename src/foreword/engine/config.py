@@ -39,8 +39,8 @@ class EngineConfig:
         for name in ("max_num_batched_tokens", "max_num_seqs"):
             if getattr(self, name) < 1:
                 raise RequestError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.steps_ahead is not None and self.steps_ahead < 1:
-            raise RequestError(f"steps_ahead must be at least 1, not {self.steps_ahead}")
+        if self.steps_ahead not in (None, 1, 2):
+            raise RequestError(f"steps_ahead must be 1 or 2, not {self.steps_ahead}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise RequestError(
                 f"gpu_memory_utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}"

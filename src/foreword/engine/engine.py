@@ -105,8 +105,13 @@ class Engine:
         self._check_accepting()
         prepared = self._core.prepare(request) if self._core.is_prepared_for(request) else None
         stream = AnswerStream(request.request_id, request.params.n, self._abandon)
-        if not self._listeners.add(stream, request.params.n):
-            self._check_accepting()
+        try:
+            if not self._listeners.add(stream, request.params.n):
+                self._check_accepting()
+        except BaseException:
+            for one in prepared or ():  # nobody queues them
+                self._core.adapters.release(one.adapter)
+            raise
         if prepared is not None:
             self._mail.put(lambda: self._core.enqueue(prepared))
         else:  # a drafter has to be made first, which may load a model: the event loop does not wait for it

@@ -35,5 +35,5 @@ class Lookout:
         if self._in_a_row > PLANNED_EVERY or not all(request.kv.passes for request in choosing):
             return True
         with self.faults.forgiven("rows wanted"):
-            return self.policy.rows_wanted(running, situation) > 0
+            return self.policy.rows_wanted(running, situation, beside=0) > 0
         return True

@@ -225,7 +225,9 @@ class Scheduler:
             needed = self._cache.pages_for(len(request.tokens)) - start.shared_pages
             if needed <= spare and not self._is_full:
                 return start
-            if not self.running or not gives_way(self.running[-1], request):
+            giving = [other for other in self.running if gives_way(other, request)]
+            most = sum(len(other.kv.pages) + self._missing(other, other.lag) + 1 for other in giving)
+            if not giving or not gives_way(self.running[-1], request) or needed > spare + most:
                 return None
             self.preempt(self.running[-1])
 

@@ -28,7 +28,7 @@ class Policy(Protocol):
         """Now that the drafts are there: what of each the pass verifies (`Draft.keep`, `Draft.within`)."""
         ...
 
-    def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation) -> int:
+    def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation, beside: int = 1) -> int:
         """Rows that the next pass should keep for guesses for these requests, which decode."""
         ...
 

@@ -30,11 +30,11 @@ class Recovery:
 
         None: entries that follow a pass under way could not be launched; they can wait until it has ended.
         """
-        began = self.stepper.clock()
+        began, follows = self.stepper.clock(), any(entry.kv.passes for entry in entries)
         try:
             launched: Launched | Exception = self.stepper.launch(entries)
         except Exception as error:
-            if any(entry.pending for entry in entries):
+            if follows:
                 self.stepper.faults.note("ahead", error)
                 return None
             # No other step may take these up before this one is resolved.
@@ -47,16 +47,18 @@ class Recovery:
         """The step's report; of several passes if it had to be tried again, with the time of those that failed."""
         began, is_open = self.stepper.clock(), self.stepper.cache.is_open
         # Of those that an earlier step took with it when it failed, others may have taken care since.
-        mine = [entry for entry in under_way.entries if entry.is_present]
+        mine = [entry for entry in under_way.entries if entry.is_present and is_open(entry.kv)]
         try:
             if isinstance(under_way.launched, Exception):
-                self.stepper.cache.end_pass([entry.kv for entry in under_way.entries])
+                self.stepper.cache.end_pass([entry.kv for entry in mine])
                 raise under_way.launched
             return self.stepper.resolve(under_way.launched)
         except Exception as error:
             self.stepper.faults.note("step", error)
         present = [entry.again() for entry in mine if is_open(entry.kv)]
+        later = self.stepper.newest  # under way, and no other for those whose tokens it draws
         reports = self._again(present) if present else []
+        self.stepper.newest = later
         return _merged(under_way, reports, under_way.launch_seconds + self.stepper.clock() - began)
 
     def _again(self, present: Sequence[PassEntry]) -> list[StepReport]:

@@ -54,7 +54,7 @@ class Stepper:
     )
     _buffers: BatchBuffers = field(default_factory=BatchBuffers)
     _brought: list[Drafter] = field(init=False)  # drafters of the policy
-    _newest: Launched | None = None  # the last pass, as long as it is under way
+    newest: Launched | None = None  # the last pass, as long as it is under way
 
     def __post_init__(self) -> None:
         self._brought = list(self.policy.drafters())
@@ -70,15 +70,16 @@ class Stepper:
     def launch(self, entries: Sequence[PassEntry], plans: Plans | None = None) -> Launched:
         """Plan, propose, forward; returns as soon as the work is handed over.
 
-        If anything fails, nothing happened. `plans` are the policy's unless given. Where the newest token of a request
-        is still being drawn by the pass before, nobody can guess what follows it: all of this pass is plain.
+        If anything fails, nothing happened. `plans` are the policy's unless given. A pass that follows one under way
+        for the same requests is plain: how that one ends must not depend on guesses of this one, nor they on its token.
         """
         began = self.clock()
         before = self._before(entries)
+        follows = any(entry.kv.passes for entry in entries)
         transaction = Transaction(self.cache, entries)
         try:
             transaction.reserve()
-            chosen = plans or (self._plan(entries) if before is None else plain(entries))
+            chosen = plans or (plain(entries) if follows else self._plan(entries))
             proposal = self._propose(transaction, chosen)
             tells = getattr(self.policy, "tells", None)
             observation = Observation.of(entries, chosen, self._brought, self._memory, tells)
@@ -98,7 +99,7 @@ class Stepper:
         except BaseException:
             transaction.abort()
             raise
-        self._newest = launched = Launched(
+        self.newest = launched = Launched(
             transaction, output, acceptance, proposal, observation, self.clock() - began, verify_seconds
         )
         return launched
@@ -107,15 +108,15 @@ class Stepper:
         """The pass that draws what the entries still wait for; None: they wait for nothing."""
         if not any(entry.pending for entry in entries):
             return None
-        if self._newest is None:
+        if self.newest is None:
             raise AssertionError("a token is pending that no pass draws")
-        return self._newest.acceptance
+        return self.newest.acceptance
 
     def resolve(self, launched: Launched) -> StepReport:
         """Wait for the pass, judge the drafts and commit; if anything fails, nothing happened."""
         waiting = self.clock()
-        if self._newest is launched:
-            self._newest = None
+        if self.newest is launched:
+            self.newest = None
         drafts = launched.proposal.drafts
         with launched.transaction as transaction:
             verdicts = launched.acceptance.verdicts()

@@ -205,7 +205,7 @@ def parser_limits() -> "LLParserLimits":
         max_items_in_row=8_000,
         initial_lexer_fuel=500_000,
         step_lexer_fuel=100_000,
-        step_max_items=50_000,
+        step_max_items=20_000,
         max_lexer_states=50_000,
         max_grammar_size=100_000,
         verbose_errors=False,

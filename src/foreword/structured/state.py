@@ -21,6 +21,9 @@ Path = tuple[int, ...]
 MASK_SECONDS = 0.1
 """Of a processor's time: an answer whose form takes longer to look up at some token is given up, as others wait."""
 
+FORESEEN = 64
+"""Tokens without a choice that are looked up at once: a draft has no more."""
+
 TOO_SLOW = f"what may come next takes longer than {MASK_SECONDS:g} s to work out"
 
 
@@ -136,7 +139,9 @@ class GrammarState:
 
     def _foresee(self, path: Path) -> Path:
         """The tokens that must come behind what the parser has read: where there is no choice, masks need no work."""
-        forced = tuple(map(int, self._matcher.compute_ff_tokens()))
+        forced = tuple(
+            map(int, self._matcher.compute_ff_tokens()[:FORESEEN])
+        )  # a grammar may force tokens for ever
         for place, token in enumerate(forced):
             self._known.setdefault((*path, *forced[:place]), self._grammar.only(token))
         return forced

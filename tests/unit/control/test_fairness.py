@@ -338,7 +338,7 @@ class BadPolicy(FixedPolicy):
         super().__init__()
         self._wanted = wanted
 
-    def rows_wanted(self, requests: Any, situation: Situation) -> int:
+    def rows_wanted(self, requests: Any, situation: Situation, beside: int = 1) -> int:
         if self._wanted is None:
             raise RuntimeError("planted")
         return self._wanted

@@ -63,6 +63,28 @@ def test_a_step_that_is_launched_before_its_token_is_known_gives_the_same_text(p
         assert request.output_ids == plain_text(prompt, 30, params)
 
 
+def test_a_chunk_that_follows_another_is_plain():
+    """Guesses of a pass that follows one under way would be lost when that one is committed."""
+    cache, prompt = PagedCache(8), [1, 2, 3, 4]
+    request = started(cache, prompt)
+    truth = plain_text(prompt, 4)
+
+    class Knowing:
+        def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+            return [Draft.chain(truth[: ask.max_nodes], len(ask.request.tokens)) for ask in asks]
+
+        def forget(self, request: DraftRequest) -> None:
+            """Nothing is kept."""
+
+    stepper = Stepper(HistoryTarget(), cache, FixedPolicy(Knowing(), 3))
+    launched = [stepper.launch([PassEntry.of(request, 2)]) for _ in range(2)]
+    for one in launched:
+        assert [part.applied for part in stepper.resolve(one).requests] == [True]
+        cache.check_integrity()
+    assert request.output_ids == truth[:1]
+    assert request.error is None
+
+
 def test_a_third_step_for_the_same_request_is_refused_and_the_others_go_on():
     cache = PagedCache(8)
     request = started(cache, [1, 2, 3])

@@ -12,9 +12,11 @@ from foreword.acceptance.judge import Judging
 from foreword.acceptance.params import SamplingParams
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.control.fixed import FixedPolicy
+from foreword.speculation.accept import Acceptance
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, DraftRequest
 from foreword.speculation.recovery import UnderWay
+from foreword.speculation.verdict import Verdict
 from helpers.checked_target import CheckedTarget
 from helpers.clocks import ScriptedClock
 from helpers.engines import ask, core_on
@@ -43,6 +45,29 @@ def test_a_launch_that_failed_keeps_its_requests_until_it_is_resolved():
 
 def test_a_launch_ahead_that_failed_is_made_again_when_the_step_before_it_has_ended():
     assert faults_of(OneFault(bad_pass=2)) == {"ahead": 1}
+
+
+def test_after_two_faults_at_once_every_pass_is_counted_again(monkeypatch: pytest.MonkeyPatch):
+    """A chunk of a prompt is under way and fails late, and the next could not be launched."""
+    core = core_on(OneFault(bad_pass=2), max_num_batched_tokens=8)
+    request = ask(core, [1, 2, 3] * 8, SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
+    real, calls = Acceptance.verdicts, itertools.count()
+
+    def fails_once(acceptance: Acceptance) -> list[Verdict]:
+        if next(calls) == 0:
+            raise RuntimeError("planted")
+        return real(acceptance)
+
+    monkeypatch.setattr(Acceptance, "verdicts", fails_once)
+    under_way: deque[UnderWay] = deque()
+    while core.has_requests or under_way:
+        while len(under_way) < 2 and (launched := core.launch()) is not None:
+            under_way.append(launched)
+        if request.finish_reason is None:
+            assert request.kv.passes == sum(request in [e.request for e in one.entries] for one in under_way)
+        core.resolve(under_way.popleft())
+        core.check_integrity()
+    assert (request.finish_reason, dict(core.faults)) == ("length", {"ahead": 1, "step": 1})
 
 
 def faults_of(target: OneFault) -> dict[str, int]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foreword.structured.params import StructuredOutputs
-from foreword.structured.state import GrammarError, GrammarState, paths, unpacked
+from foreword.structured.state import FORESEEN, GrammarError, GrammarState, paths, unpacked
 from helpers.tiny_grammars import CONTROL, END, OTHER_END, PIECES, allowed, encode, fresh, grammars
 
 OBJECT = StructuredOutputs(
@@ -35,6 +35,17 @@ def test_what_may_come_follows_the_text():
     assert allowed(state) == [b"ab"] or b"a" in allowed(state)
     state.commit(encode("ab"))
     assert allowed(state) == [b"c", b"x"]
+
+
+def test_a_long_text_without_a_choice_is_looked_up_in_parts():
+    """What is kept of one that never ends would have no end either."""
+    state = KEPT.begin(StructuredOutputs(choice=["abc" * 300]))
+    assert len(allowed(state)) == 1
+    assert len(state.forced(10)) == 10
+    for _ in range(3):
+        assert len(state.forced(400)) == FORESEEN
+        assert len(state._known) <= 2 * FORESEEN
+        state.commit(state.forced(40))
 
 
 def test_a_complete_answer_can_only_end_and_any_end_will_do():

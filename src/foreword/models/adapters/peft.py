@@ -86,9 +86,8 @@ def _settings(path: Path) -> Mapping[str, Any]:
             known = ", ".join(name.rsplit(".", 1)[1] for name in MODULES)
             raise CheckpointError(f"{path}: unknown target module {module!r}; known are {known}")
     for key in ("r", "lora_alpha"):
-        value = settings.get(key, 8)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise CheckpointError(f"{path}: {key} must be a positive number, not {value!r}")
+        _check_positive(path, key, settings.get(key, 8))
+    _check_patterns(path, settings)
     return settings
 
 
@@ -167,15 +166,43 @@ def _factors(
         raise CheckpointError(f"{where}: the factors have rank {rank}, and {CONFIG_FILE} says {said:g}")
     alpha = _of_module(settings, "alpha_pattern", "lora_alpha", 8, place)
     scale = alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
-    return Factors(down.float().contiguous(), (up.float() * scale).contiguous())
+    factors = Factors(down.float().contiguous(), (up.float() * scale).contiguous())
+    if not bool((factors.down.abs().max() * factors.up.abs().max() * inputs).isfinite()):
+        raise CheckpointError(f"{where}: the factors are too large to compute with; get the adapter again")
+    return factors
 
 
 def _of_module(
     settings: Mapping[str, Any], patterns: str, key: str, default: float, place: tuple[int, str]
 ) -> float:
-    """A setting that some modules may have a value of their own for, as PEFT matches them."""
+    """A setting that some modules may have a value of their own for, by the end of their names."""
     name = f"model.layers.{place[0]}.{place[1]}"
     for pattern, value in (settings.get(patterns) or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", name):
+        if f".{name}".endswith("." + _plain_name(pattern)):
             return float(value)
     return float(settings.get(key, default))
+
+
+def _plain_name(pattern: str) -> str:
+    """PEFT's patterns are regular expressions, of which names with escaped dots are in use."""
+    return pattern.removeprefix("^").removesuffix("$").replace("\\.", ".")
+
+
+def _check_patterns(path: Path, settings: Mapping[str, Any]) -> None:
+    for key in ("rank_pattern", "alpha_pattern"):
+        given = settings.get(key) or {}
+        if not isinstance(given, Mapping):
+            raise CheckpointError(f"{path}: {key} must map modules to numbers, not {given!r}")
+        for pattern, value in given.items():
+            if not re.fullmatch(r"[\w.]+", _plain_name(pattern)):
+                raise CheckpointError(f"{path}: {key}: {pattern!r} is not the name of a module")
+            _check_positive(path, f"{key} of {pattern}", value)
+    layers = settings.get("layers_to_transform")
+    listed = layers if isinstance(layers, list) else [] if layers is None else [layers]
+    if not all(isinstance(layer, int) and not isinstance(layer, bool) for layer in listed):
+        raise CheckpointError(f"{path}: layers_to_transform must be numbers of layers, not {layers!r}")
+
+
+def _check_positive(path: Path, key: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise CheckpointError(f"{path}: {key} must be a positive number, not {value!r}"[:300])

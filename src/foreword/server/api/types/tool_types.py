@@ -17,8 +17,8 @@ class ToolFunction(StrictBody):
 
     @property
     def argument_schema(self) -> dict[str, Any]:
-        """Of its arguments; any object where it names none."""
-        return {"type": "object"} if not self.parameters else self.parameters
+        """Of its arguments; none where it names none."""
+        return self.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
 
     def as_template_sees_it(self) -> dict[str, Any]:
         shown = {"name": self.name, "description": self.description, "parameters": self.parameters}
