@@ -11,7 +11,7 @@ from foreword.control.fixed import FixedPolicy
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.messages import NewRequest
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 from foreword.engine.vocabulary import Vocabulary
 from foreword.speculation.protocols import Policy
 from helpers.clocks import ScriptedClock

@@ -8,7 +8,7 @@ from foreword.backends.runner import ModelRunner
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.heads.in_pages import Run
 from foreword.engine.loader import LoadedModel
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.draft import Draft

@@ -11,7 +11,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.backends.interface import Decoder
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 from foreword.speculation.drafting import Drafter
 from helpers.engines import ask, core_on, run
 from helpers.markov_pair import TEMPERATURE, VOCAB, MarkovDecoder, next_token_law, peaked_logits

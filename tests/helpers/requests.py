@@ -5,7 +5,7 @@ from itertools import count
 
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
-from foreword.engine.request import Request, RequestLimits
+from foreword.engine.requests.request import Request, RequestLimits
 
 _numbers = count()
 

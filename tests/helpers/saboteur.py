@@ -9,7 +9,7 @@ import pytest
 
 from foreword.acceptance.judge import Judging
 from foreword.engine.core import EngineCore
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 from foreword.kv.sequence import KvSequence
 
 ONLY_GUESSES = ("plan", "nonsense plan", "propose", "nonsense drafts", "forget")

@@ -12,7 +12,7 @@ from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import CheckpointError, RequestError
 from helpers.adapters import ADAPTED, ALL, MergedCheckpoint, adapter_tensors, decoder_of, write_adapter

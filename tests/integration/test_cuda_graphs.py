@@ -8,7 +8,7 @@ from foreword import EngineConfig
 from foreword.acceptance.params import SamplingParams
 from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.messages import NewRequest
-from foreword.engine.pipeline import StepPipeline
+from foreword.engine.stepping.pipeline import StepPipeline
 from foreword.engine.vocabulary import Vocabulary
 from helpers.cuda import cuda_decoder, has_gpu, needs_triton
 from helpers.tiny_models import make_hf_model

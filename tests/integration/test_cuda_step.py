@@ -14,7 +14,7 @@ from foreword.backends.runner import ModelRunner
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.staging import Staging
 from foreword.backends.torch.weights import load_weights
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.spec import DECODER_ROWS
 from foreword.models.formats.opening import open_checkpoint

@@ -14,7 +14,7 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.registry import drafter_kinds
 from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.messages import NewRequest
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 from foreword.speculation.drafting import Ask, Drafter, needs_of
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees

@@ -12,7 +12,7 @@ from foreword.control.fixed import FixedPolicy
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.messages import AnswerDelta, NewRequest
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 from foreword.engine.vocabulary import Vocabulary
 from foreword.speculation.drafting import DraftRequest
 from helpers.byte_pieces import EOS, BytePieces

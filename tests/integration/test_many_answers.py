@@ -10,7 +10,7 @@ from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 from foreword.proofs.drawing_drafter import DrawingDrafter
 from foreword.proofs.tiny_model import tiny_decoder
 from foreword.speculation.verdict import Verdict

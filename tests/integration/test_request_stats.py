@@ -8,8 +8,8 @@ from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
-from foreword.engine.ledger import RequestLedger
 from foreword.engine.messages import NewRequest, RequestStats
+from foreword.engine.requests.ledger import RequestLedger
 from foreword.engine.vocabulary import Vocabulary
 from foreword.proofs.drawing_drafter import DrawingDrafter
 from foreword.proofs.tiny_model import tiny_decoder

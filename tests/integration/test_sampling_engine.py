@@ -12,7 +12,7 @@ from foreword.backends.interface import KvStore
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 from foreword.proofs.drawing_drafter import DrawingDrafter
 from foreword.proofs.tiny_model import tiny_decoder
 from helpers.engines import ask, core_on, run

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from foreword.cli.serve_options import named_paths
+from foreword.cli.options.serve import named_paths
 from foreword.errors import RequestError
 from foreword.server.settings import ServerSettings
 from helpers.fake_engine import FakeEngine

@@ -13,7 +13,7 @@ import torch
 from foreword.backends.batch import Tap
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from foreword import LLM, SamplingParams
-from foreword.engine.default_speculation import choose_speculation
+from foreword.engine.guessing.default_speculation import choose_speculation
 from foreword.models.formats.opening import open_checkpoint
 from foreword.models.heads.opening import open_head
 from foreword.models.heads.shipped import (

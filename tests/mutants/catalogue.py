@@ -126,7 +126,7 @@ MUTANTS = (
     Mutant(
         23,
         "requests without a seed share one",
-        "engine/intake.py",
+        "engine/requests/intake.py",
         "seed = secrets.randbits(53) if params.seed is None else params.seed",
         "seed = params.seed or 0",
         (f"{ENGINE}::test_seeds_are_obeyed_beside_requests_that_have_none",),

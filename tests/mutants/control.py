@@ -118,7 +118,7 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "what a profile has drafted stays with the drafter",
-        "engine/draft_profile.py",
+        "engine/guessing/draft_profile.py",
         "        plan.drafter.forget(as_drafter_sees(request))",
         "        pass",
         (f"{UNIT}/engine/test_draft_profile.py::test_an_engine_is_none_the_wiser",),

@@ -85,7 +85,7 @@ END_MUTANTS = (
     Mutant(
         25,
         "max_tokens beats an end at the same token",
-        "engine/request.py",
+        "engine/requests/request.py",
         "            if token in self.limits.stop_ids:\n",
         '            if count == self.room:\n                return _End(count, "length")\n'
         "            if token in self.limits.stop_ids:\n",
@@ -118,7 +118,7 @@ END_MUTANTS = (
     Mutant(
         34,
         "an answer of one token never ends",
-        "engine/request.py",
+        "engine/requests/request.py",
         "            if count == self.room:\n",
         "            if 1 < count == self.room:\n",
         (f"{MANY}::test_one_token_takes_one_pass_and_no_more",),
@@ -126,7 +126,7 @@ END_MUTANTS = (
     Mutant(
         34,
         "further answers wait for the rows of a first one that has ended with its first token",
-        "engine/scheduler.py",
+        "engine/stepping/scheduler.py",
         "leader is not None and leader.finish_reason is None and",
         "leader is not None and",
         (f"{MANY}::test_one_token_takes_one_pass_and_no_more",),
@@ -134,7 +134,7 @@ END_MUTANTS = (
     Mutant(
         36,
         "an end inside an accepted block is ignored",
-        "engine/request.py",
+        "engine/requests/request.py",
         "            if token in self.limits.stop_ids:\n",
         "            if token in self.limits.stop_ids and count == len(tokens):\n",
         (f"{UNIT}/engine/test_request.py", EVERY_END),

@@ -55,7 +55,7 @@ ENGINE_MUTANTS = (
     Mutant(
         16,
         "drafts outlive a preemption",
-        "engine/request.py",
+        "engine/requests/request.py",
         "        self.epoch += 1\n",
         "",
         (f"{FAIRNESS}::test_a_draft_from_before_a_preemption_is_not_judged",),
@@ -96,7 +96,7 @@ ENGINE_MUTANTS = (
     Mutant(
         30,
         "only the newest of the accepted tokens is counted",
-        "engine/request.py",
+        "engine/requests/request.py",
         "            self.sampler.commit(tokens)",
         "            self.sampler.commit(tokens[-1:])",
         (WORLDS,),
@@ -120,7 +120,7 @@ ENGINE_MUTANTS = (
     Mutant(
         33,
         "a preempted request keeps its pages",
-        "engine/scheduler.py",
+        "engine/stepping/scheduler.py",
         "        self.running.remove(request)\n        self._cache.close(request.kv)\n        request.preempt()",
         "        self.running.remove(request)\n        request.preempt()",
         (WORLDS,),
@@ -128,7 +128,7 @@ ENGINE_MUTANTS = (
     Mutant(
         33,
         "a cancelled request keeps its pages",
-        "engine/scheduler.py",
+        "engine/stepping/scheduler.py",
         "            self.running.remove(request)\n            self._cache.close(request.kv)\n        elif",
         "            self.running.remove(request)\n        elif",
         (WORLDS,),
@@ -136,7 +136,7 @@ ENGINE_MUTANTS = (
     Mutant(
         34,
         "an answer of one token does not end",
-        "engine/request.py",
+        "engine/requests/request.py",
         "            if count == self.room:",
         "            if count == self.room and len(self.tokens) + count > self.prompt_len + 1:",
         (WORLDS,),

@@ -39,7 +39,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         90,
         "all answers of a request have one state",
-        "engine/intake.py",
+        "engine/requests/intake.py",
         "for index, form in enumerate(forms)",
         "for index, form in enumerate(forms[:1] * params.n)",
         (f"{PREEMPTED}::test_answers_to_one_prompt_have_states_of_their_own",),
@@ -47,7 +47,7 @@ GRAMMAR_MUTANTS = (
     Mutant(
         90,
         "a preempted answer begins its form again",
-        "engine/request.py",
+        "engine/requests/request.py",
         "        self.kv = KvSequence()\n        self.ledger.preemptions += 1",
         "        self.kv = KvSequence()\n        if self.sampler.grammar is not None:\n"
         "            self.sampler.grammar.__init__(self.sampler.grammar._grammar)\n"

@@ -158,7 +158,7 @@ HOUSE_MUTANTS = (
     Mutant(
         41,
         "drafting is billed to everyone by rows",
-        "engine/ledger.py",
+        "engine/requests/ledger.py",
         "self._draft += part.draft_seconds",
         "self._draft += rows * report.seconds.draft / report.rows",
         ("tests/integration/test_request_stats.py::test_drafting_is_billed_to_those_who_were_asked",),

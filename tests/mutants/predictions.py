@@ -57,7 +57,7 @@ PREDICTION_MUTANTS = (
     Mutant(
         60,
         "a prediction overrules a request that wants no guesses",
-        "engine/drafter_pool.py",
+        "engine/guessing/drafter_pool.py",
         "[] if setting is False or self._build is None else",
         "[] if self._build is None else",
         (POOL,),
@@ -65,7 +65,7 @@ PREDICTION_MUTANTS = (
     Mutant(
         60,
         "a drafter behind a prediction is closed while it is used",
-        "engine/drafter_pool.py",
+        "engine/guessing/drafter_pool.py",
         "    return () if plan is None else list(parts_of(plan.drafter))",
         "    return () if plan is None else [plan.drafter]",
         (POOL,),

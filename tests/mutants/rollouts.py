@@ -108,7 +108,7 @@ ROLLOUT_MUTANTS = (
     Mutant(
         81,
         "a drafter is blamed for the faults of another with its method",
-        "engine/drafter_pool.py",
+        "engine/guessing/drafter_pool.py",
         "            drafter = self._drafters.get(_key(config))\n        return [] if drafter is None else [drafter]",
         '            return [d for k, d in self._drafters.items() if json.loads(k)["method"] == [*config.method]]',
         (f"{ENGINE}::test_a_drafter_is_not_blamed_for_another_with_the_same_method",),

@@ -65,7 +65,7 @@ SERVICE_MUTANTS = (
     Mutant(
         92,
         "passes are as long as without the latency class",
-        "engine/scheduler.py",
+        "engine/stepping/scheduler.py",
         "        if (limit := tightest(requests)) is not None:",
         "        if (limit := tightest(requests)) is not None and limit < 0:",
         (

@@ -101,7 +101,7 @@ TRAVERSAL_MUTANTS = (
     Mutant(
         43,
         "a drafter that ranks by what was drawn is judged by traversal",
-        "engine/drafter_pool.py",
+        "engine/guessing/drafter_pool.py",
         ", is_fixed=config.fixes_trees)",
         ")",
         (

@@ -12,7 +12,7 @@ import torch
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.proofs.lone_request import lone_request

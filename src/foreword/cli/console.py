@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from foreword.cli.options import BACKENDS, DTYPES, check_device, check_model, check_plot, one_of
+from foreword.cli.options.common import BACKENDS, DTYPES, check_device, check_model, check_plot, one_of
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:

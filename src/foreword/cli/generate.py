@@ -18,7 +18,7 @@ from foreword.cli.console import (
     stderr,
     stdout,
 )
-from foreword.cli.options import (
+from foreword.cli.options.common import (
     GenerationConfigOption,
     LoraOption,
     SpeculationOption,
@@ -28,8 +28,8 @@ from foreword.cli.options import (
     read_text,
     speculation_choice,
 )
-from foreword.cli.prompt_input import read_prompt
-from foreword.cli.structured_options import (
+from foreword.cli.options.prompt_input import read_prompt
+from foreword.cli.options.structured import (
     ChoiceOption,
     GrammarOption,
     JsonSchemaOption,

@@ -18,15 +18,15 @@ from foreword.cli.console import (
     stderr,
     stdout,
 )
-from foreword.cli.options import (
+from foreword.cli.options.common import (
     GenerationConfigOption,
     SpeculationOption,
     SpeculativeConfigOption,
     one_of,
     speculation_choice,
 )
+from foreword.cli.options.serve import api_keys, listed, memory_size, named_paths, origins
 from foreword.cli.policy.options import PolicyOption, checked_policy
-from foreword.cli.serve_options import api_keys, listed, memory_size, named_paths, origins
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def _is_shape_invariant(path: Path, dtype: str, device: str, backend: str) -> bo
 
 def _drafting(path: Path, setting: str, invariant: bool, acceptance_rule: str) -> "SpeculationConfig | None":
     """Who drafts by default; decided here, since requests are checked against it in this process."""
-    from foreword.engine.default_speculation import choose_speculation
+    from foreword.engine.guessing.default_speculation import choose_speculation
     from foreword.models.formats.opening import open_checkpoint
     from foreword.models.heads.shipped import find_head
 
@@ -225,7 +225,7 @@ def _run(
     watch: tuple[str | None, float],
     generation_config: str,
 ) -> None:
-    from foreword.engine.sampling_defaults import sampling_defaults
+    from foreword.engine.requests.sampling_defaults import sampling_defaults
     from foreword.models.formats.opening import open_checkpoint
     from foreword.server.running import ServerRun
     from foreword.server.settings import FREE_METHODS

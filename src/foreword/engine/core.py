@@ -15,21 +15,21 @@ from foreword.control.reporting.figures import ControlReport
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.adapters import Adapters
 from foreword.engine.config import EngineConfig
-from foreword.engine.drafter_needs import needs_of_all
-from foreword.engine.drafter_pool import Build, DrafterPool
-from foreword.engine.intake import Intake
-from foreword.engine.integrity import check_queues
-from foreword.engine.kept_estimates import KeptEstimates
-from foreword.engine.ledger import CohortLedger, RequestLedger
-from foreword.engine.lookout import Lookout
+from foreword.engine.guessing.drafter_needs import needs_of_all
+from foreword.engine.guessing.drafter_pool import Build, DrafterPool
+from foreword.engine.guessing.kept_estimates import KeptEstimates
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.engine.policy.assignment import Assignment
 from foreword.engine.policy.desk import GuessingDesk
 from foreword.engine.policy.steering import Steering
 from foreword.engine.policy.verification import CHECK
-from foreword.engine.request import Request
-from foreword.engine.scheduler import Scheduler, SchedulerSizes
+from foreword.engine.requests.intake import Intake
+from foreword.engine.requests.ledger import CohortLedger, RequestLedger
+from foreword.engine.requests.request import Request
 from foreword.engine.service.deadlines import DEADLINE, deadline_of
+from foreword.engine.stepping.integrity import check_queues
+from foreword.engine.stepping.lookout import Lookout
+from foreword.engine.stepping.scheduler import Scheduler, SchedulerSizes
 from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache

@@ -19,14 +19,14 @@ from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.answers.stream import AnswerStream, post
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
-from foreword.engine.default_speculation import SpeculationOption, check_choice
+from foreword.engine.guessing.default_speculation import SpeculationOption, check_choice
 from foreword.engine.listeners import Listeners
 from foreword.engine.llm import make_core
 from foreword.engine.loader import load_model
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
-from foreword.engine.pipeline import StepPipeline
-from foreword.engine.prompts import Prediction, Prompt, encode_prediction, encode_prompt
-from foreword.engine.request import Request
+from foreword.engine.requests.prompts import Prediction, Prompt, encode_prediction, encode_prompt
+from foreword.engine.requests.request import Request
+from foreword.engine.stepping.pipeline import StepPipeline
 from foreword.errors import EngineStopped, RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL
 from foreword.models.tokenization.tokenizer import Tokenizer

@@ -11,17 +11,23 @@ from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.adapters import Adapters, LoRARequest
 from foreword.engine.answers.collector import OutputCollector
 from foreword.engine.answers.outputs import RequestOutput
-from foreword.engine.arguments import ParamsChoice, either, listed_predictions, listed_prompts, spread
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
-from foreword.engine.cost_profile import begin_with_kept, begin_with_profile
-from foreword.engine.default_speculation import SpeculationOption, check_choice
-from foreword.engine.drafter_pool import PagesLackRows
+from foreword.engine.guessing.cost_profile import begin_with_kept, begin_with_profile
+from foreword.engine.guessing.default_speculation import SpeculationOption, check_choice
+from foreword.engine.guessing.drafter_pool import PagesLackRows
 from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.messages import NewRequest
-from foreword.engine.pipeline import StepPipeline
 from foreword.engine.policy.making import make_steering, with_file_limits
-from foreword.engine.prompts import Prediction, Prompt, encode_prediction, encode_prompt
+from foreword.engine.requests.arguments import (
+    ParamsChoice,
+    either,
+    listed_predictions,
+    listed_prompts,
+    spread,
+)
+from foreword.engine.requests.prompts import Prediction, Prompt, encode_prediction, encode_prompt
+from foreword.engine.stepping.pipeline import StepPipeline
 from foreword.errors import RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL
 from foreword.progress import Progress

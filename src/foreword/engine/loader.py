@@ -9,8 +9,12 @@ from foreword.backends.interface import Decoder
 from foreword.backends.loading import DecoderLoader
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.resources import DrafterResources
-from foreword.engine.default_speculation import SpeculationChoice, SpeculationOption, choose_speculation
-from foreword.engine.sampling_defaults import sampling_defaults
+from foreword.engine.guessing.default_speculation import (
+    SpeculationChoice,
+    SpeculationOption,
+    choose_speculation,
+)
+from foreword.engine.requests.sampling_defaults import sampling_defaults
 from foreword.engine.vocabulary import Vocabulary
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.formats.opening import open_checkpoint

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules.rule import Rule
-from foreword.engine.request import Request, RequestLimits
+from foreword.engine.requests.request import Request, RequestLimits
 from foreword.kv.paged_cache import PagedCache
 
 

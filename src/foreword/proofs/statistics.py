@@ -19,7 +19,7 @@ from foreword.acceptance.rules.rule import Rule
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
 from foreword.control.fixed import FixedPolicy
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.proofs.drawing_drafter import DrawingDrafter
 from foreword.proofs.lone_request import lone_request

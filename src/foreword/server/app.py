@@ -4,9 +4,9 @@ from fastapi import FastAPI
 
 from foreword import __version__
 from foreword.models.tokenization.tokenizer import Tokenizer
-from foreword.server.api.foreword_routes import foreword_routes
-from foreword.server.api.openai_routes import openai_routes
 from foreword.server.api.prompts import PromptEncoder
+from foreword.server.api.routes.foreword import foreword_routes
+from foreword.server.api.routes.openai import openai_routes
 from foreword.server.context import ServerContext
 from foreword.server.errors import install_error_handlers
 from foreword.server.ops.admission import Admission

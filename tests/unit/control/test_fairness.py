@@ -11,7 +11,7 @@ from foreword.control.fair_share import FairShare
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, DraftRequest

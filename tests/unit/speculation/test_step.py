@@ -12,7 +12,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.control.fixed import FixedPolicy
-from foreword.engine.request import Request, RequestLimits
+from foreword.engine.requests.request import Request, RequestLimits
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import ROOT, Draft, stack
 from foreword.speculation.drafting import Ask, DraftRequest

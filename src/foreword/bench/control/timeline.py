@@ -12,7 +12,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.bench.control.windows import Arm, Prompts
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 
 ANSWER_TOKENS = 96
 

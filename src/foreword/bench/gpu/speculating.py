@@ -24,7 +24,7 @@ from foreword.drafters.heads.vocabulary import DraftVocabulary
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore, EngineParts
 from foreword.engine.messages import NewRequest
-from foreword.engine.pipeline import StepPipeline
+from foreword.engine.stepping.pipeline import StepPipeline
 from foreword.engine.vocabulary import Vocabulary
 from foreword.kv.spec import RowSpec
 from foreword.models.heads.opening import open_head

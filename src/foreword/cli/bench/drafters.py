@@ -19,7 +19,7 @@ from foreword.cli.console import (
     stage_bar,
     stdout,
 )
-from foreword.cli.options import check_plot
+from foreword.cli.options.common import check_plot
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foreword.cli.console import JsonOption, print_json, stage_bar, stdout
-from foreword.cli.options import check_plot
+from foreword.cli.options.common import check_plot
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:

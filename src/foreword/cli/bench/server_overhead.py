@@ -44,7 +44,7 @@ def server_overhead(
     from foreword.bench.served_model import served_model
     from foreword.bench.server_overhead import Work, measure_server_overhead
     from foreword.engine.engine import Engine
-    from foreword.engine.prompts import encode_prompt
+    from foreword.engine.requests.prompts import encode_prompt
     from foreword.models.formats.opening import open_checkpoint
     from foreword.models.sources.resolve import resolve_model
 

@@ -19,7 +19,7 @@ from foreword.cli.console import (
     progress_bar,
     stdout,
 )
-from foreword.cli.options import SpeculationOption, json_object, read_text, speculation_choice
+from foreword.cli.options.common import SpeculationOption, json_object, read_text, speculation_choice
 
 
 def structured(

@@ -21,7 +21,7 @@ from foreword.cli.console import (
     stderr,
     stdout,
 )
-from foreword.cli.options import (
+from foreword.cli.options.common import (
     GenerationConfigOption,
     LoraOption,
     SpeculationOption,
@@ -64,7 +64,7 @@ def chat(
     setting = speculation_choice(speculation, speculative_config)
     SamplingParams(temperature=0 if temperature is None else temperature, max_tokens=max_tokens)
     from foreword.cli.chat.session import ChatSession
-    from foreword.engine.default_speculation import check_choice
+    from foreword.engine.guessing.default_speculation import check_choice
 
     check_choice(setting)
     llm = load_llm(model, dtype, device, backend, None, generation_config)

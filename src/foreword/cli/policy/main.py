@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foreword.cli.console import JsonOption, print_json, stdout
-from foreword.cli.options import json_object, read_text
+from foreword.cli.options.common import json_object, read_text
 
 if TYPE_CHECKING:
     from foreword.control.policy_file.document import PolicyFile

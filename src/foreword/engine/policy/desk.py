@@ -9,13 +9,13 @@ from foreword.control.policy_file.document import Prices
 from foreword.control.reporting.books import SpeculationBooks
 from foreword.control.reporting.figures import ControlReport
 from foreword.control.rollout.evidence import Outcome
-from foreword.engine.drafter_pool import DrafterPool
+from foreword.engine.guessing.drafter_pool import DrafterPool
 from foreword.engine.messages import NewRequest
 from foreword.engine.policy.assignment import Assignment
 from foreword.engine.policy.reporting import Load, control_report
 from foreword.engine.policy.steering import Pressure, Steering
 from foreword.engine.policy.verification import CHECK, Books, IdleChecks
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.measured.situation import Situation

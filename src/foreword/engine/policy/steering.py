@@ -14,8 +14,8 @@ from foreword.control.policy_file.parsing import read_policy
 from foreword.control.reporting.books import SpeculationBooks
 from foreword.control.rollout.evidence import Outcome
 from foreword.control.rollout.rollouts import Rollouts
-from foreword.engine.drafter_pool import DrafterPool
-from foreword.engine.foreknowledge import Foreknowledge
+from foreword.engine.guessing.drafter_pool import DrafterPool
+from foreword.engine.guessing.foreknowledge import Foreknowledge
 from foreword.engine.messages import NewRequest
 from foreword.engine.policy.assignment import Assignment, CanaryPlace
 from foreword.engine.policy.drafters import Configs, config_for, drafter_configs

@@ -14,7 +14,7 @@ from foreword.engine.messages import NewRequest
 from foreword.engine.policy.assignment import Assignment
 from foreword.engine.policy.health import is_of
 from foreword.engine.policy.steering import Steering
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 
 CHECK = "\0check"
 """Id of the request that is decoded again; no user's can be the same."""

@@ -1,7 +1,7 @@
 """Requests that are of no use any more, or will not be."""
 
 from foreword.engine.messages import NewRequest
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 from foreword.speculation.measured.costs import StepCosts
 from foreword.speculation.service import Deadline
 

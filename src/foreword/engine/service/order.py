@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 
 LANE = 8
 """One place of so many, and at least one, is for those who have waited too long."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 from foreword.speculation.measured.costs import StepCosts
 from foreword.speculation.service import Slo
 

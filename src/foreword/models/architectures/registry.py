@@ -1,23 +1,23 @@
 """All families, by the names that files have for them."""
 
 from foreword.models.architectures.architecture import Architecture
-from foreword.models.architectures.deepseek_v2 import DEEPSEEK_V2
-from foreword.models.architectures.deepseek_v3 import DEEPSEEK_V3
-from foreword.models.architectures.gemma2 import GEMMA2
-from foreword.models.architectures.gemma3 import GEMMA3
-from foreword.models.architectures.glm4_moe import GLM4_MOE
-from foreword.models.architectures.granite import GRANITE
-from foreword.models.architectures.llama import LLAMA
-from foreword.models.architectures.mimo import MIMO
-from foreword.models.architectures.mistral import MISTRAL
-from foreword.models.architectures.mixtral import MIXTRAL
-from foreword.models.architectures.olmo2 import OLMO2
-from foreword.models.architectures.phi3 import PHI3
-from foreword.models.architectures.qwen2 import QWEN2
-from foreword.models.architectures.qwen2_moe import QWEN2_MOE
-from foreword.models.architectures.qwen3 import QWEN3
-from foreword.models.architectures.qwen3_moe import QWEN3_MOE
-from foreword.models.architectures.smollm3 import SMOLLM3
+from foreword.models.architectures.dense.gemma2 import GEMMA2
+from foreword.models.architectures.dense.gemma3 import GEMMA3
+from foreword.models.architectures.dense.granite import GRANITE
+from foreword.models.architectures.dense.llama import LLAMA
+from foreword.models.architectures.dense.mimo import MIMO
+from foreword.models.architectures.dense.mistral import MISTRAL
+from foreword.models.architectures.dense.olmo2 import OLMO2
+from foreword.models.architectures.dense.phi3 import PHI3
+from foreword.models.architectures.dense.qwen2 import QWEN2
+from foreword.models.architectures.dense.qwen3 import QWEN3
+from foreword.models.architectures.dense.smollm3 import SMOLLM3
+from foreword.models.architectures.mixtures.deepseek_v2 import DEEPSEEK_V2
+from foreword.models.architectures.mixtures.deepseek_v3 import DEEPSEEK_V3
+from foreword.models.architectures.mixtures.glm4_moe import GLM4_MOE
+from foreword.models.architectures.mixtures.mixtral import MIXTRAL
+from foreword.models.architectures.mixtures.qwen2_moe import QWEN2_MOE
+from foreword.models.architectures.mixtures.qwen3_moe import QWEN3_MOE
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     LLAMA,

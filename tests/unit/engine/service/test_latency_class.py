@@ -8,7 +8,7 @@ import pytest
 
 from foreword.control.fair_share import FairShare
 from foreword.control.fixed import FixedPolicy
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 from foreword.engine.service.rows import shared_rows
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, DraftRequest

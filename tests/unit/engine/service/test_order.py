@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 from foreword.speculation.service import Service, Slo
 from helpers.service_world import ServiceWorld
 

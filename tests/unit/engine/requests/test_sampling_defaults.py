@@ -6,7 +6,7 @@ import pytest
 
 from foreword.acceptance.defaults import SamplingDefaults
 from foreword.acceptance.params import SamplingParams
-from foreword.engine.sampling_defaults import sampling_defaults
+from foreword.engine.requests.sampling_defaults import sampling_defaults
 from foreword.errors import CheckpointError, RequestError
 from foreword.models.formats.opening import open_checkpoint
 from helpers.tiny_models import write_gguf
@@ -52,7 +52,9 @@ def test_a_built_in_model_whose_file_is_silent_has_its_makers_card(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (model / "generation_config.json").unlink(missing_ok=True)
-    monkeypatch.setattr("foreword.engine.sampling_defaults.card_sampling", lambda path: {"temperature": 0.2})
+    monkeypatch.setattr(
+        "foreword.engine.requests.sampling_defaults.card_sampling", lambda path: {"temperature": 0.2}
+    )
     assert sampling_defaults(open_checkpoint(model)).values == {"temperature": 0.2}
     write(model, temperature=0.9)
     assert sampling_defaults(open_checkpoint(model)).values == {"temperature": 0.9}

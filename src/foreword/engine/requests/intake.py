@@ -9,13 +9,13 @@ from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.acceptance.rules.rule import Rule
 from foreword.engine.adapters import Adapters
 from foreword.engine.answers.text import StopTexts
-from foreword.engine.drafter_pool import DrafterPool
-from foreword.engine.foreknowledge import Foreknowledge
-from foreword.engine.identity import Identity
+from foreword.engine.guessing.drafter_pool import DrafterPool
+from foreword.engine.guessing.foreknowledge import Foreknowledge
 from foreword.engine.messages import NewRequest
 from foreword.engine.policy.assignment import Assignment
 from foreword.engine.policy.steering import Steering
-from foreword.engine.request import Request, RequestLimits
+from foreword.engine.requests.identity import Identity
+from foreword.engine.requests.request import Request, RequestLimits
 from foreword.engine.service.deadlines import ON_DEADLINE
 from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import RequestError

@@ -10,9 +10,9 @@ from foreword.acceptance.request import RequestSampler
 from foreword.drafters.lookup.prediction import count_followed
 from foreword.engine.answers.gains import Gains
 from foreword.engine.answers.text import AnswerText
-from foreword.engine.identity import Identity
-from foreword.engine.ledger import RequestLedger
 from foreword.engine.messages import AnswerDelta, RequestStats, sampling_kind
+from foreword.engine.requests.identity import Identity
+from foreword.engine.requests.ledger import RequestLedger
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.drafting import Drafter
 from foreword.speculation.measured.acceptance_stats import AcceptanceStats

@@ -10,7 +10,7 @@ from foreword.models.architectures.architecture import (
     Window,
     WindowedLayers,
 )
-from foreword.models.architectures.gemma2 import GEMMA2
+from foreword.models.architectures.dense.gemma2 import GEMMA2
 from foreword.models.architectures.switch import Switch
 
 GEMMA3 = replace(

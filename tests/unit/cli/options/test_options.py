@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from foreword.backends import choice
-from foreword.cli import options
-from foreword.cli.options import check_device, json_object, one_of, speculation_choice
+from foreword.cli.options import common as options
+from foreword.cli.options.common import check_device, json_object, one_of, speculation_choice
 from foreword.drafters.names import method_names
 from foreword.drafters.registry import drafter_kinds
 from foreword.errors import RequestError

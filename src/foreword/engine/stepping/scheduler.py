@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
 
-from foreword.engine.request import Request
+from foreword.engine.requests.request import Request
 from foreword.engine.service.deadlines import reason_to_end
 from foreword.engine.service.order import Order, gives_way, standing
 from foreword.engine.service.rows import short_runs, tightest

@@ -2,7 +2,7 @@ import pytest
 
 from foreword.backends.cpu.decoder import CpuDecoder
 from foreword.backends.torch.decoder import TorchDecoder
-from foreword.engine.default_speculation import WITHOUT_A_HEAD, choose_speculation
+from foreword.engine.guessing.default_speculation import WITHOUT_A_HEAD, choose_speculation
 from foreword.errors import RequestError
 
 

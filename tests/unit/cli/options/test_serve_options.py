@@ -1,6 +1,6 @@
 import pytest
 
-from foreword.cli.serve_options import memory_size, origins
+from foreword.cli.options.serve import memory_size, origins
 from foreword.errors import RequestError
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from foreword.engine.request import Request
-from foreword.engine.scheduler import Scheduler
+from foreword.engine.requests.request import Request
+from foreword.engine.stepping.scheduler import Scheduler
 from foreword.kv.paged_cache import PagedCache
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from foreword.cli.structured_options import structured_choice
+from foreword.cli.options.structured import structured_choice
 from foreword.errors import RequestError
 from foreword.structured.params import StructuredOutputs
 

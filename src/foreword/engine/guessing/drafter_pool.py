@@ -10,7 +10,7 @@ from foreword.acceptance.rules.rule import Rule, check_exact
 from foreword.backends.batch import check_taps
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import SpeculationSetting, parse_setting
-from foreword.engine.foreknowledge import NOTHING_KNOWN, Chosen, Foreknowledge, Foreknown, parts_of
+from foreword.engine.guessing.foreknowledge import NOTHING_KNOWN, Chosen, Foreknowledge, Foreknown, parts_of
 from foreword.errors import RequestError
 from foreword.speculation.drafting import (
     Drafter,

@@ -6,11 +6,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foreword.server.api.adapter_routes import add_adapter_routes
 from foreword.server.api.chat import chat_job, check_chat
 from foreword.server.api.completions import check_completion, completion_job
 from foreword.server.api.entry import answer_request, json_answer, takes
 from foreword.server.api.responses import check_responses, responses_job
+from foreword.server.api.routes.adapters import add_adapter_routes
 from foreword.server.api.types.openai_types import ChatRequest, CompletionRequest
 from foreword.server.api.types.responses_types import ResponsesRequest
 from foreword.server.context import ServerContext

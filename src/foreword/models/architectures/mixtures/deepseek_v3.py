@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from foreword.models.architectures.deepseek_v2 import DEEPSEEK_V2
-from foreword.models.architectures.glm4_moe import GLM4_MOE
+from foreword.models.architectures.mixtures.deepseek_v2 import DEEPSEEK_V2
+from foreword.models.architectures.mixtures.glm4_moe import GLM4_MOE
 
 DEEPSEEK_V3 = replace(
     DEEPSEEK_V2,

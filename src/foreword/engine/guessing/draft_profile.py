@@ -12,7 +12,7 @@ from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.core import EngineCore
-from foreword.engine.request import Request, RequestLimits
+from foreword.engine.requests.request import Request, RequestLimits
 from foreword.speculation.drafting import choices_of
 from foreword.speculation.measured.costs import StepCosts
 from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees

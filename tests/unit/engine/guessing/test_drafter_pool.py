@@ -8,9 +8,9 @@ from foreword.acceptance.rules.rule import Rule
 from foreword.backends.batch import Tap
 from foreword.drafters.combined import FirstOf
 from foreword.drafters.config import SpeculationConfig
-from foreword.engine.drafter_pool import MAX_DRAFTERS, DrafterPool
-from foreword.engine.foreknowledge import FOREKNOWN_TOKENS, Foreknowledge
-from foreword.engine.request import Request
+from foreword.engine.guessing.drafter_pool import MAX_DRAFTERS, DrafterPool
+from foreword.engine.guessing.foreknowledge import FOREKNOWN_TOKENS, Foreknowledge
+from foreword.engine.requests.request import Request
 from foreword.errors import RequestError
 from foreword.kv.spec import RowSpec
 from foreword.speculation.drafting import DrafterNeeds

@@ -7,7 +7,7 @@ from os import fstat
 from pathlib import Path
 
 from foreword.cli.console import stderr
-from foreword.cli.options import read_text
+from foreword.cli.options.common import read_text
 from foreword.errors import RequestError
 
 _PATIENCE = 2.0

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import SupportsIndex, TypeVar, cast
 
 from foreword.acceptance.params import SamplingParams
-from foreword.engine.prompts import Prediction, Prompt
+from foreword.engine.requests.prompts import Prediction, Prompt
 from foreword.errors import RequestError
 
 ParamsChoice = SamplingParams | Sequence[SamplingParams] | None

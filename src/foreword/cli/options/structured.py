@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foreword.cli.options import read_text
+from foreword.cli.options.common import read_text
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:

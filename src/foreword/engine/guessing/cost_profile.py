@@ -14,9 +14,9 @@ from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.core import EngineCore
-from foreword.engine.draft_profile import begin_with_calls
-from foreword.engine.kept_estimates import KeptEstimates, write_atomically
-from foreword.engine.request import Request, RequestLimits
+from foreword.engine.guessing.draft_profile import begin_with_calls
+from foreword.engine.guessing.kept_estimates import KeptEstimates, write_atomically
+from foreword.engine.requests.request import Request, RequestLimits
 from foreword.kernels.native import choose_threads
 from foreword.models.sources.builtin import cache_directory
 from foreword.speculation.draft import Draft

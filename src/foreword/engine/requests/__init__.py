@@ -1,0 +1,1 @@
+"""A request from what the user asked to its books."""

@@ -1,0 +1,1 @@
+"""What runs in the next step, and steps that are under way."""
