@@ -79,8 +79,8 @@ HOUSE_MUTANTS = (
         48,
         "how a pass with guesses ends is taken for known",
         "speculation/transaction.py",
-        "            if not len(draft):\n                self._cache.foresee",
-        "            if True:\n                self._cache.foresee",
+        "            if not len(draft):\n                entry.kv.foresee",
+        "            if True:\n                entry.kv.foresee",
         (WORLDS_AHEAD,),
     ),
     Mutant(
