@@ -61,9 +61,9 @@ FAMILY_MUTANTS = (
     Mutant(
         92,
         "rotated pairs that stand side by side are taken as if they stood half apart",
-        "models/formats/hf/tensors.py",
-        "    order[-turned.rotated :] = pairs.T.reshape(-1)\n",
-        "    order[-turned.rotated :] = pairs.reshape(-1)\n",
+        "models/formats/turned.py",
+        ".reshape(-1, 2).T.reshape(-1)\n",
+        ".reshape(-1, 2).reshape(-1)\n",
         (LATENT,),
     ),
     Mutant(
