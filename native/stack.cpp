@@ -63,11 +63,21 @@ void Stack::add_layer(Layer layer, int64_t inputs) {
         mixtures_ = {std::max(mixtures_.count, experts.count()), std::max(mixtures_.per_token, experts.routing.per_token),
                      std::max(mixtures_.size, experts.size())};
     }
-    require(layer.query_norm.size() == layer.key_norm.size(), "either both or none of queries and keys are normed");
-    require_norm(layer.query_norm, shape_.head_dim, true, "head norms must have one weight per head dimension");
-    require_norm(layer.attention_norm, hidden, true, "norms must have one weight per hidden dimension");
-    require_norm(layer.mlp_norm, hidden, false, "norms must have one weight per hidden dimension");
+    check_head_norms(layer);
+    for (const std::vector<float>* norm : {&layer.attention_norm, &layer.mlp_norm, &layer.after_attention, &layer.after_mlp}) {
+        require_norm(*norm, hidden, true, "norms must have one weight per hidden dimension");
+    }
+    require(!layer.experts || (layer.adds_as_it_is() && !layer.mlp_norm.empty()),
+            "what experts say is neither normed nor scaled, and their input is normed");
+    adds_as_it_is_ = adds_as_it_is_ && layer.adds_as_it_is();
     layers_.push_back(std::move(layer));
+}
+
+void Stack::check_head_norms(const Layer& layer) const {
+    const auto queries = static_cast<int64_t>(layer.query_norm.size()), keys = static_cast<int64_t>(layer.key_norm.size());
+    const bool each = queries == shape_.head_dim && keys == shape_.head_dim;
+    const bool together = queries == shape_.query_width() && keys == shape_.kv_width();
+    require((queries == 0 && keys == 0) || each || together, "head norms must have one weight per head dimension, or for all heads");
 }
 
 void Stack::check_mlp(const Layer& layer) const {

@@ -65,6 +65,7 @@ void StackPass::lay_out() {
         attended_ = cut.floats(rows * shape_.query_width());
         gate_ = cut.floats(rows * shape_.intermediate_size);
         up_ = cut.floats(rows * shape_.intermediate_size);
+        added_ = cut.floats(stack_.adds_as_it_is_ ? 0 : rows * shape_.hidden_size);
         cos_ = cut.floats(rows * shape_.head_dim / 2);
         sin_ = cut.floats(rows * shape_.head_dim / 2);
         input_f32_ = cut.floats(inputs * widest_);
@@ -135,7 +136,7 @@ void StackPass::read_stream(int64_t index, int thread) {
 
 void StackPass::layer(int64_t index, int thread) {
     const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
-    const int64_t rows = batch_.rows, hidden = shape_.hidden_size, query = shape_.query_width(), kv = shape_.kv_width();
+    const int64_t rows = batch_.rows, query = shape_.query_width(), kv = shape_.kv_width();
     linears({{layer.query.get(), {heads_, heads_width_, nullptr, false}},
              {layer.key.get(), {heads_ + query, heads_width_, nullptr, false}},
              {layer.value.get(), {heads_ + query + kv, heads_width_, nullptr, false}}},
@@ -144,7 +145,7 @@ void StackPass::layer(int64_t index, int thread) {
     attend(index, thread);
     const Readers output{index, Site::Output, 1}, inner{index, Site::Gate, 2};
     quantize_rows(attended_, query, *layer.output, output, thread);
-    linears({{layer.output.get(), {stream_, hidden, nullptr, true}}}, activations(*layer.output, rows), thread, output);
+    add_said(layer, *layer.output, layer.after_attention, output, thread);
     if (layer.experts) return mixture(layer, thread);
     norm_rows(layer.mlp_norm, *layer.gate, inner, thread);
     dense(layer, inner, {index, Site::Down, 1}, thread);
@@ -154,7 +155,20 @@ void StackPass::layer(int64_t index, int thread) {
 void StackPass::dense(const Layer& layer, const Readers& inner, const Readers& down, int thread) {
     gate_and_up(layer, inner, thread);
     quantize_rows(gate_, layer.gate->view().rows, *layer.down, down, thread);
-    linears({{layer.down.get(), {stream_, shape_.hidden_size, nullptr, true}}}, activations(*layer.down, batch_.rows), thread, down);
+    add_said(layer, *layer.down, layer.after_mlp, down, thread);
+}
+
+void StackPass::add_said(const Layer& layer, const PackedMatrix& matrix, const std::vector<float>& norm, const Readers& readers,
+                         int thread) {
+    const int64_t hidden = shape_.hidden_size;
+    const bool as_it_is = layer.adds_as_it_is();
+    linears({{&matrix, {as_it_is ? stream_ : added_, hidden, nullptr, as_it_is}}}, activations(matrix, batch_.rows), thread, readers);
+    if (as_it_is) return;
+    pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) {
+        float *said = added_ + row * hidden, *out = stream(row);
+        if (!norm.empty()) kernels_.rms_norm(said, norm.data(), shape_.rms_norm_eps, hidden, said);
+        for (int64_t d = 0; d < hidden; ++d) out[d] += layer.residual_scale * said[d];
+    });
 }
 
 ActivationView StackPass::activations(const PackedMatrix& reader, int64_t rows) const {
@@ -235,12 +249,18 @@ void StackPass::place_heads(int64_t index) {
     const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
     const KvView rows = kv(index);
     const int64_t dim = shape_.head_dim, half = static_cast<int64_t>(stack_.inverse_frequencies_.size());
+    const bool together = layer.query_norm.size() > static_cast<size_t>(dim);
     pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) {
         float* heads = heads_ + row * heads_width_;
+        if (together) {
+            float* keys = heads + shape_.query_width();
+            kernels_.rms_norm(heads, layer.query_norm.data(), shape_.rms_norm_eps, shape_.query_width(), heads);
+            kernels_.rms_norm(keys, layer.key_norm.data(), shape_.rms_norm_eps, shape_.kv_width(), keys);
+        }
         for (int64_t head = 0; head < shape_.num_heads + shape_.num_kv_heads; ++head) {
             float* one = heads + head * dim;
             const std::vector<float>& norm = head < shape_.num_heads ? layer.query_norm : layer.key_norm;
-            if (!norm.empty()) kernels_.rms_norm(one, norm.data(), shape_.rms_norm_eps, dim, one);
+            if (!norm.empty() && !together) kernels_.rms_norm(one, norm.data(), shape_.rms_norm_eps, dim, one);
             if (layer.rotated) kernels_.rotate(one, cos_ + row * half, sin_ + row * half, 2 * half);
         }
         const float* keys = heads + shape_.query_width();

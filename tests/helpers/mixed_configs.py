@@ -9,6 +9,7 @@ from foreword.models.config import (
     LayerSpec,
     MlpSpec,
     ModelConfig,
+    Norms,
     NormSpec,
     Scores,
 )
@@ -57,5 +58,18 @@ CONFIGS = {
     ),
     "groups": replace(
         _BASE, layers=(LayerSpec(_ATTENTION, _MLP), LayerSpec(_ATTENTION, MlpSpec(32, experts=_GROUPED)))
+    ),
+    "norms after": replace(
+        _BASE,
+        layers=(
+            LayerSpec(replace(_ATTENTION, qk_norm=True, wide_qk_norm=True), _MLP, Norms.AFTER),
+            LayerSpec(_ATTENTION, _MLP, Norms.AROUND),
+        ),
+    ),
+    "scales": replace(
+        _BASE,
+        layers=(LayerSpec(replace(_ATTENTION, scale=0.11), _MLP, residual_scale=0.4),) * 2,
+        embedding_scale=3.0,
+        logit_scale=0.2,
     ),
 }
