@@ -33,6 +33,7 @@ _DEEPSEEK = {
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {"sliding_window": WINDOW}),
     "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
+    "mimo": ("Qwen2", {"head_dim": 24}),  # which transformers does not have, and whose layers are Qwen2's
     "gemma2": (
         "Gemma2",
         {
@@ -141,6 +142,8 @@ def make_family(directory: Path, family: str, **overrides: Any) -> tuple[Path, n
     transformers.utils.logging.disable_progress_bar()
     model.save_pretrained(directory)
     write_tiny_tokenizer(directory)
+    if family == "mimo":
+        change_config(directory, architectures=["MiMoForCausalLM"], model_type="mimo")
     return directory, model.eval()
 
 
