@@ -5,15 +5,14 @@
 
 namespace foreword {
 
-// What embeddings and logits are multiplied with.
+// What embeddings and logits are multiplied with, and what logits are squashed by; 0: nothing.
 struct EndScales {
-    float embedding = 1.0f, logits = 1.0f;
+    float embedding = 1.0f, logits = 1.0f, softcap = 0.0f;
 };
 
 class Decoder : public Stack {
 public:
-    Decoder(int64_t vocab_size, StackShape shape, EndScales scales, const KernelTable& kernels, int threads,
-            std::vector<float> inverse_frequencies);
+    Decoder(int64_t vocab_size, StackShape shape, EndScales scales, const KernelTable& kernels, int threads, Rope rope);
 
     void add_layer(Layer layer);
     void set_ends(Matrix embedding, Matrix head, std::vector<float> final_norm);

@@ -73,8 +73,8 @@ void register_head(nb::module_& m) {
                             int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float rms_norm_eps,
                             float magnitude, const Floats& inverse_frequencies) {
             const HeadShape head{draft_vocab_size, feature_width, fused, norm_before_residual, norm_output};
-            const StackShape shape{hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, rms_norm_eps, magnitude};
-            new (self) Head(decoder, head, shape, copied(inverse_frequencies));
+            const StackShape shape{hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, rms_norm_eps};
+            new (self) Head(decoder, head, shape, {copied(inverse_frequencies), magnitude});
         }, nb::arg("decoder"), nb::arg("draft_vocab_size"), nb::arg("feature_width"), nb::arg("fused"),
            nb::arg("norm_before_residual"), nb::arg("norm_output"), nb::arg("hidden_size"), nb::arg("intermediate_size"),
            nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("rms_norm_eps"), nb::arg("magnitude"),

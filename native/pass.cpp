@@ -67,11 +67,12 @@ void Pass::logits_of_wanted_rows(int thread) {
         fill_row(head, normed.data(), i, into);
     });
     linears({{&head, {logits_, decoder_.vocab_size(), nullptr, false}}}, into, thread);
-    const float scale = decoder_.scales_.logits;
-    if (scale == 1.0f) return;
+    const float scale = decoder_.scales_.logits, softcap = decoder_.scales_.softcap;
+    if (scale == 1.0f && softcap == 0.0f) return;
     pool_.share(batch_.wanted, 1, [&](int64_t i, int64_t) {
         float* row = logits_ + i * decoder_.vocab_size();
-        for (int64_t token = 0; token < decoder_.vocab_size(); ++token) row[token] *= scale;
+        for (int64_t token = 0; scale != 1.0f && token < decoder_.vocab_size(); ++token) row[token] *= scale;
+        if (softcap > 0.0f) kernels_.squash(row, softcap, decoder_.vocab_size());
     });
 }
 

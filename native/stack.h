@@ -22,10 +22,15 @@ struct StackShape {
     int64_t num_kv_heads;
     int64_t head_dim;
     float rms_norm_eps;
-    float magnitude = 1.0f;   // turned numbers are multiplied with it
 
     int64_t query_width() const { return num_heads * head_dim; }
     int64_t kv_width() const { return num_kv_heads * head_dim; }
+};
+
+// How positions turn heads.
+struct Rope {
+    std::vector<float> inverse_frequencies;   // one per rotated pair
+    float magnitude = 1.0f;                   // turned numbers are multiplied with it
 };
 
 struct Layer {
@@ -37,6 +42,9 @@ struct Layer {
     std::shared_ptr<const Experts> experts;    // null: the MLP alone
     int64_t window = 0;                        // positions that are seen; 0: all
     bool rotated = true;                       // whether positions turn queries and keys
+    size_t rope = 0;                           // by which of the stack's
+    float softcap = 0.0f;                      // of attention scores; 0: none
+    bool gelu = false;                         // the MLP's activation, else SiLU
     float score_scale = 0.0f;                  // of attention scores; 0: 1 / sqrt(head dim)
     std::vector<float> after_attention, after_mlp;   // norms of what is added to the stream; empty: none
     float residual_scale = 1.0f;               // of what is added
@@ -60,8 +68,10 @@ struct Workers {
 
 class Stack {
 public:
-    Stack(StackShape shape, const KernelTable& kernels, std::shared_ptr<Workers> workers,
-          std::vector<float> inverse_frequencies);
+    Stack(StackShape shape, const KernelTable& kernels, std::shared_ptr<Workers> workers, Rope rope);
+
+    // One more way of turning, for layers that name its number.
+    size_t add_rope(Rope rope);
 
     const StackShape& shape() const { return shape_; }
     const KernelTable& kernels() const { return kernels_; }
@@ -83,7 +93,7 @@ protected:
     StackShape shape_;
     const KernelTable& kernels_;
     std::shared_ptr<Workers> workers_;
-    std::vector<float> inverse_frequencies_;
+    std::vector<Rope> ropes_;
     std::vector<Layer> layers_;
     MixtureSizes mixtures_;
     bool adds_as_it_is_ = true;      // every layer

@@ -66,8 +66,9 @@ void StackPass::lay_out() {
         gate_ = cut.floats(rows * shape_.intermediate_size);
         up_ = cut.floats(rows * shape_.intermediate_size);
         added_ = cut.floats(stack_.adds_as_it_is_ ? 0 : rows * shape_.hidden_size);
-        cos_ = cut.floats(rows * shape_.head_dim / 2);
-        sin_ = cut.floats(rows * shape_.head_dim / 2);
+        const int64_t pairs = shape_.head_dim / 2 * static_cast<int64_t>(stack_.ropes_.size());
+        cos_ = cut.floats(rows * pairs);
+        sin_ = cut.floats(rows * pairs);
         input_f32_ = cut.floats(inputs * widest_);
         input_scale_ = cut.floats(inputs * groups);
         input_sum_ = cut.floats(inputs * groups);
@@ -114,18 +115,21 @@ void StackPass::plan_attention(const int32_t* starts) {
                 tasks_.push_back({batch_.block_tables + request * batch_.pages, batch_.prefix_lens, batch_.ancestor_masks,
                                   heads_, attended_, heads_width_, shape_.query_width(), row, std::min(row + step, last),
                                   head / group, head, std::min(head + split, (head / group + 1) * group), starts ? starts[request] : 0, 0,
-                                  1.0f / std::sqrt(static_cast<float>(shape_.head_dim)), nullptr});
+                                  1.0f / std::sqrt(static_cast<float>(shape_.head_dim)), 0.0f, nullptr});
             }
         }
     }
 }
 
 void StackPass::turn_row(int64_t row) {
-    const int64_t half = static_cast<int64_t>(stack_.inverse_frequencies_.size());
-    for (int64_t i = 0; i < half; ++i) {
-        const float angle = static_cast<float>(batch_.positions[row]) * stack_.inverse_frequencies_[static_cast<size_t>(i)];
-        cos_[row * half + i] = shape_.magnitude * std::cos(angle);
-        sin_[row * half + i] = shape_.magnitude * std::sin(angle);
+    for (size_t number = 0; number < stack_.ropes_.size(); ++number) {
+        const Rope& rope = stack_.ropes_[number];
+        const int64_t first = turns_at(number, row);
+        for (size_t i = 0; i < rope.inverse_frequencies.size(); ++i) {
+            const float angle = static_cast<float>(batch_.positions[row]) * rope.inverse_frequencies[i];
+            cos_[first + static_cast<int64_t>(i)] = rope.magnitude * std::cos(angle);
+            sin_[first + static_cast<int64_t>(i)] = rope.magnitude * std::sin(angle);
+        }
     }
 }
 
@@ -248,10 +252,11 @@ void StackPass::expand(const Readers& readers, int place, int64_t panel_begin, i
 void StackPass::place_heads(int64_t index) {
     const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
     const KvView rows = kv(index);
-    const int64_t dim = shape_.head_dim, half = static_cast<int64_t>(stack_.inverse_frequencies_.size());
+    const int64_t dim = shape_.head_dim, half = static_cast<int64_t>(stack_.ropes_[layer.rope].inverse_frequencies.size());
     const bool together = layer.query_norm.size() > static_cast<size_t>(dim);
     pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) {
         float* heads = heads_ + row * heads_width_;
+        const int64_t turns = turns_at(layer.rope, row);
         if (together) {
             float* keys = heads + shape_.query_width();
             kernels_.rms_norm(heads, layer.query_norm.data(), shape_.rms_norm_eps, shape_.query_width(), heads);
@@ -261,7 +266,7 @@ void StackPass::place_heads(int64_t index) {
             float* one = heads + head * dim;
             const std::vector<float>& norm = head < shape_.num_heads ? layer.query_norm : layer.key_norm;
             if (!norm.empty() && !together) kernels_.rms_norm(one, norm.data(), shape_.rms_norm_eps, dim, one);
-            if (layer.rotated) kernels_.rotate(one, cos_ + row * half, sin_ + row * half, 2 * half);
+            if (layer.rotated) kernels_.rotate(one, cos_ + turns, sin_ + turns, 2 * half);
         }
         const float* keys = heads + shape_.query_width();
         for (int64_t head = 0; head < shape_.num_kv_heads; ++head) {
@@ -276,6 +281,7 @@ void StackPass::attend(int64_t index, int thread) {
     pool_.share(static_cast<int64_t>(tasks_.size()), 1, [&](int64_t number, int64_t) {
         AttentionTask task = tasks_[static_cast<size_t>(number)];
         task.window = layer.window;
+        task.softcap = layer.softcap;
         if (layer.score_scale > 0.0f) task.scale = layer.score_scale;
         task.scratch = floats_of(thread);
         kernels_.attention(rows, task);
@@ -319,7 +325,7 @@ void StackPass::gate_and_up(const Layer& layer, const Readers& readers, int thre
         expand(readers, 1, begin, end, up, thread);
         for (int64_t row = 0; row < batch_.rows; ++row) {
             float* gate = gate_ + row * width + first;
-            kernels_.silu_mul(gate, up_ + row * width + first, count);
+            (layer.gelu ? kernels_.gelu_mul : kernels_.silu_mul)(gate, up_ + row * width + first, count);
             for (int64_t i = 0; weighed && i < count; ++i) gate[i] *= shared_[row];
         }
     });

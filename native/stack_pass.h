@@ -74,6 +74,9 @@ private:
     ActivationView routed(const PackedMatrix& reader, int64_t first, int64_t rows) const;
     template <typename Piece>
     void share_experts(const std::vector<Matrix>& matrices, const std::vector<int64_t>& starts, Piece&& piece);
+    int64_t turns_at(size_t rope, int64_t row) const {
+        return (static_cast<int64_t>(rope) * batch_.rows + row) * (shape_.head_dim / 2);
+    }
     KvView kv(int64_t layer) const { return store_.view(kind_, layer); }
     uint8_t* bytes_of(int thread) const { return reinterpret_cast<uint8_t*>(floats_of(thread)); }
 
@@ -86,7 +89,7 @@ private:
     float* gate_ = nullptr;        // [rows, intermediate]
     float* up_ = nullptr;          // [rows, intermediate]
     float* added_ = nullptr;       // [rows, hidden], what half a layer says, where it is not added as it is
-    float* cos_ = nullptr;         // [rows, head dim / 2]
+    float* cos_ = nullptr;         // [ropes, rows, head dim / 2]
     float* sin_ = nullptr;
     float* input_f32_ = nullptr;   // a linear map's input: [rows, widest]
     float* input_scale_ = nullptr;

@@ -66,6 +66,22 @@ CONFIGS = {
             LayerSpec(_ATTENTION, _MLP, Norms.AROUND),
         ),
     ),
+    "caps": replace(
+        _BASE,
+        layers=(
+            LayerSpec(
+                replace(_ATTENTION, window=21, softcap=2.0, rope=RopeSpec(1e3)),
+                MlpSpec(100, activation="gelu_pytorch_tanh"),
+                Norms.AROUND,
+            ),
+            LayerSpec(
+                replace(_ATTENTION, softcap=1.5, scale=0.4), MlpSpec(56, activation="gelu_pytorch_tanh")
+            ),
+            LayerSpec(replace(_ATTENTION, rope=RopeSpec(1e2, magnitude=0.9)), _MLP),
+        ),
+        logit_softcap=2.5,
+        embedding_scale=8.0,
+    ),
     "scales": replace(
         _BASE,
         layers=(LayerSpec(replace(_ATTENTION, scale=0.11), _MLP, residual_scale=0.4),) * 2,

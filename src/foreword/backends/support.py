@@ -27,7 +27,7 @@ class Part(Enum):
 
 SUPPORTED: dict[str, frozenset[Part]] = {
     "torch": frozenset(Part),
-    "cpu": frozenset(Part) - {Part.LATENT, Part.CAPS, Part.OTHER_ROPE, Part.GELU},
+    "cpu": frozenset(Part) - {Part.LATENT},
     "cuda": frozenset(),
     "training": frozenset(),
 }

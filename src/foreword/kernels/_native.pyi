@@ -96,7 +96,9 @@ class Decoder:
         threads: int,
         embedding_scale: float,
         logit_scale: float,
+        logit_softcap: float,
     ) -> None: ...
+    def add_rope(self, inverse_frequencies: Floats, magnitude: float) -> int: ...
     def add_layer(
         self,
         attention_norm: Floats | None,
@@ -111,6 +113,9 @@ class Decoder:
         after_attention: Floats | None,
         after_mlp: Floats | None,
         residual_scale: float,
+        rope: int,
+        softcap: float,
+        gelu: bool,
     ) -> None: ...
     def set_ends(self, embedding: PackedMatrix, head: PackedMatrix, final_norm: Floats) -> None: ...
     def forward(

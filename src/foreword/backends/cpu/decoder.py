@@ -27,6 +27,7 @@ from foreword.models.heads.opening import Head
 from foreword.models.heads.spec import Join
 from foreword.models.layer_shapes import FINAL_NORM, norm_names
 from foreword.models.rope import frequencies
+from foreword.models.rope_spec import RopeSpec
 from foreword.progress import Progress
 
 if TYPE_CHECKING:
@@ -92,7 +93,9 @@ class CpuDecoder:
             threads=threads,
             embedding_scale=config.embedding_scale,
             logit_scale=config.logit_scale,
+            logit_softcap=config.logit_softcap or 0.0,
         )
+        ropes = self._add_ropes()
         for packed, spec in zip(weights.layers, config.layers, strict=True):
             self._native.add_layer(
                 packed.attention_norm,
@@ -107,8 +110,20 @@ class CpuDecoder:
                 after_attention=packed.after_attention,
                 after_mlp=packed.after_mlp,
                 residual_scale=spec.residual_scale,
+                rope=ropes[spec.attention.rope],
+                softcap=spec.attention.softcap or 0.0,
+                gelu=spec.mlp.activation != "silu",
             )
         self._native.set_ends(weights.embedding, weights.head, weights.final_norm)
+
+    def _add_ropes(self) -> dict[RopeSpec | None, int]:
+        """Numbers of the ways in which layers turn; None is the model's own."""
+        others = dict.fromkeys(layer.attention.rope for layer in self.config.layers if layer.attention.rope)
+        dim = self._attention.head_dim
+        return {None: 0} | {
+            rope: self._native.add_rope(frequencies(rope, dim).contiguous(), rope.magnitude)
+            for rope in others
+        }
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
         """What is added for the requests whose slot in a batch is this one; None takes it away."""
