@@ -17,7 +17,7 @@ from helpers.slow_heads import target_states
 from helpers.slow_modules import SlowModule, module_tensors
 from helpers.tiny_families import change_config, make_family
 
-PROMPT = {"prompt_token_ids": [*range(20, 60), 7]}
+PROMPT = {"prompt_token_ids": [*range(20, 36), 7]}  # a page and a token
 THETA = 1e4
 ROPE: dict[str, dict[str, Any]] = {
     "glm4_moe": {"rope_type": "default", "rope_theta": THETA, "partial_rotary_factor": 0.5},
@@ -61,9 +61,9 @@ def test_what_a_module_says_is_what_it_should(tmp_path: Path, family: str, backe
     )
     guard: Any = llm.engine.drafters.default.drafter
     overheard = OverheardLevels(guard._drafter)
-    llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
+    llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
     assert not guard.faults
-    assert len(overheard.found) >= 12
+    assert len(overheard.found) >= 6
     layers = len(model.model.layers)
     for text, guesses, logits in overheard.found:
         states = target_states(model, text[:-1], (layers,), normed=True)
