@@ -61,11 +61,21 @@ Batch read_batch(const nb::tuple& arrays, const std::vector<std::pair<int64_t, b
     return batch;
 }
 
-Layer read_layer(const std::optional<Floats>& attention_norm, const Floats& mlp_norm, const std::vector<Matrix>& matrices,
-                 const std::optional<Floats>& query_norm, const std::optional<Floats>& key_norm) {
-    if (matrices.size() != 7) throw std::invalid_argument("a layer has seven matrices");
-    return {copied(attention_norm), matrices[0], matrices[1], matrices[2], matrices[3], copied(query_norm),
-            copied(key_norm), copied(mlp_norm), matrices[4], matrices[5], matrices[6], nullptr};
+Layer read_layer(const std::optional<Floats>& attention_norm, const std::optional<Floats>& mlp_norm,
+                 const std::vector<Matrix>& matrices, const std::optional<Floats>& query_norm,
+                 const std::optional<Floats>& key_norm, std::shared_ptr<Experts> experts) {
+    std::vector<Matrix> all = matrices;
+    if (experts && all.size() == 4) all.resize(7);   // no shared experts
+    if (all.size() != 7) throw std::invalid_argument("a layer has seven matrices");
+    Layer layer;
+    layer.attention_norm = copied(attention_norm);
+    layer.mlp_norm = copied(mlp_norm);
+    layer.query_norm = copied(query_norm);
+    layer.key_norm = copied(key_norm);
+    layer.query = all[0], layer.key = all[1], layer.value = all[2], layer.output = all[3];
+    layer.gate = all[4], layer.up = all[5], layer.down = all[6];
+    layer.experts = std::move(experts);
+    return layer;
 }
 
 }  // namespace foreword

@@ -4,12 +4,10 @@
 
 namespace foreword {
 
-Decoder::Decoder(int64_t vocab_size, StackShape shape, const KernelTable& kernels, int threads,
-                 std::vector<float> inverse_frequencies)
-    : Stack(shape, kernels, std::make_shared<Workers>(threads), std::move(inverse_frequencies)), vocab_size_(vocab_size) {}
+Decoder::Decoder(int64_t vocab_size, StackShape shape, EndScales scales, const KernelTable& kernels, int threads, Rope rope)
+    : Stack(shape, kernels, std::make_shared<Workers>(threads), std::move(rope)), vocab_size_(vocab_size), scales_(scales) {}
 
 void Decoder::add_layer(Layer layer) {
-    require_norm(layer.attention_norm, shape_.hidden_size, false, "norms must have one weight per hidden dimension");
     Stack::add_layer(std::move(layer), shape_.hidden_size);
 }
 

@@ -5,10 +5,14 @@
 
 namespace foreword {
 
+// What embeddings and logits are multiplied with, and what logits are squashed by; 0: nothing.
+struct EndScales {
+    float embedding = 1.0f, logits = 1.0f, softcap = 0.0f;
+};
+
 class Decoder : public Stack {
 public:
-    Decoder(int64_t vocab_size, StackShape shape, const KernelTable& kernels, int threads,
-            std::vector<float> inverse_frequencies);
+    Decoder(int64_t vocab_size, StackShape shape, EndScales scales, const KernelTable& kernels, int threads, Rope rope);
 
     void add_layer(Layer layer);
     void set_ends(Matrix embedding, Matrix head, std::vector<float> final_norm);
@@ -30,6 +34,7 @@ private:
     std::vector<AdaptedRows> adapted_rows(const Batch& batch) const;
 
     int64_t vocab_size_;
+    EndScales scales_;
     Matrix embedding_, head_;
     std::vector<float> final_norm_;
     std::vector<std::shared_ptr<const Adapter>> adapters_;   // by slot

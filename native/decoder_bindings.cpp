@@ -103,26 +103,38 @@ void bind_decoder(nb::module_& m) {
     nb::class_<Decoder>(m, "Decoder")
         .def("__init__", [](Decoder* self, int64_t vocab_size, int64_t hidden_size, int64_t intermediate_size,
                             int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float rms_norm_eps, float magnitude,
-                            const Floats& inverse_frequencies, const std::string& isa, int threads) {
-            const StackShape shape{hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, rms_norm_eps, magnitude};
-            new (self) Decoder(vocab_size, shape, kernels_named(isa), checked_threads(threads), copied(inverse_frequencies));
+                            const Floats& inverse_frequencies, const std::string& isa, int threads, float embedding_scale,
+                            float logit_scale, float logit_softcap) {
+            const StackShape shape{hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, rms_norm_eps};
+            new (self) Decoder(vocab_size, shape, {embedding_scale, logit_scale, logit_softcap}, kernels_named(isa),
+                               checked_threads(threads), {copied(inverse_frequencies), magnitude});
         }, nb::arg("vocab_size"), nb::arg("hidden_size"), nb::arg("intermediate_size"), nb::arg("num_heads"),
            nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("rms_norm_eps"), nb::arg("magnitude"), nb::arg("inverse_frequencies"),
-           nb::arg("isa"), nb::arg("threads"))
-        .def("add_layer", [](Decoder& self, const Floats& attention_norm, const Floats& mlp_norm,
+           nb::arg("isa"), nb::arg("threads"), nb::arg("embedding_scale"), nb::arg("logit_scale"), nb::arg("logit_softcap"))
+        .def("add_rope", [](Decoder& self, const Floats& inverse_frequencies, float magnitude) {
+            return self.add_rope({copied(inverse_frequencies), magnitude});
+        }, nb::arg("inverse_frequencies"), nb::arg("magnitude"))
+        .def("add_layer", [](Decoder& self, const std::optional<Floats>& attention_norm, const std::optional<Floats>& mlp_norm,
                              const std::vector<Matrix>& matrices, const std::optional<Floats>& query_norm,
                              const std::optional<Floats>& key_norm, std::shared_ptr<Experts> experts, int64_t window, bool rotated,
-                             float score_scale) {
-            std::vector<Matrix> all = matrices;
-            if (experts && all.size() == 4) all.resize(7);   // no shared experts
-            Layer layer = read_layer(attention_norm, mlp_norm, all, query_norm, key_norm);
-            layer.experts = std::move(experts);
+                             float score_scale, const std::optional<Floats>& after_attention,
+                             const std::optional<Floats>& after_mlp, float residual_scale, size_t rope, float softcap,
+                             bool gelu) {
+            Layer layer = read_layer(attention_norm, mlp_norm, matrices, query_norm, key_norm, std::move(experts));
+            layer.after_attention = copied(after_attention);
+            layer.after_mlp = copied(after_mlp);
+            layer.residual_scale = residual_scale;
+            layer.rope = rope;
+            layer.softcap = softcap;
+            layer.gelu = gelu;
             layer.window = window;
             layer.rotated = rotated;
             layer.score_scale = score_scale;
             self.add_layer(std::move(layer));
-        }, nb::arg("attention_norm"), nb::arg("mlp_norm"), nb::arg("matrices"), nb::arg("query_norm").none(), nb::arg("key_norm").none(),
-           nb::arg("experts").none(), nb::arg("window"), nb::arg("rotated"), nb::arg("score_scale"))
+        }, nb::arg("attention_norm").none(), nb::arg("mlp_norm").none(), nb::arg("matrices"), nb::arg("query_norm").none(),
+           nb::arg("key_norm").none(), nb::arg("experts").none(), nb::arg("window"), nb::arg("rotated"), nb::arg("score_scale"),
+           nb::arg("after_attention").none(), nb::arg("after_mlp").none(), nb::arg("residual_scale"), nb::arg("rope"),
+           nb::arg("softcap"), nb::arg("gelu"))
         .def("set_ends", [](Decoder& self, Matrix embedding, Matrix head, const Floats& final_norm) {
             self.set_ends(std::move(embedding), std::move(head), copied(final_norm));
         }, nb::arg("embedding"), nb::arg("head"), nb::arg("final_norm"))

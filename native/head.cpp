@@ -6,8 +6,8 @@
 
 namespace foreword {
 
-Head::Head(const Stack& decoder, HeadShape head, StackShape shape, std::vector<float> inverse_frequencies)
-    : Stack(shape, decoder.kernels(), decoder.workers(), std::move(inverse_frequencies)), head_(head) {
+Head::Head(const Stack& decoder, HeadShape head, StackShape shape, Rope rope)
+    : Stack(shape, decoder.kernels(), decoder.workers(), std::move(rope)), head_(head) {
     require(!head.fused || head.feature_width == shape.hidden_size, "fused features must be as wide as the head");
 }
 

@@ -24,7 +24,7 @@ struct HeadInputs {
 class Head : public Stack {
 public:
     // It runs on the decoder's threads and takes turns with it.
-    Head(const Stack& decoder, HeadShape head, StackShape shape, std::vector<float> inverse_frequencies);
+    Head(const Stack& decoder, HeadShape head, StackShape shape, Rope rope);
 
     void set_inputs(HeadInputs inputs);
     void add_layer(Layer layer);

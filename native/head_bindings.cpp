@@ -71,21 +71,24 @@ void register_head(nb::module_& m) {
         .def("__init__", [](Head* self, const Decoder& decoder, int64_t draft_vocab_size, int64_t feature_width, bool fused,
                             bool norm_before_residual, bool norm_output, int64_t hidden_size, int64_t intermediate_size,
                             int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float rms_norm_eps,
-                            const Floats& inverse_frequencies) {
+                            float magnitude, const Floats& inverse_frequencies) {
             const HeadShape head{draft_vocab_size, feature_width, fused, norm_before_residual, norm_output};
             const StackShape shape{hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, rms_norm_eps};
-            new (self) Head(decoder, head, shape, copied(inverse_frequencies));
+            new (self) Head(decoder, head, shape, {copied(inverse_frequencies), magnitude});
         }, nb::arg("decoder"), nb::arg("draft_vocab_size"), nb::arg("feature_width"), nb::arg("fused"),
            nb::arg("norm_before_residual"), nb::arg("norm_output"), nb::arg("hidden_size"), nb::arg("intermediate_size"),
-           nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("rms_norm_eps"),
+           nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("rms_norm_eps"), nb::arg("magnitude"),
            nb::arg("inverse_frequencies"))
         .def("set_inputs", &set_inputs, nb::arg("fc").none(), nb::arg("feature_norms"), nb::arg("embedding_norm").none(),
              nb::arg("hidden_norm").none())
         .def("add_layer", [](Head& self, const std::optional<Floats>& attention_norm, const Floats& mlp_norm,
                              const std::vector<Matrix>& matrices, const std::optional<Floats>& query_norm,
-                             const std::optional<Floats>& key_norm) {
-            self.add_layer(read_layer(attention_norm, mlp_norm, matrices, query_norm, key_norm));
-        }, nb::arg("attention_norm").none(), nb::arg("mlp_norm"), nb::arg("matrices"), nb::arg("query_norm").none(), nb::arg("key_norm").none())
+                             const std::optional<Floats>& key_norm, std::shared_ptr<Experts> experts, float score_scale) {
+            Layer layer = read_layer(attention_norm, mlp_norm, matrices, query_norm, key_norm, std::move(experts));
+            layer.score_scale = score_scale;
+            self.add_layer(std::move(layer));
+        }, nb::arg("attention_norm").none(), nb::arg("mlp_norm"), nb::arg("matrices"), nb::arg("query_norm").none(),
+           nb::arg("key_norm").none(), nb::arg("experts").none(), nb::arg("score_scale"))
         .def("set_ends", [](Head& self, Matrix embedding, Matrix output, const std::optional<Floats>& final_norm) {
             self.set_ends(std::move(embedding), std::move(output), copied(final_norm));
         }, nb::arg("embedding"), nb::arg("output"), nb::arg("final_norm").none())

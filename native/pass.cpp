@@ -31,7 +31,10 @@ void Pass::move_kv_rows() {
 
 void Pass::embed() {
     pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) {
-        kernels_.dequantize_row(decoder_.embedding_->view(), batch_.token_ids[row], stream(row));
+        float* embedded = stream(row);
+        kernels_.dequantize_row(decoder_.embedding_->view(), batch_.token_ids[row], embedded);
+        const float scale = decoder_.scales_.embedding;
+        for (int64_t d = 0; scale != 1.0f && d < shape_.hidden_size; ++d) embedded[d] *= scale;
         turn_row(row);
     });
 }
@@ -64,6 +67,13 @@ void Pass::logits_of_wanted_rows(int thread) {
         fill_row(head, normed.data(), i, into);
     });
     linears({{&head, {logits_, decoder_.vocab_size(), nullptr, false}}}, into, thread);
+    const float scale = decoder_.scales_.logits, softcap = decoder_.scales_.softcap;
+    if (scale == 1.0f && softcap == 0.0f) return;
+    pool_.share(batch_.wanted, 1, [&](int64_t i, int64_t) {
+        float* row = logits_ + i * decoder_.vocab_size();
+        for (int64_t token = 0; scale != 1.0f && token < decoder_.vocab_size(); ++token) row[token] *= scale;
+        if (softcap > 0.0f) kernels_.squash(row, softcap, decoder_.vocab_size());
+    });
 }
 
 }  // namespace foreword

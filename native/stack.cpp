@@ -40,13 +40,18 @@ void require_below(const int32_t* values, int64_t count, int64_t bound, const ch
     for (int64_t i = 0; i < count; ++i) require(values[i] >= 0 && values[i] < bound, message);
 }
 
-Stack::Stack(StackShape shape, const KernelTable& kernels, std::shared_ptr<Workers> workers,
-             std::vector<float> inverse_frequencies)
-    : shape_(shape), kernels_(kernels), workers_(std::move(workers)), inverse_frequencies_(std::move(inverse_frequencies)) {
+Stack::Stack(StackShape shape, const KernelTable& kernels, std::shared_ptr<Workers> workers, Rope rope)
+    : shape_(shape), kernels_(kernels), workers_(std::move(workers)) {
     require(shape.num_kv_heads > 0 && shape.num_heads % shape.num_kv_heads == 0, "kv heads must divide the heads");
     require(shape.head_dim > 0 && shape.head_dim % 2 == 0, "the head dimension must be even");
-    const int64_t rotated = 2 * static_cast<int64_t>(inverse_frequencies_.size());
-    require(rotated > 0 && rotated <= shape.head_dim, "there must be one frequency per rotated pair");
+    add_rope(std::move(rope));
+}
+
+size_t Stack::add_rope(Rope rope) {
+    const int64_t rotated = 2 * static_cast<int64_t>(rope.inverse_frequencies.size());
+    require(rotated > 0 && rotated <= shape_.head_dim, "there must be one frequency per rotated pair");
+    ropes_.push_back(std::move(rope));
+    return ropes_.size() - 1;
 }
 
 void Stack::add_layer(Layer layer, int64_t inputs) {
@@ -63,11 +68,23 @@ void Stack::add_layer(Layer layer, int64_t inputs) {
         mixtures_ = {std::max(mixtures_.count, experts.count()), std::max(mixtures_.per_token, experts.routing.per_token),
                      std::max(mixtures_.size, experts.size())};
     }
-    require(layer.query_norm.size() == layer.key_norm.size(), "either both or none of queries and keys are normed");
-    require_norm(layer.query_norm, shape_.head_dim, true, "head norms must have one weight per head dimension");
-    require_norm(layer.attention_norm, hidden, true, "norms must have one weight per hidden dimension");
-    require_norm(layer.mlp_norm, hidden, false, "norms must have one weight per hidden dimension");
+    check_head_norms(layer);
+    require(layer.rope < ropes_.size(), "a layer turns by frequencies that are not there");
+    require(!layer.experts || !layer.gelu, "experts have SiLU");
+    for (const std::vector<float>* norm : {&layer.attention_norm, &layer.mlp_norm, &layer.after_attention, &layer.after_mlp}) {
+        require_norm(*norm, hidden, true, "norms must have one weight per hidden dimension");
+    }
+    require(!layer.experts || (layer.adds_as_it_is() && !layer.mlp_norm.empty()),
+            "what experts say is neither normed nor scaled, and their input is normed");
+    adds_as_it_is_ = adds_as_it_is_ && layer.adds_as_it_is();
     layers_.push_back(std::move(layer));
+}
+
+void Stack::check_head_norms(const Layer& layer) const {
+    const auto queries = static_cast<int64_t>(layer.query_norm.size()), keys = static_cast<int64_t>(layer.key_norm.size());
+    const bool each = queries == shape_.head_dim && keys == shape_.head_dim;
+    const bool together = queries == shape_.query_width() && keys == shape_.kv_width();
+    require((queries == 0 && keys == 0) || each || together, "head norms must have one weight per head dimension, or for all heads");
 }
 
 void Stack::check_mlp(const Layer& layer) const {

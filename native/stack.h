@@ -22,22 +22,34 @@ struct StackShape {
     int64_t num_kv_heads;
     int64_t head_dim;
     float rms_norm_eps;
-    float magnitude = 1.0f;   // turned numbers are multiplied with it
 
     int64_t query_width() const { return num_heads * head_dim; }
     int64_t kv_width() const { return num_kv_heads * head_dim; }
 };
 
+// How positions turn heads.
+struct Rope {
+    std::vector<float> inverse_frequencies;   // one per rotated pair
+    float magnitude = 1.0f;                   // turned numbers are multiplied with it
+};
+
 struct Layer {
     std::vector<float> attention_norm;         // empty: the input is read as it is
     Matrix query, key, value, output;
-    std::vector<float> query_norm, key_norm;   // empty: heads are not normalised
-    std::vector<float> mlp_norm;
+    std::vector<float> query_norm, key_norm;   // of each head, or of all together; empty: heads are not normalised
+    std::vector<float> mlp_norm;               // empty: the stream is read as it is
     Matrix gate, up, down;                     // null in a mixture without shared experts
     std::shared_ptr<const Experts> experts;    // null: the MLP alone
     int64_t window = 0;                        // positions that are seen; 0: all
     bool rotated = true;                       // whether positions turn queries and keys
+    size_t rope = 0;                           // by which of the stack's
+    float softcap = 0.0f;                      // of attention scores; 0: none
+    bool gelu = false;                         // the MLP's activation, else SiLU
     float score_scale = 0.0f;                  // of attention scores; 0: 1 / sqrt(head dim)
+    std::vector<float> after_attention, after_mlp;   // norms of what is added to the stream; empty: none
+    float residual_scale = 1.0f;               // of what is added
+
+    bool adds_as_it_is() const { return after_attention.empty() && after_mlp.empty() && residual_scale == 1.0f; }
 
     const PackedMatrix& at(Site site) const;
 };
@@ -56,8 +68,10 @@ struct Workers {
 
 class Stack {
 public:
-    Stack(StackShape shape, const KernelTable& kernels, std::shared_ptr<Workers> workers,
-          std::vector<float> inverse_frequencies);
+    Stack(StackShape shape, const KernelTable& kernels, std::shared_ptr<Workers> workers, Rope rope);
+
+    // One more way of turning, for layers that name its number.
+    size_t add_rope(Rope rope);
 
     const StackShape& shape() const { return shape_; }
     const KernelTable& kernels() const { return kernels_; }
@@ -68,6 +82,7 @@ public:
 protected:
     friend class StackPass;
     void check_mlp(const Layer& layer) const;
+    void check_head_norms(const Layer& layer) const;
     // The attention of a layer reads `inputs` numbers; the hidden ones of a norm that it has, unless it has none.
     void add_layer(Layer layer, int64_t inputs);
     // The arrays of a batch against the pages, the matrices and each other; `starts` may be null.
@@ -78,9 +93,10 @@ protected:
     StackShape shape_;
     const KernelTable& kernels_;
     std::shared_ptr<Workers> workers_;
-    std::vector<float> inverse_frequencies_;
+    std::vector<Rope> ropes_;
     std::vector<Layer> layers_;
     MixtureSizes mixtures_;
+    bool adds_as_it_is_ = true;      // every layer
     std::vector<float> workspace_;   // kept between passes; grows to the largest batch
 };
 

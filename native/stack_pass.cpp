@@ -65,8 +65,10 @@ void StackPass::lay_out() {
         attended_ = cut.floats(rows * shape_.query_width());
         gate_ = cut.floats(rows * shape_.intermediate_size);
         up_ = cut.floats(rows * shape_.intermediate_size);
-        cos_ = cut.floats(rows * shape_.head_dim / 2);
-        sin_ = cut.floats(rows * shape_.head_dim / 2);
+        added_ = cut.floats(stack_.adds_as_it_is_ ? 0 : rows * shape_.hidden_size);
+        const int64_t pairs = shape_.head_dim / 2 * static_cast<int64_t>(stack_.ropes_.size());
+        cos_ = cut.floats(rows * pairs);
+        sin_ = cut.floats(rows * pairs);
         input_f32_ = cut.floats(inputs * widest_);
         input_scale_ = cut.floats(inputs * groups);
         input_sum_ = cut.floats(inputs * groups);
@@ -100,34 +102,6 @@ void StackPass::lay_out_mixtures(Cut& cut) {
     routed_q_ = reinterpret_cast<int8_t*>(cut.floats(taken * padded / 4));
 }
 
-// The same tasks serve every layer. Small batches are split by query head, so that all threads have work.
-void StackPass::plan_attention(const int32_t* starts) {
-    const int64_t group = shape_.num_heads / shape_.num_kv_heads;
-    const int64_t split = batch_.rows * shape_.num_kv_heads < 4 * pool_.size() ? std::min<int64_t>(2, group) : group;
-    for (int64_t request = 0; request < batch_.requests; ++request) {
-        const int64_t first = batch_.row_starts[request], last = batch_.row_starts[request + 1];
-        const int64_t share = (last - first + 2 * pool_.size() - 1) / (2 * pool_.size());
-        const int64_t step = std::min(kAttentionRows, std::max<int64_t>(share, 1));
-        for (int64_t row = first; row < last; row += step) {
-            for (int64_t head = 0; head < shape_.num_heads; head = tasks_.back().head_end) {
-                tasks_.push_back({batch_.block_tables + request * batch_.pages, batch_.prefix_lens, batch_.ancestor_masks,
-                                  heads_, attended_, heads_width_, shape_.query_width(), row, std::min(row + step, last),
-                                  head / group, head, std::min(head + split, (head / group + 1) * group), starts ? starts[request] : 0, 0,
-                                  1.0f / std::sqrt(static_cast<float>(shape_.head_dim)), nullptr});
-            }
-        }
-    }
-}
-
-void StackPass::turn_row(int64_t row) {
-    const int64_t half = static_cast<int64_t>(stack_.inverse_frequencies_.size());
-    for (int64_t i = 0; i < half; ++i) {
-        const float angle = static_cast<float>(batch_.positions[row]) * stack_.inverse_frequencies_[static_cast<size_t>(i)];
-        cos_[row * half + i] = shape_.magnitude * std::cos(angle);
-        sin_[row * half + i] = shape_.magnitude * std::sin(angle);
-    }
-}
-
 void StackPass::read_stream(int64_t index, int thread) {
     const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
     norm_rows(layer.attention_norm, *layer.query, {index, Site::Query, 3}, thread);
@@ -135,7 +109,7 @@ void StackPass::read_stream(int64_t index, int thread) {
 
 void StackPass::layer(int64_t index, int thread) {
     const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
-    const int64_t rows = batch_.rows, hidden = shape_.hidden_size, query = shape_.query_width(), kv = shape_.kv_width();
+    const int64_t rows = batch_.rows, query = shape_.query_width(), kv = shape_.kv_width();
     linears({{layer.query.get(), {heads_, heads_width_, nullptr, false}},
              {layer.key.get(), {heads_ + query, heads_width_, nullptr, false}},
              {layer.value.get(), {heads_ + query + kv, heads_width_, nullptr, false}}},
@@ -144,7 +118,7 @@ void StackPass::layer(int64_t index, int thread) {
     attend(index, thread);
     const Readers output{index, Site::Output, 1}, inner{index, Site::Gate, 2};
     quantize_rows(attended_, query, *layer.output, output, thread);
-    linears({{layer.output.get(), {stream_, hidden, nullptr, true}}}, activations(*layer.output, rows), thread, output);
+    add_said(layer, *layer.output, layer.after_attention, output, thread);
     if (layer.experts) return mixture(layer, thread);
     norm_rows(layer.mlp_norm, *layer.gate, inner, thread);
     dense(layer, inner, {index, Site::Down, 1}, thread);
@@ -154,7 +128,20 @@ void StackPass::layer(int64_t index, int thread) {
 void StackPass::dense(const Layer& layer, const Readers& inner, const Readers& down, int thread) {
     gate_and_up(layer, inner, thread);
     quantize_rows(gate_, layer.gate->view().rows, *layer.down, down, thread);
-    linears({{layer.down.get(), {stream_, shape_.hidden_size, nullptr, true}}}, activations(*layer.down, batch_.rows), thread, down);
+    add_said(layer, *layer.down, layer.after_mlp, down, thread);
+}
+
+void StackPass::add_said(const Layer& layer, const PackedMatrix& matrix, const std::vector<float>& norm, const Readers& readers,
+                         int thread) {
+    const int64_t hidden = shape_.hidden_size;
+    const bool as_it_is = layer.adds_as_it_is();
+    linears({{&matrix, {as_it_is ? stream_ : added_, hidden, nullptr, as_it_is}}}, activations(matrix, batch_.rows), thread, readers);
+    if (as_it_is) return;
+    pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) {
+        float *said = added_ + row * hidden, *out = stream(row);
+        if (!norm.empty()) kernels_.rms_norm(said, norm.data(), shape_.rms_norm_eps, hidden, said);
+        for (int64_t d = 0; d < hidden; ++d) out[d] += layer.residual_scale * said[d];
+    });
 }
 
 ActivationView StackPass::activations(const PackedMatrix& reader, int64_t rows) const {
@@ -230,38 +217,6 @@ void StackPass::expand(const Readers& readers, int place, int64_t panel_begin, i
     }
 }
 
-// Norms and rotates queries in place; rotated keys and values go to their slots.
-void StackPass::place_heads(int64_t index) {
-    const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
-    const KvView rows = kv(index);
-    const int64_t dim = shape_.head_dim, half = static_cast<int64_t>(stack_.inverse_frequencies_.size());
-    pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) {
-        float* heads = heads_ + row * heads_width_;
-        for (int64_t head = 0; head < shape_.num_heads + shape_.num_kv_heads; ++head) {
-            float* one = heads + head * dim;
-            const std::vector<float>& norm = head < shape_.num_heads ? layer.query_norm : layer.key_norm;
-            if (!norm.empty()) kernels_.rms_norm(one, norm.data(), shape_.rms_norm_eps, dim, one);
-            if (layer.rotated) kernels_.rotate(one, cos_ + row * half, sin_ + row * half, 2 * half);
-        }
-        const float* keys = heads + shape_.query_width();
-        for (int64_t head = 0; head < shape_.num_kv_heads; ++head) {
-            kernels_.store_kv(rows, batch_.slots[row], head, keys + head * dim, keys + shape_.kv_width() + head * dim);
-        }
-    });
-}
-
-void StackPass::attend(int64_t index, int thread) {
-    const KvView rows = kv(index);
-    const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
-    pool_.share(static_cast<int64_t>(tasks_.size()), 1, [&](int64_t number, int64_t) {
-        AttentionTask task = tasks_[static_cast<size_t>(number)];
-        task.window = layer.window;
-        if (layer.score_scale > 0.0f) task.scale = layer.score_scale;
-        task.scratch = floats_of(thread);
-        kernels_.attention(rows, task);
-    });
-}
-
 void StackPass::linears(const std::vector<Job>& jobs, const ActivationView& input, int thread, const Readers& readers) {
     int64_t panels = 0;
     for (const Job& job : jobs) panels += job.matrix->panels();
@@ -299,7 +254,7 @@ void StackPass::gate_and_up(const Layer& layer, const Readers& readers, int thre
         expand(readers, 1, begin, end, up, thread);
         for (int64_t row = 0; row < batch_.rows; ++row) {
             float* gate = gate_ + row * width + first;
-            kernels_.silu_mul(gate, up_ + row * width + first, count);
+            (layer.gelu ? kernels_.gelu_mul : kernels_.silu_mul)(gate, up_ + row * width + first, count);
             for (int64_t i = 0; weighed && i < count; ++i) gate[i] *= shared_[row];
         }
     });

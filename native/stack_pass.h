@@ -65,6 +65,8 @@ private:
     void expand(const Readers& readers, int place, int64_t panel_begin, int64_t panel_end, const LinearOutput& target, int thread);
     // A x of all rows of a request, as the outer factor of this place reads it.
     ActivationView shrunk(const AdaptedRows& rows, const Factor& factor, int place) const;
+    // Adds what a matrix says of the input that is there to the stream; normed first and scaled, if the layer does so.
+    void add_said(const Layer& layer, const PackedMatrix& matrix, const std::vector<float>& norm, const Readers& readers, int thread);
     void dense(const Layer& layer, const Readers& inner, const Readers& down, int thread);
     void mixture(const Layer& layer, int thread);
     void route(const Layer& layer, int thread);
@@ -72,6 +74,9 @@ private:
     ActivationView routed(const PackedMatrix& reader, int64_t first, int64_t rows) const;
     template <typename Piece>
     void share_experts(const std::vector<Matrix>& matrices, const std::vector<int64_t>& starts, Piece&& piece);
+    int64_t turns_at(size_t rope, int64_t row) const {
+        return (static_cast<int64_t>(rope) * batch_.rows + row) * (shape_.head_dim / 2);
+    }
     KvView kv(int64_t layer) const { return store_.view(kind_, layer); }
     uint8_t* bytes_of(int thread) const { return reinterpret_cast<uint8_t*>(floats_of(thread)); }
 
@@ -83,7 +88,8 @@ private:
     float* attended_ = nullptr;    // [rows, query width]
     float* gate_ = nullptr;        // [rows, intermediate]
     float* up_ = nullptr;          // [rows, intermediate]
-    float* cos_ = nullptr;         // [rows, head dim / 2]
+    float* added_ = nullptr;       // [rows, hidden], what half a layer says, where it is not added as it is
+    float* cos_ = nullptr;         // [ropes, rows, head dim / 2]
     float* sin_ = nullptr;
     float* input_f32_ = nullptr;   // a linear map's input: [rows, widest]
     float* input_scale_ = nullptr;

@@ -87,6 +87,7 @@ struct AttentionTask {
     int64_t first;                // logical rows before this one are not seen
     int64_t window;               // a row sees so many of its newest positions; 0: all
     float scale;                  // 1 / sqrt(head dim), unless the layer has another
+    float softcap;                // scores are squashed between this and minus this; 0: they are not
     float* scratch;               // attention_scratch() floats
 };
 
@@ -106,6 +107,10 @@ struct KernelTable {
     void (*turn)(float* x, int64_t blocks);
     // silu(gate) * up, in place in gate.
     void (*silu_mul)(float* gate, const float* up, int64_t n);
+    // gelu(gate) * up, with tanh.
+    void (*gelu_mul)(float* gate, const float* up, int64_t n);
+    // cap * tanh(x / cap), in place.
+    void (*squash)(float* x, float cap, int64_t n);
     // Half-split rotation of one head by cos/sin [head dim / 2].
     void (*rotate)(float* head, const float* cos, const float* sin, int64_t head_dim);
     // One KV row of one head into its slot.

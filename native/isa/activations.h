@@ -134,11 +134,37 @@ void quantize(const float* x, int64_t n, const Grouping& grouping, int8_t* q, fl
 
 FOREWORD_INLINE F32x8 silu(F32x8 x) { return div(x, add(set1(1.0f), exponential(sub(set1(0.0f), x)))); }
 
-void silu_mul(float* gate, const float* up, int64_t n) {
+// GELU with the tanh that its sigmoid form is: x / (1 + e^(-2 u)), u = sqrt(2 / pi) (x + 0.044715 x^3).
+FOREWORD_INLINE F32x8 gelu(F32x8 x) {
+    const F32x8 cubic = mul(mul(mul(x, x), x), 0.044715f);
+    return div(x, add(set1(1.0f), exponential(mul(add(x, cubic), -2.0f * 0.79788456f))));
+}
+
+template <F32x8 (*Activation)(F32x8)>
+FOREWORD_INLINE void activate_mul(float* gate, const float* up, int64_t n) {
     int64_t i = 0;
 #pragma GCC unroll 2
-    for (; i + 8 <= n; i += 8) store(gate + i, mul(silu(load(gate + i)), load(up + i)));
-    if (i < n) store_part(gate + i, mul(silu(load_part(gate + i, n - i)), load_part(up + i, n - i)), n - i);
+    for (; i + 8 <= n; i += 8) store(gate + i, mul(Activation(load(gate + i)), load(up + i)));
+    if (i < n) store_part(gate + i, mul(Activation(load_part(gate + i, n - i)), load_part(up + i, n - i)), n - i);
+}
+
+void silu_mul(float* gate, const float* up, int64_t n) {
+    activate_mul<silu>(gate, up, n);
+}
+
+void gelu_mul(float* gate, const float* up, int64_t n) {
+    activate_mul<gelu>(gate, up, n);
+}
+
+// cap * tanh(x / cap); what is no number stays none, which a clamp inside would hide.
+FOREWORD_INLINE F32x8 squashed(F32x8 x, float cap) {
+    const F32x8 power = exponential(mul(x, 2.0f / cap));
+    const F32x8 tanh = sub(set1(1.0f), div(set1(2.0f), add(power, set1(1.0f))));
+    return add(mul(tanh, cap), sub(x, x));
+}
+
+void squash(float* x, float cap, int64_t n) {
+    for (int64_t i = 0; i < n; i += 8) store_part(x + i, squashed(load_part(x + i, n - i), cap), n - i);
 }
 
 void rotate(float* head, const float* cos, const float* sin, int64_t head_dim) {

@@ -184,7 +184,7 @@ void attention(const KvView& kv, const AttentionTask& task) {
         }
         if (whole.size > 0) {
             const int64_t hidden = task.window == 0 && task.first > begin ? task.first - begin : 0;
-            absorb_rows(kv, prefix_tile(kv, task, begin, end), fetched, {hidden, kKeyTile}, states, whole, scores);
+            absorb_rows(kv, prefix_tile(kv, task, begin, end), fetched, {hidden, kKeyTile, task.softcap}, states, whole, scores);
         }
         for (int64_t row = 0; row < rows; ++row) {
             const RowView& view = views[row];
@@ -193,7 +193,7 @@ void attention(const KvView& kv, const AttentionTask& task) {
             const int64_t count = view.visible < end ? view.visible - begin : kKeyTile;
             const Tile tile = view.prefix < begin + count ? gathered_tile(kv, task, view, begin)
                                                           : prefix_tile(kv, task, begin, begin + count);
-            absorb_rows(kv, tile, nullptr, {hidden, count}, states, {{row}, 1}, scores);
+            absorb_rows(kv, tile, nullptr, {hidden, count, task.softcap}, states, {{row}, 1}, scores);
         }
     }
     finish_states(kv, task, states);

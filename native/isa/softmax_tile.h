@@ -61,9 +61,10 @@ FOREWORD_INLINE void score_tile(const State (&states)[Q], const Tile& tile, cons
     }
 }
 
-// The places of a tile that are seen.
+// The places of a tile that are seen, and what their scores are squashed by; 0: nothing.
 struct Span {
     int64_t begin, end;
+    float softcap;
     bool is_whole() const { return begin == 0 && end == kKeyTile; }
 };
 
@@ -156,6 +157,7 @@ template <int Q, bool Fetch>
 __attribute__((noinline)) void absorb_tile(const KvView& kv, const Tile& tile, const Tile& next, const Span& span,
                                            const State (&states)[Q], float* scores) {
     score_tile<Q, Fetch>(states, tile, next, kv.head_dim, scores);
+    if (span.softcap > 0.0f) squash(scores, span.softcap, Q * kKeyTile);
     float factors[8];
     weigh_tile<Q>(scores, span, states, factors);
     int64_t d = 0;

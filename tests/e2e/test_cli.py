@@ -155,6 +155,16 @@ def test_bench_step_prints_one_json_line(tiny_model: Path):
     assert all(row["ms"] > 0 for row in rows)
 
 
+def test_bench_step_times_a_mixture_against_a_dense_model(tiny_model: Path):
+    options = ["--model", str(tiny_model), "--tokens", "1,4", "--context", "8", "--repeats", "1", "--json"]
+    run = foreword("bench", "step", "--experts", "8", *options)
+    assert run.returncode == 0, run.stderr
+    printed = json.loads(run.stdout)
+    for costs in (printed["rows"], printed["compare"]["dense"]["steps"]):
+        assert [row["n"] for row in costs] == [1, 4]
+        assert all(row["ms"] > 0 for row in costs)
+
+
 def test_bench_accept_prints_one_json_line(tiny_model: Path):
     options = ["--model", str(tiny_model), "--requests", "1,3", "--repeats", "2", "--rule", "block", "--json"]
     run = foreword("bench", "accept", *options)

@@ -9,6 +9,7 @@ from foreword.models.config import (
     LayerSpec,
     MlpSpec,
     ModelConfig,
+    Norms,
     NormSpec,
     Scores,
 )
@@ -57,5 +58,34 @@ CONFIGS = {
     ),
     "groups": replace(
         _BASE, layers=(LayerSpec(_ATTENTION, _MLP), LayerSpec(_ATTENTION, MlpSpec(32, experts=_GROUPED)))
+    ),
+    "norms after": replace(
+        _BASE,
+        layers=(
+            LayerSpec(replace(_ATTENTION, qk_norm=True, wide_qk_norm=True), _MLP, Norms.AFTER),
+            LayerSpec(_ATTENTION, _MLP, Norms.AROUND),
+        ),
+    ),
+    "caps": replace(
+        _BASE,
+        layers=(
+            LayerSpec(
+                replace(_ATTENTION, window=21, softcap=2.0, rope=RopeSpec(1e3)),
+                MlpSpec(100, activation="gelu_pytorch_tanh"),
+                Norms.AROUND,
+            ),
+            LayerSpec(
+                replace(_ATTENTION, softcap=1.5, scale=0.4), MlpSpec(56, activation="gelu_pytorch_tanh")
+            ),
+            LayerSpec(replace(_ATTENTION, rope=RopeSpec(1e2, magnitude=0.9)), _MLP),
+        ),
+        logit_softcap=2.5,
+        embedding_scale=8.0,
+    ),
+    "scales": replace(
+        _BASE,
+        layers=(LayerSpec(replace(_ATTENTION, scale=0.11), _MLP, residual_scale=0.4),) * 2,
+        embedding_scale=3.0,
+        logit_scale=0.2,
     ),
 }

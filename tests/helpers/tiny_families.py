@@ -13,7 +13,7 @@ WINDOW = 7
 """Shorter than every prompt of the tests, and than the paths of their trees."""
 
 _MOE = {"moe_intermediate_size": 24, "num_experts_per_tok": 2}
-_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 _DEEPSEEK = {
     **_MOE,
     "num_hidden_layers": 2,
@@ -33,6 +33,7 @@ _DEEPSEEK = {
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {"sliding_window": WINDOW}),
     "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
+    "mimo": ("Qwen2", {"head_dim": 24}),  # which transformers does not have, and whose layers are Qwen2's
     "gemma2": (
         "Gemma2",
         {
@@ -82,7 +83,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2}),
-    "yarn": ("Qwen3", {"rope_parameters": _YARN}),
+    "yarn": ("Qwen3", {"rope_parameters": YARN}),
     "dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW}),
     "qwen2_moe": (
@@ -105,7 +106,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2": ("DeepseekV2", {**_DEEPSEEK, "topk_method": "group_limited_greedy", "q_lora_rank": None}),
     "deepseek_v3": (
         "DeepseekV3",
-        {**_DEEPSEEK, "q_lora_rank": 14, "rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.9}},
+        {**_DEEPSEEK, "q_lora_rank": 14, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}},
     ),
 }
 """By a name of ours: how transformers calls its classes, and what is set otherwise."""
@@ -141,6 +142,8 @@ def make_family(directory: Path, family: str, **overrides: Any) -> tuple[Path, n
     transformers.utils.logging.disable_progress_bar()
     model.save_pretrained(directory)
     write_tiny_tokenizer(directory)
+    if family == "mimo":
+        change_config(directory, architectures=["MiMoForCausalLM"], model_type="mimo")
     return directory, model.eval()
 
 

@@ -85,8 +85,8 @@ def test_the_target_s_own_mtp_module(tmp_path: Path, layout: str, pre_norm: bool
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"mlp.gate.weight": (4, HIDDEN)}, "a mixture of experts, which cannot be run yet"),
-        ({"self_attn.kv_a_proj_with_mqa.weight": (8, HIDDEN)}, "latent attention, which cannot be run yet"),
+        ({"mlp.gate.weight": (4, HIDDEN)}, "unknown tensor layers.0.mlp.gate.weight"),
+        ({"self_attn.qkv_proj.weight": (8, HIDDEN)}, "one matrix for queries, keys and values"),
         ({"self_attn.q_proj.weight": (2 * HIDDEN, HIDDEN)}, "gated attention, which cannot be run yet"),
         ({"extra.weight": (4,)}, "unknown tensor layers.0.extra.weight"),
         (None, "holds no MTP module"),

@@ -8,6 +8,9 @@ PACKED = f"{UNIT}/models/test_packed_weights.py"
 MIXED = "tests/integration/test_cpu_mixed.py"
 WINDOWS = f"{UNIT}/backends/test_windows.py"
 LATENT = f"{UNIT}/backends/test_latent_rows.py"
+GGUF = "tests/integration/test_families.py::test_a_gguf_file_gives_the_same_logits"
+GGUF_FILES = f"{UNIT}/models/test_gguf_families.py"
+MODULES = "tests/integration/test_mtp_mixtures.py"
 
 FAMILY_MUTANTS = (
     Mutant(
@@ -61,9 +64,9 @@ FAMILY_MUTANTS = (
     Mutant(
         92,
         "rotated pairs that stand side by side are taken as if they stood half apart",
-        "models/formats/hf/tensors.py",
-        "    order[-turned.rotated :] = pairs.T.reshape(-1)\n",
-        "    order[-turned.rotated :] = pairs.reshape(-1)\n",
+        "models/formats/turned.py",
+        ".reshape(-1, 2).T.reshape(-1)\n",
+        ".reshape(-1, 2).reshape(-1)\n",
         (LATENT,),
     ),
     Mutant(
@@ -89,5 +92,133 @@ FAMILY_MUTANTS = (
         "        if held != (experts.count if experts else 0):\n",
         "        if False:\n",
         (f"{CONFIGS}::test_values_that_contradict_each_other_are_named",),
+    ),
+    Mutant(
+        92,
+        "what expands latent rows to keys is read from GGUF as if it were not transposed",
+        "models/formats/gguf/checkpoint.py",
+        "torch.cat((parts[0].transpose(1, 2), parts[1]), dim=1)",
+        "torch.cat((parts[0].reshape(len(parts[0]), -1, parts[1].shape[2]), parts[1]), dim=1)",
+        (f"{GGUF}[deepseek_v3]",),
+    ),
+    Mutant(
+        92,
+        "GGUF's factor on scores under YaRN is taken as it is stored",
+        "models/formats/gguf/settings.py",
+        "everywhere = 10 * fields.number(",
+        "everywhere = fields.number(",
+        (f"{GGUF}[deepseek_v3]",),
+    ),
+    Mutant(
+        93,
+        "layers of modules that guess ahead count as the decoder's in GGUF",
+        "models/formats/gguf/settings.py",
+        "    return range(count - modules, count)\n",
+        "    return range(count, count)\n",
+        (f"{GGUF}[glm4_moe]",),
+    ),
+    Mutant(
+        90,
+        "what a GGUF file says of normalised weights does not count",
+        "models/formats/gguf/settings.py",
+        "if values.get(key) is None}",
+        "}",
+        (f"{GGUF}[deepseek_v3]",),
+    ),
+    Mutant(
+        90,
+        "a router of GGUF scores by softmax whatever the file says",
+        "models/formats/gguf/settings.py",
+        "GATING = {1: Scores.SOFTMAX, 2: Scores.SIGMOID}",
+        "GATING = {1: Scores.SOFTMAX, 2: Scores.SOFTMAX}",
+        (f"{GGUF}[deepseek_v3]",),
+    ),
+    Mutant(
+        93,
+        "parts of latent rows that do not fit each other are put together",
+        "models/formats/gguf/checkpoint.py",
+        "        if not fit:\n",
+        "        if False:\n",
+        (f"{GGUF_FILES}::test_both_parts_of_what_expands_latent_rows_must_fit",),
+    ),
+    Mutant(
+        92,
+        "rotated pairs of a module's latent attention are not put in order",
+        "models/heads/opening.py",
+        "if self.spec.interleaved and ",
+        "if False and ",
+        (f"{MODULES}::test_what_a_module_says_is_what_it_should",),
+    ),
+    Mutant(
+        92,
+        "heads of a module turn whole where a part of them should",
+        "models/heads/layouts/mtp.py",
+        "rope_spec(fields, family.rope, layer.attention.turned)",
+        "RopeSpec(rope_spec(fields, family.rope, layer.attention.turned).theta)",
+        (f"{MODULES}::test_what_a_module_says_is_what_it_should",),
+    ),
+    Mutant(
+        93,
+        "a module may count more experts than it holds",
+        "models/heads/layouts/mtp.py",
+        '    check_experts((f"model.{name}" for name in files.shapes), [layer], str(files.path))\n',
+        '    check_experts((f"model.{name}" for name in files.shapes), [], str(files.path))\n',
+        (f"{MODULES}::test_a_damaged_config_costs_one_line",),
+    ),
+    Mutant(
+        93,
+        "8-bit floats of a module are read without their scales",
+        "models/heads/files.py",
+        "        if scales:\n",
+        "        if False:\n",
+        (f"{MODULES}::test_a_module_in_8_bit_floats_is_unpacked",),
+    ),
+    Mutant(
+        93,
+        "whole numbers beyond a double crash the reader of a config",
+        "models/formats/fields.py",
+        "    return 0 < value <= sys.float_info.max\n",
+        "    return 0 < float(value) <= sys.float_info.max\n",
+        (f"{CONFIGS}::test_a_hostile_value_is_one_clear_line_or_harmless",),
+    ),
+    Mutant(
+        93,
+        "what a layer says is not scaled on the CPU kernels",
+        "backends/cpu/decoder.py",
+        "residual_scale=spec.residual_scale,",
+        "residual_scale=1.0,",
+        (f"{MIXED}::test_logits_equal_torch",),
+    ),
+    Mutant(
+        93,
+        "norms behind both halves of a layer are exchanged on the CPU kernels",
+        "backends/cpu/decoder.py",
+        "        after_attention=norm(norms.after_attention),\n        after_mlp=norm(norms.after_mlp),\n",
+        "        after_attention=norm(norms.after_mlp),\n        after_mlp=norm(norms.after_attention),\n",
+        (f"{MIXED}::test_logits_equal_torch",),
+    ),
+    Mutant(
+        91,
+        "a window is one position too long on the CPU kernels",
+        "backends/cpu/decoder.py",
+        "window=spec.attention.window or 0,",
+        "window=(spec.attention.window or -1) + 1,",
+        (f"{MIXED}::test_logits_equal_torch",),
+    ),
+    Mutant(
+        93,
+        "local layers turn like the others on the CPU kernels",
+        "backends/cpu/decoder.py",
+        "rope=ropes[spec.attention.rope],",
+        "rope=0,",
+        (f"{MIXED}::test_logits_equal_torch",),
+    ),
+    Mutant(
+        93,
+        "attention scores are not squashed on the CPU kernels",
+        "backends/cpu/decoder.py",
+        "softcap=spec.attention.softcap or 0.0,",
+        "softcap=0.0,",
+        (f"{MIXED}::test_logits_equal_torch",),
     ),
 )

@@ -27,7 +27,7 @@ class Part(Enum):
 
 SUPPORTED: dict[str, frozenset[Part]] = {
     "torch": frozenset(Part),
-    "cpu": frozenset((Part.WINDOW, Part.EXPERTS, Part.NO_ROPE, Part.PART_ROPE, Part.LOUD_ROPE, Part.MIXED)),
+    "cpu": frozenset(Part) - {Part.LATENT},
     "cuda": frozenset(),
     "training": frozenset(),
 }

@@ -86,8 +86,3 @@ class WeightLoader:
         self._done += 1
         if self._progress is not None:
             self._progress(self._done, len(self._shapes))
-
-    def stacked(self, prefix: str, names: tuple[str, ...], kind: str) -> Tensor:
-        """Several projections as one matrix."""
-        parts = [self.tensor(f"{prefix}{name}.{kind}") for name in names]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)

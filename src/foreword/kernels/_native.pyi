@@ -94,11 +94,15 @@ class Decoder:
         inverse_frequencies: Floats,
         isa: str,
         threads: int,
+        embedding_scale: float,
+        logit_scale: float,
+        logit_softcap: float,
     ) -> None: ...
+    def add_rope(self, inverse_frequencies: Floats, magnitude: float) -> int: ...
     def add_layer(
         self,
-        attention_norm: Floats,
-        mlp_norm: Floats,
+        attention_norm: Floats | None,
+        mlp_norm: Floats | None,
         matrices: list[PackedMatrix],
         query_norm: Floats | None,
         key_norm: Floats | None,
@@ -106,6 +110,12 @@ class Decoder:
         window: int,
         rotated: bool,
         score_scale: float,
+        after_attention: Floats | None,
+        after_mlp: Floats | None,
+        residual_scale: float,
+        rope: int,
+        softcap: float,
+        gelu: bool,
     ) -> None: ...
     def set_ends(self, embedding: PackedMatrix, head: PackedMatrix, final_norm: Floats) -> None: ...
     def forward(
@@ -142,6 +152,7 @@ class Head:
         num_kv_heads: int,
         head_dim: int,
         rms_norm_eps: float,
+        magnitude: float,
         inverse_frequencies: Floats,
     ) -> None: ...
     def set_inputs(
@@ -158,6 +169,8 @@ class Head:
         matrices: list[PackedMatrix],
         query_norm: Floats | None,
         key_norm: Floats | None,
+        experts: Experts | None,
+        score_scale: float,
     ) -> None: ...
     def set_ends(self, embedding: PackedMatrix, output: PackedMatrix, final_norm: Floats | None) -> None: ...
     def forward(

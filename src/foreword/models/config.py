@@ -61,6 +61,18 @@ class AttentionSpec:
         """Columns of the output projection's input."""
         return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_dim)
 
+    @property
+    def turned(self) -> int:
+        """Numbers of a head that positions may turn."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    @property
+    def kept(self) -> tuple[int, int, int | None]:
+        """What a token keeps: heads, numbers of a key, and of a value, None where they are as many."""
+        if self.latent is not None:
+            return 1, self.latent.row_dim, 0
+        return self.num_kv_heads, self.head_dim, None
+
 
 class Scores(Enum):
     """What a router makes of its logits."""

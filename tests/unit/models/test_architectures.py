@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import foreword
-from foreword.models.architectures.registry import ARCHITECTURES, BY_GGUF_NAME, BY_HF_CLASS
+from foreword.models.architectures.registry import ARCHITECTURES, BY_HF_CLASS, gguf_family_named
 
 SOURCE = Path(foreword.__file__).parent
 
@@ -12,7 +12,9 @@ SOURCE = Path(foreword.__file__).parent
 def test_every_family_has_names_of_its_own():
     assert len({family.name for family in ARCHITECTURES}) == len(ARCHITECTURES)
     assert len(BY_HF_CLASS) == len(ARCHITECTURES)
-    assert len(BY_GGUF_NAME) == sum(family.gguf is not None for family in ARCHITECTURES)
+    for family in (family for family in ARCHITECTURES if family.gguf is not None):
+        scores = None if family.experts is None else family.experts.scores
+        assert gguf_family_named(family.gguf.architecture, scores) is family
 
 
 def test_formats_and_backends_test_no_familys_name():

@@ -8,7 +8,7 @@ import pytest
 from foreword.errors import CheckpointError
 from foreword.models.config import ModelConfig
 from foreword.models.formats.hf.config import hf_config
-from foreword.models.formats.hf.draft_modules import without_draft_modules
+from foreword.models.rope import frequencies
 from foreword.models.rope_spec import FrequencyFactors, RopeSpec, YarnRopeScaling
 
 PATH = Path("config.json")
@@ -67,6 +67,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+BEYOND_DOUBLES = pytest.param(10**400, id="huge")
+HOSTILE: list[Any] = [-1, 0, 2**40, True, "many", [1], {"a": 1}, 1.5, float("nan"), BEYOND_DOUBLES]
+
+
+def inverse_frequencies_of(config: ModelConfig) -> None:
+    """What a backend computes first of rotary settings."""
+    for layer in dict.fromkeys(config.layers):
+        found = frequencies(layer.attention.rope or config.rope, layer.attention.turned)
+        assert found.isfinite().all()
+
+
 def read(model: str, **changes: Any) -> ModelConfig:
     """The config of a model with 8 experts wherever its first reading says that there are some."""
     hf_class, settings = MODELS[model]
@@ -123,7 +134,7 @@ def test_yarn_stretches_the_context():
     assert config.context_length == 2048
 
 
-@pytest.mark.parametrize("value", [-1, 0, 2**40, True, "many", [1], {"a": 1}, 1.5, float("nan")])
+@pytest.mark.parametrize("value", HOSTILE)
 @pytest.mark.parametrize(
     ("model", "key"),
     [
@@ -164,11 +175,61 @@ def test_yarn_stretches_the_context():
         ("deepseek_v3", "v_head_dim"),
         ("deepseek_v3", "rope_interleave"),
         ("deepseek_v3", "moe_layer_freq"),
+        ("deepseek_v3", "scoring_func"),
+        ("deepseek_v3", "topk_method"),
+        ("deepseek_v3", "norm_topk_prob"),
+        ("deepseek_v3", "routed_scaling_factor"),
+        ("deepseek_v3", "num_experts_per_tok"),
+        ("deepseek_v3", "n_routed_experts"),
+        ("deepseek_v3", "moe_intermediate_size"),
+        ("deepseek_v3", "attention_bias"),
+        ("gemma2", "hidden_activation"),
+        ("gemma2", "layer_types"),
+        ("gemma3", "layer_types"),
+        ("qwen2", "sliding_window"),
+        ("qwen2", "use_sliding_window"),
+        ("qwen2_moe", "qkv_bias"),
+        ("smollm3", "use_sliding_window"),
+        ("granite", "mlp_bias"),
+        ("phi3", "original_max_position_embeddings"),
+        ("phi3", "rope_scaling"),
+        ("gemma3", "rope_parameters"),
     ],
 )
 def test_a_hostile_value_is_one_clear_line_or_harmless(model: str, key: str, value: Any):
+    read_or_refused(model, **{key: value})
+
+
+_YARN = {
+    "type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+@pytest.mark.parametrize(
+    ("model", "section", "key"),
+    [
+        *(("deepseek_v3", _YARN, key) for key in _YARN),
+        *(("llama", _YARN, key) for key in ("attention_factor", "beta_fast", "beta_slow", "truncate")),
+        *(("phi3", _LONGROPE, key) for key in ("short_factor", "long_factor", "factor", "attention_factor")),
+        *(("llama", {"type": "linear", "factor": 2.0}, key) for key in ("factor", "rope_theta")),
+        ("llama", {"type": "dynamic", "factor": 2.0}, "factor"),
+        ("gemma3", {"full_attention": {"rope_theta": 1e6}}, "sliding_attention"),
+    ],
+)
+def test_hostile_rotary_settings(model: str, section: dict[str, Any], key: str, value: Any):
+    where = "rope_parameters" if model == "gemma3" else "rope_scaling"
+    read_or_refused(model, **{where: section | {key: value}})
+
+
+def read_or_refused(model: str, **changes: Any) -> None:
     try:
-        config = read(model, **{key: value})
+        config = read(model, **changes)
+        inverse_frequencies_of(config)
     except CheckpointError as error:
         assert "\n" not in str(error)
         assert len(str(error)) < 300
@@ -196,6 +257,7 @@ def test_a_hostile_value_is_one_clear_line_or_harmless(model: str, key: str, val
         ("llama", {"layer_types": ["sliding_attention"] * 4}, "sliding window in this family"),
         ("phi3", {"rope_scaling": _LONGROPE | {"long_factor": [1.0] * 7}}, "long_factor"),
         ("phi3", {"rope_scaling": _LONGROPE | {"long_factor": [1.0] * 7 + [0]}}, "long_factor"),
+        ("phi3", {"rope_scaling": _LONGROPE | {"long_factor": [1.0] * 7 + [10**400]}}, "long_factor"),
         ("phi3", {"original_max_position_embeddings": 1}, "original_max_position_embeddings"),
         ("llama", {"rope_scaling": {"type": "yarn", "factor": 0}}, "factor"),
         ("llama", {"rope_scaling": {"type": "yarn", "factor": 2, "truncate": 1}}, "truncate"),
@@ -206,40 +268,3 @@ def test_a_hostile_value_is_one_clear_line_or_harmless(model: str, key: str, val
 def test_values_that_contradict_each_other_are_named(model: str, changes: dict[str, Any], words: str):
     with pytest.raises(CheckpointError, match=words):
         read(model, **changes)
-
-
-@pytest.mark.parametrize(
-    ("hf_class", "more", "words"),
-    [
-        ("Qwen3NextForCausalLM", {}, "recurrent layers"),
-        ("NovelForCausalLM", {"layer_types": ["linear_attention"]}, "recurrent layers"),
-        ("MambaForCausalLM", {}, "recurrent layers"),
-        ("Olmo3ForCausalLM", {"sliding_window": 4096}, "Olmo2ForCausalLM, which lacks a sliding window"),
-        (
-            "Qwen3VLForConditionalGeneration",
-            {"vision_config": {"a": 1}},
-            "Qwen3ForCausalLM, which lacks images",
-        ),
-        ("GptOssForCausalLM", {}, "nearest that is, is"),
-        ("X" * 5000, {}, "nearest"),
-    ],
-)
-def test_an_unknown_architecture_hears_of_the_nearest(hf_class: str, more: dict[str, Any], words: str):
-    with pytest.raises(CheckpointError, match=words) as caught:
-        hf_config(_BASE | more | {"architectures": [hf_class]}, frozenset(), PATH)
-    assert len(str(caught.value)) < 400
-
-
-def test_modules_that_guess_ahead_are_left_out_whatever_their_number_is():
-    names = [
-        "model.layers.3.x",
-        "model.layers.4.eh_proj.weight",
-        "model.layers.77.x",
-        "mtp.fc.weight",
-        "model.norm.weight",
-    ]
-    files = dict.fromkeys(names, PATH)
-    kept = without_draft_modules(files, {"num_hidden_layers": 4, "num_nextn_predict_layers": 1})
-    assert list(kept) == ["model.layers.3.x", "model.layers.77.x", "model.norm.weight"]
-    huge = without_draft_modules(files, {"num_hidden_layers": 4, "num_nextn_predict_layers": 10**12})
-    assert list(huge) == ["model.layers.3.x", "model.norm.weight"]

@@ -1,4 +1,5 @@
 import json
+import math
 
 import gguf
 import numpy as np
@@ -7,7 +8,7 @@ import torch
 
 from foreword.errors import CheckpointError
 from foreword.models.formats.opening import open_checkpoint
-from foreword.models.rope_spec import FrequencyFactors, LinearRopeScaling
+from foreword.models.rope_spec import FrequencyFactors, LinearRopeScaling, YarnRopeScaling
 from helpers.tiny_gguf import llama3_factors
 from helpers.tiny_models import make_hf_model, write_gguf
 
@@ -158,6 +159,20 @@ def test_a_scaling_factor_without_a_kind_is_linear(hf_models, tmp_path, metadata
     assert open_checkpoint(path).config.rope.scaling == expected
 
 
+YARN = {
+    "llama__rope__scaling__type": "yarn",
+    "llama__rope__scaling__factor": 4.0,
+    "llama__rope__scaling__original_context_length": 512,
+}
+
+
+def test_yarn_is_read_as_from_config_json(hf_models, tmp_path):
+    config = open_checkpoint(write_gguf(hf_models["llama"], tmp_path / "model.gguf", **YARN)).config
+    assert config.rope.scaling == YarnRopeScaling(4.0, 512)
+    assert config.rope.magnitude == pytest.approx(0.1 * math.log(4.0) + 1)
+    assert config.context_length == 2048
+
+
 def test_a_sliding_window_caps_no_context(hf_models, tmp_path):
     path = write_gguf(hf_models["mistral"], tmp_path / "model.gguf", llama__attention__sliding_window=128)
     config = open_checkpoint(path).config
@@ -168,7 +183,11 @@ def test_a_sliding_window_caps_no_context(hf_models, tmp_path):
     ("metadata", "words"),
     [
         ({"general__architecture": "gemma"}, ["gemma", "llama"]),
-        ({"llama__rope__scaling__type": "yarn"}, ["yarn"]),
+        ({"llama__rope__scaling__type": "yarn"}, ["factor"]),
+        ({"llama__rope__scaling__type": "longrope"}, ["longrope"]),
+        (YARN | {"llama__rope__scaling__yarn_log_multiplier": 0.1}, ["yarn_log_multiplier"]),
+        ({"llama__nextn_predict_layers": 2}, ["nextn_predict_layers", "layers"]),
+        ({"llama__nextn_predict_layers": "many"}, ["nextn_predict_layers"]),
         ({"llama__expert_count": 8}, ["experts"]),
         ({"llama__rope__dimension_count": 8}, ["part of each head"]),
         ({"llama__attention__head_count": 3}, ["heads"]),

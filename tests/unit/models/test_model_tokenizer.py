@@ -198,7 +198,7 @@ def test_a_missing_tokenizer_file_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("metadata", "words"),
     [
-        ({"tokenizer__ggml__pre": "tekken"}, ["tekken", "smollm"]),
+        ({"tokenizer__ggml__pre": "viking"}, ["viking", "smollm"]),
         ({"tokenizer__ggml__model": "bert"}, ["bert"]),
         ({"tokenizer__ggml__eos_token_id": 360}, ["eos_token_id"]),
         ({"tokenizer__ggml__merges": "a b"}, ["merges"]),
@@ -215,7 +215,23 @@ def test_unsupported_or_damaged_gguf_tokenizers_are_refused(hf_dir, tmp_path, me
     assert all(word in str(caught.value) for word in words)
 
 
-@pytest.mark.parametrize("kind", ["gpt-2", "default", "llama-bpe", "llama3", "llama-v3", "qwen2", "smollm"])
+SPLITS = [
+    "gpt-2",
+    "default",
+    "llama-bpe",
+    "llama3",
+    "qwen2",
+    "smollm",
+    "refact",
+    "dbrx",
+    "glm4",
+    "tekken",
+    "deepseek-llm",
+    "deepseek-v3",
+]
+
+
+@pytest.mark.parametrize("kind", SPLITS)
 @pytest.mark.parametrize("text", NASTY_TEXTS)
 def test_every_split_keeps_the_text(gguf_by_split, kind, text):
     import unicodedata
@@ -228,12 +244,11 @@ def test_every_split_keeps_the_text(gguf_by_split, kind, text):
 @pytest.fixture(scope="module")
 def gguf_by_split(hf_dir, tmp_path_factory):
     root = tmp_path_factory.mktemp("splits")
-    kinds = ["gpt-2", "default", "llama-bpe", "llama3", "llama-v3", "qwen2", "smollm"]
     return {
         kind: open_checkpoint(
             write_gguf(hf_dir, root / f"{kind}.gguf", tokenizer__ggml__pre=kind)
         ).tokenizer()
-        for kind in kinds
+        for kind in SPLITS
     }
 
 
@@ -244,11 +259,33 @@ def gguf_by_split(hf_dir, tmp_path_factory):
         ("smollm", ["a", "  ", "1", "2", "3", "4", "!!", "\n\n", "\n", "b"]),
         ("llama-bpe", ["a", " ", " ", "123", "4", "!!\n\n\n", "b"]),
         ("qwen2", ["a", " ", " ", "1", "2", "3", "4", "!!\n\n\n", "b"]),
+        ("glm4", ["a", " ", " ", "123", "4", "!!\n\n\n", "b"]),
+        ("refact", ["a", "  ", "1", "2", "3", "4", "!!", "\n\n", "\n", "b"]),
+        ("tekken", ["a", " ", " ", "1", "2", "3", "4", "!!\n\n\n", "b"]),
+        ("deepseek-v3", ["a", "  ", "123", "4", "!!\n\n\n", "b"]),
+        ("deepseek-llm", ["a", "  ", "1", "2", "3", "4", "!!", "\n", "\n", "\n", "b"]),
     ],
 )
 def test_where_texts_are_cut(gguf_by_split, kind, pieces):
+    assert cuts(gguf_by_split[kind], "a  1234!!\n\n\nb") == pieces
+
+
+def cuts(tokenizer, text):
     # The tiny vocabulary merges little, so that cuts are looked at before merging.
-    backend = gguf_by_split[kind]._backend
-    text = "a  1234!!\n\n\nb"
-    cut = [text[start:end] for _, (start, end) in backend.pre_tokenizer.pre_tokenize_str(text)]
-    assert cut == pieces
+    pieces = tokenizer._backend.pre_tokenizer.pre_tokenize_str(text)
+    return [text[start:end] for _, (start, end) in pieces]
+
+
+@pytest.mark.parametrize(
+    ("kind", "pieces"),
+    [
+        ("tekken", ["Hello", "World", "'s", " λόγος", ".foo", "(x", ")/\n", "你好ありがとう", " !?"]),
+        ("deepseek-v3", ["HelloWorld", "'s", " λόγος", ".foo", "(x", ")/\n", "你好ありがとう", " !?"]),
+        (
+            "deepseek-llm",
+            ["HelloWorld", "'", "s", " λόγος", ".", "foo", "(", "x", ")/", "\n", "你好ありがとう", " !?"],
+        ),
+    ],
+)
+def test_where_words_of_many_kinds_are_cut(gguf_by_split, kind, pieces):
+    assert cuts(gguf_by_split[kind], "".join(pieces)) == pieces

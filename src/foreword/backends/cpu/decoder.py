@@ -25,8 +25,9 @@ from foreword.models.config import LayerSpec, ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.opening import Head
 from foreword.models.heads.spec import Join
-from foreword.models.layer_shapes import FINAL_NORM
+from foreword.models.layer_shapes import FINAL_NORM, norm_names
 from foreword.models.rope import frequencies
+from foreword.models.rope_spec import RopeSpec
 from foreword.progress import Progress
 
 if TYPE_CHECKING:
@@ -37,14 +38,16 @@ if TYPE_CHECKING:
 class CpuLayer:
     """What one layer is made of, packed."""
 
-    attention_norm: Tensor
-    mlp_norm: Tensor
+    attention_norm: Tensor | None  # None: the stream is read as it is
+    mlp_norm: Tensor | None
     matrices: (
         "list[_native.PackedMatrix]"  # q, k, v, output, gate, up, down; the last three may be shared experts'
     )
     query_norm: Tensor | None
     key_norm: Tensor | None
     experts: "_native.Experts | None" = None
+    after_attention: Tensor | None = None  # norms of what is added
+    after_mlp: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +91,11 @@ class CpuDecoder:
             inverse_frequencies=frequencies(config.rope, layer.attention.head_dim).contiguous(),
             isa=choose_isa(native_status().instruction_sets),
             threads=threads,
+            embedding_scale=config.embedding_scale,
+            logit_scale=config.logit_scale,
+            logit_softcap=config.logit_softcap or 0.0,
         )
+        ropes = self._add_ropes()
         for packed, spec in zip(weights.layers, config.layers, strict=True):
             self._native.add_layer(
                 packed.attention_norm,
@@ -100,8 +107,23 @@ class CpuDecoder:
                 window=spec.attention.window or 0,
                 rotated=spec.attention.is_rotated,
                 score_scale=spec.attention.scale or 0.0,
+                after_attention=packed.after_attention,
+                after_mlp=packed.after_mlp,
+                residual_scale=spec.residual_scale,
+                rope=ropes[spec.attention.rope],
+                softcap=spec.attention.softcap or 0.0,
+                gelu=spec.mlp.activation != "silu",
             )
         self._native.set_ends(weights.embedding, weights.head, weights.final_norm)
+
+    def _add_ropes(self) -> dict[RopeSpec | None, int]:
+        """Numbers of the ways in which layers turn; None is the model's own."""
+        others = dict.fromkeys(layer.attention.rope for layer in self.config.layers if layer.attention.rope)
+        dim = self._attention.head_dim
+        return {None: 0} | {
+            rope: self._native.add_rope(frequencies(rope, dim).contiguous(), rope.magnitude)
+            for rope in others
+        }
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
         """What is added for the requests whose slot in a batch is this one; None takes it away."""
@@ -229,7 +251,10 @@ def _load_layer(packer: MatrixPacker, layer: LayerSpec, prefix: str) -> CpuLayer
     def matrices(names: str, biased: bool) -> "list[_native.PackedMatrix]":
         return packer.matrices([f"{prefix}{name}.weight" for name in names.split()], biased)
 
-    experts = None
+    def norm(name: str | None) -> Tensor | None:
+        return None if name is None else packer.vector(f"{prefix}{name}.weight")
+
+    experts, norms = None, norm_names(layer)
     if layer.mlp.experts is None:
         mlp = [
             *matrices("mlp.gate_proj mlp.up_proj", layer.mlp.bias),
@@ -238,14 +263,16 @@ def _load_layer(packer: MatrixPacker, layer: LayerSpec, prefix: str) -> CpuLayer
     else:
         experts, mlp = load_experts(packer, layer.mlp, prefix)
     return CpuLayer(
-        attention_norm=packer.vector(prefix + "input_layernorm.weight"),
-        mlp_norm=packer.vector(prefix + "post_attention_layernorm.weight"),
+        attention_norm=norm(norms.before_attention),
+        mlp_norm=norm(norms.before_mlp),
         matrices=[
             *matrices("self_attn.q_proj self_attn.k_proj self_attn.v_proj", layer.attention.bias),
             *matrices("self_attn.o_proj", layer.attention.output_bias),
             *mlp,
         ],
-        query_norm=packer.vector(prefix + "self_attn.q_norm.weight") if layer.attention.qk_norm else None,
-        key_norm=packer.vector(prefix + "self_attn.k_norm.weight") if layer.attention.qk_norm else None,
+        query_norm=norm("self_attn.q_norm" if layer.attention.qk_norm else None),
+        key_norm=norm("self_attn.k_norm" if layer.attention.qk_norm else None),
         experts=experts,
+        after_attention=norm(norms.after_attention),
+        after_mlp=norm(norms.after_mlp),
     )

@@ -1,16 +1,33 @@
 """Mixtures of experts as the CPU kernels read them."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from foreword.backends.cpu.packing import MatrixPacker
+from torch import Tensor
+
 from foreword.models.config import GroupScore, MlpSpec, Scores
 
 if TYPE_CHECKING:
     from foreword.kernels import _native
 
 
+class ExpertPacker(Protocol):
+    """Packs the tensors of a decoder or of a draft head."""
+
+    def matrices(self, names: list[str], biased: bool) -> "list[_native.PackedMatrix]":
+        """Projections of one input."""
+        ...
+
+    def floats(self, name: str) -> "_native.PackedMatrix":
+        """A matrix that stays in float32."""
+        ...
+
+    def vector(self, name: str) -> Tensor | None:
+        """float32 [n]."""
+        ...
+
+
 def load_experts(
-    packer: MatrixPacker, mlp: MlpSpec, prefix: str
+    packer: ExpertPacker, mlp: MlpSpec, prefix: str
 ) -> "tuple[_native.Experts, list[_native.PackedMatrix]]":
     """The experts of one layer, and gate, up and down of those that all tokens share, if there are any.
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foreword.backends.cpu.experts import load_experts
 from foreword.backends.cpu.kv_store import CpuKvStore
 from foreword.backends.cpu.packing import WeightForm, rotated_group
 from foreword.backends.interface import ChainPlan, HeadInput, HeadOutput, KvStore
@@ -47,6 +48,18 @@ class HeadPacker:
         self.nbytes += packed.nbytes
         return packed
 
+    def matrices(self, names: list[str], biased: bool) -> "list[_native.PackedMatrix]":
+        """Several of them, by their tensors' names; biases that there are, are found."""
+        return [self.matrix(name.removesuffix(".weight")) for name in names]
+
+    def floats(self, name: str) -> "_native.PackedMatrix":
+        """A matrix that stays in float32."""
+        from foreword.kernels._native import PackedMatrix
+
+        packed = PackedMatrix.keep_floats(self._arena, self._head.load(name))
+        self.nbytes += packed.nbytes
+        return packed
+
     def optional(self, name: str) -> "_native.PackedMatrix | None":
         return self.matrix(name) if self._head.spec.has(name + ".weight") else None
 
@@ -85,6 +98,7 @@ class CpuHead:
             num_kv_heads=layer.attention.num_kv_heads,
             head_dim=layer.attention.head_dim,
             rms_norm_eps=spec.norm.eps,
+            magnitude=spec.rope.magnitude,
             inverse_frequencies=frequencies(spec.rope, layer.attention.head_dim).contiguous(),
         )
         self._set_inputs(packer)
@@ -116,7 +130,11 @@ class CpuHead:
     def _add_layer(self, packer: HeadPacker, index: int) -> None:
         prefix = f"layers.{index}."
         attention = [packer.matrix(f"{prefix}self_attn.{name}") for name in (*_QKV, *_OUTPUT)]
-        mlp = [packer.matrix(f"{prefix}mlp.{name}") for name in _MLP]
+        layer, experts = self.spec.layers[index], None
+        if layer.mlp.experts is None:
+            mlp = [packer.matrix(f"{prefix}mlp.{name}") for name in _MLP]
+        else:
+            experts, mlp = load_experts(packer, layer.mlp, prefix)
         is_joined = index == 0 and self.spec.join is Join.CONCAT  # its input has norms of its own
         mlp_norm = packer.vector(prefix + "post_attention_layernorm.weight")
         assert mlp_norm is not None
@@ -126,6 +144,8 @@ class CpuHead:
             [*attention, *mlp],
             packer.vector(prefix + "self_attn.q_norm.weight"),
             packer.vector(prefix + "self_attn.k_norm.weight"),
+            experts=experts,
+            score_scale=layer.attention.scale or 0.0,
         )
 
     def forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:

@@ -23,7 +23,7 @@ from foreword.backends.cuda.products import Products
 from foreword.backends.cuda.upload import PassUpload, UploadedPass, attended
 from foreword.backends.interface import KvStore
 from foreword.backends.torch.decoder import TorchDecoder
-from foreword.backends.torch.heads import LentEnds
+from foreword.backends.torch.heads import LentEnds, TorchHead
 from foreword.backends.torch.weights import DecoderWeights, LayerWeights
 from foreword.errors import RequestError
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
@@ -65,8 +65,10 @@ class CudaDecoder(TorchDecoder):
         """A decoder of the same kind with other layers."""
         return CudaDecoder(config, weights, self._products)
 
-    def head(self, head: Head, rows: str) -> CudaHead:
-        """A draft head in the numbers of this decoder."""
+    def head(self, head: Head, rows: str) -> TorchHead:
+        """A draft head in the numbers of this decoder; layers that are not of the llama kind run on torch."""
+        if not head.spec.is_plain:
+            return super().head(head, rows)
         return CudaHead(head, rows, LentEnds.of(self._weights))
 
     def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> CudaKvStore:

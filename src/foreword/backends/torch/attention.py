@@ -36,8 +36,8 @@ class GroupView:
 class PagedKv:
     """The KV of one layer during a pass."""
 
-    keys: Tensor  # [physical rows, kv heads, dim]
-    values: Tensor
+    keys: LayerRows
+    values: LayerRows
     slots: Tensor  # int64 [rows], where the pass writes
     views: list[GroupView]  # what it reads
 

@@ -2,36 +2,31 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, gelu, linear, silu
+from torch.nn.functional import embedding, linear
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps, known_ids
 from foreword.backends.interface import KvStore
 from foreword.backends.support import require_supported
-from foreword.backends.torch.adapters import Additions, additions, on_device
-from foreword.backends.torch.attention import GroupView, PagedKv, group_views, paged_attention, windowed
-from foreword.backends.torch.experts import Activation, mixture
+from foreword.backends.torch.adapters import additions, on_device
+from foreword.backends.torch.attention import GroupView, PagedKv, group_views, windowed
 from foreword.backends.torch.heads import LentEnds, TorchHead
 from foreword.backends.torch.kv_store import TorchKvStore
-from foreword.backends.torch.latent import latent_attention
+from foreword.backends.torch.layers import TorchLayers
 from foreword.backends.torch.medusa import TorchMedusa
-from foreword.backends.torch.norms import rms_norm
-from foreword.backends.torch.rotation import CosSin, Rotations
+from foreword.backends.torch.modules import TorchModule
+from foreword.backends.torch.rotation import Rotations
 from foreword.backends.torch.staging import StagedBatch, Staging
-from foreword.backends.torch.weights import DecoderWeights, LayerWeights, load_weights
+from foreword.backends.torch.weights import DecoderWeights, load_weights
 from foreword.errors import CheckpointError
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
-from foreword.models.adapters.lora import MODULES, Lora
-from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig
+from foreword.models.adapters.lora import Lora
+from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.opening import Head
 from foreword.models.layer_shapes import FINAL_NORM
-from foreword.models.rope import rotate
-
-ACTIVATIONS: dict[str, Activation] = {"silu": silu, "gelu_pytorch_tanh": partial(gelu, approximate="tanh")}
 
 
 class TorchDecoder:
@@ -48,7 +43,8 @@ class TorchDecoder:
         self._staging = Staging(self.device, self._bucketed)
         self._adapters: dict[int, Lora] = {}  # by slot
         self._attention_spec = require_supported(config, self.backend).attention
-        self._rotations = Rotations(config, self.device)
+        self._rotations = Rotations(config.layers, config.rope, self.device)
+        self._layers = TorchLayers(config.layers, weights.layers, config.norm.eps)
         scale = torch.tensor(config.embedding_scale, dtype=weights.embedding.dtype)
         self._embedding_scale = None if config.embedding_scale == 1 else scale.to(self.device)
         self._kv_rows = _kv_rows(config, str(weights.embedding.dtype).removeprefix("torch."))
@@ -108,7 +104,8 @@ class TorchDecoder:
 
     def head(self, head: Head, rows: str) -> TorchHead:
         """A draft head in the numbers of this decoder."""
-        return TorchHead(head, rows, LentEnds.of(self._weights), self._bucketed)
+        kind = TorchHead if head.spec.is_plain else TorchModule
+        return kind(head, rows, LentEnds.of(self._weights), self._bucketed)
 
     def medusa(self, head: Head) -> TorchMedusa:
         """Medusa's heads in the numbers of this decoder."""
@@ -144,13 +141,10 @@ class TorchDecoder:
         turns = self._rotations.of(batch.positions, stream.dtype)
         slots = batch.slots.long()
         hidden: dict[Tap, Tensor] = {}
-        for index, (layer, spec) in enumerate(zip(self._weights.layers, self.config.layers, strict=True)):
+        for index, spec in enumerate(self.config.layers):
             self._keep_hidden(hidden, staged, index, stream)
             kv = PagedKv(keys[index], values[index], slots, views[spec.attention.window])
-            here = added.at(index)
-            attended = self._attention(layer, spec.attention, stream, turns[index], kv, here)
-            stream = self._added(stream, attended, layer.after_attention, spec)
-            stream = self._added(stream, self._mlp(layer, spec.mlp, stream, here), layer.after_mlp, spec)
+            stream = self._layers.run(index, stream, turns[index], kv, added.at(index))
         self._keep_hidden(hidden, staged, len(self._weights.layers), stream)
         last = self._final_norm(stream[batch.logit_rows])
         return ForwardOutput(self._logits(last)[: staged.num_logits], hidden)
@@ -172,11 +166,6 @@ class TorchDecoder:
         cap = self.config.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def _added(self, stream: Tensor, said: Tensor, norm: Tensor | None, spec: LayerSpec) -> Tensor:
-        """The stream after one half of a layer."""
-        said = said if norm is None else self._norm(said, norm)
-        return stream + (said if spec.residual_scale == 1 else said * spec.residual_scale)
-
     def _keep_hidden(
         self, hidden: dict[Tap, Tensor], staged: StagedBatch, layer: int, stream: Tensor
     ) -> None:
@@ -185,82 +174,14 @@ class TorchDecoder:
                 rows = stream[staged.batch.hidden_rows][: staged.num_hidden]
                 hidden[tap] = self._final_norm(rows) if tap.normed else rows
 
-    def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
-        """Normed, if there is such a norm."""
-        return rms_norm(rows, weight, self.config.norm.eps) if len(weight) else rows
-
     def _final_norm(self, rows: Tensor) -> Tensor:
-        return self._norm(rows, self._weights.final_norm)
-
-    def _attention(
-        self,
-        layer: LayerWeights,
-        spec: AttentionSpec,
-        stream: Tensor,
-        turns: CosSin | None,
-        kv: PagedKv,
-        added: Additions,
-    ) -> Tensor:
-        normed = self._norm(stream, layer.input_norm)
-        qkv = linear(normed, layer.qkv, layer.qkv_bias)
-        widths = (spec.query_width, spec.kv_width, spec.kv_width)
-        added.add(tuple(zip(MODULES[:3], widths, strict=True)), normed, qkv)
-        if spec.latent is None:
-            attended = self._attended(layer, spec, qkv, turns, kv)
-        else:
-            assert turns is not None
-            attended = latent_attention(spec, layer, qkv, turns, kv)
-        output = linear(attended, layer.output, layer.output_bias)
-        added.add(((MODULES[3], output.shape[1]),), attended, output)
-        return output
-
-    def _attended(
-        self, layer: LayerWeights, spec: AttentionSpec, qkv: Tensor, turns: CosSin | None, kv: PagedKv
-    ) -> Tensor:
-        """Keep this pass's keys and values and attend over all that are seen: [rows, query width]."""
-        q, k, v = torch.split(qkv, [spec.query_width, spec.kv_width, spec.kv_width], dim=1)
-        if spec.wide_qk_norm:
-            q, k = self._normed_heads(layer, q, k)
-        q, k, v = (part.reshape(len(qkv), -1, spec.head_dim) for part in (q, k, v))  # [rows, heads, dim]
-        if not spec.wide_qk_norm:
-            q, k = self._normed_heads(layer, q, k)
-        if turns is not None:
-            q, k = rotate(q, *turns), rotate(k, *turns)
-        kv.keys[kv.slots] = k
-        kv.values[kv.slots] = v
-        return paged_attention(q, kv.keys, kv.values, kv.views, spec.scale, spec.softcap).flatten(1)
-
-    def _normed_heads(self, layer: LayerWeights, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        if layer.query_norm is None or layer.key_norm is None:
-            return q, k
-        return self._norm(q, layer.query_norm), self._norm(k, layer.key_norm)
-
-    def _mlp(self, layer: LayerWeights, spec: MlpSpec, stream: Tensor, added: Additions) -> Tensor:
-        normed, activation = self._norm(stream, layer.mlp_norm), ACTIVATIONS[spec.activation]
-        gate_up = linear(normed, layer.gate_up, layer.gate_up_bias)
-        width = gate_up.shape[1] // 2
-        added.add(((MODULES[4], width), (MODULES[5], width)), normed, gate_up)
-        gate, up = gate_up.chunk(2, dim=-1)
-        active = activation(gate) * up
-        said = linear(active, layer.down, layer.down_bias)
-        added.add(((MODULES[6], said.shape[1]),), active, said)
-        if spec.experts is None or layer.experts is None:
-            return said
-        if layer.experts.shared_gate is not None:
-            said = said * linear(normed, layer.experts.shared_gate).sigmoid()
-        return said + mixture(spec.experts, layer.experts, normed, activation)
+        return self._layers.norm(rows, self._weights.final_norm)
 
 
 def _kv_rows(config: ModelConfig, dtype: str) -> RowSpec:
     """Keys and values of all layers; of latent attention, one row for both."""
-    shapes = {_row_shape(layer.attention) for layer in config.layers}
+    shapes = {layer.attention.kept for layer in config.layers}
     if len(shapes) != 1:
         raise CheckpointError(f"the layers of this {config.architecture} model keep rows of different sizes")
     heads, dim, values = shapes.pop()
     return RowSpec(DECODER_ROWS, config.num_layers, heads, dim, values, config.widest_window, dtype)
-
-
-def _row_shape(attention: AttentionSpec) -> tuple[int, int, int | None]:
-    if attention.latent is not None:
-        return 1, attention.latent.row_dim, 0
-    return attention.num_kv_heads, attention.head_dim, None

@@ -12,6 +12,7 @@ from foreword.backends.interface import ChainPlan, HeadInput, HeadOutput, KvStor
 from foreword.backends.torch.attention import GroupView, LayerRows, group_views, paged_attention
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.norms import rms_norm
+from foreword.backends.torch.rotation import CosSin
 from foreword.backends.torch.staging import StagedBatch, Staging
 from foreword.backends.torch.weights import DecoderWeights
 from foreword.models.config import LayerSpec
@@ -55,12 +56,18 @@ class TorchHead:
         self.spec = head.spec
         self._rows = rows
         self._ends = ends
-        read = [name for name in head.spec.shapes if not name.startswith(CONFIDENCE)]
-        floats = [name for name in read if name not in (*TABLES, *DRAFTERS_OWN)]
-        self._weights = {name: head.load(name, ends.dtype).to(ends.device) for name in floats}
+        self._weights = {
+            name: head.load(name, ends.dtype).to(ends.device)
+            for name in head.spec.shapes
+            if self._reads(name)
+        }
         head_dim = head.spec.layers[0].attention.head_dim
         self._frequencies = frequencies(head.spec.rope, head_dim).to(ends.device)
         self._staging = Staging(ends.device, bucketed)
+
+    def _reads(self, name: str) -> bool:
+        """Whether a tensor is one of its own weights."""
+        return not name.startswith(CONFIDENCE) and name not in (*TABLES, *DRAFTERS_OWN)
 
     @property
     def weight_bytes(self) -> int:
@@ -72,22 +79,15 @@ class TorchHead:
         staged = self._staging.stage(ForwardBatch.of(wanted.arrays), paged.page_size, paged.spare_slot)
         batch, padding = staged.batch, len(staged.batch.token_ids) - len(wanted.features)
         features = torch.nn.functional.pad(wanted.features.to(self._ends.dtype), (0, 0, 0, padding))
-        angles = batch.positions.unsqueeze(1).float() * self._frequencies
-        cos_sin = angles.cos().to(features.dtype), angles.sin().to(features.dtype)
+        cos_sin = self._turns(batch.positions)
         slots = batch.slots.long()
         if self.spec.join is Join.CONTEXT and not wanted.are_own:
             return self._keep_context(features, cos_sin, paged, slots)
         views = _from(
             wanted, staged, group_views(staged, paged.page_size, paged.empty_slot), paged.empty_slot
         )
-        stream, attention_input = self._begin(batch.token_ids, features, wanted.are_own)
-        for index, layer in enumerate(self.spec.layers):
-            if index:
-                attention_input = self._norm(stream, f"layers.{index}.input_layernorm.weight")
-            stream = stream + self._attention(
-                index, layer, attention_input, cos_sin, paged.layers[index], slots, views
-            )
-            stream = stream + self._mlp(index, stream)
+        begun = self._begin(batch.token_ids, features, wanted.are_own)
+        stream = self._run_layers(*begun, cos_sin, paged, slots, views)
         last = stream[batch.logit_rows][: staged.num_logits]
         normed = self._norm(last, "norm.weight")
         return HeadOutput(self._logits(normed), normed if self.spec.norm_output else last)
@@ -122,9 +122,31 @@ class TorchHead:
             stream = embedded
         return stream, self._norm(stream, "layers.0.input_layernorm.weight")
 
-    def _keep_context(
-        self, features: Tensor, cos_sin: tuple[Tensor, Tensor], paged: PagedRows, slots: Tensor
-    ) -> HeadOutput:
+    def _turns(self, positions: Tensor) -> CosSin:
+        """Cosines and sines of every row."""
+        angles = positions.unsqueeze(1).float() * self._frequencies
+        return angles.cos().to(self._ends.dtype), angles.sin().to(self._ends.dtype)
+
+    def _run_layers(
+        self,
+        stream: Tensor,
+        attention_input: Tensor,
+        cos_sin: CosSin,
+        paged: PagedRows,
+        slots: Tensor,
+        views: list[GroupView],
+    ) -> Tensor:
+        """The stream after all layers."""
+        for index, layer in enumerate(self.spec.layers):
+            if index:
+                attention_input = self._norm(stream, f"layers.{index}.input_layernorm.weight")
+            stream = stream + self._attention(
+                index, layer, attention_input, cos_sin, paged.layers[index], slots, views
+            )
+            stream = stream + self._mlp(index, stream)
+        return stream
+
+    def _keep_context(self, features: Tensor, cos_sin: CosSin, paged: PagedRows, slots: Tensor) -> HeadOutput:
         """The target's states become keys and values of every layer; nothing else comes of them."""
         context = self._norm(self._linear(features, "fc"), "hidden_norm.weight")
         for index, layer in enumerate(self.spec.layers):
@@ -140,14 +162,15 @@ class TorchHead:
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         """Normed, if the head has such a norm."""
-        return rms_norm(x, self._weights[name], self.spec.norm.eps) if self.spec.has(name) else x
+        weight = self._weights.get(name)
+        return x if weight is None else rms_norm(x, weight, self.spec.norm.eps)
 
     def _place(
         self,
         index: int,
         layer: LayerSpec,
         read: Tensor,
-        cos_sin: tuple[Tensor, Tensor],
+        cos_sin: CosSin,
         kv: tuple[LayerRows, LayerRows],
         slots: Tensor,
     ) -> None:
@@ -161,7 +184,7 @@ class TorchHead:
         index: int,
         layer: LayerSpec,
         read: Tensor,
-        cos_sin: tuple[Tensor, Tensor],
+        cos_sin: CosSin,
         kv: tuple[LayerRows, LayerRows],
         slots: Tensor,
         views: list[GroupView],

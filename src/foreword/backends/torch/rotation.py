@@ -1,9 +1,11 @@
 """Cosines and sines of a pass, for every way in which layers of a decoder turn."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from foreword.models.config import AttentionSpec, ModelConfig
+from foreword.models.config import AttentionSpec, LayerSpec
 from foreword.models.rope import frequencies
 from foreword.models.rope_spec import RopeSpec
 
@@ -13,8 +15,8 @@ CosSin = tuple[Tensor, Tensor]
 class Rotations:
     """The frequencies of a decoder's layers."""
 
-    def __init__(self, config: ModelConfig, device: torch.device) -> None:
-        self._kinds = [_kind(layer.attention, config) for layer in config.layers]
+    def __init__(self, layers: Sequence[LayerSpec], rope: RopeSpec, device: torch.device) -> None:
+        self._kinds = [_kind(layer.attention, rope) for layer in layers]
         self._frequencies = {
             kind: frequencies(*kind).to(device) for kind in dict.fromkeys(self._kinds) if kind is not None
         }
@@ -31,9 +33,8 @@ class Rotations:
         return [tables[kind] for kind in self._kinds]
 
 
-def _kind(attention: AttentionSpec, config: ModelConfig) -> tuple[RopeSpec, int] | None:
+def _kind(attention: AttentionSpec, rope: RopeSpec) -> tuple[RopeSpec, int] | None:
     """How a layer turns: by what, and how many numbers."""
     if not attention.is_rotated:
         return None
-    dim = attention.head_dim if attention.latent is None else attention.latent.rope_dim
-    return attention.rope or config.rope, dim
+    return attention.rope or rope, attention.turned

@@ -1,6 +1,7 @@
 """The tensors of the torch decoder."""
 
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +12,27 @@ from foreword.models.config import AttentionSpec, ExpertsSpec, LayerSpec, ModelC
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.layer_shapes import FINAL_NORM, norm_names
 from foreword.progress import Progress
+
+
+class LayerSource(Protocol):
+    """Where the tensors of layers come from."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the stream."""
+        ...
+
+    def tensor(self, name: str) -> Tensor:
+        """One of them, in the numbers that the decoder computes in."""
+        ...
+
+    def floats(self, name: str) -> Tensor:
+        """The same in float32."""
+        ...
+
+    def nothing(self, *shape: int) -> Tensor:
+        """A tensor without numbers, for what a layer does not have."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -89,7 +111,7 @@ def load_weights(
     require_supported(config, "torch")
     loader = WeightLoader(checkpoint, dtype, device, progress)
     weights = _load_ends(loader, config) if ends is None else ends
-    layers = tuple(_load_layer(loader, layer, f"model.layers.{i}.") for i, layer in enumerate(config.layers))
+    layers = tuple(load_layer(loader, layer, f"model.layers.{i}.") for i, layer in enumerate(config.layers))
     return replace(weights, layers=layers)
 
 
@@ -99,7 +121,8 @@ def _load_ends(loader: WeightLoader, config: ModelConfig) -> DecoderWeights:
     return DecoderWeights(embedding, (), loader.tensor(FINAL_NORM), head)
 
 
-def _load_layer(loader: WeightLoader, layer: LayerSpec, prefix: str) -> LayerWeights:
+def load_layer(loader: LayerSource, layer: LayerSpec, prefix: str) -> LayerWeights:
+    """One layer, whose tensors' names begin with `prefix`."""
     attention, norms = layer.attention, norm_names(layer)
     output, qkv = ("self_attn.o_proj",), _qkv_names(attention)
     shared = "mlp." if layer.mlp.experts is None else "mlp.shared_experts."
@@ -113,22 +136,22 @@ def _load_layer(loader: WeightLoader, layer: LayerSpec, prefix: str) -> LayerWei
         return loader.nothing(0) if name is None else loader.tensor(f"{prefix}{name}.weight")
 
     def bias(names: tuple[str, ...], wanted: bool) -> Tensor | None:
-        return loader.stacked(prefix, names, "bias") if wanted else None
+        return _stacked(loader, prefix, names, "bias") if wanted else None
 
     query_norm, key_norm = _head_norms(attention)
     hidden = loader.hidden_size
     return LayerWeights(
         input_norm=norm(norms.before_attention),
-        qkv=loader.stacked(prefix, qkv, "weight"),
+        qkv=_stacked(loader, prefix, qkv, "weight"),
         qkv_bias=_qkv_bias(loader, attention, prefix),
         query_norm=optional(query_norm),
         key_norm=optional(key_norm),
-        output=loader.stacked(prefix, output, "weight"),
+        output=_stacked(loader, prefix, output, "weight"),
         output_bias=bias(output, attention.output_bias),
         mlp_norm=norm(norms.before_mlp),
-        gate_up=loader.stacked(prefix, gate_up, "weight") if has_mlp else loader.nothing(0, hidden),
+        gate_up=_stacked(loader, prefix, gate_up, "weight") if has_mlp else loader.nothing(0, hidden),
         gate_up_bias=bias(gate_up, layer.mlp.bias and has_mlp),
-        down=loader.stacked(prefix, down, "weight") if has_mlp else loader.nothing(hidden, 0),
+        down=_stacked(loader, prefix, down, "weight") if has_mlp else loader.nothing(hidden, 0),
         down_bias=bias(down, layer.mlp.bias and has_mlp),
         after_attention=optional(norms.after_attention),
         after_mlp=optional(norms.after_mlp),
@@ -139,6 +162,12 @@ def _load_layer(loader: WeightLoader, layer: LayerSpec, prefix: str) -> LayerWei
     )
 
 
+def _stacked(loader: LayerSource, prefix: str, names: tuple[str, ...], kind: str) -> Tensor:
+    """Several projections as one matrix."""
+    parts = [loader.tensor(f"{prefix}{name}.{kind}") for name in names]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 def _qkv_names(attention: AttentionSpec) -> tuple[str, ...]:
     if attention.latent is None:
         return ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -146,12 +175,12 @@ def _qkv_names(attention: AttentionSpec) -> tuple[str, ...]:
     return (f"self_attn.{query}", "self_attn.kv_a_proj_with_mqa")
 
 
-def _qkv_bias(loader: WeightLoader, attention: AttentionSpec, prefix: str) -> Tensor | None:
+def _qkv_bias(loader: LayerSource, attention: AttentionSpec, prefix: str) -> Tensor | None:
     if not attention.bias:
         return None
     latent, names = attention.latent, _qkv_names(attention)
     if latent is None or latent.query_rank is not None:
-        return loader.stacked(prefix, names, "bias")
+        return _stacked(loader, prefix, names, "bias")
     own = loader.tensor(f"{prefix}{names[1]}.bias")  # a query that is not compressed has none
     return torch.cat((own.new_zeros(attention.query_width), own))
 
@@ -164,7 +193,7 @@ def _head_norms(attention: AttentionSpec) -> tuple[str | None, str | None]:
     return query, "self_attn.kv_a_layernorm"
 
 
-def _load_latent(loader: WeightLoader, attention: AttentionSpec, prefix: str) -> LatentWeights:
+def _load_latent(loader: LayerSource, attention: AttentionSpec, prefix: str) -> LatentWeights:
     latent = attention.latent
     assert latent is not None
     query = None if latent.query_rank is None else loader.tensor(f"{prefix}self_attn.q_b_proj.weight")
@@ -174,11 +203,11 @@ def _load_latent(loader: WeightLoader, attention: AttentionSpec, prefix: str) ->
     return LatentWeights(query, keys.contiguous(), values.contiguous())
 
 
-def _load_experts(loader: WeightLoader, spec: ExpertsSpec, has_shared: bool, prefix: str) -> ExpertWeights:
+def _load_experts(loader: LayerSource, spec: ExpertsSpec, has_shared: bool, prefix: str) -> ExpertWeights:
     def together(*names: str) -> Tensor:
         whole: Tensor | None = None
         for index in range(spec.count):
-            part = loader.stacked(f"{prefix}mlp.experts.{index}.", names, "weight")
+            part = _stacked(loader, f"{prefix}mlp.experts.{index}.", names, "weight")
             if whole is None:  # not before: the first one's shape is checked by now
                 whole = part.new_empty((spec.count, *part.shape))
             whole[index] = part

@@ -57,9 +57,8 @@ def load_head(model: str, kind: str, resources: DrafterResources) -> LoadedHead:
         )
     head = open_fitting(path, kind, resources, is_inside=not model)
     spec = head.spec
-    attention = spec.layers[0].attention
     # The name tells heads apart that an engine has side by side, and is the same whenever this one is loaded.
-    rows = RowSpec(f"{kind}:{path.resolve()}", len(spec.layers), attention.num_kv_heads, attention.head_dim)
+    rows = RowSpec(f"{kind}:{path.resolve()}", len(spec.layers), *spec.layers[0].attention.kept)
     names = [name for name in spec.shapes if name in DRAFTERS_OWN or name.startswith(CONFIDENCE)]
     own = {name: head.load(name).to(resources.target.device) for name in names}
     return LoadedHead(

@@ -71,11 +71,11 @@ class GgufNames:
     """How GGUF spells a family, and which of its tensors Hugging Face knows under which name."""
 
     architecture: str  # general.architecture, and the prefix of its keys
-    interleaved: bool  # rotated pairs stand side by side in rows of q and k, not half a head apart
+    interleaved: bool  # rotated pairs stand side by side in the rows of a head, not half of them apart
     layer_tensors: Mapping[str, str]  # blk.N.<key> -> model.layers.N.<value>
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # one matrix -> those it is made of
     settings: Mapping[str, object] | None = (
-        None  # what GGUF leaves unsaid, by keys of config.json; None: nothing
+        None  # what files may leave unsaid, by keys of config.json; None: nothing
     )
     deep: int | None = None  # models of so many layers scale scores by hidden size / heads, not by head size
 
@@ -124,6 +124,7 @@ LLAMA_TENSORS = {
 
 EXPERT_TENSORS = {
     "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b": "mlp.gate.e_score_correction",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
@@ -137,6 +138,25 @@ AROUND_TENSORS = LLAMA_TENSORS | {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 """In a layer with norms around both halves, or only after them."""
+
+LATENT_TENSORS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",  # as old files have it; in others it is in two parts
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""In a layer with latent attention."""
 
 QK_NORM_TENSORS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 

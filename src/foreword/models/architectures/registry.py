@@ -18,6 +18,7 @@ from foreword.models.architectures.mixtures.glm4_moe import GLM4_MOE
 from foreword.models.architectures.mixtures.mixtral import MIXTRAL
 from foreword.models.architectures.mixtures.qwen2_moe import QWEN2_MOE
 from foreword.models.architectures.mixtures.qwen3_moe import QWEN3_MOE
+from foreword.models.config import Scores
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     LLAMA,
@@ -41,9 +42,18 @@ ARCHITECTURES: tuple[Architecture, ...] = (
 
 BY_HF_CLASS = {family.hf_class: family for family in ARCHITECTURES}
 
-BY_GGUF_NAME = {
-    (family.gguf.architecture, family.experts is not None): family
-    for family in ARCHITECTURES
-    if family.gguf is not None
-}
-"""By general.architecture and whether there are experts: Mixtral is a llama with experts."""
+GGUF_NAMES = tuple(
+    dict.fromkeys(family.gguf.architecture for family in ARCHITECTURES if family.gguf is not None)
+)
+
+
+def gguf_family_named(name: str, scores: Scores | None) -> Architecture | None:
+    """By general.architecture and how a router scores experts, None without any.
+
+    Mixtral is a llama with experts, and DeepSeek-V3 a V2 whose router scores otherwise.
+    """
+    for family in ARCHITECTURES:
+        own = None if family.experts is None else family.experts.scores
+        if family.gguf is not None and (family.gguf.architecture, own) == (name, scores):
+            return family
+    return None

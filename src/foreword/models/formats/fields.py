@@ -1,7 +1,7 @@
 """Typed reading of a model's description, whether it came from config.json or from GGUF metadata."""
 
-import math
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,9 +41,7 @@ class ConfigFields:
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above zero."""
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.malformed(key, "a positive number")
-        if not (math.isfinite(value) and value > 0):
+        if not is_positive_number(value):
             raise self.malformed(key, "a positive number")
         return float(value)
 
@@ -79,6 +77,13 @@ class ConfigFields:
                 f"{self.origin}: {self.prefix}{key} is missing; the description is incomplete, get it again"
             )
         return default
+
+
+def is_positive_number(value: object) -> bool:
+    """Whether it is one that a double can hold: whole numbers of JSON have no bound."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 < value <= sys.float_info.max
 
 
 def check_heads(attention: AttentionSpec, origin: str) -> AttentionSpec:

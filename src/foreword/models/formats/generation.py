@@ -1,6 +1,6 @@
 """The sampling parameters that a model's makers recommend, as its files tell them."""
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,4 +35,6 @@ def sampling_values(values: Mapping[str, Any], names: Mapping[str, str], origin:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max  # whole numbers of JSON have no bound

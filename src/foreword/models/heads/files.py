@@ -12,8 +12,9 @@ from torch import Tensor
 from foreword.errors import CheckpointError
 from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.hf.checkpoint import read_json_object
+from foreword.models.formats.hf.packed.choice import scheme_of, unpacked
 from foreword.models.formats.safetensors_file import opened_safetensors
-from foreword.models.heads.layouts.names import SCALE, canonical_names
+from foreword.models.heads.layouts.names import OURS, SCALES, canonical_names
 
 PICKLES = ("*.bin", "*.pt", "*.pth")
 
@@ -52,22 +53,37 @@ class HeadFiles:
 
     def load(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         """A tensor of floats in `dtype`, 8-bit ones multiplied out; one that holds no numbers is refused."""
-        stored = self.stored(name)
-        if not stored.dtype.is_floating_point:
-            if name + SCALE not in self._places:
-                kind = str(stored.dtype).removeprefix("torch.")
-                raise CheckpointError(
-                    f"{self.path}: tensor {name} has type {kind}, not floats; use another head"
-                )
-            group = ConfigFields(self.config.get("quantization_config") or {}, str(self.path)).count(
-                "group_size"
-            )
-            stored = expanded(stored, self.stored(name + SCALE), group)
+        stored = self._floats(name)
         if not bool(stored.sum(dtype=torch.float32).isfinite()):
             raise CheckpointError(
                 f"{self.path}: tensor {name} holds NaN or infinity; the file is damaged, get it again"
             )
         return stored.to(dtype)
+
+    def _floats(self, name: str) -> Tensor:
+        """A tensor's numbers, 8-bit ones with their scales."""
+        stored = self.stored(name)
+        scales = [name + end for end in SCALES if name + end in self._places]
+        if scales:
+            return self._unpacked(name, stored, scales)
+        if not stored.dtype.is_floating_point or stored.element_size() == 1:
+            kind = str(stored.dtype).removeprefix("torch.")
+            raise CheckpointError(f"{self.path}: tensor {name} has type {kind}, not floats; use another head")
+        return stored
+
+    def _unpacked(self, name: str, stored: Tensor, scales: list[str]) -> Tensor:
+        """Of a head that was written here, or of a module in a quantised checkpoint."""
+        section = self.config.get("quantization_config") or {}
+        if isinstance(section, Mapping) and section.get("quant_method", OURS) == OURS:
+            group = ConfigFields(section, str(self.path)).count("group_size")
+            return expanded(stored, self.stored(scales[0]), group)
+        parts = {scale.rpartition(".")[2]: self.stored(scale) for scale in scales} | {"weight": stored}
+        scheme = scheme_of(self.fields)
+        if scheme is None or not set(scheme.needed) <= parts.keys():
+            raise CheckpointError(
+                f"{self.path}: tensor {name} has scales that nobody reads; use another head"
+            )
+        return unpacked(scheme, parts, name, self.path)
 
     def stored(self, name: str) -> Tensor:
         """A tensor as the file has it."""
@@ -79,7 +95,9 @@ class HeadFiles:
     def renamed(self, names: Mapping[str, str]) -> "HeadFiles":
         """Only these tensors, new name -> name here; scales follow their matrices."""
         view = copy(self)
-        scales = {new + SCALE: old + SCALE for new, old in names.items() if old + SCALE in self._places}
+        scales = {
+            new + end: old + end for new, old in names.items() for end in SCALES if old + end in self._places
+        }
         view._places = {new: self._places[old] for new, old in {**names, **scales}.items()}
         return view
 
@@ -97,7 +115,7 @@ class HeadFiles:
         return sorted(self._places)
 
     def _is_scale(self, name: str) -> bool:
-        return name.endswith(SCALE) and name.removesuffix(SCALE) in self._places
+        return any(name.endswith(end) and name.removesuffix(end) in self._places for end in SCALES)
 
 
 def expanded(levels: Tensor, scales: Tensor, group: int) -> Tensor:

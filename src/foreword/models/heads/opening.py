@@ -9,6 +9,7 @@ from torch import Tensor
 
 from foreword.errors import CheckpointError
 from foreword.models.config import ModelConfig
+from foreword.models.formats.turned import turned_rows
 from foreword.models.heads.checks import draft_token_ids, fitted
 from foreword.models.heads.files import HeadFiles
 from foreword.models.heads.layouts.dflash import read_dflash
@@ -53,6 +54,9 @@ class Head:
         tensor = self.files.load(name, dtype)
         if name == "fc.weight" and self.spec.hidden_first:
             return tensor.roll(self.spec.hidden_size, dims=1)  # embedding first, as in all other heads
+        if self.spec.interleaved and name.startswith("layers."):
+            turned = turned_rows(self.spec.layers[0].attention).get(name.split(".", 2)[2])
+            return tensor if turned is None else tensor[torch.from_numpy(turned.order())]
         return tensor
 
     def without(self, names: Sequence[str]) -> "Head":

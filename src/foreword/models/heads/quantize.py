@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foreword.models.heads.layouts.names import SCALE
+from foreword.models.heads.layouts.names import OURS, SCALE
 from foreword.models.heads.opening import Head
 from foreword.models.heads.writing import stored_tensors, write_head
 
@@ -25,7 +25,7 @@ def quantize_head(head: Head, out: Path) -> int:
             tensors[name], tensors[name + SCALE] = rounded(head.load(name))
         else:
             tensors[name] = stored
-    settings = {"quant_method": "foreword", "bits": 8, "group_size": GROUP}
+    settings = {"quant_method": OURS, "bits": 8, "group_size": GROUP}
     return write_head(head, out, tensors, {"quantization_config": settings})
 
 

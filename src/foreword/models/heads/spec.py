@@ -53,6 +53,7 @@ class HeadSpec:
     shapes: Shapes  # every tensor that is used, by speculators' names; what is missing is the target's, or not done
     norm_before_residual: bool = False  # the residual stream starts with the normed features
     norm_output: bool = False  # what it feeds itself is normed
+    interleaved: bool = False  # rotated pairs stand side by side in the stored weights
     hidden_first: bool = False  # a fused `fc.weight` is stored for features before the embedding
     mask_token_id: int | None = (
         None  # stands for tokens that are not known yet, in heads that guess many at once
@@ -67,6 +68,14 @@ class HeadSpec:
     def feature_width(self) -> int:
         """Numbers of the target's features of one token."""
         return self.num_taps * self.target_hidden_size
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its layers are of the llama kind."""
+        turned_alike = self.rope.rotary_dim is None and self.rope.magnitude == 1
+        return turned_alike and all(
+            layer.mlp.experts is None and layer.attention.latent is None for layer in self.layers
+        )
 
     def has(self, name: str) -> bool:
         """Whether the head has this tensor of its own."""

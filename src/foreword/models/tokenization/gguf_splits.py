@@ -7,6 +7,10 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from foreword.errors import TokenizerError
 
+_QWEN2 = ("qwen2", "deepseek-r1-qwen")
+_WHOLE_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")
+"""Those that look a piece up whole before they merge, and begin texts with BOS."""
+
 _WORD_START = "\u2581"  # sentencepiece writes a space as this
 
 
@@ -19,30 +23,80 @@ def _word_pattern(numbers: str) -> str:
     )
 
 
+_THREE_DIGITS = _word_pattern(
+    r"\p{N}{1,3}"
+)  # Llama 3, and those whose tokenizers come from tiktoken's cl100k
+_ONE_DIGIT = _word_pattern(r"\p{N}")
+
+_CASES = "\\p{Lm}\\p{Lo}\\p{M}"
+_UPPER, _LOWER = rf"[\p{{Lu}}\p{{Lt}}{_CASES}]", rf"[\p{{Ll}}{_CASES}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|"
+    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+_DEEPSEEK_V3 = (
+    r"\p{N}{1,3}",
+    r"[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+",
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+
+_DEEPSEEK_LETTERS = """
+41-5a 61-7a b5 c0-d6 d8-f6 f8-1ba 1bc-1bf 1c4-293 295-2af 370-373 376 377 37b-37d 37f 386 388-38a 38c 38e-3a1 3a3-3f5
+3f7-481 48a-52f 531-556 10a0-10c5 13a0-13f5 13f8-13fd 1c90-1cba 1cbd-1cbf 1d00-1d2b 1d6b-1d77 1d79-1d9a 1e00-1f15
+1f18-1f1d 1f20-1f45 1f48-1f4d 1f50-1f57 1f59 1f5b 1f5d 1f5f-1f7d 1f80-1fb4 1fb6-1fbc 1fbe 1fc2-1fc4 1fc6-1fcc
+1fd0-1fd3 1fd6-1fdb 1fe0-1fec 1ff2-1ff4 1ff6-1ffc 2102 2107 210a-2113 2115 2119-211d 2124 2126 2128 212a-212d
+212f-2134 2139 213c-213f 2145-2149 214e 2183 2184 2c00-2c7b 2c7e-2ce4 2ceb-2cee 2cf2 2cf3 a640-a66d a680-a69b
+a722-a76f a771-a787 a78b-a78e ab70-abbf fb00-fb06 fb13-fb17 ff21-ff3a ff41-ff5a 10400-1044f 104b0-104d3 104d8-104fb
+10c80-10cb2 10cc0-10cf2 118a0-118df 1e900-1e943
+"""
+"""The letters that stay together in the tokenizers of DeepSeek LLM and V2: most of those that have a case."""
+
+
+def _deepseek_llm() -> tuple[str, ...]:
+    ranges = [item.split("-") for item in _DEEPSEEK_LETTERS.split()]
+    letters = "".join("-".join(f"\\x{{{end}}}" for end in ends) for ends in ranges)
+    return (
+        r"[\r\n]",
+        rf"\s?[{letters}]+",
+        r"\s?[!-/:-~\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff5e}\x{2018}-\x{201f}\x{3000}-\x{3002}]+",
+        r"\s+$",
+        r"[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}]+",
+        r"\p{N}",
+    )
+
+
 def _splits() -> dict[str, list[pre_tokenizers.PreTokenizer]]:
     """Value of tokenizer.ggml.pre -> how a text is cut before merging."""
     classic = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    llama3 = pre_tokenizers.Split(tokenizers.Regex(_word_pattern(r"\p{N}{1,3}")), "isolated")
-    qwen2 = pre_tokenizers.Split(tokenizers.Regex(_word_pattern(r"\p{N}")), "isolated")
+    digits = [pre_tokenizers.Digits(individual_digits=True), classic]
+    three, one = _cut_by(_THREE_DIGITS), _cut_by(_ONE_DIGIT)
     return {
         "gpt-2": [classic],
         "default": [classic],
-        "smollm": [pre_tokenizers.Digits(individual_digits=True), classic],
-        "llama-bpe": [llama3, plain],
-        "llama3": [llama3, plain],
-        "llama-v3": [llama3, plain],
-        "qwen2": [qwen2, plain],
+        "olmo": [classic],
+        "smollm": digits,
+        "refact": digits,
+        **dict.fromkeys(
+            ("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), three
+        ),
+        **dict.fromkeys(_QWEN2, one),
+        "tekken": _cut_by(_TEKKEN),
+        "deepseek-llm": _cut_by(*_deepseek_llm()),
+        "deepseek-v3": _cut_by(*_DEEPSEEK_V3),
     }
+
+
+def _cut_by(*patterns: str) -> list[pre_tokenizers.PreTokenizer]:
+    """One pattern after the other cuts what the last has left; then bytes become characters."""
+    cuts = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in patterns]
+    return [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
 
 
 def starts_with_bos(kind: str) -> bool:
     """Whether texts of a byte-level tokenizer start with BOS if the metadata does not say."""
-    return _is_llama3(kind)
-
-
-def _is_llama3(kind: str) -> bool:
-    return kind in ("llama-bpe", "llama3", "llama-v3")
+    return kind in _WHOLE_FIRST
 
 
 def byte_level_backend(kind: str, tokens: Sequence[str], merges: Sequence[str]) -> tokenizers.Tokenizer:
@@ -54,11 +108,11 @@ def byte_level_backend(kind: str, tokens: Sequence[str], merges: Sequence[str]) 
         )
     # A space inside an entry is written as another character, so the first one after a character divides.
     pairs = [_divide(merge) for merge in merges]
-    model = _bpe(tokens, pairs, ignore_merges=_is_llama3(kind))
+    model = _bpe(tokens, pairs, ignore_merges=kind in _WHOLE_FIRST)
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.Sequence(splits[kind])
     backend.decoder = decoders.ByteLevel()
-    if kind == "qwen2":
+    if kind in _QWEN2:
         backend.normalizer = normalizers.NFC()
     return backend
 

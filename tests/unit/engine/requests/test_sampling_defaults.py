@@ -60,7 +60,7 @@ def test_a_built_in_model_whose_file_is_silent_has_its_makers_card(
     assert sampling_defaults(open_checkpoint(model)).values == {"temperature": 0.9}
 
 
-@pytest.mark.parametrize("value", ["hot", True, -1, float("nan")])
+@pytest.mark.parametrize("value", ["hot", True, -1, float("nan"), pytest.param(10**400, id="huge")])
 def test_a_recommendation_that_makes_no_sense_is_refused_by_name(model: Path, value: object):
     write(model, temperature=value)
     with pytest.raises(CheckpointError, match="temperature"):

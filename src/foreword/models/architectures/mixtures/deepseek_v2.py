@@ -1,6 +1,12 @@
 """DeepSeek-V2: latent attention, shared experts, experts chosen in groups."""
 
-from foreword.models.architectures.architecture import Architecture, Rope
+from foreword.models.architectures.architecture import (
+    EXPERT_TENSORS,
+    LATENT_TENSORS,
+    Architecture,
+    GgufNames,
+    Rope,
+)
 from foreword.models.architectures.experts import DenseLayers, ExpertKeys, Grouping
 from foreword.models.architectures.switch import Switch
 
@@ -8,6 +14,12 @@ DEEPSEEK_V2 = Architecture(
     name="deepseek_v2",
     models="DeepSeek-V2",
     hf_class="DeepseekV2ForCausalLM",
+    gguf=GgufNames(
+        "deepseek2",
+        interleaved=True,
+        layer_tensors=LATENT_TENSORS | EXPERT_TENSORS,
+        settings={"norm_topk_prob": False},
+    ),
     attention_bias=Switch(key="attention_bias"),
     output_bias=Switch(key="attention_bias"),
     rope=Rope(interleaved=True),

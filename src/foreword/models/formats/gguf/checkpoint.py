@@ -12,12 +12,14 @@ from torch import Tensor
 
 from foreword.errors import CheckpointError
 from foreword.models.formats.checkpoint import QuantizedTensor, missing_tensor
+from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.generation import GGUF_KEYS, sampling_values
 from foreword.models.formats.gguf.config import ROPE_FACTORS, gguf_config, gguf_family
-from foreword.models.formats.gguf.file import GgufFile
-from foreword.models.formats.gguf.names import GgufPlace, places, tensor_parts
-from foreword.models.formats.gguf.settings import ROPE_TENSORS
+from foreword.models.formats.gguf.file import GgufFile, GgufTensor
+from foreword.models.formats.gguf.names import GgufPlace, module_tensors, places, tensor_parts
+from foreword.models.formats.gguf.settings import ROPE_TENSORS, module_layers
 from foreword.models.formats.gguf.tokenizer import gguf_tokenizer
+from foreword.models.formats.turned import turned_rows
 from foreword.models.tokenization.tokenizer import Tokenizer, check_vocab
 
 _UNQUANTIZED = ("F32", "F16", "BF16")
@@ -31,9 +33,11 @@ class GgufCheckpoint:
         self.path = path
         self._file = GgufFile(path)
         _, names = gguf_family(self._file)
-        parts = tensor_parts(self._file.tensors, names, path, (ROPE_FACTORS, *ROPE_TENSORS))
+        fields = ConfigFields(self._file.metadata, str(path), prefix=f"{names.architecture}.")
+        modules = module_tensors(self._file.tensors, module_layers(fields))
+        parts = tensor_parts(self._file.tensors, names, path, (ROPE_FACTORS, *ROPE_TENSORS, *modules))
         self.config = gguf_config(self._file, frozenset(name for held in parts.values() for name in held))
-        self._interleaved = names.interleaved
+        self._turned = turned_rows(self.config.layers[0].attention) if names.interleaved else {}
         self._places = places(parts, self._file.tensors, self.config, path)
 
     def tensor_names(self) -> frozenset[str]:
@@ -44,21 +48,45 @@ class GgufCheckpoint:
         """The tensor, dequantised, in Hugging Face's layout."""
         place = self._place(name)
         tensor = self._file.tensors[place.stored]
-        rows = self._rows(name)
+        if place.values is not None:
+            return self._expanding(place.stored, place.values, dtype)
+        loaded = self._floats(tensor, self._rows(name), dtype)
+        is_matrix = place.rows is not None or name.endswith("shared_expert_gate.weight")
+        return loaded if is_matrix else loaded.reshape(tensor.shape)
+
+    def _floats(self, tensor: GgufTensor, rows: NDArray[np.uint8], dtype: torch.dtype) -> Tensor:
+        """[rows, columns] of what is stored."""
         kind = GGMLQuantizationType[tensor.kind]
         loaded = torch.empty((rows.shape[0], tensor.shape[-1]), dtype=dtype)
         step = max(1, _CHUNK_ELEMENTS // tensor.shape[-1])
         for start in range(0, rows.shape[0], step):
             chunk = np.ascontiguousarray(rows[start : start + step])
             loaded[start : start + step] = torch.from_numpy(np.array(dequantize(chunk, kind), np.float32))
-        is_matrix = place.rows is not None or name.endswith("shared_expert_gate.weight")
-        return loaded if is_matrix else loaded.reshape(tensor.shape)
+        return loaded
+
+    def _expanding(self, keys: str, values: str, dtype: torch.dtype) -> Tensor:
+        """Keys and values of every head from latent rows, one matrix; those of keys are stored transposed."""
+        stored = [self._file.tensors[name] for name in (keys, values)]
+        shapes = [tensor.shape for tensor in stored]
+        fit = all(len(shape) == 3 for shape in shapes) and shapes[0][:2] == (shapes[1][0], shapes[1][2])
+        if not fit:
+            raise CheckpointError(
+                f"{self.path}: {keys} and {values} do not fit each other: {shapes}; get the file again"
+            )
+        parts = [
+            self._floats(tensor, self._file.rows(tensor.name), dtype).view(tensor.shape) for tensor in stored
+        ]
+        return torch.cat((parts[0].transpose(1, 2), parts[1]), dim=1).flatten(0, 1)
 
     def quantized(self, name: str) -> QuantizedTensor | None:
         """The tensor's blocks, rows in Hugging Face's order; copied only where the file's order differs."""
         place = self._place(name)
         tensor = self._file.tensors[place.stored]
-        if tensor.kind in _UNQUANTIZED or (len(tensor.shape) != 2 and place.rows is None):
+        if (
+            tensor.kind in _UNQUANTIZED
+            or place.values is not None
+            or (len(tensor.shape) != 2 and place.rows is None)
+        ):
             return None
         rows = self._rows(name)
         return QuantizedTensor(tensor.kind, rows, (len(rows), tensor.shape[-1]))
@@ -92,28 +120,14 @@ class GgufCheckpoint:
         stored = self._file.rows(place.stored)
         if place.rows is not None:
             stored = stored[slice(*place.rows)]
-        heads = self._interleaved_heads(name)
-        if heads is None:
+        turned = self._turned.get(name.split(".", 3)[-1])
+        if turned is None:
             return stored
-        tensor, head_dim = self._file.tensors[place.stored], self.config.layers[0].attention.head_dim
-        if tensor.shape[0] != heads * head_dim:
+        tensor = self._file.tensors[place.stored]
+        if tensor.shape[0] != turned.rows:
             raise CheckpointError(
-                f"{self.path}: {name} has {tensor.shape[0]} rows, not {heads} heads; get the file again"
+                f"{self.path}: {name} has {tensor.shape[0]} rows, not {turned.rows // turned.head} heads; "
+                "get the file again"
             )
         rows = stored.reshape(tensor.shape[0], -1)  # a bias is stored as one row: [out, 4]
-        return rows[_rotate_half_order(heads, head_dim)].reshape(stored.shape)
-
-    def _interleaved_heads(self, name: str) -> int | None:
-        """Heads of a tensor that is stored with rotated pairs side by side."""
-        if not self._interleaved:
-            return None
-        attention = self.config.layers[0].attention
-        if ".q_proj." in name:
-            return attention.num_heads
-        return attention.num_kv_heads if ".k_proj." in name else None
-
-
-def _rotate_half_order(heads: int, head_dim: int) -> NDArray[np.intp]:
-    """For every row in rotate-half order, the row of the interleaved order that it is."""
-    interleaved = np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2)
-    return interleaved.swapaxes(1, 2).reshape(-1)
+        return rows[turned.order()].reshape(stored.shape)

@@ -1,37 +1,45 @@
 """GGUF metadata as a ModelConfig."""
 
-import re
 from typing import Any
 
 import numpy as np
 
 from foreword.errors import CheckpointError
 from foreword.models.architectures.architecture import Architecture, GgufNames
-from foreword.models.architectures.registry import BY_GGUF_NAME
-from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec
+from foreword.models.architectures.registry import GGUF_NAMES, gguf_family_named
+from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, NormSpec, Scores
 from foreword.models.formats.fields import ConfigFields, check_heads, check_layers
 from foreword.models.formats.gguf.file import GgufFile
-from foreword.models.formats.gguf.settings import hf_settings
-from foreword.models.formats.hf.config import hf_config
+from foreword.models.formats.gguf.settings import GATING, hf_settings, module_layers, rope_settings
+from foreword.models.formats.hf.config import LAYER, hf_config
+from foreword.models.formats.hf.rope import extended_context, rope_spec
 from foreword.models.rope_spec import FrequencyFactors, LinearRopeScaling, RopeScaling, RopeSpec
 
 ROPE_FACTORS = "rope_freqs.weight"
-
-_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,8})\.")
 
 
 def gguf_family(file: GgufFile) -> tuple[Architecture, GgufNames]:
     """The family that a GGUF file says it belongs to, and how GGUF spells it."""
     name = ConfigFields(file.metadata, str(file.path)).text("general.architecture")
-    family = BY_GGUF_NAME.get((name, _positive(file.metadata.get(f"{name}.expert_count"), 0)))
+    families = (gguf_family_named(name, scores) for scores in _scores(file, name))
+    family = next((family for family in families if family is not None), None)
     if family is None:
-        known = dict.fromkeys(stated for stated, _ in BY_GGUF_NAME)
         raise CheckpointError(
-            f"{file.path}: architecture {name[:60]!r} is not supported, or not with or without experts; "
-            f"use {', '.join(known)}"
+            f"{file.path}: architecture {name[:60]!r} is not supported, or not with such experts; "
+            f"use {', '.join(GGUF_NAMES)}"
         )
     assert family.gguf is not None
     return family, family.gguf
+
+
+def _scores(file: GgufFile, name: str) -> tuple[Scores | None, ...]:
+    """How the router may score experts: as the file says, or either way; None without experts."""
+    if not _positive(file.metadata.get(f"{name}.expert_count"), 0):
+        return (None,)
+    stated = file.metadata.get(f"{name}.expert_gating_func")
+    if not isinstance(stated, int):
+        return tuple(Scores)
+    return (GATING[stated],) if stated in GATING else ()
 
 
 def gguf_config(file: GgufFile, tensors: frozenset[str]) -> ModelConfig:
@@ -46,17 +54,16 @@ def gguf_config(file: GgufFile, tensors: frozenset[str]) -> ModelConfig:
         return hf_config(settings, tensors, file.path)
     attention = _attention(file, fields, family)
     mlp = MlpSpec(_per_layer_count(fields, "feed_forward_length"), bias="blk.0.ffn_gate.bias" in file.tensors)
-    num_layers = check_layers(file.tensors, _LAYER, fields.count("block_count"), fields.origin)
+    num_layers = check_layers(tensors, LAYER, module_layers(fields).start, fields.origin)
+    rope = _rope(file, fields, attention.head_dim)
     return ModelConfig(
         architecture=family.name,
         vocab_size=_embedding_rows(file),
         hidden_size=fields.count("embedding_length"),
-        context_length=fields.count("context_length"),
+        context_length=extended_context(fields.count("context_length"), rope),
         layers=(LayerSpec(attention, mlp),) * num_layers,
         norm=NormSpec(fields.number("attention.layer_norm_rms_epsilon")),
-        rope=RopeSpec(
-            fields.number("rope.freq_base", 10000.0), _rope_scaling(file, fields, attention.head_dim)
-        ),
+        rope=rope,
         tied_embeddings="output.weight" not in file.tensors,
     )
 
@@ -104,12 +111,22 @@ def _positive(value: Any, above: int) -> bool:  # noqa: ANN401
     return isinstance(value, int) and value > above
 
 
-def _rope_scaling(file: GgufFile, fields: ConfigFields, head_dim: int) -> RopeScaling | None:
+def _rope(file: GgufFile, fields: ConfigFields, head_dim: int) -> RopeSpec:
     if fields.count("rope.dimension_count", head_dim) != head_dim:
         raise fields.unsupported("rotating a part of each head (rope.dimension_count)")
     if fields.count("attention.value_length", head_dim) != head_dim:
         raise fields.unsupported("value heads of another size than key heads")
     kind, factor = _stated_scaling(fields)
+    if kind == "yarn" and ROPE_FACTORS not in file.tensors:
+        return rope_spec(ConfigFields(rope_settings(file, fields), fields.origin), head_dim=head_dim)
+    return RopeSpec(
+        fields.number("rope.freq_base", 10000.0), _rope_scaling(file, fields, head_dim, kind, factor)
+    )
+
+
+def _rope_scaling(
+    file: GgufFile, fields: ConfigFields, head_dim: int, kind: str, factor: float
+) -> RopeScaling | None:
     if kind not in ("none", "linear"):
         raise fields.unsupported(f"rope scaling {kind!r}")
     if ROPE_FACTORS not in file.tensors:

@@ -11,9 +11,16 @@ from foreword.models.config import ModelConfig
 from foreword.models.formats.gguf.file import GgufTensor
 from foreword.models.layer_shapes import expected_shapes
 
+_LAYER = re.compile(r"blk\.(0|[1-9]\d{0,8})\.")
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9]\d{0,8})\.(\w+)\.(weight|bias)")
-_ALL_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+_ALL_EXPERTS = {
+    "ffn_gate_exps": ("gate_proj",),
+    "ffn_up_exps": ("up_proj",),
+    "ffn_gate_up_exps": ("gate_proj", "up_proj"),
+    "ffn_down_exps": ("down_proj",),
+}
 _MOST_EXPERTS = 1 << 16
+_KEYS, _VALUES, _BOTH = (f"self_attn.{name}_proj.weight" for name in ("k_b", "v_b", "kv_b"))
 
 
 @dataclass(frozen=True)
@@ -22,6 +29,7 @@ class GgufPlace:
 
     stored: str
     rows: tuple[int, int] | None = None  # of the stored ones, all outer dimensions taken together; None: all
+    values: str | None = None  # what expands latent rows to values, where `stored` expands them to keys alone
 
 
 def tensor_parts(
@@ -41,8 +49,10 @@ def places(
 ) -> dict[str, GgufPlace]:
     """Where every tensor of the model is."""
     shapes = expected_shapes(config)
-    found: dict[str, GgufPlace] = {}
+    found = _latent_places(parts)
     for stored, held in parts.items():
+        if held[0].endswith((_KEYS, _VALUES)):
+            continue
         if len(held) == 1 and len(tensors[stored].shape) < 3:
             found[held[0]] = GgufPlace(stored)
             continue
@@ -59,6 +69,26 @@ def places(
     return found
 
 
+def _latent_places(parts: Mapping[str, list[str]]) -> dict[str, GgufPlace]:
+    """What expands latent rows, of both its parts."""
+    single = {held[0]: stored for stored, held in parts.items()}
+    layers = [name.removesuffix(_KEYS) for name in single if name.endswith(_KEYS)]
+    return {
+        layer + _BOTH: GgufPlace(single[layer + _KEYS], values=single[layer + _VALUES])
+        for layer in layers
+        if layer + _VALUES in single
+    }
+
+
+def module_tensors(tensors: Iterable[str], layers: range) -> list[str]:
+    """Those of layers that are modules which guess ahead."""
+    return [name for name in tensors if (layer := _LAYER.match(name)) and int(layer[1]) in layers]
+
+
+def _canonical(name: str) -> str:
+    return name.replace("e_score_correction.bias", "e_score_correction_bias")
+
+
 def _rows(tensor: GgufTensor) -> int:
     return tensor.nbytes // tensor.row_bytes
 
@@ -73,10 +103,11 @@ def _parts(stored: str, tensor: GgufTensor, names: GgufNames, path: Path) -> lis
         prefix = f"model.layers.{layer}."
         if name in _ALL_EXPERTS and len(tensor.shape) == 3 and tensor.shape[0] <= _MOST_EXPERTS:
             return [
-                f"{prefix}mlp.experts.{expert}.{_ALL_EXPERTS[name]}.{kind}"
+                f"{prefix}mlp.experts.{expert}.{part}.{kind}"
                 for expert in range(tensor.shape[0])
+                for part in _ALL_EXPERTS[name]
             ]
         held = names.fused.get(name, (name,))
         if all(part in names.layer_tensors for part in held):
-            return [f"{prefix}{names.layer_tensors[part]}.{kind}" for part in held]
+            return [_canonical(f"{prefix}{names.layer_tensors[part]}.{kind}") for part in held]
     raise CheckpointError(f"{path}: tensor {stored!r} belongs to no supported model; use another")

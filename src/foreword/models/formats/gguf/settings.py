@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 
 from foreword.models.architectures.architecture import Architecture, GgufNames
+from foreword.models.architectures.experts import Grouping
+from foreword.models.config import Scores
 from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.gguf.file import GgufFile
 
@@ -12,16 +14,16 @@ LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.we
 ROPE_TENSORS = (LONG_FACTORS, SHORT_FACTORS)
 """Tensors that are no weights."""
 
+GATING = {1: Scores.SOFTMAX, 2: Scores.SIGMOID}
+"""What `expert_gating_func` stands for."""
+
 _KEYS = {
     "hidden_size": "embedding_length",
-    "num_hidden_layers": "block_count",
     "num_attention_heads": "attention.head_count",
     "num_key_value_heads": "attention.head_count_kv",
     "head_dim": "attention.key_length",
     "intermediate_size": "feed_forward_length",
-    "max_position_embeddings": "context_length",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "rope_theta": "rope.freq_base",
     "rope_local_base_freq": "rope.freq_base_swa",
     "sliding_window": "attention.sliding_window",
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -32,9 +34,23 @@ _KEYS = {
     "logits_scaling": "logit_scale",
     "num_experts": "expert_count",
     "num_local_experts": "expert_count",
+    "n_routed_experts": "expert_count",
+    "n_shared_experts": "expert_shared_count",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+    "norm_topk_prob": "expert_weights_norm",
+    "routed_scaling_factor": "expert_weights_scale",
+    "first_k_dense_replace": "leading_dense_block_count",
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "q_lora_rank": "attention.q_lora_rank",
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "qk_rope_head_dim": "rope.dimension_count",
+}
+_ROPE_KEYS = {
+    "rope_theta": "rope.freq_base",
+    "max_position_embeddings": "context_length",
     "original_max_position_embeddings": "rope.scaling.original_context_length",
 }
 _BIASES = {
@@ -49,19 +65,50 @@ def hf_settings(file: GgufFile, family: Architecture, names: GgufNames, vocab_si
     fields = ConfigFields(file.metadata, str(file.path), prefix=f"{names.architecture}.")
     values = {key: _value(fields.get(stored)) for key, stored in _KEYS.items()}
     values |= {key: tensor in file.tensors for key, tensor in _BIASES.items()}
-    values |= names.settings or {}
+    values |= {key: value for key, value in (names.settings or {}).items() if values.get(key) is None}
+    values |= rope_settings(file, fields)
     values["architectures"] = [family.hf_class]
+    values["num_hidden_layers"] = module_layers(fields).start
+    values["use_qk_norm"] = "blk.0.attn_q_norm.weight" in file.tensors
     values["vocab_size"] = vocab_size
     values["tie_word_embeddings"] = "output.weight" not in file.tensors
     values["sliding_window"] = values["sliding_window"] or None
     if family.scales.attention_root is not None:
         values[family.scales.attention_root] = _score_root(fields, names)
-    if fields.get("rope.dimension_count") is not None:
+    if family.experts is not None and family.experts.grouping is Grouping.BY_METHOD and values["n_group"]:
+        values["topk_method"] = "group_limited_greedy"
+    if family.is_latent:
+        values |= _latent_settings(fields)
+    elif fields.get("rope.dimension_count") is not None:
         width = fields.count("embedding_length") // fields.count("attention.head_count")
         head_dim = fields.count("attention.key_length", width or None)
         values["partial_rotary_factor"] = fields.count("rope.dimension_count") / head_dim
-    values["rope_scaling"] = _rope_scaling(file, fields)
     return values
+
+
+def module_layers(fields: ConfigFields) -> range:
+    """Layers that are modules which guess ahead: GGUF counts them with the decoder's own, and they come last."""
+    modules, count = fields.whole("nextn_predict_layers", 0), fields.count("block_count")
+    if modules >= count:
+        raise fields.malformed("nextn_predict_layers", f"fewer than the {count} layers of all")
+    return range(count - modules, count)
+
+
+def rope_settings(file: GgufFile, fields: ConfigFields) -> dict[str, Any]:
+    """What a config.json says about rotary embedding."""
+    values = {key: fields.get(stored) for key, stored in _ROPE_KEYS.items()}
+    return values | {"rope_scaling": _rope_scaling(file, fields)}
+
+
+def _latent_settings(fields: ConfigFields) -> dict[str, Any]:
+    """Sizes of heads. New files also have those of the rows that are kept, as if they were one head."""
+    key, value = "attention.key_length_mla", "attention.value_length_mla"
+    if fields.get(key) is None:
+        key, value = "attention.key_length", "attention.value_length"
+    return {
+        "qk_nope_head_dim": fields.count(key) - fields.count("rope.dimension_count"),
+        "v_head_dim": fields.count(value),
+    }
 
 
 def _value(stored: Any) -> Any:  # noqa: ANN401
@@ -85,7 +132,20 @@ def _rope_scaling(file: GgufFile, fields: ConfigFields) -> dict[str, Any] | None
             "attention_factor": fields.get("rope.scaling.attn_factor"),
         }
     kind, factor = fields.text("rope.scaling.type", "none"), fields.get("rope.scaling.factor")
+    if kind == "yarn":
+        return {"rope_type": kind, "factor": factor} | _yarn(fields)
     return None if kind == "none" else {"rope_type": kind, "factor": factor}
+
+
+def _yarn(fields: ConfigFields) -> dict[str, Any]:
+    values = {key: fields.get(f"rope.scaling.yarn_{key}") for key in ("beta_fast", "beta_slow")}
+    if fields.get("rope.scaling.yarn_log_multiplier") is None:
+        return values
+    if fields.get("attention.kv_lora_rank") is None:
+        raise fields.unsupported("rope.scaling.yarn_log_multiplier in this family")
+    # A tenth of what scores are scaled by; that turned numbers are not, is not said.
+    everywhere = 10 * fields.number("rope.scaling.yarn_log_multiplier")
+    return values | {"mscale_all_dim": everywhere, "attention_factor": 1.0}
 
 
 def _factors(file: GgufFile, name: str, fields: ConfigFields) -> list[float]:

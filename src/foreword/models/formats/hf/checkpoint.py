@@ -16,7 +16,7 @@ from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.generation import HF_KEYS, sampling_values
 from foreword.models.formats.hf.config import hf_config, hf_family
 from foreword.models.formats.hf.draft_modules import without_draft_modules
-from foreword.models.formats.hf.packed.choice import packed_matrices, scheme_of
+from foreword.models.formats.hf.packed.choice import packed_matrices, scheme_of, unpacked
 from foreword.models.formats.hf.packed.scheme import Scheme
 from foreword.models.formats.hf.tensors import Place, canonical_name, places
 from foreword.models.formats.hf.tokenizer import hf_tokenizer
@@ -79,13 +79,7 @@ class HfCheckpoint:
             return self._read(parts[""])
         self._tell_once(self._scheme)
         stored = {part: self._tensor(name) for part, name in parts.items()}
-        try:
-            return self._scheme.unpack(stored)
-        except (RuntimeError, ValueError, IndexError) as error:  # parts that do not fit each other
-            reason = " ".join(str(error).split())[:200]
-            raise CheckpointError(
-                f"{self.path}: tensor {whole} cannot be read ({reason}); the file is damaged, get it again"
-            ) from None
+        return unpacked(self._scheme, stored, whole, self.path)
 
     def _tell_once(self, scheme: Scheme) -> None:
         """What unpacking costs, in one line."""

@@ -14,7 +14,7 @@ from foreword.models.formats.fields import ConfigFields, check_experts, check_la
 from foreword.models.formats.hf.layers import attention_spec, layer_specs, optional_number
 from foreword.models.formats.hf.rope import extended_context, rope_spec
 
-_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
+LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
 
 
 def hf_family(values: Mapping[str, Any], path: Path) -> Architecture:
@@ -29,10 +29,9 @@ def hf_config(values: Mapping[str, Any], names: frozenset[str], path: Path) -> M
     """The config that config.json describes; `names` are the tensors that the files hold."""
     fields = ConfigFields(values, str(path))
     family = hf_family(values, path)
-    num_layers = check_layers(names, _LAYER, fields.count("num_hidden_layers"), fields.origin)
+    num_layers = check_layers(names, LAYER, fields.count("num_hidden_layers"), fields.origin)
     attention = attention_spec(fields, family)
-    turned = attention.head_dim if attention.latent is None else attention.latent.rope_dim
-    rope = rope_spec(fields, family.rope, turned)
+    rope = rope_spec(fields, family.rope, attention.turned)
     layers = layer_specs(fields, family, num_layers)
     check_experts(names, layers, fields.origin)
     return ModelConfig(

@@ -44,6 +44,12 @@ def layer_specs(fields: ConfigFields, family: Architecture, count: int) -> tuple
     return tuple(layers)
 
 
+def layer_behind(fields: ConfigFields, family: Architecture) -> LayerSpec:
+    """What one more layer behind the last looks like: a module that guesses ahead."""
+    mlp = _experts_mlp(fields, family) or _mlp(fields, family)
+    return LayerSpec(attention_spec(fields, family), mlp, family.norms)
+
+
 def attention_spec(fields: ConfigFields, family: Architecture) -> AttentionSpec:
     """What the attention of all layers has in common."""
     heads = fields.count("num_attention_heads")

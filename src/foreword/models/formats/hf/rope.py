@@ -1,11 +1,10 @@
 """Rotary settings of a config.json."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from foreword.models.architectures.architecture import Rope
-from foreword.models.formats.fields import MAX_DIMENSION, ConfigFields
+from foreword.models.formats.fields import MAX_DIMENSION, ConfigFields, is_positive_number
 from foreword.models.rope import longrope_magnitude, yarn_magnitude
 from foreword.models.rope_spec import (
     FrequencyFactors,
@@ -174,10 +173,6 @@ def _longrope(rope: ConfigFields, dim: int) -> tuple[FrequencyFactors, float]:
 
 def _numbers(rope: ConfigFields, key: str, count: int) -> tuple[float, ...]:
     values = rope.get(key)
-    good = isinstance(values, list) and all(
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-        for value in values
-    )
-    if not good or len(values) != count:
+    if not isinstance(values, list) or len(values) != count or not all(map(is_positive_number, values)):
         raise rope.malformed(key, f"a list of {count} positive numbers")
     return tuple(map(float, values))

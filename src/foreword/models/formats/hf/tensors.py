@@ -9,15 +9,8 @@ from torch import Tensor
 from foreword.errors import CheckpointError
 from foreword.models.architectures.architecture import Architecture, StoredTensors
 from foreword.models.config import ModelConfig
+from foreword.models.formats.turned import Turned, turned_rows
 from foreword.models.layer_shapes import expected_shapes
-
-
-@dataclass(frozen=True)
-class Turned:
-    """Rows of heads of which the last numbers are rotated pairs that stand side by side."""
-
-    head: int  # rows of one head
-    rotated: int  # the last so many of them
 
 
 @dataclass(frozen=True)
@@ -55,7 +48,7 @@ def places(names: Iterable[str], family: Architecture, config: ModelConfig) -> d
     found: dict[str, Place] = {}
     for name in names:
         found |= _split(name, family.stored, config)
-    turned = _turned(config) if family.rope.interleaved else {}
+    turned = turned_rows(config.layers[0].attention) if family.rope.interleaved else {}
     for name, place in found.items():
         part = name.split(".", 3)[-1]
         if part in turned:
@@ -81,25 +74,10 @@ def _split(name: str, rules: StoredTensors, config: ModelConfig) -> dict[str, Pl
     return found
 
 
-def _turned(config: ModelConfig) -> dict[str, Turned]:
-    """Rotated rows of latent attention: at the end of every query head, and of the one row that keys share."""
-    latent = config.layers[0].attention.latent
-    assert latent is not None
-    heads = Turned(latent.nope_dim + latent.rope_dim, latent.rope_dim)
-    shared = Turned(latent.row_dim, latent.rope_dim)
-    kinds = ("weight", "bias")
-    return {f"self_attn.{name}.{kind}": heads for name in ("q_proj", "q_b_proj") for kind in kinds} | {
-        f"self_attn.kv_a_proj_with_mqa.{kind}": shared for kind in kinds
-    }
-
-
 def _half_apart(rows: Tensor, turned: Turned) -> Tensor:
-    """Rotated pairs half of the rotated numbers apart."""
-    if len(rows) % turned.head:
+    if len(rows) != turned.rows:
         raise CheckpointError(
-            f"{len(rows)} rows are not heads of {turned.head}; the file is damaged, get it again"
+            f"{len(rows)} rows are not {turned.rows // turned.head} heads of {turned.head}; "
+            "the file is damaged, get it again"
         )
-    order = torch.arange(turned.head)
-    pairs = order[-turned.rotated :].clone().view(-1, 2)
-    order[-turned.rotated :] = pairs.T.reshape(-1)
-    return rows.reshape(-1, turned.head, *rows.shape[1:])[:, order].reshape(rows.shape)
+    return rows[torch.from_numpy(turned.order())]

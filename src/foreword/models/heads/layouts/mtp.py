@@ -3,14 +3,21 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from foreword.errors import CheckpointError
+from foreword.models.config import LayerSpec
+from foreword.models.formats.fields import ConfigFields, check_experts
+from foreword.models.formats.hf.config import hf_family
+from foreword.models.formats.hf.layers import layer_behind
 from foreword.models.formats.hf.rope import rope_spec
 from foreword.models.heads.checks import checked_shapes, vocabulary_shapes
 from foreword.models.heads.files import HeadFiles
-from foreword.models.heads.layouts.blocks import layer_shapes, read_layers, read_norm
+from foreword.models.heads.layouts.blocks import read_layers, read_norm
 from foreword.models.heads.layouts.eagle3 import section
 from foreword.models.heads.spec import HeadSpec, Join, Shapes
+from foreword.models.layer_shapes import layer_shapes
+from foreword.models.rope_spec import RopeSpec
 
 
 @dataclass(frozen=True)
@@ -64,11 +71,8 @@ LAYOUTS = (
 )
 """Of several modules the first is used, again and again, as engines do."""
 
-_CANNOT_RUN = (
-    (re.compile(r"self_attn\.kv_a_proj_with_mqa\."), "latent attention"),
-    (re.compile(r"mlp\.(experts|gate)\."), "a mixture of experts"),
-    (re.compile(r"self_attn\.qkv_proj\."), "one matrix for queries, keys and values"),
-)
+_LIKE_THE_MODELS_OWN = re.compile(r"self_attn\.kv_a_proj_with_mqa\.|mlp\.(experts|gate)\.")
+"""Tensors of a layer that is not of the llama kind: it is then one of the model's family."""
 
 
 def mtp_layout(shapes: Shapes) -> tuple[MtpLayout, str] | None:
@@ -100,23 +104,23 @@ def mtp_files(files: HeadFiles) -> HeadFiles:
 def read_mtp(files: HeadFiles) -> HeadSpec:
     """The module that `mtp_files` found, as a head; what no backend can run yet is refused."""
     fields = section(files.fields, "text_config") or files.fields
-    present = files.shapes
-    _require_plain(files)
-    layers = read_layers(fields, present, count=1)
+    _require_runnable(files)
+    read = _family_layer if _is_of_family(files) else _llama_layer
+    layer, rope, interleaved = read(fields, files)
     hidden, vocab = fields.count("hidden_size"), fields.count("vocab_size")
     required, optional = vocabulary_shapes(vocab, vocab, hidden)
     required = {
         **required,
-        **layer_shapes(0, layers[0], hidden, hidden),
+        **{f"layers.0.{name}": shape for name, shape in layer_shapes(layer, hidden).items()},
         "fc.weight": (hidden, 2 * hidden),
-        **{f"{name}.weight": (hidden,) for name in ("enorm", "hnorm", "norm", "layers.0.input_layernorm")},
+        **{f"{name}.weight": (hidden,) for name in ("enorm", "hnorm", "norm")},
     }
     return HeadSpec(
         kind="mtp",
         hidden_size=hidden,
-        layers=layers,
+        layers=(layer,),
         norm=read_norm(fields),
-        rope=rope_spec(fields),
+        rope=rope,
         vocab_size=vocab,
         draft_vocab_size=vocab,
         target_hidden_size=hidden,
@@ -126,18 +130,37 @@ def read_mtp(files: HeadFiles) -> HeadSpec:
         join=Join.FUSED,
         shapes=checked_shapes(files, required, optional),
         norm_output=True,  # what it reads of itself is normed like what it reads of the target
+        interleaved=interleaved,
         hidden_first=_stored_hidden_first(files),
     )
 
 
-def _require_plain(files: HeadFiles) -> None:
-    """Refuse a module whose layer is not of the llama kind."""
-    config = files.config
-    reasons = [what for pattern, what in _CANNOT_RUN if any(map(pattern.search, files.shapes))]
+def _is_of_family(files: HeadFiles) -> bool:
+    return any(map(_LIKE_THE_MODELS_OWN.search, files.shapes))
+
+
+def _llama_layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, RopeSpec, bool]:
+    """Its layer, how it turns, and whether rotated pairs are stored side by side."""
+    return read_layers(fields, files.shapes, count=1)[0], rope_spec(fields), False
+
+
+def _family_layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, RopeSpec, bool]:
+    """The same of a module that is one more layer of its model, behind the last."""
+    family = hf_family(fields.values, Path(fields.origin))
+    layer = layer_behind(fields, family)
+    check_experts((f"model.{name}" for name in files.shapes), [layer], str(files.path))
+    return layer, rope_spec(fields, family.rope, layer.attention.turned), family.rope.interleaved
+
+
+def _require_runnable(files: HeadFiles) -> None:
+    """Refuse a module whose attention nobody runs here."""
+    reasons = []
+    if any("self_attn.qkv_proj." in name for name in files.shapes):
+        reasons.append("one matrix for queries, keys and values")
     query, output = (files.shapes.get(f"layers.0.self_attn.{name}_proj.weight", (0, 0)) for name in "qo")
     if query[0] == 2 * output[1] > 0:
         reasons.append("gated attention")
-    if "swa_num_attention_heads" in config:
+    if "swa_num_attention_heads" in files.config:
         reasons.append("sliding-window attention")
     if reasons:
         raise CheckpointError(

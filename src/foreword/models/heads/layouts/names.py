@@ -8,6 +8,12 @@ from foreword.errors import CheckpointError
 SCALE = "_scale"
 """Put behind a matrix's name, it names the scales of its 8-bit numbers."""
 
+SCALES = (SCALE, "_scale_inv")
+"""The same in files of others."""
+
+OURS = "foreword"
+"""The `quant_method` of heads that were written here."""
+
 _RENAMED = (
     (re.compile(r"^model\."), ""),  # vLLM's prefix
     (re.compile(r"^midlayer\."), "layers.0."),  # EAGLE-3 and SpecForge

@@ -1,6 +1,9 @@
 """Which scheme a config.json names, and which stored tensors make up which matrix."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from torch import Tensor
 
 from foreword.errors import CheckpointError
 from foreword.models.formats.fields import ConfigFields
@@ -8,7 +11,7 @@ from foreword.models.formats.hf.packed.awq import awq_scheme
 from foreword.models.formats.hf.packed.compressed import compressed_scheme
 from foreword.models.formats.hf.packed.floats import fp8_scheme
 from foreword.models.formats.hf.packed.gptq import gptq_scheme
-from foreword.models.formats.hf.packed.scheme import Scheme
+from foreword.models.formats.hf.packed.scheme import Parts, Scheme
 
 SCHEMES = {
     "gptq": gptq_scheme,
@@ -50,3 +53,14 @@ def packed_matrices(names: Iterable[str], scheme: Scheme | None) -> dict[str, di
             parts_of[f"{stem}.weight"] = parts
             taken |= set(parts.values())
     return parts_of | {name: {"": name} for name in present - taken}
+
+
+def unpacked(scheme: Scheme, parts: Parts, name: str, path: Path) -> Tensor:
+    """The matrix that these parts hold."""
+    try:
+        return scheme.unpack(parts)
+    except (RuntimeError, ValueError, IndexError) as error:  # parts that do not fit each other
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"{path}: tensor {name} cannot be read ({reason}); the file is damaged, get it again"
+        ) from None

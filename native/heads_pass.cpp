@@ -1,0 +1,80 @@
+// Heads in a pass: turned, kept, attended over.
+#include <algorithm>
+#include <cmath>
+
+#include "stack_pass.h"
+
+namespace foreword {
+
+// The same tasks serve every layer. Small batches are split by query head, so that all threads have work.
+void StackPass::plan_attention(const int32_t* starts) {
+    const int64_t group = shape_.num_heads / shape_.num_kv_heads;
+    const int64_t split = batch_.rows * shape_.num_kv_heads < 4 * pool_.size() ? std::min<int64_t>(2, group) : group;
+    for (int64_t request = 0; request < batch_.requests; ++request) {
+        const int64_t first = batch_.row_starts[request], last = batch_.row_starts[request + 1];
+        const int64_t share = (last - first + 2 * pool_.size() - 1) / (2 * pool_.size());
+        const int64_t step = std::min(kAttentionRows, std::max<int64_t>(share, 1));
+        for (int64_t row = first; row < last; row += step) {
+            for (int64_t head = 0; head < shape_.num_heads; head = tasks_.back().head_end) {
+                tasks_.push_back({batch_.block_tables + request * batch_.pages, batch_.prefix_lens, batch_.ancestor_masks,
+                                  heads_, attended_, heads_width_, shape_.query_width(), row, std::min(row + step, last),
+                                  head / group, head, std::min(head + split, (head / group + 1) * group), starts ? starts[request] : 0, 0,
+                                  1.0f / std::sqrt(static_cast<float>(shape_.head_dim)), 0.0f, nullptr});
+            }
+        }
+    }
+}
+
+void StackPass::turn_row(int64_t row) {
+    for (size_t number = 0; number < stack_.ropes_.size(); ++number) {
+        const Rope& rope = stack_.ropes_[number];
+        const int64_t first = turns_at(number, row);
+        for (size_t i = 0; i < rope.inverse_frequencies.size(); ++i) {
+            const float angle = static_cast<float>(batch_.positions[row]) * rope.inverse_frequencies[i];
+            cos_[first + static_cast<int64_t>(i)] = rope.magnitude * std::cos(angle);
+            sin_[first + static_cast<int64_t>(i)] = rope.magnitude * std::sin(angle);
+        }
+    }
+}
+
+// Norms and rotates queries in place; rotated keys and values go to their slots.
+void StackPass::place_heads(int64_t index) {
+    const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
+    const KvView rows = kv(index);
+    const int64_t dim = shape_.head_dim, half = static_cast<int64_t>(stack_.ropes_[layer.rope].inverse_frequencies.size());
+    const bool together = layer.query_norm.size() > static_cast<size_t>(dim);
+    pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) {
+        float* heads = heads_ + row * heads_width_;
+        const int64_t turns = turns_at(layer.rope, row);
+        if (together) {
+            float* keys = heads + shape_.query_width();
+            kernels_.rms_norm(heads, layer.query_norm.data(), shape_.rms_norm_eps, shape_.query_width(), heads);
+            kernels_.rms_norm(keys, layer.key_norm.data(), shape_.rms_norm_eps, shape_.kv_width(), keys);
+        }
+        for (int64_t head = 0; head < shape_.num_heads + shape_.num_kv_heads; ++head) {
+            float* one = heads + head * dim;
+            const std::vector<float>& norm = head < shape_.num_heads ? layer.query_norm : layer.key_norm;
+            if (!norm.empty() && !together) kernels_.rms_norm(one, norm.data(), shape_.rms_norm_eps, dim, one);
+            if (layer.rotated) kernels_.rotate(one, cos_ + turns, sin_ + turns, 2 * half);
+        }
+        const float* keys = heads + shape_.query_width();
+        for (int64_t head = 0; head < shape_.num_kv_heads; ++head) {
+            kernels_.store_kv(rows, batch_.slots[row], head, keys + head * dim, keys + shape_.kv_width() + head * dim);
+        }
+    });
+}
+
+void StackPass::attend(int64_t index, int thread) {
+    const KvView rows = kv(index);
+    const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
+    pool_.share(static_cast<int64_t>(tasks_.size()), 1, [&](int64_t number, int64_t) {
+        AttentionTask task = tasks_[static_cast<size_t>(number)];
+        task.window = layer.window;
+        task.softcap = layer.softcap;
+        if (layer.score_scale > 0.0f) task.scale = layer.score_scale;
+        task.scratch = floats_of(thread);
+        kernels_.attention(rows, task);
+    });
+}
+
+}  // namespace foreword

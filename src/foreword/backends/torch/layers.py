@@ -1,0 +1,104 @@
+"""One layer in plain torch: the decoder's own, and those of modules that guess ahead."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, linear, silu
+
+from foreword.backends.torch.adapters import Additions
+from foreword.backends.torch.attention import PagedKv, paged_attention
+from foreword.backends.torch.experts import Activation, mixture
+from foreword.backends.torch.latent import latent_attention
+from foreword.backends.torch.norms import rms_norm
+from foreword.backends.torch.rotation import CosSin
+from foreword.backends.torch.weights import LayerWeights
+from foreword.models.adapters.lora import MODULES
+from foreword.models.config import AttentionSpec, LayerSpec, MlpSpec
+from foreword.models.rope import rotate
+
+ACTIVATIONS: dict[str, Activation] = {"silu": silu, "gelu_pytorch_tanh": partial(gelu, approximate="tanh")}
+
+
+class TorchLayers:
+    """Layers by their number."""
+
+    def __init__(self, specs: Sequence[LayerSpec], weights: Sequence[LayerWeights], eps: float) -> None:
+        self._specs = specs
+        self._weights = weights
+        self._eps = eps
+
+    def run(self, index: int, stream: Tensor, turns: CosSin | None, kv: PagedKv, added: Additions) -> Tensor:
+        """The stream after this layer, whose keys and values of the pass are kept."""
+        layer, spec = self._weights[index], self._specs[index]
+        attended = self._attention(layer, spec.attention, stream, turns, kv, added)
+        stream = self._added(stream, attended, layer.after_attention, spec)
+        return self._added(stream, self._mlp(layer, spec.mlp, stream, added), layer.after_mlp, spec)
+
+    def norm(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """Normed, if there is such a norm."""
+        return rms_norm(rows, weight, self._eps) if len(weight) else rows
+
+    def _added(self, stream: Tensor, said: Tensor, norm: Tensor | None, spec: LayerSpec) -> Tensor:
+        """The stream after one half of a layer."""
+        said = said if norm is None else self.norm(said, norm)
+        return stream + (said if spec.residual_scale == 1 else said * spec.residual_scale)
+
+    def _attention(
+        self,
+        layer: LayerWeights,
+        spec: AttentionSpec,
+        stream: Tensor,
+        turns: CosSin | None,
+        kv: PagedKv,
+        added: Additions,
+    ) -> Tensor:
+        normed = self.norm(stream, layer.input_norm)
+        qkv = linear(normed, layer.qkv, layer.qkv_bias)
+        widths = (spec.query_width, spec.kv_width, spec.kv_width)
+        added.add(tuple(zip(MODULES[:3], widths, strict=True)), normed, qkv)
+        if spec.latent is None:
+            attended = self._attended(layer, spec, qkv, turns, kv)
+        else:
+            assert turns is not None
+            attended = latent_attention(spec, layer, qkv, turns, kv)
+        output = linear(attended, layer.output, layer.output_bias)
+        added.add(((MODULES[3], output.shape[1]),), attended, output)
+        return output
+
+    def _attended(
+        self, layer: LayerWeights, spec: AttentionSpec, qkv: Tensor, turns: CosSin | None, kv: PagedKv
+    ) -> Tensor:
+        """Keep this pass's keys and values and attend over all that are seen: [rows, query width]."""
+        q, k, v = torch.split(qkv, [spec.query_width, spec.kv_width, spec.kv_width], dim=1)
+        if spec.wide_qk_norm:
+            q, k = self._normed_heads(layer, q, k)
+        q, k, v = (part.reshape(len(qkv), -1, spec.head_dim) for part in (q, k, v))  # [rows, heads, dim]
+        if not spec.wide_qk_norm:
+            q, k = self._normed_heads(layer, q, k)
+        if turns is not None:
+            q, k = rotate(q, *turns), rotate(k, *turns)
+        kv.keys[kv.slots] = k
+        kv.values[kv.slots] = v
+        return paged_attention(q, kv.keys, kv.values, kv.views, spec.scale, spec.softcap).flatten(1)
+
+    def _normed_heads(self, layer: LayerWeights, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if layer.query_norm is None or layer.key_norm is None:
+            return q, k
+        return self.norm(q, layer.query_norm), self.norm(k, layer.key_norm)
+
+    def _mlp(self, layer: LayerWeights, spec: MlpSpec, stream: Tensor, added: Additions) -> Tensor:
+        normed, activation = self.norm(stream, layer.mlp_norm), ACTIVATIONS[spec.activation]
+        gate_up = linear(normed, layer.gate_up, layer.gate_up_bias)
+        width = gate_up.shape[1] // 2
+        added.add(((MODULES[4], width), (MODULES[5], width)), normed, gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        active = activation(gate) * up
+        said = linear(active, layer.down, layer.down_bias)
+        added.add(((MODULES[6], said.shape[1]),), active, said)
+        if spec.experts is None or layer.experts is None:
+            return said
+        if layer.experts.shared_gate is not None:
+            said = said * linear(normed, layer.experts.shared_gate).sigmoid()
+        return said + mixture(spec.experts, layer.experts, normed, activation)

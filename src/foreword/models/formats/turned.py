@@ -1,0 +1,41 @@
+"""Rotated pairs that files store side by side, and that stand half of the rotated numbers apart here."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foreword.models.config import AttentionSpec
+
+
+@dataclass(frozen=True)
+class Turned:
+    """Rows of heads of which the last numbers are rotated pairs."""
+
+    rows: int  # of all heads
+    head: int  # of one
+    rotated: int  # the last so many of a head
+
+    def order(self) -> NDArray[np.intp]:
+        """For every row here, the stored row that it is."""
+        one = np.arange(self.head)
+        one[-self.rotated :] = one[-self.rotated :].reshape(-1, 2).T.reshape(-1)
+        first = np.arange(0, self.rows, self.head)
+        return (first[:, None] + one).reshape(-1)
+
+
+def turned_rows(attention: AttentionSpec) -> dict[str, Turned]:
+    """By name in a layer: queries and keys, or what latent attention turns."""
+    latent = attention.latent
+    if latent is None:
+        found = {
+            "q_proj": Turned(attention.query_width, attention.head_dim, attention.head_dim),
+            "k_proj": Turned(attention.kv_width, attention.head_dim, attention.head_dim),
+        }
+    else:
+        heads = Turned(attention.query_width, attention.head_dim, latent.rope_dim)
+        shared = Turned(latent.row_dim, latent.row_dim, latent.rope_dim)
+        found = {"q_proj": heads, "q_b_proj": heads, "kv_a_proj_with_mqa": shared}
+    return {
+        f"self_attn.{name}.{kind}": turned for name, turned in found.items() for kind in ("weight", "bias")
+    }

@@ -1,0 +1,74 @@
+"""Verifying a draft with a mixture reads more experts: the measured curve shows it, and the controller goes by it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from foreword.backends.torch import layers
+from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.torch.experts import mixture, route
+from foreword.backends.torch.weights import load_weights
+from foreword.control.measured import MeasuredPolicy
+from foreword.engine.core import EngineCore
+from foreword.engine.guessing.cost_profile import measure_profile
+from foreword.engine.vocabulary import Vocabulary
+from foreword.models.config import ExpertsSpec, LayerSpec, MlpSpec, ModelConfig
+from helpers.clocks import ScriptedClock
+from helpers.mixed_configs import CONFIGS
+from helpers.random_checkpoint import RandomCheckpoint
+from helpers.traffic import Kind, PretendDrafter, Traffic, interpolated
+
+BASE = CONFIGS["experts"].layers[0].attention
+READ = 1e-3
+"""Seconds that it takes to read one expert; attention takes as long, and a row a twentieth."""
+
+
+def shaped(mlp: MlpSpec) -> ModelConfig:
+    return replace(CONFIGS["experts"], layers=(LayerSpec(BASE, mlp),))
+
+
+MIXTURE = shaped(MlpSpec(0, experts=ExpertsSpec(count=16, per_token=2, size=20, normalize=True)))
+DENSE = shaped(MlpSpec(40))  # as wide as the experts that a token takes
+
+
+def curve_of(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
+    """What an engine measures when it starts, by a clock that counts what is read."""
+    clock = ScriptedClock()
+
+    def counted(spec: Any, weights: Any, normed: torch.Tensor, activation: Any) -> torch.Tensor:
+        clock.pass_by(READ * len(route(spec, weights, normed)[0].unique()))
+        return mixture(spec, weights, normed, activation)
+
+    class Timed(TorchDecoder):
+        def forward(self, batch: Any, store: Any) -> Any:
+            dense = 0 if self.config.layers[0].mlp.experts is not None else 2
+            clock.pass_by(READ * (1 + dense + len(batch.token_ids) / 20))
+            return super().forward(batch, store)
+
+    monkeypatch.setattr(layers, "mixture", counted)
+    weights = load_weights(RandomCheckpoint(config), torch.float32, torch.device("cpu"))
+    core = EngineCore(Timed(config, weights), Vocabulary(config.vocab_size))
+    return measure_profile(core, clock)
+
+
+def depth_for(points: list[tuple[float, float]]) -> int:
+    """How deep a drafter is asked that is right three times in four, once the controller knows it; 0: it is not."""
+    drafter = PretendDrafter("head", {"code": Kind(0.75, spread=0.0, mood=0.0)}, level=READ / 50)
+    curve = interpolated([(int(rows), 1e3 * seconds) for rows, seconds in points])
+    traffic, policy = Traffic(curve, [drafter], 1, cohorts=("code",)), MeasuredPolicy()
+    traffic.run(policy, 1500)
+    (control,) = policy.controls.values()
+    return control.worth.depth if control.is_on else 0
+
+
+def test_a_mixture_s_drafts_are_shorter_because_more_experts_are_read(monkeypatch: pytest.MonkeyPatch):
+    mixed, dense = curve_of(MIXTURE, monkeypatch), curve_of(DENSE, monkeypatch)
+    assert mixed[0] == (1.0, pytest.approx(dense[0][1]))  # a single row costs the same: two experts are read
+    at = {int(rows): seconds for rows, seconds in mixed}
+    plain = {int(rows): seconds for rows, seconds in dense}
+    assert at[4] > 1.5 * plain[4]  # rows of a draft take experts of their own,
+    assert at[64] <= READ * (1 + 16 + 64 / 20 + 1e-6)  # until all are read, each once
+    assert depth_for(dense) >= 6
+    assert depth_for(mixed) <= depth_for(dense) - 3
