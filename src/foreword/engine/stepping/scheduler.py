@@ -8,7 +8,7 @@ from time import perf_counter
 
 from foreword.engine.requests.request import Request
 from foreword.engine.service.deadlines import reason_to_end
-from foreword.engine.service.order import Order, gives_way, standing
+from foreword.engine.service.order import Lines, Order, gives_way, standing
 from foreword.engine.service.rows import runs_in_turn, short_runs, tightest
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PagedCache
@@ -185,13 +185,13 @@ class Scheduler:
     def _admit(self) -> None:
         """Let requests in while there are pages for all that they have to compute, and one more for each who runs."""
         passed_over: set[int] = set()
-        while candidates := self._candidates():
-            request = self._order.first(candidates, self.running, passed_over)
-            if request is None:
-                return
+        lines = Lines(self._candidates())
+        while (request := self._order.first(lines.heads(), self.running)) is not None:
+            lines.leave(request)
             if _waits_for_leader(request):
                 passed_over.add(request.request_id)
                 continue
+            put_off = self.preemptions
             start = self._place_for(request)
             if start is None:
                 return
@@ -200,6 +200,8 @@ class Scheduler:
                 request.ledger.cached_tokens = request.kv.computed
             self.waiting.remove(request)
             insort(self.running, request, key=standing)
+            if self._is_full or self.preemptions > put_off:  # now others may begin
+                lines = Lines(other for other in self._candidates() if other.request_id not in passed_over)
 
     @property
     def _is_full(self) -> bool:
