@@ -189,11 +189,12 @@ def start(engine: EngineCore, predictions: list[tuple[int, ...]]) -> list[Reques
 def test_a_drafter_that_was_off_catches_up(
     llm: LLM, form: dict[str, Any], plain: list[list[int]], predictions: list[tuple[int, ...]]
 ):
-    engine, _ = engine_with(llm, form, Flickering, seed=3)
+    engine, drafter = engine_with(llm, form, Flickering, seed=3)
     requests = start(engine, predictions)
     while engine.has_requests:
         engine.step()
     assert [request.output_ids for request in requests] == plain
+    check_nothing_is_held(drafter)
 
 
 def test_a_drafter_guesses_as_a_fresh_one_would(
@@ -232,7 +233,7 @@ def test_failures_and_cancellations_leave_no_trace(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """The target's pass and acceptance fail now and then; some requests are cancelled halfway."""
-    engine, _ = engine_with(llm, form, FixedPolicy)
+    engine, drafter = engine_with(llm, form, FixedPolicy)
     requests = start(engine, predictions)
     rng = random.Random(1)
     forward, verdicts = engine.target.forward, Judging.verdicts
@@ -264,15 +265,10 @@ def test_failures_and_cancellations_leave_no_trace(
         assert request.output_ids == expected[: len(request.output_ids)]
         assert index in cancelled or len(request.output_ids) == len(expected)
     assert engine.cache.available_pages == engine.cache.pool.num_pages
+    check_nothing_is_held(drafter)
 
 
-def test_ended_requests_leave_nothing_in_the_drafter(
-    llm: LLM, form: dict[str, Any], predictions: list[tuple[int, ...]]
-):
-    engine, held_by = engine_with(llm, form, FixedPolicy)
-    start(engine, predictions)
-    while engine.has_requests:
-        engine.step()
+def check_nothing_is_held(held_by: Drafter) -> None:
     for guard in _guards(held_by):
         drafter = guard._drafter
         held = [getattr(drafter, name, {}) for name in ("_indexes", "_readers", "_known")]
