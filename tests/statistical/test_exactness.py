@@ -142,9 +142,9 @@ def test_coupled_keeps_its_bound():
 def test_the_step_samples_the_targets_law(rule: Rule):
     decoder = default_decoder()
     law = true_law(decoder)
-    power = measure_power(law, 4_000, bias=0.025, runs=200, seed=3)
-    assert power.caught >= 0.95
-    assert chi_square(sampled_counts(decoder, rule, 4_000, seed=50_000), law) <= power.threshold
+    power = measure_power(law, 2_000, bias=0.035, runs=1_000, seed=3)
+    assert power.caught >= 0.99
+    assert chi_square(sampled_counts(decoder, rule, 2_000, seed=50_000), law) <= power.threshold
 
 
 def test_a_bias_of_half_a_percent_is_caught():
