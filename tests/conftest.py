@@ -1,5 +1,6 @@
 """Fixtures that many tests share."""
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,10 @@ LONGEST_FIRST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what was imported stays, and is not looked at again by every collection
 
 
 @pytest.fixture(scope="session")
