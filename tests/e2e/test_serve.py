@@ -185,8 +185,10 @@ def test_a_bad_speculation_config_is_refused_at_once():
     assert_one_line_error(foreword("serve", "--speculative-config", '{"method": "magic"}'), "magic")
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_default_model_over_http_equals_the_library(default_model):
+    """As `test_served_answers.py` has it over OpenAI's client, with more ways to guess."""
     from foreword import LLM
 
     prompts = ["Repeat the word hello 10 times.", "Why is the sky blue?"]

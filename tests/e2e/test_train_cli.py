@@ -40,7 +40,9 @@ def test_texts_are_shown(model: str, texts: str, capsys: pytest.CaptureFixture[s
     assert shown.count("temperature") == 2 and "<|im_start|>" in shown
 
 
-@pytest.mark.parametrize("method", ["draft", "exit", "medusa", "dflash", "eagle3"])
+@pytest.mark.parametrize(
+    "method", ["draft", "exit", "medusa", pytest.param("dflash", marks=pytest.mark.slow), "eagle3"]
+)
 def test_every_method_leaves_a_card_and_pieces(method: str, model: str, texts: str, tmp_path: Path):
     out, pieces, joined = tmp_path / "out", tmp_path / "pieces", tmp_path / "joined"
     common = ("train", method, "-m", model, "--out", out, "--data", texts, "--steps", "2", *_TINY)

@@ -104,8 +104,10 @@ class RolloutWorld:
         policy: Any = None,
         rule: str = "coupled",
         temperature: float = 0.0,
+        tokens: int = LENGTH - 10,
     ) -> None:
         self._temperature = temperature
+        self._tokens = tokens  # of every answer
         self.clock = ScriptedClock(tick=1e-6)
         self.path = folder / "policy.json"
         self.path.write_text(json.dumps(policy or POLICY), encoding="utf-8")
@@ -139,13 +141,13 @@ class RolloutWorld:
         new = NewRequest(
             f"request-{self.sent}",
             prompt_of(script, VOCAB),
-            SamplingParams(temperature=self._temperature, max_tokens=LENGTH - 10),
+            SamplingParams(temperature=self._temperature, max_tokens=self._tokens),
             labels=RequestLabels(metadata={"task": "code"}),
         )
         (request,) = self.core.add(new)
         self._run()
         if not self._temperature:
-            assert request.output_ids == TEXTS[script, : LENGTH - 10].tolist()
+            assert request.output_ids == TEXTS[script, : self._tokens].tolist()
         for _ in range(3 * idle):
             self.core.use_idle_time()
             self._run()

@@ -49,7 +49,7 @@ def decoded(folder: Path, method: str, in_one_call: bool) -> tuple[Listener, lis
         sampling = SamplingParams(
             max_tokens=TOKENS - number, ignore_eos=True, seed=number, temperature=temperature
         )
-        requests += core.add(NewRequest(f"r{number}", tuple(range(20 + number, 27 + 9 * number)), sampling))
+        requests += core.add(NewRequest(f"r{number}", tuple(range(20 + number, 24 + 5 * number)), sampling))
     while core.has_requests:
         core.step()
     assert not guard.drafter.faults

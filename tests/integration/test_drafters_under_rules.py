@@ -1,6 +1,8 @@
 """Drafters under the rules that ask what was drawn, and which of them are refused."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,45 @@ def files(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     }
 
 
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=20, seed=4, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm_under(tiny_model: Path) -> Callable[[str], LLM]:
+    """One engine for each rule."""
+    return cache(
+        lambda rule: LLM(
+            str(tiny_model), dtype="float32", device="cpu", config=EngineConfig(acceptance_rule=rule)
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_model: Path) -> list[list[int]]:
+    """The greedy texts, which no rule has a part in."""
+    return answers(LLM(str(tiny_model), dtype="float32", device="cpu"), PROMPTS[:4], [GREEDY] * 4)
+
+
+@pytest.fixture
+def check_rule(
+    llm_under: Callable[[str], LLM], files: dict[str, dict[str, str]], plain: list[list[int]]
+) -> Callable[[dict[str, Any], str], None]:
+    """Greedy text is the plain one under each rule; sampled text repeats by seed with a drafter that learns nothing."""
+
+    def check(form: dict[str, Any], rule: str) -> None:
+        form = {**form, "fixed": True}  # asked every time, whether or not it pays
+        if isinstance(form["method"], str):
+            form |= files.get(form["method"], {})
+        llm = llm_under(rule)
+        llm.speculate(form)
+        assert answers(llm, PROMPTS[:4], [GREEDY] * 4) == plain
+        first, second = (answers(llm, PROMPTS[:4], [SAMPLED] * 4) for _ in range(2))
+        assert first == second
+
+    return check
+
+
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize(
     "method",
@@ -40,9 +81,9 @@ def files(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     ],
 )
 def test_chains_run_under_every_rule(
-    tiny_model: Path, files: dict[str, dict[str, str]], method: str, rule: str
+    check_rule: Callable[[dict[str, Any], str], None], method: str, rule: str
 ):
-    check_rule(tiny_model, files, {"method": method, "num_speculative_tokens": 4}, rule)
+    check_rule({"method": method, "num_speculative_tokens": 4}, rule)
 
 
 @pytest.mark.parametrize(
@@ -78,24 +119,8 @@ def test_chains_run_under_every_rule(
     ],
     ids=form_id,
 )
-def test_trees_run_under_traversal(tiny_model: Path, files: dict[str, dict[str, str]], form: dict[str, Any]):
-    check_rule(tiny_model, files, form, "traversal")
-
-
-def check_rule(tiny_model: Path, files: dict[str, dict[str, str]], form: dict[str, Any], rule: str) -> None:
-    """Greedy text is the plain one under each rule; sampled text repeats by seed with a drafter that learns nothing."""
-    form = {**form, "fixed": True}  # asked every time, whether or not it pays
-    if isinstance(form["method"], str):
-        form |= files.get(form["method"], {})
-    config = EngineConfig(acceptance_rule=rule)
-    llm = LLM(str(tiny_model), dtype="float32", device="cpu", config=config, speculation=form)
-    greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-    sampled = SamplingParams(temperature=0.9, top_p=0.95, max_tokens=20, seed=4, ignore_eos=True)
-    with_draft = answers(llm, PROMPTS[:4], [greedy] * 4)
-    first, second = (answers(llm, PROMPTS[:4], [sampled] * 4) for _ in range(2))
-    assert first == second
-    llm.speculate(None)
-    assert answers(llm, PROMPTS[:4], [greedy] * 4) == with_draft
+def test_trees_run_under_traversal(check_rule: Callable[[dict[str, Any], str], None], form: dict[str, Any]):
+    check_rule(form, "traversal")
 
 
 @pytest.mark.parametrize(

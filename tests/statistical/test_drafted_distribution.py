@@ -48,7 +48,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1}
     ("form", "rule"),
     [
         (LAYER_SKIP, "token"),
-        (LAYER_SKIP, "block"),
+        pytest.param(LAYER_SKIP, "block", marks=pytest.mark.slow),
         (WIDE_SKIP, "traversal"),
         (LOOKAHEAD, "traversal"),
         pytest.param(JACOBI, "token", marks=pytest.mark.slow),
@@ -76,10 +76,10 @@ CHOICES = {"num_speculative_tokens": 4, "medusa_choices": [[0], [1], [0, 0], [1,
 @pytest.mark.parametrize(
     ("form", "rule"),
     [
-        ({"method": "medusa", **CHAIN}, "token"),
+        pytest.param({"method": "medusa", **CHAIN}, "token", marks=pytest.mark.slow),
         ({"method": "medusa", **CHOICES}, "traversal"),
         ({"method": "dflash", **CHAIN}, "block"),
-        ({"method": "p_eagle", **TREE}, "traversal"),
+        pytest.param({"method": "p_eagle", **TREE}, "traversal", marks=pytest.mark.slow),
         pytest.param({"method": "medusa", **TREE}, "traversal", marks=pytest.mark.slow),
         pytest.param({"method": "medusa", **CHOICES}, "coupled", marks=pytest.mark.slow),
         pytest.param({"method": "dflash", **TREE}, "traversal", marks=pytest.mark.slow),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -73,11 +74,16 @@ class DraftSampling:
         tell nodes of a tree apart whose followers have the same position; siblings are the best, the second best and
         so on of one key, which draws them without replacement.
         """
+        if self.rule is Rule.COUPLED:
+            return absorbed(self._stem, positions)
+        return branched(absorbed(self._stem, positions), branches)
+
+    @cached_property
+    def _stem(self) -> Keys:
         record = self.record
         if self.rule is Rule.COUPLED:
-            return absorbed(np.array([record["stem"]]), positions)
-        stem = stems(int(record["seed"]), int(record["sample"]), Stream.DRAFT, int(record["nonce"]))
-        return branched(absorbed(stem, positions), branches)
+            return np.array([record["stem"]])
+        return stems(int(record["seed"]), int(record["sample"]), Stream.DRAFT, int(record["nonce"]))
 
 
 class RequestSampler:

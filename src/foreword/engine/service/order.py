@@ -1,12 +1,30 @@
 """Who comes first."""
 
-from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 
 from foreword.engine.requests.request import Request
+from foreword.speculation.service import Service
 
 LANE = 8
 """One place of so many, and at least one, is for those who have waited too long."""
+
+
+class Lines:
+    """Those who wait, each tenant's requests of one service in a line, so that only the first of each are compared."""
+
+    def __init__(self, waiting: Iterable[Request]) -> None:
+        self._lines: dict[tuple[str, Service], deque[Request]] = {}
+        for request in waiting:  # by arrival
+            self._lines.setdefault((request.tenant, request.service), deque()).append(request)
+
+    def heads(self) -> list[Request]:
+        """The first of every line."""
+        return [line[0] for line in self._lines.values() if line]
+
+    def leave(self, head: Request) -> None:
+        """The first of a line has had its turn."""
+        self._lines[head.tenant, head.service].popleft()
 
 
 class Order:
@@ -21,9 +39,7 @@ class Order:
         self._lane = max(1, max_running // LANE)
         self._clock = clock
 
-    def first(
-        self, waiting: Sequence[Request], running: Sequence[Request], passed_over: Container[int]
-    ) -> Request | None:
+    def first(self, waiting: Sequence[Request], running: Sequence[Request]) -> Request | None:
         """Of those who wait, the one whose turn it is; None: there is none."""
         held = Counter(request.tenant for request in running)
         lane_is_open = sum(request.is_aged for request in running) < self._lane
@@ -36,8 +52,7 @@ class Order:
             share = held[request.tenant] / service.weight
             return (1, service.slo, share, service.priority, request.request_id)
 
-        left = (request for request in waiting if request.request_id not in passed_over)
-        chosen = min(left, key=turn, default=None)
+        chosen = min(waiting, key=turn, default=None)
         if chosen is not None:
             chosen.is_aged = lane_is_open and self._has_aged(chosen, now)
         return chosen

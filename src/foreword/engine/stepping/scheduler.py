@@ -8,7 +8,7 @@ from time import perf_counter
 
 from foreword.engine.requests.request import Request
 from foreword.engine.service.deadlines import reason_to_end
-from foreword.engine.service.order import Order, gives_way, standing
+from foreword.engine.service.order import Lines, Order, gives_way, standing
 from foreword.engine.service.rows import runs_in_turn, short_runs, tightest
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PagedCache
@@ -185,14 +185,15 @@ class Scheduler:
     def _admit(self) -> None:
         """Let requests in while there are pages for all that they have to compute, and one more for each who runs."""
         passed_over: set[int] = set()
-        while candidates := self._candidates():
-            request = self._order.first(candidates, self.running, passed_over)
-            if request is None:
-                return
+        lines = Lines(self._candidates())
+        promised = self._promised() if self.waiting else 0
+        while (request := self._order.first(lines.heads(), self.running)) is not None:
+            lines.leave(request)
             if _waits_for_leader(request):
                 passed_over.add(request.request_id)
                 continue
-            start = self._place_for(request)
+            put_off = self.preemptions
+            start = self._place_for(request, promised)
             if start is None:
                 return
             request.kv = start.open()
@@ -200,6 +201,10 @@ class Scheduler:
                 request.ledger.cached_tokens = request.kv.computed
             self.waiting.remove(request)
             insort(self.running, request, key=standing)
+            has_put_off = self.preemptions > put_off
+            promised = self._promised() if has_put_off else promised + self._missing(request, request.lag)
+            if self._is_full or has_put_off:  # now others may begin
+                lines = Lines(other for other in self._candidates() if other.request_id not in passed_over)
 
     @property
     def _is_full(self) -> bool:
@@ -211,11 +216,14 @@ class Scheduler:
             return self.waiting
         return [request for request in self.waiting if gives_way(self.running[-1], request)]
 
-    def _place_for(self, request: Request) -> "_Start | None":
+    def _promised(self) -> int:
+        """Pages that those who run lack for all that they have to compute."""
+        return sum(self._missing(request, request.lag) for request in self.running)
+
+    def _place_for(self, request: Request, promised: int) -> "_Start | None":
         """Put others off for it as far as they give way; None if it has to wait all the same."""
         while True:
             start = self._start(request)
-            promised = sum(self._missing(other, other.lag) for other in self.running)
             spare = self._cache.available_pages - promised - len(self.running)
             needed = self._cache.pages_for(len(request.tokens)) - start.shared_pages
             if needed <= spare and not self._is_full:
@@ -225,6 +233,7 @@ class Scheduler:
             if not giving or not gives_way(self.running[-1], request) or needed > spare + most:
                 return None
             self.preempt(self.running[-1])
+            promised = self._promised()
 
     def _start(self, request: Request) -> "_Start":
         """Where the request's first rows come from: the first answer to the same prompt, or the prefix cache."""

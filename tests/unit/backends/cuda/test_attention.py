@@ -43,7 +43,7 @@ CASES = {
         tree_rows(1, 254, [-1, -1, 0, 1, 2, 3, 3]),
         tree_rows(2, 9, []),
     ],
-    "prompts": [prompt_rows(0, 0, 20), prompt_rows(1, 300, 7), tree_rows(2, 64, [-1, -1, 0])],
+    "prompts": [prompt_rows(0, 0, 9), prompt_rows(1, 300, 5), tree_rows(2, 64, [-1, -1, 0])],
 }
 
 

@@ -73,7 +73,7 @@ def test_one_that_changes_texts_is_found_out_before_anybody_is_served(
 def drawing_world(folder: Path) -> RolloutWorld:
     """Texts are drawn, and may come out differently with every drafter; they wait to be drawn again."""
     policy = {**POLICY, "rollout": {**POLICY["rollout"], "verify_samples": 24}}
-    world = RolloutWorld(folder, Guesser, policy, rule="token", temperature=8.0)
+    world = RolloutWorld(folder, Guesser, policy, rule="token", temperature=8.0, tokens=24)
     checks = world.core.guessing._checks
     assert checks is not None
     checks.seeds.seed(1)

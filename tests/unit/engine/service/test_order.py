@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from foreword.engine.requests.request import Request
+from foreword.engine.service.order import Lines
 from foreword.speculation.service import Service, Slo
 from helpers.service_world import ServiceWorld
 
@@ -28,6 +29,16 @@ def test_a_lower_priority_value_comes_first_and_arrival_decides_between_equals()
     wanted = [world.ask(Service(priority=p), tokens=2) for p in (5, 0, -3, 0, 7, -3)]
     order = [wanted.index(request) for request in finished(world, wanted)]
     assert order == [2, 5, 1, 3, 0, 4]
+
+
+def test_of_equals_that_wait_only_the_first_is_compared():
+    """Or a long queue would cost its square."""
+    world = ServiceWorld(max_num_seqs=1)
+    wanted = [world.ask(Service(priority=number % 2), tenant="ab"[number % 3 == 2]) for number in range(40)]
+    lines = Lines(wanted)
+    assert lines.heads() == [wanted[0], wanted[1], wanted[2], wanted[5]]
+    lines.leave(wanted[0])
+    assert lines.heads() == [wanted[4], wanted[1], wanted[2], wanted[5]]
 
 
 def test_classes_come_before_priorities():
