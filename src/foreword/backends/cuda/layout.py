@@ -36,6 +36,7 @@ class PassShape:
     wide_tiles: int
     wide_rows: int  # of a tile
     has_trees: bool
+    has_adapters: bool
     taps: tuple[Tap, ...]
 
     @property
@@ -65,6 +66,7 @@ class Layout:
 
     shape: PassShape
     requests: Ints  # [rows], whose row it is
+    adapters: Ints  # [rows], slot of its adapter, 0: none; empty if no row has one
     narrow: Tiles
     wide: Tiles
 
@@ -96,9 +98,11 @@ class Layout:
             wide_tiles=len(wide.counts),
             wide_rows=wide_rows,
             has_trees=bool((masks & (masks + np.uint64(1))).any()),
+            has_adapters=any(batch.adapters),
             taps=tuple(dict.fromkeys(batch.taps)),
         )
-        return Layout(shape, requests, narrow, wide)
+        slots = np.array(batch.adapters if shape.has_adapters else (), np.int32)
+        return Layout(shape, requests, slots[requests] if len(slots) else slots, narrow, wide)
 
 
 def _tiles(requests: NDArray[np.intp], starts: Ints, counts: Ints, rows: int) -> Tiles:
