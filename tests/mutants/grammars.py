@@ -58,8 +58,8 @@ GRAMMAR_MUTANTS = (
         91,
         "every row has the mask of the text",
         "acceptance/pipeline/grammar_mask.py",
-        "forbid(rows[first + place], row)",
-        "forbid(rows[first + place], bits[0])",
+        "forbid(rows[first + place], row, room)",
+        "forbid(rows[first + place], bits[0], room)",
         (MASK, EXACT),
     ),
     Mutant(

@@ -91,7 +91,8 @@ def add_factors(
     inner = torch.empty((rows, parts, room), dtype=torch.float32, device=x.device)
     _shrink[(rows, parts)](
         x, slots, table, inner, stride, first, depth,
-        PARTS=parts, ROOM=room, RANKS=16, DEPTH=256, ENTRY=FIELDS,
+        PARTS=parts, ROOM=room, RANKS=16, DEPTH=min(1024, triton.next_power_of_2(depth)), ENTRY=FIELDS,
+        num_warps=8,
     )  # fmt: skip
     ends = [sum(widths[: part + 1]) for part in range(MOST_PARTS - 1)]
     columns = 128
