@@ -14,7 +14,7 @@ _SLICES = [
     *(f"{_IN_A_TEXT}{{1,{most}}}" for most in (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 30)),
     f"{_IN_A_TEXT}+",
 ]
-"""Tokens whose masks llguidance works out once and for all: its own list, with more steps for texts of a bounded length.
+"""Tokens whose masks llguidance works out once and for all: its list, with more steps for texts of a bounded length.
 Masks inside those then take a fifth less time."""
 
 
