@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from foreword.models.adapters.lora import MAX_RANK
+
 FIELDS = 3
 """Of a table's entry: where the inner factor lies, where the outer one does, and their rank; 0: nothing is added."""
 
@@ -85,7 +87,7 @@ def add_factors(
     `slots` int32 [rows], 0: none; `table` int64 [slots, layers, modules, FIELDS]; `place` is the layer and the first of
     the modules that stand side by side in y, so many columns of it each.
     """
-    (rows, depth), parts, room = x.shape, len(widths), 128
+    (rows, depth), parts, room = x.shape, len(widths), MAX_RANK
     layers, modules = table.shape[1], table.shape[2]
     first, stride = place[0] * modules + place[1], layers * modules
     inner = torch.empty((rows, parts, room), dtype=torch.float32, device=x.device)
