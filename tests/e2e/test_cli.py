@@ -171,7 +171,7 @@ def test_prove_holds_and_prints_one_json_line():
     assert run.returncode == 0, run.stdout
     found = json.loads(run.stdout)
     assert found["passed"]
-    assert {"coupled", "token", "block", "noise"} == {row["rule"] for row in found["rows"]}
+    assert {"coupled", "token", "block", "traversal", "noise"} == {row["rule"] for row in found["rows"]}
 
 
 def test_help_and_version_answer_without_loading_torch():
