@@ -42,8 +42,8 @@ SERVICE_MUTANTS = (
         91,
         "on a GPU all rows of a pass have the adapter of its first request",
         "backends/cuda/layout.py",
-        "slots[requests] if len(slots) else slots",
-        "slots[requests * 0] if len(slots) else slots",
+        "slots[cut.requests] if len(slots) else slots",
+        "slots[cut.requests * 0] if len(slots) else slots",
         ("tests/integration/test_cuda_adapters.py::test_logits_are_those_of_merged_weights",),
     ),
     Mutant(
