@@ -181,7 +181,7 @@ def test_prove_holds_and_prints_one_json_line():
     assert run.returncode == 0, run.stdout
     found = json.loads(run.stdout)
     assert found["passed"]
-    assert {"coupled", "token", "block", "noise"} == {row["rule"] for row in found["rows"]}
+    assert {"coupled", "token", "block", "traversal", "noise"} == {row["rule"] for row in found["rows"]}
 
 
 def test_help_and_version_answer_without_loading_torch():
@@ -211,6 +211,7 @@ def test_help_and_version_answer_without_loading_torch():
         (["generate", "hi", "--raw", "--system", "x"], ["--system"]),
         (["generate", "hi", "--speculation", "on"], ["no method 'on'", "ngram", "auto and off"]),
         (["serve", "--speculation", "off", "--speculative-config", "{}"], ["give one"]),
+        (["serve", "--lora-modules", "a=/", "b=/nowhere"], ["--lora-modules: /nowhere is no folder"]),
         (["chat", "--generation-config", "vllm"], ["auto or none"]),
         (["pull", "nosuchmodel"], ["nosuchmodel"]),
         (["bench", "step", "--tokens", "1,x"], ["--tokens"]),

@@ -73,3 +73,18 @@ def compute(runner: ModelRunner, cache: PagedCache, request: Request, rows: int)
     with Transaction(cache, [PassEntry.of(request, rows)]) as transaction:
         runner.forward(transaction.batch([Draft()]))
         transaction.commit([NOTHING_DRAWN])
+
+
+def adapted_logits(decoder: Decoder, parts: list[tuple[int, list[int]]]) -> list[torch.Tensor]:
+    """Of every (slot, text), all in one pass."""
+    pages = sum(-(-len(ids) // 16) for _, ids in parts) + 3
+    runner, cache = fragmented_cache(decoder, pages, seed=1)
+    requests = [make_request(cache, ids) for _, ids in parts]
+    for request, (slot, _) in zip(requests, parts, strict=True):
+        request.adapter_slot = slot
+    entries = [PassEntry.of(request, len(ids)) for request, (_, ids) in zip(requests, parts, strict=True)]
+    with Transaction(cache, entries) as transaction:
+        transaction.reserve()
+        batch = transaction.batch([Draft()] * len(entries))
+        found = runner.forward(with_all_logits(batch)).logits
+    return list(found.split([len(ids) for _, ids in parts]))

@@ -7,16 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from foreword.backends.interface import Decoder
-from foreword.errors import RequestError
 from foreword.models.adapters.peft import open_adapter
-from foreword.speculation.draft import Draft
-from foreword.speculation.requests import PassEntry
-from foreword.speculation.transaction import Transaction
 from helpers.adapters import ADAPTED, ALL, MergedCheckpoint, decoder_of, write_adapter
 from helpers.cpu import INSTRUCTION_SETS, needs_cpu_kernels
-from helpers.cuda import needs_triton
-from helpers.passes import all_logits, fragmented_cache, make_request, with_all_logits
+from helpers.passes import adapted_logits, all_logits
 
 CPU = [pytest.param(form, marks=needs_cpu_kernels) for form in ("float32", "int8", "q8_0")]
 
@@ -24,21 +18,6 @@ CPU = [pytest.param(form, marks=needs_cpu_kernels) for form in ("float32", "int8
 def tokens(count: int, seed: int = 0) -> list[int]:
     rng = random.Random(seed)
     return [rng.randrange(ADAPTED.vocab_size) for _ in range(count)]
-
-
-def logits(decoder: Decoder, parts: list[tuple[int, list[int]]]) -> list[torch.Tensor]:
-    """Of every (slot, text), all in one pass."""
-    pages = sum(-(-len(ids) // 16) for _, ids in parts) + 3
-    runner, cache = fragmented_cache(decoder, pages, seed=1)
-    requests = [make_request(cache, ids) for _, ids in parts]
-    for request, (slot, _) in zip(requests, parts, strict=True):
-        request.adapter_slot = slot
-    entries = [PassEntry.of(request, len(ids)) for request, (_, ids) in zip(requests, parts, strict=True)]
-    with Transaction(cache, entries) as transaction:
-        transaction.reserve()
-        batch = transaction.batch([Draft()] * len(entries))
-        found = runner.forward(with_all_logits(batch)).logits
-    return list(found.split([len(ids) for _, ids in parts]))
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -64,7 +43,7 @@ def test_logits_are_those_of_merged_weights(
     ids = tokens(40)
     plain = all_logits(decoder, ids)
     decoder.set_adapter(1, open_adapter(path, ADAPTED))
-    (found,) = logits(decoder, [(1, ids)])
+    (found,) = adapted_logits(decoder, [(1, ids)])
     expected = all_logits(decoder_of("torch", merged), ids)
     if numbers in ("torch", "float32"):
         torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
@@ -89,34 +68,25 @@ def test_a_row_has_the_same_bits_whatever_adapters_run_beside_it(
     parts = [
         (slot, tokens(count, seed=count)) for slot, count in [(1, 1), (0, 5), (3, 21), (2, 3), (1, 2), (2, 1)]
     ]
-    together = logits(decoder, parts)
+    together = adapted_logits(decoder, parts)
     for part, found in zip(parts, together, strict=True):
-        assert torch.equal(logits(decoder, [part])[0], found)
+        assert torch.equal(adapted_logits(decoder, [part])[0], found)
     alone = decoder_of(form, threads=1)
     alone.set_adapter(9, open_adapter(tmp_path / "2", ADAPTED))
-    assert torch.equal(logits(alone, [(9, parts[3][1])])[0], together[3])
+    assert torch.equal(adapted_logits(alone, [(9, parts[3][1])])[0], together[3])
 
 
 @needs_cpu_kernels
 def test_the_kernels_refuse_a_slot_that_is_empty_and_factors_that_do_not_fit(tmp_path: Path):
     decoder = decoder_of("int8")
     with pytest.raises(ValueError, match="an adapter that is not there"):
-        logits(decoder, [(3, tokens(2))])
+        adapted_logits(decoder, [(3, tokens(2))])
     decoder.set_adapter(3, open_adapter(write_adapter(tmp_path / "a"), ADAPTED))
-    logits(decoder, [(3, tokens(2))])
+    adapted_logits(decoder, [(3, tokens(2))])
     decoder.set_adapter(3, None)
     with pytest.raises(ValueError, match="an adapter that is not there"):
-        logits(decoder, [(3, tokens(2))])
+        adapted_logits(decoder, [(3, tokens(2))])
     with pytest.raises(ValueError, match="another number of layers"):
         decoder._native.set_adapter(1, [])  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="begin with 1"):
         decoder.set_adapter(0, None)
-
-
-@needs_triton
-def test_the_cuda_backend_refuses_adapters_by_name(tmp_path: Path):
-    from foreword.backends.cuda.decoder import CudaDecoder
-
-    adapter = open_adapter(write_adapter(tmp_path / "a"), ADAPTED)
-    with pytest.raises(RequestError, match="the cuda backend runs no LoRA adapters; use --backend torch"):
-        CudaDecoder.set_adapter(object.__new__(CudaDecoder), 1, adapter)

@@ -32,6 +32,10 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 GRAMMAR = 'root ::= "<" [a-c]+ ">"'
 
 
+def function(name: str, parameters: object = None) -> dict:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
 @pytest.fixture(scope="module")
 def model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One whose context holds what is said about tools."""
@@ -130,14 +134,20 @@ def test_an_answer_has_its_form_on_both_routes(client, fields, pattern: str):
         ({"tools": [TOOLS[0], TOOLS[0]]}, "the same name"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "exclude each other"),
         ({"ignore_eos": True, "guided_regex": "a"}, "ignore_eos"),
+        ({"tools": [function("a b")]}, "must be 1 to 64 letters, digits, underscores and hyphens"),
+        ({"tools": [function("f", {"type": "string"})]}, 'must be a JSON schema of type "object"'),
+        ({"tools": [function("f", {"properties": {"a": {"not": {}}}})], "tool_choice": "required"}, "tools: "),
+        ({"guided_choice": ["yes"], "min_tokens": 100, "max_tokens": 120}, "leave no token to generate"),
+        ({"guided_regex": "[ab]{9}", "allowed_token_ids": [4]}, "leave no token to generate"),
     ],
     ids=lambda value: str(value)[:50],
 )  # fmt: skip
 def test_what_cannot_be_had_is_refused_in_one_line(client, fields, complaint: str):
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=4, extra_body=fields)
+        client.chat.completions.create(model="tiny", messages=MESSAGES, extra_body={"max_tokens": 4} | fields)
     assert complaint in refused.value.message
     assert "\n" not in refused.value.message
+    assert refused.value.param.split(".")[0] in fields
 
 
 @pytest.mark.parametrize("parallel", [True, False])
@@ -173,6 +183,20 @@ def test_a_named_call_is_that_one_and_ends_with_stop(client):
     ).choices[0]
     assert [call.function.name for call in told.message.tool_calls] == ["add"]
     assert told.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_forced_call_that_is_cut_leaves_no_marks_as_text(client, choice):
+    asked = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "seed": 1}
+    cut = client.chat.completions.create(**asked, max_tokens=4).choices[0]
+    assert (cut.finish_reason, cut.message.content, cut.message.tool_calls) == ("length", None, None)
+    chunks = list(client.chat.completions.create(**asked, max_tokens=4, stream=True))
+    assert not any(chunk.choices[0].delta.content for chunk in chunks)
+    stopped = client.chat.completions.create(
+        **asked, max_tokens=99, stop=['"name": "A', '"name": "B']
+    ).choices[0]
+    if stopped.message.tool_calls:  # of the weather, whose arguments begin so
+        assert stopped.finish_reason == "stop"
 
 
 def test_a_conversation_with_calls_goes_on(client, server: LocalServer):
@@ -231,8 +255,10 @@ def test_responses_have_forms_and_tools(client):
         "tools": tools,
         "tool_choice": {"type": "function", "name": "add"},
     }
-    (call,) = client.responses.create(**asked, temperature=0).output
+    told = client.responses.create(**asked, temperature=0)
+    (call,) = told.output
     assert (call.type, call.name) == ("function_call", "add")
+    assert told.tool_choice.to_dict() == asked["tool_choice"]
     events = list(client.responses.create(**asked, temperature=0, stream=True))
     done = [event for event in events if event.type == "response.function_call_arguments.done"]
     assert [event.arguments for event in done] == [call.arguments]
@@ -242,6 +268,22 @@ def test_responses_have_forms_and_tools(client):
         {"type": "function_call_output", "call_id": "c", "output": "2"},
     ]
     assert client.responses.create(model="tiny", input=items, max_output_tokens=2).output
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint", "param"),
+    [
+        ({"tools": [{"type": "function", "name": "a b"}]}, "name: must be 1 to 64 letters", "tools"),
+        ({"input": [{"role": "x", "content": "a"}]}, "role: must be 'system'", "input"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, '"not"', "text"),
+    ],
+)
+def test_a_response_that_cannot_be_had_is_refused_in_one_line(client, fields, complaint: str, param: str):
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(**{"model": "tiny", "input": "x"} | fields)
+    assert complaint in refused.value.message
+    assert "\n" not in refused.value.message
+    assert refused.value.param == param
 
 
 @pytest.mark.parametrize("field", [{"store": True}, {"previous_response_id": "resp-1"}, {"reasoning": {}}])
@@ -264,6 +306,13 @@ def test_the_prompt_is_echoed_with_what_is_known_of_it(client):
     assert alone.choices[0].logprobs.tokens == echoed.logprobs.tokens[:-3]
     streamed = list(client.completions.create(**asked, max_tokens=3, echo=True, stream=True))
     assert "".join(chunk.choices[0].text for chunk in streamed) == echoed.text
+    twice = list(client.completions.create(**asked, max_tokens=3, echo=True, stream=True, n=2, seed=1))
+    for choice in (0, 1):
+        told = [
+            c.choices[0].logprobs for c in twice if c.choices[0].index == choice and c.choices[0].logprobs
+        ]
+        tokens = [token for part in told for token in part.tokens]
+        assert tokens[:-3] == echoed.logprobs.tokens[:-3]
     with pytest.raises(openai.BadRequestError, match="only with echo"):
         client.completions.create(**asked, max_tokens=0)
 

@@ -9,6 +9,8 @@ EXACT = "tests/statistical/test_grammar_exactness.py"
 TEXTS = "tests/integration/test_structured_texts.py::test_a_random_model_writes_nothing_but_the_form"
 DRAFTS = f"{UNIT}/speculation/test_within_grammar.py"
 PREEMPTED = "tests/integration/test_structured_engine.py"
+TOOLS = f"{UNIT}/server/test_tool_reading.py"
+SERVED = "tests/integration/test_server_structured.py"
 STATE_FILE = "structured/state.py"
 
 GRAMMAR_MUTANTS = (
@@ -58,8 +60,8 @@ GRAMMAR_MUTANTS = (
         91,
         "every row has the mask of the text",
         "acceptance/pipeline/grammar_mask.py",
-        "forbid(rows[first + place], row)",
-        "forbid(rows[first + place], bits[0])",
+        "forbid(rows[first + place], row, room)",
+        "forbid(rows[first + place], bits[0], room)",
         (MASK, EXACT),
     ),
     Mutant(
@@ -101,6 +103,38 @@ GRAMMAR_MUTANTS = (
         " or sampling.grammar is not None",
         "",
         (f"{DRAFTS}::test_what_is_drawn_is_drawn_from_what_may_come",),
+    ),
+    Mutant(
+        93,
+        "a call that a stop text cut is told as one that was made",
+        "server/api/tools/writing.py",
+        " and not reader.is_cut and",
+        " and",
+        (TOOLS,),
+    ),
+    Mutant(
+        93,
+        "what is cut of a call that had to be made is told as text",
+        "server/api/tools/asking.py",
+        'only_calls=self.choice == "required"',
+        "only_calls=False",
+        (TOOLS,),
+    ),
+    Mutant(
+        93,
+        "parameters that leave no token are the server's fault",
+        "engine/requests/request.py",
+        "self.fail(verdict.error, verdict.is_asked)",
+        "self.fail(verdict.error)",
+        (f"{SERVED}::test_what_cannot_be_had_is_refused_in_one_line",),
+    ),
+    Mutant(
+        93,
+        "only the first of the streamed answers has the prompt's log probabilities",
+        "server/api/completions.py",
+        "            known = self._known.get(prompt, ())",
+        "            known = self._known.pop(prompt, ())",
+        (f"{SERVED}::test_the_prompt_is_echoed_with_what_is_known_of_it",),
     ),
     Mutant(
         93,

@@ -39,6 +39,14 @@ SERVICE_MUTANTS = (
         (f"{ADAPTERS}::test_guesses_change_no_text_and_are_counted_by_adapter",),
     ),
     Mutant(
+        91,
+        "on a GPU all rows of a pass have the adapter of its first request",
+        "backends/cuda/layout.py",
+        "slots[cut.requests] if len(slots) else slots",
+        "slots[cut.requests * 0] if len(slots) else slots",
+        ("tests/integration/test_cuda_adapters.py::test_logits_are_those_of_merged_weights",),
+    ),
+    Mutant(
         92,
         "who has waited too long has no place of its own",
         "engine/service/order.py",

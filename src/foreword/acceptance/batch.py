@@ -28,7 +28,7 @@ class RowStatus(IntEnum):
         """What a user reads when a request's taken path has such a row."""
         if self is RowStatus.NOT_FINITE:
             return "the model returned NaN or infinite logits for this request; try --dtype float32"
-        return "bad_words, min_tokens, allowed tokens and the answer's form leave no token to generate; allow more"
+        return "no token is left to generate"
 
 
 _OK = int(RowStatus.OK)  # members of an enumeration take longer to look up and compare, and every row is

@@ -152,6 +152,16 @@ class RequestSampler:
             and self.grammar is None
         )
 
+    def restrictions(self) -> list[str]:
+        """The parameters that rule out tokens, as users call them."""
+        has = {
+            "allowed_token_ids": self.allowed_ids is not None,
+            "bad_words": len(self.bad_words) > 0,
+            "min_tokens": self.record["min_tokens"] > self.record["generated"],
+            "the answer's form": self.grammar is not None,
+        }
+        return [name for name, there in has.items() if there]
+
     def drafting(self) -> "DraftSampling":
         """What a drafter has to know to draw as this request does, at this step."""
         return DraftSampling(

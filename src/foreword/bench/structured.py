@@ -57,7 +57,9 @@ class WayResult:
     tokens_per_second: float
     tokens_per_pass: float  # of one request
     step_ms: float
-    accept_ms: float  # of these, judging: masks, distributions, verdicts and commits
+    beside_ms: (
+        float  # of these, neither drafting nor the pass: masks, distributions, verdicts, commits, bookkeeping
+    )
     ratio: float  # tokens per second over those of plain decoding with the same form, median of the rounds' ratios
 
 
@@ -67,7 +69,7 @@ class StructuredCosts:
 
     batch: int
     rows: list[WayResult]
-    mask_share: float  # of a plain step: what the schema adds to judging
+    mask_share: float  # of a plain step: what the schema adds beside the pass
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class _Run:
     passes: int  # of all requests together
     steps: int
     seconds: float
-    accept_seconds: float
+    beside_seconds: float
 
 
 def ways_for(engine: EngineCore) -> list[Way]:
@@ -117,7 +119,7 @@ def measure_structured(
     plain = {way.has_schema: place for place, way in enumerate(ways) if way.speculation is False}
     rows = [_row(way, place, plain[way.has_schema], kept) for place, way in enumerate(ways)]
     added = [
-        (_accept(runs[plain[True]]) - _accept(runs[plain[False]])) / _step(runs[plain[False]])
+        (_beside(runs[plain[True]]) - _beside(runs[plain[False]])) / _step(runs[plain[False]])
         for runs in kept
     ]
     return StructuredCosts(batch, rows, median(added))
@@ -145,14 +147,15 @@ def _run(
             engine.step()
         spent = engine.seconds - before
         gained, done = sum(len(r.tokens) for r in requests) - had, engine.steps - steps
-        return _Run(gained, done * len(requests), done, spent.total, spent.accept)
+        beside = spent.total - spent.draft - spent.verify
+        return _Run(gained, done * len(requests), done, spent.total, beside)
     finally:
         for request in requests:
             engine.abort(request.name)
 
 
-def _accept(run: _Run) -> float:
-    return run.accept_seconds / run.steps
+def _beside(run: _Run) -> float:
+    return run.beside_seconds / run.steps
 
 
 def _step(run: _Run) -> float:
@@ -168,6 +171,6 @@ def _row(way: Way, place: int, plain: int, rounds: Sequence[Sequence[_Run]]) -> 
         tokens_per_second=median(speeds),
         tokens_per_pass=median(run.tokens / run.passes for run in runs),
         step_ms=1e3 * median(map(_step, runs)),
-        accept_ms=1e3 * median(map(_accept, runs)),
+        beside_ms=1e3 * median(map(_beside, runs)),
         ratio=median(own / base for own, base in zip(speeds, baseline, strict=True)),
     )

@@ -11,6 +11,7 @@ from foreword.cli import datastore, demo, doctor, generate, heads, models, prove
 from foreword.cli.bench import main as bench
 from foreword.cli.chat import main as chat
 from foreword.cli.console import stderr, stdout
+from foreword.cli.options.serve import ServeCommand
 from foreword.cli.policy import main as policy
 from foreword.cli.train import main as train
 from foreword.cli.watch import main as watch
@@ -29,7 +30,7 @@ app = typer.Typer(
 app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(demo.demo)
-app.command()(serve.serve)
+app.command(cls=ServeCommand)(serve.serve)
 app.command()(models.pull)
 app.command("models")(models.list_models)
 app.command()(prune.prune)

@@ -62,7 +62,10 @@ def serve(
     ] = False,
     lora_modules: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=PATH", help="LoRA adapter (PEFT folder) and its name; may be repeated."),
+        typer.Option(
+            metavar="NAME=PATH",
+            help="LoRA adapters (PEFT folders) and their names: a=x b=y; may be repeated.",
+        ),
     ] = None,
     allow_lora_loading: Annotated[
         bool,

@@ -109,6 +109,7 @@ class AnswerDelta:
     # The stop token or stop string that was met; None for the model's own end.
     stop_reason: int | str | None = None
     error: str | None = None  # what went wrong, where finish_reason is "error" or "deadline"
+    asks_too_much: bool = False  # the error is what the request's own parameters lead to
     seed: int = 0  # the seed in use, given or fresh
     stats: RequestStats | None = None  # with the last delta of an answer
     progress: RequestStats | None = None  # costs so far, with every delta, if asked for

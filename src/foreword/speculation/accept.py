@@ -99,6 +99,7 @@ def _verdict(place: int, request: StepRequest, draft: Draft, judged: Judgement, 
         tuple(block),
         logprobs,
         error=_error(request, found, place),
+        is_asked=found.states[place] == ALL_MASKED,
         poisoned=found.states[place] == NOT_FINITE,
         draft=draft,
         draws=found.draws_of(judged.trees, place) if judged.wants_draws else (),
@@ -107,10 +108,14 @@ def _verdict(place: int, request: StepRequest, draft: Draft, judged: Judgement, 
 
 def _error(request: StepRequest, found: Verdicts, place: int) -> str | None:
     """Why the request cannot go on; where its grammar gave up, in the parser's words."""
-    error, grammar = found.error(place), request.sampler.grammar
-    if error is not None and found.states[place] == ALL_MASKED and grammar is not None and grammar.error:
-        return f"the answer's form is too complex to go on with: {grammar.error}"
-    return error
+    if found.states[place] != ALL_MASKED:
+        return found.error(place)
+    sampler = request.sampler
+    if sampler.grammar is not None and sampler.grammar.error:
+        return f"the answer's form is too complex to go on with: {sampler.grammar.error}"
+    *others, last = sampler.restrictions() or ["the request's parameters"]
+    named = f"{', '.join(others)} and {last}" if others else last
+    return f"{named} leave no token to generate; allow more"
 
 
 def _judged_rows(logits: Tensor, entries: Sequence[PassEntry], drafts: Sequence[Draft]) -> Tensor:

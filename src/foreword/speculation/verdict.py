@@ -15,6 +15,7 @@ class Verdict(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token if the request wants them
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of the prompt tokens after the scored rows, if wanted
     error: str | None = None  # why the request cannot go on after these tokens, unless they end it
+    is_asked: bool = False  # that it cannot is what its own parameters say: nothing went wrong
     poisoned: bool = False  # the pass computed numbers that are none: the rows it wrote must not be reused
     draft: Draft = NO_DRAFT  # what was judged
     draws: tuple[int, ...] = ()  # what the target draws after the text, then after every node; if known

@@ -27,6 +27,10 @@ FORESEEN = 64
 TOO_SLOW = f"what may come next takes longer than {MASK_SECONDS:g} s to work out"
 
 
+_DEAD_ENDS = ("NoExtension", "NoExtensionBias")
+"""The parser's words for that nothing can follow, and the answer is not complete."""
+
+
 class GrammarError(ValueError):
     """A token that the grammar does not allow, or a grammar that has become too complex to go on with."""
 
@@ -174,6 +178,8 @@ class GrammarState:
 
     def _complaint(self) -> str:
         lines = self._matcher.get_error().strip().splitlines() if self._matcher.is_error() else []
+        if lines and lines[0] in _DEAD_ENDS:
+            return "no text fits it"
         return lines[0] if lines else "the grammar does not allow these tokens here"
 
     def _start_again(self) -> None:

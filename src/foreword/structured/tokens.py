@@ -8,6 +8,16 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 
+_IN_A_TEXT = r'[^"\\\x00-\x1F\x7F]'
+_SLICES = [
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{_IN_A_TEXT}{{1,{most}}}" for most in (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 30)),
+    f"{_IN_A_TEXT}+",
+]
+"""Tokens whose masks llguidance works out once and for all: its list, with more steps for texts of a bounded length.
+Masks inside those then take a fifth less time."""
+
+
 @dataclass(frozen=True)
 class GrammarTokens:
     """The vocabulary as bytes. A grammar sees exactly what an answer's text is made of."""
@@ -26,7 +36,7 @@ class GrammarTokens:
         """As llguidance wants it; takes about a microsecond for every token."""
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        return LLTokenizer(TokenizerWrapper(_Wrapped(self)), n_vocab=self.size)
+        return LLTokenizer(TokenizerWrapper(_Wrapped(self)), n_vocab=self.size, slices=_SLICES)
 
 
 class _Wrapped:

@@ -29,6 +29,15 @@ def test_only_what_the_mask_rules_out_loses_its_chance(share: float, size: int):
     assert np.array_equal(row, expected)
 
 
+def test_a_number_that_is_none_counts_where_its_token_may_come():
+    bits = MaskedRows(torch.tensor([[True, False, True]])).masks((), ())
+    row = np.array([np.nan, np.nan, 1.0], np.float32)
+    forbid(row, bits[0])
+    assert not np.isfinite(row[0])
+    assert row[0] != -np.inf
+    assert row[1:].tolist() == [-np.inf, 1.0]
+
+
 def test_rows_of_others_keep_their_logits():
     logits = torch.randn(5, 40)
     raw = logits.clone()

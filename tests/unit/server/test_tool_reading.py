@@ -4,8 +4,11 @@ import random
 
 import pytest
 
+from foreword.server.api.tools.asking import ToolUse
 from foreword.server.api.tools.formats import FORMATS, ToolFormat, format_of
 from foreword.server.api.tools.reading import Called, Event, Given, Said, ToolReader
+from foreword.server.api.tools.writing import ToolWriter
+from foreword.server.api.types.tool_types import ToolFunction
 
 TOOLS = ("weather", "add")
 WEATHER = ("weather", {"city": 'Pa"ris {', "days": [1, 2]})
@@ -105,3 +108,30 @@ def test_the_template_tells_the_format():
     assert format_of("... [TOOL_CALLS] ...").name == "mistral"
     assert format_of("... <|python_tag|> ...").name == "llama3_json"
     assert format_of("... no tools ...").name == format_of(None).name == "smollm"
+
+
+WHOLE = FORMATS["hermes"].written([ADD])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [(WHOLE, "tool_calls"), (WHOLE[:-12], "tool_calls"), (WHOLE[:50], "stop"), ("no call", "stop")],
+)
+def test_a_call_that_a_stop_text_cut_is_not_why_an_answer_ended(text: str, reason: str):
+    for pieces in cuts(text):
+        writer = ToolWriter(ToolUse(FORMATS["hermes"], [ToolFunction(name="add")]))
+        for place, piece in enumerate(pieces):
+            writer.feed(piece, place == len(pieces) - 1)
+        assert writer.finish_reason("stop") == reason
+        assert writer.finish_reason("length") == "length"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_cut_of_a_forced_call_is_no_text(name: str):
+    written = FORMATS[name].written([ADD])
+    for length in range(1, len(written)):
+        use = ToolUse(FORMATS[name], [ToolFunction(name="add")], "required")
+        assert ToolWriter(use).feed(written[:length], is_end=True)[0] == ""
+        content, calls = ToolWriter(use).whole(written[:length])
+        assert content is None
+        assert len(calls) <= 1

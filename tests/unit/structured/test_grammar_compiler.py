@@ -54,6 +54,8 @@ def test_how_json_is_laid_out(options, text: str, fits: bool):
     [
         ({"json": {"type": "array", "uniqueItems": True}}, '"uniqueItems", which is not supported'),
         ({"json": {"not": {"type": "string"}}}, '"not", which is not supported'),
+        ({"regex": r"a[^\s\S]"}, "regex: no text fits it"),
+        ({"grammar": "root ::= root"}, "grammar: no text fits it"),
         ({"json": {"if": {}, "then": {}}}, '"if", "then", which is not supported'),
         ({"json": {"type": "array", "contains": {}}}, '"contains", which is not supported'),
         ({"json": {"type": "object", "dependentRequired": {"a": ["b"]}}}, '"dependentRequired"'),

@@ -14,6 +14,15 @@ from foreword.structured.state import Bits, unpacked
 
 NEVER = -float("inf")
 
+Logits = npt.NDArray[np.float32]
+
+_BYTES = np.arange(256, dtype=np.uint8)[:, None]
+_HIGHEST: Logits = np.where(
+    np.unpackbits(_BYTES, axis=1, bitorder="little"), np.float32(np.inf), np.float32(NEVER)
+)
+"""[256, 8], the highest logits of eight tokens by the byte that has their bits: a look into a table of 8 KiB takes the
+same time for every mask, and less than finding the bits that are set, or those that are not."""
+
 
 def within_grammars(logits: Tensor, trees: DraftTrees, samplers: Sequence[RequestSampler]) -> Tensor:
     """The logits [rows, vocab] with no chance for tokens that a grammar rules out; the same where there is none.
@@ -29,10 +38,11 @@ def within_grammars(logits: Tensor, trees: DraftTrees, samplers: Sequence[Reques
         if sampler.grammar is not None
     }
     if logits.device.type == "cpu":
-        rows = logits.numpy()
+        rows, room = logits.numpy(), None
         for first, bits in masks.items():
+            room = np.empty((bits.shape[1] * 4, 8), np.float32) if room is None else room
             for place, row in enumerate(bits):
-                forbid(rows[first + place], row)
+                forbid(rows[first + place], row, room)
         return logits
     allowed = torch.ones(logits.shape, dtype=torch.bool)
     for first, bits in masks.items():
@@ -47,23 +57,7 @@ def _masks_of(trees: DraftTrees, request: int, sampler: RequestSampler) -> Bits:
     return sampler.grammar.masks(trees.token_list[first + 1 : end], parents)
 
 
-def forbid(row: npt.NDArray[np.float32], bits: Bits) -> None:
-    """Take the chance of all tokens whose bit is not set.
-
-    Most masks allow a few tokens or all but a few: only those are touched one by one.
-    """
-    if 2 * np.count_nonzero(bits) < len(bits):
-        kept = _set_bits(bits)
-        values = row[kept]
-        row.fill(NEVER)
-        row[kept] = values
-    else:
-        gone = _set_bits(~bits)
-        row[gone[gone < len(row)]] = NEVER
-
-
-def _set_bits(bits: Bits) -> npt.NDArray[np.int64]:
-    """Ids whose bit is set, of few words that have any."""
-    words = np.flatnonzero(bits)
-    places, offsets = np.nonzero(np.unpackbits(bits[words].view(np.uint8), bitorder="little").reshape(-1, 32))
-    return words[places] * 32 + offsets
+def forbid(row: Logits, bits: Bits, room: Logits | None = None) -> None:
+    """Take the chance of all tokens whose bit is not set; `room` is as long as the bits, and is written over."""
+    highest = np.take(_HIGHEST, bits.view(np.uint8), axis=0, out=room, mode="clip").reshape(-1)
+    np.fmin(row, highest[: len(row)], out=row)  # a number that is none is none of a token that cannot come

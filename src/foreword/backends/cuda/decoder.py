@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps
+from foreword.backends.cuda.adapters import DOWN, GATE_UP, OUTPUT, QKV, AdapterTable, Place, RowAdapters
 from foreword.backends.cuda.graphs import GraphsByMemory
 from foreword.backends.cuda.heads import CudaHead
 from foreword.backends.cuda.kernels.attention import Sight, ancestor_slots
@@ -25,7 +26,6 @@ from foreword.backends.interface import KvStore
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.heads import LentEnds, TorchHead
 from foreword.backends.torch.weights import DecoderWeights, LayerWeights
-from foreword.errors import RequestError
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.adapters.lora import Lora
 from foreword.models.config import ModelConfig
@@ -51,15 +51,17 @@ class CudaDecoder(TorchDecoder):
         self._upload = PassUpload(self.device)
         self._graphs: GraphsByMemory[PassShape, Result] = GraphsByMemory()
         self._captures = self.device.type == "cuda"
+        self._table = AdapterTable(config, self.device)
         self._products = products or Products()
         if products is None and self._captures:
             layer = weights.layers[0]
             self._products.check_library([layer.qkv, layer.output, layer.gate_up, layer.down, weights.head])
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
-        """Its captured passes and shape-invariant products have no place for them yet."""
-        if adapter is not None:
-            raise RequestError("the cuda backend runs no LoRA adapters; use --backend torch")
+        """What is added for the requests whose slot in a batch is this one; None takes it away."""
+        self._table.check(slot)
+        super().set_adapter(slot, adapter)
+        self._table.set(slot, self._adapters.get(slot))
 
     def remade(self, config: ModelConfig, weights: DecoderWeights) -> "CudaDecoder":
         """A decoder of the same kind with other layers."""
@@ -81,6 +83,8 @@ class CudaDecoder(TorchDecoder):
         if not isinstance(store, CudaKvStore) or store.spec.decoder != self._kv_rows:
             raise ValueError("the KV store was made for another decoder")
         check_taps(batch.taps, self.config.num_layers)
+        if not all(slot in self._adapters for slot in batch.adapters if slot):
+            raise ValueError("the batch asks for an adapter that is not there")
         layout = Layout.of(batch, store.page_size, self._group)
         uploaded = self._upload.send(batch, layout, store.spare_slot)
         store.move(uploaded.batch.kv_copies)
@@ -106,22 +110,31 @@ class CudaDecoder(TorchDecoder):
             weights.embedding,
             weights.embedding.new_empty((shape.rows, self.config.hidden_size)),
         )
+        added = RowAdapters(self._table, uploaded.adapters) if shape.has_adapters else None
         normed, delta = torch.empty_like(stream), None
         hidden: dict[Tap, Tensor] = {}
         for index, layer in enumerate(weights.layers):
             add_norm(stream, delta, layer.input_norm, self.config.norm.eps, normed)
             self._keep(hidden, Tap(index), shape, batch, stream)
-            seen = self._attend(layer, normed, cos_sin, keys[index], values[index], sight, uploaded)
-            delta = self._products(seen, layer.output, layer.output_bias)
+            qkv = self._product(normed, layer.qkv, layer.qkv_bias, added, (index, QKV))
+            seen = self._attend(layer, qkv, cos_sin, keys[index], values[index], sight, uploaded)
+            delta = self._product(seen, layer.output, layer.output_bias, added, (index, OUTPUT))
             add_norm(stream, delta, layer.mlp_norm, self.config.norm.eps, normed)
-            gate_up = self._products(normed, layer.gate_up, layer.gate_up_bias)
+            gate_up = self._product(normed, layer.gate_up, layer.gate_up_bias, added, (index, GATE_UP))
             active = silu_times_up(gate_up, gate_up.new_empty((shape.rows, gate_up.shape[1] // 2)))
-            delta = self._products(active, layer.down, layer.down_bias)
+            delta = self._product(active, layer.down, layer.down_bias, added, (index, DOWN))
         add_norm(stream, delta, weights.final_norm, self.config.norm.eps, normed)
         self._keep(hidden, Tap(self.config.num_layers), shape, batch, stream)
         self._keep(hidden, Tap(self.config.num_layers, normed=True), shape, batch, normed)
         last = take_rows(normed, batch.logit_rows, normed.new_empty((shape.logit_rows, normed.shape[1])))
         return self._products(last, weights.head, None), hidden
+
+    def _product(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, added: RowAdapters | None, place: Place
+    ) -> Tensor:
+        """With what the rows' adapters add to it."""
+        y = self._products(x, weight, bias)
+        return y if added is None else added.add(place, x, y)
 
     def _keep(
         self, hidden: dict[Tap, Tensor], tap: Tap, shape: PassShape, batch: ForwardBatch, states: Tensor
@@ -145,15 +158,14 @@ class CudaDecoder(TorchDecoder):
     def _attend(
         self,
         layer: LayerWeights,
-        normed: Tensor,
+        qkv: Tensor,
         cos_sin: tuple[Tensor, Tensor],
         keys: Tensor,
         values: Tensor,
         sight: Sight,
         uploaded: UploadedPass,
     ) -> Tensor:
-        spec, rows = self._attention_spec, len(normed)
-        qkv = self._products(normed, layer.qkv, layer.qkv_bias)
+        spec, rows = self._attention_spec, len(qkv)
         norms = None
         if layer.query_norm is not None and layer.key_norm is not None:
             norms = layer.query_norm, layer.key_norm

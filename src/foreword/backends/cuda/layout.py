@@ -38,6 +38,7 @@ class PassShape:
     wide_tiles: int
     wide_rows: int  # of a tile
     has_trees: bool
+    has_adapters: bool
     taps: tuple[Tap, ...]
 
     @property
@@ -67,6 +68,7 @@ class Layout:
 
     shape: PassShape
     requests: Ints  # [rows], whose row it is
+    adapters: Ints  # [rows], slot of its adapter, 0: none; empty if no row has one
     narrow: Tiles
     wide: Tiles
 
@@ -89,9 +91,12 @@ class Layout:
             wide_tiles=len(cut.wide.counts),
             wide_rows=cut.wide_rows,
             has_trees=cut.has_trees,
+            has_adapters=any(batch.adapters),
             taps=tuple(dict.fromkeys(batch.taps)),
         )
-        return Layout(shape, cut.requests, cut.narrow, cut.wide)
+        slots = np.array(batch.adapters if shape.has_adapters else (), np.int32)
+        adapters = slots[cut.requests] if len(slots) else slots
+        return Layout(shape, cut.requests, adapters, cut.narrow, cut.wide)
 
 
 class _Cut(NamedTuple):

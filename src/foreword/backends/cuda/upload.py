@@ -48,6 +48,7 @@ class UploadedPass:
 
     batch: ForwardBatch
     requests: Tensor  # int32 [rows], whose row it is
+    adapters: Tensor  # int32 [rows], slot of its adapter; empty if no row has one
     tiles: TiledRows
     stays: bool  # whether every pass of the same shape lies in the same place
 
@@ -69,6 +70,7 @@ class PassUpload:
         moves = pieces.pop(_MOVES)
         more = [
             (layout.requests, shape.rows),
+            (layout.adapters, shape.rows if shape.has_adapters else 0),
             *((array, shape.narrow_tiles) for array in _arrays(layout.narrow)),
             *((array, shape.wide_tiles) for array in _arrays(layout.wide)),
         ]
@@ -81,10 +83,11 @@ class PassUpload:
         *arrays, copies = (self._fixed if stays else self._growing).copy([*pieces, moves])
         own = len(pieces) - len(more)
         uploaded = [*arrays[:_MOVES], copies, *arrays[_MOVES:own]]
-        requests, *tiles = arrays[own:]
+        requests, adapters, *tiles = arrays[own:]
         found = UploadedPass(
             as_batch(batch, uploaded),
             requests,
+            adapters,
             TiledRows(
                 _row_tiles(tiles[:3], shape.narrow_rows) if shape.narrow_tiles else None,
                 shape.parts,

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from foreword.cli.bench import (
     accept,
+    adapters,
     batch,
     control,
     drafters,
@@ -52,6 +53,7 @@ def _group() -> None:
     """Measure costs and speed, always as ratios within one run."""
 
 
+app.command("adapters")(adapters.adapters)
 app.command("batch")(batch.batch)
 app.command("control")(control.control)
 app.command("drafters")(drafters.drafters)

@@ -3,10 +3,34 @@
 import os
 import re
 from pathlib import Path
+from typing import Any
+
+from typer.core import TyperCommand
 
 from foreword.errors import RequestError
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+class ServeCommand(TyperCommand):
+    """Takes several adapters behind one option, as vLLM does."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own click's
+        return super().parse_args(ctx, repeated("--lora-modules", args))
+
+
+def repeated(option: str, args: list[str]) -> list[str]:
+    """`OPTION a=x b=y` with the option before each of its pairs."""
+    found: list[str] = []
+    is_value = takes_more = False
+    for arg in args:
+        if takes_more and "=" in arg and not arg.startswith("-"):
+            found += [option, arg]
+            continue
+        found.append(arg)
+        takes_more = is_value or arg.startswith(f"{option}=")
+        is_value = arg == option
+    return found
 
 
 def memory_size(option: str, text: str) -> int:

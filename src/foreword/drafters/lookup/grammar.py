@@ -18,6 +18,9 @@ class GrammarDrafter:
     They are judged as any guess is; that the target has no choice either is what its masks say.
     """
 
+    acceptance_by_level = (0.97,) * 16
+    """What must come is drawn all but always: a stop text or the last of `max_tokens` may end the answer before it."""
+
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """A chain for every ask whose answer goes on in one way only."""
         return [_forced(ask) for ask in asks]

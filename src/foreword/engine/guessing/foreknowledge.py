@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import fmean
 
 from foreword.drafters.combined import FirstOf, Routed
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.messages import NewRequest
-from foreword.speculation.drafting import Drafter
+from foreword.speculation.drafting import Drafter, expected_rates
 
 FOREKNOWN_TOKENS = 8
 """Guesses per pass for a request that tells what answer it expects, or its form, at least: most of them are right."""
@@ -43,6 +44,12 @@ def _config(method: str) -> SpeculationConfig:
 
 class Foreknown(FirstOf):
     """A drafter that knows something of the answer and another of a pool's, which counts their users one by one."""
+
+    @property
+    def acceptance_by_level(self) -> tuple[float, ...]:
+        """What is known of its parts, taken together: each speaks where it has something to say."""
+        told = [rates for part in self.parts if (rates := expected_rates(part))]
+        return tuple(map(fmean, zip(*told, strict=False)))
 
 
 class Chosen(Routed):

@@ -86,6 +86,7 @@ class Request:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
+        self._asks_too_much = False  # the error is what its own parameters lead to
         self.logprobs: list[TokenLogprobs] = []
         self.prompt_scores: list[TokenLogprobs] = []
         self.ledger = RequestLedger()
@@ -162,11 +163,11 @@ class Request:
         self.prompt_scores += verdict.prompt_logprobs
         self.finish_reason, self.stop_reason = end.finish_reason, end.stop_reason
         if verdict.error is not None and self.finish_reason is None:
-            self.fail(verdict.error)
+            self.fail(verdict.error, verdict.is_asked)
 
-    def fail(self, error: str) -> None:
+    def fail(self, error: str, is_asked: bool = False) -> None:
         """End the answer with an error."""
-        self.finish_reason, self.error = "error", error
+        self.finish_reason, self.error, self._asks_too_much = "error", error, is_asked
 
     def give_up(self, finish_reason: str, why: str) -> None:
         """End the answer with what it has."""
@@ -201,6 +202,7 @@ class Request:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             error=self.error,
+            asks_too_much=self._asks_too_much,
             seed=self.sampler.seed,
             stats=None if self.finish_reason is None else self.stats(),
             progress=self.stats() if self._tells_progress else None,

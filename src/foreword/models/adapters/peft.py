@@ -27,6 +27,7 @@ _REFUSED = {
     "trainable_token_indices": "trained embeddings (trainable_token_indices)",
     "use_qalora": "QALoRA",
     "alora_invocation_tokens": "activated LoRA",
+    "lora_bias": "biases of the factors (lora_bias)",
 }
 """Settings of PEFT's that change what an adapter computes and that no backend here does."""
 
@@ -77,6 +78,7 @@ def _settings(path: Path) -> Mapping[str, Any]:
     for key, what in _REFUSED.items():
         if settings.get(key):
             raise CheckpointError(f"{path}: {what} is not supported; use a plain LoRA adapter")
+    _check_kinds(path, settings)
     if settings.get("bias", "none") != "none":
         raise CheckpointError(f"{path}: trained biases are not supported; use an adapter with bias none")
     for module in _named_modules(settings):
@@ -91,10 +93,19 @@ def _settings(path: Path) -> Mapping[str, Any]:
     return settings
 
 
+def _check_kinds(path: Path, settings: Mapping[str, Any]) -> None:
+    wanted = settings.get("target_modules")
+    are_names = isinstance(wanted, list) and all(isinstance(module, str) for module in wanted)
+    if wanted is not None and not isinstance(wanted, str) and not are_names:
+        raise CheckpointError(f"{path}: target_modules must be names of modules, not {wanted!r}"[:300])
+    if not isinstance(rooted := settings.get("use_rslora") or False, bool):
+        raise CheckpointError(f"{path}: use_rslora must be true or false, not {rooted!r}"[:300])
+
+
 def _named_modules(settings: Mapping[str, Any]) -> list[str]:
     """Modules by name; a regular expression, or "all-linear", names none."""
     wanted = settings.get("target_modules")
-    return [str(module) for module in wanted] if isinstance(wanted, list) else []
+    return wanted if isinstance(wanted, list) else []
 
 
 def _full_name(module: str) -> str | None:

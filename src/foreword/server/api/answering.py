@@ -14,7 +14,7 @@ from foreword.engine.answers.collector import Answer
 from foreword.engine.answers.costs import Costs
 from foreword.engine.answers.token_texts import TokenTexts
 from foreword.engine.messages import AnswerDelta, NewRequest
-from foreword.errors import RequestError
+from foreword.errors import ForewordError, RequestError
 from foreword.server.api.streams.streaming import (
     DONE,
     EventStream,
@@ -28,6 +28,11 @@ from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError, as_api_error
 from foreword.server.ops.request_meter import RequestMeter
 from foreword.wire.client import EngineUnavailable
+
+
+class AskedTooMuch(RequestError):  # noqa: N818 - reads as what happened
+    """The request's own parameters led to where no token is left."""
+
 
 _INLINE_LOGPROBS = 64
 """Longer lists of log probabilities are worded in a thread, so that no other request waits for them."""
@@ -175,14 +180,14 @@ async def _measured(context: ServerContext, request: NewRequest) -> AsyncGenerat
             async for delta in deltas:
                 meter.note(delta)
                 if delta.finish_reason == "error":
-                    raise ApiError(
-                        500, delta.error or "the engine could not finish this answer", code="engine_error"
-                    )
+                    raise _failure(delta)
                 if delta.finish_reason == "deadline" and delta.stats and not delta.stats.output_tokens:
                     raise ApiError(504, delta.error or "the deadline is over", code="deadline_exceeded")
                 if delta.finish_reason == "abort":
                     raise ApiError(503, "the server stopped before the answer was finished", code="aborted")
                 yield delta
+    except AskedTooMuch:
+        raise  # it is counted as what it is, an answer that failed
     except RequestError:
         meter.refused()
         raise
@@ -191,3 +196,8 @@ async def _measured(context: ServerContext, request: NewRequest) -> AsyncGenerat
         raise
     finally:
         meter.left()
+
+
+def _failure(delta: AnswerDelta) -> ForewordError:
+    why = delta.error or "the engine could not finish this answer"
+    return AskedTooMuch(why) if delta.asks_too_much else ApiError(500, why, code="engine_error")

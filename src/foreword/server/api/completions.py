@@ -85,6 +85,7 @@ class CompletionDialect:
         self._id = answer_id
         self._created = int(time())
         self._offsets: dict[int, int] = {}  # choice -> where its next token's text starts
+        self._known: dict[int, Sequence[TokenLogprobs]] = {}  # of prompts, which the first of n answers tells
 
     def _frame(self, choices: list[CompletionChoice]) -> Completion:
         settings = self._settings
@@ -105,9 +106,9 @@ class CompletionDialect:
         told = delta.text or delta.finish_reason or delta.prompt_logprobs
         if not told and not ((self._wants_logprobs or self._lists_tokens) and delta.token_ids):
             return None
-        gained = CompletionChoice(
-            choice, delta.text, self._written(choice, delta.prompt_logprobs, delta.logprobs)
-        )
+        if delta.prompt_logprobs:
+            self._known[choice // self._n] = delta.prompt_logprobs
+        gained = CompletionChoice(choice, delta.text, self._written(choice, delta.logprobs))
         _note_end(gained, delta)
         self._add_tokens(gained, delta.token_ids)
         if delta.prompt_logprobs and self._wants_prompt_logprobs:
@@ -129,10 +130,10 @@ class CompletionDialect:
     def whole(self, answers: Sequence[Answer], costs: Costs) -> Completion:
         choices = []
         for number, answer in enumerate(answers):
-            known = answers[number - number % self._n].prompt_logprobs  # which the first of n tells
+            self._known[number // self._n] = answers[number - number % self._n].prompt_logprobs
             own = self._echo.without_answer(answer.last, answer)
             text = self._echo.text(number // self._n) + own.text
-            choice = CompletionChoice(number, text, self._written(number, known, own.logprobs))
+            choice = CompletionChoice(number, text, self._written(number, own.logprobs))
             _note_end(choice, answer.last)
             self._add_tokens(choice, own.token_ids)
             if answer.prompt_logprobs and self._wants_prompt_logprobs:
@@ -152,16 +153,16 @@ class CompletionDialect:
             choice.token_ids = list(tokens)
             choice.prompt_token_ids = self._echo.prompt_ids(choice.index // self._n)
 
-    def _written(
-        self, choice: int, prompt: Sequence[TokenLogprobs], entries: Sequence[TokenLogprobs]
-    ) -> CompletionLogprobs | None:
+    def _written(self, choice: int, entries: Sequence[TokenLogprobs]) -> CompletionLogprobs | None:
         """Of what is new; with echo, of the prompt before it."""
         if not self._wants_logprobs:
             return None
         begin = self._offsets.get(choice)
         written = CompletionLogprobs([], [], [], [])
         if self._echo.is_wanted and begin is None:
-            written, begin = self._logprobs.echoed(self._echo.prompt_ids(choice // self._n), prompt)
+            prompt = choice // self._n
+            known = self._known.get(prompt, ())
+            written, begin = self._logprobs.echoed(self._echo.prompt_ids(prompt), known)
         more, self._offsets[choice] = self._logprobs.completion(entries, begin or 0)
         for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
             getattr(written, name).extend(getattr(more, name))

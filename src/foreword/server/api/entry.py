@@ -10,8 +10,10 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foreword.errors import RequestError
 from foreword.server.api.addressing import as_asked
 from foreword.server.api.answering import Job, respond
+from foreword.server.api.blame import blamed
 from foreword.server.api.bodies import parse_body, read_body
 from foreword.server.api.identity import Caller, caller_of
 from foreword.server.api.types.sampling_types import SamplingFields
@@ -39,12 +41,15 @@ async def answer_request(
     answers = check(body, context.settings)
     if context.engine.state in (EngineState.STARTING, EngineState.RESTARTING, EngineState.STOPPED):
         raise EngineUnavailable(f"the engine is {context.engine.state}; try again")
-    with ExitStack() as places:
-        places.enter_context(context.admission.admit(answers))
-        job = await prepare(context, body, caller_of(request))
-        adapter = context.adapter(getattr(body, "model", None))
-        job = replace(job, requests=[as_asked(one, body, adapter) for one in job.requests])
-        return await respond(context, request, job, places)
+    try:
+        with ExitStack() as places:
+            places.enter_context(context.admission.admit(answers))
+            job = await prepare(context, body, caller_of(request))
+            adapter = context.adapter(getattr(body, "model", None))
+            job = replace(job, requests=[as_asked(one, body, adapter) for one in job.requests])
+            return await respond(context, request, job, places)
+    except RequestError as error:
+        raise blamed(error, body) from None
 
 
 async def body_of(context: ServerContext, request: Request, model: type[Body]) -> Body:

@@ -18,6 +18,7 @@ from foreword.server.api.tools.asking import ToolUse, chosen_format, shown_messa
 from foreword.server.api.tools.writing import ToolWriter
 from foreword.server.api.types.answer_types import ToolCall
 from foreword.server.api.types.responses_types import ResponsesRequest
+from foreword.server.api.types.tool_types import written_choice
 from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings
 
@@ -206,11 +207,11 @@ class ResponsesDialect:
             "instructions": body.instructions,
             "max_output_tokens": self._max_tokens,
             "metadata": body.metadata or {},
-            "model": self._settings.model_name,
+            "model": body.model or self._settings.model_name,
             "output": self._items if stats is not None else [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "temperature": body.temperature,
-            "tool_choice": body.tool_choice or "auto",
+            "tool_choice": written_choice(body.tool_choice),
             "tools": [
                 {"type": "function", **tool.function.as_template_sees_it()} for tool in body.tools or ()
             ],

@@ -1,6 +1,6 @@
 import pytest
 
-from foreword.cli.options.serve import memory_size, origins
+from foreword.cli.options.serve import memory_size, origins, repeated
 from foreword.errors import RequestError
 
 
@@ -30,3 +30,17 @@ def test_lists_and_names():
     assert origins(None) == ()
     with pytest.raises(RequestError, match="cors-origins"):
         origins("a.example")
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("m --lora-modules a=x b=y --port 1", "m --lora-modules a=x --lora-modules b=y --port 1"),
+        ("--lora-modules=a=x b=y m", "--lora-modules=a=x --lora-modules b=y m"),
+        ("--lora-modules a=x --lora-modules b=y", "--lora-modules a=x --lora-modules b=y"),
+        ("--speculation x --lora-modules a=x m c=z", "--speculation x --lora-modules a=x m c=z"),
+        ("m a=x", "m a=x"),
+    ],
+)
+def test_several_adapters_behind_one_option(given: str, read: str):
+    assert repeated("--lora-modules", given.split()) == read.split()

@@ -8,12 +8,13 @@ from foreword.acceptance.rules.rule import Rule
 from foreword.backends.batch import Tap
 from foreword.drafters.combined import FirstOf
 from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.lookup.grammar import GrammarDrafter
 from foreword.engine.guessing.drafter_pool import MAX_DRAFTERS, DrafterPool
 from foreword.engine.guessing.foreknowledge import FOREKNOWN_TOKENS, Foreknowledge
 from foreword.engine.requests.request import Request
 from foreword.errors import RequestError
 from foreword.kv.spec import RowSpec
-from foreword.speculation.drafting import DrafterNeeds
+from foreword.speculation.drafting import DrafterNeeds, expected_rates
 from foreword.speculation.requests import DraftPlan
 from helpers.requests import lone_request
 
@@ -278,3 +279,25 @@ def test_a_drafter_that_has_a_length_and_is_empty_is_made_once():
     drafters = DrafterPool(Empty, Rule.COUPLED)
     first, again = (drafters.resolve({"method": "ngram"}) for _ in range(2))
     assert first.drafter is again.drafter
+
+
+def test_what_is_known_of_the_drafters_of_a_form_is_known_from_its_first_request_on():
+    class Told(Named):
+        def __init__(self, config: SpeculationConfig) -> None:
+            super().__init__(config)
+            self.acceptance_by_level = {"grammar": (1.0, 1.0, 1.0), "eagle3": (0.8, 0.6)}.get(
+                config.method[0], ()
+            )
+
+    drafters, form = DrafterPool(Told, Rule.COUPLED, None), Foreknowledge(grammar=True)
+    rates = {}
+    for method in ("grammar", "ngram", "eagle3"):
+        plan = drafters.resolve({"method": method, **({"model": "x"} if method == "eagle3" else {})}, form)
+        assert plan is not None
+        rates[plan.method] = expected_rates(plan.drafter)
+    assert rates["grammar"] == rates["grammar+ngram"] == (1.0, 1.0, 1.0)
+    assert rates["grammar+eagle3"] == pytest.approx((0.9, 0.8))
+
+
+def test_tokens_without_a_choice_are_expected_to_come():
+    assert min(GrammarDrafter.acceptance_by_level[:FOREKNOWN_TOKENS]) > 0.9

@@ -31,7 +31,8 @@ class ToolUse:
     most: int | None = None  # calls
 
     def reader(self) -> ToolReader:
-        return ToolReader(self.form, [function.name for function in self.functions])
+        names = [function.name for function in self.functions]
+        return ToolReader(self.form, names, only_calls=self.choice == "required")
 
     def structured(self, other: StructuredOutputs | None) -> StructuredOutputs | None:
         """The form of the answer; `other` is what is asked for besides."""

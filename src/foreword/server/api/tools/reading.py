@@ -37,14 +37,21 @@ Event = Said | Called | Given
 class ToolReader:
     """Takes text as it comes; what may turn out to be a mark, or no call after all, is held back."""
 
-    def __init__(self, form: ToolFormat, tools: Collection[str]) -> None:
+    def __init__(self, form: ToolFormat, tools: Collection[str], only_calls: bool = False) -> None:
+        """`only_calls`: the answer's form leaves room for nothing else, so that what is cut is no text."""
         self._form = form
+        self._only_calls = only_calls
         self._tools = frozenset(tools)
         self._held = ""  # not told yet: text that may become a mark, or everything since a mark
         self._call: _Call | None = None  # being read
         self._inside = False  # between marks
         self._has_said = False  # anything but space was told as text
         self.count = 0  # calls so far
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the text so far ends inside a call."""
+        return self._call is not None
 
     def feed(self, text: str) -> list[Event]:
         events: list[Event] = []
@@ -58,7 +65,7 @@ class ToolReader:
         held, self._held = self._held, ""
         is_told = self._call is not None and self._call.is_told
         is_rest = self._inside and self._call is None and self.count > 0
-        return [] if is_told or is_rest or not held else [Said(held)]
+        return [] if self._only_calls or is_told or is_rest or not held else [Said(held)]
 
     def _step(self, character: str, events: list[Event]) -> None:
         if self._call is not None:

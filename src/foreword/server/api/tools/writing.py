@@ -28,11 +28,14 @@ class ToolWriter:
         calls = _parts(events)
         for call in calls:
             call.index = UNSET
-        return _said(events).strip() or None if calls else _said(events), calls
+        has_calls = bool(calls) or self._use.choice == "required"
+        return _said(events).strip() or None if has_calls else _said(events), calls
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """A call that the model chose to make, or had to make some of, is the reason; one that was named is not."""
-        ended = reason == "stop" and self._reader.count > 0 and not self._use.is_named
+        """A call that the model chose to make, or had to make some of, is the reason; one that was named is not, and
+        one that a stop text cut is none."""
+        reader = self._reader
+        ended = reason == "stop" and reader.count > 0 and not reader.is_cut and not self._use.is_named
         return "tool_calls" if ended else reason
 
 

@@ -1,15 +1,17 @@
 """The body of `POST /v1/responses`: OpenAI's newest form, text in and out, without anything kept."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, WithJsonSchema
 
-from foreword.errors import RequestError
+from foreword.errors import RequestError, in_plain_words
 from foreword.server.api.types.message_types import Message
 from foreword.server.api.types.sampling_types import SamplingFields
-from foreword.server.api.types.tool_types import Tool, ToolChoice
+from foreword.server.api.types.tool_types import Tool, ToolChoice, ToolFunction
 from foreword.structured.params import StructuredOutputs
+
+Part = TypeVar("Part", bound=BaseModel)
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
@@ -42,17 +44,27 @@ def _message(place: int, item: object) -> Message:
         if kind == "function_call":
             called = {"name": item["name"], "arguments": item["arguments"]}
             call = {"id": item["call_id"], "function": called}
-            return Message.model_validate({"role": "assistant", "tool_calls": [call]})
+            return _read(Message, {"role": "assistant", "tool_calls": [call]})
         if kind == "function_call_output":
             text = _text(place, item["output"])
-            return Message.model_validate({"role": "tool", "tool_call_id": item["call_id"], "content": text})
+            return _read(Message, {"role": "tool", "tool_call_id": item["call_id"], "content": text})
         return _said(item["role"], _text(place, item["content"]))
     except KeyError as error:
         raise ValueError(f"item {place} has no {error.args[0]}") from None
 
 
 def _said(role: object, text: str) -> Message:
-    return Message.model_validate({"role": role, "content": text})
+    return _read(Message, {"role": role, "content": text})
+
+
+def _read(model: type[Part], value: object) -> Part:
+    """As `model`; what does not fit is one line, to be read after the field's name."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{place}: {in_plain_words(first['msg'])}" if place else first["msg"]) from None
 
 
 def _text(place: int, content: object) -> str:
@@ -77,7 +89,7 @@ def _tools(value: object) -> list[Tool] | None:
         if not isinstance(tool, dict) or tool.get("type") != "function":
             raise ValueError("only tools of type function are supported")
         rest = {key: entry for key, entry in tool.items() if key != "type"}
-        found.append(Tool.model_validate({"type": "function", "function": rest}))
+        found.append(Tool(type="function", function=_read(ToolFunction, rest)))
     return found
 
 

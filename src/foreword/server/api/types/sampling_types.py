@@ -35,6 +35,14 @@ SpeculationOverride = Annotated[
 server does."""
 
 
+def _checked_priority(value: object) -> object:
+    """Looked at as a whole: a union's complaints name its branches."""
+    is_number = type(value) is int and -(2**31) <= value < 2**31
+    if value is None or is_number or (isinstance(value, str) and len(value) <= 64):
+        return value
+    raise ValueError("must be a whole number of 32 bits, or a text of at most 64 characters")
+
+
 def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
@@ -72,9 +80,7 @@ class SamplingFields(StructuredFields, StrictBody):
     speculation: SpeculationOverride = None
     metadata: dict[str, str] | None = None  # for the operator's policy file
     # A number: the lower, the sooner, as in vLLM. A text: for the policy file.
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | Annotated[str, Field(max_length=64)] | None = (
-        None
-    )
+    priority: Annotated[int | str | None, BeforeValidator(_checked_priority)] = None
     deadline_ms: float | None = Field(None, gt=0)  # after its arrival at the engine
     on_deadline: Literal["end", "refuse"] | None = None  # then; or as soon as it cannot be whole by then
 

@@ -91,6 +91,10 @@ class StructuredFields(BaseModel):
         form: StructuredOutputs | None = next(iter(given.values()), None)
         return form
 
+    def form_field(self) -> str | None:
+        """The field that prescribes the form; tools do where no other does."""
+        return next((name for name in (*_NAMES, "text", "tools") if getattr(self, name, None)), None)
+
 
 class FormattedFields(StructuredFields):
     """With OpenAI's word for it."""

@@ -1,24 +1,42 @@
 """Tools as OpenAI's routes describe them."""
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, WithJsonSchema
 
 from foreword.server.api.types.sampling_types import StrictBody
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+def _checked_name(value: object) -> object:
+    if isinstance(value, str) and not _NAME.fullmatch(value):
+        raise ValueError("must be 1 to 64 letters, digits, underscores and hyphens")
+    return value
+
+
+def _checked_parameters(value: object) -> object:
+    """A JSON schema of an object, which is what arguments are."""
+    if isinstance(value, dict) and value.get("type", "object") != "object":
+        raise ValueError('must be a JSON schema of type "object"')
+    return value
 
 
 class ToolFunction(StrictBody):
     """What a model may call."""
 
-    name: str = Field(min_length=1, max_length=256)
+    name: Annotated[str, BeforeValidator(_checked_name)]
     description: str | None = None
-    parameters: dict[str, Any] | None = None  # a JSON schema of its arguments
+    parameters: Annotated[dict[str, Any] | None, BeforeValidator(_checked_parameters)] = None
     strict: bool | None = None  # calls fit the schema even where the model may choose not to call
 
     @property
     def argument_schema(self) -> dict[str, Any]:
         """Of its arguments; none where it names none."""
-        return self.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
+        if not self.parameters:
+            return {"type": "object", "properties": {}, "additionalProperties": False}
+        return {"type": "object", **self.parameters}
 
     def as_template_sees_it(self) -> dict[str, Any]:
         shown = {"name": self.name, "description": self.description, "parameters": self.parameters}
@@ -30,6 +48,13 @@ class Tool(StrictBody):
 
     type: Literal["function"]
     function: ToolFunction
+
+
+def written_choice(choice: str | None) -> str | dict[str, str]:
+    """As `/v1/responses` has it."""
+    if choice is not None and choice.startswith(NAMED):
+        return {"type": "function", "name": choice.removeprefix(NAMED)}
+    return choice or "auto"
 
 
 def _checked_choice(value: object) -> str | None:

@@ -1,0 +1,59 @@
+"""Adapters on the CUDA backend: a table that says where the factors of every slot lie."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foreword.backends.cuda.kernels.adapters import FIELDS, add_factors
+from foreword.errors import RequestError
+from foreword.models.adapters.lora import MODULES, Lora, layer_modules
+from foreword.models.config import ModelConfig
+
+MOST_SLOTS = 256
+"""Adapters at a time. Captured passes read the table, so that it neither grows nor moves."""
+
+
+QKV, OUTPUT, GATE_UP, DOWN = range(3), range(3, 4), range(4, 6), range(6, 7)
+"""Of `MODULES`, those whose matrices stand side by side."""
+
+Place = tuple[int, range]
+"""A layer, and modules of it."""
+
+
+class AdapterTable:
+    """Adapters come and go between passes; a captured pass finds those that are there when it is replayed."""
+
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        shape = (1 + MOST_SLOTS, config.num_layers, len(MODULES), FIELDS)
+        self.entries = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.widths = [outputs for outputs, _ in layer_modules(config, 0).values()]  # all layers are alike
+
+    def check(self, slot: int) -> None:
+        """Refuse a slot that there is no entry for."""
+        if not 1 <= slot <= MOST_SLOTS:
+            raise RequestError(
+                f"the cuda backend holds at most {MOST_SLOTS} adapters at a time; unload one of them"
+            )
+
+    def set(self, slot: int, adapter: Lora | None) -> None:
+        """The adapter's factors are on the device, and stay there while it is in the table."""
+        rows = torch.zeros(self.entries.shape[1:], dtype=torch.int64)
+        for (layer, module), factors in (adapter.factors if adapter is not None else {}).items():
+            entry = factors.down.data_ptr(), factors.up.data_ptr(), factors.rank
+            rows[layer, MODULES.index(module)] = torch.tensor(entry)
+        self.entries[slot].copy_(rows)
+
+
+@dataclass(frozen=True)
+class RowAdapters:
+    """The adapters of a pass, by row."""
+
+    table: AdapterTable
+    slots: Tensor  # int32 [rows]
+
+    def add(self, place: Place, x: Tensor, y: Tensor) -> Tensor:
+        """To the product y of x with the matrices of these modules, in place."""
+        layer, modules = place
+        widths = [self.table.widths[module] for module in modules]
+        return add_factors(x, y, self.slots, self.table.entries, (layer, modules[0]), widths)

@@ -1,0 +1,105 @@
+"""What the adapter of every row adds to a matrix product: two small products for each row by itself.
+
+A row is added up in an order that depends on nothing but the widths and its own adapter, so that its bits are the same
+whatever runs beside it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from foreword.models.adapters.lora import MAX_RANK
+
+FIELDS = 3
+"""Of a table's entry: where the inner factor lies, where the outer one does, and their rank; 0: nothing is added."""
+
+MOST_PARTS = 3
+"""Modules that stand side by side in one product."""
+
+
+@triton.jit
+def _shrink(
+    x, slots, table, inner, slot_stride, first, K,
+    PARTS: tl.constexpr, ROOM: tl.constexpr, RANKS: tl.constexpr, DEPTH: tl.constexpr, ENTRY: tl.constexpr,
+):  # fmt: skip
+    """inner[row, part] = the row's inner factor times x[row]."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    slot = tl.load(slots + row)
+    if slot > 0:
+        entry = table + (slot.to(tl.int64) * slot_stride + first + part) * ENTRY
+        rank = tl.load(entry + 2).to(tl.int32)
+        down = tl.load(entry).to(tl.pointer_type(x.dtype.element_ty))
+        k = tl.arange(0, DEPTH)
+        for begin in range(0, rank, RANKS):
+            r = begin + tl.arange(0, RANKS)
+            total = tl.zeros((RANKS,), dtype=tl.float32)
+            for at in range(0, K, DEPTH):
+                inside = (at + k) < K
+                numbers = tl.load(x + row * K + at + k, mask=inside, other=0.0).to(tl.float32)
+                factor = tl.load(
+                    down + r[:, None] * K + at + k[None, :],
+                    mask=(r < rank)[:, None] & inside[None, :],
+                    other=0.0,
+                )
+                total += tl.sum(factor.to(tl.float32) * numbers[None, :], axis=1)
+            tl.store(inner + (row * PARTS + part) * ROOM + r, total, mask=r < rank)
+
+
+@triton.jit
+def _expand(
+    inner, slots, table, y, slot_stride, first, N, end0, end1,
+    PARTS: tl.constexpr, ROOM: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr, ENTRY: tl.constexpr,
+):  # fmt: skip
+    """y[row, columns of the part] += the row's outer factor times inner[row, part]."""
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    slot = tl.load(slots + row)
+    if slot > 0:
+        entry = table + (slot.to(tl.int64) * slot_stride + first + part) * ENTRY
+        rank = tl.load(entry + 2).to(tl.int32)
+        up = tl.load(entry + 1).to(tl.pointer_type(y.dtype.element_ty))
+        start = tl.where(part == 0, 0, tl.where(part == 1, end0, end1))
+        end = tl.where(part == PARTS - 1, N, tl.where(part == 0, end0, end1))
+        n = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+        there = n < tl.where(rank > 0, end - start, 0)
+        total = tl.zeros((COLUMNS,), dtype=tl.float32)
+        for begin in range(0, rank, RANKS):
+            r = begin + tl.arange(0, RANKS)
+            numbers = tl.load(inner + (row * PARTS + part) * ROOM + r, mask=r < rank, other=0.0)
+            factor = tl.load(
+                up + n[:, None] * rank + r[None, :], mask=there[:, None] & (r < rank)[None, :], other=0.0
+            )
+            total += tl.sum(factor.to(tl.float32) * numbers[None, :], axis=1)
+        y_at = y + row * N + start + n
+        before = tl.load(y_at, mask=there, other=0.0).to(tl.float32)
+        tl.store(y_at, (before + total).to(y.dtype.element_ty), mask=there)
+
+
+def add_factors(
+    x: Tensor, y: Tensor, slots: Tensor, table: Tensor, place: tuple[int, int], widths: Sequence[int]
+) -> Tensor:
+    """Add to y [rows, N], in place, what the adapters of the rows make of x [rows, K].
+
+    `slots` int32 [rows], 0: none; `table` int64 [slots, layers, modules, FIELDS]; `place` is the layer and the first of
+    the modules that stand side by side in y, so many columns of it each.
+    """
+    (rows, depth), parts, room = x.shape, len(widths), MAX_RANK
+    layers, modules = table.shape[1], table.shape[2]
+    first, stride = place[0] * modules + place[1], layers * modules
+    inner = torch.empty((rows, parts, room), dtype=torch.float32, device=x.device)
+    _shrink[(rows, parts)](
+        x, slots, table, inner, stride, first, depth,
+        PARTS=parts, ROOM=room, RANKS=16, DEPTH=min(1024, triton.next_power_of_2(depth)), ENTRY=FIELDS,
+        num_warps=8,
+    )  # fmt: skip
+    ends = [sum(widths[: part + 1]) for part in range(MOST_PARTS - 1)]
+    columns = 128
+    _expand[(rows, parts, triton.cdiv(max(widths), columns))](
+        inner, slots, table, y, stride, first, y.shape[1], *ends,
+        PARTS=parts, ROOM=room, RANKS=16, COLUMNS=columns, ENTRY=FIELDS,
+    )  # fmt: skip
+    return y

@@ -1,0 +1,109 @@
+"""What adapters add to a pass over decoding requests: passes with and without them, in turns."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from time import perf_counter, process_time
+
+import torch
+
+from foreword.backends.batch import ForwardBatch
+from foreword.backends.interface import Decoder
+from foreword.backends.runner import ModelRunner
+from foreword.bench.step_cost import random_tokens
+from foreword.errors import RequestError
+from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
+from foreword.models.adapters.lora import MAX_RANK, MODULES, Factors, Lora, layer_modules
+from foreword.models.config import ModelConfig
+from foreword.proofs.lone_request import lone_request
+from foreword.speculation.draft import Draft
+from foreword.speculation.requests import PassEntry
+from foreword.speculation.transaction import Transaction
+from foreword.speculation.verdict import NOTHING_DRAWN
+
+CONTEXT = 64
+"""Committed tokens of every request."""
+
+CHOICES = {"q, v": (0, 2), "q, k, v, o": (0, 1, 2, 3), "all seven": tuple(range(len(MODULES)))}
+"""Modules that adapters are trained for, by their place in `MODULES`."""
+
+
+@dataclass(frozen=True)
+class AdapterCost:
+    """A pass in which every request has an adapter."""
+
+    adapters: int  # different ones; 0: none at all
+    modules: str
+    ms: float  # median
+    ratio: float  # to the pass without, median of the rounds' ratios
+
+
+def measure_adapters(
+    decoder: Decoder, batch: int, rank: int, repeats: int, progress: Callable[[int, int], None]
+) -> list[AdapterCost]:
+    """Every way once in every round; the first round is not counted."""
+    if batch < 1 or repeats < 1 or not 1 <= rank <= MAX_RANK:
+        raise RequestError(f"--batch and --repeats must be at least 1, --rank 1 .. {MAX_RANK}")
+    ways: list[tuple[int, str, tuple[int, ...]]] = [(0, "", ())]
+    for name, modules in CHOICES.items():
+        first = len(ways) * batch
+        slots = tuple(range(first + 1, first + batch + 1))
+        for slot in slots:
+            decoder.set_adapter(slot, _random_adapter(decoder.config, rank, modules, seed=slot))
+        ways.append((batch, name, slots))
+    if batch > 1:
+        ways.append((1, ways[-1][1], ways[-1][2][:1] * batch))
+    times = _times(decoder, batch, [slots for _, _, slots in ways], repeats, progress)
+    plain = times[0]
+    return [
+        AdapterCost(
+            count, name, 1e3 * median(took), median(own / base for own, base in zip(took, plain, strict=True))
+        )
+        for (count, name, _), took in zip(ways, times, strict=True)
+    ]
+
+
+def _times(
+    decoder: Decoder,
+    batch: int,
+    ways: Sequence[tuple[int, ...]],
+    repeats: int,
+    progress: Callable[[int, int], None],
+) -> list[list[float]]:
+    """[ways][repeats], seconds of a pass over the newest tokens of all requests."""
+    pages = batch * (-(-CONTEXT // PAGE_SIZE) + 1)
+    cache, vocab_size = PagedCache(pages), decoder.config.vocab_size
+    runner = ModelRunner.allocate(decoder, pages, PAGE_SIZE)
+    tokens = random_tokens(CONTEXT, vocab_size)
+    requests = [lone_request(cache, tokens, vocab_size, seed=number) for number in range(batch)]
+    with Transaction(cache, [PassEntry.of(request, CONTEXT - 1) for request in requests]) as transaction:
+        runner.forward(transaction.batch([Draft()] * batch))
+        transaction.commit([NOTHING_DRAWN] * batch)
+    # Of the processors, where they compute: what else runs on the machine is then no part of it.
+    clock = process_time if decoder.device.type == "cpu" else perf_counter
+    times: list[list[float]] = [[] for _ in ways]
+    with Transaction(cache, [PassEntry.of(request, 1) for request in requests]) as transaction:
+        plain = transaction.batch([Draft()] * batch)  # never committed: every pass is the same
+        for repeat in range(repeats + 1):
+            for took, slots in zip(times, ways, strict=True):
+                took.append(_seconds(runner, replace(plain, adapters=slots), clock))
+            progress(repeat + 1, repeats + 1)
+    return [took[1:] for took in times]
+
+
+def _seconds(runner: ModelRunner, batch: ForwardBatch, clock: Callable[[], float]) -> float:
+    began = clock()
+    runner.forward(batch).logits.cpu()  # waits for the device
+    return clock() - began
+
+
+def _random_adapter(config: ModelConfig, rank: int, modules: Sequence[int], seed: int) -> Lora:
+    generator = torch.Generator().manual_seed(seed)
+    factors = {}
+    for layer in range(config.num_layers):
+        for place, (module, (outputs, inputs)) in enumerate(layer_modules(config, layer).items()):
+            if place in modules:
+                down = torch.randn(rank, inputs, generator=generator) * inputs**-0.5
+                up = torch.randn(outputs, rank, generator=generator) * rank**-0.5
+                factors[layer, module] = Factors(down, up)
+    return Lora(factors)

@@ -1,0 +1,75 @@
+"""What adapters add, row by row: the numbers of plain products, and the same bits in any company."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from foreword.models.adapters.lora import MODULES, Factors, Lora
+from helpers.adapters import ADAPTED
+from helpers.cuda import KERNEL_DEVICE, needs_triton
+
+pytestmark = needs_triton
+
+WIDTHS, DEPTH = (150, 40, 40), 300
+DTYPES = [torch.float32, *([torch.bfloat16] if KERNEL_DEVICE.type == "cuda" else [])]
+
+
+def factors(rank: int, width: int, seed: int, dtype: torch.dtype) -> Factors:
+    generator = torch.Generator().manual_seed(seed)
+    down = torch.randn(rank, DEPTH, generator=generator) * DEPTH**-0.5
+    up = torch.randn(width, rank, generator=generator)
+    return Factors(down.to(KERNEL_DEVICE, dtype), up.to(KERNEL_DEVICE, dtype))
+
+
+def adapters(dtype: torch.dtype) -> dict[int, Lora]:
+    """Of every rank, one of them for a part of the modules."""
+    chosen = {1: (17, (0, 1, 2)), 3: (128, (1,)), 4: (1, (0, 2))}
+    return {
+        slot: Lora(
+            {(1, MODULES[part]): factors(rank, WIDTHS[part], 10 * slot + part, dtype) for part in parts}
+        )
+        for slot, (rank, parts) in chosen.items()
+    }
+
+
+def added(loaded: dict[int, Lora], x: Tensor, y: Tensor, slots: list[int]) -> Tensor:
+    from foreword.backends.cuda.adapters import AdapterTable
+    from foreword.backends.cuda.kernels.adapters import add_factors
+
+    table = AdapterTable(ADAPTED, KERNEL_DEVICE)
+    for slot, adapter in loaded.items():
+        table.set(slot, adapter)
+    rows = torch.tensor(slots, dtype=torch.int32, device=KERNEL_DEVICE)
+    return add_factors(x, y.clone(), rows, table.entries, (1, 0), WIDTHS)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_row_has_what_its_own_adapter_adds(dtype: torch.dtype):
+    loaded, slots = adapters(dtype), [1, 0, 3, 4, 1, 2]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(len(slots), DEPTH, generator=generator).to(KERNEL_DEVICE, dtype)
+    y = torch.randn(len(slots), sum(WIDTHS), generator=generator).to(KERNEL_DEVICE, dtype)
+    found = added(loaded, x, y, slots)
+    expected = y.float().clone()
+    for row, slot in enumerate(slots):
+        begin = 0
+        for part, width in enumerate(WIDTHS):
+            one = loaded[slot].factors.get((1, MODULES[part])) if slot in loaded else None
+            if one is not None:
+                expected[row, begin : begin + width] += one.up.float() @ (one.down.float() @ x[row].float())
+            begin += width
+    tolerance = 1e-4 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
+    assert torch.equal(found[[1, 5]], y[[1, 5]])
+    for row, slot in enumerate(slots):
+        assert torch.equal(added(loaded, x[row : row + 1], y[row : row + 1], [slot])[0], found[row])
+
+
+def test_an_adapter_that_has_left_adds_nothing():
+    from foreword.backends.cuda.adapters import AdapterTable
+
+    table = AdapterTable(ADAPTED, KERNEL_DEVICE)
+    table.set(1, adapters(torch.float32)[1])
+    assert table.entries[1].any()
+    table.set(1, None)
+    assert not table.entries.any()
