@@ -49,6 +49,12 @@ def prove(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="With --url: only tell the cost in requests.")
     ] = False,
+    pair: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            metavar="TARGET DRAFT", help="How far a draft model is from its target, and what that is worth."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Prove that every acceptance rule keeps the target's distribution, on this machine, with this build.
@@ -57,7 +63,12 @@ def prove(
 
     With --url, examine any server that speaks OpenAI's HTTP instead: seeds, streams, stops, counts, log probabilities
     and the law of its draws. Exit code 1 if a claim is refuted.
+
+    With --pair, how far the laws of a draft model are from its target's, by kind of text and temperature, what each
+    rule accepts of its guesses, and the speed-up to expect on this machine.
     """
+    if url is not None and pair is not None:
+        raise RequestError("--url and --pair exclude each other; give one")
     if url is not None:
         from foreword.cli.prove.server import Asked, prove_server
         from foreword.proofs.server.plan import FULL as FULL_PLAN
@@ -68,6 +79,11 @@ def prove(
         plan = FULL_PLAN if full else SMALL if small else STANDARD
         asked = Asked(url, model, route, plain_url, plain_body, api_key, tolerance, seed, tuple(only or ()))
         prove_server(asked, plan, dry_run=dry_run, as_json=as_json)
+        return
+    if pair is not None:
+        from foreword.cli.prove.pair import prove_pair
+
+        prove_pair(*pair, full=full, as_json=as_json)
         return
     prove_rules(full=full, as_json=as_json)
 
