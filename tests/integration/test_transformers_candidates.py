@@ -17,7 +17,6 @@ def model(tiny_model):
 
 def generated(model, **arguments):
     inputs = torch.tensor(PROMPT)
-    ends = {"eos_token_id": None, "pad_token_id": 0}
     out = model.generate(
         inputs,
         attention_mask=torch.ones_like(inputs),

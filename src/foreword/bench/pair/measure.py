@@ -19,6 +19,7 @@ from foreword.engine.config import EngineConfig
 from foreword.engine.llm import make_core
 from foreword.engine.loader import LoadedModel
 from foreword.engine.requests.prompts import encode_prompt
+from foreword.errors import RequestError
 from foreword.progress import StageProgress
 
 TEMPERATURES = (0.0, 0.7, 1.0)
@@ -109,6 +110,7 @@ class PairBench:
     ) -> None:
         check_same_vocabulary(target.checkpoint, draft.checkpoint)
         self._target, self._draft = target, draft
+        self._room = min(model.decoder.config.context_length for model in (target, draft))
         self._speculation = SpeculationConfig.parse(
             {
                 "method": "draft_model",
@@ -123,9 +125,11 @@ class PairBench:
         self, prompts: Sequence[BenchPrompt], progress: StageProgress
     ) -> tuple[list[KindDivergence], list[RuleRun]]:
         """Every temperature, kind and rule."""
-        encoded = [
-            (prompt.category, encode_prompt(self._target.tokenizer, prompt.text)) for prompt in prompts
-        ]
+        tokenizer, room = self._target.tokenizer, self._room
+        encoded = [(prompt.category, encode_prompt(tokenizer, prompt.text)) for prompt in prompts]
+        encoded = [one for one in encoded if len(one[1]) + self._settings.max_tokens <= room]
+        if not encoded:
+            raise RequestError(f"no prompt fits into a context of {room} tokens with its answer")
         runs: list[RuleRun] = []
         texts: list[_Text] = []
         for rule in (PLAIN, *RULES):
