@@ -11,6 +11,7 @@ from rich.table import Table
 from foreword.cli.bench import (
     accept,
     batch,
+    compare,
     control,
     drafters,
     gpu,
@@ -53,6 +54,7 @@ def _group() -> None:
 
 
 app.command("batch")(batch.batch)
+app.command("compare")(compare.compare)
 app.command("control")(control.control)
 app.command("drafters")(drafters.drafters)
 app.command("gpu")(gpu.gpu)
