@@ -14,6 +14,7 @@ from typing import Any
 import foreword
 from foreword.bench.compare.contestants import KINDS, Contestant
 from foreword.errors import RequestError
+from foreword.models.sources.builtin import cache_directory
 from foreword.progress import StageProgress
 
 PAUSE_SECONDS = 0.05
@@ -53,6 +54,7 @@ class Runner:
         ours = str(Path(foreword.__file__).parents[1])  # another interpreter has not got us
         paths = os.pathsep.join([ours, os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": str(threads)}
+        environment["FOREWORD_COMPARE_CACHE"] = str(cache_directory() / "llama.cpp")
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

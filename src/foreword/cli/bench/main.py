@@ -139,7 +139,8 @@ def _mixture_timers(
 
 
 def _llama_cpp_timers(model: str, context: int, most_tokens: int) -> "dict[str, StepTimer]":
-    from foreword.bench.llama_cpp import FILE_TYPES, LlamaCppTimer, quantized_copy
+    from foreword.bench.llama_cpp import FILE_TYPES, quantized_copy
+    from foreword.bench.llama_cpp_timer import LlamaCppTimer
     from foreword.kernels.native import choose_threads
     from foreword.models.sources.builtin import cache_directory
     from foreword.models.sources.resolve import resolve_model

@@ -1,13 +1,15 @@
 """llama.cpp through llama-cpp-python."""
 
+import os
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from foreword.bench.llama_cpp import load_llama_cpp, quantized_copy
-from foreword.models.sources.builtin import cache_directory
 
+CACHE = "FOREWORD_COMPARE_CACHE"
+"""Variable with the folder for files that llama.cpp makes; set by the process that compares."""
 CONTEXT = 4096
 LOOKUP_TOKENS = 10  # the number in llama-cpp-python's own documentation
 
@@ -18,7 +20,7 @@ class LlamaCpp:
     def __init__(self, model: str, mode: str, threads: int) -> None:
         kind, _, lookup = mode.partition(" ")
         library = load_llama_cpp()
-        path = quantized_copy(Path(model), cache_directory() / "llama.cpp", kind)
+        path = quantized_copy(Path(model), Path(os.environ[CACHE]), kind)
         extra: dict[str, Any] = {}
         if lookup:
             from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
