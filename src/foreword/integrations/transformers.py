@@ -17,7 +17,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from foreword.integrations.guesser import Guesser
 
 
-class ForewordCandidateGenerator(CandidateGenerator):  # type: ignore[misc, no-any-unimported]  # it has no types
+class ForewordCandidateGenerator(CandidateGenerator):
     """Guesses chains; keeps what `suffix` has learned from one `generate` to the next."""
 
     def __init__(self, guesser: Guesser) -> None:
@@ -25,9 +25,7 @@ class ForewordCandidateGenerator(CandidateGenerator):  # type: ignore[misc, no-a
         self.guessed = 0  # tokens so far
         self.accepted = 0  # of them
 
-    def get_candidates(
-        self, input_ids: torch.Tensor, **_: object
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def get_candidates(self, input_ids: torch.Tensor, **_: object) -> tuple[Any, Any]:
         """[1, text + guesses], and no logits: the guesses were chosen, not drawn."""
         guesses = self._guesser.guess("text", input_ids[0].tolist())
         self.guessed += len(guesses)

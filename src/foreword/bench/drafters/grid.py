@@ -96,7 +96,8 @@ class GridRecord:
             known = {field.name: value[field.name] for field in fields(GridRecord)}
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a measurement: {error}") from None
-        return GridRecord(**{name: tuple(v) if isinstance(v, list) else v for name, v in known.items()})
+        fitting: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in known.items()}
+        return GridRecord(**fitting)
 
 
 @dataclass(frozen=True)

@@ -49,4 +49,5 @@ def _run(value: Mapping[str, Any]) -> Run:
     known = {
         f.name: value[f.name] if f.default is MISSING else value.get(f.name, f.default) for f in fields(Run)
     }
-    return Run(**{name: tuple(v) if isinstance(v, list) else v for name, v in known.items()})
+    fitting: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in known.items()}
+    return Run(**fitting)

@@ -167,8 +167,8 @@ class PairBench:
             progress(f"laws, temperature {text.temperature:g}, {text.kind}", number, len(texts))
             pair = [_scores(model.decoder, text) for model in (self._target, self._draft)]
             width = min(scores.shape[-1] for scores in pair)  # padding at the end is nobody's token
-            laws = (scores[:, :width] for scores in pair)
-            found[text.kind, text.temperature].append(divergence(*laws, text.temperature))
+            target, draft = (scores[:, :width] for scores in pair)
+            found[text.kind, text.temperature].append(divergence(target, draft, text.temperature))
         return [KindDivergence(kind, t, combined(parts)) for (kind, t), parts in found.items()]
 
 

@@ -36,7 +36,7 @@ class Transformers:
             if path.is_file()
             else {"pretrained_model_name_or_path": model}
         )
-        self._model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
         self._extra = {"prompt_lookup_num_tokens": LOOKUP_TOKENS} if mode == "prompt lookup" else {}
 
     def tokens(self, prompt: Sequence[int], count: int) -> Iterator[Sequence[int]]:
