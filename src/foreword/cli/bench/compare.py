@@ -1,14 +1,12 @@
 """`foreword bench compare`: ourselves beside other engines."""
 
-import platform
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from foreword import __version__
+from foreword.cli.bench.made import made
 from foreword.cli.console import (
     DEFAULT_MODEL,
     JsonOption,
@@ -99,11 +97,7 @@ def compare(
                 "baseline": beside,
                 "rows": [row.as_json() for row in rows],
                 "absent": absent,
-                "made": {
-                    "version": __version__,
-                    "date": datetime.now(UTC).date().isoformat(),
-                    "machine": f"{platform.machine()} {platform.system()}",
-                },
+                "made": made(),
             }
         )
 

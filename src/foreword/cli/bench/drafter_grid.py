@@ -1,14 +1,13 @@
 """The grid of `foreword bench drafters`: kind of work, temperature, requests at once."""
 
-import platform
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from foreword import __version__
+from foreword.cli.bench.made import made
 from foreword.cli.console import load_llm, parse_sizes, print_json, stage_bar, stdout
 from foreword.errors import RequestError
 
@@ -56,7 +55,14 @@ def drafter_grid(given: GridOptions) -> None:
     cells = [Cell(kind, warm, count) for kind in kinds for warm in temperatures for count in at_once]
     llm = load_llm(given.model, given.dtype, given.device, given.backend)
     settings = GridSettings(given.max_tokens, given.seed)
-    made_with = {"model": given.model, "version": __version__, "prompts": len(prompts), **asdict(settings)}
+    made_with = {
+        "model": given.model,
+        "version": __version__,
+        "decoder": type(llm.engine.target).__name__,
+        "dtype": given.dtype,
+        "prompts": len(prompts),
+        **asdict(settings),
+    }
     ledger = None if given.resume is None else Ledger(given.resume, made_with, GridRecord.from_json)
     labels = {"plain", *(method.label for method in methods)}
     records = [r for r in (ledger.records if ledger else []) if r.cell in cells and r.drafter in labels]
@@ -69,13 +75,9 @@ def drafter_grid(given: GridOptions) -> None:
     ratios = speedups(records)
     title = f"{given.model}, {len(prompts)} prompts, answers of {given.max_tokens} tokens"
     stdout.print(_table(records, ratios, given.cost_per_hour, title))
-    made = {
-        "version": __version__,
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": f"{platform.machine()} {platform.system()}",
-    }
+    origin = made()
     if given.page is not None:
-        given.page.write_text(grid_page(records, title, made, given.cost_per_hour), encoding="utf-8")
+        given.page.write_text(grid_page(records, title, origin, given.cost_per_hour), encoding="utf-8")
         stdout.print(f"page: {given.page}", soft_wrap=True)
     if given.as_json:
         rows = [
@@ -89,7 +91,7 @@ def drafter_grid(given: GridOptions) -> None:
             }
             for record in records
         ]
-        print_json({**made_with, "made": made, "cost_per_hour": given.cost_per_hour, "rows": rows})
+        print_json({**made_with, "made": origin, "cost_per_hour": given.cost_per_hour, "rows": rows})
 
 
 def _numbers(text: str) -> list[float]:
