@@ -52,6 +52,12 @@ class Contestant:
     def is_plain(self) -> bool:
         return self.mode in KINDS[self.peer].plain_modes
 
+    @property
+    def plain_label(self) -> str:
+        """The same weights without guesses: of `Q4_0 lookup` it is `Q4_0`."""
+        first = self.mode.partition(" ")[0]
+        return f"{self.peer} {first if first in KINDS[self.peer].plain_modes else PLAIN}"
+
 
 def contestants(wanted: Sequence[str] | None, pythons: dict[str, str]) -> list[Contestant]:
     """Ourselves and these peers; without a list, whichever are installed here or have an interpreter."""

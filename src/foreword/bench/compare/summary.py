@@ -23,7 +23,7 @@ class Row:
     peak_bytes: int
     same_as_plain: (
         float | None
-    )  # share of prompts with the text of its engine's plain mode; None for that one itself
+    )  # share of answers with the text of the same weights without guesses; None without guesses
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -39,21 +39,18 @@ def baseline(answers: Sequence[Answer], contestants: Sequence[Contestant]) -> st
 def summarise(answers: Sequence[Answer], contestants: Sequence[Contestant]) -> tuple[str, list[Row]]:
     """The baseline's label and a row for everybody who took part."""
     beside = baseline(answers, contestants)
-    plain = {c.peer: c.label for c in reversed(contestants) if c.is_plain}
     rows = []
     for contestant in contestants:
         own = [answer for answer in answers if answer.contestant == contestant.label]
         if own:
-            rows.append(_row(contestant, own, answers, beside, plain[contestant.peer]))
+            rows.append(_row(contestant, own, answers, beside))
     return beside, rows
 
 
-def _row(
-    contestant: Contestant, own: Sequence[Answer], answers: Sequence[Answer], beside: str, plain: str
-) -> Row:
+def _row(contestant: Contestant, own: Sequence[Answer], answers: Sequence[Answer], beside: str) -> Row:
     other = {(a.prompt, a.round): a.tokens_per_second for a in answers if a.contestant == beside}
     ratios = [answer.tokens_per_second / other[answer.prompt, answer.round] for answer in own]
-    texts = {a.prompt: a.token_ids for a in answers if a.contestant == plain}
+    texts = {a.prompt: a.token_ids for a in answers if a.contestant == contestant.plain_label}
     same = sum(answer.token_ids == texts.get(answer.prompt) for answer in own) / len(own)
     return Row(
         contestant.label,
@@ -61,7 +58,7 @@ def _row(
         bootstrap(ratios, CONFIDENCE),
         1000 * median(answer.first_seconds for answer in own),
         max(answer.peak_bytes for answer in own),
-        None if contestant.label == plain else same,
+        None if contestant.is_plain else same,
     )
 
 

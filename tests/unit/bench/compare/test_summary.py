@@ -48,6 +48,13 @@ def test_a_text_that_differs_from_plain_decoding_is_told():
     assert [row.same_as_plain for row in rows] == [None, 0.5]
 
 
+def test_a_text_is_compared_with_that_of_the_same_weights():
+    _, rows = summarise(
+        [answer(Q8, 10), answer(Q4, 10, ids=(4, 5)), answer(LOOKUP, 20, ids=(4, 5))], [Q8, Q4, LOOKUP]
+    )
+    assert [row.same_as_plain for row in rows] == [None, None, 1.0]
+
+
 def test_who_takes_part(monkeypatch):
     monkeypatch.setattr("foreword.bench.compare.contestants.find_spec", lambda name: None)
     assert {one.peer for one in contestants(None, {})} == {"foreword"}

@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+from foreword.proofs.server.answer import Choice
 from foreword.proofs.server.comparing import brief
 from foreword.proofs.server.ground import Ground
 from foreword.proofs.server.verdict import Reproduction, Verdict, proven, refuted
@@ -23,17 +24,24 @@ class Bias:
 
     async def examine(self, ground: Ground) -> Verdict:
         body = ground.greedy(ground.plan.texts[0], max_tokens=LENGTH)
+        if ground.abilities.token_ids:
+            body["return_token_ids"] = True
         plain = await ground.server.ask(body)
         ground.on_asked()
         for tried, token in enumerate(TOKENS, 1):
             answer = await ground.server.ask({**body, "logit_bias": {str(token): 100}})
-            kinds = {entry.text for entry in answer.first.tokens}
-            # Without a list of tokens: an answer that the bias did not change, and that is no token repeated.
-            is_ignored = len(kinds) > 1 if kinds else answer.text == plain.text and not _repeats(answer.text)
-            if is_ignored:
+            if _is_ignored(answer.first, plain.first, token):
                 shown = Reproduction([answer.body], brief(answer), f"token {token} again and again")
                 return refuted(self.name, tried, f"token {token} was not decided for", shown)
         return proven(self.name, len(TOKENS))
+
+
+def _is_ignored(answer: Choice, plain: Choice, token: int) -> bool:
+    """By the ids if they are told, else by texts: more than one kind, or an unchanged answer of more than one."""
+    if answer.token_ids:
+        return any(found != token for found in answer.token_ids)
+    kinds = {entry.text for entry in answer.tokens}
+    return len(kinds) > 1 if kinds else answer.text == plain.text and not _repeats(answer.text)
 
 
 def _repeats(text: str) -> bool:
