@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow mutants browser lint format clean
+.PHONY: demo test test-slow mutants browser docs lint format clean
 
 demo: $(READY)
 	$(BIN)/foreword demo
@@ -22,6 +22,11 @@ test-slow: $(READY)
 
 mutants: $(READY)
 	$(BIN)/python tests/mutants/run.py --json --jobs 2
+
+# The documentation as a site, in build/site.
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt --editable ".[docs]"
+	$(BIN)/mkdocs build --strict
 
 # The browser that the page's tests drive; without it `make test` skips them.
 browser:

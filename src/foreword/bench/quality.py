@@ -60,9 +60,9 @@ def measure_quality(
     decoders = {name: load() for name, load in forms.items()}
     sums = {name: [0.0, 0.0] for name in forms}
     for index, window in enumerate(windows):
-        expected = _log_probabilities(reference, window)
+        expected = log_probabilities(reference, window)
         for name, decoder in decoders.items():
-            ours = _log_probabilities(decoder, window)
+            ours = log_probabilities(decoder, window)
             sums[name][0] += float((expected.exp() * (expected - ours)).sum())
             sums[name][1] += float((expected.argmax(-1) == ours.argmax(-1)).sum())
         if progress is not None:
@@ -72,7 +72,7 @@ def measure_quality(
 
 
 @torch.inference_mode()
-def _log_probabilities(decoder: Decoder, tokens: list[int]) -> Tensor:
+def log_probabilities(decoder: Decoder, tokens: list[int]) -> Tensor:
     """Next-token distributions after every token of a text by itself: float32 [tokens, vocab]."""
     cache = PagedCache(-(-len(tokens) // PAGE_SIZE))
     runner = ModelRunner.allocate(decoder, cache.pool.num_pages, PAGE_SIZE)

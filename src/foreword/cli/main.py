@@ -7,12 +7,13 @@ from typing import Any, NoReturn
 import typer
 
 from foreword import __version__
-from foreword.cli import datastore, demo, doctor, generate, heads, models, prove, prune, serve, theory, tune
+from foreword.cli import datastore, demo, doctor, generate, heads, models, prune, serve, theory, tune
 from foreword.cli.bench import main as bench
 from foreword.cli.chat import main as chat
 from foreword.cli.console import stderr, stdout
 from foreword.cli.options.serve import ServeCommand
 from foreword.cli.policy import main as policy
+from foreword.cli.prove import main as prove
 from foreword.cli.train import main as train
 from foreword.cli.watch import main as watch
 from foreword.errors import ForewordError, in_plain_words

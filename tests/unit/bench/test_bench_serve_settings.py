@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from foreword.bench.serve.settings import Load, Question, base_address, extra_fields
+from foreword.bench.serve.settings import Load, Question, extra_fields
 from foreword.errors import RequestError
+from foreword.wire.openai_http import base_address
 
 
 def test_a_body_holds_what_every_server_knows_and_nothing_of_ours():

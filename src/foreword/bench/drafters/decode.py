@@ -21,7 +21,7 @@ _PASSES_PER_QUESTION = 16
 
 @dataclass(frozen=True)
 class Run:
-    """One answer. All but the last two count decoding alone, after the pass that ended the prompt."""
+    """One answer. All but memory and the answer itself count decoding alone, after the pass that ended the prompt."""
 
     tokens: int  # committed while decoding
     passes: int  # target passes
@@ -33,6 +33,8 @@ class Run:
     accept_seconds: float
     memory_bytes: int | None  # most that the drafter said it adds meanwhile, if it says
     token_ids: tuple[int, ...]  # the whole answer
+    drafted_per_position: tuple[int, ...] = ()  # drafts that have a guess at this place
+    accepted_per_position: tuple[int, ...] = ()  # drafts of which all guesses up to this place were committed
 
     @property
     def rest_seconds(self) -> float:
@@ -79,6 +81,8 @@ def _decode_rest(engine: EngineCore, request: Request, on_tokens: OnTokens | Non
         accept_seconds=spent.accept,
         memory_bytes=memory.largest,
         token_ids=tuple(request.output_ids),
+        drafted_per_position=tuple(request.acceptance.drafted_per_position),
+        accepted_per_position=tuple(request.acceptance.accepted_per_position),
     )
 
 

@@ -1,7 +1,7 @@
 """What is kept of a measurement."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from foreword.bench.drafters.decode import Run
@@ -45,5 +45,9 @@ class Record:
 
 
 def _run(value: Mapping[str, Any]) -> Run:
-    known = {field.name: value[field.name] for field in fields(Run)}
-    return Run(**known | {"token_ids": tuple(known["token_ids"])})
+    # Files of earlier versions have no positions.
+    known = {
+        f.name: value[f.name] if f.default is MISSING else value.get(f.name, f.default) for f in fields(Run)
+    }
+    fitting: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in known.items()}
+    return Run(**fitting)

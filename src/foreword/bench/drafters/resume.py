@@ -1,21 +1,34 @@
 """A file of finished measurements, so that a long run can be interrupted and taken up again."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from foreword.bench.drafters.records import Record
 from foreword.errors import RequestError
 
 
-class Ledger:
-    """One JSON line for the settings, then one for every drafter and prompt."""
+class Kept(Protocol):
+    """A measurement that can be written down."""
 
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        """Open a file of the same settings, or begin one; a file of other settings is refused."""
+    def as_json(self) -> dict[str, Any]: ...
+
+
+R = TypeVar("R", bound=Kept)
+
+
+class Ledger(Generic[R]):
+    """One JSON line for the settings, then one for every measurement."""
+
+    def __init__(
+        self, path: Path, settings: Mapping[str, Any], parse: Callable[[Mapping[str, Any]], R]
+    ) -> None:
+        """Open a file of the same settings, or begin one; a file of other settings is refused.
+
+        `parse` reads a measurement back, or raises `ValueError`.
+        """
         self._path = path
-        self.records: list[Record] = []
+        self.records: list[R] = []
         lines = self._complete_lines()
         if not lines:
             self._append({"settings": settings})
@@ -23,11 +36,11 @@ class Ledger:
         self._check_settings(lines[0], settings)
         for number, line in enumerate(lines[1:], start=2):
             try:
-                self.records.append(Record.from_json(json.loads(line)))
+                self.records.append(parse(json.loads(line)))
             except ValueError as error:
                 raise RequestError(f"{path}, line {number} is no measurement: {error}") from None
 
-    def add(self, record: Record) -> None:
+    def add(self, record: R) -> None:
         """Keep a finished measurement; it is on disk when this returns."""
         self._append(record.as_json())
         self.records.append(record)

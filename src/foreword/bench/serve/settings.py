@@ -5,7 +5,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
 
 from foreword.errors import RequestError
 
@@ -89,20 +88,6 @@ class Load:
 def _check_seconds(option: str, seconds: float | None) -> None:
     if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
         raise RequestError(f"{option} must be above 0 seconds, not {seconds}")
-
-
-def base_address(url: str) -> str:
-    """The server's address without a trailing /v1."""
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
-    except ValueError:
-        usable = None
-    if not usable or parts.query or parts.fragment:
-        raise RequestError("--url must be the server's address, such as http://127.0.0.1:8000")
-    if "@" in parts.netloc:
-        raise RequestError("--url must not hold a password: give a key with --api-key")
-    return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def extra_fields(speculation: str | None, extra_body: str | None) -> dict[str, Any]:

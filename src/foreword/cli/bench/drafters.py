@@ -58,6 +58,17 @@ def drafters(
     plot: Annotated[
         Path | None, typer.Option(callback=check_plot, help="Draw τ and speed-up into this picture (PNG).")
     ] = None,
+    concurrency: Annotated[
+        str | None, typer.Option(help="Requests at once, numbers with commas: a grid with --temperatures.")
+    ] = None,
+    temperatures: Annotated[str | None, typer.Option(help="Of the grid, numbers with commas.")] = None,
+    cost_per_hour: Annotated[
+        float,
+        typer.Option(min=0.0, help="What this machine costs an hour, for the cost of a million tokens."),
+    ] = 1.0,
+    page: Annotated[
+        Path | None, typer.Option(help="Write the grid into this page (HTML, by itself).")
+    ] = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
@@ -66,7 +77,19 @@ def drafters(
     """Acceptance, tokens per pass and speed of every drafter, by kind of work, relative to plain decoding.
 
     Every prompt is decoded plainly and with every drafter, in turn, to the same length.
+
+    With --concurrency, --temperatures or --page: a grid of kind of work, temperature and requests at once, with
+    acceptance by position, latency, where the time went and the cost of a million tokens.
     """
+    if concurrency is not None or temperatures is not None or page is not None:
+        from foreword.cli.bench.drafter_grid import GridOptions, drafter_grid
+
+        options = GridOptions(
+            model, dataset, limit_per_category, max_tokens, methods, seed, concurrency, temperatures, cost_per_hour,
+            resume, page, dtype, device, backend, as_json,
+        )  # fmt: skip
+        drafter_grid(options)
+        return
     from foreword.bench.drafters.measure import BenchSettings, DrafterBench
     from foreword.bench.drafters.methods import DEFAULT, default_methods, is_random, parse_methods
     from foreword.bench.drafters.plot import plot_rows
@@ -107,17 +130,19 @@ def drafters(
         print_json({**made_with, **found})
 
 
-def _ledger(path: Path | None, llm: "LLM", settings: dict[str, Any]) -> "Ledger | None":
+def _ledger(path: Path | None, llm: "LLM", settings: dict[str, Any]) -> "Ledger[Record] | None":
     from foreword.bench.drafters.resume import Ledger
 
     if path is None:
         return None
+    from foreword.bench.drafters.records import Record
+
     decoder = type(llm.engine.target).__name__
-    return Ledger(path, {"version": __version__, "decoder": decoder, **settings})
+    return Ledger(path, {"version": __version__, "decoder": decoder, **settings}, Record.from_json)
 
 
 def _measure(
-    bench: "DrafterBench", prompts: "list[BenchPrompt]", labels: list[str], ledger: "Ledger | None"
+    bench: "DrafterBench", prompts: "list[BenchPrompt]", labels: list[str], ledger: "Ledger[Record] | None"
 ) -> "list[Record]":
     """The records of these prompts and drafters, those from the file included."""
     keys = {prompt.key for prompt in prompts}

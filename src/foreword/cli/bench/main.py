@@ -12,6 +12,7 @@ from foreword.cli.bench import (
     accept,
     adapters,
     batch,
+    compare,
     control,
     drafters,
     gpu,
@@ -55,6 +56,7 @@ def _group() -> None:
 
 app.command("adapters")(adapters.adapters)
 app.command("batch")(batch.batch)
+app.command("compare")(compare.compare)
 app.command("control")(control.control)
 app.command("drafters")(drafters.drafters)
 app.command("gpu")(gpu.gpu)
@@ -139,7 +141,8 @@ def _mixture_timers(
 
 
 def _llama_cpp_timers(model: str, context: int, most_tokens: int) -> "dict[str, StepTimer]":
-    from foreword.bench.llama_cpp import FILE_TYPES, LlamaCppTimer, quantized_copy
+    from foreword.bench.llama_cpp import FILE_TYPES, quantized_copy
+    from foreword.bench.llama_cpp_timer import LlamaCppTimer
     from foreword.kernels.native import choose_threads
     from foreword.models.sources.builtin import cache_directory
     from foreword.models.sources.resolve import resolve_model

@@ -90,8 +90,9 @@ def serve(
     from foreword.bench.serve.goodput import parse_limits
     from foreword.bench.serve.plot import plot_latencies
     from foreword.bench.serve.report import make_report, report_json
-    from foreword.bench.serve.settings import Load, Question, base_address, extra_fields
+    from foreword.bench.serve.settings import Load, Question, extra_fields
     from foreword.bench.serve.table import latency_table, summary_table
+    from foreword.wire.openai_http import base_address
 
     if rate is not None and concurrency is not None:
         raise RequestError("--rate is an open loop, --concurrency a closed one: give one of them")
@@ -128,8 +129,8 @@ async def _run(
     prompts: "Sequence[BenchPrompt]",
 ) -> "tuple[Question, Run]":
     """The run, and the question with the model's name in it."""
-    from foreword.bench.serve.client import listed_model, open_client
     from foreword.bench.serve.generator import LoadGenerator
+    from foreword.wire.openai_http import listed_model, open_client
 
     async with open_client(address, api_key) as client:
         model = await listed_model(client, question.model)

@@ -1,0 +1,19 @@
+"""The same text from different drafters, in different numbers of passes."""
+
+import sys
+
+from foreword import LLM, SamplingParams
+
+llm = LLM(*sys.argv[1:2])
+prompt = "Repeat after me: the quick brown fox jumps over the lazy dog."
+params = SamplingParams(temperature=0, max_tokens=40)
+texts = set()
+for method in ("none", "ngram", "suffix", "jacobi"):
+    # `fixed`: guess in every pass, whether or not it is measured to pay
+    wanted = False if method == "none" else {"method": method, "num_speculative_tokens": 6, "fixed": True}
+    output = llm.generate(prompt, params, speculation=wanted)[0]
+    texts.add(output.outputs[0].text)
+    print(
+        f"{method:8} {output.timings.passes:3} passes, {output.timings.draft_n_accepted} guesses were right"
+    )
+assert len(texts) == 1

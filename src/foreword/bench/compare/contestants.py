@@ -1,0 +1,77 @@
+"""Who is compared."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from foreword.errors import RequestError
+
+OURS, PLAIN = "foreword", "plain"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An engine: where it is, what it needs, and its ways to decode, the plain ones first."""
+
+    path: str  # module:class of the `Peer`
+    package: str  # that must be there
+    modes: Sequence[str]
+    plain_modes: Sequence[str] = (PLAIN,)
+
+
+KINDS = {
+    OURS: Kind("foreword.bench.compare.peers.ours:Ours", "foreword", (PLAIN, "auto", "suffix+ngram")),
+    "llama.cpp": Kind(
+        "foreword.bench.compare.peers.llama_cpp_peer:LlamaCpp",
+        "llama_cpp",
+        ("Q8_0", "Q4_0", "Q8_0 lookup", "Q4_0 lookup"),
+        ("Q8_0", "Q4_0"),
+    ),
+    "transformers": Kind(
+        "foreword.bench.compare.peers.transformers_peer:Transformers",
+        "transformers",
+        (PLAIN, "prompt lookup"),
+    ),
+    "vllm": Kind("foreword.bench.compare.peers.vllm_peer:Vllm", "vllm", (PLAIN, "ngram")),
+}
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One engine in one mode, in a process of its own."""
+
+    peer: str
+    mode: str
+    python: str | None = None  # interpreter that has it; None: this one
+
+    @property
+    def label(self) -> str:
+        return f"{self.peer} {self.mode}"
+
+    @property
+    def is_plain(self) -> bool:
+        return self.mode in KINDS[self.peer].plain_modes
+
+    @property
+    def plain_label(self) -> str:
+        """The same weights without guesses: of `Q4_0 lookup` it is `Q4_0`."""
+        first = self.mode.partition(" ")[0]
+        return f"{self.peer} {first if first in KINDS[self.peer].plain_modes else PLAIN}"
+
+
+def contestants(wanted: Sequence[str] | None, pythons: dict[str, str]) -> list[Contestant]:
+    """Ourselves and these peers; without a list, whichever are installed here or have an interpreter."""
+    for name in (*(wanted or ()), *pythons):
+        if name not in KINDS:
+            raise RequestError(f"--peers: there is no {name!r}; there are {', '.join(KINDS)}")
+    chosen = [name for name in KINDS if name == OURS or _is_wanted(name, wanted, pythons)]
+    return [Contestant(name, mode, pythons.get(name)) for name in chosen for mode in KINDS[name].modes]
+
+
+def _is_wanted(name: str, wanted: Sequence[str] | None, pythons: dict[str, str]) -> bool:
+    is_there = name in pythons or find_spec(KINDS[name].package) is not None
+    if wanted is None:
+        return is_there
+    if name in wanted and not is_there:
+        raise RequestError(f"--peers {name}: it is not installed; name an interpreter: --python {name}=PATH")
+    return name in wanted

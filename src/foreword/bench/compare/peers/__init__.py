@@ -1,0 +1,1 @@
+"""One engine per file; each is imported only in the process that runs it."""

@@ -1,0 +1,197 @@
+"""Drafters by kind of work, temperature and requests at once."""
+
+import secrets
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+from foreword.acceptance.params import SamplingParams
+from foreword.bench.drafters.measure import PLAIN
+from foreword.bench.drafters.methods import Method, request_config
+from foreword.bench.drafters.prompts import BenchPrompt
+from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.overrides import SpeculationSetting
+from foreword.engine.llm import LLM
+from foreword.engine.messages import NewRequest
+from foreword.engine.requests.request import Request
+from foreword.progress import StageProgress
+
+ROUNDS = 2
+"""Each place of a cell answers so many requests, one after the other, so that the batch stays full for a while."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Where something is measured."""
+
+    category: str
+    temperature: float
+    concurrency: int
+
+
+@dataclass(frozen=True)
+class GridRecord:
+    """One drafter in one cell, prompts included in its times."""
+
+    drafter: str
+    category: str
+    temperature: float
+    concurrency: int
+    requests: int
+    tokens: int
+    passes: int  # of requests: a pass over a batch of four counts four times
+    seconds: float  # wall-clock of the whole cell
+    draft_seconds: float
+    verify_seconds: float
+    accept_seconds: float
+    latency_p50: float  # seconds from a request's beginning to its end
+    latency_max: float
+    drafted_per_position: tuple[int, ...] = ()
+    accepted_per_position: tuple[int, ...] = ()
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.category, self.temperature, self.concurrency)
+
+    @property
+    def key(self) -> tuple[str, Cell]:
+        return self.drafter, self.cell
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return self.tokens / max(self.passes, 1)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def acceptance(self) -> float:
+        """Guesses that were committed, of those that were in drafts."""
+        return sum(self.accepted_per_position) / max(sum(self.drafted_per_position), 1)
+
+    @property
+    def per_position(self) -> list[float]:
+        """Share of the drafts with a guess at this place of which all guesses up to it were committed."""
+        pairs = zip(self.accepted_per_position, self.drafted_per_position, strict=True)
+        return [accepted / drafted if drafted else 0.0 for accepted, drafted in pairs]
+
+    def cost_per_million(self, cost_per_hour: float) -> float:
+        """Of tokens, on a machine that costs this much an hour: drafting and verifying together."""
+        return cost_per_hour / 3600 * self.seconds / self.tokens * 1e6
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> "GridRecord":
+        """Read `as_json` back; ValueError if it is not one."""
+        try:
+            known = {field.name: value[field.name] for field in fields(GridRecord)}
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a measurement: {error}") from None
+        fitting: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in known.items()}
+        return GridRecord(**fitting)
+
+
+@dataclass(frozen=True)
+class GridSettings:
+    """The same for every cell."""
+
+    max_tokens: int = 64
+    seed: int = 0
+
+
+class GridBench:
+    """A model and the methods that are compared on it."""
+
+    def __init__(self, llm: LLM, methods: Sequence[Method], settings: GridSettings) -> None:
+        self._llm = llm
+        self._folder = TemporaryDirectory(prefix="foreword-heads-")  # of random heads; it goes with the bench
+        folder = Path(self._folder.name)
+        configs = {method.label: request_config(method, llm, folder) for method in methods}
+        llm.offer([SpeculationConfig.parse(config) for config in configs.values()])
+        self._speculation: dict[str, SpeculationSetting] = {PLAIN: False, **configs}
+        self._settings = settings
+        self._name = secrets.token_hex(4)  # nothing that an earlier bench on this model has taught counts
+
+    def measure(
+        self,
+        prompts: Sequence[BenchPrompt],
+        cells: Sequence[Cell],
+        known: Sequence[GridRecord],
+        progress: StageProgress,
+    ) -> Iterator[GridRecord]:
+        """Every drafter and plain decoding, side by side in every cell that is not known yet."""
+        have = {record.key for record in known}
+        wanted = [(label, cell) for cell in cells for label in self._speculation if (label, cell) not in have]
+        for number, (label, cell) in enumerate(wanted):
+            told = f"{label}, {cell.category}, temperature {cell.temperature:g}, {cell.concurrency} at once"
+            progress(told, number, len(wanted))
+            ids = [self._llm.encode(prompt.text) for prompt in prompts if prompt.category == cell.category]
+            if number == 0:
+                self._run(label, Cell(cell.category, 0.0, 1), ids[:1])  # warm
+            yield self._run(label, cell, ids)
+
+    def _run(self, label: str, cell: Cell, prompts: Sequence[Sequence[int]]) -> GridRecord:
+        engine = self._llm.engine
+        count = max(cell.concurrency * ROUNDS, len(prompts))
+        waiting = deque(enumerate(islice(cycle(prompts), count)))
+        live: dict[str, tuple[Request, float]] = {}
+        done: list[Request] = []
+        latencies: list[float] = []
+        before, began = engine.seconds, perf_counter()
+        while waiting or live:
+            while waiting and len(live) < cell.concurrency:
+                request = self._add(label, cell, *waiting.popleft())
+                live[request.name] = request, perf_counter()
+            engine.step()
+            for name, (request, since) in list(live.items()):
+                if request.finish_reason is not None:
+                    latencies.append(perf_counter() - since)
+                    done.append(request)
+                    del live[name]
+        seconds, spent = perf_counter() - began, engine.seconds - before
+        return GridRecord(
+            label,
+            cell.category,
+            cell.temperature,
+            cell.concurrency,
+            requests=count,
+            tokens=sum(len(request.output_ids) for request in done),
+            passes=sum(request.ledger.passes for request in done),
+            seconds=seconds,
+            draft_seconds=spent.draft,
+            verify_seconds=spent.verify,
+            accept_seconds=spent.accept,
+            latency_p50=median(latencies),
+            latency_max=max(latencies),
+            drafted_per_position=_summed([request.acceptance.drafted_per_position for request in done]),
+            accepted_per_position=_summed([request.acceptance.accepted_per_position for request in done]),
+        )
+
+    def _add(self, label: str, cell: Cell, number: int, prompt: Sequence[int]) -> Request:
+        settings = self._settings
+        params = SamplingParams(
+            temperature=cell.temperature,
+            max_tokens=settings.max_tokens,
+            seed=settings.seed + number,
+            ignore_eos=True,
+        )
+        # A tenant of its own: nothing is in the prefix cache, and no drafter has seen the answer.
+        name = f"{self._name}: {label}, {cell}, {number}"
+        (request,) = self._llm.engine.add(
+            NewRequest(name, tuple(prompt), params, name, self._speculation[label])
+        )
+        return request
+
+
+def _summed(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    width = max((len(values) for values in lists), default=0)
+    return tuple(sum(values[place] for values in lists if place < len(values)) for place in range(width))

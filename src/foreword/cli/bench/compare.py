@@ -1,0 +1,125 @@
+"""`foreword bench compare`: ourselves beside other engines."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from foreword.cli.bench.made import made
+from foreword.cli.console import (
+    DEFAULT_MODEL,
+    JsonOption,
+    ModelOption,
+    PlotOption,
+    print_json,
+    stage_bar,
+    stdout,
+)
+from foreword.errors import RequestError
+
+if TYPE_CHECKING:
+    from foreword.bench.compare.summary import Row
+
+
+def compare(
+    model: ModelOption = DEFAULT_MODEL,
+    peers: Annotated[
+        str | None,
+        typer.Option(help="llama.cpp, transformers, vllm, with commas. Default: whichever are installed."),
+    ] = None,
+    python: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PEER=PATH", help="Interpreter that has a peer, if this one has not; repeatable."
+        ),
+    ] = None,
+    dataset: Annotated[
+        Path | None, typer.Option(help="JSON lines as for `bench drafters`. Default: our own.")
+    ] = None,
+    category: Annotated[str | None, typer.Option(help="Only prompts of this kind. Default: all.")] = None,
+    limit_per_category: Annotated[int, typer.Option(min=1, help="First so many prompts of every kind.")] = 2,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Length of every answer.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that every prompt is asked.")] = 3,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of every engine. Default: all cores.")
+    ] = None,
+    plot: PlotOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Speed, time to the first token and memory beside other engines, each plain and with its own speculation.
+
+    The same file or its equal conversion, the same token ids, greedy, one request at a time, all loaded and warm,
+    taking turns. Ratios are of answers beside each other, to the fastest plain peer, with 95% intervals.
+    """
+    from foreword.bench.compare.contestants import contestants
+    from foreword.bench.compare.plot import plot_rows
+    from foreword.bench.compare.race import Race
+    from foreword.bench.compare.summary import summarise
+    from foreword.bench.drafters.prompts import own_prompts, read_prompts, take_per_category
+    from foreword.engine.requests.prompts import encode_prompt
+    from foreword.kernels.native import choose_threads
+    from foreword.models.formats.opening import open_checkpoint
+    from foreword.models.sources.resolve import resolve_model
+
+    chosen = contestants(
+        None if peers is None else [name.strip() for name in peers.split(",")], _pythons(python)
+    )
+    found = own_prompts() if dataset is None else read_prompts(dataset)
+    prompts = take_per_category([p for p in found if category in (None, p.category)], limit_per_category)
+    if not prompts:
+        raise RequestError(f"--category {category}: there are no such prompts")
+    with stage_bar() as show:
+        path = resolve_model(model, on_progress=show)
+        tokenizer = open_checkpoint(path).tokenizer()
+        ids = [encode_prompt(tokenizer, prompt.text) for prompt in prompts]
+        race = Race(str(path), ids, max_tokens, rounds, threads or choose_threads())
+        answers, absent = race.run(chosen, show)
+    beside, rows = summarise(answers, chosen)
+    title = f"{model}, {len(prompts)} prompts × {max_tokens} tokens × {rounds} rounds, {race.threads} threads"
+    table = Table("engine", "tokens/s", f"× {beside}", "first token", "memory", "same text", title=title)
+    for row in rows:
+        table.add_row(*_told(row))
+    stdout.print(table)
+    for reason in absent:
+        stdout.print(reason, markup=False, soft_wrap=True)
+    if plot is not None:
+        plot_rows(rows, beside, plot, title)
+        stdout.print(f"plot: {plot}", soft_wrap=True)
+    if as_json:
+        print_json(
+            {
+                "model": model,
+                "prompts": len(prompts),
+                "max_tokens": max_tokens,
+                "rounds": rounds,
+                "threads": race.threads,
+                "baseline": beside,
+                "rows": [row.as_json() for row in rows],
+                "absent": absent,
+                "made": made(),
+            }
+        )
+
+
+def _pythons(given: list[str] | None) -> dict[str, str]:
+    named = {}
+    for text in given or ():
+        name, equals, path = text.partition("=")
+        if not equals or not Path(path).is_file():
+            raise RequestError(f"--python {text}: give a peer and an interpreter, llama.cpp=/path/to/python")
+        named[name] = path
+    return named
+
+
+def _told(row: "Row") -> tuple[str, ...]:
+    ratio = row.ratio
+    same = "" if row.same_as_plain is None else f"{row.same_as_plain:.0%}"
+    return (
+        row.label,
+        f"{row.tokens_per_second:.1f}",
+        f"{ratio.middle:.2f} ({ratio.low:.2f} to {ratio.high:.2f})",
+        f"{row.first_ms:.0f} ms",
+        f"{row.peak_bytes / 2**20:.0f} MiB",
+        same,
+    )

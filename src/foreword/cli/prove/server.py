@@ -1,0 +1,138 @@
+"""`foreword prove --url`: a server examined from outside."""
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.table import Table
+
+from foreword.cli.console import print_json, stage_bar, stdout
+from foreword.cli.options.common import json_object
+from foreword.errors import RequestError
+
+if TYPE_CHECKING:
+    from foreword.proofs.server.client import Server
+    from foreword.proofs.server.examination import Cost
+    from foreword.proofs.server.ground import Ground
+    from foreword.proofs.server.plan import Plan
+    from foreword.proofs.server.verdict import Reproduction, Verdict
+
+_COLOURS = {"proven": "green", "not refuted": "green", "refuted": "red", "not tried": "yellow"}
+_SWITCHES = {"foreword": {"speculation": False}}
+"""Fields that turn speculation off, by who the list of models says that it is owned by."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says of a server."""
+
+    url: str
+    model: str | None = None
+    route: str = "completions"
+    plain_url: str | None = None
+    plain_body: str | None = None
+    api_key: str | None = None
+    tolerance: float = 0.05
+    seed: int = 0
+    only: tuple[str, ...] = ()  # names of claims; all if empty
+
+
+def prove_server(asked: Asked, plan: "Plan", *, dry_run: bool, as_json: bool) -> None:
+    """Examine, print, and exit with 1 if a claim was refuted."""
+    report = asyncio.run(_run(asked, plan, dry_run))
+    if as_json:
+        print_json(report)
+    if report["refuted"]:
+        raise typer.Exit(1)
+
+
+async def _run(asked: Asked, plan: "Plan", dry_run: bool) -> dict[str, Any]:
+    from foreword.proofs.server import examination
+    from foreword.proofs.server.client import Broken, Refused
+
+    async with AsyncExitStack() as stack:
+        server, plain = await _servers(asked, stack)
+        try:
+            ground = await examination.prepare(server, plan, plain, asked.tolerance, asked.seed)
+        except (Broken, Refused) as fault:
+            raise RequestError(f"{server.address} does not answer a plain request: {fault}") from None
+        checks = examination.chosen(asked.only) if asked.only else examination.CHECKS
+        cost = examination.cost(ground, checks)
+        _tell_cost(ground, cost)
+        found: list[Verdict] = []
+        if not dry_run:
+            with stage_bar() as progress:
+                async for verdict in examination.examine(ground, progress, checks):
+                    found.append(verdict)
+            _print(ground, found)
+        asked_for = ground.server.requests + (plain.requests if plain else 0)
+    verdicts = [examination.as_json(verdict) for verdict in found]
+    refuted = [verdict["check"] for verdict in verdicts if verdict["verdict"] == "refuted"]
+    return {
+        "url": server.address,
+        "model": server.model,
+        "plan": plan.name,
+        "requests_told": cost.whole,
+        "requests_by_check": dict(cost.checks),
+        "requests_made": asked_for,
+        "refuted": refuted,
+        "verdicts": verdicts,
+    }
+
+
+async def _servers(asked: Asked, stack: AsyncExitStack) -> "tuple[Server, Server | None]":
+    from foreword.proofs.server.client import Server
+    from foreword.wire.openai_http import base_address, listed_model, open_client
+
+    client = await stack.enter_async_context(open_client(base_address(asked.url), asked.api_key))
+    model = await listed_model(client, asked.model or "")
+    server = Server(client, model.name, asked.route)
+    if asked.plain_url is not None:
+        other = await stack.enter_async_context(open_client(base_address(asked.plain_url), asked.api_key))
+        name = (await listed_model(other, asked.model or "")).name
+        extra = json_object("--plain-body", asked.plain_body) if asked.plain_body else {}
+        return server, Server(other, name, asked.route, extra)
+    switch = (
+        json_object("--plain-body", asked.plain_body)
+        if asked.plain_body
+        else _SWITCHES.get(model.owner or "")
+    )
+    return server, None if switch is None else Server(client, model.name, asked.route, switch)
+
+
+def _tell_cost(ground: "Ground", cost: "Cost") -> None:
+    plan = ground.plan
+    stdout.print(
+        f"{ground.server.model} at {ground.server.address}: at most {cost.whole:,} requests ({plan.name}: "
+        f"{plan.prompts} prompts, {plan.tokens} tokens, {plan.draws:,} draws of {plan.depth}); "
+        "a refutation costs a few more",
+        soft_wrap=True,
+    )
+
+
+def _print(ground: "Ground", verdicts: "list[Verdict]") -> None:
+    table = Table("claim", "verdict", "tried", "would have seen", "", title="examination", show_lines=False)
+    for verdict in verdicts:
+        colour = _COLOURS[verdict.outcome.value]
+        outcome = f"[{colour}]{verdict.outcome.value}[/{colour}]"
+        table.add_row(
+            verdict.check, outcome, f"{verdict.tried:,}", verdict.visible, verdict.detail.replace("[", "\\[")
+        )
+    stdout.print(table)
+    for verdict in verdicts:
+        if verdict.reproduction is not None:
+            _print_reproduction(ground.server.address, verdict.check, verdict.reproduction)
+    count = sum(verdict.outcome.value == "refuted" for verdict in verdicts)
+    stdout.print(f"{count} of {len(verdicts)} claims refuted" if count else "no claim refuted")
+
+
+def _print_reproduction(address: str, check: str, shown: "Reproduction") -> None:
+    stdout.print(f"\n{check}" + (", all at once:" if shown.at_once else ":"), markup=False)
+    for body in shown.bodies[:4]:
+        quoted = json.dumps(dict(body), ensure_ascii=False).replace("'", "'\\''")
+        stdout.print(f"  curl {address} --json '{quoted}'", markup=False, soft_wrap=True)
+    stdout.print(f"  got       {shown.got}", markup=False, soft_wrap=True)
+    stdout.print(f"  expected  {shown.expected}", markup=False, soft_wrap=True)

@@ -1,0 +1,132 @@
+"""Our drafters for a loop that is not ours: texts in, chains of guesses out."""
+
+import json
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.names import named_methods
+from foreword.drafters.resources import DrafterResources
+from foreword.errors import RequestError
+from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.formats.opening import open_checkpoint
+from foreword.speculation.draft import ROOT, Draft
+from foreword.speculation.drafting import Ask, DraftRequest, needs_of
+
+METHODS = ("ngram", "suffix", "rest")
+"""Drafters that need nothing but the text, and the target's tokenizer for files of texts."""
+
+
+@dataclass
+class _Text:
+    number: int  # the request's, for drafters
+    tokens: list[int] = field(default_factory=list)
+    prompt_len: int = 0
+
+
+class Guesser:
+    """Guesses for many texts, each known by a key. A text that does not go on where it was is a new one."""
+
+    def __init__(
+        self,
+        speculation: str | Mapping[str, Any],
+        vocab_size: int,
+        model: str | None = None,
+        num_speculative_tokens: int | None = None,
+    ) -> None:
+        """Who guesses: `suffix+ngram`, or an object as text or mapping; `model`: folder with the target's tokenizer.
+
+        `num_speculative_tokens` is for objects that do not say.
+        """
+        wanted: Mapping[str, Any]
+        if isinstance(speculation, str):
+            is_json = speculation.lstrip().startswith("{")
+            wanted = json.loads(speculation) if is_json else named_methods(speculation)
+        else:
+            wanted = speculation
+        most = {} if num_speculative_tokens is None else {"num_speculative_tokens": num_speculative_tokens}
+        self.config = SpeculationConfig.parse({**most, **wanted})
+        if others := [name for name in self.config.method if name not in METHODS]:
+            raise RequestError(
+                f"speculation: {others[0]} needs our own engine; inside others there are {', '.join(METHODS)}"
+            )
+        self._drafter = self.config.build(_resources(vocab_size, model))
+        if needs_of(self._drafter):
+            raise RequestError("speculation: this method needs the target's states")
+        sampler = RequestSampler(SamplingParams(temperature=0), TokenLimits(vocab_size), (), 0)
+        self._sampling = sampler.drafting()
+        self._texts: dict[Hashable, _Text] = {}
+        self._numbers = count()
+
+    def guess(self, key: Hashable, tokens: Sequence[int], most: int | None = None) -> list[int]:
+        """The likeliest chain of guesses after a text."""
+        text = self._grown(key, tokens)
+        most = (
+            self.config.num_speculative_tokens
+            if most is None
+            else min(most, self.config.num_speculative_tokens)
+        )
+        if most < 1:
+            return []
+        depth = most if self.config.max_depth is None else min(most, self.config.max_depth)
+        (draft,) = self._drafter.propose([Ask(self._request(text), most, depth)])
+        return first_path(draft)[:most]
+
+    def forget(self, key: Hashable) -> None:
+        """A text has ended; suffix remembers the answer."""
+        if (text := self._texts.pop(key, None)) is not None:
+            self._drafter.forget(self._request(text))
+
+    def _grown(self, key: Hashable, tokens: Sequence[int]) -> _Text:
+        text = self._texts.get(key)
+        known = 0 if text is None else len(text.tokens)
+        if text is None or known > len(tokens) or list(tokens[:known]) != text.tokens:
+            self.forget(key)
+            text = self._texts[key] = _Text(next(self._numbers), prompt_len=len(tokens))
+            known = 0
+        text.tokens.extend(int(token) for token in tokens[known:])
+        return text
+
+    def _request(self, text: _Text) -> DraftRequest:
+        return DraftRequest(text.number, text.tokens, self._sampling, text.prompt_len)
+
+
+def first_path(draft: Draft) -> list[int]:
+    """From a tree the chain of first children: trees list the likeliest first."""
+    path: list[int] = []
+    node = ROOT
+    for child, parent in enumerate(draft.parents):
+        if parent == node:
+            path.append(draft.tokens[child])
+            node = child
+    return path
+
+
+def _resources(vocab_size: int, model: str | None) -> DrafterResources:
+    def checkpoint() -> Checkpoint:
+        if model is None:
+            raise RequestError(
+                "speculation: datastores and warm files need the target's tokenizer: give its folder"
+            )
+        return open_checkpoint(Path(model))
+
+    class Lazily:
+        """Opened by those who ask."""
+
+        def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a checkpoint has
+            return getattr(checkpoint(), name)
+
+    def encode(text: str) -> list[int]:
+        return checkpoint().tokenizer().encode(text, add_special_tokens=False)
+
+    def refuse(_: Checkpoint) -> NoReturn:
+        raise RequestError("speculation: draft models need our own engine")
+
+    absent: Any = None
+    load = cast("Callable[[Checkpoint], Any]", refuse)
+    return DrafterResources(absent, cast("Checkpoint", Lazily()), encode, load, vocab_size)

@@ -1,0 +1,64 @@
+"""Our drafters inside transformers: assisted generation with a candidate generator of ours.
+
+    with foreword_candidates(model, "suffix+ngram"):
+        model.generate(**inputs, prompt_lookup_num_tokens=8)
+
+`generate` has no argument for a candidate generator. Whatever kind of assisted generation is asked for, here the
+guesses are ours; transformers judges them, so that the law of the text is its own.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers.generation.candidate_generator import CandidateGenerator
+
+from foreword.integrations.guesser import Guesser
+
+
+class ForewordCandidateGenerator(CandidateGenerator):
+    """Guesses chains; keeps what `suffix` has learned from one `generate` to the next."""
+
+    def __init__(self, guesser: Guesser) -> None:
+        self._guesser = guesser
+        self.guessed = 0  # tokens so far
+        self.accepted = 0  # of them
+
+    def get_candidates(self, input_ids: torch.Tensor, **_: object) -> tuple[Any, Any]:
+        """[1, text + guesses], and no logits: the guesses were chosen, not drawn."""
+        guesses = self._guesser.guess("text", input_ids[0].tolist())
+        self.guessed += len(guesses)
+        if not guesses:
+            return input_ids, None
+        return torch.cat([input_ids, input_ids.new_tensor([guesses])], dim=1), None
+
+    def update_candidate_strategy(
+        self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int
+    ) -> None:
+        self.accepted += int(num_matches)
+
+    def finish(self) -> None:
+        """An answer has ended."""
+        self._guesser.forget("text")
+
+
+@contextmanager
+def foreword_candidates(
+    model: Any,  # noqa: ANN401 - any of transformers' models that generate
+    speculation: str | Mapping[str, Any] = "suffix+ngram",
+    files: str | None = None,
+) -> Iterator[ForewordCandidateGenerator]:
+    """Within the block, assisted generation of this model asks us; `files`: folder with its tokenizer, if needed."""
+    generator = ForewordCandidateGenerator(Guesser(speculation, model.config.vocab_size, files))
+
+    def ours(**_: object) -> ForewordCandidateGenerator:
+        generator.finish()
+        return generator
+
+    model._get_candidate_generator = ours
+    try:
+        yield generator
+    finally:
+        generator.finish()
+        del model._get_candidate_generator

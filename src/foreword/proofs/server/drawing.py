@@ -1,0 +1,36 @@
+"""Many sampled answers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from foreword.proofs.server.answer import Answer, Choice
+from foreword.proofs.server.client import Server
+from foreword.proofs.server.ground import Ground
+
+SEEDS_APART = 1_000_003
+"""Between the seeds of draws and those of other checks."""
+
+
+def requests_for(ground: Ground) -> int:
+    """Requests that all draws take."""
+    return -(-ground.plan.draws // ground.abilities.n)
+
+
+async def draw(
+    ground: Ground, server: Server, depth: int, stream_of_seeds: int, *, logprobs: bool
+) -> AsyncIterator[tuple[str, Answer, Choice]]:
+    """(prompt, answer, choice) of all draws, prompts by turns, some requests at a time."""
+    texts, n = ground.plan.texts, ground.abilities.n
+    whole = requests_for(ground)
+    for begin in range(0, whole, ground.plan.at_once):
+        bodies = []
+        for k in range(begin, min(begin + ground.plan.at_once, whole)):
+            seed = SEEDS_APART * stream_of_seeds + k
+            several = {"n": n} if n > 1 else {}
+            body = ground.sampled(texts[k % len(texts)], seed, max_tokens=depth, **several)
+            bodies.append(ground.with_logprobs(body) if logprobs else body)
+        answers = await asyncio.gather(*(server.ask(body) for body in bodies))
+        ground.on_asked()
+        for body, answer in zip(bodies, answers, strict=True):
+            for choice in answer.choices.values():
+                yield body["prompt"], answer, choice

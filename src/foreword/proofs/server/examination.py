@@ -1,0 +1,141 @@
+"""The whole examination: what it costs, every check in turn, the verdicts."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from foreword.errors import RequestError
+from foreword.progress import StageProgress
+from foreword.proofs.server.abilities import MOST_REQUESTS, probe
+from foreword.proofs.server.check import Check
+from foreword.proofs.server.checks.bias import Bias
+from foreword.proofs.server.checks.ends import Ends
+from foreword.proofs.server.checks.logprobs import Logprobs
+from foreword.proofs.server.checks.offsets import Offsets
+from foreword.proofs.server.checks.own_law import OwnLaw
+from foreword.proofs.server.checks.penalties import Penalties
+from foreword.proofs.server.checks.seed_alone import SeedAlone
+from foreword.proofs.server.checks.seed_batch import SeedBatch
+from foreword.proofs.server.checks.seed_traffic import SeedTraffic
+from foreword.proofs.server.checks.several import Several
+from foreword.proofs.server.checks.speculation import Speculation
+from foreword.proofs.server.checks.stop import Stop
+from foreword.proofs.server.checks.streamed import Streamed
+from foreword.proofs.server.checks.usage import UsageCounts
+from foreword.proofs.server.checks.without_speculation import WithoutSpeculation
+from foreword.proofs.server.client import Broken, Refused, Server
+from foreword.proofs.server.ground import Ground
+from foreword.proofs.server.plan import Plan
+from foreword.proofs.server.verdict import Outcome, Reproduction, Verdict, not_tried, refuted
+
+CHECKS: Sequence[type[Check]] = (
+    SeedAlone,
+    Streamed,
+    Speculation,
+    SeedBatch,
+    SeedTraffic,
+    UsageCounts,
+    Logprobs,
+    Offsets,
+    Stop,
+    Ends,
+    Several,
+    Penalties,
+    Bias,
+    OwnLaw,
+    WithoutSpeculation,
+)
+"""In the order in which they rest on each other."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Requests, told before they are made."""
+
+    probing: int
+    checks: Mapping[str, int]
+
+    @property
+    def whole(self) -> int:
+        return self.probing + sum(self.checks.values())
+
+
+async def prepare(
+    server: Server, plan: Plan, plain: Server | None = None, tolerance: float = 0.05, seed: int = 0
+) -> Ground:
+    """Find out what the server takes; `Broken` if it fails already now."""
+    return Ground(server, plan, await probe(server), plain, tolerance, seed)
+
+
+def chosen(names: Sequence[str]) -> Sequence[type[Check]]:
+    """The checks of these claims and of those that they rest on."""
+    known = {check.name: check for check in CHECKS}
+    if unknown := [name for name in names if name not in known]:
+        raise RequestError(f"--only: there is no claim {unknown[0]!r}; there are {', '.join(known)}")
+    wanted, more = set(names), set(names)
+    while more:
+        more = {below for name in more for below in known[name].rests_on} - wanted
+        wanted |= more
+    return [check for check in CHECKS if check.name in wanted]
+
+
+def cost(ground: Ground, checks: Sequence[type[Check]] = CHECKS) -> Cost:
+    """What the examination costs at most, as long as nothing is refuted."""
+    return Cost(MOST_REQUESTS, {check.name: check().cost(ground) for check in checks})
+
+
+async def examine(
+    ground: Ground, progress: StageProgress | None = None, checks: Sequence[type[Check]] = CHECKS
+) -> AsyncIterator[Verdict]:
+    """Every verdict as it is found."""
+    before = _asked(ground)
+    whole = cost(ground, checks).whole - MOST_REQUESTS
+    refuted_names: set[str] = set()
+    for check in checks:
+
+        def show(name: str = check.name) -> None:
+            if progress is not None:
+                progress(name, min(_asked(ground) - before, whole), whole)
+
+        show()
+        verdict = await _verdict(check(), replace(ground, on_asked=show), refuted_names)
+        if verdict.outcome is Outcome.REFUTED:
+            refuted_names.add(check.name)
+        yield verdict
+
+
+def _asked(ground: Ground) -> int:
+    return ground.server.requests + (ground.plain.requests if ground.plain else 0)
+
+
+async def _verdict(check: Check, ground: Ground, refuted_names: set[str]) -> Verdict:
+    if lost := [name for name in check.rests_on if name in refuted_names]:
+        return not_tried(check.name, f"rests on {', '.join(lost)}, which was refuted")
+    try:
+        return await check.examine(ground)
+    except Refused as refusal:
+        return not_tried(check.name, f"the server refuses it: {refusal}")
+    except Broken as fault:
+        shown = Reproduction([fault.body], str(fault), "an answer")
+        return refuted(check.name, 1, f"the server fails: {fault}", shown)
+
+
+def as_json(verdict: Verdict) -> dict[str, Any]:
+    """For machines."""
+    shown = verdict.reproduction
+    return {
+        "check": verdict.check,
+        "claim": next(check.claim for check in CHECKS if check.name == verdict.check),
+        "verdict": verdict.outcome.value,
+        "tried": verdict.tried,
+        "detail": verdict.detail,
+        "would_have_seen": verdict.visible,
+        "reproduction": None
+        if shown is None
+        else {
+            "requests": [dict(body) for body in shown.bodies],
+            "at_once": shown.at_once,
+            "got": shown.got,
+            "expected": shown.expected,
+        },
+    }

@@ -1,0 +1,111 @@
+"""Asking a server that speaks OpenAI's HTTP: addresses, connections, its models, its refusals."""
+
+import json
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import httpx2
+
+from foreword.errors import RequestError
+
+MODELS_TIMEOUT = 30.0  # seconds for the list of models
+MOST_OF_A_REFUSAL = 65_536  # bytes of an error's body that are read
+CONNECT_TIMEOUT = 30.0  # seconds; how long an answer may take is the caller's own timeout
+
+
+def base_address(url: str) -> str:
+    """The server's address without a trailing /v1."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
+    except ValueError:
+        usable = None
+    if not usable or parts.query or parts.fragment:
+        raise RequestError("--url must be the server's address, such as http://127.0.0.1:8000")
+    if "@" in parts.netloc:
+        raise RequestError("--url must not hold a password: give a key with --api-key")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def open_client(
+    address: str, api_key: str | None, transport: httpx2.AsyncBaseTransport | None = None
+) -> httpx2.AsyncClient:
+    """A client without a bound on connections, and without the proxies and passwords of the environment."""
+    headers = {"Accept-Encoding": "identity"}  # compression would hold chunks back
+    if api_key:
+        if not (api_key.isascii() and api_key.isprintable()):
+            raise RequestError("--api-key must be printable ASCII")
+        headers["Authorization"] = f"Bearer {api_key}"
+    return httpx2.AsyncClient(
+        base_url=address,
+        headers=headers,
+        timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT),
+        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+        trust_env=False,
+        transport=transport,
+    )
+
+
+@dataclass(frozen=True)
+class ListedModel:
+    """A model of the server's list."""
+
+    name: str
+    owner: str | None = None
+
+    @property
+    def has_continuous_usage(self) -> bool:
+        """Whether the server is known to tell the number of tokens with every chunk."""
+        return self.owner in ("foreword", "vllm")
+
+
+async def listed_model(client: httpx2.AsyncClient, name: str = "") -> ListedModel:
+    """The server's model of this name, or its first; with a name, a server that does not tell is no failure."""
+    try:
+        models = await _models(client)
+    except RequestError:
+        if not name:
+            raise
+        return ListedModel(name)
+    found = [model for model in models if not name or model.name == name]
+    return found[0] if found else ListedModel(name)
+
+
+async def _models(client: httpx2.AsyncClient) -> list[ListedModel]:
+    try:
+        response = await client.get("/v1/models", timeout=MODELS_TIMEOUT)
+    except httpx2.HTTPError as error:
+        raise RequestError(f"no server answers at {client.base_url}: {error_words(error)}") from None
+    if response.status_code != 200:
+        raise RequestError(
+            f"{client.base_url}v1/models answers {response.status_code}: name the model with --model, "
+            "or give a key with --api-key"
+        )
+    try:
+        listed = [(entry["id"], entry.get("owned_by")) for entry in response.json()["data"]]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        listed = []
+    models = [ListedModel(name, owner) for name, owner in listed if isinstance(name, str)]
+    if not models:
+        raise RequestError(f"{client.base_url}v1/models names no model: name it with --model")
+    return models
+
+
+async def refusal_of(response: httpx2.Response) -> str:
+    """The server's message; reading it to its end lets the next request use the connection."""
+    body = b""
+    async for received in response.aiter_bytes():
+        body += received
+        if len(body) > MOST_OF_A_REFUSAL:
+            break
+    try:
+        error = json.loads(body)["error"]
+        message = error["message"] if isinstance(error, dict) else error
+    except (ValueError, KeyError, TypeError, RecursionError):
+        message = response.reason_phrase
+    return " ".join(str(message).split())[:200]
+
+
+def error_words(error: Exception) -> str:
+    """What went wrong on the way, in one line."""
+    return f"{type(error).__name__} {error}".strip()

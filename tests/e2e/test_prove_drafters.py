@@ -1,0 +1,48 @@
+"""Our own server examined with every drafter that it has, and once in full."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foreword import LLM
+from foreword.drafters.names import OWN_METHODS
+from helpers.command_line import foreword
+from helpers.drafted_answers import noisy_copy, store_of_answers
+from helpers.serve_process import serve
+from helpers.taught_heads import taught_heads
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def paths(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """What a method needs to be told beyond its name."""
+    llm = LLM(str(tiny_model), dtype="float32", device="cpu")
+    heads = taught_heads(llm, tiny_model, tmp_path_factory.mktemp("heads"))
+    draft = noisy_copy(tiny_model, tmp_path_factory.mktemp("draft") / "model")
+    store = store_of_answers(llm, tmp_path_factory.mktemp("datastore"))
+    models = {"draft_model": draft, **heads}
+    return {name: {"model": str(path)} for name, path in models.items()} | {"rest": {"datastore": str(store)}}
+
+
+def refuted(model: Path, config: dict[str, Any], *options: str) -> list[str]:
+    with serve(model, "--speculative-config", json.dumps(config), factory=None) as running:
+        run = foreword("prove", "--url", running.url, "--tolerance", "0.001", "--json", *options)
+    assert run.returncode in (0, 1), run.stderr
+    found: list[str] = json.loads(run.stdout)["refuted"]
+    return found
+
+
+@pytest.mark.parametrize("method", OWN_METHODS)
+def test_no_drafter_is_refuted(tiny_model, paths, method):
+    config = {"method": method, "num_speculative_tokens": 4, "fixed": True, **paths.get(method, {})}
+    if method == "layer_skip":
+        config["exit_layer"] = 1
+    assert refuted(tiny_model, config, "--small") == []
+
+
+def test_the_full_examination_refutes_nothing(tiny_model):
+    config = {"method": "suffix", "num_speculative_tokens": 8, "fixed": True}
+    assert refuted(tiny_model, config, "--full") == []

@@ -1,0 +1,76 @@
+"""`foreword prove --url` against `foreword serve`, and against the same server behind a proxy that breaks it."""
+
+import asyncio
+import json
+
+import httpx2
+import pytest
+
+from foreword.proofs.server.client import Server
+from foreword.proofs.server.examination import CHECKS, examine, prepare
+from foreword.proofs.server.plan import Plan
+from foreword.proofs.server.verdict import Outcome, Verdict
+from foreword.wire.openai_http import open_client
+from helpers.command_line import assert_one_line_error, foreword
+from helpers.faulty_proxy import FAULTS, Fault, FaultyProxy
+from helpers.serve_process import serve
+
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "fixed": true}'
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model):
+    options = ("--speculative-config", NGRAM, "--served-model-name", "tiny")
+    with serve(tiny_model, *options, factory=None) as running:
+        yield running
+
+
+def test_our_own_server_is_not_refuted(server):
+    run = foreword("prove", "--url", f"{server.url}/v1", "--small", "--tolerance", "0.001", "--json")
+    assert run.returncode == 0, run.stderr + run.stdout
+    found = json.loads(run.stdout)
+    assert found["refuted"] == []
+    assert [verdict["check"] for verdict in found["verdicts"]] == [check.name for check in CHECKS]
+    tried = {verdict["check"] for verdict in found["verdicts"] if verdict["verdict"] != "not tried"}
+    assert tried >= {check.name for check in CHECKS} - {"penalties"}
+    assert found["requests_made"] <= found["requests_told"]
+
+
+def test_the_cost_is_told_without_asking_for_it(server):
+    run = foreword("prove", "--url", server.url, "--only", "n", "--dry-run")
+    assert run.returncode == 0, run.stderr
+    assert "at most" in run.stdout
+    assert "requests (standard: 8 prompts" in run.stdout.replace("\n", " ")
+
+
+def test_what_cannot_be_examined_is_one_line(server):
+    assert_one_line_error(foreword("prove", "--url", "http://127.0.0.1:9/v1"), "no server answers")
+    assert_one_line_error(foreword("prove", "--url", "nowhere"), "--url must be the server's address")
+    assert_one_line_error(foreword("prove", "--url", server.url, "--only", "speed"), "no claim 'speed'")
+
+
+def examined(url: str, fault: Fault) -> list[Verdict]:
+    plan = Plan("test", prompts=3, tokens=24, at_once=4, draws=160, depth=4)
+
+    async def run() -> list[Verdict]:
+        transport = FaultyProxy(httpx2.AsyncHTTPTransport(), fault)
+        async with open_client(url, None, transport) as client:
+            plain = Server(client, "tiny", extra={"speculation": False})
+            ground = await prepare(Server(client, "tiny"), plan, plain, tolerance=0.01)
+            return [verdict async for verdict in examine(ground)]
+
+    return asyncio.run(run())
+
+
+# Biases of a law are planted in known laws (tests/unit/proofs/server): here they would take a hundred thousand draws.
+CERTAIN = [name for name, fault in FAULTS.items() if "distribution" not in fault.refutes]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CERTAIN)
+def test_a_fault_planted_before_our_own_server_is_refuted_by_its_name(server, name):
+    fault = FAULTS[name]
+    verdicts = examined(server.url, fault)
+    refuted = {verdict.check for verdict in verdicts if verdict.outcome is Outcome.REFUTED}
+    assert fault.refutes in refuted
+    assert refuted <= {fault.refutes, *fault.also}

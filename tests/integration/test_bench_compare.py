@@ -1,0 +1,87 @@
+"""Engines beside each other in processes of their own."""
+
+import json
+import sys
+
+import pytest
+
+from foreword.bench.compare import contestants as listed
+from foreword.bench.compare.contestants import Contestant, Kind
+from foreword.bench.compare.race import Race
+from helpers.command_line import assert_one_line_error, foreword
+
+
+class Counting:
+    """An engine that counts from the prompt's last token on, two tokens at a time."""
+
+    def __init__(self, model: str, mode: str, threads: int) -> None:
+        if mode == "broken":
+            raise ValueError("no such weights")
+        print("noise that engines print")
+
+    def tokens(self, prompt, count):
+        for k in range(0, count, 2):
+            yield list(range(prompt[-1] + k, prompt[-1] + min(k + 2, count)))
+
+
+def test_answers_come_from_processes_by_turns(monkeypatch):
+    monkeypatch.setitem(listed.KINDS, "counting", Kind(f"{__name__}:Counting", "json", ("plain", "broken")))
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    ways = [
+        Contestant("counting", "plain"),
+        Contestant("counting", "broken"),
+        Contestant("counting", "plain", sys.executable),
+    ]
+    race = Race("model", [[5], [9]], count=5, rounds=2, threads=1)
+    answers, absent = race.run(ways, lambda stage, done, whole: None)
+    assert [(a.round, a.prompt) for a in answers] == [
+        (0, 0),
+        (0, 0),
+        (0, 1),
+        (0, 1),
+        (1, 0),
+        (1, 0),
+        (1, 1),
+        (1, 1),
+    ]
+    assert answers[0].token_ids == (5, 6, 7, 8, 9)
+    assert answers[0].first_tokens == 2
+    assert 0 < answers[0].first_seconds <= answers[0].seconds
+    assert answers[0].peak_bytes > 2**20
+    assert absent == ["counting broken cannot be compared: ValueError: no such weights"]
+
+
+@pytest.mark.slow
+def test_we_and_transformers_write_the_same_text(tiny_model):
+    options = (
+        "--category",
+        "chat",
+        "--limit-per-category",
+        "1",
+        "--max-tokens",
+        "12",
+        "--rounds",
+        "1",
+        "--threads",
+        "1",
+    )
+    run = foreword(
+        "bench", "compare", "--model", str(tiny_model), "--peers", "transformers", *options, "--json"
+    )
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert found["baseline"] == "transformers plain"
+    labels = [row["label"] for row in found["rows"]]
+    assert labels == [
+        "foreword plain",
+        "foreword auto",
+        "foreword suffix+ngram",
+        "transformers plain",
+        "transformers prompt lookup",
+    ]
+    assert all(row["same_as_plain"] in (None, 1.0) for row in found["rows"]), found["rows"]
+    assert all(row["tokens_per_second"] > 0 and row["peak_bytes"] > 0 for row in found["rows"])
+
+
+def test_a_wrong_interpreter_is_refused_in_one_line():
+    assert_one_line_error(foreword("bench", "compare", "--python", "vllm=nowhere"), "--python vllm=nowhere")

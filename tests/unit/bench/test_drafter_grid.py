@@ -1,0 +1,49 @@
+"""The grid of drafters: what is worked out of a record, and the page."""
+
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from foreword.bench.drafters.grid import GridRecord
+from foreword.bench.drafters.page import grid_page, speedups
+
+PLAIN = GridRecord("plain", "chat", 0.0, 4, 8, 400, 400, 20.0, 0.0, 18.0, 1.0, 9.0, 11.0)
+GUESSED = replace(
+    PLAIN,
+    drafter="<ngram>",
+    passes=200,
+    seconds=10.0,
+    draft_seconds=1.0,
+    drafted_per_position=(100, 100),
+    accepted_per_position=(80, 40),
+)
+
+
+def test_rates_and_costs_follow_from_a_record():
+    assert GUESSED.acceptance == pytest.approx(0.6)
+    assert GUESSED.per_position == [0.8, 0.4]
+    assert GUESSED.tokens_per_pass == 2
+    assert GUESSED.tokens_per_second == 40
+    assert GUESSED.cost_per_million(3.6) == pytest.approx(3.6 / 3600 * 10 / 400 * 1e6)
+    assert speedups([PLAIN, GUESSED])[GUESSED.key] == 2
+    assert speedups([GUESSED]) == {}
+
+
+def test_a_record_is_read_back():
+    assert GridRecord.from_json(GUESSED.as_json() | {"drafted_per_position": [100, 100]}) == GUESSED
+    with pytest.raises(ValueError, match="not a measurement"):
+        GridRecord.from_json({"drafter": "x"})
+
+
+def test_the_page_needs_nothing_else_and_escapes_names():
+    more = [replace(r, concurrency=16) for r in (PLAIN, GUESSED)] + [
+        replace(r, temperature=0.7) for r in (PLAIN, GUESSED)
+    ]
+    page = grid_page([PLAIN, GUESSED, *more], "a <model>", {"date": "2026-01-02"}, 2.0)
+    assert "<ngram>" not in page
+    assert "&lt;ngram&gt;" in page
+    assert "http" not in page
+    assert "chat, temperature 0.7" in page
+    for picture in page.split("<svg")[1:]:
+        ElementTree.fromstring("<svg" + picture.split("</svg>")[0] + "</svg>")

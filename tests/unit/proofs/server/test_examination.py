@@ -1,0 +1,119 @@
+"""Correct servers pass the examination, each planted fault is refuted by its name."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import httpx2
+import pytest
+
+from foreword.errors import RequestError
+from foreword.proofs.server.client import Server
+from foreword.proofs.server.examination import CHECKS, chosen, cost, examine, prepare
+from foreword.proofs.server.plan import Plan
+from foreword.proofs.server.verdict import Outcome, Verdict
+from foreword.wire.openai_http import open_client
+from helpers.faulty_proxy import FAULTS, FaultyProxy
+from helpers.known_law_server import KnownLaws
+
+PLAN = Plan("test", prompts=2, tokens=24, at_once=4, draws=96, depth=3)
+MANY = Plan("test", prompts=2, tokens=8, at_once=4, draws=6_400, depth=3)
+
+
+def examined(
+    transport: httpx2.AsyncBaseTransport, plan: Plan = PLAN, seed: int = 0, only: str | None = None
+) -> tuple[Sequence[Verdict], int, int]:
+    """(verdicts, requests told beforehand, requests made)."""
+
+    async def run() -> tuple[Sequence[Verdict], int, int]:
+        async with open_client("http://known", None, transport) as client:
+            server, plain = Server(client, "known"), Server(client, "known", extra={"speculation": False})
+            ground = await prepare(server, plan, plain, tolerance=1e-6, seed=seed)
+            checks = CHECKS if only is None else chosen([only])
+            verdicts = [verdict async for verdict in examine(ground, checks=checks)]
+            return verdicts, cost(ground, checks).whole, server.requests + plain.requests
+
+    return asyncio.run(run())
+
+
+def names(verdicts: Sequence[Verdict], outcome: Outcome) -> set[str]:
+    return {verdict.check for verdict in verdicts if verdict.outcome is outcome}
+
+
+def test_a_correct_server_is_not_refuted_and_costs_what_was_told():
+    verdicts, told, made = examined(httpx2.MockTransport(KnownLaws()))
+    assert [verdict.check for verdict in verdicts] == [check.name for check in CHECKS]
+    assert names(verdicts, Outcome.REFUTED) == set()
+    assert names(verdicts, Outcome.NOT_TRIED) == set()
+    assert all(verdict.visible for verdict in verdicts)
+    assert made <= told
+
+
+def test_no_law_raises_an_alarm():
+    for seed in range(4):
+        verdicts, _, _ = examined(
+            httpx2.MockTransport(KnownLaws(seed, sharpness=0.3 + 0.4 * seed)), PLAN, seed
+        )
+        assert names(verdicts, Outcome.REFUTED) == set(), seed
+
+
+@pytest.mark.slow
+def test_none_of_hundreds_of_laws_raises_an_alarm():
+    for seed in range(300):
+        server = KnownLaws(seed, sharpness=0.2 + 0.01 * seed)
+        verdicts, _, _ = examined(httpx2.MockTransport(server), PLAN, seed)
+        assert names(verdicts, Outcome.REFUTED) == set(), seed
+
+
+def test_a_server_that_lacks_a_field_is_not_refuted_for_it():
+    class Lacking(KnownLaws):
+        async def __call__(self, request: httpx2.Request) -> httpx2.Response:
+            if b"logprobs" in request.content or b'"n"' in request.content:
+                return httpx2.Response(400, json={"error": {"message": "unknown field"}})
+            return await super().__call__(request)
+
+    verdicts, _, _ = examined(httpx2.MockTransport(Lacking()))
+    assert names(verdicts, Outcome.REFUTED) == set()
+    lacking = {"logprobs", "offsets", "n", "penalties", "distribution against own logprobs"}
+    assert names(verdicts, Outcome.NOT_TRIED) == lacking
+
+
+def test_a_server_that_fails_is_refuted_with_the_request_it_failed_on():
+    class Failing(KnownLaws):
+        async def __call__(self, request: httpx2.Request) -> httpx2.Response:
+            if b'"stop"' in request.content:
+                return httpx2.Response(500, json={"error": {"message": "out of memory"}})
+            return await super().__call__(request)
+
+    verdicts, _, _ = examined(httpx2.MockTransport(Failing()), only="stop")
+    (stop,) = [verdict for verdict in verdicts if verdict.outcome is Outcome.REFUTED]
+    assert stop.check == "stop"
+    assert "out of memory" in stop.detail
+    assert stop.reproduction is not None
+    assert stop.reproduction.bodies[0]["stop"]
+
+
+def test_an_unknown_claim_is_refused_by_name():
+    with pytest.raises(RequestError, match="no claim 'speed'"):
+        chosen(["speed"])
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_refuted_by_its_name(name):
+    fault = FAULTS[name]
+    flat = KnownLaws(
+        sharpness=0.2
+    )  # the less likely the likeliest token, the fewer draws show a bias towards it
+    transport = FaultyProxy(
+        httpx2.MockTransport(flat if "own logprobs" in fault.refutes else KnownLaws()), fault
+    )
+    many = MANY if "own logprobs" in fault.refutes else replace(MANY, draws=1_600)
+    needs_many = "distribution" in fault.refutes
+    verdicts, _, _ = examined(transport, *((many, 0, fault.refutes) if needs_many else ()))
+    refuted = names(verdicts, Outcome.REFUTED)
+    assert fault.refutes in refuted
+    assert refuted <= {fault.refutes, *fault.also}
+    (shown,) = [verdict.reproduction for verdict in verdicts if verdict.check == fault.refutes]
+    assert shown is not None
+    assert shown.got != shown.expected
+    assert all(body["max_tokens"] <= 24 + 8 for body in shown.bodies)
