@@ -1,0 +1,102 @@
+"""What is known of a node, by what it did."""
+
+from collections import deque
+from collections.abc import Sequence
+
+from foreword.speculation.draft import ROOT, Draft
+
+LATE_FACTOR = 3.0
+"""A node that takes so many times as long as it almost ever does is late."""
+
+PRIOR_RATE = 0.7
+PRIOR_WEIGHT = 4.0
+"""What is believed of a level before guesses were judged, and how many of them that counts for."""
+
+_KEPT = 0.98
+"""Of what was counted, the part that is left after every new draft."""
+
+_MEMORY = 0.1
+_SAMPLES = 128
+MOST_LEVELS = 32
+
+
+class NodeEstimates:
+    """How soon its levels come, and how often they are right."""
+
+    def __init__(self) -> None:
+        self.judged = 0  # drafts that were compared with the text
+        self.first_seconds: float | None = None  # from a text to the first level behind it
+        self.level_seconds: float | None = None  # from one level to the next
+        self._firsts: deque[float] = deque(maxlen=_SAMPLES)
+        self._tried = [0.0] * MOST_LEVELS
+        self._right = [0.0] * MOST_LEVELS
+        self._survival: tuple[float, ...] = ()
+
+    def first_came(self, seconds: float) -> None:
+        """The first level behind a text, after it was told."""
+        self._firsts.append(seconds)
+        self.first_seconds = _mixed(self.first_seconds, seconds)
+
+    def level_came(self, seconds: float) -> None:
+        """Another one, after the one before."""
+        self.level_seconds = _mixed(self.level_seconds, seconds)
+
+    @property
+    def late_after(self) -> float | None:
+        """Seconds after which a first level is late; None: nobody knows yet."""
+        if not self._firsts:
+            return None
+        usual = sorted(self._firsts)[int(0.99 * (len(self._firsts) - 1))]
+        return LATE_FACTOR * usual
+
+    def judge(self, draft: Draft, text: Sequence[int]) -> None:
+        """Compare a draft with the text that came, as far as it goes."""
+        node, came = ROOT, range(draft.committed_len, len(text))
+        for level, position in enumerate(came[:MOST_LEVELS]):
+            followers = [n for n, parent in enumerate(draft.parents) if parent == node]
+            if not followers:
+                break
+            self._tried[level] = self._tried[level] * _KEPT + 1
+            self._right[level] *= _KEPT
+            found = next((n for n in followers if draft.tokens[n] == text[position]), None)
+            if found is None:
+                break
+            self._right[level] += 1
+            node = found
+        if came and len(draft):
+            self.judged += 1
+            self._survival = ()
+
+    @property
+    def survival(self) -> tuple[float, ...]:
+        """By level, the chance that a guess is right and all above it are."""
+        if not self._survival:
+            chance, found = 1.0, []
+            for tried, right in zip(self._tried, self._right, strict=True):
+                chance *= (right + PRIOR_RATE * PRIOR_WEIGHT) / (tried + PRIOR_WEIGHT)
+                found.append(chance)
+            self._survival = tuple(found)
+        return self._survival
+
+
+class TokenRate:
+    """Tokens per second of the requests that are asked for."""
+
+    def __init__(self) -> None:
+        self._at: float | None = None
+        self._rate: float | None = None
+
+    @property
+    def per_second(self) -> float | None:
+        """None: nobody knows yet."""
+        return self._rate
+
+    def came(self, tokens: int, now: float) -> None:
+        """So many since the last call."""
+        if self._at is not None and tokens and now > self._at:
+            self._rate = _mixed(self._rate, tokens / (now - self._at))
+        self._at = now
+
+
+def _mixed(late: float | None, new: float) -> float:
+    return new if late is None else late + _MEMORY * (new - late)
