@@ -13,10 +13,12 @@ from foreword.speculation.drafting import (
     Drafter,
     DrafterNeeds,
     DraftRequest,
+    Expects,
     Observes,
     added_memory,
     all_faults,
     close_all,
+    expects,
     needs_of,
 )
 
@@ -27,6 +29,7 @@ class _Several:
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
         self.needs: DrafterNeeds = reduce(or_, map(needs_of, drafters), NO_NEEDS)
+        self.expects = any(map(expects, drafters))
 
     @property
     def parts(self) -> Sequence[Drafter]:
@@ -41,6 +44,11 @@ class _Several:
 
     def close(self) -> None:
         close_all(self._drafters)
+
+    def expect(self, request: DraftRequest) -> None:
+        for drafter in self._drafters:
+            if isinstance(drafter, Expects) and drafter.expects:
+                drafter.expect(request)
 
     def forget(self, request: DraftRequest) -> None:
         for drafter in self._drafters:

@@ -75,7 +75,7 @@ class DraftDesk:
         except ValueError as error:
             raise ChannelError(str(error)) from None
         self._drop_forgotten()
-        session = Session(next(self._numbers), opened, sampling, self._pace)
+        session = Session(next(self._numbers), opened, sampling, self._pace, self._limits.max_len)
         session.runs_ahead, session.heard_at = self._limits.runs_ahead, self._clock()
         self._sessions[key] = session
         if len(self._sessions) <= self._limits.capacity:
@@ -113,7 +113,7 @@ class DraftDesk:
         """One call of the drafter for the sessions that wait most; what each target hears. Empty: nothing to do."""
         began = self._clock()
         told: dict[Target, list[Guess]] = {}
-        wanted = [(target, session, self._ask(session)) for (target, _), session in self._sessions.items()]
+        wanted = [(target, session, session.ask()) for (target, _), session in self._sessions.items()]
         chosen = self._chosen(wanted)
         if chosen:
             answers = self._drafter.propose([ask for _, _, ask in chosen])
@@ -123,7 +123,7 @@ class DraftDesk:
         silent = [(target, session) for target, session, ask in wanted if ask is None]
         for target, session in (*((target, session) for target, session, _ in chosen), *silent):
             if not session.is_told:
-                told.setdefault(target, []).append(session.guess(self._ask(session) is None))
+                told.setdefault(target, []).append(session.guess(session.ask() is None))
         for target, _, _ in chosen:
             told.setdefault(target, [])  # there may be more to do
         return told
@@ -138,12 +138,6 @@ class DraftDesk:
         asks = [(target, session, ask) for target, session, ask in wanted if ask is not None]
         asks.sort(key=lambda one: (one[1].is_prefetch, -one[1].value))
         return asks[: self._limits.batch]
-
-    def _ask(self, session: Session) -> Ask | None:
-        ask = session.ask()
-        if ask is None or session.length + ask.max_depth >= self._limits.max_len:
-            return None
-        return ask
 
     def _measure(self, began: float, chosen: Sequence[_Asked]) -> None:
         now = self._clock()

@@ -26,8 +26,10 @@ class Session:
     If the text takes another way, the drafter hears of another epoch: what it keeps of the guesses is void.
     """
 
-    def __init__(self, number: int, opened: Open, sampling: DraftSampling, pace: Pace) -> None:
-        """`number` is what the drafter knows the request by."""
+    def __init__(
+        self, number: int, opened: Open, sampling: DraftSampling, pace: Pace, max_len: int = 1 << 30
+    ) -> None:
+        """`number` is what the drafter knows the request by; no text gets longer than `max_len`, guesses included."""
         self.number = number
         self.name = opened.session
         self.value = opened.value
@@ -38,6 +40,7 @@ class Session:
         self._opened = opened
         self._sampling = sampling
         self._pace = pace
+        self._max_len = max_len
         self._written = list(opened.tokens)  # committed, then the best guess
         self._committed = len(opened.tokens)
         self._epoch = 0
@@ -54,10 +57,6 @@ class Session:
     def ahead(self) -> int:
         """Levels that are guessed."""
         return len(self._written) - self._committed if self._pace is not Pace.AT_ONCE else self._tree.depth
-
-    @property
-    def length(self) -> int:
-        return len(self._written)
 
     @property
     def is_prefetch(self) -> bool:
@@ -87,14 +86,15 @@ class Session:
     def want(self, nodes: int, depth: int, value: float) -> None:
         """How much to guess, and what a token is worth."""
         if nodes > self.nodes or depth > self.depth:
-            self._tries = 0
+            self._tries, self.is_told = 0, False
         self.nodes, self.depth, self.value = nodes, depth, value
 
     def ask(self) -> Ask | None:
         """What to ask the drafter next; None: nothing."""
         if not self.depth or not self.nodes or self._tries > self._most_tries:
             return None
-        most = min(2 * self.depth + 1 if self.runs_ahead else self.depth, MAX_NODES)
+        most = 2 * self.depth + 1 if self.runs_ahead else self.depth
+        most = min(most, MAX_NODES, self._max_len - self._committed - 1)
         left = min(most - self.ahead, MAX_NODES - len(self._tree))
         if left < 1:
             return None

@@ -44,6 +44,8 @@ class RemoteDrafter:
     and, once, a wait that was worth it by all that was known.
     """
 
+    expects = True  # nodes read prompts while requests wait
+
     def __init__(
         self, config: RemoteConfig, identity: Identity, clock: Callable[[], float] = monotonic
     ) -> None:
@@ -196,6 +198,7 @@ class RemoteDrafter:
 
     def _part(self, request: int) -> None:
         pairing = self._pairings.pop(request)
+        pairing.is_all = True  # whoever waits for it waits in vain
         del self._sessions[pairing.session]
         pairing.peer.homes -= pairing.peer.homes > 0
 

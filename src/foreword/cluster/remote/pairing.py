@@ -91,7 +91,7 @@ class Pairing:
             estimates.first_came(seconds)
             if late_after is None or seconds <= late_after:
                 breaker.in_time()
-        elif levels > 0 and guess.length == self.tree.committed_len:
+        elif levels > 0 and self.number and guess.length == self.tree.committed_len:
             estimates.level_came((now - self.level_at) / levels)
         if not self.is_warm:
             self.is_warm = True

@@ -15,6 +15,7 @@ from foreword.errors import RequestError
 from foreword.speculation.drafting import (
     Drafter,
     DrafterNeeds,
+    Expects,
     added_memory,
     all_faults,
     choices_of,
@@ -141,8 +142,13 @@ class DrafterPool:
     def begin(self, request: StepRequest) -> None:
         """A request that may ask its drafter from now on."""
         with self._lock:
-            for drafter in _held(request.speculation):
+            held = _held(request.speculation)
+            for drafter in held:
                 self._users[id(drafter)] += 1
+        for drafter in held:
+            if isinstance(drafter, Expects) and drafter.expects:
+                request.asked[id(drafter)] = drafter  # so that it hears of the end
+                drafter.expect(as_drafter_sees(request))
 
     def end(self, request: StepRequest) -> None:
         """The request has ended: whoever drafted for it drops what it keeps of it. Once for every `begin`."""
