@@ -76,3 +76,11 @@ def until(is_so: Callable[[], bool], seconds: float = 30.0) -> None:
 
 def until_connected(drafter: RemoteDrafter, nodes: int = 1) -> None:
     until(lambda: sum(node.state != "down" for node in drafter.nodes()) >= nodes)
+
+
+def connect(drafter: Any) -> None:
+    """Wait until a drafter that asks nodes can; others need not be waited for."""
+    for guard in getattr(drafter, "_drafters", [drafter]):
+        asked = getattr(guard, "_drafter", None)
+        if isinstance(asked, RemoteDrafter):
+            until_connected(asked)
