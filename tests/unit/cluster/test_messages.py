@@ -76,7 +76,7 @@ anything = st.recursive(
     | st.text(max_size=5)
     | st.binary(max_size=5),
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=20,
+    max_leaves=6,
 )
 names = st.sampled_from([type(message).__name__ for message in TO_NODE + FROM_NODE])
 
