@@ -42,6 +42,13 @@ class ChaosProxy:
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
 
+    def cut(self) -> None:
+        """End all connections; new ones are let through."""
+        sockets, self._sockets = self._sockets, []
+        for one in sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
     def _accept(self) -> None:
         while True:
             try:

@@ -7,7 +7,20 @@ from typing import Any, NoReturn
 import typer
 
 from foreword import __version__
-from foreword.cli import datastore, demo, doctor, generate, heads, models, prove, prune, serve, theory, tune
+from foreword.cli import (
+    datastore,
+    demo,
+    doctor,
+    draft_node,
+    generate,
+    heads,
+    models,
+    prove,
+    prune,
+    serve,
+    theory,
+    tune,
+)
 from foreword.cli.bench import main as bench
 from foreword.cli.chat import main as chat
 from foreword.cli.console import stderr, stdout
@@ -30,6 +43,7 @@ app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(demo.demo)
 app.command()(serve.serve)
+app.command("draft-node")(draft_node.draft_node)
 app.command()(models.pull)
 app.command("models")(models.list_models)
 app.command()(prune.prune)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import or_
 
+from foreword.cluster.reports import NodeReport, all_nodes
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import (
     NO_NEEDS,
@@ -59,6 +60,9 @@ class _Several:
 
     def fault_counts(self) -> Counter[str]:
         return all_faults(self._drafters)
+
+    def nodes(self) -> list[NodeReport]:
+        return all_nodes(self._drafters)
 
 
 class FirstOf(_Several):

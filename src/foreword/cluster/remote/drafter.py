@@ -27,8 +27,9 @@ from foreword.cluster.messages import (
 from foreword.cluster.remote import waiting
 from foreword.cluster.remote.estimates import TokenRate
 from foreword.cluster.remote.pairing import NOTHING, Pairing
-from foreword.cluster.remote.peer import NodeReport, Peer, PeerThread
+from foreword.cluster.remote.peer import Peer, PeerThread
 from foreword.cluster.remote.prospects import may_come, prospects_of
+from foreword.cluster.reports import NodeReport
 from foreword.cluster.security import tenant_hash
 from foreword.cluster.settings import RemoteConfig, entries, parse_labels
 from foreword.speculation.draft import Draft
@@ -63,8 +64,6 @@ class RemoteDrafter:
         self._rate = TokenRate()
         self._moves = MoveBudget(clock())
         self.faults: Counter[str] = Counter()
-        self.waits = 0  # passes that waited
-        self.wait_seconds = 0.0
         self._threads = [PeerThread(peer, self, identity) for peer in self._peers]
 
     def start(self) -> "RemoteDrafter":
@@ -236,10 +235,12 @@ class RemoteDrafter:
             peer.send(Commits(commits))
 
     def _wait(self, pairs: _Pairs, began: float) -> None:
+        """Until nothing that is on its way is worth a wait, and never longer than all of it was worth at first."""
         rate = self._rate.per_second
         if rate is None:
             return
         until, now = None, began
+        awaited: set[str] = set()
         while True:
             prospects = prospects_of(pairs, now)
             seconds = waiting.worth_waiting(list(prospects.values()), rate)
@@ -247,13 +248,16 @@ class RemoteDrafter:
                 break
             if until is None:
                 until = began + waiting.most_worth(list(prospects.values()), rate)
-                self.waits += 1
             if now >= until:
                 self._waited_in_vain(pairs, now)
                 break
+            awaited |= {name for name, _, _ in prospects}
             self._arrived.wait(min(seconds, until - now))
             now = self._clock()
-        self.wait_seconds += now - began
+        for peer in self._peers if awaited else ():
+            if peer.name in awaited:
+                peer.waits += 1
+                peer.wait_seconds += now - began
 
     def _waited_in_vain(self, pairs: _Pairs, now: float) -> None:
         """What was waited for has not come: its node is not waited for again before something does."""

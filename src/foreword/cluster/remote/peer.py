@@ -4,7 +4,6 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
@@ -15,6 +14,7 @@ from foreword.cluster.framing import ChannelError
 from foreword.cluster.handshake import PATIENCE, Identity, greet_node
 from foreword.cluster.messages import FromNode, Load, Ping, ToNode, Welcome, from_node
 from foreword.cluster.remote.estimates import NodeEstimates
+from foreword.cluster.reports import NodeReport
 
 _log = logging.getLogger(__name__)
 
@@ -41,22 +41,6 @@ class Hub(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class NodeReport:
-    """How a node stands, for people."""
-
-    address: str
-    state: str  # "up", "shadow", "draining", "late" or "down"
-    reason: str  # why it is not waited for; empty: it is
-    method: str
-    homes: int
-    trips: int  # times that it was found late or lost
-    first_ms: float | None
-    level_ms: float | None
-    judged: int  # drafts
-    acceptance: float  # of first levels, by what was judged
-
-
 class Peer:
     """What is known of a node. Its fields belong to the hub, which guards them."""
 
@@ -72,6 +56,8 @@ class Peer:
         self.busy_until = float("-inf")
         self.waited_in_vain = False  # once, and nothing was heard of it since
         self.homes = 0
+        self.waits = 0  # passes that waited for it
+        self.wait_seconds = 0.0
 
     @property
     def is_up(self) -> bool:
@@ -104,6 +90,8 @@ class Peer:
             "" if self.welcome is None else self.welcome.method,
             self.homes,
             self.breaker.trips,
+            self.waits,
+            self.wait_seconds,
             _ms(estimates.first_seconds),
             _ms(estimates.level_seconds),
             estimates.judged,

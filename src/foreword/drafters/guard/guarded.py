@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from threading import current_thread, main_thread
 from typing import Protocol, TypeVar
 
+from foreword.cluster.reports import NodeReport, all_nodes
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import (
     Ask,
@@ -126,6 +127,10 @@ class GuardedDrafter:
         """By kind, under the drafter's name, with those that it counts itself."""
         own = Counter({f"{self._name}/{kind}": count for kind, count in self.faults.items()})
         return own + all_faults([self._drafter])
+
+    def nodes(self) -> list[NodeReport]:
+        """Those that the drafter asks; any thread may want to know."""
+        return all_nodes([self._drafter])
 
     def close(self) -> None:
         """Close the drafter, when it comes back if it hangs, and ask it no more."""
