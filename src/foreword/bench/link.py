@@ -149,7 +149,7 @@ def _cost(
         levels += sum(draft.depth for draft in drafts)
         sleep(pass_seconds)
         for text, draft in zip(texts, drafts, strict=True):
-            text += draft.tokens[:2] or [text[-1]]  # some are right, then another token comes
+            text.extend(draft.tokens[:2] or text[-1:])  # some are right, then another token comes
             text.append((text[-1] + 1) % size)
     node = drafter.nodes()[0]
     for place in range(batch):

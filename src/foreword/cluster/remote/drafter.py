@@ -84,7 +84,7 @@ class RemoteDrafter:
             now = self._clock()
             pairs = [(ask, self._paired(ask.request, now)) for ask in asks]
             self._tell(pairs, now)
-            self._wait(pairs, now)
+            self._wait(pairs)
             return [NOTHING if pairing is None else self._draft(ask, pairing) for ask, pairing in pairs]
 
     def forget(self, request: DraftRequest) -> None:
@@ -234,12 +234,13 @@ class RemoteDrafter:
         for peer, commits in by_peer.values():
             peer.send(Commits(commits))
 
-    def _wait(self, pairs: _Pairs, began: float) -> None:
+    def _wait(self, pairs: _Pairs) -> None:
         """Until nothing that is on its way is worth a wait, and never longer than all of it was worth at first."""
         rate = self._rate.per_second
         if rate is None:
             return
-        until, now = None, began
+        began = now = self._clock()
+        until: float | None = None
         awaited: set[str] = set()
         while True:
             prospects = prospects_of(pairs, now)
@@ -267,12 +268,12 @@ class RemoteDrafter:
                 pairing.peer.waited_in_vain = True
 
     def _note_late(self, pairing: Pairing, now: float) -> None:
-        peer, asked_at = pairing.peer, pairing.asked_at
-        late_after = peer.estimates.late_after
-        if asked_at is None or late_after is None or peer.breaker.is_open or now - asked_at <= late_after:
+        if pairing.asked_at is None or pairing.peer.breaker.is_open:
             return
-        peer.breaker.late(now - asked_at)
-        self.faults["late"] += 1
+        late_after = pairing.peer.estimates.late_after
+        if late_after is not None and now - pairing.asked_at > late_after:
+            pairing.peer.breaker.late(now - pairing.asked_at)
+            self.faults["late"] += 1
 
     def _draft(self, ask: Ask, pairing: Pairing) -> Draft:
         request = ask.request

@@ -28,26 +28,34 @@ class NodeEstimates:
         self.first_seconds: float | None = None  # from a text to the first level behind it
         self.level_seconds: float | None = None  # from one level to the next
         self._firsts: deque[float] = deque(maxlen=_SAMPLES)
+        self._late_after: float | None = None
         self._tried = [0.0] * MOST_LEVELS
         self._right = [0.0] * MOST_LEVELS
+        self._coverage = [1.0] * MOST_LEVELS  # how often a level comes at all, of late
         self._survival: tuple[float, ...] = ()
 
     def first_came(self, seconds: float) -> None:
         """The first level behind a text, after it was told."""
         self._firsts.append(seconds)
+        self._late_after = None
         self.first_seconds = _mixed(self.first_seconds, seconds)
 
     def level_came(self, seconds: float) -> None:
         """Another one, after the one before."""
         self.level_seconds = _mixed(self.level_seconds, seconds)
 
+    def filled(self, levels: int, wanted: int) -> None:
+        """All that came behind a text, and how much was wanted."""
+        for level in range(min(wanted, MOST_LEVELS)):
+            self._coverage[level] += _MEMORY * ((level < levels) - self._coverage[level])
+        self._survival = ()
+
     @property
     def late_after(self) -> float | None:
         """Seconds after which a first level is late; None: nobody knows yet."""
-        if not self._firsts:
-            return None
-        usual = sorted(self._firsts)[int(0.99 * (len(self._firsts) - 1))]
-        return LATE_FACTOR * usual
+        if self._late_after is None and self._firsts:
+            self._late_after = LATE_FACTOR * sorted(self._firsts)[int(0.99 * (len(self._firsts) - 1))]
+        return self._late_after
 
     def judge(self, draft: Draft, text: Sequence[int]) -> None:
         """Compare a draft with the text that came, as far as it goes."""
@@ -69,12 +77,12 @@ class NodeEstimates:
 
     @property
     def survival(self) -> tuple[float, ...]:
-        """By level, the chance that a guess is right and all above it are."""
+        """By level, the chance that a guess comes and is right, and all above it are."""
         if not self._survival:
             chance, found = 1.0, []
-            for tried, right in zip(self._tried, self._right, strict=True):
+            for tried, right, often in zip(self._tried, self._right, self._coverage, strict=True):
                 chance *= (right + PRIOR_RATE * PRIOR_WEIGHT) / (tried + PRIOR_WEIGHT)
-                found.append(chance)
+                found.append(chance * often)
             self._survival = tuple(found)
         return self._survival
 

@@ -97,7 +97,10 @@ class Pairing:
             self.is_warm = True
             breaker.in_time()
         self.tree, self.number, self.level_at = tree, guess.number, now
-        self.is_all = guess.is_all and guess.length >= self.told
+        is_all = guess.is_all and guess.length >= self.told
+        if is_all and not self.is_all:
+            estimates.filled(tree.depth, min(self.wants))
+        self.is_all = is_all
 
     def behind(self, request: DraftRequest) -> Draft:
         """What is guessed behind the request's text now."""

@@ -16,17 +16,17 @@ def prospects_of(
     pairs: Sequence[tuple[Ask, Pairing | None]], now: float
 ) -> dict[tuple[str, int, int], Prospect]:
     """By node, levels at hand and levels wanted."""
-    found: dict[tuple[str, int, int], Prospect] = {}
+    counts: dict[tuple[str, int, int], int] = {}
+    first: dict[tuple[str, int, int], Pairing] = {}
     for ask, pairing in pairs:
         if pairing is None or not may_come(pairing):
             continue
         at_hand, wanted = pairing.behind(ask.request).depth, min(ask.max_depth, ask.max_nodes)
-        if at_hand >= wanted:
-            continue
-        key = (pairing.peer.name, at_hand, wanted)
-        one = found.get(key)
-        found[key] = _prospect(pairing, at_hand, wanted, 1 if one is None else one.requests + 1, now)
-    return found
+        if at_hand < wanted:
+            key = (pairing.peer.name, at_hand, wanted)
+            counts[key] = counts.get(key, 0) + 1
+            first.setdefault(key, pairing)
+    return {key: _prospect(first[key], *key[1:], count, now) for key, count in counts.items()}
 
 
 def may_come(pairing: Pairing) -> bool:
