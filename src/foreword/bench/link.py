@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from time import perf_counter, sleep
+from time import perf_counter, sleep, thread_time
 
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
@@ -32,7 +32,7 @@ class PassCost:
 
     batch: int
     passes: int
-    engine_ms: float  # of the engine's thread for one pass, waits not counted; the median
+    engine_ms: float  # that the engine's thread works for one pass, the median; waits are no work
     waited_ms: float  # mean
     levels: float  # at hand when the pass begins, mean
     first_ms: float | None  # from a text to the first level behind it
@@ -139,13 +139,10 @@ def _cost(
     waited, levels = 0.0, 0
     for _ in range(passes):
         asks = [Ask(request(place), 5, 5) for place in range(batch)]
-        before = drafter.nodes()[0].wait_seconds
-        began = perf_counter()
+        before, began = drafter.nodes()[0].wait_seconds, thread_time()
         drafts = drafter.propose(asks)
-        took = perf_counter() - began
-        wait = drafter.nodes()[0].wait_seconds - before
-        spent.append(took - wait)
-        waited += wait
+        spent.append(thread_time() - began)
+        waited += drafter.nodes()[0].wait_seconds - before
         levels += sum(draft.depth for draft in drafts)
         sleep(pass_seconds)
         for text, draft in zip(texts, drafts, strict=True):

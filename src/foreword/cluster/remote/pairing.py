@@ -27,8 +27,8 @@ class Pairing:
     number: int = 0  # of that
     is_all: bool = False  # nothing is added to it until the text grows
     is_warm: bool = False  # it has said something: its text is read
-    asked_at: float | None = None  # when it was told of a text that it has not answered yet
-    asked_len: int = 0
+    asked_at: float | None = None  # when it was told of the first text that it has not answered yet
+    asked_len: int = 0  # of that text
     level_at: float = 0.0  # when the newest level came
     given: Draft = field(default_factory=Draft)  # what was last passed on: to be compared with the text
 
@@ -61,8 +61,7 @@ class Pairing:
         if length > before:
             self.is_all = False
             if self.asked_at is None and self.is_warm:
-                self.asked_at = now
-            self.asked_len = length
+                self.asked_at, self.asked_len = now, length
         self.told, self.wants = length, wants
         return Commit(self.session, length, list(ask.request.tokens[before:length]), *wants, value)
 
@@ -88,6 +87,8 @@ class Pairing:
         if self.asked_at is not None and guess.length >= self.asked_len:
             seconds, late_after = now - self.asked_at, estimates.late_after
             self.asked_at = None
+            if guess.length < self.told:  # it has not seen the newest text yet
+                self.asked_at, self.asked_len = now, self.told
             estimates.first_came(seconds)
             if late_after is None or seconds <= late_after:
                 breaker.in_time()
