@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from statistics import median
 from time import perf_counter, sleep, thread_time
 
+import numpy as np
+
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.cluster.address import NodeAddress
@@ -123,6 +125,16 @@ def _wait_for(drafter: RemoteDrafter) -> None:
         sleep(0.01)
 
 
+_MATRIX = np.ones((192, 192), np.float32)
+
+
+def _compute(seconds: float) -> None:
+    """What a pass does to a core: it stays awake, and its caches are full of something else."""
+    until = perf_counter() + seconds
+    while perf_counter() < until:
+        _MATRIX @ _MATRIX
+
+
 def _cost(
     drafter: RemoteDrafter, identity: Identity, batch: int, passes: int, pass_seconds: float
 ) -> PassCost:
@@ -144,7 +156,7 @@ def _cost(
         spent.append(thread_time() - began)
         waited += drafter.nodes()[0].wait_seconds - before
         levels += sum(draft.depth for draft in drafts)
-        sleep(pass_seconds)
+        _compute(pass_seconds)
         for text, draft in zip(texts, drafts, strict=True):
             text.extend(draft.tokens[:2] or text[-1:])  # some are right, then another token comes
             text.append((text[-1] + 1) % size)
