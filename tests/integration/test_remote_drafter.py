@@ -1,5 +1,7 @@
 """Draft nodes: whatever they are, do or suffer, every answer is the one that plain decoding gives."""
 
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,9 @@ from typing import Any
 import pytest
 
 from foreword import LLM, SamplingParams
+from foreword.cluster.handshake import Identity
+from foreword.cluster.security import Security, TlsFiles
+from foreword.cluster.vocabulary import TokenIds
 from foreword.drafters.registry import drafter_kinds
 from foreword.engine.config import EngineConfig
 from foreword.engine.loader import LoadedModel, load_model
@@ -16,6 +21,7 @@ from helpers.asks import ask, text_request
 from helpers.chaos_proxy import ChaosProxy
 from helpers.draft_nodes import asking, remote_of, running_node, until, until_connected, wait_patiently
 from helpers.drafted_answers import PROMPTS, answers, mixed_params, noisy_copy, store_of_answers
+from helpers.hostile_node import HostileNode
 
 KINDS: list[dict[str, Any]] = [
     {"method": "draft_model"},
@@ -216,3 +222,79 @@ def test_texts_of_local_tenants_do_not_leave_the_target(llm: LLM, monkeypatch: p
 def test_addresses_beyond_this_machine_need_a_token_and_tls(llm: LLM):
     with pytest.raises(RequestError, match="cluster token"):
         llm.speculate(asking("192.0.2.1:9000"))
+
+
+@pytest.mark.usefixtures("closing", "chaotic_waits")
+@pytest.mark.parametrize("seed", range(3))
+def test_a_hostile_node_cannot_change_a_text(llm: LLM, plain: list[list[int]], seed: int):
+    size = llm.loaded.vocab_size
+    ids = TokenIds(size, lambda token: llm.tokenizer.token_bytes(token, skip_special_tokens=False))
+    node = HostileNode(Identity(Security(), ids), size, seed)
+    llm.speculate(asking(node.address))
+    until_connected(remote_of(llm))
+    outputs = llm.generate(PROMPTS, PARAMS)
+    assert [output.outputs[0].token_ids for output in outputs] == plain
+    assert sum(output.timings.draft_n for output in outputs) > 0  # they were judged
+    node.close()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
+    """Certificate, key and authority, as an operator makes them."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl to make certificates with")
+    folder = tmp_path_factory.mktemp("tls")
+    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+
+    def make(*arguments: str) -> None:
+        subprocess.run([openssl, *arguments], cwd=folder, check=True, capture_output=True)
+
+    make("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=cluster")
+    make("req", *new_key, "-keyout", "own.key", "-out", "own.csr", "-subj", "/CN=member")
+    make(
+        "x509",
+        "-req",
+        "-in",
+        "own.csr",
+        "-CA",
+        "ca.pem",
+        "-CAkey",
+        "ca.key",
+        "-CAcreateserial",
+        "-out",
+        "own.pem",
+    )
+    return str(folder / "own.pem"), str(folder / "own.key"), str(folder / "ca.pem")
+
+
+@pytest.mark.usefixtures("closing")
+def test_a_token_and_tls_protect_a_node(
+    llm: LLM,
+    plain: list[list[int]],
+    certificates: tuple[str, str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    wait_patiently(monkeypatch)
+    token = tmp_path / "token"
+    token.write_text("a token of this cluster")
+    token.chmod(0o600)
+    security = Security.of(str(token), TlsFiles(*certificates))
+    tls = dict(zip(("tls_certificate", "tls_key", "tls_authority"), certificates, strict=True))
+    with running_node(llm.loaded, {"method": "ngram", "prompt_lookup_min": 1}, security=security) as node:
+        llm.speculate(asking(node.address, token_file=str(token), **tls))
+        until_connected(remote_of(llm))
+        outputs = llm.generate(PROMPTS, PARAMS)
+        assert [output.outputs[0].token_ids for output in outputs] == plain
+        assert sum(output.timings.draft_n_accepted for output in outputs) > 0
+        other = tmp_path / "other"
+        other.write_text("a token of another cluster")
+        other.chmod(0o600)
+        for wrong, why in (({"token_file": str(other), **tls}, "another cluster token"), ({}, "")):
+            llm.speculate(asking(node.address, **wrong))
+            drafter = remote_of(llm)
+            until(lambda drafter=drafter: drafter.nodes()[0].reason != "not connected yet")
+            assert drafter.nodes()[0].state == "down"
+            assert why in drafter.nodes()[0].reason
+            assert answers(llm, PROMPTS, PARAMS) == plain

@@ -8,6 +8,9 @@ from foreword.speculation.draft import ROOT, Draft
 LATE_FACTOR = 3.0
 """A node that takes so many times as long as it almost ever does is late."""
 
+FARTHEST = 4.0
+"""An answer counts as at most so many times as slow as usual: one pause is no change."""
+
 PRIOR_RATE = 0.7
 PRIOR_WEIGHT = 4.0
 """What is believed of a level before guesses were judged, and how many of them that counts for."""
@@ -38,7 +41,8 @@ class NodeEstimates:
         """The first level behind a text, after it was told."""
         self._firsts.append(seconds)
         self._late_after = None
-        self.first_seconds = _mixed(self.first_seconds, seconds)
+        usual = seconds if self.first_seconds is None else FARTHEST * self.first_seconds
+        self.first_seconds = _mixed(self.first_seconds, min(seconds, usual))
 
     def level_came(self, seconds: float) -> None:
         """Another one, after the one before."""

@@ -90,6 +90,8 @@ class Pairing:
             if guess.length < self.told:  # it has not seen the newest text yet
                 self.asked_at, self.asked_len = now, self.told
             estimates.first_came(seconds)
+            if tree.depth > 1 and not self.tree.depth:
+                estimates.level_came(0.0)  # they come at once
             if late_after is None or seconds <= late_after:
                 breaker.in_time()
         elif levels > 0 and self.number and guess.length == self.tree.committed_len:

@@ -4,6 +4,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Protocol
 
@@ -119,6 +120,7 @@ class PeerThread:
         self._tls = None if tls is None else tls.context(is_node=False)
         self._is_closed = threading.Event()
         self._link: Connection[FromNode] | None = None
+        self._connecting: socket.socket | None = None
         self._pinged_at = float("-inf")
         self._pings = 0
         self._thread = threading.Thread(target=self._run, name=f"draft-peer-{peer.name}", daemon=True)
@@ -128,10 +130,14 @@ class PeerThread:
 
     def close(self) -> None:
         self._is_closed.set()
-        link = self._link
+        link, connecting = self._link, self._connecting
         if link is not None:
             link.close("the target stops")
-        self._thread.join(PATIENCE)
+        elif connecting is not None:
+            with suppress(OSError):
+                connecting.shutdown(socket.SHUT_RDWR)
+        if self._thread.is_alive():
+            self._thread.join(1.0)  # one that is still connecting ends by itself
 
     def _run(self) -> None:
         pause, last = FIRST_PAUSE, ""
@@ -160,14 +166,15 @@ class PeerThread:
             link.close("the target stops")
         _log.info("draft node %s is there: %s", self._peer.name, welcome.method)
         reason = link.run(lambda message: self._hub.heard(self._peer, message), self._tick(link))
+        self._link = None
         self._hub.went_down(self._peer, reason)
         return reason, True
 
     def _connect(self) -> tuple[socket.socket, Welcome]:
-        connected = self._peer.address.connect(PATIENCE)
+        connected = self._connecting = self._peer.address.connect(PATIENCE)
         try:
             if self._tls is not None:
-                connected = self._tls.wrap_socket(connected)
+                connected = self._connecting = self._tls.wrap_socket(connected)
             return connected, greet_node(connected, self._identity)
         except BaseException:
             connected.close()
