@@ -29,6 +29,9 @@ from foreword.cluster.node.desk import DraftDesk
 _log = logging.getLogger(__name__)
 
 MAX_TARGETS = 256
+MAX_STRANGERS = 64
+"""Connections that may be in their handshake at once; more are hung up on."""
+
 MAX_MAIL = 4096
 """Messages that may wait for the drafter; then targets have to wait with theirs."""
 
@@ -63,6 +66,7 @@ class DraftNode:
         self._mail: Queue[_Mail] = Queue(MAX_MAIL)
         self._links: set[_TargetLink] = set()
         self._lock = threading.Lock()
+        self._strangers = threading.BoundedSemaphore(MAX_STRANGERS)
         self._is_closed = threading.Event()
         self._threads = [
             threading.Thread(target=work, name=f"draft-node-{name}", daemon=True)
@@ -116,6 +120,9 @@ class DraftNode:
                 if self._is_closed.wait(0.1):
                     return
                 continue
+            if not self._strangers.acquire(blocking=False):
+                connected.close()
+                continue
             threading.Thread(
                 target=self._serve, args=(connected,), name="draft-node-target", daemon=True
             ).start()
@@ -129,6 +136,8 @@ class DraftNode:
             except (ChannelError, OSError) as error:
                 _log.warning("target %s is not let in: %s", who, error)
                 return
+            finally:
+                self._strangers.release()
             link = _TargetLink(Connection(safe, to_node))
             with self._lock:
                 self._links.add(link)
