@@ -35,7 +35,6 @@ class NodeEstimates:
         self._tried = [0.0] * MOST_LEVELS
         self._right = [0.0] * MOST_LEVELS
         self._coverage = [1.0] * MOST_LEVELS  # how often a level comes at all, of late
-        self._survival: tuple[float, ...] = ()
 
     def first_came(self, seconds: float) -> None:
         """The first level behind a text, after it was told."""
@@ -52,7 +51,6 @@ class NodeEstimates:
         """All that came behind a text, and how much was wanted."""
         for level in range(min(wanted, MOST_LEVELS)):
             self._coverage[level] += _MEMORY * ((level < levels) - self._coverage[level])
-        self._survival = ()
 
     @property
     def late_after(self) -> float | None:
@@ -63,32 +61,39 @@ class NodeEstimates:
 
     def judge(self, draft: Draft, text: Sequence[int]) -> None:
         """Compare a draft with the text that came, as far as it goes."""
-        node, came = ROOT, range(draft.committed_len, len(text))
-        for level, position in enumerate(came[:MOST_LEVELS]):
-            followers = [n for n, parent in enumerate(draft.parents) if parent == node]
-            if not followers:
-                break
+        came = text[draft.committed_len :]
+        if not came or not draft.tokens:
+            return
+        right, tried = _followed(draft, came)
+        for level in range(min(tried, MOST_LEVELS)):
             self._tried[level] = self._tried[level] * _KEPT + 1
-            self._right[level] *= _KEPT
-            found = next((n for n in followers if draft.tokens[n] == text[position]), None)
-            if found is None:
-                break
-            self._right[level] += 1
-            node = found
-        if came and len(draft):
-            self.judged += 1
-            self._survival = ()
+            self._right[level] = self._right[level] * _KEPT + (level < right)
+        self.judged += 1
 
-    @property
-    def survival(self) -> tuple[float, ...]:
+    def survival(self, levels: int) -> list[float]:
         """By level, the chance that a guess comes and is right, and all above it are."""
-        if not self._survival:
-            chance, found = 1.0, []
-            for tried, right, often in zip(self._tried, self._right, self._coverage, strict=True):
-                chance *= (right + PRIOR_RATE * PRIOR_WEIGHT) / (tried + PRIOR_WEIGHT)
-                found.append(chance * often)
-            self._survival = tuple(found)
-        return self._survival
+        chance, found = 1.0, []
+        for level in range(min(levels, MOST_LEVELS)):
+            right, tried = self._right[level], self._tried[level]
+            chance *= (right + PRIOR_RATE * PRIOR_WEIGHT) / (tried + PRIOR_WEIGHT)
+            found.append(chance * self._coverage[level])
+        return found
+
+
+def _followed(draft: Draft, came: Sequence[int]) -> tuple[int, int]:
+    """Levels of a draft that are in the text, and levels that could be compared with it."""
+    if draft.is_chain:
+        most = min(len(draft.tokens), len(came))
+        right = next((n for n in range(most) if draft.tokens[n] != came[n]), most)
+        return right, min(right + 1, most)
+    node = ROOT
+    for level, token in enumerate(came):
+        followers = [n for n, parent in enumerate(draft.parents) if parent == node]
+        found = next((n for n in followers if draft.tokens[n] == token), None)
+        if found is None:
+            return level, level + bool(followers)
+        node = found
+    return len(came), len(came)
 
 
 class TokenRate:

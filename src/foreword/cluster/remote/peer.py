@@ -96,7 +96,7 @@ class Peer:
             _ms(estimates.first_seconds),
             _ms(estimates.level_seconds),
             estimates.judged,
-            estimates.survival[0],
+            estimates.survival(1)[0],
         )
 
     def _state(self, shadow: int) -> str:

@@ -37,6 +37,7 @@ def may_come(pairing: Pairing) -> bool:
 
 def _prospect(pairing: Pairing, at_hand: int, wanted: int, requests: int, now: float) -> Prospect:
     estimates = pairing.peer.estimates
+    survival = estimates.survival(wanted)
     level = estimates.level_seconds or UNKNOWN_SECONDS
     first = estimates.first_seconds or UNKNOWN_SECONDS
     late_after = estimates.late_after or inf
@@ -45,7 +46,7 @@ def _prospect(pairing: Pairing, at_hand: int, wanted: int, requests: int, now: f
             requests,
             at_hand,
             wanted,
-            estimates.survival,
+            survival,
             _left(level, now - pairing.level_at),
             level,
             late_after,
@@ -55,7 +56,7 @@ def _prospect(pairing: Pairing, at_hand: int, wanted: int, requests: int, now: f
         requests,
         at_hand,
         wanted,
-        estimates.survival,
+        survival,
         _left(first, since),
         level,
         max(late_after - since, 0.0),
