@@ -39,7 +39,7 @@ def test_a_server_uses_a_node_survives_its_end_and_uses_the_next(tiny_model: Pat
         "--listen",
         socket_path,
     ]
-    ask = {"prompt": "the the the the", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+    ask = {"prompt": "the the the the", "max_tokens": 40, "temperature": 0, "seed": 1, "ignore_eos": True}
 
     def start_node() -> "subprocess.Popen[str]":
         node = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)

@@ -195,6 +195,15 @@ def test_what_ends_is_forgotten_with_its_whole_text_and_without_guesses():
     assert len(desk) == 0
 
 
+def test_what_goes_is_learned_without_guesses():
+    drafter = Counting()
+    desk = desk_of(drafter)
+    desk.open("t", opened())
+    drafted(desk)
+    desk.close("t", Close(0))
+    assert drafter.forgotten == [(0, [1, 2, 3])]
+
+
 def test_a_target_that_leaves_takes_its_sessions_along():
     desk = desk_of(Counting())
     desk.open("t", opened(0))

@@ -337,6 +337,14 @@ def test_a_full_node_is_no_home():
     assert [node.homes for node in world.drafter.nodes()] == [0, 10]
 
 
+def test_texts_of_local_tenants_are_told_to_nobody():
+    world = World(local_tenants="bank-*")
+    request = text_request([1, 2, 3], tenant="bank-7", vocab_size=VOCAB)
+    world.drafter.expect(request)
+    assert world.drafter.propose([Ask(request, 4, 4)])[0].tokens == ()
+    assert not world.links[0].said
+
+
 def test_near_nodes_are_homes_first():
     world = World(nodes=2, labels="host=h,zone=z")
     world.connect(0, labels={"host": "other", "zone": "z"})
