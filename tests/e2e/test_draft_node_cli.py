@@ -19,9 +19,7 @@ def test_what_a_node_cannot_do_is_said_in_one_line(tiny_model: Path):
         foreword("draft-node", *model, "--method", "jacobi"), "jacobi cannot draft on a node", "its pass"
     )
     assert_one_line_error(foreword("draft-node", *model, "--listen", "0.0.0.0:0"), "cluster token", "TLS")
-    assert_one_line_error(foreword("draft-node", *model, "--listen", "nowhere"), "HOST:PORT")
     assert_one_line_error(foreword("draft-node", *model, "--labels", "row=3"), "labels are")
-    assert_one_line_error(foreword("draft-node", *model, "--tls", "a,b"), "three files")
     assert_one_line_error(foreword("serve", *model[1:], "--drafters", "nowhere"), "HOST:PORT")
     assert_one_line_error(foreword("serve", *model[1:], "--local-tenants", "a"), "give --drafters too")
 

@@ -23,6 +23,11 @@ from helpers.draft_nodes import asking, remote_of, running_node, until, until_co
 from helpers.drafted_answers import PROMPTS, answers, mixed_params, noisy_copy, store_of_answers
 from helpers.hostile_node import HostileNode
 
+
+def kind_id(form: dict[str, Any]) -> str:
+    return "-".join(str(value) for value in form.values())
+
+
 KINDS: list[dict[str, Any]] = [
     {"method": "draft_model"},
     {"method": "draft_model", "tree_width": 3},
@@ -36,15 +41,18 @@ KINDS: list[dict[str, Any]] = [
 ]
 """All that a node may have."""
 
+BY_DEFAULT = ("draft_model", "ngram", "suffix", "prediction")
+"""The others are much like these, and take longer."""
+
+EVERY = [
+    pytest.param(form, marks=[] if form["method"] in BY_DEFAULT else [pytest.mark.slow], id=kind_id(form))
+    for form in KINDS
+]
 FEW = [KINDS[0], KINDS[1], KINDS[5]]
 """A chain of a model, a tree of one, a tree of a lookup."""
 
 CHAOS = {"delay": 0.1, "drop": 0.05, "double": 0.1, "reorder": 0.1, "truncate": 0.01, "corrupt": 0.01}
 GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-
-
-def kind_id(form: dict[str, Any]) -> str:
-    return "-".join(str(value) for value in form.values())
 
 
 def test_every_drafter_can_be_a_nodes_or_is_refused_by_name():
@@ -94,7 +102,7 @@ def expected_by_users(form: dict[str, Any], plain: list[list[int]]) -> list[tupl
     return [tuple(answer) for answer in plain] if "prediction" in form["method"] else None
 
 
-@pytest.mark.parametrize("form", KINDS, ids=kind_id)
+@pytest.mark.parametrize("form", EVERY)
 def test_the_text_is_that_of_plain_decoding_and_guesses_are_accepted(
     llm: LLM,
     draft: LoadedModel,
@@ -168,7 +176,9 @@ def closing(llm: LLM) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("closing")
-@pytest.mark.parametrize("rule", ["token", "block", "traversal"])
+@pytest.mark.parametrize(
+    "rule", ["block", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("token", "traversal"))]
+)
 def test_other_rules_get_chosen_tokens_and_nothing_of_their_noise(
     tiny_model: Path, draft: LoadedModel, rule: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -225,7 +235,7 @@ def test_addresses_beyond_this_machine_need_a_token_and_tls(llm: LLM):
 
 
 @pytest.mark.usefixtures("closing", "chaotic_waits")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
 def test_a_hostile_node_cannot_change_a_text(llm: LLM, plain: list[list[int]], seed: int):
     size = llm.loaded.vocab_size
     ids = TokenIds(size, lambda token: llm.tokenizer.token_bytes(token, skip_special_tokens=False))
@@ -291,10 +301,9 @@ def test_a_token_and_tls_protect_a_node(
         other = tmp_path / "other"
         other.write_text("a token of another cluster")
         other.chmod(0o600)
-        for wrong, why in (({"token_file": str(other), **tls}, "another cluster token"), ({}, "")):
-            llm.speculate(asking(node.address, **wrong))
-            drafter = remote_of(llm)
-            until(lambda drafter=drafter: drafter.nodes()[0].reason != "not connected yet")
-            assert drafter.nodes()[0].state == "down"
-            assert why in drafter.nodes()[0].reason
-            assert answers(llm, PROMPTS, PARAMS) == plain
+        llm.speculate(asking(node.address, token_file=str(other), **tls))
+        drafter = remote_of(llm)
+        until(lambda: drafter.nodes()[0].reason != "not connected yet")
+        assert drafter.nodes()[0].state == "down"
+        assert "another cluster token" in drafter.nodes()[0].reason
+        assert answers(llm, PROMPTS, PARAMS) == plain

@@ -8,6 +8,7 @@ import typer
 
 from foreword import __version__
 from foreword.cli import (
+    cluster,
     datastore,
     demo,
     doctor,
@@ -55,6 +56,7 @@ app.command()(theory.theory)
 app.command()(doctor.doctor)
 app.add_typer(heads.app, name="head")
 app.add_typer(bench.app, name="bench")
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(datastore.app, name="datastore")
 app.add_typer(train.app, name="train")
 app.add_typer(policy.app, name="policy")

@@ -243,6 +243,15 @@ def test_a_node_that_dies_while_it_is_waited_for_ends_the_wait():
     assert node.waits == 1
 
 
+def test_a_node_that_gives_a_session_up_ends_the_wait_for_it():
+    world = World()
+    world.settle()
+    busy = Busy(world.session(0), 1.0)
+    world.planned = [(0.0005, lambda: world.drafter.heard(world.peers[0], busy))]
+    assert world.ask(0) == [()]
+    assert world.drafter.nodes()[0].wait_seconds == pytest.approx(0.0005)
+
+
 def test_a_text_that_is_still_being_read_is_not_waited_for():
     world = World()
     world.settle()
