@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TypeVar
 
-from foreword.cluster.framing import ChannelError, FrameSplitter
+from foreword.cluster.framing import HEADER, ChannelError
 from foreword.cluster.messages import (
     VERSION,
     Challenge,
@@ -57,33 +57,38 @@ class _Talk:
     def __init__(self, connected: socket.socket, patience: float) -> None:
         self._socket = connected
         self._until = monotonic() + patience
-        self._splitter = FrameSplitter(FIRST_FRAMES)
 
     def say(self, message: ToNode | FromNode) -> None:
         self._socket.settimeout(max(self._until - monotonic(), 0.01))
         self._socket.sendall(encode(message))
 
     def hear(self, decode: Callable[[bytes], object], wanted: type[_Kind]) -> _Kind:
-        """The next message, which must be of this type."""
-        frames: list[bytes] = []
-        while not frames:
+        """The next message, which must be of this type. Not a byte behind it is read: that is for others."""
+        (length,) = HEADER.unpack(self._exactly(HEADER.size))
+        if length > FIRST_FRAMES:
+            raise ChannelError(f"a frame claims {length} bytes, over the limit of {FIRST_FRAMES}")
+        message = decode(self._exactly(length))
+        if isinstance(message, Refused):
+            raise ChannelError(f"refused: {message.reason}")
+        if not isinstance(message, wanted):
+            raise ChannelError("the handshake is out of order")
+        return message
+
+    def _exactly(self, count: int) -> bytes:
+        found = b""
+        while len(found) < count:
             left = self._until - monotonic()
             if left <= 0:
                 raise ChannelError("no handshake in time")
             self._socket.settimeout(left)
             try:
-                data = self._socket.recv(FIRST_FRAMES)
+                data = self._socket.recv(count - len(found))
             except TimeoutError:
                 continue
             if not data:
                 raise ChannelError("the other side hung up during the handshake")
-            frames = self._splitter.feed(data)
-        message = decode(frames[0])
-        if isinstance(message, Refused):
-            raise ChannelError(f"refused: {message.reason}")
-        if len(frames) > 1 or self._splitter.inside_frame or not isinstance(message, wanted):
-            raise ChannelError("the handshake is out of order")
-        return message
+            found += data
+        return found
 
     def refuse(self, reason: str) -> ChannelError:
         """Tell the other side why, and return what is to be raised."""

@@ -11,8 +11,18 @@ from foreword.cluster import handshake
 from foreword.cluster.address import NodeAddress
 from foreword.cluster.framing import ChannelError, FrameSplitter
 from foreword.cluster.handshake import Identity, NodeFacts, greet_node, greet_target
-from foreword.cluster.messages import Challenge, Hello, Ping, Vocabulary, Welcome, encode, from_node
-from foreword.cluster.security import Security, tenant_hash
+from foreword.cluster.messages import (
+    Challenge,
+    Hello,
+    Ping,
+    Pong,
+    Vocabulary,
+    Welcome,
+    encode,
+    from_node,
+    to_node,
+)
+from foreword.cluster.security import NODE, Security, tenant_hash
 from foreword.cluster.settings import RemoteConfig, parse_labels
 from foreword.cluster.vocabulary import TokenIds
 from foreword.errors import RequestError
@@ -145,6 +155,26 @@ def test_who_says_nothing_is_not_waited_for_forever(monkeypatch: pytest.MonkeyPa
     ours.sendall(b"\0")  # a byte now and then does not buy time
     with pytest.raises(ChannelError, match="no handshake in time"):
         greet_target(theirs, identity(), NodeFacts("ngram", 1), 5.0)
+    ours.close()
+    theirs.close()
+
+
+def test_what_comes_right_behind_the_handshake_is_left_for_the_connection():
+    ours, theirs = socket.socketpair()
+    security = Security(TOKEN)
+
+    def serve() -> None:
+        theirs.sendall(encode(Challenge(1, b"n" * 32)))
+        hello = to_node(FrameSplitter().feed(theirs.recv(4096))[0])
+        proof = security.proof(NODE, hello.nonce, b"n" * 32)
+        welcome = Welcome(proof, 1, identity().vocabulary.told(), "ngram", 9)
+        theirs.sendall(encode(welcome) + encode(Pong(1)))
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    assert isinstance(greet_node(ours, identity(), 5.0), Welcome)
+    serving.join()
+    assert ours.recv(4096) == encode(Pong(1))
     ours.close()
     theirs.close()
 
