@@ -1,5 +1,7 @@
 """A request as a node knows it, and whom a node drafts for next."""
 
+from dataclasses import replace
+
 import pytest
 
 from foreword.acceptance.request import DraftSampling
@@ -243,11 +245,12 @@ def test_what_would_break_the_drafter_for_all_targets_ends_the_connection(messag
 
 
 def test_a_node_draws_with_the_noise_of_the_request():
-    request = text_request([1, 2, 3])
-    request.sampling.record["temperature"], request.sampling.record["stem"] = 0.7, 12345
-    there = heard(told(request.sampling), 1 << 20)
+    record = text_request([1, 2, 3]).sampling.record.copy()
+    record["temperature"], record["stem"] = 0.7, 12345
+    here = replace(text_request([1, 2, 3]).sampling, record=record)
+    there = heard(told(here), 1 << 20)
     assert isinstance(there, DraftSampling)
-    assert there.keys(5) == request.sampling.keys(5)
+    assert there.keys(5) == here.keys(5)
     assert there.record["temperature"] == 0.7
     assert there.record["seed"] == 0
 

@@ -1,10 +1,10 @@
 """The drafter `remote` on a scripted clock, with nodes that say what the test says: no socket, no thread, no time."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from foreword.acceptance.request import DraftSampling
 from foreword.acceptance.rules.rule import Rule
 from foreword.cluster.framing import ChannelError
 from foreword.cluster.handshake import Identity
@@ -389,10 +389,9 @@ def test_another_epoch_is_another_session():
 @pytest.mark.parametrize("rule", [rule for rule in Rule if rule is not Rule.COUPLED])
 def test_rules_that_a_node_could_bias_tell_it_nothing_of_their_noise(rule: Rule):
     """Who knows the numbers that guesses are judged by could choose what is accepted."""
-    sampling = text_request([1]).sampling
-    sampling.record["temperature"], sampling.record["stem"], sampling.record["seed"] = 0.7, 99, 5
-    other = DraftSampling(
-        sampling.vocab_size, sampling.record, sampling.bias_ids, sampling.bias_values, None, rule
-    )
+    record = text_request([1]).sampling.record.copy()
+    record["temperature"], record["stem"], record["seed"] = 0.7, 99, 5
+    sampling = replace(text_request([1]).sampling, record=record)
+    other = replace(sampling, rule=rule)
     assert (told(other).temperature, told(other).stem) == (0.0, 0)
     assert (told(sampling).temperature, told(sampling).stem) == (0.7, 99)
