@@ -1,7 +1,7 @@
 """What every drafter must hold, ours and anybody's: run over all registered methods and their forms."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +9,19 @@ import pytest
 
 from foreword import LLM, SamplingParams
 from foreword.acceptance.judge import Judging
+from foreword.cluster.node.serving import DraftNode
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.registry import drafter_kinds
 from foreword.engine.core import EngineCore
+from foreword.engine.loader import load_model
 from foreword.engine.messages import NewRequest
 from foreword.engine.parts import EngineParts
 from foreword.engine.requests.request import Request
 from foreword.speculation.drafting import Ask, Drafter, needs_of
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
+from helpers.draft_nodes import connect, running_node, wait_patiently
 from helpers.drafted_answers import PROMPTS, answers, mixed_params, noisy_copy, store_of_answers
 from helpers.taught_heads import taught_heads
 
@@ -30,6 +33,7 @@ ASKED: list[dict[str, Any]] = [
     {"method": ["grammar", "ngram"], "num_speculative_tokens": 6, "prompt_lookup_min": 1},
     {"method": "rest", "num_speculative_tokens": 10, "min_match": 1},
     {"method": ["rest", "ngram"], "num_speculative_tokens": 6},
+    {"method": "remote", "num_speculative_tokens": 4},
     {"method": "jacobi", "num_speculative_tokens": 6},
     {"method": "lookahead", "num_speculative_tokens": 5},
     {
@@ -99,15 +103,30 @@ def datastore(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store_of_answers(llm, tmp_path_factory.mktemp("datastore"))
 
 
+@pytest.fixture(scope="module")
+def node(draft_path: Path) -> Iterator[DraftNode]:
+    """A draft node with the draft model."""
+    draft = load_model(str(draft_path), dtype="float32", device="cpu")
+    with running_node(draft, {"method": "draft_model", "model": str(draft_path)}) as running:
+        yield running
+
+
 @pytest.fixture(params=FORMS, ids=form_id)
 def form(
-    request: pytest.FixtureRequest, draft_path: Path, head_paths: dict[str, Path], datastore: Path
+    request: pytest.FixtureRequest,
+    draft_path: Path,
+    head_paths: dict[str, Path],
+    datastore: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> dict[str, Any]:
     config = {**request.param, "draft_timeout": 60.0}  # a busy machine is not a faulty drafter
     methods = [config["method"]] if isinstance(config["method"], str) else config["method"]
     for name, path in {"draft_model": draft_path, **head_paths}.items():
         if name in methods:
             config["model"] = str(path)
+    if "remote" in methods:
+        wait_patiently(monkeypatch)
+        config |= {"drafters": str(request.getfixturevalue("node").address), "shadow": 0}
     if "rest" in methods:
         config["datastore"] = str(datastore)
     return config
@@ -132,6 +151,7 @@ def test_the_text_is_that_of_plain_decoding(
 ):
     """Together in one batch and alone; prompts of one token, repetitive ones, one at the context's end."""
     llm.speculate(form)
+    connect(llm.engine.drafters.default.drafter)
     params = mixed_params(len(PROMPTS) * 2)
     assert answers(llm, PROMPTS * 2, params, predictions) == plain
     for index in (0, 1):
@@ -144,6 +164,7 @@ def test_guesses_are_made_and_accepted(llm: LLM, form: dict[str, Any]):
     llm.speculate(None)
     expected = answers(llm, PROMPTS[1:3], [greedy] * 2) if "prediction" in form["method"] else None
     llm.speculate(form)
+    connect(llm.engine.drafters.default.drafter)
     outputs = llm.generate(PROMPTS[1:3], greedy, prediction=expected)
     assert sum(output.timings.draft_n for output in outputs) > 0
     assert sum(output.timings.draft_n_accepted for output in outputs) > 0
@@ -174,6 +195,7 @@ def engine_with(
     )
     engine = EngineCore(llm.engine.target, llm.loaded.vocabulary(), parts)
     assert engine.drafters.default is not None
+    connect(engine.drafters.default.drafter)
     return engine, engine.drafters.default.drafter
 
 
@@ -220,6 +242,7 @@ def test_a_drafter_guesses_as_a_fresh_one_would(
         live = [r for r in requests if r.finish_reason is None and r.output_ids and r.room > 4]
         asks = [Ask(as_drafter_sees(request), 6, 3) for request in live]
         fresh = llm.build_drafter(SpeculationConfig.parse(form))
+        connect(fresh)
         for _ in range(8):  # a long text may take several calls to catch up with
             expected, found = fresh.propose(asks), drafter.propose(asks)
         assert [draft.tokens for draft in found] == [draft.tokens for draft in expected]

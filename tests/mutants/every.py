@@ -2,6 +2,7 @@
 
 from catalogue import MUTANTS, Mutant
 from chains import CHAIN_MUTANTS
+from cluster import CLUSTER_MUTANTS
 from control import CONTROL_MUTANTS
 from ends import END_MUTANTS
 from engine import ENGINE_MUTANTS
@@ -32,4 +33,5 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *SERVICE_MUTANTS,
     *GRAMMAR_MUTANTS,
     *FAMILY_MUTANTS,
+    *CLUSTER_MUTANTS,
 )

@@ -7,7 +7,20 @@ from typing import Any, NoReturn
 import typer
 
 from foreword import __version__
-from foreword.cli import datastore, demo, doctor, generate, heads, models, prune, serve, theory, tune
+from foreword.cli import (
+    cluster,
+    datastore,
+    demo,
+    doctor,
+    draft_node,
+    generate,
+    heads,
+    models,
+    prune,
+    serve,
+    theory,
+    tune,
+)
 from foreword.cli.bench import main as bench
 from foreword.cli.chat import main as chat
 from foreword.cli.console import stderr, stdout
@@ -32,6 +45,7 @@ app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(demo.demo)
 app.command(cls=ServeCommand)(serve.serve)
+app.command("draft-node")(draft_node.draft_node)
 app.command()(models.pull)
 app.command("models")(models.list_models)
 app.command()(prune.prune)
@@ -43,6 +57,7 @@ app.command()(theory.theory)
 app.command()(doctor.doctor)
 app.add_typer(heads.app, name="head")
 app.add_typer(bench.app, name="bench")
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(datastore.app, name="datastore")
 app.add_typer(train.app, name="train")
 app.add_typer(policy.app, name="policy")

@@ -18,6 +18,16 @@ from foreword.cli.console import (
     stderr,
     stdout,
 )
+from foreword.cli.options.cluster import (
+    DraftersInsecureOption,
+    DraftersOption,
+    LabelsOption,
+    LocalTenantsOption,
+    TlsOption,
+    TokenFileOption,
+    node_options,
+    with_nodes,
+)
 from foreword.cli.options.common import (
     GenerationConfigOption,
     SpeculationOption,
@@ -74,6 +84,12 @@ def serve(
     served_model_name: Annotated[str | None, typer.Option(help="What clients call the model.")] = None,
     speculation: SpeculationOption = None,
     speculative_config: SpeculativeConfigOption = None,
+    drafters: DraftersOption = None,
+    drafters_insecure: DraftersInsecureOption = False,
+    drafters_labels: LabelsOption = "",
+    drafters_token_file: TokenFileOption = None,
+    drafters_tls: TlsOption = None,
+    local_tenants: LocalTenantsOption = "",
     speculation_policy: PolicyOption = None,
     generation_config: GenerationConfigOption = "auto",
     hide_speculation: Annotated[
@@ -139,6 +155,8 @@ def serve(
     keys, address = api_keys(api_key), Address(host, port)
     address.check(bool(keys), insecure)
     setting = speculation_choice(speculation, speculative_config)
+    protection = (drafters_token_file, drafters_tls, drafters_insecure)
+    nodes = node_options(drafters, drafters_labels, local_tenants, *protection)
     settings = ServerSettings(
         model_name=served_model_name or _short_name(model),
         api_keys=keys,
@@ -184,7 +202,8 @@ def serve(
         _need_server_extra()
         path = _fetched(model)
         invariant = _is_shape_invariant(path, dtype, device, backend)
-        settings = replace(settings, speculation=_drafting(path, setting, invariant, acceptance_rule))
+        drafting = _drafting(path, setting, invariant, acceptance_rule)
+        settings = replace(settings, speculation=with_nodes(drafting, nodes))
         watch = (engine_factory, hang_seconds)
         _run(path, settings, listening, start, watch, generation_config)
 

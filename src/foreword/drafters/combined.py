@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import or_
 
+from foreword.cluster.reports import NodeReport, all_nodes
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import (
     NO_NEEDS,
@@ -13,10 +14,12 @@ from foreword.speculation.drafting import (
     Drafter,
     DrafterNeeds,
     DraftRequest,
+    Expects,
     Observes,
     added_memory,
     all_faults,
     close_all,
+    expects,
     needs_of,
 )
 
@@ -27,6 +30,7 @@ class _Several:
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
         self.needs: DrafterNeeds = reduce(or_, map(needs_of, drafters), NO_NEEDS)
+        self.expects = any(map(expects, drafters))
 
     @property
     def parts(self) -> Sequence[Drafter]:
@@ -42,6 +46,11 @@ class _Several:
     def close(self) -> None:
         close_all(self._drafters)
 
+    def expect(self, request: DraftRequest) -> None:
+        for drafter in self._drafters:
+            if isinstance(drafter, Expects) and drafter.expects:
+                drafter.expect(request)
+
     def forget(self, request: DraftRequest) -> None:
         for drafter in self._drafters:
             drafter.forget(request)
@@ -51,6 +60,9 @@ class _Several:
 
     def fault_counts(self) -> Counter[str]:
         return all_faults(self._drafters)
+
+    def nodes(self) -> list[NodeReport]:
+        return all_nodes(self._drafters)
 
 
 class FirstOf(_Several):

@@ -14,6 +14,7 @@ OWN_METHODS = (
     "rest",
     "jacobi",
     "lookahead",
+    "remote",
     "draft_model",
     "self_quantized",
     "layer_skip",

@@ -59,6 +59,7 @@ _NAMES: dict[Any, str] = {
 
 
 def _builtin_kinds() -> dict[str, DrafterKind]:
+    from foreword.cluster.settings import RemoteConfig
     from foreword.drafters.heads.dflash import build_dflash
     from foreword.drafters.heads.dspark import DSparkConfig, build_dspark
     from foreword.drafters.heads.eagle import build_eagle
@@ -77,6 +78,7 @@ def _builtin_kinds() -> dict[str, DrafterKind]:
     from foreword.drafters.model.draft_model import DraftModelConfig, build_draft_model
     from foreword.drafters.model.layer_skip import LayerSkipConfig, build_layer_skip
     from foreword.drafters.model.self_quantized import SelfQuantizedConfig, build_self_quantized
+    from foreword.drafters.remote import build_remote
 
     chosen = {
         "ngram": DrafterKind(
@@ -110,6 +112,8 @@ def _builtin_kinds() -> dict[str, DrafterKind]:
             lambda settings, _: LookaheadDrafter(settings),
             lambda settings: True,
         ),
+        # Its guesses come without q, whoever drew them: chosen. It makes trees only for rules that take them.
+        "remote": DrafterKind("draft nodes, on this machine or others", RemoteConfig, build_remote),
     }
     drawn = {
         "draft_model": DrafterKind(

@@ -217,8 +217,9 @@ class Engine:
         self._mail.put(lambda: self._core.guessing.move(drafter, cohort, state))
 
     def stats(self) -> EngineStats:
-        """How things stood a moment ago; the switch as it stands now, which an idle engine has not seen."""
-        return self._snapshot.later(monotonic() - self._snapshot_at, self._core.speculating)
+        """How things stood a moment ago; switch and draft nodes as they are now, which an idle engine has not seen."""
+        then = self._snapshot.later(monotonic() - self._snapshot_at, self._core.speculating)
+        return replace(then, draft_nodes=tuple(self._core.drafters.nodes()))
 
     @property
     def max_model_len(self) -> int:

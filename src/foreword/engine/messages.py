@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
+from foreword.cluster.reports import NodeReport
 from foreword.control.reporting.figures import ControlReport
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.speculation.measured.situation import cohort_name
@@ -157,6 +158,7 @@ class EngineStats:
     # By service class: answers that are worked on, answers that wait.
     services: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     control: ControlReport | None = None  # how guessing stands, by pair of drafter and cohort
+    draft_nodes: tuple[NodeReport, ...] = ()
 
     def later(self, seconds: float, speculating: bool) -> "EngineStats":
         """The same, told so much later, with the switch as it is then."""

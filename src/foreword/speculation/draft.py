@@ -104,6 +104,10 @@ class Draft:
         """
         if self.committed_len == len(tokens):
             return self
+        if self.is_chain and self.committed_len < len(tokens):
+            came = tuple(tokens[self.committed_len :])
+            is_along = self.tokens[: len(came)] == came
+            return self._after(len(came) if is_along else len(self.tokens), len(tokens))
         node, followed = ROOT, range(self.committed_len, len(tokens))
         for position in followed:
             here = (n for n, parent in enumerate(self.parents) if parent == node)
@@ -118,6 +122,18 @@ class Draft:
             if self.parents[below] in kept:
                 kept[below] = len(kept) - 1
         return self._only([n for n in kept if n != node], kept, len(tokens))
+
+    def _after(self, passed: int, committed_len: int) -> "Draft":
+        """A chain without its first nodes, for a text that has come so far."""
+        left = object.__new__(Draft)
+        left.__dict__.update(
+            tokens=self.tokens[passed:],
+            parents=self.parents[: max(len(self.parents) - passed, 0)],
+            committed_len=committed_len,
+            epoch=self.epoch,
+            drawn=self.drawn[passed:],
+        )
+        return left
 
     def _first(self, end: int) -> "Draft":
         """The first nodes. All of them were checked when the draft was made; every step cuts drafts."""

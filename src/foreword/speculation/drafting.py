@@ -157,6 +157,17 @@ class Observes(Protocol):
 
 
 @runtime_checkable
+class Expects(Protocol):
+    """A drafter that may have a use for the time before a request's first pass."""
+
+    expects: bool  # whether it has
+
+    def expect(self, request: DraftRequest) -> None:
+        """The request waits for its turn; `forget` comes in any case."""
+        ...
+
+
+@runtime_checkable
 class Closes(Protocol):
     """A drafter that has something to give back."""
 
@@ -176,6 +187,11 @@ def expected_rates(drafter: object) -> tuple[float, ...]:
     """How often its guesses were right where it was made, by level, all above being right; empty: nobody knows."""
     rates: tuple[float, ...] = getattr(drafter, "acceptance_by_level", ())
     return rates
+
+
+def expects(drafter: object) -> bool:
+    """Whether it wants to know of requests before it is asked for them."""
+    return isinstance(drafter, Expects) and drafter.expects
 
 
 def choices_of(drafter: object) -> Mapping[str, Drafter]:

@@ -4,25 +4,17 @@ Nothing on the wire is code: frames hold msgpack that decodes into the types bel
 """
 
 import asyncio
-import struct
 from collections.abc import AsyncIterator
 from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 import numpy as np
 
+from foreword.cluster.framing import MAX_FRAME_BYTES, ChannelError, FrameSplitter, framed
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.errors import ForewordError
 
-MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""Longest frame: log probabilities of a long prompt fit, a length that is garbage does not."""
-
-_HEADER = struct.Struct(">I")
 _READ_BYTES = 1 << 18
-
-
-class ChannelError(ForewordError):
-    """The bytes on the channel are no message; the connection ends."""
 
 
 class _Message(msgspec.Struct, tag=True, frozen=True):
@@ -155,7 +147,7 @@ def encode(message: ToEngine | FromEngine) -> bytes:
     payload = _encoder.encode(message)
     if len(payload) > MAX_FRAME_BYTES:
         raise ChannelError(f"a message of {len(payload)} bytes is over the channel's limit")
-    return _HEADER.pack(len(payload)) + payload
+    return framed(payload)
 
 
 def decode_to_engine(payload: bytes) -> ToEngine:
@@ -175,36 +167,6 @@ def _decoded(decoder: "msgspec.msgpack.Decoder[_Kind]", payload: bytes) -> _Kind
         return decoder.decode(payload)
     except (msgspec.MsgspecError, ForewordError, ValueError, RecursionError) as error:
         raise ChannelError(f"a frame of {len(payload)} bytes is no message: {error}") from None
-
-
-class FrameSplitter:
-    """Cuts a stream of bytes into frames."""
-
-    def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
-        self._limit = limit
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Take bytes; return the contents of the frames that are now complete."""
-        self._buffer += data
-        frames: list[bytes] = []
-        start = 0
-        while len(self._buffer) - start >= _HEADER.size:
-            (length,) = _HEADER.unpack_from(self._buffer, start)
-            if length > self._limit:
-                raise ChannelError(f"a frame claims {length} bytes, over the limit of {self._limit}")
-            end = start + _HEADER.size + length
-            if len(self._buffer) < end:
-                break
-            frames.append(bytes(self._buffer[start + _HEADER.size : end]))
-            start = end
-        del self._buffer[:start]
-        return frames
-
-    @property
-    def inside_frame(self) -> bool:
-        """Whether bytes are left over: the other side was cut off in the middle of a frame."""
-        return bool(self._buffer)
 
 
 class Channel:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
+from foreword.cluster.framing import ChannelError
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.errors import EngineStopped, ForewordError, RequestError
 from foreword.wire import frames as wire
@@ -78,7 +79,7 @@ class EngineHost:
             case wire.Drain(deadline):
                 self._draining = asyncio.create_task(self._drain(deadline))
             case wire.Start():
-                raise wire.ChannelError("a second Start came over the channel")
+                raise ChannelError("a second Start came over the channel")
 
     async def _set_adapter(self, number: int, name: str, path: str | None) -> None:
         """Files are read in a thread: others get their tokens meanwhile."""
@@ -152,9 +153,9 @@ async def run(connection: socket.socket, factory: str) -> int:
             return 0
         start = wire.decode_to_engine(first)
         if not isinstance(start, wire.Start):
-            raise wire.ChannelError("the first message must be Start")
+            raise ChannelError("the first message must be Start")
         return await _load_and_serve(channel, incoming, factory, start)
-    except wire.ChannelError as error:
+    except ChannelError as error:
         log.error("closing the channel: %s", error)
         return 1
     finally:

@@ -11,6 +11,7 @@ from time import monotonic
 
 import msgspec
 
+from foreword.cluster.framing import ChannelError
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.errors import ForewordError
 from foreword.wire import frames as wire
@@ -158,7 +159,7 @@ class Supervisor:
         reason = "the engine process is gone"
         try:
             await link.listen()
-        except wire.ChannelError as error:
+        except ChannelError as error:
             reason = f"the engine's channel is damaged: {error}"
             log.error("%s; closing it", reason)
         finally:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.acceptance.params import SamplingParams
+from foreword.cluster.framing import ChannelError, FrameSplitter
 from foreword.control.reporting.figures import Band, Bounds, ControlReport, DecisionTold, PairReport, Usage
 from foreword.engine.messages import (
     AnswerDelta,
@@ -122,7 +123,7 @@ FROM_ENGINE = [
 
 
 def payload(frame: bytes) -> bytes:
-    (content,) = wire.FrameSplitter().feed(frame)
+    (content,) = FrameSplitter().feed(frame)
     return content
 
 
@@ -152,7 +153,7 @@ def test_log_probabilities_arrive_as_arrays():
 @given(st.lists(st.binary(max_size=50), max_size=8), st.lists(st.integers(1, 20), min_size=1))
 def test_frames_are_found_however_the_stream_is_cut(contents, cuts):
     stream = b"".join(struct.pack(">I", len(content)) + content for content in contents)
-    splitter, found, at, turn = wire.FrameSplitter(), [], 0, 0
+    splitter, found, at, turn = FrameSplitter(), [], 0, 0
     while at < len(stream):
         size = cuts[turn % len(cuts)]
         found += splitter.feed(stream[at : at + size])
@@ -162,14 +163,14 @@ def test_frames_are_found_however_the_stream_is_cut(contents, cuts):
 
 
 def test_a_frame_over_the_limit_is_refused_before_it_is_read():
-    with pytest.raises(wire.ChannelError, match="over the limit"):
-        wire.FrameSplitter(limit=100).feed(struct.pack(">I", 101))
+    with pytest.raises(ChannelError, match="over the limit"):
+        FrameSplitter(limit=100).feed(struct.pack(">I", 101))
 
 
 @given(st.binary(max_size=200))
 def test_garbage_is_refused_and_nothing_else_happens(garbage):
     for decode in (wire.decode_to_engine, wire.decode_from_engine):
-        with pytest.raises(wire.ChannelError):
+        with pytest.raises(ChannelError):
             decode(garbage)
 
 
@@ -179,19 +180,19 @@ def test_a_damaged_message_is_refused_or_still_a_message(position, flip):
     frame[position % len(frame)] ^= flip
     try:
         assert isinstance(wire.decode_to_engine(bytes(frame)), wire.ToEngine)
-    except wire.ChannelError as error:
+    except ChannelError as error:
         assert "no message" in str(error)
 
 
 def test_parameters_out_of_bounds_do_not_pass_the_channel():
     sent = msgspec.to_builtins(TO_ENGINE[1]) | {}
     sent["request"]["params"]["temperature"] = -1.0
-    with pytest.raises(wire.ChannelError, match="temperature"):
+    with pytest.raises(ChannelError, match="temperature"):
         wire.decode_to_engine(msgspec.msgpack.encode(sent))
 
 
 def test_messages_of_the_other_direction_are_refused():
-    with pytest.raises(wire.ChannelError):
+    with pytest.raises(ChannelError):
         wire.decode_to_engine(payload(wire.encode(wire.Fatal("x"))))
 
 
@@ -206,7 +207,7 @@ def test_a_channel_that_ends_inside_a_frame_says_so(tail, damaged):
         return [frame async for frame in wire.Channel(reader, None).frames()]  # type: ignore[arg-type]
 
     if damaged:
-        with pytest.raises(wire.ChannelError, match="middle of a frame"):
+        with pytest.raises(ChannelError, match="middle of a frame"):
             asyncio.run(run())
     else:
         assert len(asyncio.run(run())) == 1

@@ -16,6 +16,7 @@ from foreword.cli.bench import (
     control,
     drafters,
     gpu,
+    link,
     overhead,
     pacing,
     serve,
@@ -60,6 +61,7 @@ app.command("compare")(compare.compare)
 app.command("control")(control.control)
 app.command("drafters")(drafters.drafters)
 app.command("gpu")(gpu.gpu)
+app.command("link")(link.link)
 app.command("overhead")(overhead.overhead)
 app.command("pacing")(pacing.pacing)
 app.command("serve")(serve.serve)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from threading import current_thread, main_thread
 from typing import Protocol, TypeVar
 
+from foreword.cluster.reports import NodeReport, all_nodes
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import (
     Ask,
@@ -13,10 +14,13 @@ from foreword.speculation.drafting import (
     Drafter,
     DrafterNeeds,
     DraftRequest,
+    Expects,
     Observes,
     added_memory,
+    all_faults,
     close_all,
     expected_rates,
+    expects,
     needs_of,
 )
 from foreword.speculation.proposing import known_tokens
@@ -80,6 +84,7 @@ class GuardedDrafter:
         self._name = name
         self._caller = caller or InlineCaller()
         self.needs: DrafterNeeds = needs_of(drafter)
+        self.expects = expects(drafter)
         self.acceptance_by_level = expected_rates(drafter)
         self.faults: Counter[str] = Counter()
 
@@ -98,6 +103,11 @@ class GuardedDrafter:
         if isinstance(drafter, Observes):
             self._call(lambda: drafter.observe(commits))
 
+    def expect(self, request: DraftRequest) -> None:
+        drafter = self._drafter
+        if isinstance(drafter, Expects):
+            self._call(lambda: drafter.expect(request))
+
     def forget(self, request: DraftRequest) -> None:
         """Let the drafter drop what it keeps for a request; one that hangs does so when it comes back.
 
@@ -114,8 +124,13 @@ class GuardedDrafter:
         return self._call(lambda: added_memory([self._drafter]))
 
     def fault_counts(self) -> Counter[str]:
-        """By kind, under the drafter's name."""
-        return Counter({f"{self._name}/{kind}": count for kind, count in self.faults.items()})
+        """By kind, under the drafter's name, with those that it counts itself."""
+        own = Counter({f"{self._name}/{kind}": count for kind, count in self.faults.items()})
+        return own + all_faults([self._drafter])
+
+    def nodes(self) -> list[NodeReport]:
+        """Those that the drafter asks; any thread may want to know."""
+        return all_nodes([self._drafter])
 
     def close(self) -> None:
         """Close the drafter, when it comes back if it hangs, and ask it no more."""

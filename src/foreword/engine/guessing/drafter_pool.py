@@ -8,6 +8,7 @@ from threading import Lock
 
 from foreword.acceptance.rules.rule import Rule, check_exact
 from foreword.backends.batch import check_taps
+from foreword.cluster.reports import NodeReport, all_nodes
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import SpeculationSetting, parse_setting
 from foreword.engine.guessing.foreknowledge import NOTHING_KNOWN, Chosen, Foreknowledge, Foreknown, parts_of
@@ -15,6 +16,7 @@ from foreword.errors import RequestError
 from foreword.speculation.drafting import (
     Drafter,
     DrafterNeeds,
+    Expects,
     added_memory,
     all_faults,
     choices_of,
@@ -141,8 +143,12 @@ class DrafterPool:
     def begin(self, request: StepRequest) -> None:
         """A request that may ask its drafter from now on."""
         with self._lock:
-            for drafter in _held(request.speculation):
-                self._users[id(drafter)] += 1
+            held = _held(request.speculation)
+            self._users.update(map(id, held))
+        for drafter in held:
+            if isinstance(drafter, Expects) and drafter.expects:
+                request.asked[id(drafter)] = drafter  # so that it hears of the end
+                drafter.expect(as_drafter_sees(request))
 
     def end(self, request: StepRequest) -> None:
         """The request has ended: whoever drafted for it drops what it keeps of it. Once for every `begin`."""
@@ -176,6 +182,9 @@ class DrafterPool:
     def fault_counts(self) -> Counter[str]:
         """What went wrong with drafters and cost only their guesses."""
         return all_faults(self._all())
+
+    def nodes(self) -> list[NodeReport]:
+        return all_nodes(self._all())
 
     def close(self) -> None:
         self._is_closed = True

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from foreword.engine.answers.costs import accepted_runs, sum_stats
 from foreword.engine.messages import EngineStats, RequestStats
 from foreword.server.ops.control_metrics import ControlMetrics
+from foreword.server.ops.node_metrics import NodeMetrics
 from foreword.server.ops.service_metrics import ServiceMetrics
 
 _SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -33,6 +34,7 @@ class Metrics:
         self._make_latencies()
         self._make_speculation_metrics()
         self._services = ServiceMetrics(self.registry, model_name)
+        self._nodes = NodeMetrics(self.registry, model_name)
         self._control = ControlMetrics(self.registry, model_name, self._catch_up)
 
     def _counter(self, name: str, text: str) -> Counter:
@@ -195,6 +197,7 @@ class Metrics:
         self._catch_up_each(self.faults, stats.drafter_faults)
         self._catch_up_each(self.step_faults, stats.step_faults)
         self._services.note_engine(stats)
+        self._nodes.note(stats.draft_nodes)
         if stats.control is not None:
             self._control.note(stats.control)
 

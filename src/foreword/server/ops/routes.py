@@ -1,5 +1,6 @@
 """Routes for operators: health, readiness, metrics."""
 
+from dataclasses import asdict
 from time import monotonic
 from typing import Any
 
@@ -68,6 +69,8 @@ async def _health(context: ServerContext, trusted: bool) -> dict[str, Any]:
         told["engine"] = _engine_figures(stats)
         if stats.control is not None and context.settings.show_speculation:
             told["usage"] = _usage_figures(stats.control)
+        if stats.draft_nodes and context.settings.show_speculation:
+            told["draft_nodes"] = [asdict(node) for node in stats.draft_nodes]
     if context.settings.show_speculation:
         told["speculation"] = _speculation_figures(context)
     return told

@@ -1,0 +1,174 @@
+"""What a draft node costs and brings: round trip, levels, the engine's own time, and how far it may be away."""
+
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter, sleep, thread_time
+
+import numpy as np
+
+from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.cluster.address import NodeAddress
+from foreword.cluster.framing import FrameSplitter
+from foreword.cluster.handshake import PATIENCE, Identity, greet_node
+from foreword.cluster.messages import MAX_FRAME_BYTES, Ping, Pong, encode, from_node
+from foreword.cluster.remote.drafter import RemoteDrafter
+from foreword.cluster.settings import RemoteConfig
+from foreword.errors import RequestError
+from foreword.speculation.drafting import Ask, DraftRequest, Text
+
+PINGS = 200
+PROMPT = 64
+"""Tokens of the made-up prompts."""
+
+
+@dataclass(frozen=True)
+class PassCost:
+    """One batch size."""
+
+    batch: int
+    passes: int
+    engine_ms: float  # that the engine's thread works for one pass, the median; waits are no work
+    waited_ms: float  # mean
+    levels: float  # at hand when the pass begins, mean
+    first_ms: float | None  # from a text to the first level behind it
+    level_ms: float | None  # from one level to the next
+
+
+@dataclass(frozen=True)
+class LinkReport:
+    """All that was measured with one node."""
+
+    node: str
+    round_trip_ms: float  # median of pings
+    round_trip_p99_ms: float
+    costs: tuple[PassCost, ...]
+
+    def break_even_ms(self, acceptance: float, levels: int, pass_ms: float) -> float:
+        """Round trip beyond which waiting for a node's levels costs more than they bring, at batch 1.
+
+        Levels that bring g tokens are worth g plain passes; what drafting them takes is not left for the way.
+        """
+        gain = sum(acceptance**level for level in range(1, levels + 1))
+        drafting = self.costs[0].level_ms or 0.0
+        return gain * pass_ms - levels * drafting
+
+
+@contextmanager
+def local_node(model: str, method: str) -> Iterator[NodeAddress]:
+    """A node on this machine, in a process of its own."""
+    command = [sys.executable, "-m", "foreword", "draft-node", "--model", model, "--method", method]
+    node = subprocess.Popen([*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert node.stdout is not None
+        line = node.stdout.readline()
+        if " drafts on " not in line:
+            raise RequestError("the draft node could not be started; see above")
+        yield NodeAddress.parse(line.split()[-1])
+    finally:
+        node.terminate()
+        node.wait()
+
+
+def measure_link(
+    address: NodeAddress,
+    identity: Identity,
+    config: RemoteConfig,
+    batches: Sequence[int],
+    passes: int,
+    pass_seconds: float,
+) -> LinkReport:
+    """Ping, then passes of every batch size that a target might make; each lasts as long as is said."""
+    times = sorted(_pings(address, identity))
+    drafter = RemoteDrafter(config, identity).start()
+    try:
+        _wait_for(drafter)
+        costs = tuple(_cost(drafter, identity, batch, passes, pass_seconds) for batch in batches)
+    finally:
+        drafter.close()
+    return LinkReport(str(address), median(times) * 1e3, times[int(0.99 * (len(times) - 1))] * 1e3, costs)
+
+
+def _pings(address: NodeAddress, identity: Identity) -> list[float]:
+    tls = identity.security.tls
+    connected = address.connect(PATIENCE)
+    try:
+        if tls is not None:
+            connected = tls.context(is_node=False).wrap_socket(connected)
+        greet_node(connected, identity)
+        splitter = FrameSplitter(MAX_FRAME_BYTES)
+        return [_ping(connected, splitter, number) for number in range(PINGS)]
+    finally:
+        connected.close()
+
+
+def _ping(connected: socket.socket, splitter: FrameSplitter, number: int) -> float:
+    began = perf_counter()
+    connected.sendall(encode(Ping(number)))
+    while True:  # reports of its load may come between
+        for frame in splitter.feed(connected.recv(1 << 16)):
+            if from_node(frame) == Pong(number):
+                return perf_counter() - began
+
+
+def _wait_for(drafter: RemoteDrafter) -> None:
+    until = perf_counter() + PATIENCE
+    while all(node.state == "down" for node in drafter.nodes()):
+        if perf_counter() > until:
+            raise RequestError(f"no draft node to measure: {drafter.nodes()[0].reason}")
+        sleep(0.01)
+
+
+_MATRIX = np.ones((192, 192), np.float32)
+
+
+def _compute(seconds: float) -> None:
+    """What a pass does to a core: it stays awake, and its caches are full of something else."""
+    until = perf_counter() + seconds
+    while perf_counter() < until:
+        _MATRIX @ _MATRIX
+
+
+def _cost(
+    drafter: RemoteDrafter, identity: Identity, batch: int, passes: int, pass_seconds: float
+) -> PassCost:
+    size = identity.vocabulary.size
+    texts = [[(7 * place + 13 * number) % size for place in range(PROMPT)] for number in range(batch)]
+    limits, params = TokenLimits(size), SamplingParams(temperature=0)
+    samplers = [RequestSampler(params, limits, text, seed=0) for text in texts]
+    numbers = [secrets.randbits(62) for _ in texts]
+
+    def request(place: int) -> DraftRequest:
+        return DraftRequest(numbers[place], Text(texts[place]), samplers[place].drafting(), PROMPT)
+
+    spent: list[float] = []
+    waited, levels = 0.0, 0
+    for _ in range(passes):
+        asks = [Ask(request(place), 5, 5) for place in range(batch)]
+        before, began = drafter.nodes()[0].wait_seconds, thread_time()
+        drafts = drafter.propose(asks)
+        spent.append(thread_time() - began)
+        waited += drafter.nodes()[0].wait_seconds - before
+        levels += sum(draft.depth for draft in drafts)
+        _compute(pass_seconds)
+        for text, draft in zip(texts, drafts, strict=True):
+            text.extend(draft.tokens[:2] or text[-1:])  # some are right, then another token comes
+            text.append((text[-1] + 1) % size)
+    node = drafter.nodes()[0]
+    for place in range(batch):
+        drafter.forget(request(place))
+    return PassCost(
+        batch,
+        passes,
+        median(spent) * 1e3,
+        waited / passes * 1e3,
+        levels / passes / batch,
+        node.first_ms,
+        node.level_ms,
+    )

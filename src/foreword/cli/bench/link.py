@@ -1,0 +1,88 @@
+"""`foreword bench link`: what a draft node costs and brings."""
+
+from contextlib import nullcontext
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from foreword.cli.console import (
+    DEFAULT_MODEL,
+    JsonOption,
+    ModelOption,
+    parse_sizes,
+    print_json,
+    stage_bar,
+    stdout,
+)
+from foreword.cli.options.cluster import TlsOption, TokenFileOption, tls_files
+
+
+def link(
+    model: ModelOption = DEFAULT_MODEL,
+    drafters: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="A draft node; default: one is started here.")
+    ] = None,
+    method: Annotated[str, typer.Option(help="How the node that is started drafts.")] = "draft_model",
+    batch: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1,16",
+    passes: Annotated[int, typer.Option(min=10, help="Passes of each batch size.")] = 200,
+    pass_ms: Annotated[float, typer.Option(min=0.1, help="How long a pass of the target takes.")] = 15.0,
+    acceptance: Annotated[float, typer.Option(min=0, max=1, help="Part of guesses that are right.")] = 0.8,
+    levels: Annotated[int, typer.Option(min=1, max=64, help="Levels that are drafted.")] = 5,
+    token_file: TokenFileOption = None,
+    tls: TlsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Round trip to a draft node, time of its levels, the engine's own time per pass, and the break-even distance.
+
+    The target is made up: it asks as one would, and takes --pass-ms between asks. --model gives the tokenizer.
+    """
+    from foreword.bench.link import local_node, measure_link
+    from foreword.cluster.address import NodeAddress
+    from foreword.cluster.handshake import Identity
+    from foreword.cluster.security import Security, TlsFiles
+    from foreword.cluster.settings import RemoteConfig
+    from foreword.cluster.vocabulary import TokenIds
+    from foreword.models.formats.opening import open_checkpoint
+    from foreword.models.sources.resolve import resolve_model
+
+    sizes, files = parse_sizes("--batch", batch), tls_files(tls)
+    security = Security.of(str(token_file or ""), None if files is None else TlsFiles(*files))
+    given = None if drafters is None else NodeAddress.parse(drafters)
+    with stage_bar() as on_stage:
+        path = resolve_model(model, on_progress=on_stage)
+    tokenizer = open_checkpoint(path).tokenizer()
+    ids = TokenIds(
+        tokenizer.vocab_size, lambda token: tokenizer.token_bytes(token, skip_special_tokens=False)
+    )
+    identity = Identity(security, ids)
+    with local_node(str(path), method) if given is None else nullcontext(given) as address:
+        config = RemoteConfig(str(address), shadow=0)
+        report = measure_link(address, identity, config, sizes, passes, pass_ms / 1e3)
+    farthest = report.break_even_ms(acceptance, levels, pass_ms)
+    if as_json:
+        print_json(asdict(report) | {"break_even_ms": farthest})
+    table = Table(box=SIMPLE_HEAD)
+    for column in (
+        "batch",
+        "engine ms/pass",
+        "waited ms/pass",
+        "levels at hand",
+        "first level ms",
+        "next level ms",
+    ):
+        table.add_column(column, justify="right")
+    for cost in report.costs:
+        numbers = (cost.engine_ms, cost.waited_ms, cost.levels, cost.first_ms, cost.level_ms)
+        table.add_row(str(cost.batch), *("-" if number is None else f"{number:.3f}" for number in numbers))
+    stdout.print(table)
+    stdout.print(
+        f"round trip {report.round_trip_ms:.3f} ms, p99 {report.round_trip_p99_ms:.3f} ms", soft_wrap=True
+    )
+    stdout.print(
+        f"a node farther than {max(farthest, 0):.1f} ms costs you: {levels} levels at acceptance {acceptance:g}, "
+        f"passes of {pass_ms:g} ms, one request",
+        soft_wrap=True,
+    )

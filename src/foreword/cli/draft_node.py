@@ -1,0 +1,106 @@
+"""`foreword draft-node`: draft for targets on this machine or others."""
+
+import json
+import logging
+import signal
+import threading
+from typing import Annotated, Any
+
+import typer
+
+from foreword.cli.console import (
+    DEFAULT_MODEL,
+    BackendOption,
+    DeviceOption,
+    DtypeOption,
+    ModelOption,
+    stage_bar,
+    stderr,
+    stdout,
+)
+from foreword.cli.options.cluster import LabelsOption, TlsOption, TokenFileOption, tls_files
+from foreword.cli.options.common import json_object
+from foreword.errors import RequestError
+
+
+def draft_node(
+    model: ModelOption = DEFAULT_MODEL,
+    method: Annotated[
+        str, typer.Option(help="How to draft: draft_model (the model itself drafts), layer_skip, suffix, ...")
+    ] = "draft_model",
+    options: Annotated[
+        str | None, typer.Option(metavar="JSON", help='Settings of the method: {"tree_width": 3}.')
+    ] = None,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where targets find it, or unix:/PATH; port 0: any.")
+    ] = "127.0.0.1:8400",
+    capacity: Annotated[int, typer.Option(min=1, help="Requests of all targets at once.")] = 256,
+    kv_tokens: Annotated[
+        int, typer.Option(min=16, help="Tokens of all requests that a draft model's KV cache holds.")
+    ] = 32_768,
+    run_ahead: Annotated[
+        bool, typer.Option(help="Go on drafting while a target verifies; not worth it for fast, near nodes.")
+    ] = True,
+    labels: LabelsOption = "",
+    token_file: TokenFileOption = None,
+    tls: TlsOption = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen beyond this machine without token and TLS.")
+    ] = False,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, help="How long SIGTERM waits until targets have gone elsewhere.")
+    ] = 10.0,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    backend: BackendOption = "auto",
+) -> None:
+    """Serve a drafter to targets: `foreword serve --drafters HOST:PORT`. Guesses only: it cannot change a text.
+
+    Example: foreword draft-node --model smollm2-135m --listen 127.0.0.1:8400
+    """
+    _need_frames()
+    from foreword.cluster.address import NodeAddress
+    from foreword.cluster.security import Security, TlsFiles
+    from foreword.cluster.settings import parse_labels
+    from foreword.drafters.config import SpeculationConfig
+    from foreword.engine.loader import load_model
+    from foreword.wire.draft_node import NodeSettings, check_methods, make_node
+
+    address, files = NodeAddress.parse(listen), tls_files(tls)
+    security = Security.of(str(token_file or ""), None if files is None else TlsFiles(*files))
+    security.check(address, insecure)
+    settings: dict[str, Any] = {} if options is None else json_object("--options", options)
+    given = {"method": method.split("+") if "+" in method else method, **settings}
+    if "draft_model" in method:
+        given["model"] = model
+    config = SpeculationConfig.parse(json.dumps(given))
+    check_methods(config)
+    where = NodeSettings(address, security, capacity, kv_tokens, run_ahead, parse_labels(labels))
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    stderr.print(f"[dim]loading {model} ...[/dim]")
+    with stage_bar() as on_stage:
+        loaded = load_model(
+            model,
+            dtype=dtype,
+            device=device,
+            backend=backend,
+            progress=lambda *done: on_stage("loading", *done),
+        )
+    node = make_node(loaded, config, where)
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    node.start()
+    stdout.print(f"{method} of {model} drafts on {node.address}", soft_wrap=True, markup=False)
+    stopped.wait()
+    node.drain(drain_seconds)
+    node.close()
+
+
+def _need_frames() -> None:
+    try:
+        import msgspec  # noqa: F401
+    except ImportError as error:
+        raise RequestError(
+            f"draft nodes need one more package ({error.name}): pip install 'foreword[server]'"
+        ) from None

@@ -1,0 +1,90 @@
+"""Options of draft nodes and of those who use them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foreword.errors import RequestError
+
+if TYPE_CHECKING:
+    from foreword.drafters.config import SpeculationConfig
+
+GUESSES = 5
+"""Guesses per pass that nodes are asked for where nothing else is said."""
+
+TokenFileOption = Annotated[
+    Path | None,
+    typer.Option(help="File (mode 600) with the cluster's token. Default: FOREWORD_CLUSTER_TOKEN."),
+]
+TlsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CERT,KEY,CA", help="PEM files: own certificate, its key, the authority of the cluster."
+    ),
+]
+DraftersOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT,...",
+        help="Draft nodes (foreword draft-node) that guess first; who guesses by --speculation stays beside them.",
+    ),
+]
+DraftersInsecureOption = Annotated[
+    bool, typer.Option("--drafters-insecure", help="Reach nodes on other machines without token and TLS.")
+]
+LocalTenantsOption = Annotated[
+    str, typer.Option(help="Tenants whose texts never go to draft nodes, with commas, * and ?.")
+]
+LabelsOption = Annotated[
+    str, typer.Option(metavar="host=A,rack=B,zone=C", help="Where this is: near nodes are used first.")
+]
+
+
+def tls_files(text: str | None) -> tuple[str, str, str] | None:
+    """The three files of `--tls`."""
+    if text is None:
+        return None
+    files = [entry.strip() for entry in text.split(",")]
+    if len(files) != 3 or not all(files):
+        raise RequestError("--tls takes three files with commas: certificate, key, authority")
+    return files[0], files[1], files[2]
+
+
+def node_options(
+    drafters: str | None,
+    labels: str,
+    local_tenants: str,
+    token_file: Path | None,
+    tls: str | None,
+    insecure: bool,
+) -> dict[str, Any]:
+    """What `--drafters` and its company say, as keys of a configuration; nothing without it."""
+    from foreword.cluster.address import NodeAddress
+
+    files = tls_files(tls)
+    if drafters is None:
+        if labels or token_file or files or local_tenants:
+            raise RequestError("--drafters-..., --local-tenants: give --drafters too, or leave them out")
+        return {}
+    for address in drafters.split(","):
+        NodeAddress.parse(address.strip())
+    given: dict[str, Any] = {"drafters": drafters, "labels": labels, "local_tenants": local_tenants}
+    if token_file is not None:
+        given["token_file"] = str(token_file)
+    if files is not None:
+        given |= dict(zip(("tls_certificate", "tls_key", "tls_authority"), files, strict=True))
+    return given | {"insecure": insecure}
+
+
+def with_nodes(config: "SpeculationConfig | None", nodes: dict[str, Any]) -> "SpeculationConfig | None":
+    """Nodes first, and whoever guesses here behind them: where nodes have nothing to say or are gone."""
+    from foreword.drafters.config import SpeculationConfig
+
+    if not nodes:
+        return config
+    if config is None:
+        return SpeculationConfig.parse({"method": "remote", "num_speculative_tokens": GUESSES, **nodes})
+    if "remote" in config.method:
+        raise RequestError("--drafters and a --speculation by remote exclude each other; give one")
+    return SpeculationConfig.parse({**config.as_mapping(), "method": ["remote", *config.method], **nodes})

@@ -1,0 +1,100 @@
+"""Where draft nodes are."""
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from foreword.errors import RequestError
+
+_UNIX = "unix:"
+
+
+@dataclass(frozen=True)
+class NodeAddress:
+    """A TCP address, or the path of a UNIX socket."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""  # not empty: a UNIX socket
+
+    @staticmethod
+    def parse(text: str) -> "NodeAddress":
+        """`host:port`, `[::1]:port` or `unix:/path`."""
+        if text.startswith(_UNIX) and len(text) > len(_UNIX):
+            return NodeAddress(path=text.removeprefix(_UNIX))
+        host, _, port = text.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise RequestError(f"a draft node's address is HOST:PORT or unix:/PATH, not {text!r}")
+        return NodeAddress(host, int(port))
+
+    def __str__(self) -> str:
+        if self.path:
+            return _UNIX + self.path
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can be meant."""
+        if self.path or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def connect(self, patience: float) -> socket.socket:
+        """A connected socket; raises `OSError`."""
+        if self.path:
+            connected = socket.socket(socket.AF_UNIX)
+            try:
+                connected.settimeout(patience)
+                connected.connect(self.path)
+            except BaseException:
+                connected.close()
+                raise
+            return connected
+        connected = socket.create_connection((self.host, self.port), patience)
+        without_delay(connected)
+        return connected
+
+    def listen(self) -> socket.socket:
+        """A listening socket; raises `RequestError`."""
+        family = socket.AF_UNIX if self.path else socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        listening = socket.socket(family)
+        try:
+            if self.path:
+                _remove_left_over(Path(self.path))
+                listening.bind(self.path)
+                Path(self.path).chmod(0o600)
+            else:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listening.bind((self.host, self.port))
+            listening.listen(128)
+        except (OSError, OverflowError) as error:
+            listening.close()
+            raise RequestError(f"cannot listen on {self}: {error}") from None
+        return listening
+
+    def bound(self, listening: socket.socket) -> "NodeAddress":
+        """With the port that was given, where any would do."""
+        return self if self.path else NodeAddress(self.host, listening.getsockname()[1])
+
+
+def without_delay(connected: socket.socket) -> None:
+    """Small frames go out at once."""
+    if connected.family != socket.AF_UNIX:
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def _remove_left_over(path: Path) -> None:
+    """A socket that a node which was killed has left; one that somebody listens on stays."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX) as trial:
+        try:
+            trial.connect(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,161 @@
+"""One connection after its handshake: any thread sends, one thread does the rest."""
+
+import selectors
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Lock
+from time import monotonic
+from typing import Generic, TypeVar
+
+from foreword.cluster.framing import ChannelError, FrameSplitter
+from foreword.cluster.messages import MAX_FRAME_BYTES, FromNode, ToNode, encode
+
+SILENCE = 30.0
+"""Seconds without a byte after which the other side counts as gone: targets ask for a sign of life before."""
+
+TICK = 1.0
+"""Seconds between two looks at what has to be done now and then."""
+
+MAX_UNSENT = 2 * MAX_FRAME_BYTES
+"""Bytes that may wait for the other side to read."""
+
+_READ_BYTES = 1 << 18
+_Heard = TypeVar("_Heard")
+
+
+class Connection(Generic[_Heard]):
+    """Sends whole messages without ever waiting, and tells of those that come.
+
+    A side that does not read, says nothing or sends what is no message is hung up on, with one line that says why.
+    """
+
+    def __init__(
+        self,
+        connected: socket.socket,
+        decode: Callable[[bytes], _Heard],
+        *,
+        clock: Callable[[], float] = monotonic,
+        max_unsent: int = MAX_UNSENT,
+    ) -> None:
+        """Take over a socket that has done its handshake."""
+        connected.setblocking(False)
+        self._socket = connected
+        self._decode = decode
+        self._clock = clock
+        self._max_unsent = max_unsent
+        self._splitter = FrameSplitter(MAX_FRAME_BYTES)
+        self._unsent: deque[memoryview] = deque()
+        self._unsent_bytes = 0
+        self._lock = Lock()  # of what is unsent
+        # TLS can neither be read and written by two threads at once nor be half written.
+        self._sends_at_once = not isinstance(connected, ssl.SSLSocket)
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
+        self._end: str | None = None  # why it is over
+        self._heard_at = clock()
+
+    @property
+    def is_open(self) -> bool:
+        return self._end is None
+
+    def send(self, message: ToNode | FromNode) -> bool:
+        """Hand a message over; False if it cannot be sent any more. Never waits."""
+        data = memoryview(encode(message))
+        with self._lock:
+            if self._end is not None:
+                return False
+            if self._sends_at_once and not self._unsent:
+                try:
+                    data = data[self._socket.send(data) :]
+                except (BlockingIOError, InterruptedError):
+                    pass
+                except OSError as error:
+                    self._end = f"it hung up ({error})"
+                if not data:
+                    return True
+            self._unsent.append(data)
+            self._unsent_bytes += len(data)
+            if self._unsent_bytes > self._max_unsent:
+                self._end = f"it does not read: {self._unsent_bytes} bytes wait for it"
+        self._wake()
+        return self.is_open
+
+    def close(self, reason: str = "closed") -> None:
+        """End it; whoever runs it hears the reason."""
+        with self._lock:
+            self._end = self._end or reason
+        self._wake()
+
+    def run(self, on_message: Callable[[_Heard], None], on_tick: Callable[[], None]) -> str:
+        """Pass on what comes until it is over; why it is."""
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._socket, selectors.EVENT_READ)
+                selector.register(self._wake_reader, selectors.EVENT_READ)
+                while self._end is None:
+                    writes = selectors.EVENT_WRITE if self._unsent else 0
+                    selector.modify(self._socket, selectors.EVENT_READ | writes)
+                    selector.select(TICK)
+                    self._empty_wake()
+                    self._flush()
+                    for frame in self._read():
+                        on_message(self._decode(frame))
+                    if self._clock() - self._heard_at > SILENCE:
+                        raise ChannelError(f"nothing was heard of it for {SILENCE:g} s")
+                    on_tick()
+        except ChannelError as error:
+            self.close(str(error))
+        except OSError as error:
+            self.close(f"it hung up ({error})")
+        finally:
+            self.close("it was given up")
+            self._hang_up()
+        return self._end or ""
+
+    def _read(self) -> list[bytes]:
+        frames: list[bytes] = []
+        while True:
+            try:
+                data = self._socket.recv(_READ_BYTES)
+            except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return frames
+            if not data:
+                inside = " in the middle of a frame" if self._splitter.inside_frame else ""
+                self.close(f"it hung up{inside}")
+                return frames
+            self._heard_at = self._clock()
+            frames += self._splitter.feed(data)
+            if len(data) < _READ_BYTES and self._sends_at_once:
+                return frames
+
+    def _flush(self) -> None:
+        with self._lock:
+            while self._unsent:
+                data = self._unsent[0]
+                try:
+                    sent = self._socket.send(data)
+                except (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    return
+                self._unsent_bytes -= sent
+                if sent < len(data):
+                    self._unsent[0] = data[sent:]
+                else:
+                    self._unsent.popleft()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # it is awake, or over
+            self._wake_writer.send(b"x")
+
+    def _empty_wake(self) -> None:
+        with suppress(OSError):  # something else has woken it
+            self._wake_reader.recv(4096)
+
+    def _hang_up(self) -> None:
+        with self._lock:
+            self._unsent.clear()
+            for one in (self._socket, self._wake_reader, self._wake_writer):
+                one.close()

@@ -1,0 +1,134 @@
+"""The first frames of a connection: both sides prove who they are, and that their tokens mean the same."""
+
+import secrets
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TypeVar
+
+from foreword.cluster.framing import HEADER, ChannelError
+from foreword.cluster.messages import (
+    VERSION,
+    Challenge,
+    FromNode,
+    Hello,
+    Refused,
+    ToNode,
+    Welcome,
+    encode,
+    from_node,
+    to_node,
+)
+from foreword.cluster.security import NODE, TARGET, Security
+from foreword.cluster.vocabulary import TokenIds
+
+FIRST_FRAMES = 16 * 1024
+"""Longest frame of a side that has not proved who it is."""
+
+PATIENCE = 5.0
+"""Seconds that all of a handshake may take."""
+
+_Kind = TypeVar("_Kind")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What one side tells of itself."""
+
+    security: Security
+    vocabulary: TokenIds
+    incarnation: int = field(default_factory=lambda: secrets.randbits(62))
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What a node tells besides."""
+
+    method: str
+    capacity: int
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+class _Talk:
+    """Reads whole frames from a blocking socket until its time is over."""
+
+    def __init__(self, connected: socket.socket, patience: float) -> None:
+        self._socket = connected
+        self._until = monotonic() + patience
+
+    def say(self, message: ToNode | FromNode) -> None:
+        self._socket.settimeout(max(self._until - monotonic(), 0.01))
+        self._socket.sendall(encode(message))
+
+    def hear(self, decode: Callable[[bytes], object], wanted: type[_Kind]) -> _Kind:
+        """The next message, which must be of this type. Not a byte behind it is read: that is for others."""
+        (length,) = HEADER.unpack(self._exactly(HEADER.size))
+        if length > FIRST_FRAMES:
+            raise ChannelError(f"a frame claims {length} bytes, over the limit of {FIRST_FRAMES}")
+        message = decode(self._exactly(length))
+        if isinstance(message, Refused):
+            raise ChannelError(f"refused: {message.reason}")
+        if not isinstance(message, wanted):
+            raise ChannelError("the handshake is out of order")
+        return message
+
+    def _exactly(self, count: int) -> bytes:
+        found = b""
+        while len(found) < count:
+            left = self._until - monotonic()
+            if left <= 0:
+                raise ChannelError("no handshake in time")
+            self._socket.settimeout(left)
+            try:
+                data = self._socket.recv(count - len(found))
+            except TimeoutError:
+                continue
+            if not data:
+                raise ChannelError("the other side hung up during the handshake")
+            found += data
+        return found
+
+    def refuse(self, reason: str) -> ChannelError:
+        """Tell the other side why, and return what is to be raised."""
+        with suppress(OSError):  # it may have gone already
+            self.say(Refused(reason))
+        return ChannelError(reason)
+
+
+def greet_target(
+    connected: socket.socket, identity: Identity, facts: NodeFacts, patience: float = PATIENCE
+) -> Hello:
+    """A node's part. Raises `ChannelError` or `OSError` if the target is not let in."""
+    talk, nonce = _Talk(connected, patience), secrets.token_bytes(32)
+    talk.say(Challenge(VERSION, nonce))
+    hello = talk.hear(to_node, Hello)
+    if hello.version != VERSION:
+        raise talk.refuse(f"protocol version {hello.version}, and this node speaks {VERSION}")
+    security = identity.security
+    if not security.is_proof(hello.proof, TARGET, hello.nonce, nonce):
+        raise talk.refuse("another cluster token")
+    if not identity.vocabulary.agrees(hello.vocabulary):
+        raise talk.refuse("another vocabulary: the token ids of target and draft model do not mean the same")
+    proof = security.proof(NODE, hello.nonce, nonce)
+    told = identity.vocabulary.told()
+    talk.say(Welcome(proof, identity.incarnation, told, facts.method, facts.capacity, facts.labels))
+    return hello
+
+
+def greet_node(connected: socket.socket, identity: Identity, patience: float = PATIENCE) -> Welcome:
+    """A target's part. Raises `ChannelError` or `OSError` if the node is not to be used."""
+    talk, nonce = _Talk(connected, patience), secrets.token_bytes(32)
+    challenge = talk.hear(from_node, Challenge)
+    if challenge.version != VERSION:
+        raise talk.refuse(f"protocol version {challenge.version}, and this target speaks {VERSION}")
+    security = identity.security
+    proof = security.proof(TARGET, challenge.nonce, nonce)
+    talk.say(Hello(VERSION, nonce, proof, identity.incarnation, identity.vocabulary.told()))
+    welcome = talk.hear(from_node, Welcome)
+    if not security.is_proof(welcome.proof, NODE, challenge.nonce, nonce):
+        raise talk.refuse("another cluster token")
+    if not identity.vocabulary.agrees(welcome.vocabulary):
+        raise talk.refuse("another vocabulary: the token ids of target and draft model do not mean the same")
+    return welcome

@@ -1,0 +1,216 @@
+"""What targets and draft nodes say to each other.
+
+Frames hold a checksum and msgpack that decodes into the types below, or the connection ends. Whatever is lost, doubled
+or late does no harm: lengths are absolute, a session's number is never used again, and drafts are only guesses.
+"""
+
+from typing import Annotated, TypeVar
+from zlib import crc32
+
+import msgspec
+
+from foreword.cluster.framing import HEADER, ChannelError, framed
+
+VERSION = 1
+"""Of the protocol: both sides must have the same."""
+
+MAX_FRAME_BYTES = 16 * 1024 * 1024
+"""Longest frame after the handshake: a prompt of millions of tokens."""
+
+MAX_NODES = 128
+"""Nodes of a draft, run-ahead included."""
+
+Line = Annotated[str, msgspec.Meta(max_length=500)]
+Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Message(msgspec.Struct, tag=True, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Base of all messages: an array that begins with the class's name."""
+
+
+class Vocabulary(msgspec.Struct, array_like=True, frozen=True):
+    """What token ids mean: their number, and a digest of all of them in order."""
+
+    size: Count
+    digest: Annotated[bytes, msgspec.Meta(max_length=32)]
+
+
+class Challenge(Message, frozen=True):
+    """From a node, first of all."""
+
+    version: int
+    nonce: Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
+
+
+class Hello(Message, frozen=True):
+    """From a target: who it is, and that it knows the cluster's token."""
+
+    version: int
+    nonce: Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
+    proof: Annotated[bytes, msgspec.Meta(max_length=64)]
+    incarnation: Count  # another number after every start
+    vocabulary: Vocabulary
+
+
+class Welcome(Message, frozen=True):
+    """From a node: the same of itself, and what it can do."""
+
+    proof: Annotated[bytes, msgspec.Meta(max_length=64)]
+    incarnation: Count
+    vocabulary: Vocabulary
+    method: Line
+    capacity: Count  # sessions at once
+    labels: Annotated[dict[Line, Line], msgspec.Meta(max_length=16)] = {}  # host, rack, zone
+
+
+class Refused(Message, frozen=True):
+    """From either side, last of all: why."""
+
+    reason: Line
+
+
+class Sampling(msgspec.Struct, array_like=True, frozen=True):
+    """How the request draws, as far as a drafter can follow. There is no seed: what noise starts from is enough."""
+
+    vocab_size: Count
+    temperature: Seconds = 0.0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    top_k: Count = 0
+    stem: Annotated[int, msgspec.Meta(ge=0)] = 0
+    bias_ids: list[Token] = []
+    bias_values: list[float] = []
+    allowed_ids: list[Token] | None = None
+
+
+class Open(Message, frozen=True):
+    """From a target: a request that it may ask for. The same one again changes nothing."""
+
+    session: Count  # no other session of this connection ever has the same
+    tokens: list[Token]  # committed
+    prompt_len: Count
+    sampling: Sampling
+    tenant: Annotated[bytes, msgspec.Meta(max_length=32)] = b""  # a hash: nothing is shared between tenants
+    value: float = 0.0  # of one token, in seconds of this target
+    prediction: list[Token] = []
+
+
+class Commit(msgspec.Struct, array_like=True, frozen=True):
+    """What a session's text is now, and how much to guess."""
+
+    session: Count
+    length: Count  # of the whole text
+    tokens: list[Token]  # the newest of it
+    nodes: Annotated[int, msgspec.Meta(ge=0, le=MAX_NODES)]  # wanted; 0: none for now
+    depth: Annotated[int, msgspec.Meta(ge=0, le=MAX_NODES)]
+    value: float = 0.0  # of one token, in seconds of this target
+
+
+class Commits(Message, frozen=True):
+    """From a target, once for every pass: all of its sessions on this node."""
+
+    commits: list[Commit]
+
+
+class Guess(msgspec.Struct, array_like=True, frozen=True):
+    """All that is guessed behind the text of this length; it replaces what was said before."""
+
+    session: Count
+    number: Count  # grows with every guess of the session
+    length: Count
+    is_all: bool  # nothing is added until the text grows
+    tokens: Annotated[list[Token], msgspec.Meta(max_length=MAX_NODES)]
+    parents: Annotated[list[int], msgspec.Meta(max_length=MAX_NODES)] = []  # empty: a chain
+
+
+class Guesses(Message, frozen=True):
+    """From a node, as levels come."""
+
+    guesses: list[Guess]
+
+
+class Behind(Message, frozen=True):
+    """From a node: it has missed something of a session; 0: all of it."""
+
+    session: Count
+    length: Count  # of the text that it has
+
+
+class Close(Message, frozen=True):
+    """From a target: the request has ended, or has another home."""
+
+    session: Count
+    length: Count = 0  # of the whole text, with `tokens` its newest; drafters learn from ended answers
+    tokens: list[Token] = []
+
+
+class Busy(Message, frozen=True):
+    """From a node: it takes the session no more, for others are worth more."""
+
+    session: Count
+    retry_seconds: Seconds
+
+
+class Load(Message, frozen=True):
+    """From a node, now and then."""
+
+    sessions: Count
+    capacity: Count
+    level_seconds: Seconds
+    busy_share: float
+
+
+class Drain(Message, frozen=True):
+    """From a node: it leaves; nothing new, please."""
+
+
+class Ping(Message, frozen=True):
+    """From a target: answer with `Pong` of the same number."""
+
+    number: Count
+
+
+class Pong(Message, frozen=True):
+    """From a node."""
+
+    number: Count
+
+
+ToNode = Hello | Refused | Open | Commits | Close | Ping
+FromNode = Challenge | Welcome | Refused | Guesses | Behind | Busy | Load | Drain | Pong
+_Kind = TypeVar("_Kind")
+
+_encoder = msgspec.msgpack.Encoder()
+_to_node = msgspec.msgpack.Decoder(ToNode)
+_from_node = msgspec.msgpack.Decoder(FromNode)
+
+
+def encode(message: ToNode | FromNode) -> bytes:
+    payload = _encoder.encode(message)
+    if len(payload) + HEADER.size > MAX_FRAME_BYTES:
+        raise ChannelError(f"a message of {len(payload)} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return framed(HEADER.pack(crc32(payload)) + payload)
+
+
+def to_node(frame: bytes) -> ToNode:
+    """A frame's content as a message to a node."""
+    message: ToNode = _decoded(_to_node, frame)
+    return message
+
+
+def from_node(frame: bytes) -> FromNode:
+    """A frame's content as a message from a node."""
+    message: FromNode = _decoded(_from_node, frame)
+    return message
+
+
+def _decoded(decoder: "msgspec.msgpack.Decoder[_Kind]", frame: bytes) -> _Kind:
+    payload = frame[HEADER.size :]
+    if len(frame) < HEADER.size or HEADER.unpack_from(frame)[0] != crc32(payload):
+        raise ChannelError(f"a frame of {len(frame)} bytes is damaged")
+    try:
+        return decoder.decode(payload)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise ChannelError(f"a frame of {len(frame)} bytes is no message: {error}") from None

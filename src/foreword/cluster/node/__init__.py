@@ -1,0 +1,1 @@
+"""A draft node: an ordinary drafter behind a socket, for many targets."""

@@ -1,0 +1,168 @@
+"""Whom a node drafts for next: all sessions of all targets, and one drafter."""
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from time import perf_counter
+
+from foreword.cluster.framing import ChannelError
+from foreword.cluster.messages import Behind, Busy, Close, Commit, Guess, Load, Open
+from foreword.cluster.node.session import Pace, Session
+from foreword.cluster.sampling import heard
+from foreword.speculation.drafting import Ask, Drafter
+
+_log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 1.0
+"""How long a target leaves a node alone that had no room for its session."""
+
+FORGOTTEN_SECONDS = 300.0
+"""A session that was not heard of for so long is dropped: its end may have been lost."""
+
+_MEMORY = 0.1
+"""Of averages of late, the part that the newest number has."""
+
+
+@dataclass(frozen=True)
+class NodeLimits:
+    """What a node takes on."""
+
+    vocab_size: int
+    max_len: int  # tokens of a text with its guesses
+    capacity: int = 256  # sessions of all targets
+    batch: int = 64  # sessions of one round
+    runs_ahead: bool = True
+
+
+Target = Hashable
+"""Who a session belongs to."""
+
+_Asked = tuple[Target, Session, Ask]
+
+
+class DraftDesk:
+    """Keeps the sessions, and asks the drafter round by round. It belongs to one thread."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        pace: Pace,
+        limits: NodeLimits,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._drafter = drafter
+        self._pace = pace
+        self._limits = limits
+        self._clock = clock
+        self._sessions: dict[tuple[Target, int], Session] = {}
+        self._numbers = count()
+        self._level_seconds = 0.0
+        self._busy_share = 0.0
+        self._ended_at = clock()  # the last round
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def open(self, target: Target, opened: Open) -> list[tuple[Target, Busy]]:
+        """Take a session; if there is no room, the least valuable one goes, perhaps this one."""
+        key = (target, opened.session)
+        if key in self._sessions:
+            return []
+        self._check(opened.tokens, opened.prediction)
+        try:
+            sampling = heard(opened.sampling, self._limits.vocab_size)
+        except ValueError as error:
+            raise ChannelError(str(error)) from None
+        self._drop_forgotten()
+        session = Session(next(self._numbers), opened, sampling, self._pace, self._limits.max_len)
+        session.runs_ahead, session.heard_at = self._limits.runs_ahead, self._clock()
+        self._sessions[key] = session
+        if len(self._sessions) <= self._limits.capacity:
+            return []
+        least = min(self._sessions, key=lambda one: self._sessions[one].value)
+        self._remove(least)
+        return [(least[0], Busy(least[1], RETRY_SECONDS))]
+
+    def commit(self, target: Target, commit: Commit) -> Behind | None:
+        """A session's text has grown; what to answer if something was missed."""
+        session = self._sessions.get((target, commit.session))
+        if session is None:
+            return Behind(commit.session, 0)
+        self._check(commit.tokens)
+        if not session.follow(commit.length, commit.tokens):
+            return Behind(commit.session, session.committed)
+        session.want(commit.nodes, commit.depth, commit.value)
+        session.heard_at = self._clock()
+        return None
+
+    def close(self, target: Target, closed: Close) -> None:
+        """A request has ended."""
+        session = self._sessions.get((target, closed.session))
+        if session is not None:
+            self._check(closed.tokens)
+            session.follow(closed.length, closed.tokens)
+            self._remove((target, closed.session))
+
+    def leave(self, target: Target) -> None:
+        """A target is gone, with all of its sessions."""
+        for key in [key for key in self._sessions if key[0] == target]:
+            self._remove(key)
+
+    def round(self) -> dict[Target, list[Guess]]:
+        """One call of the drafter for the sessions that wait most; what each target hears. Empty: nothing to do."""
+        began = self._clock()
+        told: dict[Target, list[Guess]] = {}
+        wanted = [(target, session, session.ask()) for (target, _), session in self._sessions.items()]
+        chosen = self._chosen(wanted)
+        if chosen:
+            answers = self._drafter.propose([ask for _, _, ask in chosen])
+            for (_, session, _), answer in zip(chosen, answers, strict=True):
+                session.grow(answer)
+            self._measure(began, chosen)
+        silent = [(target, session) for target, session, ask in wanted if ask is None]
+        for target, session in (*((target, session) for target, session, _ in chosen), *silent):
+            if not session.is_told:
+                told.setdefault(target, []).append(session.guess(session.ask() is None))
+        for target, _, _ in chosen:
+            told.setdefault(target, [])  # there may be more to do
+        return told
+
+    def load(self) -> Load:
+        """How much there is to do."""
+        sessions = len(self._sessions)
+        return Load(sessions, self._limits.capacity, self._level_seconds, self._busy_share)
+
+    def _chosen(self, wanted: Sequence[tuple[Target, Session, Ask | None]]) -> list[_Asked]:
+        """Those whose target would wait first, then what is drafted ahead; of equals the most valuable."""
+        asks = [(target, session, ask) for target, session, ask in wanted if ask is not None]
+        asks.sort(key=lambda one: (one[1].is_prefetch, -one[1].value))
+        return asks[: self._limits.batch]
+
+    def _measure(self, began: float, chosen: Sequence[_Asked]) -> None:
+        now = self._clock()
+        levels = max(ask.max_depth for _, _, ask in chosen)
+        idle = max(began - self._ended_at, 0.0)
+        busy = (now - began) / max(now - began + idle, 1e-9)
+        self._level_seconds += _MEMORY * ((now - began) / levels - self._level_seconds)
+        self._busy_share += _MEMORY * (busy - self._busy_share)
+        self._ended_at = now
+
+    def _check(self, *texts: Sequence[int]) -> None:
+        for tokens in texts:
+            if tokens and max(tokens) >= self._limits.vocab_size:
+                raise ChannelError(
+                    f"token {max(tokens)} is outside the vocabulary of {self._limits.vocab_size}"
+                )
+
+    def _drop_forgotten(self) -> None:
+        last = self._clock() - FORGOTTEN_SECONDS
+        for key in [key for key, session in self._sessions.items() if session.heard_at < last]:
+            self._remove(key)
+
+    def _remove(self, key: tuple[Target, int]) -> None:
+        session = self._sessions.pop(key)
+        try:
+            self._drafter.forget(session.ended())
+        except Exception:  # what a drafter keeps too long costs memory, no session
+            _log.exception("the drafter could not forget a request")

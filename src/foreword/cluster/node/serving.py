@@ -1,0 +1,231 @@
+"""A draft node's sockets and threads: one that accepts, one for every target, one that drafts."""
+
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, Queue
+from time import monotonic
+
+from foreword.cluster.address import NodeAddress, without_delay
+from foreword.cluster.connection import Connection
+from foreword.cluster.framing import ChannelError
+from foreword.cluster.handshake import PATIENCE, Identity, NodeFacts, greet_target
+from foreword.cluster.messages import (
+    Close,
+    Commits,
+    Drain,
+    Guesses,
+    Open,
+    Ping,
+    Pong,
+    ToNode,
+    to_node,
+)
+from foreword.cluster.node.desk import DraftDesk
+
+_log = logging.getLogger(__name__)
+
+MAX_TARGETS = 256
+MAX_STRANGERS = 64
+"""Connections that may be in their handshake at once; more are hung up on."""
+
+MAX_MAIL = 4096
+"""Messages that may wait for the drafter; then targets have to wait with theirs."""
+
+LOAD_SECONDS = 1.0
+"""Between two reports of how much there is to do."""
+
+
+class _TargetLink:
+    """One target's connection, as the drafting thread knows it."""
+
+    def __init__(self, connection: Connection[ToNode]) -> None:
+        self.connection = connection
+        self.reported_at = float("-inf")
+
+
+_Mail = tuple[_TargetLink, ToNode | None]
+"""None: the target is gone."""
+
+
+class DraftNode:
+    """Serves one drafter to many targets until it is closed."""
+
+    def __init__(self, desk: DraftDesk, identity: Identity, facts: NodeFacts, address: NodeAddress) -> None:
+        """Listen at once; `start` lets targets in."""
+        self._desk = desk
+        self._identity = identity
+        self._facts = facts
+        tls = identity.security.tls
+        self._tls = None if tls is None else tls.context(is_node=True)
+        self._listening = address.listen()
+        self.address = address.bound(self._listening)
+        self._mail: Queue[_Mail] = Queue(MAX_MAIL)
+        self._links: set[_TargetLink] = set()
+        self._lock = threading.Lock()
+        self._strangers = threading.BoundedSemaphore(MAX_STRANGERS)
+        self._is_closed = threading.Event()
+        self._threads = [
+            threading.Thread(target=work, name=f"draft-node-{name}", daemon=True)
+            for name, work in (("accept", self._accept), ("draft", self._draft))
+        ]
+
+    def start(self) -> None:
+        self._identity.vocabulary.told()  # takes a moment, which no handshake has
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def sessions(self) -> int:
+        """Of all targets."""
+        return len(self._desk)
+
+    @property
+    def targets(self) -> int:
+        with self._lock:
+            return len(self._links)
+
+    def drain(self, seconds: float, clock: Callable[[], float] = monotonic) -> None:
+        """Tell all targets to go elsewhere, and wait until they have, no longer than this."""
+        with self._lock:
+            links = list(self._links)
+        for link in links:
+            link.connection.send(Drain())
+        until = clock() + seconds
+        while self.sessions and clock() < until and not self._is_closed.wait(0.05):
+            pass
+
+    def close(self) -> None:
+        """Hang up on everybody and stop."""
+        self._is_closed.set()
+        with suppress(OSError):  # nobody may have connected yet
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        with self._lock:
+            links = list(self._links)
+        for link in links:
+            link.connection.close("the node stops")
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+
+    def _accept(self) -> None:
+        while not self._is_closed.is_set():
+            try:
+                connected, _ = self._listening.accept()
+            except OSError:
+                if self._is_closed.wait(0.1):
+                    return
+                continue
+            if not self._strangers.acquire(blocking=False):
+                connected.close()
+                continue
+            threading.Thread(
+                target=self._serve, args=(connected,), name="draft-node-target", daemon=True
+            ).start()
+
+    def _serve(self, connected: socket.socket) -> None:
+        """One target, from its handshake to its end."""
+        with connected:
+            who = _name(connected)
+            try:
+                safe = self._handshake(connected)
+            except (ChannelError, OSError) as error:
+                _log.warning("target %s is not let in: %s", who, error)
+                return
+            finally:
+                self._strangers.release()
+            link = _TargetLink(Connection(safe, to_node))
+            with self._lock:
+                self._links.add(link)
+            if self._is_closed.is_set():
+                link.connection.close("the node stops")
+            _log.info("target %s is let in", who)
+            reason = link.connection.run(
+                lambda message: self._take(link, message), lambda: self._report(link)
+            )
+            with self._lock:
+                self._links.discard(link)
+            _log.info("target %s is gone: %s", who, reason)
+            if not self._is_closed.is_set():
+                self._mail.put((link, None))
+
+    def _handshake(self, connected: socket.socket) -> socket.socket:
+        connected.settimeout(PATIENCE)
+        without_delay(connected)
+        with self._lock:
+            is_full = len(self._links) >= MAX_TARGETS
+        if is_full:
+            raise ChannelError(f"there are {MAX_TARGETS} targets already")
+        safe: socket.socket | ssl.SSLSocket = connected
+        if self._tls is not None:
+            safe = self._tls.wrap_socket(connected, server_side=True)
+        greet_target(safe, self._identity, self._facts)
+        return safe
+
+    def _take(self, link: _TargetLink, message: ToNode) -> None:
+        if isinstance(message, Ping):
+            link.connection.send(Pong(message.number))
+        elif isinstance(message, Open | Commits | Close):
+            self._mail.put((link, message))
+        else:
+            raise ChannelError(f"a {type(message).__name__} after the handshake")
+
+    def _report(self, link: _TargetLink) -> None:
+        now = monotonic()
+        if now - link.reported_at >= LOAD_SECONDS:
+            link.reported_at = now
+            link.connection.send(self._desk.load())
+
+    def _draft(self) -> None:
+        is_busy = False
+        while not self._is_closed.is_set():
+            self._read_mail(may_wait=not is_busy)
+            told = self._desk.round()
+            is_busy = bool(told)
+            for link, guesses in told.items():
+                if guesses and isinstance(link, _TargetLink):
+                    link.connection.send(Guesses(guesses))
+
+    def _read_mail(self, may_wait: bool) -> None:
+        while not self._is_closed.is_set():
+            try:
+                link, message = self._mail.get(timeout=0.2) if may_wait else self._mail.get_nowait()
+            except Empty:
+                if may_wait:
+                    continue
+                return
+            may_wait = False
+            try:
+                self._apply(link, message)
+            except ChannelError as error:
+                link.connection.close(str(error))
+
+    def _apply(self, link: _TargetLink, message: ToNode | None) -> None:
+        desk = self._desk
+        if message is None:
+            desk.leave(link)
+        elif not link.connection.is_open:
+            return  # its sessions go when it is gone
+        elif isinstance(message, Open):
+            for target, busy in desk.open(link, message):
+                assert isinstance(target, _TargetLink)
+                target.connection.send(busy)
+        elif isinstance(message, Commits):
+            for commit in message.commits:
+                behind = desk.commit(link, commit)
+                if behind is not None:
+                    link.connection.send(behind)
+        elif isinstance(message, Close):
+            desk.close(link, message)
+
+
+def _name(connected: socket.socket) -> str:
+    try:
+        peer = connected.getpeername()
+    except OSError:
+        return "(gone)"
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "on this machine"

@@ -1,0 +1,171 @@
+"""One request as a node knows it: its text, and what is guessed behind it."""
+
+from collections.abc import Sequence
+from enum import Enum, auto
+
+from foreword.acceptance.request import DraftSampling
+from foreword.cluster.messages import MAX_NODES, Guess, Open
+from foreword.speculation.draft import ROOT, Draft
+from foreword.speculation.drafting import Ask, DraftRequest, Text
+
+_TOKENS_PER_TRY = 64
+"""Of a text that is still being read, the tokens that a drafter gets through in one call at the least."""
+
+
+class Pace(Enum):
+    """How a drafter is asked."""
+
+    AT_ONCE = auto()  # a lookup: all of it costs as much as one level
+    LEVELS = auto()  # a model that makes chains: level by level, told as they come
+    TREES = auto()  # a model that makes trees: a whole one, then behind its best leaf
+
+
+class Session:
+    """The committed text with the best guess behind it, as one list that the drafter reads on.
+
+    If the text takes another way, the drafter hears of another epoch: what it keeps of the guesses is void.
+    """
+
+    def __init__(
+        self, number: int, opened: Open, sampling: DraftSampling, pace: Pace, max_len: int = 1 << 30
+    ) -> None:
+        """`number` is what the drafter knows the request by; no text gets longer than `max_len`, guesses included."""
+        self.number = number
+        self.name = opened.session
+        self.value = opened.value
+        self.nodes = self.depth = 1  # wanted; before anything is, the text is read, which takes longest
+        self.runs_ahead = True
+        self.is_told = True  # whether all that is guessed was sent
+        self.heard_at = 0.0
+        self._opened = opened
+        self._sampling = sampling
+        self._pace = pace
+        self._max_len = max_len
+        self._written = list(opened.tokens)  # committed, then the best guess
+        self._committed = len(opened.tokens)
+        self._epoch = 0
+        self._tree = Draft(committed_len=self._committed)
+        self._guesses = 0
+        self._tries = 0  # asks without an answer since the text has grown
+
+    @property
+    def committed(self) -> int:
+        """Tokens of the text that are certain."""
+        return self._committed
+
+    @property
+    def ahead(self) -> int:
+        """Levels that are guessed."""
+        return len(self._written) - self._committed if self._pace is not Pace.AT_ONCE else self._tree.depth
+
+    @property
+    def is_prefetch(self) -> bool:
+        """Whether what is wanted is there, and more would be for later."""
+        return self.ahead >= self.depth
+
+    def follow(self, length: int, tokens: Sequence[int]) -> bool:
+        """The text has this length now and these newest tokens; False if something between was missed."""
+        first = length - len(tokens)
+        if first > self._committed:
+            return False
+        fresh = list(tokens[self._committed - first :]) if first >= 0 else []
+        if not fresh:
+            return True  # it is known
+        guessed = self._written[self._committed : length]
+        if guessed == fresh[: len(guessed)]:
+            self._written += fresh[len(guessed) :]
+            self._tree = self._tree.rebase(Text(self._written, length))
+        else:
+            self._written = self._written[: self._committed] + fresh
+            self._tree = Draft(committed_len=length)
+            self._epoch += 1
+        self._committed, self._tries = length, 0
+        self.is_told = False  # every text is answered, if only with nothing
+        return True
+
+    def want(self, nodes: int, depth: int, value: float) -> None:
+        """How much to guess, and what a token is worth."""
+        if nodes > self.nodes or depth > self.depth:
+            self._tries, self.is_told = 0, False
+        self.nodes, self.depth, self.value = nodes, depth, value
+
+    def ask(self) -> Ask | None:
+        """What to ask the drafter next; None: nothing."""
+        if not self.depth or not self.nodes or self._tries > self._most_tries:
+            return None
+        most = 2 * self.depth + 1 if self.runs_ahead else self.depth
+        most = min(most, MAX_NODES, self._max_len - self._committed - 1)
+        left = min(most - self.ahead, MAX_NODES - len(self._tree))
+        if left < 1:
+            return None
+        if self._pace is Pace.LEVELS:
+            return Ask(self._request(len(self._written)), 1, 1)
+        if self._pace is Pace.TREES:
+            nodes = min(self.nodes, MAX_NODES - len(self._tree))
+            return Ask(self._request(len(self._written)), nodes, min(self.depth, left))
+        if self._tries:
+            return None  # it has said all that it knows of this text
+        nodes = min(2 * self.nodes + 1 if self.runs_ahead else self.nodes, MAX_NODES)
+        return Ask(self._request(self._committed), nodes, most)
+
+    @property
+    def _most_tries(self) -> int:
+        return 0 if self._pace is Pace.AT_ONCE else len(self._written) // _TOKENS_PER_TRY + 2
+
+    def grow(self, answer: Draft) -> None:
+        """What the drafter has said to the last ask."""
+        if self._pace is Pace.AT_ONCE:
+            self._tries += 1
+            self._tree, self.is_told = Draft(answer.tokens, answer.parents, self._committed), False
+            return
+        if not len(answer) or answer.committed_len != len(self._written):
+            self._tries += 1
+            self.is_told = self.is_told and self._tries <= self._most_tries  # then that is all
+            return
+        leaf, offset = self._leaf(), len(self._tree)
+        parents = [leaf if parent == ROOT else parent + offset for parent in answer.parents]
+        tokens = (*self._tree.tokens, *answer.tokens)
+        self._tree = Draft(tokens, (*self._tree.parents, *parents), self._committed)
+        self._written += _best_path(answer)
+        self._tries, self.is_told = 0, False
+
+    def guess(self, is_all: bool) -> Guess:
+        """All that is guessed, as the target hears it, and whether that is all."""
+        self._guesses += 1
+        self.is_told = True
+        tree = self._tree
+        parents = [] if tree.is_chain else list(tree.parents)
+        return Guess(self.name, self._guesses, self._committed, is_all, list(tree.tokens), parents)
+
+    def ended(self) -> DraftRequest:
+        """The request as it was last, without guesses."""
+        return self._request(self._committed)
+
+    def _request(self, length: int) -> DraftRequest:
+        return DraftRequest(
+            self.number,
+            Text(self._written, length),
+            self._sampling,
+            self._opened.prompt_len,
+            self._opened.tenant.hex(),
+            self._epoch,
+            self._opened.prediction,
+        )
+
+    def _leaf(self) -> int:
+        """The node of the tree at which the list ends."""
+        node = ROOT
+        for token in self._written[self._committed :]:
+            followers = (n for n, parent in enumerate(self._tree.parents) if parent == node)
+            node = next(n for n in followers if self._tree.tokens[n] == token)
+        return node
+
+
+def _best_path(draft: Draft) -> list[int]:
+    """Tokens up to the first node of the deepest level."""
+    depths = draft.depths()
+    node, path = depths.index(max(depths)), []
+    while node != ROOT:
+        path.append(draft.tokens[node])
+        node = draft.parents[node]
+    return path[::-1]

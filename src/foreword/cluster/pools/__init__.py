@@ -1,0 +1,1 @@
+"""Pools of targets and draft nodes, started from one file."""

@@ -1,0 +1,111 @@
+"""Starts the members of a cluster on this machine, and starts again those that end."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from threading import Event
+from time import monotonic
+from typing import Protocol
+
+from foreword.cluster.pools.file import Member
+
+_log = logging.getLogger(__name__)
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+"""Seconds before a member that has ended is started again; twice as long each time."""
+
+CALM_SECONDS = 60.0
+"""A member that has run for so long begins with the first pause again."""
+
+LOOK_SECONDS = 0.5
+
+
+class Process(Protocol):
+    """What is needed of a running member."""
+
+    def poll(self) -> int | None:
+        """Its exit code; None: it runs."""
+        ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+def launch(member: Member) -> Process:
+    """A member in a process of its own."""
+    return subprocess.Popen([sys.executable, "-m", "foreword", *member.arguments], stdin=subprocess.DEVNULL)
+
+
+@dataclass
+class _Running:
+    member: Member
+    process: Process | None = None
+    began: float = 0.0
+    pause: float = FIRST_PAUSE
+    again_at: float = 0.0
+    restarts: int = 0
+
+
+@dataclass
+class Pools:
+    """Keeps all members running until it is stopped."""
+
+    members: Sequence[Member]
+    start: Callable[[Member], Process] = launch
+    clock: Callable[[], float] = monotonic
+    stopped: Event = field(default_factory=Event)
+    _running: list[_Running] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._running = [_Running(member) for member in self.members]
+
+    def restarts(self) -> dict[str, int]:
+        """By name, how often each was started again."""
+        return {one.member.name: one.restarts for one in self._running}
+
+    def look(self) -> None:
+        """Start what does not run and may be started now."""
+        now = self.clock()
+        for one in self._running:
+            if one.process is not None and (code := one.process.poll()) is not None:
+                if now - one.began > CALM_SECONDS:
+                    one.pause = FIRST_PAUSE
+                one.process, one.again_at = None, now + one.pause
+                _log.error("%s has ended (exit code %s); again in %g s", one.member.name, code, one.pause)
+                one.pause = min(2 * one.pause, LONGEST_PAUSE)
+                one.restarts += 1
+            if one.process is None and now >= one.again_at:
+                one.process, one.began = self.start(one.member), now
+                _log.info("%s is started", one.member.name)
+
+    def run(self) -> None:
+        """Until `stopped` is set; then targets end first, so that nobody drains for nobody."""
+        try:
+            while not self.stopped.is_set():
+                self.look()
+                self.stopped.wait(LOOK_SECONDS)
+        finally:
+            self.close()
+
+    def close(self, patience: float = 45.0) -> None:
+        """End all members; those that stay are killed."""
+        for is_target in (True, False):
+            ending = [
+                one for one in self._running if one.member.is_target is is_target and one.process is not None
+            ]
+            for one in ending:
+                assert one.process is not None
+                one.process.terminate()
+            for one in ending:
+                assert one.process is not None
+                try:
+                    one.process.wait(patience)
+                except subprocess.TimeoutExpired:
+                    one.process.kill()
+                    one.process.wait()
+                one.process = None

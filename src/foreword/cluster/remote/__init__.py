@@ -1,0 +1,1 @@
+"""The target's side: draft nodes as one more drafter."""

@@ -1,0 +1,294 @@
+"""Draft nodes as one more drafter: it says what is there, and waits only while that is worth more than it costs."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import count
+from threading import Condition
+from time import monotonic
+
+from foreword.cluster.connection import Connection
+from foreword.cluster.framing import ChannelError
+from foreword.cluster.handshake import Identity
+from foreword.cluster.homes import MoveBudget, Place, choose_home, distance
+from foreword.cluster.messages import (
+    Behind,
+    Busy,
+    Commit,
+    Commits,
+    Drain,
+    FromNode,
+    Guesses,
+    Load,
+    Pong,
+    Welcome,
+)
+from foreword.cluster.remote import waiting
+from foreword.cluster.remote.estimates import TokenRate
+from foreword.cluster.remote.pairing import NOTHING, Pairing
+from foreword.cluster.remote.peer import Peer, PeerThread
+from foreword.cluster.remote.prospects import may_come, prospects_of
+from foreword.cluster.reports import NodeReport
+from foreword.cluster.security import tenant_hash
+from foreword.cluster.settings import RemoteConfig, entries, parse_labels
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Ask, DraftRequest
+
+_Pairs = Sequence[tuple[Ask, Pairing | None]]
+
+
+class RemoteDrafter:
+    """Pairs requests with nodes, tells these what was committed, and passes on what they guess.
+
+    The engine's thread asks; each node has a thread that listens. Whatever a node does or does not do costs guesses
+    and, once, a wait that was worth it by all that was known.
+    """
+
+    expects = True  # nodes read prompts while requests wait
+
+    def __init__(
+        self, config: RemoteConfig, identity: Identity, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._config = config
+        self._identity = identity
+        self._clock = clock
+        self._labels = parse_labels(config.labels)
+        self._local_tenants = entries(config.local_tenants)
+        self._arrived = Condition()  # guards everything below and in the peers
+        self._peers = [Peer(address) for address in config.addresses()]
+        self._pairings: dict[int, Pairing] = {}  # by request
+        self._sessions: dict[int, Pairing] = {}
+        self._moving: set[int] = set()  # requests that had a home and lost it
+        self._numbers = count()
+        self._rate = TokenRate()
+        self._moves = MoveBudget(clock())
+        self.faults: Counter[str] = Counter()
+        self._threads = [PeerThread(peer, self, identity) for peer in self._peers]
+
+    def start(self) -> "RemoteDrafter":
+        """Connect, from now on and again whenever that is needed."""
+        self._identity.vocabulary.told()  # takes a moment, which no handshake has
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def expect(self, request: DraftRequest) -> None:
+        """A request that waits for its first pass: its node reads the prompt meanwhile."""
+        with self._arrived:
+            self._paired(request, self._clock())
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """What is there for every ask, after a wait if one is worth it."""
+        with self._arrived:
+            now = self._clock()
+            pairs = [(ask, self._paired(ask.request, now)) for ask in asks]
+            self._tell(pairs, now)
+            self._wait(pairs)
+            return [NOTHING if pairing is None else self._draft(ask, pairing) for ask, pairing in pairs]
+
+    def forget(self, request: DraftRequest) -> None:
+        """The request has ended: so does its session."""
+        with self._arrived:
+            pairing = self._pairings.get(request.request_id)
+            if pairing is not None:
+                pairing.peer.send(pairing.closing(request.tokens))
+                self._part(request.request_id)
+            self._moving.discard(request.request_id)
+
+    def close(self) -> None:
+        """Hang up."""
+        for thread in self._threads:
+            thread.close()
+
+    def nodes(self) -> list[NodeReport]:
+        """How the nodes stand."""
+        with self._arrived:
+            return [peer.report(self._config.shadow) for peer in self._peers]
+
+    def fault_counts(self) -> Counter[str]:
+        """What was lost or late."""
+        with self._arrived:
+            return Counter({f"remote/{kind}": times for kind, times in self.faults.items()})
+
+    def came_up(self, peer: Peer, link: Connection[FromNode], welcome: Welcome) -> None:
+        with self._arrived:
+            peer.begin(link, welcome)
+
+    def went_down(self, peer: Peer, reason: str) -> None:
+        with self._arrived:
+            self.faults["lost"] += peer.is_up
+            peer.end(reason)
+            for request in [number for number, one in self._pairings.items() if one.peer is peer]:
+                self._part(request)
+                self._moving.add(request)
+            self._arrived.notify_all()
+
+    def heard(self, peer: Peer, message: FromNode) -> None:
+        """Raises `ChannelError` for what no node says, which ends the connection."""
+        with self._arrived:
+            if isinstance(message, Guesses):
+                self._guessed(peer, message)
+            elif isinstance(message, Behind):
+                self._behind(peer, message)
+            elif isinstance(message, Busy):
+                self._busy(peer, message)
+            elif isinstance(message, Load):
+                peer.load = message
+            elif isinstance(message, Drain):
+                peer.is_draining = True
+            elif not isinstance(message, Pong):
+                raise ChannelError(f"a {type(message).__name__} after the handshake")
+
+    def _guessed(self, peer: Peer, message: Guesses) -> None:
+        now = self._clock()
+        for guess in message.guesses:
+            pairing = self._sessions.get(guess.session)
+            if pairing is not None and pairing.peer is peer:
+                pairing.hear(guess, now)
+        peer.waited_in_vain = False
+        self._arrived.notify_all()
+
+    def _behind(self, peer: Peer, message: Behind) -> None:
+        """What it has missed is told with the next ask."""
+        pairing = self._sessions.get(message.session)
+        if pairing is not None and pairing.peer is peer:
+            pairing.told, pairing.wants = min(pairing.told, message.length), (0, 0)
+
+    def _busy(self, peer: Peer, message: Busy) -> None:
+        peer.busy_until = self._clock() + message.retry_seconds
+        self.faults["busy"] += 1
+        for request, pairing in self._pairings.items():
+            if pairing.session == message.session and pairing.peer is peer:
+                self._part(request)
+                self._moving.add(request)
+                return
+
+    def _paired(self, request: DraftRequest, now: float) -> Pairing | None:
+        """The request's session; None: it has none, and none can be had."""
+        number = request.request_id
+        pairing = self._pairings.get(number)
+        if pairing is not None and pairing.epoch == request.epoch and not pairing.peer.is_draining:
+            return pairing
+        if any(fnmatchcase(request.tenant, pattern) for pattern in self._local_tenants):
+            return None
+        is_moving = number in self._moving or (pairing is not None and pairing.peer.is_draining)
+        if is_moving and not self._moves.take(now, len(self._pairings)):
+            return pairing
+        if pairing is not None:
+            pairing.peer.send(pairing.closing(()))
+            self._part(number)
+        return self._pair(request, now)
+
+    def _pair(self, request: DraftRequest, now: float) -> Pairing | None:
+        name = choose_home(
+            request.request_id, [self._place(peer) for peer in self._peers if _takes(peer, now)]
+        )
+        if name is None:
+            return None
+        peer = next(peer for peer in self._peers if peer.name == name)
+        pairing = Pairing(next(self._numbers), peer, request.epoch, len(request.tokens), len(request.tokens))
+        tenant = tenant_hash(request.tenant, self._identity.security.token)
+        peer.send(pairing.opening(request, tenant, self._value))
+        peer.homes += 1
+        self._pairings[request.request_id] = self._sessions[pairing.session] = pairing
+        self._moving.discard(request.request_id)
+        return pairing
+
+    def _part(self, request: int) -> None:
+        pairing = self._pairings.pop(request)
+        pairing.is_all = True  # whoever waits for it waits in vain
+        del self._sessions[pairing.session]
+        pairing.peer.homes -= pairing.peer.homes > 0
+
+    def _place(self, peer: Peer) -> Place:
+        assert peer.welcome is not None
+        capacity = peer.welcome.capacity if peer.load is None else peer.load.capacity
+        taken = 0 if peer.load is None else max(peer.load.sessions - peer.homes, 0)  # by other targets
+        return Place(
+            peer.name, max(capacity - taken, 0), peer.homes, distance(self._labels, peer.welcome.labels)
+        )
+
+    @property
+    def _value(self) -> float:
+        """Of a token, in seconds."""
+        rate = self._rate.per_second
+        return 0.0 if not rate else 1 / rate
+
+    def _tell(self, pairs: _Pairs, now: float) -> None:
+        """One frame for every node: what was committed for its sessions, and how much is wanted."""
+        came = 0
+        by_peer: dict[str, tuple[Peer, list[Commit]]] = {}
+        for ask, pairing in pairs:
+            if pairing is None:
+                continue
+            came += pairing.read(ask.request.tokens)
+            self._note_late(pairing, now)
+            if not pairing.told:  # it has missed everything
+                tenant = tenant_hash(ask.request.tenant, self._identity.security.token)
+                pairing.peer.send(pairing.opening(ask.request, tenant, self._value))
+            commit = pairing.commit(ask, now, self._value)
+            if commit is not None:
+                by_peer.setdefault(pairing.peer.name, (pairing.peer, []))[1].append(commit)
+        self._rate.came(came, now)
+        for peer, commits in by_peer.values():
+            peer.send(Commits(commits))
+
+    def _wait(self, pairs: _Pairs) -> None:
+        """Until nothing that is on its way is worth a wait, and never longer than all of it was worth at first."""
+        rate = self._rate.per_second
+        if rate is None:
+            return
+        began = now = self._clock()
+        until: float | None = None
+        awaited: set[str] = set()
+        while True:
+            prospects = prospects_of(pairs, now)
+            seconds = waiting.worth_waiting(list(prospects.values()), rate)
+            if seconds <= 0:
+                break
+            if until is None:
+                until = began + waiting.most_worth(list(prospects.values()), rate)
+            if now >= until:
+                self._waited_in_vain(pairs, now)
+                break
+            awaited |= {name for name, _, _ in prospects}
+            self._arrived.wait(min(seconds, until - now))
+            now = self._clock()
+        for peer in self._peers if awaited else ():
+            if peer.name in awaited:
+                peer.waits += 1
+                peer.wait_seconds += now - began
+
+    def _waited_in_vain(self, pairs: _Pairs, now: float) -> None:
+        """What was waited for has not come: its node is not waited for again before something does."""
+        for _, pairing in pairs:
+            if pairing is not None and may_come(pairing):
+                self._note_late(pairing, now)
+                pairing.peer.waited_in_vain = True
+
+    def _note_late(self, pairing: Pairing, now: float) -> None:
+        if pairing.asked_at is None or pairing.peer.breaker.is_open:
+            return
+        late_after = pairing.peer.estimates.late_after
+        if late_after is not None and now - pairing.asked_at > late_after:
+            pairing.peer.breaker.late(now - pairing.asked_at)
+            self.faults["late"] += 1
+
+    def _draft(self, ask: Ask, pairing: Pairing) -> Draft:
+        request = ask.request
+        draft = pairing.behind(request)
+        if not len(draft):
+            return NOTHING
+        size, tokens, parents = request.sampling.vocab_size, draft.tokens, draft.parents
+        takes_trees = request.sampling.rule.takes_trees
+        if max(tokens) >= size:
+            self.faults["unknown token"] += 1
+        draft = draft.keep(lambda node: tokens[node] < size and (takes_trees or parents[node] == node - 1))
+        draft = pairing.given = replace(draft.within(ask.max_nodes, ask.max_depth), epoch=request.epoch)
+        return draft if pairing.peer.estimates.judged >= self._config.shadow else NOTHING
+
+
+def _takes(peer: Peer, now: float) -> bool:
+    """Whether it can be a home."""
+    return peer.is_up and not peer.is_draining and now >= peer.busy_until

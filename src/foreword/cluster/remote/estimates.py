@@ -1,0 +1,119 @@
+"""What is known of a node, by what it did."""
+
+from collections import deque
+from collections.abc import Sequence
+
+from foreword.speculation.draft import ROOT, Draft
+
+LATE_FACTOR = 3.0
+"""A node that takes so many times as long as it almost ever does is late."""
+
+FARTHEST = 4.0
+"""An answer counts as at most so many times as slow as usual: one pause is no change."""
+
+PRIOR_RATE = 0.7
+PRIOR_WEIGHT = 4.0
+"""What is believed of a level before guesses were judged, and how many of them that counts for."""
+
+_KEPT = 0.98
+"""Of what was counted, the part that is left after every new draft."""
+
+_MEMORY = 0.1
+_SAMPLES = 128
+MOST_LEVELS = 32
+
+
+class NodeEstimates:
+    """How soon its levels come, and how often they are right."""
+
+    def __init__(self) -> None:
+        self.judged = 0  # drafts that were compared with the text
+        self.first_seconds: float | None = None  # from a text to the first level behind it
+        self.level_seconds: float | None = None  # from one level to the next
+        self._firsts: deque[float] = deque(maxlen=_SAMPLES)
+        self._late_after: float | None = None
+        self._tried = [0.0] * MOST_LEVELS
+        self._right = [0.0] * MOST_LEVELS
+        self._coverage = [1.0] * MOST_LEVELS  # how often a level comes at all, of late
+
+    def first_came(self, seconds: float) -> None:
+        """The first level behind a text, after it was told."""
+        self._firsts.append(seconds)
+        self._late_after = None
+        usual = seconds if self.first_seconds is None else FARTHEST * self.first_seconds
+        self.first_seconds = _mixed(self.first_seconds, min(seconds, usual))
+
+    def level_came(self, seconds: float) -> None:
+        """Another one, after the one before."""
+        self.level_seconds = _mixed(self.level_seconds, seconds)
+
+    def filled(self, levels: int, wanted: int) -> None:
+        """All that came behind a text, and how much was wanted."""
+        for level in range(min(wanted, MOST_LEVELS)):
+            self._coverage[level] += _MEMORY * ((level < levels) - self._coverage[level])
+
+    @property
+    def late_after(self) -> float | None:
+        """Seconds after which a first level is late; None: nobody knows yet."""
+        if self._late_after is None and self._firsts:
+            self._late_after = LATE_FACTOR * sorted(self._firsts)[int(0.99 * (len(self._firsts) - 1))]
+        return self._late_after
+
+    def judge(self, draft: Draft, text: Sequence[int]) -> None:
+        """Compare a draft with the text that came, as far as it goes."""
+        came = text[draft.committed_len :]
+        if not came or not draft.tokens:
+            return
+        right, tried = _followed(draft, came)
+        for level in range(min(tried, MOST_LEVELS)):
+            self._tried[level] = self._tried[level] * _KEPT + 1
+            self._right[level] = self._right[level] * _KEPT + (level < right)
+        self.judged += 1
+
+    def survival(self, levels: int) -> list[float]:
+        """By level, the chance that a guess comes and is right, and all above it are."""
+        chance, found = 1.0, []
+        for level in range(min(levels, MOST_LEVELS)):
+            right, tried = self._right[level], self._tried[level]
+            chance *= (right + PRIOR_RATE * PRIOR_WEIGHT) / (tried + PRIOR_WEIGHT)
+            found.append(chance * self._coverage[level])
+        return found
+
+
+def _followed(draft: Draft, came: Sequence[int]) -> tuple[int, int]:
+    """Levels of a draft that are in the text, and levels that could be compared with it."""
+    if draft.is_chain:
+        most = min(len(draft.tokens), len(came))
+        right = next((n for n in range(most) if draft.tokens[n] != came[n]), most)
+        return right, min(right + 1, most)
+    node = ROOT
+    for level, token in enumerate(came):
+        followers = [n for n, parent in enumerate(draft.parents) if parent == node]
+        found = next((n for n in followers if draft.tokens[n] == token), None)
+        if found is None:
+            return level, level + bool(followers)
+        node = found
+    return len(came), len(came)
+
+
+class TokenRate:
+    """Tokens per second of the requests that are asked for."""
+
+    def __init__(self) -> None:
+        self._at: float | None = None
+        self._rate: float | None = None
+
+    @property
+    def per_second(self) -> float | None:
+        """None: nobody knows yet."""
+        return self._rate
+
+    def came(self, tokens: int, now: float) -> None:
+        """So many since the last call."""
+        if self._at is not None and tokens and now > self._at:
+            self._rate = _mixed(self._rate, tokens / (now - self._at))
+        self._at = now
+
+
+def _mixed(late: float | None, new: float) -> float:
+    return new if late is None else late + _MEMORY * (new - late)

@@ -1,0 +1,112 @@
+"""A request and its home: what the node was told, and what it has said."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from foreword.cluster.framing import ChannelError
+from foreword.cluster.messages import Close, Commit, Guess, Open
+from foreword.cluster.remote.peer import Peer
+from foreword.cluster.sampling import told as told_sampling
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Ask, DraftRequest
+
+NOTHING = Draft()
+
+
+@dataclass
+class Pairing:
+    """One session; after another epoch, or with another home, a request has another one."""
+
+    session: int
+    peer: Peer
+    epoch: int
+    told: int  # tokens of the text that the node was told of
+    seen: int  # tokens that it had when it was last asked for
+    wants: tuple[int, int] = (0, 0)  # nodes and levels
+    tree: Draft = field(default_factory=Draft)  # the newest that it has said
+    number: int = 0  # of that
+    is_all: bool = False  # nothing is added to it until the text grows
+    is_warm: bool = False  # it has said something: its text is read
+    asked_at: float | None = None  # when it was told of the first text that it has not answered yet
+    asked_len: int = 0  # of that text
+    level_at: float = 0.0  # when the newest level came
+    given: Draft = field(default_factory=Draft)  # what was last passed on: to be compared with the text
+
+    def opening(self, request: DraftRequest, tenant: bytes, value: float) -> Open:
+        """What the node has to know first."""
+        self.told = len(request.tokens)
+        return Open(
+            self.session,
+            request.tokens[:],  # type: ignore[arg-type]
+            request.prompt_len,
+            told_sampling(request.sampling),
+            tenant,
+            value,
+            list(request.prediction),
+        )
+
+    def read(self, tokens: Sequence[int]) -> int:
+        """Compare what was last guessed with the text as it is now; how much it has grown."""
+        came, self.seen = len(tokens) - self.seen, len(tokens)
+        if came > 0:
+            self.peer.estimates.judge(self.given, tokens)
+            self.given = NOTHING
+        return max(came, 0)
+
+    def commit(self, ask: Ask, now: float, value: float) -> Commit | None:
+        """What the node is to hear before it guesses for this ask; None: it knows."""
+        length, before, wants = len(ask.request.tokens), self.told, (ask.max_nodes, ask.max_depth)
+        if length == before and wants == self.wants:
+            return None
+        if length > before:
+            self.is_all = False
+            if self.asked_at is None and self.is_warm:
+                self.asked_at, self.asked_len = now, length
+        self.told, self.wants = length, wants
+        return Commit(self.session, length, list(ask.request.tokens[before:length]), *wants, value)
+
+    def closing(self, tokens: Sequence[int]) -> Close:
+        """The request has ended with this text."""
+        if len(tokens) <= self.told:
+            return Close(self.session)
+        return Close(self.session, len(tokens), list(tokens[self.told :]))
+
+    def hear(self, guess: Guess, now: float) -> None:
+        """What the node says, unless it has said something newer; raises `ChannelError` for what is no draft."""
+        if guess.number <= self.number:
+            return
+        try:
+            if guess.parents:
+                tree = Draft(tuple(guess.tokens), tuple(guess.parents), guess.length)
+            else:
+                tree = Draft.chain(guess.tokens, guess.length)
+        except ValueError as error:
+            raise ChannelError(f"a guess that is no draft: {error}") from None
+        levels = tree.depth - self.tree.depth
+        estimates, breaker = self.peer.estimates, self.peer.breaker
+        if self.asked_at is not None and guess.length >= self.asked_len:
+            seconds, late_after = now - self.asked_at, estimates.late_after
+            self.asked_at = None
+            if guess.length < self.told:  # it has not seen the newest text yet
+                self.asked_at, self.asked_len = now, self.told
+            estimates.first_came(seconds)
+            if tree.depth > 1 and not self.tree.depth:
+                estimates.level_came(0.0)  # they come at once
+            if late_after is None or seconds <= late_after:
+                breaker.in_time()
+        elif levels > 0 and self.number and guess.length == self.tree.committed_len:
+            estimates.level_came((now - self.level_at) / levels)
+        if not self.is_warm:
+            self.is_warm = True
+            breaker.in_time()
+        self.tree, self.number, self.level_at = tree, guess.number, now
+        is_all = guess.is_all and guess.length >= self.told
+        if is_all and not self.is_all:
+            estimates.filled(tree.depth, min(self.wants))
+        self.is_all = is_all
+
+    def behind(self, request: DraftRequest) -> Draft:
+        """What is guessed behind the request's text now."""
+        if self.tree.committed_len != len(request.tokens):
+            self.tree = self.tree.rebase(request.tokens)
+        return self.tree

@@ -1,0 +1,194 @@
+"""One node as a target knows it, and the thread that keeps the connection to it."""
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Protocol
+
+from foreword.cluster.address import NodeAddress
+from foreword.cluster.breaker import Breaker
+from foreword.cluster.connection import Connection
+from foreword.cluster.framing import ChannelError
+from foreword.cluster.handshake import PATIENCE, Identity, greet_node
+from foreword.cluster.messages import FromNode, Load, Ping, ToNode, Welcome, from_node
+from foreword.cluster.remote.estimates import NodeEstimates
+from foreword.cluster.reports import NodeReport
+
+_log = logging.getLogger(__name__)
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds between two attempts to connect; each is twice as long as the one before."""
+
+PING_SECONDS = 5.0
+"""Between two signs of life that are asked for."""
+
+
+class Hub(Protocol):
+    """Hears what happens to nodes, in their threads."""
+
+    def came_up(self, peer: "Peer", link: Connection[FromNode], welcome: Welcome) -> None:
+        """It can be used."""
+        ...
+
+    def went_down(self, peer: "Peer", reason: str) -> None:
+        """It cannot any more, or still not."""
+        ...
+
+    def heard(self, peer: "Peer", message: FromNode) -> None:
+        """It has said something."""
+        ...
+
+
+class Peer:
+    """What is known of a node. Its fields belong to the hub, which guards them."""
+
+    def __init__(self, address: NodeAddress) -> None:
+        self.address = address
+        self.name = str(address)
+        self.link: Connection[FromNode] | None = None
+        self.welcome: Welcome | None = None
+        self.load: Load | None = None
+        self.breaker = Breaker()
+        self.estimates = NodeEstimates()
+        self.is_draining = False
+        self.busy_until = float("-inf")
+        self.waited_in_vain = False  # once, and nothing was heard of it since
+        self.homes = 0
+        self.waits = 0  # passes that waited for it
+        self.wait_seconds = 0.0
+
+    @property
+    def is_up(self) -> bool:
+        return self.link is not None
+
+    def begin(self, link: Connection[FromNode], welcome: Welcome) -> None:
+        """A new connection; another incarnation has everything before it."""
+        if self.welcome is None or self.welcome.incarnation != welcome.incarnation:
+            self.estimates = NodeEstimates()
+        self.link, self.welcome, self.load = link, welcome, None
+        self.is_draining = self.waited_in_vain = False
+        self.busy_until = float("-inf")
+        self.breaker.reason = "nothing heard of it yet"
+
+    def end(self, reason: str) -> None:
+        self.link = None
+        self.homes = 0
+        self.breaker.lost(reason)
+
+    def send(self, message: ToNode) -> None:
+        if self.link is not None:
+            self.link.send(message)
+
+    def report(self, shadow: int) -> NodeReport:
+        estimates = self.estimates
+        return NodeReport(
+            self.name,
+            self._state(shadow),
+            self.breaker.reason,
+            "" if self.welcome is None else self.welcome.method,
+            self.homes,
+            self.breaker.trips,
+            self.waits,
+            self.wait_seconds,
+            _ms(estimates.first_seconds),
+            _ms(estimates.level_seconds),
+            estimates.judged,
+            estimates.survival(1)[0],
+        )
+
+    def _state(self, shadow: int) -> str:
+        if not self.is_up:
+            return "down"
+        if self.is_draining:
+            return "draining"
+        if self.breaker.is_open:
+            return "late"
+        return "shadow" if self.estimates.judged < shadow else "up"
+
+
+class PeerThread:
+    """Connects, listens, and connects again."""
+
+    def __init__(self, peer: Peer, hub: Hub, identity: Identity) -> None:
+        self._peer = peer
+        self._hub = hub
+        self._identity = identity
+        tls = identity.security.tls
+        self._tls = None if tls is None else tls.context(is_node=False)
+        self._is_closed = threading.Event()
+        self._link: Connection[FromNode] | None = None
+        self._connecting: socket.socket | None = None
+        self._pinged_at = float("-inf")
+        self._pings = 0
+        self._thread = threading.Thread(target=self._run, name=f"draft-peer-{peer.name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._is_closed.set()
+        link, connecting = self._link, self._connecting
+        if link is not None:
+            link.close("the target stops")
+        elif connecting is not None:
+            with suppress(OSError):
+                connecting.shutdown(socket.SHUT_RDWR)
+        if self._thread.is_alive():
+            self._thread.join(1.0)  # one that is still connecting ends by itself
+
+    def _run(self) -> None:
+        pause, last = FIRST_PAUSE, ""
+        while not self._is_closed.is_set():
+            reason, was_up = self._once()
+            if self._is_closed.is_set():
+                return
+            pause = FIRST_PAUSE if was_up else pause
+            if reason != last:
+                _log.warning("draft node %s: %s; guesses are made without it", self._peer.name, reason)
+            last = "" if was_up else reason
+            self._is_closed.wait(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _once(self) -> tuple[str, bool]:
+        """One connection from its beginning to its end; why it ended, and whether it was in use."""
+        try:
+            connected = self._connect()
+        except (OSError, ChannelError) as error:
+            self._hub.went_down(self._peer, str(error))
+            return f"no connection: {error}", False
+        safe, welcome = connected
+        link = self._link = Connection(safe, from_node)
+        self._hub.came_up(self._peer, link, welcome)
+        if self._is_closed.is_set():
+            link.close("the target stops")
+        _log.info("draft node %s is there: %s", self._peer.name, welcome.method)
+        reason = link.run(lambda message: self._hub.heard(self._peer, message), self._tick(link))
+        self._link = None
+        self._hub.went_down(self._peer, reason)
+        return reason, True
+
+    def _connect(self) -> tuple[socket.socket, Welcome]:
+        connected = self._connecting = self._peer.address.connect(PATIENCE)
+        try:
+            if self._tls is not None:
+                connected = self._connecting = self._tls.wrap_socket(connected)
+            return connected, greet_node(connected, self._identity)
+        except BaseException:
+            connected.close()
+            raise
+
+    def _tick(self, link: Connection[FromNode]) -> Callable[[], None]:
+        def ping() -> None:
+            if monotonic() - self._pinged_at >= PING_SECONDS:
+                self._pinged_at = monotonic()
+                self._pings += 1
+                link.send(Ping(self._pings))
+
+        return ping
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 3)

@@ -1,0 +1,67 @@
+"""What may come soon, for all requests of a pass."""
+
+from collections.abc import Sequence
+from math import inf
+
+from foreword.cluster.remote.pairing import Pairing
+from foreword.cluster.remote.peer import Peer
+from foreword.cluster.remote.waiting import UNKNOWN_SECONDS, Prospect
+from foreword.speculation.drafting import Ask
+
+_OVERDUE = 0.25
+"""Of the usual time, what is expected to be left for what should be there already."""
+
+
+def prospects_of(
+    pairs: Sequence[tuple[Ask, Pairing | None]], now: float
+) -> dict[tuple[str, int, int], Prospect]:
+    """By node, levels at hand and levels wanted."""
+    counts: dict[tuple[str, int, int], int] = {}
+    first: dict[tuple[str, int, int], Pairing] = {}
+    for ask, pairing in pairs:
+        if pairing is None or not may_come(pairing):
+            continue
+        at_hand, wanted = pairing.behind(ask.request).depth, min(ask.max_depth, ask.max_nodes)
+        if at_hand < wanted:
+            key = (pairing.peer.name, at_hand, wanted)
+            counts[key] = counts.get(key, 0) + 1
+            first.setdefault(key, pairing)
+    return {key: _prospect(first[key], *key[1:], count, now) for key, count in counts.items()}
+
+
+def may_come(pairing: Pairing) -> bool:
+    """Whether more is on its way: from a node that speaks, for a text that it has read."""
+    peer: Peer = pairing.peer
+    return pairing.is_warm and not pairing.is_all and not peer.breaker.is_open and not peer.waited_in_vain
+
+
+def _prospect(pairing: Pairing, at_hand: int, wanted: int, requests: int, now: float) -> Prospect:
+    estimates = pairing.peer.estimates
+    survival = estimates.survival(wanted)
+    level = estimates.level_seconds or UNKNOWN_SECONDS
+    first = estimates.first_seconds or UNKNOWN_SECONDS
+    late_after = estimates.late_after or inf
+    if pairing.asked_at is None:  # the chain goes on
+        return Prospect(
+            requests,
+            at_hand,
+            wanted,
+            survival,
+            _left(level, now - pairing.level_at),
+            level,
+            late_after,
+        )
+    since = now - pairing.asked_at
+    return Prospect(
+        requests,
+        at_hand,
+        wanted,
+        survival,
+        _left(first, since),
+        level,
+        max(late_after - since, 0.0),
+    )
+
+
+def _left(usual: float, since: float) -> float:
+    return max(usual - since, _OVERDUE * usual)

@@ -1,0 +1,43 @@
+"""How long a pass waits for levels that are on their way: while one more is worth what the others lose by it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+UNKNOWN_SECONDS = 1e-3
+"""What a level is expected to take before one was measured."""
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """Levels that are on their way for some requests of one node which all have as many."""
+
+    requests: int
+    at_hand: int  # levels
+    wanted: int
+    survival: Sequence[float]  # by level, the chance that it is accepted
+    first_seconds: float  # until the next level comes
+    level_seconds: float  # from one to the next
+    late_after: float  # seconds from now after which the node is late: nobody waits longer
+
+
+def worth_waiting(prospects: Sequence[Prospect], tokens_per_second: float) -> float:
+    """Seconds until the moment that is worth most: tokens that come by then, less those that the wait costs."""
+    coming = sorted(
+        (when, one.requests * one.survival[level])
+        for one in prospects
+        for level in range(one.at_hand, min(one.wanted, len(one.survival)))
+        if (when := max(one.first_seconds, 0.0) + (level - one.at_hand) * one.level_seconds) <= one.late_after
+    )
+    best, best_when, gained = 0.0, 0.0, 0.0
+    for when, tokens in coming:
+        gained += tokens
+        if gained - tokens_per_second * when > best:
+            best, best_when = gained - tokens_per_second * when, when
+    return best_when
+
+
+def most_worth(prospects: Sequence[Prospect], tokens_per_second: float) -> float:
+    """Seconds beyond which a wait has cost more than all that could come would bring."""
+    gain = sum(one.requests * sum(one.survival[one.at_hand : one.wanted]) for one in prospects)
+    late = max((one.late_after for one in prospects), default=0.0)
+    return min(gain / tokens_per_second, late) if tokens_per_second > 0 else late

@@ -1,0 +1,106 @@
+"""Who may talk to whom: the cluster's token, TLS, and when they are required."""
+
+import hmac
+import os
+import ssl
+import stat
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from foreword.cluster.address import NodeAddress
+from foreword.errors import RequestError
+
+TOKEN_VARIABLE = "FOREWORD_CLUSTER_TOKEN"
+LEAST_TOKEN = 16
+"""Characters of a token: a shorter one could be guessed."""
+
+TARGET, NODE = b"foreword target", b"foreword node"
+"""Who proves something: one side's proof is not the other's."""
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """PEM files: a certificate of one's own, its key, and the authority that signs those of the cluster."""
+
+    certificate: str
+    key: str
+    authority: str
+
+    def __post_init__(self) -> None:
+        for name in (self.certificate, self.key, self.authority):
+            if not Path(name).expanduser().is_file():
+                raise RequestError(
+                    f"TLS needs a certificate, its key and the cluster's authority; no file {name!r}"
+                )
+
+    def context(self, *, is_node: bool) -> ssl.SSLContext:
+        """Both sides show certificates of the cluster's authority; names in them are not compared."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_node else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_cert_chain(Path(self.certificate).expanduser(), Path(self.key).expanduser())
+            context.load_verify_locations(Path(self.authority).expanduser())
+        except (OSError, ssl.SSLError) as error:
+            raise RequestError(f"TLS files cannot be used: {error}") from None
+        return context
+
+
+@dataclass(frozen=True)
+class Security:
+    """What a connection is protected by."""
+
+    token: bytes = b""  # empty: none
+    tls: TlsFiles | None = None
+
+    @staticmethod
+    def of(token_file: str = "", tls: TlsFiles | None = None) -> "Security":
+        """The token of the file, or of the environment."""
+        return Security(_token(token_file), tls)
+
+    def check(self, address: NodeAddress, insecure: bool = False) -> None:
+        """Refuse to be reachable from, or to reach, other machines without protection."""
+        if insecure or address.is_local:
+            return
+        missing = [
+            *([] if self.token else [f"a cluster token ({TOKEN_VARIABLE} or a file)"]),
+            *([] if self.tls else ["TLS files"]),
+        ]
+        if missing:
+            raise RequestError(
+                f"draft node {address} is not on this machine, and prompts travel to it: give "
+                f"{' and '.join(missing)}, or say insecure if the network is yours alone"
+            )
+
+    def proof(self, who: bytes, theirs: bytes, ours: bytes) -> bytes:
+        """That we know the token, for this connection alone."""
+        return hmac.digest(self.token, who + theirs + ours, sha256)
+
+    def is_proof(self, proof: bytes, who: bytes, theirs: bytes, ours: bytes) -> bool:
+        """Whether the other side, whose nonce is `theirs`, has proved that it knows the token."""
+        return hmac.compare_digest(proof, self.proof(who, ours, theirs))
+
+
+def tenant_hash(tenant: str, token: bytes) -> bytes:
+    """Tells tenants apart without their names."""
+    return hmac.digest(token, tenant.encode("utf-8", "surrogatepass"), sha256)[:16] if tenant else b""
+
+
+def _token(token_file: str) -> bytes:
+    if not token_file:
+        token = os.environ.get(TOKEN_VARIABLE, "").strip().encode()
+        where = TOKEN_VARIABLE
+    else:
+        path, where = Path(token_file).expanduser(), token_file
+        try:
+            mode = path.stat().st_mode
+            token = path.read_bytes().strip()
+        except OSError as error:
+            raise RequestError(f"the cluster token cannot be read: {error}") from None
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise RequestError(f"{token_file} can be read by others: chmod 600 {token_file}")
+    if (token or token_file) and len(token) < LEAST_TOKEN:
+        raise RequestError(f"the cluster token in {where} must have at least {LEAST_TOKEN} characters")
+    return token

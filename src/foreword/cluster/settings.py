@@ -1,0 +1,49 @@
+"""What a user says about draft nodes."""
+
+from dataclasses import dataclass
+
+from foreword.cluster.address import NodeAddress
+from foreword.cluster.homes import LABELS
+from foreword.errors import RequestError
+
+
+@dataclass(frozen=True)
+class RemoteConfig:
+    """Where the nodes are, how they are talked to, and for whom they are not."""
+
+    drafters: str  # addresses of draft nodes, with commas: host:port or unix:/path
+    shadow: int = 8  # drafts of a node that joins which are compared with the text before any is verified
+    labels: str = ""  # where this target is, so that near nodes come first: host=a,rack=b,zone=c
+    local_tenants: str = ""  # tenants whose texts stay on this machine, with commas, * and ?
+    token_file: str = ""  # with the cluster's token; empty: FOREWORD_CLUSTER_TOKEN
+    tls_certificate: str = ""  # PEM files: this target's certificate, its key, the cluster's authority
+    tls_key: str = ""
+    tls_authority: str = ""
+    insecure: bool = False  # reach nodes on other machines without token and TLS
+
+    def __post_init__(self) -> None:
+        if not self.addresses():
+            raise RequestError("speculation: drafters must name at least one draft node")
+        if self.shadow < 0:
+            raise RequestError(f"speculation: shadow must be 0 or more, not {self.shadow}")
+        parse_labels(self.labels)
+
+    def addresses(self) -> list[NodeAddress]:
+        """Each node once."""
+        return list(dict.fromkeys(NodeAddress.parse(text) for text in entries(self.drafters)))
+
+
+def entries(text: str) -> list[str]:
+    """What stands between commas."""
+    return [entry.strip() for entry in text.split(",") if entry.strip()]
+
+
+def parse_labels(text: str) -> dict[str, str]:
+    """`host=a,rack=b,zone=c`, or some of them."""
+    found: dict[str, str] = {}
+    for entry in entries(text):
+        name, _, value = entry.partition("=")
+        if name not in LABELS or not value:
+            raise RequestError(f"labels are {', '.join(f'{label}=NAME' for label in LABELS)}, not {entry!r}")
+        found[name] = value
+    return found

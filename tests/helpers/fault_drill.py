@@ -1,0 +1,188 @@
+"""Three targets, three draft nodes, and everything that can happen between them."""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from foreword import LLM
+from foreword.cluster.address import NodeAddress
+from foreword.cluster.node.serving import DraftNode
+from foreword.drafters.config import SpeculationConfig
+from foreword.engine.loader import LoadedModel
+from foreword.wire.draft_node import NodeSettings, make_node
+from helpers.chaos_proxy import ChaosProxy
+from helpers.draft_nodes import remote_of, until
+from helpers.drafted_answers import PROMPTS, answers, mixed_params
+
+FORM = {"method": "draft_model", "model": "the one that is loaded"}
+
+
+@dataclass
+class NodeHere:
+    """A node in this process; each start is another incarnation."""
+
+    loaded: LoadedModel
+    address: NodeAddress
+    _node: DraftNode | None = None
+
+    def start(self) -> None:
+        self._node = make_node(self.loaded, SpeculationConfig.parse(FORM), NodeSettings(self.address))
+        self._node.start()
+
+    def kill(self) -> None:
+        if self._node is not None:
+            self._node.close()
+        self._node = None
+
+    @property
+    def sessions(self) -> int:
+        return 0 if self._node is None else self._node.sessions
+
+
+@dataclass
+class NodeProcess:
+    """A node in a process of its own, which can really be killed."""
+
+    model: Path
+    address: NodeAddress
+    _process: "subprocess.Popen[str] | None" = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "foreword", "draft-node", "--model", str(self.model)]
+        command += ["--listen", str(self.address), "--dtype", "float32", "--device", "cpu"]
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ
+        )
+        assert self._process.stdout is not None
+        assert "drafts on" in self._process.stdout.readline()
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    sessions = 0  # nobody here can look into it
+
+
+@dataclass
+class Target:
+    """An engine that answers the same prompts over and over, and what plain decoding gives for them."""
+
+    llm: LLM
+    plain: list[list[int]]
+    rounds: int = 0
+    accepted: int = 0
+    error: BaseException | None = None
+    _thread: threading.Thread | None = field(default=None, repr=False)
+
+    def run(self, is_over: threading.Event) -> None:
+        def work() -> None:
+            try:
+                while not is_over.is_set():
+                    self.answer()
+            except BaseException as error:
+                self.error = error
+
+        self._thread = threading.Thread(target=work)
+        self._thread.start()
+
+    def answer(self) -> None:
+        outputs = self.llm.generate(PROMPTS, PARAMS)
+        assert [output.outputs[0].token_ids for output in outputs] == self.plain
+        self.accepted += sum(output.timings.draft_n_accepted for output in outputs)
+        self.llm.engine.check_integrity()
+        self.rounds += 1
+
+    def join(self) -> None:
+        assert self._thread is not None
+        self._thread.join(120)
+        assert not self._thread.is_alive(), "a target hangs"
+        if self.error is not None:
+            raise self.error
+
+
+PARAMS = mixed_params(len(PROMPTS), max_tokens=12)
+
+
+class Drill:
+    """Traffic, faults, and the count afterwards."""
+
+    def __init__(self, model: Path, nodes: Sequence[Any], seed: int = 0) -> None:
+        self._nodes = nodes
+        self._rng = random.Random(seed)
+        for node in nodes:
+            node.start()
+        self._proxies = [ChaosProxy(node.address, {"delay": 0.02, "double": 0.02}, seed) for node in nodes]
+        drafters = ",".join(str(proxy.address) for proxy in self._proxies)
+        self.targets = [self._target(model, drafters) for _ in range(3)]
+        self.faults: dict[str, int] = {"kill": 0, "partition": 0, "cut": 0}
+
+    def _target(self, model: Path, drafters: str) -> Target:
+        llm = LLM(str(model), dtype="float32", device="cpu", speculation="off")
+        plain = answers(llm, PROMPTS, PARAMS)
+        speculation = {"method": "remote", "drafters": drafters, "num_speculative_tokens": 4}
+        llm.speculate({**speculation, "fixed": True, "shadow": 2})
+        return Target(llm, plain)
+
+    def run(self, faults: int, pause: float) -> None:
+        """So many faults, one after the other, while all targets answer."""
+        is_over = threading.Event()
+        for target in self.targets:
+            target.run(is_over)
+        for _ in range(faults):
+            time.sleep(pause * self._rng.random())
+            place = self._rng.randrange(len(self._nodes))
+            fault = self._rng.choice(list(self.faults))
+            self.faults[fault] += 1
+            if fault == "kill":
+                self._nodes[place].kill()
+                time.sleep(pause * self._rng.random())
+                self._nodes[place].start()
+            elif fault == "partition":
+                self._proxies[place].is_partitioned = True
+                time.sleep(pause * self._rng.random())
+                self._proxies[place].is_partitioned = False
+                self._proxies[place].cut()  # bytes that were lost do not come back: such connections end
+            else:
+                self._proxies[place].cut()
+        is_over.set()
+        for target in self.targets:
+            target.join()
+
+    def recover(self) -> None:
+        """Everything is well again: all nodes are used by all targets, without anybody's doing."""
+        for target in self.targets:
+            before = target.accepted
+            states = remote_of(target.llm).nodes
+
+            def is_well(target: Target = target, states: Any = states, before: int = before) -> bool:
+                target.answer()
+                used = all(node.state in ("up", "shadow", "late") for node in states())
+                return used and target.accepted > before
+
+            until(is_well, 120)
+
+    def check_nothing_is_left(self) -> None:
+        """No page, no home and no session outlives its request."""
+        for target in self.targets:
+            engine = target.llm.engine
+            assert engine.cache.available_pages == engine.cache.pool.num_pages
+            assert all(node.homes == 0 for node in remote_of(target.llm).nodes())
+            assert not engine.faults
+        until(lambda: all(node.sessions == 0 for node in self._nodes))
+
+    def close(self) -> None:
+        for target in self.targets:
+            target.llm.speculate(None)
+        for proxy in self._proxies:
+            proxy.close()
+        for node in self._nodes:
+            node.kill()

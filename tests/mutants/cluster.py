@@ -1,0 +1,117 @@
+"""Defects of draft nodes: texts that run apart, waits without end, noise that leaks, strangers that are let in."""
+
+from catalogue import UNIT, Mutant
+
+CLUSTER = f"{UNIT}/cluster"
+REMOTE = f"{CLUSTER}/test_remote.py"
+SESSION = f"{CLUSTER}/test_node_session.py"
+HANDSHAKE = f"{CLUSTER}/test_handshake.py"
+CONNECTION = f"{CLUSTER}/test_connection.py"
+HOMES = f"{CLUSTER}/test_homes.py"
+
+CLUSTER_MUTANTS = (
+    Mutant(
+        95,
+        "a drafter goes on behind guesses that were wrong",
+        "cluster/node/session.py",
+        "            self._epoch += 1\n",
+        "",
+        (f"{SESSION}::test_if_the_text_takes_another_way_the_drafter_hears_of_another_epoch",),
+    ),
+    Mutant(
+        95,
+        "tokens that a node has missed are left out of its text",
+        "cluster/node/session.py",
+        "        if first > self._committed:\n            return False\n",
+        "",
+        (f"{SESSION}::test_commits_may_come_twice_late_and_not_at_all",),
+    ),
+    Mutant(
+        95,
+        "an ended text is remembered with the guesses behind it",
+        "cluster/node/session.py",
+        '        """The request as it was last, without guesses."""\n        return self._request(self._committed)',
+        '        """The request as it was last, without guesses."""\n        return self._request(len(self._written))',
+        (f"{SESSION}::test_what_goes_is_learned_without_guesses",),
+    ),
+    Mutant(
+        95,
+        "what is drafted ahead comes before those who wait",
+        "cluster/node/desk.py",
+        "key=lambda one: (one[1].is_prefetch, -one[1].value)",
+        "key=lambda one: -one[1].value",
+        (f"{SESSION}::test_whoever_waits_comes_before_what_is_drafted_ahead_and_value_decides",),
+    ),
+    Mutant(
+        95,
+        "a token that does not exist breaks the drafter for all targets",
+        "cluster/node/desk.py",
+        "            if tokens and max(tokens) >= self._limits.vocab_size:",
+        "            if tokens and max(tokens) >= 1 << 40:",
+        (f"{SESSION}::test_what_would_break_the_drafter_for_all_targets_ends_the_connection",),
+    ),
+    Mutant(
+        95,
+        "the noise of a rule that a node could bias leaves the target",
+        "cluster/sampling.py",
+        '        int(record["stem"]) if is_coupled else 0,',
+        '        int(record["stem"]),',
+        (f"{REMOTE}::test_rules_that_a_node_could_bias_tell_it_nothing_of_their_noise",),
+    ),
+    Mutant(
+        95,
+        "a node that hangs is not known as late",
+        "cluster/remote/drafter.py",
+        "            pairing.peer.breaker.late(now - pairing.asked_at)\n",
+        "",
+        (f"{REMOTE}::test_a_node_that_hangs_costs_one_bounded_wait",),
+    ),
+    Mutant(
+        95,
+        "a wait goes on for a session that is no more",
+        "cluster/remote/drafter.py",
+        "        pairing.is_all = True  # whoever waits for it waits in vain\n",
+        "",
+        (f"{REMOTE}::test_a_node_that_gives_a_session_up_ends_the_wait_for_it",),
+    ),
+    Mutant(
+        95,
+        "an older guess replaces a newer one",
+        "cluster/remote/pairing.py",
+        "        if guess.number <= self.number:\n            return\n",
+        "",
+        (f"{REMOTE}::test_old_doubled_and_unknown_guesses_are_dropped",),
+    ),
+    Mutant(
+        95,
+        "tenants whose texts must stay go to nodes",
+        "cluster/remote/drafter.py",
+        "        if any(fnmatchcase(request.tenant, pattern) for pattern in self._local_tenants):",
+        "        if False:",
+        (f"{REMOTE}::test_texts_of_local_tenants_are_told_to_nobody",),
+    ),
+    Mutant(
+        95,
+        "a node that knows no token is used",
+        "cluster/handshake.py",
+        "    if not security.is_proof(welcome.proof, NODE, challenge.nonce, nonce):",
+        "    if not welcome.proof:",
+        (f"{HANDSHAKE}::test_a_node_that_does_not_know_the_token_is_not_used",),
+    ),
+    Mutant(
+        95,
+        "a side that does not read keeps everything in memory",
+        "cluster/connection.py",
+        "            if self._unsent_bytes > self._max_unsent:",
+        "            if self._unsent_bytes > 1 << 24:",
+        (f"{CONNECTION}::test_a_side_that_does_not_read_is_hung_up_on",),
+    ),
+    Mutant(
+        95,
+        "one node gets all requests",
+        "cluster/homes.py",
+        "            return max(free, key=lambda place: _score(request, place)).name",
+        "            return max(free, key=lambda place: place.capacity).name",
+        (f"{HOMES}::test_when_a_node_leaves_only_its_requests_get_another_home",),
+    ),
+)

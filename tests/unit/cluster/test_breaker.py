@@ -1,0 +1,62 @@
+"""When a node is waited for."""
+
+from foreword.cluster.breaker import MOST_NEEDED, Breaker
+
+
+def closed() -> Breaker:
+    breaker = Breaker()
+    breaker.in_time()
+    assert not breaker.is_open
+    return breaker
+
+
+def test_a_node_is_not_waited_for_before_it_has_said_something():
+    assert Breaker().is_open
+    assert closed().trips == 0
+
+
+def test_after_one_missed_deadline_it_is_not_waited_for_until_it_answers_in_time():
+    breaker = closed()
+    breaker.late(0.0123)
+    assert breaker.is_open
+    assert breaker.reason == "no answer after 12.3 ms"
+    breaker.in_time()
+    assert not breaker.is_open
+    assert not breaker.reason
+
+
+def test_a_node_that_keeps_being_late_has_to_show_more_each_time():
+    breaker, needed = closed(), []
+    for _ in range(9):
+        breaker.late(0.1)
+        answers = 0
+        while breaker.is_open:
+            breaker.in_time()
+            answers += 1
+        needed.append(answers)
+    assert needed[:4] == [1, 2, 4, 8]
+    assert needed[-1] == MOST_NEEDED
+    assert breaker.trips == 9
+
+
+def test_a_calm_time_is_remembered_in_its_favour():
+    breaker = closed()
+    for _ in range(4):
+        breaker.late(0.1)
+        while breaker.is_open:
+            breaker.in_time()
+    for _ in range(10):
+        breaker.in_time()
+    breaker.late(0.1)
+    breaker.in_time()
+    assert not breaker.is_open
+
+
+def test_being_late_twice_while_it_is_open_counts_once():
+    breaker = closed()
+    breaker.late(0.1)
+    breaker.late(0.1)
+    assert breaker.trips == 1
+    breaker.lost("it hung up")
+    assert breaker.trips == 1
+    assert breaker.reason == "it hung up"

@@ -1,0 +1,139 @@
+"""A cluster from a file: what it says, who is started again, what is told of it."""
+
+from pathlib import Path
+
+import pytest
+
+from foreword.cluster.pools.file import Member, read_cluster
+from foreword.cluster.pools.running import CALM_SECONDS, LONGEST_PAUSE, Pools
+from foreword.cluster.pools.status import cluster_status
+from foreword.errors import RequestError
+from helpers.clocks import ScriptedClock
+
+CLUSTER = """
+nodes:
+  - {name: d1, model: draft.gguf, listen: "127.0.0.1:8400", options: {tree_width: 2}, labels: host=a}
+  - {name: d2, model: draft.gguf, listen: "unix:/run/d2", method: ngram, capacity: 9, args: [--no-run-ahead]}
+targets:
+  - {name: t1, model: big.gguf, port: 8000, labels: host=a}
+  - {name: t2, model: big.gguf, port: 8001, host: "::1", drafters: "127.0.0.1:8400"}
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_file_becomes_commands(tmp_path: Path):
+    d1, d2, t1, t2 = read_cluster(written(tmp_path, CLUSTER))
+    assert d1.arguments[:5] == ("draft-node", "--model", "draft.gguf", "--listen", "127.0.0.1:8400")
+    assert d1.arguments[5:] == ("--labels", "host=a", "--options", '{"tree_width": 2}')
+    assert d2.arguments[5:] == ("--method", "ngram", "--capacity", "9", "--no-run-ahead")
+    assert t1.arguments[-4:] == ("--drafters", "127.0.0.1:8400,unix:/run/d2", "--drafters-labels", "host=a")
+    assert t2.arguments[-2:] == ("--drafters", "127.0.0.1:8400")
+    assert [member.is_target for member in (d1, d2, t1, t2)] == [False, False, True, True]
+    assert t2.url == "http://[::1]:8001"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "neither YAML nor JSON"),
+        ("[]", "must be an object"),
+        ("{}", "neither nodes nor targets"),
+        ("nodes: 3", "nodes must be a list"),
+        ("nodes: [{name: a}]", "listen must be a text"),
+        ("nodes: [{name: a, model: m, listen: nowhere}]", "address"),
+        ("nodes: [{name: a, model: m, listen: 'h:1', colour: red}]", "unknown key 'colour'"),
+        ("targets: [{name: a, model: m, port: -1}]", "port must be a whole number"),
+        ("targets: [{name: a, model: m, port: 1}, {name: a, model: m, port: 2}]", "the same name"),
+        ("targets: [{name: a, model: m, port: 1, args: [1]}]", "args must be a list of texts"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_anything_starts(tmp_path: Path, text: str, why: str):
+    with pytest.raises(RequestError, match=why):
+        read_cluster(written(tmp_path, text))
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path):
+    with pytest.raises(RequestError, match="cannot be read"):
+        read_cluster(tmp_path / "nothing.yaml")
+
+
+class Child:
+    """A process that ends when it is told to."""
+
+    def __init__(self, name: str, ended: list[str]) -> None:
+        self.code: int | None = None
+        self._name = name
+        self._ended = ended
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def terminate(self) -> None:
+        self.code = 0
+        self._ended.append(self._name)
+
+    kill = terminate
+
+    def wait(self, timeout: float | None = None) -> int:
+        assert self.code is not None
+        return self.code
+
+
+def test_members_that_end_are_started_again_ever_later_and_targets_end_first():
+    clock, started, ended = ScriptedClock(), [], []
+
+    def start(member: Member) -> Child:
+        started.append((clock.now, Child(member.name, ended)))
+        return started[-1][1]
+
+    members = [Member("node", ("draft-node",)), Member("target", ("serve",), "http://x")]
+    pools = Pools(members, start, clock)
+    pools.look()
+    assert len(started) == 2
+    begins = []
+    for _ in range(8):
+        started[-1][1].code = 1  # the target, and then each that was started for it
+        pools.look()
+        while started[-1][1].code is not None:
+            clock.pass_by(0.5)
+            pools.look()
+        begins.append(started[-1][0])
+    pauses = [later - earlier for earlier, later in zip([0.0, *begins], begins, strict=False)]
+    assert pauses[:4] == [1, 2, 4, 8]
+    assert pauses[-1] == LONGEST_PAUSE
+    clock.pass_by(CALM_SECONDS + 1)
+    started[-1][1].code = 1
+    before = clock.now
+    pools.look()
+    clock.pass_by(1.0)
+    pools.look()
+    assert started[-1][0] == before + 1.0
+    assert pools.restarts() == {"node": 0, "target": 9}
+    pools.close()
+    assert ended == ["target", "node"]
+
+
+def test_the_status_is_what_targets_tell():
+    node = {
+        "address": "127.0.0.1:1", "state": "up", "reason": "", "homes": 3, "waits": 5, "trips": 0,
+        "first_ms": 1.5, "level_ms": None, "acceptance": 0.8,
+    }  # fmt: skip
+    told = {"status": "ok", "engine": {"running": 2, "waiting": 1}, "draft_nodes": [node]}
+
+    def fetch(url: str) -> object:
+        if url == "http://a/health":
+            return told
+        raise ConnectionRefusedError("nobody")
+
+    members = [Member("n", ()), Member("a", (), "http://a"), Member("b", (), "http://b")]
+    targets, nodes = cluster_status(members, fetch)
+    assert [(one.name, one.state, one.running, one.waiting) for one in targets] == [
+        ("a", "ok", 2, 1),
+        ("b", "no answer: nobody", 0, 0),
+    ]
+    assert [(one.target, one.node, one.homes) for one in nodes] == [("a", "127.0.0.1:1", 3)]

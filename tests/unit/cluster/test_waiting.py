@@ -1,0 +1,96 @@
+"""How long a pass waits: while one more level is worth what the others lose."""
+
+from math import inf
+
+import pytest
+
+from foreword.cluster.remote.estimates import NodeEstimates, TokenRate
+from foreword.cluster.remote.waiting import Prospect, most_worth, worth_waiting
+from foreword.speculation.draft import Draft
+
+
+def coming(requests=1, at_hand=0, wanted=4, rate=0.8, first=0.002, level=0.001, late_after=inf) -> Prospect:
+    survival = tuple(rate ** (depth + 1) for depth in range(8))
+    return Prospect(requests, at_hand, wanted, survival, first, level, late_after)
+
+
+def test_nothing_on_its_way_is_not_waited_for():
+    assert worth_waiting([], 100.0) == 0
+    assert worth_waiting([coming(at_hand=4)], 100.0) == 0
+
+
+def test_a_slow_target_waits_for_all_levels_and_a_fast_one_for_none():
+    assert worth_waiting([coming()], 10.0) == pytest.approx(0.005)  # the fourth level comes then
+    assert worth_waiting([coming()], 10_000.0) == 0
+
+
+def test_levels_are_waited_for_as_long_as_each_brings_more_than_it_costs():
+    # At 600 tokens per second a level costs 0.6: only 0.8 and 0.64 bring more, and the first one 1.2.
+    assert worth_waiting([coming(first=0.001)], 600.0) == pytest.approx(0.002)
+
+
+def test_one_late_request_of_many_holds_the_pass_up_by_little():
+    """Sixteen requests make 3 tokens per ms: what one of them could gain is worth less than a millisecond."""
+    assert worth_waiting([coming(requests=1, first=0.002)], 3000.0) == 0
+    assert worth_waiting([coming(requests=16, first=0.002)], 3000.0) > 0
+    assert most_worth([coming(requests=1)], 3000.0) < 0.001
+
+
+def test_nobody_waits_longer_than_until_the_node_is_late():
+    assert worth_waiting([coming(first=0.002, late_after=0.001)], 10.0) == 0
+    assert worth_waiting([coming(late_after=0.0035)], 10.0) == pytest.approx(0.003)
+    assert most_worth([coming(late_after=0.0035)], 10.0) == 0.0035
+
+
+def test_a_wait_never_costs_more_than_all_that_could_come():
+    every = [coming(requests=3), coming(requests=2, at_hand=2)]
+    gain = 3 * (0.8 + 0.64 + 0.512 + 0.4096) + 2 * (0.512 + 0.4096)
+    assert most_worth(every, 100.0) == pytest.approx(gain / 100)
+    assert worth_waiting(every, 100.0) <= most_worth(every, 100.0)
+
+
+def test_a_node_is_late_after_three_times_what_it_almost_never_takes():
+    estimates = NodeEstimates()
+    assert estimates.late_after is None
+    for number in range(100):
+        estimates.first_came(0.001 + number * 1e-5)
+    assert estimates.late_after == pytest.approx(3 * 0.00198)
+    for _ in range(200):
+        estimates.first_came(0.05)  # it has become slower, and that is known by now
+    assert estimates.late_after == pytest.approx(0.15)
+
+
+def test_survival_is_learned_from_what_came():
+    estimates = NodeEstimates()
+    text = [1, 2, 3, 4, 5]
+    for _ in range(200):
+        estimates.judge(Draft.chain([4, 9, 9], 3), text)
+    first, second = estimates.survival(2)
+    assert first > 0.95
+    assert second < 0.1
+    assert estimates.judged == 200
+
+
+def test_a_tree_is_judged_along_the_path_that_the_text_took():
+    estimates = NodeEstimates()
+    tree = Draft((7, 4, 5), (-1, -1, 1), 3)
+    for _ in range(200):
+        estimates.judge(tree, [1, 2, 3, 4, 5])
+    assert estimates.survival(2)[1] > 0.95
+
+
+def test_a_draft_that_nothing_followed_yet_says_nothing():
+    estimates = NodeEstimates()
+    estimates.judge(Draft.chain([4], 3), [1, 2, 3])
+    estimates.judge(Draft(), [1, 2, 3])
+    assert estimates.judged == 0
+
+
+def test_the_rate_is_of_tokens_that_came_between_two_asks():
+    rate = TokenRate()
+    assert rate.per_second is None
+    rate.came(0, 10.0)
+    rate.came(4, 10.5)
+    assert rate.per_second == pytest.approx(8.0)
+    rate.came(0, 10.6)
+    assert rate.per_second == pytest.approx(8.0)
