@@ -74,13 +74,16 @@ class PretendDrafter:
     call: float = 0.0
     ask: float = 0.0
     level: float = 0.0
+    row: float = 0.0  # for every level of every request
+    tell: float = 0.0  # for every request that it is told of, whether or not it is asked
     depth: int = 8
     behind: float = 0.0  # for every token that it has to catch up with
     needs: DrafterNeeds = NO_NEEDS
     acceptance_by_level: tuple[float, ...] = ()  # as its maker says
 
     def seconds(self, levels: int, asks: int, behind: int = 0) -> float:
-        return self.call + self.ask * asks + self.level * levels + self.behind * behind
+        rows = self.row * levels * asks
+        return self.call + self.ask * asks + self.level * levels + rows + self.behind * behind
 
 
 def lookup(name: str = "lookup", **kinds: Kind) -> PretendDrafter:
@@ -99,10 +102,9 @@ def states_head(
     return PretendDrafter(
         "eagle",
         {**HEAD, **kinds},
-        0.6e-3,
-        0,
-        per_level,
-        5,
+        call=0.6e-3,
+        level=per_level,
+        depth=5,
         behind=0.05e-3,
         needs=needs,
         acceptance_by_level=acceptance,
@@ -135,6 +137,7 @@ class PretendRequest:
         self.step_limit: float | None = None
         self.service = DEFAULT_SERVICE
         self.adapter_slot = 0
+        self.seconds, self.counted = 0.0, 0  # of its steps without prompts, and tokens in them
         self.drafters = {one.name: one for one in drafters}
 
     @property
@@ -191,9 +194,21 @@ class Run:
     plain: float = 0.0
     steps: list[tuple[float, float]] = field(default_factory=list)  # (plain seconds, seconds) of each step
 
+    answers: dict[bool, list[float]] = field(
+        default_factory=lambda: {True: [], False: []}
+    )  # seconds per token of those that have ended, by whether they are plain
+
     @property
     def ratio(self) -> float:
         return self.plain / self.seconds
+
+    def note(self, requests: Sequence[PretendRequest], report: StepReport) -> None:
+        """What a step was to those in it."""
+        for request, part in zip(requests, report.requests, strict=True):
+            request.seconds += report.seconds.total
+            request.counted += len(part.verdict.tokens)
+            if request.room <= 0:
+                self.answers[request.speculation is None].append(request.seconds / request.counted)
 
 
 @dataclass
@@ -209,6 +224,7 @@ class Traffic:
     prompt: int = 1  # tokens of every prompt
     length: int = LENGTH  # tokens of every answer
     has_own_tenants: bool = False  # whether every request belongs to another
+    plain: float = 0.0  # share of the requests that nobody may guess for
     plan_of: Callable[[PretendRequest], DraftPlan] | None = None
 
     def __post_init__(self) -> None:
@@ -227,6 +243,8 @@ class Traffic:
             report = self._step(policy)
             tokens = sum(len(part.verdict.tokens) for part in report.requests)
             plain = tokens * self.curve(len(self.running)) / len(self.running)
+            if report.decodes_only:
+                found.note(self.running, report)
             self.running = [request for request in self.running if request.room > 0]
             if not report.decodes_only:
                 continue  # prompts take as long whatever is guessed
@@ -244,7 +262,8 @@ class Traffic:
             tenant = f"tenant {self._number}" if self.has_own_tenants else ""
             request = PretendRequest(self._number, cohort, self.drafters, tenant, self.prompt)
             request.length = self.length
-            request.speculation = self._plan(request)
+            plain = sum(other.speculation is None for other in self.running)
+            request.speculation = None if plain < self.plain * self.batch else self._plan(request)
             self.running.append(request)
 
     def _plan(self, request: PretendRequest) -> DraftPlan:
@@ -277,7 +296,7 @@ class Traffic:
         kept = policy.trim(entries, drafts, self.situation) if calls else drafts
         rows = sum(entry.run for entry in entries) + sum(map(len, kept))
         drafting = sum(call.seconds for call in calls)
-        total = self.curve(rows) * self._noisy() + drafting
+        total = self.curve(rows) * self._noisy() + drafting + self._telling(policy)
         parts = []
         for entry, request, plan, draft in zip(entries, self.running, plans, kept, strict=True):
             method = plan.method if plan is not None and plan.max_nodes and request.room > 1 else ""
@@ -302,6 +321,11 @@ class Traffic:
         self.situation.learn(report)
         policy.learn(report)
         return report
+
+    def _telling(self, policy: Policy) -> float:
+        tells = getattr(policy, "tells", lambda request: False)
+        told = sum(request.speculation is not None and tells(request) for request in self.running)
+        return told * sum(drafter.tell for drafter in self.drafters)
 
     def _entry(self, request: PretendRequest) -> PassEntry:
         run = 1 if request.is_read else request.prompt_len

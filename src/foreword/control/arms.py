@@ -66,11 +66,13 @@ class PairControl:
     worth: Worth = NO_WORTH  # in the next pass
     usual_gain: float = NO_WORTH.gain  # without the prompts that are read in it
     is_on: bool = False
+    is_left: bool = False  # whether others do as well in the present batch, for less
     reason: str = "new"
     is_cost_known: bool = False
     is_near: bool = True  # whether guessing pays, or nearly does
     probe_depth: int = 0
     probe_seconds: float = 0.0  # expected
+    probe_more: float = 0.0  # the same of one more request in the same call
     _try_seconds: float = 0.0  # expected loss of one step in which its guesses are verified
     off_since: int | None = None  # step; None: it never was on
     switched: int = 0  # times that a decision was made
@@ -96,7 +98,11 @@ class PairControl:
     @property
     def may_guess(self) -> bool:
         """Whether it is in use, or nothing speaks against it yet."""
-        return self.is_on or (self.is_new and self.is_near)
+        return not self.is_left and (self.is_on or (self.is_new and self.is_near))
+
+    @property
+    def in_use(self) -> bool:
+        return self.is_on and not self.is_left
 
     @property
     def is_new(self) -> bool:
@@ -113,6 +119,7 @@ class PairControl:
         costs_levels = draft_seconds(depth, 1) - draft_seconds(1, 1) > 0.01 * here.plain
         self.probe_depth = min(depth, PROBE_DEPTH) if costs_levels or not self.is_cost_known else depth
         self.probe_seconds = draft_seconds(self.probe_depth, 1) or here.plain
+        self.probe_more = draft_seconds(self.probe_depth, 2) - draft_seconds(self.probe_depth, 1)
         self._try_seconds = self._live_price(group, here, draft_seconds)
 
     def _live_price(self, group: Group, here: Pass, draft_seconds: DraftSeconds) -> float:
@@ -176,7 +183,7 @@ class Arm:
     def pays(self) -> bool:
         """Whether asking for this request promises a gain."""
         worth = self.control.worth
-        return self.control.is_on and self.fit.shift >= worth.least_shift and worth.gain > 0
+        return self.control.in_use and self.fit.shift >= worth.least_shift and worth.gain > 0
 
     @property
     def promise(self) -> float:

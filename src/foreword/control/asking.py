@@ -139,15 +139,15 @@ def _choose(
             answers += often
         tokens -= chance * often
         rows += often
-        longer = _longer(here, asked, answers, rows)
+        more = longer(here, asked, answers, rows)
         drafting = draft_seconds(depth, asked)
-        rate = tokens / (plain + longer + drafting)
+        rate = tokens / (plain + more + drafting)
         if rate > best.rate:
-            best = _Choice(depth, tuple(kept), rate, longer / max(rows, 1e-9), drafting)
+            best = _Choice(depth, tuple(kept), rate, more / max(rows, 1e-9), drafting)
     return best
 
 
-def _longer(here: Pass, asks: int, answers: float, rows: float) -> float:
+def longer(here: Pass, asks: int, answers: float, rows: float) -> float:
     """What so many rows are expected to add to a step, over how many of the asks are answered.
 
     The time of the expected rows is not the expected time: where a second row is free and a third is not, a drafter

@@ -1,11 +1,13 @@
 """When to take a new look at what guessing promises, and what comes of it for all pairs of a batch."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
 from foreword.control.arms import Arm, Moment, PairControl, RequestRecord
 from foreword.control.asking import DraftSeconds, Group, Pass, Worth, weigh
+from foreword.control.routing import Bid, Seats, best_together
 from foreword.control.settings import ControlSettings
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import PassEntry
@@ -29,6 +31,8 @@ class Decider:
     def __init__(self, settings: ControlSettings) -> None:
         self.settings = settings
         self.table: list[float] = []  # [rows], expected seconds of a step
+        self.methods: tuple[str, ...] = ()  # drafters of the batch
+        self._together: frozenset[str] = frozenset()  # those that are asked
         self.probe_share = settings.probe_share
         self.plain_share = 0.0  # of all steps, for plain windows
         self._context = 0  # that the table is for
@@ -85,12 +89,14 @@ class Decider:
             for arm in () if record is None else record.arms:
                 present.setdefault(arm.plan.method, {}).setdefault(arm.control, []).append(arm)
         controls = [control for pairs in present.values() for control in pairs]
-        before = [(control.is_on, control.worth.kept, control.worth.depth) for control in controls]
+        before = [(control.in_use, control.worth.kept, control.worth.depth) for control in controls]
         for method, pairs in present.items():
             self._decide_method(method, pairs, here, situation, now)
+        self.methods = tuple(present)
+        self._route(records, controls, here, situation)
         self.probe_share = self._share_for_probes(controls)
         self.plain_share = self._share_for_reference(controls)
-        after = [(control.is_on, control.worth.kept, control.worth.depth) for control in controls]
+        after = [(control.in_use, control.worth.kept, control.worth.depth) for control in controls]
         self._wait = self._next_wait(controls, is_same=before == after)
         self._decided_at, self._decided_for = now, (here.drawn, here.rows)
         return here
@@ -137,6 +143,28 @@ class Decider:
             control.decide(worth, as_usual.gain, is_known, self.settings, now)
             control.price(group, here, draft_seconds)
 
+    def _route(
+        self,
+        records: Sequence[RequestRecord | None],
+        controls: Sequence[PairControl],
+        here: Pass,
+        situation: Situation,
+    ) -> None:
+        """Of the drafters that pay, leave those out that are not worth their calls beside the others."""
+        if len(self.methods) == 1:
+            for control in controls:
+                control.is_left = False
+            return
+        found = Counter(
+            tuple(arm.control for arm in record.arms if arm.control.is_on)
+            for record in records
+            if record is not None
+        )
+        seats = [Seats(count, [_bid(control) for control in some]) for some, count in found.items() if some]
+        self._together = best_together(here, seats, self._together, situation.costs.draft_seconds)
+        for control in controls:
+            control.is_left = control.is_on and control.estimate.method not in self._together
+
     def _share_for_probes(self, present: Sequence[PairControl]) -> float:
         """The more there is to find out, the more; a new cohort of a drafter that is known is no great news."""
         settings, share = self.settings, self.settings.idle_probe_share
@@ -166,3 +194,11 @@ def _own_depth(here: Pass, group: Group, shift: int, worth: Worth, draft_seconds
         return worth
     (own,) = weigh(here, [replace(group, shift=shift)], draft_seconds)
     return replace(worth, depth=own.depth, kept=own.kept) if own.kept else worth
+
+
+def _bid(control: PairControl) -> Bid:
+    """What its drafter does for a request with the luck of its cohort."""
+    worth, rates = control.worth, control.estimate.rates
+    survival, coverage = rates.survival(0), rates.coverage[: worth.kept]
+    tokens = sum(often * survival[level] for level, often in enumerate(coverage))
+    return Bid(control.estimate.method, tokens, sum(coverage), rates.coverage[0], worth.depth)

@@ -68,7 +68,7 @@ class MeasuredPolicy:
                 self._could_try = True
                 plans.append(self._ask(record, running, is_reference))
                 could_try = could_try or record.asked is None or len(record.arms) > 1
-        if could_try and here is not None and not is_reference and self.bank.balance > 0:
+        if could_try and here is not None and not is_reference and self.bank.has_any:
             Explorer(self.bank, self.steps, self.seconds).explore(asking, plans, here)
         return plans
 
@@ -149,7 +149,7 @@ class MeasuredPolicy:
         self.seconds += report.seconds.total
         if self._could_try and self._here is not None and self._here.rows == self._here.drawn:
             # Of decoding alone, for those that something could be found out about: it is paid by them.
-            self.bank.earn(report.seconds.total, self._decider.probe_share)
+            self.bank.earn(report.seconds.total, self._decider.probe_share, self._decider.methods)
         live: set[PairControl] = set()
         for part in report.requests:
             # Most are plain, and finding nothing takes as long as finding something.
@@ -188,7 +188,7 @@ class MeasuredPolicy:
     def _answered(self, record: RequestRecord, asked: Arm, part: RequestReport) -> None:
         asked.control.estimate.answered(record.asked_depth, record.offered_depth)
         if record.is_probe:
-            self.bank.pay(part.draft_seconds)
+            self.bank.pay(asked.plan.method, part.draft_seconds)
         elif part.applied and not record.is_coupled and len(part.draft):
             Waiting(asked.fit, part.draft).judge(part.verdict)
 
@@ -252,7 +252,7 @@ class MeasuredPolicy:
     def _ask(self, record: RequestRecord, running: int, is_reference: bool) -> DraftPlan | None:
         arm = None if is_reference else self._best(record, running)
         if record.has_heads:
-            in_use = arm is not None or any(one.control.is_on for one in record.arms)
+            in_use = any(one.control.in_use for one in record.arms if one.reading is not None)
             record.is_told = in_use or record.is_watched
         if arm is None:
             return record.ask(None)

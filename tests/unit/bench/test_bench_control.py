@@ -118,9 +118,10 @@ def after(first: list[Step], second: list[Step]) -> list[Step]:
 def test_a_slow_beginning_is_seen():
     steps = after(steady(40, 2.0), steady(100, 10.0))
     assert settled_rate(steps) == pytest.approx(100)
-    assert 1.5 <= reaction_seconds(steps) <= 3.0
+    assert 1.5 <= reaction_seconds(steps, aim=100) <= 3.0
+    assert reaction_seconds(steps, aim=40) == 0.0  # where plain decoding makes 40
     assert worst_stretch(steps, plain_rate=80) == pytest.approx((2 * 40 + 3 * 100) / 5 / 80, rel=0.01)
-    assert reaction_seconds(steady(100, 5.0)) == 0.0
+    assert reaction_seconds(steady(100, 5.0), aim=100) == 0.0
 
 
 def test_tokens_of_a_step_that_two_stretches_share_are_divided():

@@ -154,7 +154,7 @@ def test_what_is_kept_is_a_tree_within_the_draft_however_the_batch_is_ordered(se
         trimmed = policy.trim(chosen, [drafts[place] for place in order], traffic.situation)
         return dict(zip(order, trimmed, strict=True))
 
-    policy.bank.balance = -1.0
+    policy.bank.accounts = {}
     order = list(range(len(entries)))
     first = kept(order)
     rng.shuffle(order)
