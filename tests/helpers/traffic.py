@@ -280,6 +280,7 @@ class Traffic:
         for place, plan in enumerate(plans):
             if plan is not None and plan.max_nodes and self.running[place].room > 1:
                 by_method.setdefault(plan.method, []).append(place)
+        calls += self._asides(plans)
         cost = {}
         for method, places in by_method.items():
             drafter = self.running[places[0]].drafters[method]
@@ -321,6 +322,19 @@ class Traffic:
         self.situation.learn(report)
         policy.learn(report)
         return report
+
+    def _asides(self, plans: Sequence[DraftPlan | None]) -> list[DrafterCall]:
+        """A call of its own for each: dearer than in the engine, where it may share one."""
+        calls = []
+        for request, plan in zip(self.running, plans, strict=True):
+            if plan is not None and plan.aside is not None and request.room > 1:
+                other = plan.aside.plan
+                drafter, levels = request.drafters[other.method], min(other.max_depth, request.room - 1)
+                plan.aside.keep(request.draft(drafter, levels))
+                seconds = drafter.seconds(levels, 1, request.missed(other.method)) * self._noisy()
+                calls.append(DrafterCall(other.method, 1, 0, levels, 0, seconds, other.behind))
+                request.last_asked[other.method] = len(request.tokens)
+        return calls
 
     def _telling(self, policy: Policy) -> float:
         tells = getattr(policy, "tells", lambda request: False)

@@ -13,7 +13,7 @@ from foreword.control.hindsight import RequestFit, Waiting
 from foreword.control.settings import ControlSettings
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import needs_of
-from foreword.speculation.requests import DraftPlan, StepRequest
+from foreword.speculation.requests import Aside, DraftPlan, StepRequest
 
 MOST_WAITING = 4
 """Drafts of one request that wait for their text; the oldest is given up for another."""
@@ -70,6 +70,7 @@ class PairControl:
     reason: str = "new"
     is_cost_known: bool = False
     is_near: bool = True  # whether guessing pays, or nearly does
+    could_pay: bool = True  # whether it would if every guess were right
     probe_depth: int = 0
     probe_seconds: float = 0.0  # expected
     probe_more: float = 0.0  # the same of one more request in the same call
@@ -179,6 +180,11 @@ class Arm:
         has_states = bool(needs_of(self.plan.drafter).taps)
         return replace(self.plan, max_nodes=0, max_depth=0) if has_states else None
 
+    @cached_property
+    def is_lookup(self) -> bool:
+        """Whether it needs nothing but the text."""
+        return not needs_of(self.plan.drafter)
+
     @property
     def pays(self) -> bool:
         """Whether asking for this request promises a gain."""
@@ -242,6 +248,19 @@ class RequestRecord:
             if arm is not None:
                 arm.heard = len(tokens)
         self.asked = self.reader = None
+
+    def ask_aside(self, arm: Arm, depth: int) -> Aside:
+        """Ask another drafter beside the one whose guesses are verified, to compare its own with the text."""
+        fit = arm.fit
+
+        def keep(draft: Draft) -> None:
+            fit.pair.answered(depth, draft.depth)
+            if len(draft):
+                self.waiting.append(Waiting(fit, draft))
+
+        plan = arm.planned(depth, self.length - arm.heard)
+        arm.heard = self.length
+        return Aside(plan, keep)
 
     def keep_aside(self, draft: Draft) -> None:
         """A draft that is compared with the text when it has come."""

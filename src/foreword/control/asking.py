@@ -205,3 +205,12 @@ def _least_shift(here: Pass, rates: Rates, levels: int, row: float, ask: float) 
         else:
             low = middle + 1
     return low
+
+
+def best_case(here: Pass, group: Group, draft_seconds: DraftSeconds) -> float:
+    """The gain if there were always a draft and all of it were right: below 0 there is nothing to find out."""
+    best, plain = -1.0, here.drawn / here.plain
+    for levels in range(1, group.depth + 1):
+        takes = here.after(group.asks * levels) + draft_seconds(levels, group.asks)
+        best = max(best, (here.drawn + group.asks * levels) / takes / plain - 1)
+    return best

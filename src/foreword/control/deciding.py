@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 from foreword.control.arms import Arm, Moment, PairControl, RequestRecord
-from foreword.control.asking import DraftSeconds, Group, Pass, Worth, weigh
+from foreword.control.asking import DraftSeconds, Group, Pass, Worth, best_case, weigh
 from foreword.control.routing import Bid, Seats, best_together
 from foreword.control.settings import ControlSettings
 from foreword.speculation.measured.situation import Situation
@@ -142,6 +142,7 @@ class Decider:
         for control, group, worth, as_usual in zip(pairs, groups, worths, usual, strict=True):
             control.decide(worth, as_usual.gain, is_known, self.settings, now)
             control.price(group, here, draft_seconds)
+            control.could_pay = best_case(alone, group, draft_seconds) >= self.settings.margin_on
 
     def _route(
         self,
@@ -169,9 +170,12 @@ class Decider:
         """The more there is to find out, the more; a new cohort of a drafter that is known is no great news."""
         settings, share = self.settings, self.settings.idle_probe_share
         for control in present:
-            if not control.is_cost_known or control.estimate.is_unknown:
+            if not control.could_pay:
+                continue
+            is_unknown = not control.is_cost_known or control.estimate.is_unknown
+            if is_unknown and control.is_near:
                 return settings.probe_share
-            share = settings.watch_share if control.is_near else share
+            share = settings.watch_share if is_unknown or control.is_near else share
         return share
 
     def _share_for_reference(self, present: Sequence[PairControl]) -> float:

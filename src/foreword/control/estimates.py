@@ -20,6 +20,9 @@ CHANGED_STRENGTH = 6.0
 Fewer after a change, when few of its own count: what is expected would else never become what is seen.
 """
 
+LOOKUP_STRENGTH = 6.0
+"""The same of one that lives on the text, not on the model: what it is worth differs far more from work to work."""
+
 PRIOR_STRENGTH = 4.0
 PRIOR_RATE = 0.6
 PRIOR_COVERAGE = 0.5
@@ -194,7 +197,9 @@ class PairEstimate:
 
     @property
     def _strength(self) -> float:
-        return CHANGED_STRENGTH if self._fast_drafts else COHORT_STRENGTH
+        if self._fast_drafts:
+            return CHANGED_STRENGTH
+        return LOOKUP_STRENGTH if self.drafter.coverage < HEAD_COVERAGE else COHORT_STRENGTH
 
     def _estimate(self) -> Rates:
         accepted, coverage = [], []

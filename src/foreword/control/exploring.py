@@ -1,7 +1,7 @@
 """Drafters that are not in use are tried now and then, so that it is known when they would pay."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from foreword.control.arms import Arm, PairControl, RequestRecord
 from foreword.control.asking import Pass
@@ -10,6 +10,9 @@ from foreword.speculation.requests import DraftPlan
 
 MOST_PROBES = 8
 """Of one step."""
+
+MOST_WAITING = 2
+"""Drafts of a request that wait for their text, beyond which it is not probed for."""
 
 Records = Sequence[RequestRecord | None]
 
@@ -33,17 +36,25 @@ class Explorer:
         for offset in range(len(records)):
             place = (self.step + offset) % len(records)
             record = records[place]
-            if record is None or len(record.waiting) > 1:
+            if record is None or len(record.waiting) > MOST_WAITING:
                 continue
             for arm in self._in_turn(record, len(records)):
+                plan, control, may_use = plans[place], arm.control, arm.plan.allows(len(records))
+                if plan is not None and plan.max_nodes and arm.is_lookup:
+                    price = self._price(arm, 0.0)
+                    if price is not None:
+                        self.bank.pay(arm.plan.method, price)
+                        plans[place] = replace(plan, aside=record.ask_aside(arm, control.probe_depth))
+                        probes += 1
+                        break
+                    continue
                 lost = 0.0  # a pass without the guesses that it would have had is part of the price
                 if record.asked is not None:
                     lost = max(record.asked.control.worth.saved, 0.0) * here.per_token
-                control, may_use = arm.control, arm.plan.allows(len(records))
                 if not lost and may_use and control.live_loss(self.seconds) < control.probe_seconds:
                     if self._try_live(control, records, plans):
                         return
-                elif self._affords(arm, lost):
+                elif self._price(arm, lost) is not None:
                     plans[place] = record.ask(
                         arm, control.varied(control.probe_depth, self.step), is_probe=True
                     )
@@ -64,17 +75,18 @@ class Explorer:
                 continue
             yield arm
 
-    def _affords(self, arm: Arm, lost: float) -> bool:
-        """Whether the bank pays for one more probe of a drafter; what it loses others is paid at once."""
+    def _price(self, arm: Arm, lost: float) -> float | None:
+        """Of one more probe of a drafter; None if the bank does not pay for it. What is lost by it is paid at once."""
         method, control = arm.plan.method, arm.control
         before = self._expected.get(method)
-        price = control.probe_seconds if before is None else before + control.probe_more
-        if not self.bank.affords(method, price + lost):
-            return False
+        price = control.probe_seconds if before is None else control.probe_more
+        expected = price + (before or 0.0)
+        if not self.bank.affords(method, expected + lost):
+            return None
         if lost:
             self.bank.pay(method, lost)  # the draft itself is paid for when it is known what it took
-        self._expected[method] = price
-        return True
+        self._expected[method] = expected
+        return price
 
     def _try_live(self, control: PairControl, records: Records, plans: list[DraftPlan | None]) -> bool:
         """Ask for all requests of a cohort that nobody else is asked for; False if the bank does not pay for it."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 MOST_SAVED = 0.03
 """Seconds that an account keeps at most, or the price of two probes if that is more."""
 
-START = 0.03
+START = 0.015
 """Seconds of the first account to begin with, so that a first request is not over before anything was tried."""
 
 

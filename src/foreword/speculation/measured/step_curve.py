@@ -25,6 +25,10 @@ FARTHEST_SHAPE = 1.25
 PROFILED = 8
 """Steps that a measurement at start-up counts as."""
 
+BETWEEN = 4
+"""Steps that what is known of both neighbours of a row count counts as: one slow step would else be believed of it, and
+of all larger ones, for ever."""
+
 
 @dataclass
 class _Bucket:
@@ -56,7 +60,7 @@ class StepCurve:
     def observe(self, rows: int, seconds: float) -> float:
         """Learn from a step; by what factor all are believed to take longer now."""
         self._seen += 1
-        known = self._buckets.get(_bucket(rows))
+        known = self._buckets.get(_bucket(rows)) or self._between(rows)
         if known is None:
             self._buckets[_bucket(rows)] = _Bucket(float(rows), seconds / self._drift, 1, self._seen)
             return 1.0
@@ -77,6 +81,15 @@ class StepCurve:
         known.seconds += weight * (usual - known.seconds)
         known.seen += 1
         return slower
+
+    def _between(self, rows: int) -> _Bucket | None:
+        """A new bucket that begins with what its neighbours say; None at either end."""
+        points = self.points()
+        if not points or not points[0][0] < rows < points[-1][0]:
+            return None
+        found = _Bucket(float(rows), self._at(points, rows) / self._drift, BETWEEN)
+        self._buckets[_bucket(rows)] = found
+        return found
 
     def begin_with(self, points: Iterable[tuple[float, float]]) -> None:
         """Take (rows, seconds) that were measured before, until steps tell better."""
