@@ -42,6 +42,22 @@ def interpolated(points: Sequence[tuple[int, float]]) -> Callable[[int], float]:
 CPU = interpolated([(1, 6.7), (2, 6.7), (4, 8.9), (8, 15.3), (16, 29.7), (32, 56.2), (64, 110.0)])
 """A small model on two cores: from a few rows on every row costs the same."""
 
+TWO_CORES = interpolated(
+    [
+        (1, 7.0),
+        (2, 7.4),
+        (3, 7.9),
+        (4, 9.0),
+        (5, 11.1),
+        (6, 12.2),
+        (8, 15.0),
+        (16, 29.7),
+        (64, 110.0),
+        (512, 800),
+    ]
+)
+"""A small model on two ARM cores: the fifth row needs another tile."""
+
 H200 = interpolated([(1, 6.0), (32, 6.4), (64, 7.0), (128, 8.6), (256, 12.5), (512, 21.0)])
 """An 8B model on a GPU: the first rows are nearly free."""
 
@@ -284,11 +300,12 @@ class Traffic:
         cost = {}
         for method, places in by_method.items():
             drafter = self.running[places[0]].drafters[method]
-            levels = max(plans[place].max_depth for place in places)  # type: ignore[union-attr]
-            for place in places:
-                depth = min(plans[place].max_depth, self.running[place].room - 1)  # type: ignore[union-attr]
+            chosen = {place: plan for place in places if (plan := plans[place]) is not None}
+            levels = max(min(plan.max_depth, plan.max_nodes) for plan in chosen.values())
+            for place, plan in chosen.items():
+                depth = min(plan.max_depth, plan.max_nodes, self.running[place].room - 1)
                 drafts[place] = self.running[place].draft(drafter, depth)
-            behind = sum(plans[place].behind for place in places)  # type: ignore[union-attr]
+            behind = sum(plan.behind for plan in chosen.values())
             missed = sum(self.running[place].missed(method) for place in places)
             is_silent = not any(len(drafts[place]) for place in places) and drafter.needs
             seconds = 0.0 if is_silent else drafter.seconds(levels, len(places), missed) * self._noisy()

@@ -142,8 +142,8 @@ class PairControl:
         return depth if self.is_cost_known else max(depth >> (step % 3), 1)
 
     def trial(self, step: int, most: int) -> int:
-        """Levels to verify in this step for the sake of knowing; 0: as many as seem best."""
-        if step % TRIAL_STEPS or not self.is_cost_known or not self.worth.kept:
+        """Levels to verify in one of `TRIAL_STEPS` for the sake of knowing; 0: as many as seem best."""
+        if not self.is_cost_known or not self.worth.kept:
             return 0
         other = self.worth.kept + (1 if step // TRIAL_STEPS % 2 else -1)
         return other if 1 <= other <= most else 0
@@ -188,8 +188,11 @@ class Arm:
     @property
     def pays(self) -> bool:
         """Whether asking for this request promises a gain."""
-        worth = self.control.worth
-        return self.control.in_use and self.fit.shift >= worth.least_shift and worth.gain > 0
+        control = self.control
+        worth = control.worth
+        return (
+            control.is_on and not control.is_left and self.fit.shift >= worth.least_shift and worth.gain > 0
+        )
 
     @property
     def promise(self) -> float:
@@ -225,16 +228,21 @@ class RequestRecord:
         return None if arm is None else arm.planned(depth, self.length - arm.heard)
 
     @cached_property
-    def has_heads(self) -> bool:
-        """Whether it takes the states of the whole prompt to guess for it."""
-        return any(arm.reading is not None for arm in self.arms)
+    def heads(self) -> list[Arm]:
+        """Those that need the states of the whole prompt to guess."""
+        return [arm for arm in self.arms if arm.reading is not None]
+
+    @property
+    def has_head_in_use(self) -> bool:
+        for head in self.heads:  # noqa: SIM110 - every step asks, and this is the fastest
+            if head.control.in_use:
+                return True
+        return False
 
     def read(self) -> DraftPlan | None:
         """A pass of the prompt, in which a head that may guess behind it reads along; None: there is none."""
         self.ask(None)
-        may = [
-            arm for arm in self.arms if arm.reading is not None and (self.is_watched or arm.control.may_guess)
-        ]
+        may = [arm for arm in self.heads if self.is_watched or arm.control.may_guess]
         return self.tell(max(may, key=lambda arm: arm.control.worth.gain, default=None))
 
     def tell(self, head: Arm | None) -> DraftPlan | None:

@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from math import log
 
 from foreword.control.arms import Arm, Moment, PairControl, RequestRecord
-from foreword.control.asking import DraftSeconds, Group, Pass, Worth, best_case, weigh
+from foreword.control.asking import NEGLIGIBLE, DraftSeconds, Group, Pass, Worth, best_case, weigh
 from foreword.control.routing import Bid, Seats, best_together
 from foreword.control.settings import ControlSettings
 from foreword.speculation.measured.situation import Situation
@@ -15,11 +16,13 @@ from foreword.speculation.requests import PassEntry
 STEADY = 0.12
 """Part by which a batch may grow or shrink before everything is looked at again."""
 
-SHORT = 64
-"""Tokens of context below which costs do not differ."""
-
 WELL_ABOVE, FAR_ABOVE = 1.05, 1.12
 """Ratios to plain decoding from which on it takes fewer plain windows to be sure that there is a gain."""
+
+FEW_ASKS = 8
+"""Asks that do not change what is believed of a drafter."""
+
+_Seen = tuple[object, ...]
 
 LEAST_TABLE = 64
 """Rows that costs are looked up for at once, at least."""
@@ -36,10 +39,12 @@ class Decider:
         self.probe_share = settings.probe_share
         self.plain_share = 0.0  # of all steps, for plain windows
         self._context = 0  # that the table is for
+        self._band = 0  # of contexts
         self._here: Pass | None = None  # as it was looked at last
         self._decided_at: Moment | None = None
         self._decided_for: tuple[float, int] = (0, 0)  # tokens and rows of the pass
         self._wait = settings.decision_steps
+        self._seen: dict[str, _Seen] = {}  # by drafter, when it was looked at last
 
     def look(self, entries: Sequence[PassEntry], situation: Situation) -> Pass | None:
         """The pass without guesses; None before any step was measured, or if nothing is drawn."""
@@ -52,9 +57,9 @@ class Decider:
             guesses += 0 if plan is None else plan.max_nodes
         if not drawn:
             return None
-        needed, known, context = rows + guesses, len(self.table), max(context, SHORT)
+        needed, known = rows + guesses, len(self.table)
         is_too_long = known > 4 * LEAST_TABLE and 8 * needed < known
-        if needed >= known or is_too_long or not self._context <= 2 * context <= 4 * self._context:
+        if needed >= known or is_too_long or situation.costs.band(context) != self._band:
             self._read_costs(needed, context, situation)
         if not self.table:
             return None
@@ -91,7 +96,13 @@ class Decider:
         controls = [control for pairs in present.values() for control in pairs]
         before = [(control.in_use, control.worth.kept, control.worth.depth) for control in controls]
         for method, pairs in present.items():
-            self._decide_method(method, pairs, here, situation, now)
+            if self._is_news(method, pairs, here, situation):
+                self._decide_method(method, pairs, here, situation, now)
+            else:
+                for control in pairs:
+                    control.decide(
+                        control.worth, control.usual_gain, control.is_cost_known, self.settings, now
+                    )
         self.methods = tuple(present)
         self._route(records, controls, here, situation)
         self.probe_share = self._share_for_probes(controls)
@@ -100,6 +111,26 @@ class Decider:
         self._wait = self._next_wait(controls, is_same=before == after)
         self._decided_at, self._decided_for = now, (here.drawn, here.rows)
         return here
+
+    def _is_news(
+        self, method: str, pairs: dict[PairControl, list[Arm]], here: Pass, situation: Situation
+    ) -> bool:
+        """Whether anything has changed that a drafter's worth depends on: of those not in use little is ever new."""
+        took, alone = situation.costs.draft_seconds(method, 1), here.after(1)
+        seen: _Seen = (
+            here.drawn,
+            here.rows,
+            _about(here.plain),
+            _about(alone),
+            _about(took) if took > NEGLIGIBLE * here.plain else 0,
+            *(
+                (control, len(arms), control.estimate.asks // FEW_ASKS, control.estimate.levels // FEW_ASKS)
+                for control, arms in pairs.items()
+            ),
+        )
+        is_news = self._seen.get(method) != seen
+        self._seen[method] = seen
+        return is_news
 
     def _next_wait(self, present: Sequence[PairControl], is_same: bool) -> int:
         """Steps until the next look."""
@@ -113,7 +144,7 @@ class Decider:
 
     def _read_costs(self, rows: int, context: int, situation: Situation) -> None:
         self.table = situation.costs.step_table(max(2 * rows, LEAST_TABLE), context) or []
-        self._context = context
+        self._context, self._band = context, situation.costs.band(context)
 
     def _decide_method(
         self,
@@ -190,6 +221,11 @@ class Decider:
         if least < WELL_ABOVE or not control.is_cost_known:
             return 1.0
         return self.settings.sure_reference if measured is not None and least >= FAR_ABOVE else 0.5
+
+
+def _about(seconds: float) -> int:
+    """The same for times within about 2%."""
+    return round(50 * log(seconds)) if seconds > 0 else 0
 
 
 def _own_depth(here: Pass, group: Group, shift: int, worth: Worth, draft_seconds: DraftSeconds) -> Worth:

@@ -5,7 +5,15 @@ from dataclasses import replace
 from weakref import ref
 
 from foreword.acceptance.rules.rule import Rule
-from foreword.control.arms import WATCH_STEPS, WATCHED, Arm, Moment, PairControl, RequestRecord
+from foreword.control.arms import (
+    TRIAL_STEPS,
+    WATCH_STEPS,
+    WATCHED,
+    Arm,
+    Moment,
+    PairControl,
+    RequestRecord,
+)
 from foreword.control.asking import Pass
 from foreword.control.deciding import Decider
 from foreword.control.estimates import HEAD_COVERAGE, PRIOR_COVERAGE, Estimates, PairEstimate
@@ -20,6 +28,9 @@ from foreword.speculation.drafting import Drafter, choices_of, expected_rates, n
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import RequestReport, StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
+
+TRY_STEPS = 3
+"""Of so many steps, in one it is looked whether a drafter can be tried: looking takes time."""
 
 FEW_RECORDS = 64
 """Records of requests that are kept before those of requests that are gone are looked for."""
@@ -50,7 +61,7 @@ class MeasuredPolicy:
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
         """Whom to ask for which request, and how deep."""
-        records = [self._record(entry) for entry in entries]
+        records = [self._record(entry.request) for entry in entries]
         asking = [
             record if record is not None and _can_ask(entry, record) else None
             for entry, record in zip(entries, records, strict=True)
@@ -59,16 +70,17 @@ class MeasuredPolicy:
         is_reference = here is None or self.reference.begin_step(self._decider.plain_share)
         plans: list[DraftPlan | None] = []
         running, could_try, self._could_try = len(entries), False, False
-        for entry, record, able in zip(entries, records, asking, strict=True):
+        for place, record in enumerate(records):
             if record is None:
-                plans.append(self._fixed(entry, running))
-            elif able is None:
+                plans.append(_fixed(entries[place].request.speculation, running))
+            elif asking[place] is None:
                 plans.append(record.read())
             else:
                 self._could_try = True
                 plans.append(self._ask(record, running, is_reference))
                 could_try = could_try or record.asked is None or len(record.arms) > 1
-        if could_try and here is not None and not is_reference and self.bank.has_any:
+        is_turn = could_try and not self.steps % TRY_STEPS
+        if is_turn and here is not None and not is_reference and self.bank.has_any:
             Explorer(self.bank, self.steps, self.seconds).explore(asking, plans, here)
         return plans
 
@@ -136,7 +148,7 @@ class MeasuredPolicy:
         rows = 0
         for request in requests:
             record = self._records.get(request.request_id)
-            arm = None if record is None else self._best(record, len(requests) + beside)
+            arm = None if record is None else _best(record, len(requests) + beside)
             if arm is not None:
                 rows += min(arm.control.worth.kept, arm.plan.max_nodes)
             elif request.speculation is not None and request.speculation.is_fixed:
@@ -183,7 +195,7 @@ class MeasuredPolicy:
     def tells(self, request: StepRequest) -> bool:
         """Whether heads are told of this request in the pass that was planned: where they are not in use it costs."""
         record = self._records.get(request.request_id)
-        return record is None or record.is_told or not record.has_heads
+        return record is None or record.is_told or not record.heads
 
     def _answered(self, record: RequestRecord, asked: Arm, part: RequestReport) -> None:
         asked.control.estimate.answered(record.asked_depth, record.offered_depth)
@@ -207,16 +219,16 @@ class MeasuredPolicy:
         for control in live:
             control.guard.gain.add(plain, report.seconds.total, drawn)
 
-    def _record(self, entry: PassEntry) -> RequestRecord | None:
+    def _record(self, request: StepRequest) -> RequestRecord | None:
         """None for requests that nothing is decided for."""
-        request = entry.request
-        if request.speculation is None or request.speculation.is_fixed:
+        plan = request.speculation
+        if plan is None or plan.is_fixed:
             return None
         record = self._records.get(request.request_id)
         if record is None:
-            record = self._new_record(request, request.speculation)
+            record = self._new_record(request, plan)
         record.length = len(request.tokens)
-        if record.has_heads:
+        if record.heads:
             record.was_told = record.is_told
             record.is_watched = (request.request_id + self.steps // WATCH_STEPS) % WATCHED == 0
         return record
@@ -234,6 +246,7 @@ class MeasuredPolicy:
         coverage = HEAD_COVERAGE if needs_of(plan.drafter).taps else PRIOR_COVERAGE
         told = expected_rates(plan.drafter)
         estimate = self.estimates.pair(plan.method, request.tenant, request.cohort, coverage, told)
+        estimate.need(min(plan.max_depth, plan.max_nodes))
         control = self.controls.get(estimate)
         if control is None:
             control = self.controls[estimate] = PairControl(estimate)
@@ -245,39 +258,40 @@ class MeasuredPolicy:
             known = set(self.estimates.pairs.values())
             self.controls = {pair: control for pair, control in self.controls.items() if pair in known}
 
-    def _fixed(self, entry: PassEntry, running: int) -> DraftPlan | None:
-        plan = entry.request.speculation
-        return plan if plan is not None and plan.is_fixed and plan.allows(running) else None
-
     def _ask(self, record: RequestRecord, running: int, is_reference: bool) -> DraftPlan | None:
-        arm = None if is_reference else self._best(record, running)
-        if record.has_heads:
-            in_use = any(one.control.in_use for one in record.arms if one.reading is not None)
-            record.is_told = in_use or record.is_watched
+        arm = None if is_reference else _best(record, running)
+        if record.heads:
+            record.is_told = record.is_watched or record.has_head_in_use
         if arm is None:
             return record.ask(None)
         if arm.reading is not None and not record.was_told:
             record.ask(None)
             return record.tell(arm)  # it knows nothing of the newest token
-        control = arm.control
+        control, step = arm.control, self.steps
         depth = control.worth.depth if record.is_coupled else control.worth.kept
-        trial = control.trial(self.steps, min(arm.plan.max_depth, arm.plan.max_nodes))
+        trial = 0 if step % TRIAL_STEPS else control.trial(step, min(arm.plan.max_depth, arm.plan.max_nodes))
         if trial:
             depth = max(depth, trial) if record.is_coupled else trial
-        plan = record.ask(arm, control.varied(depth, self.steps))
+        plan = record.ask(arm, depth if control.is_cost_known else control.varied(depth, step))
         record.trial_depth = trial
         return plan
 
-    def _best(self, record: RequestRecord, running: int) -> Arm | None:
-        paying = [arm for arm in record.arms if arm.pays and arm.plan.allows(running)]
-        if len(paying) < 2:
-            return paying[0] if paying else None
-        return max(paying, key=lambda arm: arm.promise)
+
+def _best(record: RequestRecord, running: int) -> Arm | None:
+    best: Arm | None = None
+    for arm in record.arms:
+        if arm.pays and arm.plan.allows(running) and (best is None or arm.promise > best.promise):
+            best = arm
+    return best
+
+
+def _fixed(plan: DraftPlan | None, running: int) -> DraftPlan | None:
+    return plan if plan is not None and plan.is_fixed and plan.allows(running) else None
 
 
 def _can_ask(entry: PassEntry, record: RequestRecord) -> bool:
     """Whether anybody could guess in this pass: a head knows the states of a prompt only when it is over."""
-    return entry.draws and (entry.run == 1 or not record.has_heads)
+    return entry.draws and (entry.run == 1 or not record.heads)
 
 
 def _choices(plan: DraftPlan) -> list[DraftPlan]:

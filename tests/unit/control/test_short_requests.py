@@ -10,23 +10,7 @@ from foreword.control.settings import ControlSettings
 from foreword.speculation.measured.call_cost import CallCost
 from foreword.speculation.measured.step_curve import StepCurve
 from foreword.speculation.requests import DraftPlan, PassEntry
-from helpers.traffic import Kind, Traffic, interpolated, lookup, states_head
-
-TWO_CORES = interpolated(
-    [
-        (1, 7.0),
-        (2, 7.4),
-        (3, 7.9),
-        (4, 9.0),
-        (5, 11.1),
-        (6, 12.2),
-        (8, 15.0),
-        (16, 29.7),
-        (64, 110.0),
-        (512, 800),
-    ]
-)
-"""A small model on two ARM cores: the fifth row needs another tile."""
+from helpers.traffic import TWO_CORES, Kind, Traffic, interpolated, lookup, states_head
 
 DEAR_PROMPTS = interpolated([(1, 7.0), (4, 9.0), (64, 110.0), (512, 5000.0)])
 """Where another row beside a long chunk takes longer than a token alone."""

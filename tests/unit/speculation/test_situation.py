@@ -70,7 +70,7 @@ def test_new_measurements_move_an_old_cost_slowly():
     assert 1.0 < curve.seconds(2) < 1.15  # type: ignore[operator]
     for _ in range(100):
         curve.observe(2, 2.0)
-    assert curve.seconds(2) == pytest.approx(2.0, rel=1e-3)
+    assert curve.seconds(2) == pytest.approx(2.0, rel=1e-2)
 
 
 def test_what_slows_one_size_of_step_slows_those_that_were_not_seen_since():
@@ -145,7 +145,16 @@ def test_a_lookup_costs_something_for_every_request():
     assert cost.seconds(8, 32) == pytest.approx(0.69, rel=0.05)
 
 
-HEAD_MS = {(1, 1): 1.56, (3, 1): 2.92, (1, 2): 1.73, (3, 2): 3.67, (1, 4): 2.53, (3, 4): 5.55, (1, 8): 4.23, (3, 8): 9.91}
+HEAD_MS = {
+    (1, 1): 1.56,
+    (3, 1): 2.92,
+    (1, 2): 1.73,
+    (3, 2): 3.67,
+    (1, 4): 2.53,
+    (3, 4): 5.55,
+    (1, 8): 4.23,
+    (3, 8): 9.91,
+}
 """By levels and asks: the default model's head on one core."""
 
 
@@ -157,6 +166,18 @@ def test_what_a_head_costs_for_many_is_known_nearly_from_what_it_costs_for_one()
         cost.observe(levels, HEAD_MS[levels, 1], 1)
     for (levels, asks), taken in HEAD_MS.items():
         assert cost.seconds(levels, asks) == pytest.approx(taken, rel=0.25)
+
+
+def test_one_slow_step_of_a_new_size_is_not_believed_of_it_nor_of_larger_ones():
+    curve = StepCurve()
+    curve.begin_with([(rows, 6.0 + 0.01 * rows) for rows in (1, 8, 16, 32, 64)])
+    for _ in range(100):
+        curve.observe(24, 6.24)
+    curve.observe(28, 9.0)
+    table = curve.table(64)
+    assert table is not None
+    assert table[28] < 6.8
+    assert table[64] < 6.9
 
 
 def test_slopes_are_remembered_when_asks_no_longer_change():

@@ -40,7 +40,9 @@ class Reaction:
 
     condition: str
     phase: str
-    seconds: float  # until the rate was near where it settled, or near plain decoding where guesses may not pay
+    seconds: (
+        float  # until the rate was near where it settled, or near plain decoding where guesses may not pay
+    )
     within: float  # seconds that it should take at most
     ratio: float  # of the rate where it settled, to plain decoding in the same circumstances
     worst: float  # the same of the worst five seconds

@@ -87,12 +87,9 @@ def _low(one: Reaction) -> str:
 
 def other_verdicts(mixed: MixedTraffic | None, probe_share: float) -> list[Verdict]:
     """Of plain requests beside others, and of the time that is spent on finding out."""
-    spent = f"{100 * probe_share:.2f}%"
-    found = [
-        Verdict(
-            f"probes take {100 * MOST_PROBES:.0f}%", probe_share <= MOST_PROBES, spent, _if(probe_share > MOST_PROBES, spent)
-        )
-    ]
+    spent, is_dear = f"{100 * probe_share:.2f}%", probe_share > MOST_PROBES
+    goal = f"probes take at most {100 * MOST_PROBES:.0f}% of the time"
+    found = [Verdict(goal, not is_dear, spent, _if(is_dear, spent))]
     if mixed is not None:
         figure = f"{mixed.ratio:.3f}"
         goal = f"plain requests beside others: p95 at most {MOST_RATIO}"
