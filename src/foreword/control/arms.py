@@ -212,6 +212,7 @@ class RequestRecord:
     is_watched: bool = False  # whether heads are told of it though they are not in use
     is_told: bool = False  # whether heads are told of the pass under way
     was_told: bool = False  # and of the one before
+    is_whole: bool = True  # whether heads were told of all passes
     length: int = 0  # tokens of its text
     reader: Arm | None = None  # who reads along in the pass under way, without being asked
     waiting: list[Waiting] = field(default_factory=list)
@@ -232,10 +233,18 @@ class RequestRecord:
         """Those that need the states of the whole prompt to guess."""
         return [arm for arm in self.arms if arm.reading is not None]
 
+    def may_ask(self, arm: Arm) -> bool:
+        """Whether a drafter's guesses are what it is known for.
+
+        A head that has not read all of a text guesses worse: where others can be asked instead, it is left alone, or
+        its cohort's estimate would say more of when it was asked than of the head.
+        """
+        return self.is_whole or arm.reading is None or len(self.arms) == 1
+
     @property
     def has_head_in_use(self) -> bool:
         for head in self.heads:  # noqa: SIM110 - every step asks, and this is the fastest
-            if head.control.in_use:
+            if head.control.in_use and self.may_ask(head):
                 return True
         return False
 

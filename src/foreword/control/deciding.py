@@ -19,6 +19,9 @@ STEADY = 0.12
 WELL_ABOVE, FAR_ABOVE = 1.05, 1.12
 """Ratios to plain decoding from which on it takes fewer plain windows to be sure that there is a gain."""
 
+SOONER = 8
+"""Times as often as usual everything is looked at while what is in use is new."""
+
 FEW_ASKS = 8
 """Asks that do not change what is believed of a drafter."""
 
@@ -135,9 +138,11 @@ class Decider:
     def _next_wait(self, present: Sequence[PairControl], is_same: bool) -> int:
         """Steps until the next look."""
         usual = self.settings.decision_steps
-        in_use = [control for control in present if control.is_on]
+        in_use = [control for control in present if control.in_use]
         if not all(control.is_cost_known for control in in_use):
             return 2
+        if any(control.estimate.is_new for control in in_use):
+            return usual // SOONER
         if any(control.estimate.is_unsettled for control in in_use):
             return usual // 2
         return min(max(2 * self._wait, usual), 4 * usual) if is_same else usual

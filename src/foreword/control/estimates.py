@@ -144,7 +144,11 @@ class PairEstimate:
     @property
     def is_unsettled(self) -> bool:
         """Whether the traffic is new, or has just changed."""
-        return self._fast_drafts > CHANGE_DRAFTS // 2 or self.counts.asks < NEW_ASKS
+        return self._fast_drafts > CHANGE_DRAFTS // 2 or self.is_new
+
+    @property
+    def is_new(self) -> bool:
+        return self.counts.asks < NEW_ASKS
 
     @property
     def is_unknown(self) -> bool:

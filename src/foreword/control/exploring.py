@@ -70,7 +70,7 @@ class Explorer:
             arm = arms[(self.step // running + turn) % len(arms)]
             may_use = arm.plan.allows(running)  # one in the shadow is only compared
             is_unlucky = may_use and arm.control.is_on and not arm.pays
-            is_deaf = arm.reading is not None and not record.was_told
+            is_deaf = not record.may_ask(arm) or (arm.reading is not None and not record.was_told)
             if arm is record.asked or not arm.plan.may_be_tried or is_deaf or (is_unlucky and len(arms) == 1):
                 continue
             yield arm

@@ -15,6 +15,7 @@ from foreword.control.arms import (
     RequestRecord,
 )
 from foreword.control.asking import Pass
+from foreword.control.choosing import best_arm, can_ask, fixed_plan, plans_of
 from foreword.control.deciding import Decider
 from foreword.control.estimates import HEAD_COVERAGE, PRIOR_COVERAGE, Estimates, PairEstimate
 from foreword.control.exploring import Explorer
@@ -24,7 +25,7 @@ from foreword.control.probes import TimeBank
 from foreword.control.settings import ControlSettings
 from foreword.control.trimming import Offer, choose, survivals, tightest_limit
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Drafter, choices_of, expected_rates, needs_of
+from foreword.speculation.drafting import Drafter, expected_rates, needs_of
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import RequestReport, StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
@@ -56,14 +57,18 @@ class MeasuredPolicy:
         self._records: dict[int, RequestRecord] = {}
         self._decider = Decider(self.settings)
         self._here: Pass | None = None  # the next pass
+        self._idle: list[int] = []  # requests of the last pass, if nobody was asked or told anything in it
         self._could_try = False  # whether the pass has requests that drafters can be tried for
         self._most_records = FEW_RECORDS
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
         """Whom to ask for which request, and how deep."""
+        numbers = [entry.request.request_id for entry in entries]
+        if numbers == self._idle and self._stays_idle(entries):
+            return [None] * len(entries)
         records = [self._record(entry.request) for entry in entries]
         asking = [
-            record if record is not None and _can_ask(entry, record) else None
+            record if record is not None and can_ask(entry, record) else None
             for entry, record in zip(entries, records, strict=True)
         ]
         here = self._here = self._decided(entries, asking, situation)
@@ -72,7 +77,7 @@ class MeasuredPolicy:
         running, could_try, self._could_try = len(entries), False, False
         for place, record in enumerate(records):
             if record is None:
-                plans.append(_fixed(entries[place].request.speculation, running))
+                plans.append(fixed_plan(entries[place].request.speculation, running))
             elif asking[place] is None:
                 plans.append(record.read())
             else:
@@ -82,7 +87,16 @@ class MeasuredPolicy:
         is_turn = could_try and not self.steps % TRY_STEPS
         if is_turn and here is not None and not is_reference and self.bank.has_any:
             Explorer(self.bank, self.steps, self.seconds).explore(asking, plans, here)
+        is_idle = not any(plans) and not any(record is not None and record.is_told for record in records)
+        self._idle = numbers if is_idle else []
         return plans
+
+    def _stays_idle(self, entries: Sequence[PassEntry]) -> bool:
+        """Whether nothing is asked or tried for the same requests as in the step before, and it is no time to look."""
+        here = self._here
+        if here is None or not self.steps % TRY_STEPS or here.rows != sum([entry.run for entry in entries]):
+            return False
+        return not self._decider.is_due(here, self.steps, self.seconds)
 
     def _decided(
         self,
@@ -148,7 +162,7 @@ class MeasuredPolicy:
         rows = 0
         for request in requests:
             record = self._records.get(request.request_id)
-            arm = None if record is None else _best(record, len(requests) + beside)
+            arm = None if record is None else best_arm(record, len(requests) + beside)
             if arm is not None:
                 rows += min(arm.control.worth.kept, arm.plan.max_nodes)
             elif request.speculation is not None and request.speculation.is_fixed:
@@ -225,19 +239,24 @@ class MeasuredPolicy:
         if plan is None or plan.is_fixed:
             return None
         record = self._records.get(request.request_id)
+        is_known = record is not None
         if record is None:
             record = self._new_record(request, plan)
         record.length = len(request.tokens)
         if record.heads:
+            if is_known and not record.is_told:
+                record.is_whole = False
             record.was_told = record.is_told
-            record.is_watched = (request.request_id + self.steps // WATCH_STEPS) % WATCHED == 0
+            # In turns where one has to join late; where it may not, the same ones from their beginning on.
+            turn = self.steps // WATCH_STEPS if len(record.arms) == 1 else 0
+            record.is_watched = (request.request_id + turn) % WATCHED == 0
         return record
 
     def _new_record(self, request: StepRequest, plan: DraftPlan) -> RequestRecord:
         if len(self._records) >= self._most_records:
             self._records = {n: record for n, record in self._records.items() if record.request() is not None}
             self._most_records = max(2 * len(self._records), FEW_RECORDS)
-        arms = [self._arm(request, one) for one in _choices(plan)]
+        arms = [self._arm(request, one) for one in plans_of(plan)]
         record = RequestRecord(arms, request.sampler.rule is Rule.COUPLED, ref(request))
         self._records[request.request_id] = record
         return record
@@ -259,7 +278,7 @@ class MeasuredPolicy:
             self.controls = {pair: control for pair, control in self.controls.items() if pair in known}
 
     def _ask(self, record: RequestRecord, running: int, is_reference: bool) -> DraftPlan | None:
-        arm = None if is_reference else _best(record, running)
+        arm = None if is_reference else best_arm(record, running)
         if record.heads:
             record.is_told = record.is_watched or record.has_head_in_use
         if arm is None:
@@ -275,26 +294,3 @@ class MeasuredPolicy:
         plan = record.ask(arm, depth if control.is_cost_known else control.varied(depth, step))
         record.trial_depth = trial
         return plan
-
-
-def _best(record: RequestRecord, running: int) -> Arm | None:
-    best: Arm | None = None
-    for arm in record.arms:
-        if arm.pays and arm.plan.allows(running) and (best is None or arm.promise > best.promise):
-            best = arm
-    return best
-
-
-def _fixed(plan: DraftPlan | None, running: int) -> DraftPlan | None:
-    return plan if plan is not None and plan.is_fixed and plan.allows(running) else None
-
-
-def _can_ask(entry: PassEntry, record: RequestRecord) -> bool:
-    """Whether anybody could guess in this pass: a head knows the states of a prompt only when it is over."""
-    return entry.draws and (entry.run == 1 or not record.heads)
-
-
-def _choices(plan: DraftPlan) -> list[DraftPlan]:
-    """The plans of those that a plan leaves the choice between."""
-    choices = choices_of(plan.drafter)
-    return [replace(plan, method=name, drafter=drafter) for name, drafter in choices.items()] or [plan]

@@ -13,7 +13,8 @@ SHAPE_MEMORY = 0.02
 
 BACK = 8
 BACK_MEMORY = 0.15
-"""Weight of a step with a row count that was not seen for this many steps in what that one costs beside the others."""
+"""Weight of a step with a row count that was not seen for this many steps in what that one costs beside the others, and
+of as many after it: all sizes would else be believed to be slower by turns, and none in particular."""
 
 SETTLED = 50
 USUAL = 1.05
@@ -41,6 +42,7 @@ class _Bucket:
     seconds: float  # mean, without the drift
     seen: int  # steps
     at: int = 0  # number of the last of them
+    fresh: int = 0  # steps for which it still counts as having come back
 
 
 class StepCurve:
@@ -71,13 +73,13 @@ class StepCurve:
             return 1.0
         expected = self._drift * known.seconds
         is_usual = known.seen > SETTLED and seconds < USUAL * expected and expected < USUAL * seconds
-        if is_usual and self._seen % LOOKED_AT and self._seen - known.at <= BACK:
+        if is_usual and not known.fresh and self._seen % LOOKED_AT and self._seen - known.at <= BACK:
             known.at = self._seen
             return 1.0
         seconds = min(max(seconds, expected / FARTHEST), expected * FARTHEST)
         # Other row counts have just told how the machine is: what is new about one that was long not seen is its own.
-        is_back = self._seen - known.at > BACK
-        drift, shape = (SHAPE_MEMORY, BACK_MEMORY) if is_back else (DRIFT_MEMORY, SHAPE_MEMORY)
+        known.fresh = BACK if self._seen - known.at > BACK else max(known.fresh - 1, 0)
+        drift, shape = (SHAPE_MEMORY, BACK_MEMORY) if known.fresh else (DRIFT_MEMORY, SHAPE_MEMORY)
         # What was measured at another time is soon moved to where this machine is now.
         slower: float = (seconds / expected) ** max(drift, 1 / self._seen)
         self._drift *= slower
