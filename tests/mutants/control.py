@@ -121,7 +121,7 @@ CONTROL_MUTANTS = (
         "engine/guessing/draft_profile.py",
         "        plan.drafter.forget(as_drafter_sees(request))",
         "        pass",
-        (f"{UNIT}/engine/test_draft_profile.py::test_an_engine_is_none_the_wiser",),
+        (f"{UNIT}/engine/guessing/test_draft_profile.py::test_an_engine_is_none_the_wiser",),
     ),
     Mutant(
         61,

@@ -89,7 +89,7 @@ END_MUTANTS = (
         "            if token in self.limits.stop_ids:\n",
         '            if count == self.room:\n                return _End(count, "length")\n'
         "            if token in self.limits.stop_ids:\n",
-        (f"{UNIT}/engine/test_request.py", f"{BLOCKS}::test_ends_that_meet"),
+        (f"{UNIT}/engine/requests/test_request.py", f"{BLOCKS}::test_ends_that_meet"),
     ),
     Mutant(
         26,
@@ -137,6 +137,6 @@ END_MUTANTS = (
         "engine/requests/request.py",
         "            if token in self.limits.stop_ids:\n",
         "            if token in self.limits.stop_ids and count == len(tokens):\n",
-        (f"{UNIT}/engine/test_request.py", EVERY_END),
+        (f"{UNIT}/engine/requests/test_request.py", EVERY_END),
     ),
 )

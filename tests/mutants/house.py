@@ -7,7 +7,7 @@ WORLDS_AHEAD = "tests/integration/test_engine_model_check.py::test_worlds_with_s
 OVERLAP = f"{UNIT}/speculation/test_overlap.py"
 UNDER_WAY = f"{UNIT}/kv/test_passes_under_way.py"
 SITUATION = f"{UNIT}/speculation/test_situation.py"
-POOL = f"{UNIT}/engine/test_drafter_pool.py"
+POOL = f"{UNIT}/engine/guessing/test_drafter_pool.py"
 HEARD = f"{OVERLAP}::test_a_drafter_hears_every_committed_row_once_with_its_states"
 
 HOUSE_MUTANTS = (
@@ -79,8 +79,8 @@ HOUSE_MUTANTS = (
         48,
         "how a pass with guesses ends is taken for known",
         "speculation/transaction.py",
-        "            if not len(draft):\n                self._cache.foresee",
-        "            if True:\n                self._cache.foresee",
+        "            if not len(draft):\n                entry.kv.foresee",
+        "            if True:\n                entry.kv.foresee",
         (WORLDS_AHEAD,),
     ),
     Mutant(

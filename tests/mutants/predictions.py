@@ -3,7 +3,7 @@
 from catalogue import UNIT, Mutant
 
 FOLLOWER = f"{UNIT}/drafters/test_prediction_drafter.py"
-POOL = f"{UNIT}/engine/test_drafter_pool.py"
+POOL = f"{UNIT}/engine/guessing/test_drafter_pool.py"
 
 PREDICTION_MUTANTS = (
     Mutant(

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from foreword.kv.block_pool import BlockPool
 from foreword.kv.extra_rows import found_rows
 from foreword.kv.integrity import check_sequences
-from foreword.kv.passes import MOST_PASSES, PassesUnderWay
 from foreword.kv.prefix_cache import PrefixCache
 from foreword.kv.row_moves import RowMoves
 from foreword.kv.sequence import GONE, KvSequence, RowMove
@@ -15,7 +14,7 @@ PAGE_SIZE = 16
 """KV rows in one page."""
 
 
-class PagedCache(PassesUnderWay):
+class PagedCache:
     """Bookkeeping of all KV memory: reserve rows for a pass, then commit a path through them or roll back.
 
     It never touches the KV bytes: a pass writes rows where it is told to, and moves rows that a commit
@@ -92,6 +91,7 @@ class PagedCache(PassesUnderWay):
         self._prefix.let_go(sequence.chain)
         sequence.pages, sequence.chain, sequence.extra = [], [], {}
         sequence.computed = sequence.reserved = sequence.ahead = sequence.passes = 0
+        sequence.losses += 1  # what is under way for it counts for nothing
 
     def fork(self, sequence: KvSequence, rows: int | None = None) -> KvSequence:
         """A second sequence with the first `rows` computed rows: full pages are shared, the rest is copied.
@@ -125,8 +125,7 @@ class PagedCache(PassesUnderWay):
 
     def is_busy(self, sequence: KvSequence) -> bool:
         """Whether a pass under way writes or moves its rows so that what comes next depends on how that ends."""
-        is_open = sequence.passes > 0 and not (sequence.is_foreseen and sequence.passes < MOST_PASSES)
-        return is_open or self._moves.is_moving(sequence)
+        return sequence.awaits_pass or self._moves.is_moving(sequence)
 
     def begin_pass(self, sequences: Sequence[KvSequence]) -> None:
         """A pass will write rows of these; raises, and begins nothing, if it has to wait for another one."""
@@ -134,7 +133,8 @@ class PagedCache(PassesUnderWay):
             raise AssertionError("a second pass is laid out for a sequence before the first has ended")
         if len(set(map(id, sequences))) != len(sequences):
             raise AssertionError("a sequence is in the same pass twice")
-        self.hold_back(sequences)
+        for sequence in sequences:
+            sequence.begin_pass()
 
     def lose_pass(self, sequence: KvSequence, first: int) -> None:
         """A pass that began at row `first` has failed. Those laid out after it count for nothing."""

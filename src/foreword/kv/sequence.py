@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from foreword.kv.extra_rows import ExtraRows
 from foreword.kv.prefix_cache import PrefixNode
 
+MOST_PASSES = 2
+"""Passes that are under way for one sequence."""
+
 GONE = -1
 """Stands in a table for a page that was given back: it lies before the window of all layers."""
 
@@ -26,13 +29,32 @@ class KvSequence:
     passes: int = 0  # under way, which may write its reserved rows
     ahead: int = 0  # rows after the computed ones that these will make final, as far as that is foreseen
     is_foreseen: bool = False  # of the newest of them, how many rows it makes final
-    losses: int = 0  # passes that failed, and took with them those laid out after
+    losses: int = 0  # passes that failed and took with them those laid out after; and one when it is closed
     extra: dict[str, ExtraRows] = field(default_factory=dict)  # rows of drafters in its pages, by kind
 
     @property
     def begin(self) -> int:
         """The row at which the next pass begins."""
         return self.computed + self.ahead
+
+    @property
+    def awaits_pass(self) -> bool:
+        """Whether the next pass cannot be laid out before one that is under way has ended."""
+        return self.passes > 0 and not (self.is_foreseen and self.passes < MOST_PASSES)
+
+    def begin_pass(self) -> None:
+        """No other may begin until this one has ended, unless `foresee` says how it will."""
+        self.passes += 1
+        self.is_foreseen = False
+
+    def foresee(self, rows: int) -> None:
+        """The pass that was begun last makes its first `rows` rows final and no others, whatever it finds out."""
+        self.ahead += rows
+        self.is_foreseen = True
+
+    def end_pass(self) -> None:
+        """The oldest pass is done, or could not be launched."""
+        self.passes -= 1
 
     @property
     def own_pages(self) -> list[int]:

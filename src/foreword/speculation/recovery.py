@@ -38,26 +38,27 @@ class Recovery:
                 self.stepper.faults.note("ahead", error)
                 return None
             # No other step may take these up before this one is resolved.
-            self.stepper.cache.hold_back([entry.kv for entry in entries])
+            for entry in entries:
+                entry.kv.begin_pass()
             entries = [entry._replace(losses=entry.kv.losses) for entry in entries]  # this loss is its own
             launched = error
         return UnderWay(entries, launched, self.stepper.clock() - began)
 
     def resolve(self, under_way: UnderWay) -> StepReport:
         """The step's report; of several passes if it had to be tried again, with the time of those that failed."""
-        began, is_open = self.stepper.clock(), self.stepper.cache.is_open
+        began = self.stepper.clock()
         # Of those that an earlier step took with it when it failed, others may have taken care since.
-        mine = [entry for entry in under_way.entries if entry.is_present and is_open(entry.kv)]
+        mine = [entry for entry in under_way.entries if entry.is_present]
         try:
             if isinstance(under_way.launched, Exception):
-                self.stepper.cache.end_pass([entry.kv for entry in mine])
+                for entry in mine:
+                    entry.kv.end_pass()
                 raise under_way.launched
             return self.stepper.resolve(under_way.launched)
         except Exception as error:
             self.stepper.faults.note("step", error)
-        present = [entry.again() for entry in mine if is_open(entry.kv)]
         later = self.stepper.newest  # under way, and no other for those whose tokens it draws
-        reports = self._again(present) if present else []
+        reports = self._again([entry.again() for entry in mine]) if mine else []
         self.stepper.newest = later
         return _merged(under_way, reports, under_way.launch_seconds + self.stepper.clock() - began)
 

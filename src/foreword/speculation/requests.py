@@ -169,7 +169,7 @@ class PassEntry(NamedTuple):
 
     @property
     def is_present(self) -> bool:
-        """Whether no pass has failed since that this one counted on."""
+        """Whether the sequence is open still and no pass has failed that this one counted on."""
         return self.kv.losses == self.losses
 
     def again(self) -> "PassEntry":

@@ -109,22 +109,22 @@ class Transaction:
         batch = (buffers or BatchBuffers(entries=0)).lay_out(self._cache, rows, moves, taps)
         for entry, draft in zip(self.entries, drafts, strict=True):
             if not len(draft):
-                self._cache.foresee(entry.kv, entry.run)
+                entry.kv.foresee(entry.run)
         return batch
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[bool]:
         """Everything about every request advances together; returns which of them were still there."""
         self._open = False
-        self._cache.end_pass(
-            [entry.kv for entry in self.entries if self._cache.is_open(entry.kv) and entry.is_present]
-        )
+        for entry in self.entries:
+            if entry.is_present:
+                entry.kv.end_pass()
         self._cache.settle_moves(self._moves)
         pairs = zip(self.entries, verdicts, strict=True)
         return [self._commit_one(entry, verdict) for entry, verdict in pairs]
 
     def _commit_one(self, entry: PassEntry, verdict: Verdict) -> bool:
         cache = self._cache
-        if not cache.is_open(entry.kv) or not entry.is_present:
+        if not entry.is_present:
             return False
         try:
             entry.request.commit(verdict)
@@ -145,6 +145,6 @@ class Transaction:
             return
         self._open = False
         for entry in self.entries:
-            if self._cache.is_open(entry.kv) and entry.is_present:
+            if entry.is_present:
                 self._cache.lose_pass(entry.kv, entry.computed)
         self._cache.lose_moves(self._moves)

@@ -33,7 +33,8 @@ def test_a_second_pass_for_the_same_sequence_is_refused():
         cache.begin_pass([other, one])
     assert not other.passes
     cache.begin_pass([other])
-    cache.end_pass([one, other])
+    one.end_pass()
+    other.end_pass()
     cache.begin_pass([one])
     with pytest.raises(AssertionError, match="twice"):
         cache.begin_pass([other, other])
@@ -44,7 +45,7 @@ def begun(cache: PagedCache, sequence: KvSequence, rows: int) -> int:
     first = sequence.begin
     cache.begin_pass([sequence])
     cache.reserve(sequence, rows)
-    cache.foresee(sequence, rows)
+    sequence.foresee(rows)
     cache.check_integrity()
     return first
 
@@ -57,7 +58,7 @@ def test_a_foreseen_pass_can_be_followed_by_one_more():
     with pytest.raises(AssertionError, match="before the first has ended"):
         cache.begin_pass([sequence])
     for end in (16, 17):
-        cache.end_pass([sequence])
+        sequence.end_pass()
         cache.commit(sequence, 1, ())
         cache.check_integrity()
         assert (sequence.computed, sequence.reserved, len(sequence.pages)) == (end, 17, 2)

@@ -115,6 +115,21 @@ def test_a_step_that_fails_takes_the_one_after_it_with_it():
     assert beside.output_ids == plain_text([6, 7], 1)
 
 
+def test_a_step_that_was_lost_with_another_takes_nothing_of_what_came_after():
+    cache = PagedCache(8)
+    request = started(cache, [1, 2, 3])
+    stepper = Stepper(HistoryTarget(), cache, FixedPolicy())
+    stepper.step([entry(request)])
+    first, second = (stepper.launch([entry(request)]) for _ in range(2))
+    first.transaction.abort()
+    third = stepper.launch([entry(request)])
+    second.transaction.abort()
+    assert (request.kv.passes, request.kv.ahead) == (1, 1)
+    assert [part.applied for part in stepper.resolve(third).requests] == [True]
+    assert request.output_ids == plain_text([1, 2, 3], 2)
+    cache.check_integrity()
+
+
 def test_a_request_that_has_ended_takes_nothing_of_the_step_under_way_for_it():
     cache = PagedCache(8, prefix_caching=True)
     request = started(cache, list(range(11)) + [1] * 4)

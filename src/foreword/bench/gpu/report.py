@@ -8,17 +8,12 @@ import torch
 from foreword.backends.interface import Decoder
 from foreword.bench.batch import run_batch
 from foreword.bench.gpu.ceilings import copy_bandwidth, matrix_rate, read_bandwidth
+from foreword.bench.gpu.engines import DECODED, random_prompts, timed_engine
 from foreword.bench.gpu.passes import PassTime, PassTimer, matrix_operations, prompt_seconds
-from foreword.bench.step_cost import random_tokens
-from foreword.engine.config import EngineConfig
-from foreword.engine.core import EngineCore, EngineParts
-from foreword.engine.vocabulary import Vocabulary
+from foreword.engine.core import EngineCore
 
 PROMPT = 4096
 """Tokens of the timed prompt."""
-
-DECODED = 64
-"""Tokens that every request gains while an engine is timed."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +70,7 @@ def measure_gpu(
     for count in rows:
         begin()
         passes.append(timer.time(1, count))
-    engine = _engine(decoder, context, max(batches))
+    engine = timed_engine(decoder, context, max(batches))
     speeds = []
     for size in batches:
         begin()
@@ -96,20 +91,8 @@ def measure_gpu(
     )
 
 
-def _engine(decoder: Decoder, context: int, most: int) -> EngineCore:
-    length = context + 5 * DECODED
-    config = EngineConfig(
-        kv_cache_memory_bytes=most * (length + 64) * decoder.kv_rows().bytes_per_row,
-        max_model_len=length,
-        max_num_seqs=most,
-        max_num_batched_tokens=2048,
-        enable_prefix_caching=False,
-    )
-    return EngineCore(decoder, Vocabulary(decoder.config.vocab_size), EngineParts(config))
-
-
 def _speed(engine: EngineCore, size: int, context: int) -> BatchSpeed:
-    prompts = [random_tokens(context + 1, engine.target.config.vocab_size)[1:] for _ in range(size)]
+    prompts = random_prompts(engine.target, context, size)
     run_batch(engine, prompts, 8, speculate=False)  # captures what is captured
     run = run_batch(engine, prompts, DECODED, speculate=False)
     return BatchSpeed(

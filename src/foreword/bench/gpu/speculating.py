@@ -16,16 +16,14 @@ from foreword.acceptance.params import SamplingParams
 from foreword.backends.interface import Decoder
 from foreword.bench.batch import run_batch
 from foreword.bench.drafters.random_heads import write_random_head
-from foreword.bench.step_cost import random_tokens
+from foreword.bench.gpu.engines import DECODED, random_prompts, timed_engine
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.heads.loading import LoadedHead, taps_of
 from foreword.drafters.heads.stepwise import StepwiseHead
 from foreword.drafters.heads.vocabulary import DraftVocabulary
-from foreword.engine.config import EngineConfig
-from foreword.engine.core import EngineCore, EngineParts
+from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.stepping.pipeline import StepPipeline
-from foreword.engine.vocabulary import Vocabulary
 from foreword.kv.spec import RowSpec
 from foreword.models.heads.opening import open_head
 from foreword.speculation.draft import Draft
@@ -33,9 +31,6 @@ from foreword.speculation.drafting import NO_NEEDS, Ask, Commit, Drafter, Drafte
 
 DEPTH = 5
 """Guesses of a pass."""
-
-DECODED = 64
-"""Tokens that every request gains while it is timed."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +54,7 @@ class RecordedDrafter:
         self._rate = rate
         self._payer: Any = payer
         self._dice = random.Random(0)
+        self._known: dict[int, list[int]] = {}  # by request: a long prompt is looked up once
 
     @property
     def needs(self) -> DrafterNeeds:
@@ -74,12 +70,15 @@ class RecordedDrafter:
             self._payer.observe(commits)
 
     def forget(self, request: DraftRequest) -> None:
+        self._known.pop(request.request_id, None)
         if self._payer is not None:
             self._payer.forget(request)
 
     def _draft(self, ask: Ask) -> Draft:
-        tokens, prompt_len = ask.request.tokens, ask.request.prompt_len
-        known = self._truth[tuple(tokens[:prompt_len])]
+        tokens, prompt_len, number = ask.request.tokens, ask.request.prompt_len, ask.request.request_id
+        if number not in self._known:
+            self._known[number] = self._truth[tuple(tokens[:prompt_len])]
+        known = self._known[number]
         place = len(tokens) - prompt_len
         guesses = known[place : place + min(ask.max_nodes, ask.max_depth)]
         spoilt = [token if self._dice.random() < self._rate else token ^ 1 for token in guesses]
@@ -109,12 +108,13 @@ def measure_speculation(
     cases = [("free", 3.0, None), ("eagle3", 3.9, head)]
     found = []
     for place, batch in enumerate(batches):
-        prompts = [random_tokens(context + 1, decoder.config.vocab_size)[1:] for _ in range(batch)]
+        prompts = random_prompts(decoder, context, batch)
         truth = _truth(decoder, prompts)
         for number, (name, wanted, payer) in enumerate(cases):
             progress(f"{name}, batch {batch}", place * len(cases) + number, len(batches) * len(cases))
             drafter = RecordedDrafter(truth, rate_for(wanted, DEPTH), payer)
-            found.append(_speed(_engine(decoder, context, batch, FixedPolicy(drafter, DEPTH)), name, prompts))
+            engine = timed_engine(decoder, context, batch, FixedPolicy(drafter, DEPTH))
+            found.append(_speed(engine, name, prompts))
     return found
 
 
@@ -128,23 +128,9 @@ def _random_head(decoder: Decoder, path: Path) -> StepwiseHead:
     )
 
 
-def _engine(decoder: Decoder, context: int, batch: int, policy: FixedPolicy) -> EngineCore:
-    length = context + 5 * DECODED
-    row_bytes = decoder.kv_rows().bytes_per_row * 2  # a head's rows are far fewer than the target's
-    config = EngineConfig(
-        kv_cache_memory_bytes=batch * (length + 128) * row_bytes,
-        max_model_len=length,
-        max_num_seqs=batch,
-        max_num_batched_tokens=2048,
-        enable_prefix_caching=False,
-        max_draft_share=1e9,
-    )
-    return EngineCore(decoder, Vocabulary(decoder.config.vocab_size), EngineParts(config, policy))
-
-
 def _truth(decoder: Decoder, prompts: Sequence[Sequence[int]]) -> dict[tuple[int, ...], list[int]]:
     """What the target says after each prompt."""
-    engine = _engine(decoder, len(prompts[0]), len(prompts), FixedPolicy())
+    engine = timed_engine(decoder, len(prompts[0]), len(prompts))
     params = SamplingParams(temperature=0, max_tokens=4 * DECODED, ignore_eos=True)
     requests = [
         engine.add(NewRequest(f"truth-{index}", tuple(prompt), params))[0]

@@ -37,10 +37,14 @@ def shared_rows(requests: Sequence[Request], rows: int) -> dict[int, int]:
     places = max(rows - len(urgent), rows // OTHERS, 1)
     others.sort(key=lambda request: (request.served, request.request_id))
     chosen = [*urgent, *others[:places]]
-    left = max(rows - len(chosen), 0)
+    return runs_in_turn(chosen, max(rows - len(chosen), 0))
+
+
+def runs_in_turn(requests: Sequence[Request], spare: int) -> dict[int, int]:
+    """One row for each, by id, and of the spare ones what its prompt still needs, the first request's first."""
     runs = {}
-    for request in chosen:
-        more = min(request.lag - 1, left)
+    for request in requests:
+        more = min(request.lag - 1, spare)
         runs[request.request_id] = 1 + more
-        left -= more
+        spare -= more
     return runs

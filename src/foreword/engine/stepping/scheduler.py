@@ -9,7 +9,7 @@ from time import perf_counter
 from foreword.engine.requests.request import Request
 from foreword.engine.service.deadlines import reason_to_end
 from foreword.engine.service.order import Order, gives_way, standing
-from foreword.engine.service.rows import short_runs, tightest
+from foreword.engine.service.rows import runs_in_turn, short_runs, tightest
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import KvSequence
@@ -151,12 +151,7 @@ class Scheduler:
             budget -= min(self._guesses_wanted(decoding), budget // 2)
             if decoding:
                 budget = min(budget, self._rows_in_time(len(requests)))
-        runs = {}
-        for request in requests:
-            more = min(request.lag - 1, budget)
-            runs[request.request_id] = 1 + more
-            budget -= more
-        return runs
+        return runs_in_turn(requests, budget)
 
     def _guesses_wanted(self, decoding: list[Request]) -> int:
         """Rows that the policy would fill with guesses; a policy that fails costs guesses alone."""
