@@ -10,6 +10,7 @@ import pytest
 
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.rule import Rule
+from foreword.control.estimates import MAX_PAIRS, Estimates
 from foreword.control.measured import FEW_RECORDS, MeasuredPolicy
 from foreword.control.settings import ControlSettings
 from foreword.speculation.draft import Draft
@@ -243,6 +244,15 @@ def test_a_cohort_of_one_tenant_says_nothing_of_anothers():
             pair.refresh(0.0)
     assert mine.rates.accepted[0][0] > 0.85
     assert theirs.rates.accepted[0][0] < 0.15
+
+
+def test_a_stream_of_new_tenants_leaves_a_bounded_number_of_pairs():
+    estimates = Estimates()
+    pairs = [estimates.pair("ngram", f"tenant {number}", "greedy") for number in range(3 * MAX_PAIRS)]
+    assert list(estimates.pairs.values()) == pairs[-MAX_PAIRS:]
+    for number in range(3 * MAX_PAIRS):
+        estimates.pair(f"drafter {number}", "", "greedy")
+    assert len(estimates.drafters) <= MAX_PAIRS
 
 
 def test_what_is_kept_of_requests_goes_with_them():

@@ -13,6 +13,7 @@ from foreword.control.fixed import FixedPolicy
 from foreword.control.measured import MeasuredPolicy
 from foreword.control.probes import START, TimeBank
 from foreword.control.routing import Bid, Seats, best_together
+from foreword.control.settings import ControlSettings
 from foreword.engine.config import EngineConfig
 from foreword.speculation.drafting import DrafterNeeds
 from foreword.speculation.measured.call_cost import CallCost
@@ -112,6 +113,21 @@ def test_a_lookup_is_compared_with_the_text_while_a_head_guesses():
         seconds += found.run(policy, 1).seconds
         assert seconds < 2
     assert policy.bank.share <= 0.01
+
+
+def test_a_head_that_has_not_read_all_of_a_text_is_not_asked_beside_others():
+    """Its guesses are worse there, and would be held against it in all texts."""
+    policy, found = MeasuredPolicy(ControlSettings(reference_share=0.0)), traffic(1, ("chat",))
+    found.run(policy, 2000)
+    found._fill()
+    request: Any = found.running[0]
+    found.run(policy, 3)
+    asked = [policy.plan([found._entry(request)], found.situation)[0] for _ in range(4)]
+    assert any(plan is not None and plan.method == "eagle" for plan in asked)
+    policy._records[request.request_id].is_whole = False
+    asked = [policy.plan([found._entry(request)], found.situation)[0] for _ in range(4)]
+    assert not any(plan is not None and plan.method == "eagle" for plan in asked)
+    assert not policy.tells(request)
 
 
 def percentile(values: Sequence[float]) -> float:
