@@ -185,6 +185,7 @@ def test_what_was_drawn_is_not_cut_when_it_is_known(rule: Rule):
     for request in traffic.running:
         request.sampler = SimpleNamespace(rule=rule)
     policy._records.clear()
+    policy._idle.clear()
     entries = entries_of(traffic.running)
     policy.plan(entries, traffic.situation)
     q = Drawn(np.array([1, 2]), np.array([0.5, 0.5]))

@@ -74,7 +74,6 @@ def in_use(policy: MeasuredPolicy) -> set[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("batch", "cohort", "expected"),
     [
-        (2, "chat", {("eagle", "chat")}),
         (2, "code", {("ngram", "code")}),
         (4, "repeat", {("ngram", "repeat")}),
         (8, "chat", set()),
@@ -91,6 +90,13 @@ def test_where_a_head_does_not_pay_the_lookup_does_or_nobody_guesses(
     best = max(fixed(drafter, depth, batch, (cohort,), 300) for drafter, depth in settings)
     assert later >= max(0.99, 0.96 * best)
     assert in_use(policy) == expected
+
+
+def test_where_a_head_hardly_pays_nothing_is_lost():
+    """Two requests at once: it would bring a few per cent, and what it costs is not known better than that."""
+    policy, found = MeasuredPolicy(), traffic(2, ("chat",))
+    found.run(policy, 1000)
+    assert found.run(policy, 1000).ratio >= 0.99
 
 
 def test_of_requests_that_differ_each_has_the_drafter_that_suits_it():

@@ -214,7 +214,8 @@ def test_a_depth_that_once_looked_dear_is_looked_at_again():
     curve = traffic.situation.costs._decoding[0]
     for rows, bucket in curve._buckets.items():
         bucket.seconds *= 1.6 if rows > 2 else 1.0
-    traffic.run(policy, 60)
+    policy._decider.look_again()
+    traffic.run(policy, 1)
     assert settled_depth(policy) == 1
     traffic.run(policy, 6000)
     assert settled_depth(policy) >= usual - 1 >= 1
