@@ -119,12 +119,11 @@ class Decider:
         self, method: str, pairs: dict[PairControl, list[Arm]], here: Pass, situation: Situation
     ) -> bool:
         """Whether anything has changed that a drafter's worth depends on: of those not in use little is ever new."""
-        took, alone = situation.costs.draft_seconds(method, 1), here.after(1)
+        took, asks = situation.costs.draft_seconds(method, 1), sum(map(len, pairs.values()))
         seen: _Seen = (
             here.drawn,
             here.rows,
-            _about(here.plain),
-            _about(alone),
+            *(_about(here.after(levels * asks)) for levels in range(5)),
             _about(took) if took > NEGLIGIBLE * here.plain else 0,
             *(
                 (control, len(arms), control.estimate.asks // FEW_ASKS, control.estimate.levels // FEW_ASKS)
