@@ -18,9 +18,12 @@ def text_request(
     epoch: int = 0,
     request_id: int | None = None,
     vocab_size: int = 1 << 20,
+    temperature: float = 0.0,
+    seed: int = 0,
 ) -> DraftRequest:
     """A request that is only its text."""
-    sampler = RequestSampler(SamplingParams(temperature=0), TokenLimits(vocab_size), list(tokens), seed=0)
+    params = SamplingParams(temperature=temperature)
+    sampler = RequestSampler(params, TokenLimits(vocab_size), list(tokens), seed)
     number = next(_numbers) if request_id is None else request_id
     return DraftRequest(number, tokens, sampler.drafting(), prompt_len, tenant, epoch)
 

@@ -283,7 +283,7 @@ def test_when_the_thread_dies_every_stream_hears_of_it(bench: Bench, error: Base
     async def main() -> None:
         streams = [bench.engine.submit(new(f"r{i}")) for i in range(3)]
         await until(lambda: bool(bench.core.scheduler.running))
-        bench.core.resolve = broken  # type: ignore[method-assign]
+        bench.core.settle = broken  # type: ignore[method-assign]
         bench.decoder.allow(inf)
         for stream in streams:
             with pytest.raises(EngineStopped, match=type(error).__name__):

@@ -2,9 +2,10 @@
 
 from foreword.acceptance.params import SamplingParams
 from foreword.engine.config import EngineConfig
-from foreword.engine.core import EngineCore, EngineParts
+from foreword.engine.core import EngineCore
 from foreword.engine.loader import load_model
 from foreword.engine.messages import NewRequest
+from foreword.engine.parts import EngineParts
 
 CHUNK = 32
 LONG = 400

@@ -53,8 +53,8 @@ def mixed_pass(decoder: Decoder, seed: int) -> tuple[torch.Tensor, dict[Tap, tor
     for request, rows in zip(requests, (2, 20, 32), strict=True):
         compute(runner, cache, request, rows)
     drafts = [Draft(), Draft(), random_tree(rng, 9, len(prompts[2]))]
-    entries = [PassEntry.of(request, run) for request, run in zip(requests, (40, 1, 1), strict=True)]
     for _ in range(3 if has_gpu else 1):  # the second time it is captured, the third replayed
+        entries = [PassEntry.of(request, run) for request, run in zip(requests, (40, 1, 1), strict=True)]
         with Transaction(cache, entries) as transaction:
             batch = with_all_logits(transaction.batch(drafts, None, taps, [False, True, True]))
             output = runner.forward(batch)

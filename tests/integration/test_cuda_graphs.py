@@ -6,8 +6,9 @@ import pytest
 
 from foreword import EngineConfig
 from foreword.acceptance.params import SamplingParams
-from foreword.engine.core import EngineCore, EngineParts
+from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
+from foreword.engine.parts import EngineParts
 from foreword.engine.stepping.pipeline import StepPipeline
 from foreword.engine.vocabulary import Vocabulary
 from helpers.cuda import cuda_decoder, has_gpu, needs_triton

@@ -12,8 +12,9 @@ from foreword.acceptance.judge import Judging
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.registry import drafter_kinds
-from foreword.engine.core import EngineCore, EngineParts
+from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
+from foreword.engine.parts import EngineParts
 from foreword.engine.requests.request import Request
 from foreword.speculation.drafting import Ask, Drafter, needs_of
 from foreword.speculation.measured.situation import Situation

@@ -8,9 +8,10 @@ import pytest
 
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
-from foreword.engine.core import EngineCore, EngineParts
+from foreword.engine.core import EngineCore
 from foreword.engine.engine import Engine
 from foreword.engine.messages import NewRequest
+from foreword.engine.parts import EngineParts
 from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import RequestError
 from foreword.proofs.drawing_drafter import DrawingDrafter

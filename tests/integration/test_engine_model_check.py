@@ -59,13 +59,15 @@ def live_ahead(world: World, requests: int, monkeypatch: pytest.MonkeyPatch) -> 
             saboteur.arm()
             interfere(world)
             check(world)
-            while len(under_way) < 2 and (launched := core.launch()) is not None:
-                world.followed += any(entry.pending for entry in launched.entries)
-                under_way.append(launched)
-                interfere(world)
-                check(world)
+            launch_all(world, under_way)
             if under_way:
-                lost += world.hear(core.resolve(under_way.popleft()))
+                report = core.commit(under_way.popleft())
+                check(world)
+                if (
+                    rng.random() < 0.5
+                ):  # the books of a step are done when others are under way; nobody leaves then
+                    launch_all(world, under_way, interfere=preempt_some)
+                lost += world.hear(core.settle(report))
                 assert (
                     lost <= saboteur.struck.total()
                 )  # which of the steps a fault is for is not told apart here
@@ -123,8 +125,23 @@ def interfere(world: World) -> None:
     """Users go, and pages are wanted elsewhere, between the halves of a step as well as before them."""
     if world.rng.random() < world.sizes.cancel_share:
         world.cancel()
+    preempt_some(world)
+
+
+def preempt_some(world: World) -> None:
     if world.rng.random() < world.sizes.preempt_share:
         world.preempt()
+
+
+def launch_all(
+    world: World, under_way: deque[UnderWay], interfere: Callable[[World], None] = interfere
+) -> None:
+    """As many steps as there may be."""
+    while len(under_way) < 2 and (launched := world.core.launch()) is not None:
+        world.followed += any(entry.pending for entry in launched.entries)
+        under_way.append(launched)
+        interfere(world)
+        check(world)
 
 
 def check(world: World) -> None:

@@ -7,8 +7,9 @@ import pytest
 from foreword.acceptance.params import SamplingParams
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.config import EngineConfig
-from foreword.engine.core import EngineCore, EngineParts
+from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest, RequestStats
+from foreword.engine.parts import EngineParts
 from foreword.engine.requests.ledger import RequestLedger
 from foreword.engine.vocabulary import Vocabulary
 from foreword.proofs.drawing_drafter import DrawingDrafter

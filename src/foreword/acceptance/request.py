@@ -150,7 +150,7 @@ class RequestSampler:
         """What a drafter has to know to draw as this request does, at this step."""
         return DraftSampling(
             self.vocab_size,
-            self.record.copy(),
+            np.ndarray((), RECORD, bytes(self.record_bytes)),  # a copy, in a tenth of the time of numpy's
             self.bias_ids,
             self.bias_values,
             self.allowed_ids,

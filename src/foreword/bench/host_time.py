@@ -14,9 +14,10 @@ from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.backends.interface import Decoder, KvStore
 from foreword.control.measured import MeasuredPolicy
 from foreword.engine.config import EngineConfig
-from foreword.engine.core import EngineCore, EngineParts
+from foreword.engine.core import EngineCore
 from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
+from foreword.engine.parts import EngineParts
 from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import RequestError
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec

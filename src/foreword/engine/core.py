@@ -2,26 +2,20 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from time import perf_counter
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
 from foreword.control.fair_share import FairShare
-from foreword.control.fixed import FixedPolicy
 from foreword.control.reporting.figures import ControlReport
-from foreword.drafters.config import SpeculationConfig
 from foreword.engine.adapters import Adapters
-from foreword.engine.config import EngineConfig
 from foreword.engine.guessing.drafter_needs import needs_of_all
-from foreword.engine.guessing.drafter_pool import Build, DrafterPool
+from foreword.engine.guessing.drafter_pool import DrafterPool
 from foreword.engine.guessing.kept_estimates import KeptEstimates
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
+from foreword.engine.parts import EngineParts
 from foreword.engine.policy.assignment import Assignment
 from foreword.engine.policy.desk import GuessingDesk
-from foreword.engine.policy.steering import Steering
 from foreword.engine.policy.verification import CHECK
 from foreword.engine.requests.intake import Intake
 from foreword.engine.requests.ledger import CohortLedger, RequestLedger
@@ -34,25 +28,10 @@ from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.speculation.measured.situation import Situation
-from foreword.speculation.protocols import Policy
 from foreword.speculation.recovery import Recovery, UnderWay
 from foreword.speculation.report import StageSeconds, StepReport
 from foreword.speculation.step import Stepper
 from foreword.structured.compiler import Grammars
-
-
-@dataclass(frozen=True)
-class EngineParts:
-    """What an engine may be given instead of its own."""
-
-    config: EngineConfig = field(default_factory=EngineConfig)
-    policy: Policy = field(default_factory=FixedPolicy)  # who drafts, with what, how deep
-    build_drafter: Build | None = None  # makes the drafters that requests ask for; None: they cannot ask
-    speculation: SpeculationConfig | None = None  # of requests that don't ask
-    clock: Callable[[], float] = perf_counter  # seconds
-    # Others that requests will ask for and that keep rows in the KV pages: these are laid out for them too.
-    offered: Sequence[SpeculationConfig] = ()
-    steering: Steering | None = None  # the operator's policy file
 
 
 class EngineCore:
@@ -219,15 +198,27 @@ class EngineCore:
         return self._recovery.launch(entries)
 
     def resolve(self, under_way: UnderWay) -> list[AnswerDelta]:
-        """Wait for the pass and commit it; returns what the answers have gained."""
+        """Wait for the pass, commit it and do its books; returns what the answers have gained."""
+        return self.settle(self.commit(under_way))
+
+    def commit(self, under_way: UnderWay) -> StepReport:
+        """Wait for the pass and commit it. Those that have ended with it are in no other; the books can wait."""
         report = self._recovery.resolve(under_way)
+        for part in report.requests:
+            if part.applied and isinstance(part.request, Request) and part.request.finish_reason is not None:
+                self._remove(part.request)
+        return report
+
+    def settle(self, report: StepReport) -> list[AnswerDelta]:
+        """Do the books of a step that was committed; returns what the answers have gained."""
+        self._stepper.learn()
         self.steps += 1
         self.seconds += report.seconds
         with self._stepper.faults.forgiven("books"):
             self.guessing.observe(report, self.scheduler.preemptions)
         if self.kept is not None:
             self.kept.save_now_and_then(self.seconds.total)
-        return self._settle(report)
+        return self._deltas(report)
 
     def stats(self) -> EngineStats:
         pool, cohorts = self.cache.pool, self.situation.cohorts
@@ -266,8 +257,8 @@ class EngineCore:
             self.kept.save()
         self.drafters.close()
 
-    def _settle(self, report: StepReport) -> list[AnswerDelta]:
-        """Do the books of a step and say what the answers have gained."""
+    def _deltas(self, report: StepReport) -> list[AnswerDelta]:
+        """What the answers have gained, each with its own books."""
         self._cohorts.observe(report)
         deltas, now = [], self._clock()
         for part in report.requests:
@@ -279,7 +270,6 @@ class EngineCore:
             if request.name != CHECK and (part.verdict.tokens or request.finish_reason is not None):
                 deltas.append(request.take_delta())
             if request.finish_reason is not None:
-                self._remove(request)
                 with self._stepper.faults.forgiven("books"):
                     self.guessing.ended(request)
         return deltas

@@ -12,12 +12,13 @@ from foreword.engine.adapters import Adapters, LoRARequest
 from foreword.engine.answers.collector import OutputCollector
 from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.config import EngineConfig
-from foreword.engine.core import EngineCore, EngineParts
+from foreword.engine.core import EngineCore
 from foreword.engine.guessing.cost_profile import begin_with_kept, begin_with_profile
 from foreword.engine.guessing.default_speculation import SpeculationOption, check_choice
 from foreword.engine.guessing.drafter_pool import PagesLackRows
 from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.messages import NewRequest
+from foreword.engine.parts import EngineParts
 from foreword.engine.policy.making import make_steering, with_file_limits
 from foreword.engine.requests.arguments import (
     ParamsChoice,

@@ -210,8 +210,8 @@ class PagedCache:
         needed = -(-(begin + rows) // size) - len(sequence.pages)
         if needed > 0:
             sequence.pages += self._allocate(needed)
-        sequence.reserved = begin + rows
-        if self.pool.shares_any(sequence.pages[begin // size :]):
+        is_checked, sequence.reserved = sequence.reserved > begin, begin + rows
+        if not is_checked and self.pool.shares_any(sequence.pages[begin // size :]):
             raise AssertionError("a shared page would be written")
 
     def slot(self, sequence: KvSequence, row: int) -> int:

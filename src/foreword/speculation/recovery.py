@@ -58,7 +58,9 @@ class Recovery:
         except Exception as error:
             self.stepper.faults.note("step", error)
         later = self.stepper.newest  # under way, and no other for those whose tokens it draws
-        reports = self._again([entry.again() for entry in mine]) if mine else []
+        # One whose rows a later pass is moving takes part in the next step.
+        free = [entry.again() for entry in mine if not self.stepper.cache.is_busy(entry.kv)]
+        reports = self._again(free) if free else []
         self.stepper.newest = later
         return _merged(under_way, reports, under_way.launch_seconds + self.stepper.clock() - began)
 

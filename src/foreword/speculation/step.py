@@ -55,6 +55,7 @@ class Stepper:
     _buffers: BatchBuffers = field(default_factory=BatchBuffers)
     _brought: list[Drafter] = field(init=False)  # drafters of the policy
     newest: Launched | None = None  # the last pass, as long as it is under way
+    _unlearned: list[StepReport] = field(default_factory=list)  # of steps that nobody has learned from yet
 
     def __post_init__(self) -> None:
         self._brought = list(self.policy.drafters())
@@ -65,7 +66,9 @@ class Stepper:
 
     def step(self, entries: Sequence[PassEntry]) -> StepReport:
         """One pass over the entries."""
-        return self.resolve(self.launch(entries))
+        report = self.resolve(self.launch(entries))
+        self.learn()
+        return report
 
     def launch(self, entries: Sequence[PassEntry], plans: Plans | None = None) -> Launched:
         """Plan, propose, forward; returns as soon as the work is handed over.
@@ -113,7 +116,10 @@ class Stepper:
         return self.newest.acceptance
 
     def resolve(self, launched: Launched) -> StepReport:
-        """Wait for the pass, judge the drafts and commit; if anything fails, nothing happened."""
+        """Wait for the pass, judge the drafts and commit; if anything fails, nothing happened.
+
+        What it has shown is left to `learn`: the next pass can be on its way before.
+        """
         waiting = self.clock()
         if self.newest is launched:
             self.newest = None
@@ -128,10 +134,16 @@ class Stepper:
         whole = launched.launch_seconds + accepting
         seconds = StageSeconds(launched.proposal.seconds, launched.verify_seconds, accepting, whole)
         report = _report(launched, verdicts, applied, seconds)
-        self.situation.learn(report)
-        with self.faults.forgiven("learn"):
-            self.policy.learn(report)
+        self._unlearned.append(report)
         return report
+
+    def learn(self) -> None:
+        """What the steps since the last time have shown: costs, acceptance, and whatever the policy makes of it."""
+        reports, self._unlearned = self._unlearned, []
+        for report in reports:
+            self.situation.learn(report)
+            with self.faults.forgiven("learn"):
+                self.policy.learn(report)
 
     def _plan(self, entries: Sequence[PassEntry]) -> Plans:
         if self.situation.speculating:

@@ -1,16 +1,19 @@
 """What a draft model puts behind a node, and what it says that it was drawn from."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
 from foreword.acceptance.params import SamplingParams
+from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask
+from helpers.asks import text_request
 from helpers.engines import ask, core_on, run
 from helpers.markov_pair import TEMPERATURE, VOCAB, MarkovDecoder, next_token_law, peaked_logits
 
@@ -129,3 +132,35 @@ def test_greedy_trees_for_traversal_are_the_likeliest_and_chosen():
 
 def path_tokens(draft: Draft, node: int) -> list[int]:
     return [] if node < 0 else [*path_tokens(draft, draft.parents[node]), draft.tokens[node]]
+
+
+class Hesitant(MarkovDecoder):
+    """Has no distribution after the token 2."""
+
+    def forward(self, batch: ForwardBatch, store: object) -> ForwardOutput:
+        output = super().forward(batch, store)
+        output.logits[torch.from_numpy(batch.arrays.token_ids[batch.arrays.logit_rows] == 2)] = -torch.inf
+        return output
+
+
+@pytest.mark.parametrize("decoder", [MarkovDecoder, Hesitant])
+def test_chains_that_are_read_at_their_end_are_those_that_are_read_level_by_level(
+    decoder: type[MarkovDecoder], monkeypatch: pytest.MonkeyPatch
+):
+    """Of different lengths beside each other, and those that end early."""
+    texts = [[0, 1], [1, 1, 0], [2, 0, 1, 1], [1, 0], [0, 2]]
+    asks = [
+        Ask(text_request(text, vocab_size=VOCAB, temperature=TEMPERATURE, seed=seed), nodes, 8)
+        for seed, (text, nodes) in enumerate(zip(texts, (1, 5, 3, 5, 2), strict=True))
+    ]
+
+    def drafts() -> list[Draft]:
+        drafter = AutoregressiveDrafter(cast(Any, decoder(TARGET)), VOCAB, DraftingSize())
+        return drafter.propose(asks)
+
+    unread = drafts()
+    monkeypatch.setattr("foreword.drafters.model.autoregressive.is_drawn_unread", lambda tree: False)
+    assert unread == drafts()
+    lengths = [len(draft) for draft in unread]
+    assert lengths == [1, 5, 3, 5, 2] if decoder is MarkovDecoder else min(lengths) < max(lengths)
+    assert all(2 not in draft.tokens[:-1] for draft in unread) or decoder is MarkovDecoder

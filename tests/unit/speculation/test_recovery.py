@@ -12,14 +12,19 @@ from foreword.acceptance.judge import Judging
 from foreword.acceptance.params import SamplingParams
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.control.fixed import FixedPolicy
+from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.accept import Acceptance
-from foreword.speculation.draft import Draft
+from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Ask, DraftRequest
-from foreword.speculation.recovery import UnderWay
+from foreword.speculation.recovery import Recovery, UnderWay
+from foreword.speculation.requests import PassEntry
+from foreword.speculation.step import Stepper
 from foreword.speculation.verdict import Verdict
 from helpers.checked_target import CheckedTarget
 from helpers.clocks import ScriptedClock
 from helpers.engines import ask, core_on
+from helpers.history_target import HistoryTarget
+from helpers.requests import lone_request
 from helpers.saboteur import Saboteur
 
 
@@ -68,6 +73,52 @@ def test_after_two_faults_at_once_every_pass_is_counted_again(monkeypatch: pytes
         core.resolve(under_way.popleft())
         core.check_integrity()
     assert (request.finish_reason, dict(core.faults)) == ("length", {"ahead": 1, "step": 1})
+
+
+class SecondSibling:
+    """Guesses two tokens for the same place, the second of which is right: its row has to be moved."""
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        return [self._draft(list(one.request.tokens)) for one in asks]
+
+    def _draft(self, tokens: list[int]) -> Draft:
+        right = int(HistoryTarget().logits_after(tokens).argmax())
+        return Draft(((right + 1) % 11, right), (ROOT, ROOT), len(tokens))
+
+    def forget(self, request: DraftRequest) -> None:
+        """Nothing is kept."""
+
+
+def test_one_whose_rows_are_moved_by_a_later_pass_is_not_given_up(monkeypatch: pytest.MonkeyPatch):
+    """Its own step could not be launched, and the moves that it waits for went with another's."""
+    cache = PagedCache(8)
+    requests = [lone_request(prompt, vocab_size=11) for prompt in ([1, 2, 3], [4, 5])]
+    for request in requests:
+        request.kv = cache.open("", request.tokens)
+    first, other = requests
+    recovery = Recovery(Stepper(HistoryTarget(), cache, FixedPolicy(SecondSibling(), 2)))
+    recovery.stepper.step([PassEntry.of(first, 3)])
+    assert [move.owner for move in cache.pending_moves] == [first.kv]
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("planted")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(cache, "reserve", fails)
+        failed = recovery.launch([PassEntry.of(first, 1)])
+    beside = recovery.launch([PassEntry.of(other, 2)])
+    assert failed is not None
+    assert beside is not None
+    assert [part.applied for part in recovery.resolve(failed).requests] == [False]
+    assert [part.applied for part in recovery.resolve(beside).requests] == [True]
+    assert first.finish_reason is None
+    recovery.stepper.step([PassEntry.of(first, 1)])
+    target, text = HistoryTarget(), [1, 2, 3]
+    for _ in first.output_ids:
+        text.append(int(target.logits_after(text).argmax()))
+    assert first.tokens == text
+    assert len(first.output_ids) == 4
+    cache.check_integrity()
 
 
 def faults_of(target: OneFault) -> dict[str, int]:

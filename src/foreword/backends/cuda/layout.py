@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foreword.backends.batch import BatchSizes, ForwardBatch, Ints, Tap
+from foreword.backends.batch import MASK_WORDS, BatchSizes, ForwardBatch, Ints, Tap
 from foreword.backends.cuda.kernels.attention import PART
 
 DECODE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -72,33 +74,60 @@ class Layout:
     def of(batch: ForwardBatch, page_size: int, group: int) -> "Layout":
         """`group` is how many query heads share a KV head."""
         arrays, sizes = batch.arrays, batch.arrays.sizes
-        starts, counts = arrays.row_starts[:-1], np.diff(arrays.row_starts)
-        requests = np.repeat(np.arange(sizes.requests, dtype=np.int32), counts)
-        masks = arrays.ancestor_masks.view(np.uint64)
-        most_narrow = 1 << (max(1, NARROW_LINES // group).bit_length() - 1)
-        # Guesses stay in narrow tiles, however many there are: they may branch.
-        guesses = np.bincount(requests, weights=masks.any(axis=1), minlength=sizes.requests)
-        is_wide = (counts > most_narrow) & (guesses == 0)
-        narrow_rows = min(power_of_two(int(counts[~is_wide].max(initial=1))), most_narrow)
-        wide_rows = max(1, WIDE_LINES // group)
-        narrow = _tiles(np.flatnonzero(~is_wide), starts, counts, narrow_rows)
-        wide = _tiles(np.flatnonzero(is_wide), starts, counts, wide_rows)
-        rows, seen = round_rows(sizes.rows), int(arrays.kv_lens[~is_wide].max(initial=0))
+        cut = _cut(arrays.row_starts.tobytes(), arrays.ancestor_masks.tobytes(), group)
+        rows, seen = round_rows(sizes.rows), int(arrays.kv_lens[cut.is_narrow].max(initial=0))
         parts = power_of_two(-(-seen // PART)) if seen else 0
+        narrow_tiles = len(cut.narrow.counts)
         shape = PassShape(
             rows=rows,
             logit_rows=min(rows, round_rows(sizes.logit_rows)),
             hidden_rows=round_rows(sizes.hidden_rows) if sizes.hidden_rows else 0,
             pages=max(power_of_two(sizes.pages), parts * PART // page_size),
             parts=parts,
-            narrow_tiles=min(rows, round_rows(len(narrow.counts))) if len(narrow.counts) else 0,
-            narrow_rows=narrow_rows,
-            wide_tiles=len(wide.counts),
-            wide_rows=wide_rows,
-            has_trees=bool((masks & (masks + np.uint64(1))).any()),
+            narrow_tiles=min(rows, round_rows(narrow_tiles)) if narrow_tiles else 0,
+            narrow_rows=cut.narrow_rows,
+            wide_tiles=len(cut.wide.counts),
+            wide_rows=cut.wide_rows,
+            has_trees=cut.has_trees,
             taps=tuple(dict.fromkeys(batch.taps)),
         )
-        return Layout(shape, requests, narrow, wide)
+        return Layout(shape, cut.requests, cut.narrow, cut.wide)
+
+
+class _Cut(NamedTuple):
+    """The rows of a pass in tiles."""
+
+    requests: Ints  # [rows], whose row it is
+    is_narrow: NDArray[np.bool_]  # [requests]
+    narrow_rows: int  # of a tile
+    narrow: Tiles
+    wide_rows: int  # of a tile
+    wide: Tiles
+    has_trees: bool
+
+
+@lru_cache(maxsize=512)
+def _cut(row_starts: bytes, ancestor_masks: bytes, group: int) -> _Cut:
+    """By the bytes of the two arrays: pass after pass has as many rows of the same kind for every request."""
+    bounds = np.frombuffer(row_starts, np.int32)
+    masks = np.frombuffer(ancestor_masks, np.uint64).reshape(-1, MASK_WORDS)
+    starts, counts = bounds[:-1], np.diff(bounds)
+    requests = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    most_narrow = 1 << (max(1, NARROW_LINES // group).bit_length() - 1)
+    # Guesses stay in narrow tiles, however many there are: they may branch.
+    guesses = np.bincount(requests, weights=masks.any(axis=1), minlength=len(counts))
+    is_wide = (counts > most_narrow) & (guesses == 0)
+    narrow_rows = min(power_of_two(int(counts[~is_wide].max(initial=1))), most_narrow)
+    wide_rows = max(1, WIDE_LINES // group)
+    return _Cut(
+        requests,
+        ~is_wide,
+        narrow_rows,
+        _tiles(np.flatnonzero(~is_wide), starts, counts, narrow_rows),
+        wide_rows,
+        _tiles(np.flatnonzero(is_wide), starts, counts, wide_rows),
+        bool((masks & (masks + np.uint64(1))).any()),
+    )
 
 
 def _tiles(requests: NDArray[np.intp], starts: Ints, counts: Ints, rows: int) -> Tiles:

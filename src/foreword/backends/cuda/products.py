@@ -60,7 +60,9 @@ def tile_for(rows: int, columns: int, depth: int) -> Tile:
         return Tile(32, 32, 512) if depth >= DEEP else Tile(32, 64, 128, stages=6, swapped=True)
     if rows <= 64:
         return Tile(64, 128, 128, stages=4) if columns >= WIDE else Tile(64, 32, 256, stages=4)
-    return Tile(128, 128, 64, warps=8) if columns >= WIDE else Tile(64, 64, 128, stages=6)
+    if columns >= WIDE:
+        return Tile(128, 128, 64, warps=8)
+    return Tile(64, 64, 128, stages=6) if rows <= 128 else Tile(128, 64, 64, warps=8, stages=6)
 
 
 def _equal_sizes(weight: Tensor) -> frozenset[int]:

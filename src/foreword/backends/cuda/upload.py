@@ -1,20 +1,23 @@
 """A pass on its way to the device: the batch's arrays and the tiles of its rows, in one copy."""
 
 from dataclasses import dataclass, replace
+from math import prod
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from foreword.backends.batch import BATCH_ARRAYS, ForwardBatch, Ints
 from foreword.backends.cuda.kernels.attention import RowTiles, Sight, Workspace, attend
-from foreword.backends.cuda.layout import Layout, Tiles
+from foreword.backends.cuda.layout import Layout, PassShape, Tiles
 from foreword.backends.torch.staging import as_batch, padded_pieces
 from foreword.backends.torch.upload import Piece, Upload
 
 FIXED_ENTRIES = 1 << 20
 """32-bit numbers of the largest pass that is captured."""
 
+
+MOST_KNOWN = 1024
+"""Passes whose place is remembered."""
 
 _MOVES = [array.name for array in BATCH_ARRAYS].index("kv_copies")
 
@@ -53,8 +56,10 @@ class PassUpload:
     """Memory for passes on one device. Captured ones read from a part of it that never moves."""
 
     def __init__(self, device: torch.device) -> None:
-        self._fixed = Upload(device, FIXED_ENTRIES if device.type == "cuda" else 1)
+        self._fixed = Upload(device, FIXED_ENTRIES)
         self._growing = Upload(device, 1 << 14)
+        # Passes that lie where others of their shape and number of moves lay: nothing but the numbers differs.
+        self._known: dict[tuple[PassShape, int], UploadedPass] = {}
 
     def send(self, batch: ForwardBatch, layout: Layout, spare_slot: int) -> UploadedPass:
         """Start the copy of `batch` (on the CPU). Padding rows write to `spare_slot`."""
@@ -68,13 +73,16 @@ class PassUpload:
             *((array, shape.wide_tiles) for array in _arrays(layout.wide)),
         ]
         pieces += [Piece(array, (room,), 0) for array, room in more]
-        entries = sum(int(np.prod(piece.shape)) for piece in (*pieces, moves))
-        stays = entries <= FIXED_ENTRIES
+        known = self._known.get(key := (shape, len(moves.source)))
+        if known is not None:
+            self._fixed.copy([*pieces, moves])
+            return known
+        stays = sum(prod(piece.shape) for piece in (*pieces, moves)) <= FIXED_ENTRIES
         *arrays, copies = (self._fixed if stays else self._growing).copy([*pieces, moves])
         own = len(pieces) - len(more)
         uploaded = [*arrays[:_MOVES], copies, *arrays[_MOVES:own]]
         requests, *tiles = arrays[own:]
-        return UploadedPass(
+        found = UploadedPass(
             as_batch(batch, uploaded),
             requests,
             TiledRows(
@@ -84,6 +92,9 @@ class PassUpload:
             ),
             stays,
         )
+        if stays and shape.is_decode and len(self._known) < MOST_KNOWN:
+            self._known[key] = found
+        return found
 
 
 def _arrays(tiles: Tiles) -> tuple[Ints, Ints, Ints]:

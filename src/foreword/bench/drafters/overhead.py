@@ -13,9 +13,10 @@ from foreword.bench.drafters.methods import Method, request_config
 from foreword.bench.drafters.prompts import own_prompts
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
-from foreword.engine.core import EngineCore, EngineParts
+from foreword.engine.core import EngineCore
 from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
+from foreword.engine.parts import EngineParts
 from foreword.errors import RequestError
 from foreword.progress import Progress
 from foreword.speculation.draft import Draft

@@ -4,7 +4,8 @@ from foreword.backends.interface import Decoder
 from foreword.bench.step_cost import random_tokens
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.config import EngineConfig
-from foreword.engine.core import EngineCore, EngineParts
+from foreword.engine.core import EngineCore
+from foreword.engine.parts import EngineParts
 from foreword.engine.vocabulary import Vocabulary
 
 DECODED = 64

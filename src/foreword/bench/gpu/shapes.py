@@ -1,5 +1,6 @@
 """Models of a named shape with random weights, made on the device: nothing is downloaded."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -42,6 +43,11 @@ def named_shape(name: str) -> ModelConfig:
     if Path(name).exists():
         return open_checkpoint(Path(name)).config
     raise RequestError(f"no shape {name!r}; use {', '.join(SHAPES)} or the path of a model")
+
+
+def draft_shape(target: ModelConfig) -> ModelConfig:
+    """A small model that could draft for the target."""
+    return replace(SHAPES["llama-1b"], vocab_size=target.vocab_size)
 
 
 def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:

@@ -21,6 +21,7 @@ from foreword.control.fixed import FixedPolicy
 from foreword.drafters.heads.loading import LoadedHead, taps_of
 from foreword.drafters.heads.stepwise import StepwiseHead
 from foreword.drafters.heads.vocabulary import DraftVocabulary
+from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.stepping.pipeline import StepPipeline
@@ -97,15 +98,20 @@ def rate_for(tokens_per_pass: float, depth: int) -> float:
 
 def measure_speculation(
     decoder: Decoder,
+    draft_decoder: Decoder,
     *,
     batches: Sequence[int],
     context: int,
     progress: Callable[[str, int, int], None],
 ) -> list[SpeculativeSpeed]:
-    """Guesses for nothing (as a lookup's) at 3.0 tokens a pass, and those of an EAGLE-3 head at 3.9."""
+    """Guesses for nothing (as a lookup's) at 3.0 tokens a pass, those of an EAGLE-3 head and a draft model at 3.9."""
     with TemporaryDirectory() as folder:
         head = _random_head(decoder, Path(folder) / "eagle3")
-    cases = [("free", 3.0, None), ("eagle3", 3.9, head)]
+    texts = max(batches, default=1) * (context + 6 * DECODED)
+    draft_model = AutoregressiveDrafter(
+        draft_decoder, decoder.config.vocab_size, DraftingSize(kv_tokens=texts, rows_per_pass=2048)
+    )
+    cases = [("free", 3.0, None), ("eagle3", 3.9, head), ("draft model", 3.9, draft_model)]
     found = []
     for place, batch in enumerate(batches):
         prompts = random_prompts(decoder, context, batch)

@@ -37,7 +37,8 @@ def gpu(
     """Copy and matrix rates of the device, then passes by rows, plain and speculative decoding, and a long prompt.
 
     Nothing is downloaded: the model has random weights, which cost what trained ones do. Guesses are known beforehand
-    and spoilt at a rate: 3.0 tokens a pass where they cost nothing, 3.9 where an EAGLE-3 head of random weights pays.
+    and spoilt at a rate: 3.0 tokens a pass where they cost nothing, 3.9 where an EAGLE-3 head or a draft model of the
+    shape llama-1b, with random weights, pays.
     """
     guessed = parse_sizes("--speculation", speculation) if speculation else []
     sizes, counts = parse_sizes("--batches", batches), parse_sizes("--rows", rows)
@@ -46,7 +47,7 @@ def gpu(
     from foreword.backends.choice import choose_backend, pick_device
     from foreword.backends.loading import decoder_of
     from foreword.bench.gpu.report import measure_gpu
-    from foreword.bench.gpu.shapes import named_shape, random_weights
+    from foreword.bench.gpu.shapes import draft_shape, named_shape, random_weights
     from foreword.bench.gpu.speculating import measure_speculation
 
     device = pick_device("cuda")
@@ -57,9 +58,11 @@ def gpu(
         _print_tiles(weights, parse_sizes("--tiles", tiles))
         return
     decoder = decoder_of(choice, config, weights)
+    smaller = draft_shape(config)
+    draft = decoder_of(choice, smaller, random_weights(smaller, torch.bfloat16, device))
     with stage_bar() as on_progress:
         report = measure_gpu(decoder, batches=sizes, rows=counts, context=context, progress=on_progress)
-        speeds = measure_speculation(decoder, batches=guessed, context=context, progress=on_progress)
+        speeds = measure_speculation(decoder, draft, batches=guessed, context=context, progress=on_progress)
     _print(report)
     _print_speculation(speeds)
     if as_json:

@@ -32,17 +32,12 @@ class NgramConfig:
 class _Followers:
     """What came after one run of tokens."""
 
-    __slots__ = ("_counts", "_most", "best")
+    __slots__ = ("best", "counts", "most")
 
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}  # next token -> how often
-        self._most = 0  # of the counts
+        self.counts: dict[int, int] = {}  # next token -> how often
+        self.most = 0  # of the counts
         self.best = 0  # newest position of the most frequent follower; of equals the newer one
-
-    def add(self, token: int, position: int) -> None:
-        count = self._counts[token] = self._counts.get(token, 0) + 1
-        if count >= self._most:
-            self._most, self.best = count, position
 
 
 class NgramIndex:
@@ -57,17 +52,21 @@ class NgramIndex:
         self._tokens: list[int] = []
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Learn the tokens that come next in the text."""
-        known, followers = self._tokens, self._followers
+        """Learn the tokens that come next in the text. Every token of every text comes through here."""
+        known, followers, longest = self._tokens, self._followers, self._sizes[0]
         for token in tokens:
-            position = len(known)
+            position, tail = len(known), tuple(known[-longest:])
             for size in self._sizes:
-                if size <= position:
-                    run = tuple(known[position - size :])
-                    found = followers.get(run)
-                    if found is None:
-                        found = followers[run] = _Followers()
-                    found.add(token, position)
+                if size > position:
+                    continue
+                run = tail[-size:]
+                found = followers.get(run)
+                if found is None:
+                    found = followers[run] = _Followers()
+                counts = found.counts
+                count = counts[token] = counts.get(token, 0) + 1
+                if count >= found.most:
+                    found.most, found.best = count, position
             known.append(token)
 
     def guess(self, count: int) -> list[int]:

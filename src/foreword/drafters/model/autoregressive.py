@@ -1,15 +1,16 @@
 """Drafting with a decoder of its own: what all model-based drafters share."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
 from foreword.drafters.model.guessed_tree import GrowingTree
-from foreword.drafters.model.next_level import grow_chains, grow_trees
+from foreword.drafters.model.next_level import draw_unread, grow_chains, grow_trees, is_drawn_unread
 from foreword.errors import RequestError
 from foreword.kv.block_pool import OutOfPages
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
@@ -115,6 +116,9 @@ class AutoregressiveDrafter:
         logits = self._run([SequenceRows(self._kv(t.request), t.request.tokens, 1, Draft()) for t in trees])
         for tree in trees:
             self._cache.advance(self._kv(tree.request), 1)
+        if self._size.tree_width == 1 and all(map(is_drawn_unread, trees)):
+            self._write_unread(trees, logits)
+            return
         while trees:
             if self._size.tree_width == 1:
                 grow_chains(trees, logits)
@@ -123,6 +127,28 @@ class AutoregressiveDrafter:
             trees = [tree for tree in trees if not tree.is_done]
             if trees:
                 logits = self._run([self._newest_level(tree) for tree in trees])
+
+    def _write_unread(self, trees: Sequence[GrowingTree], logits: Tensor) -> None:
+        """Chains whose tokens are read when all are drawn: between levels nobody waits for the device."""
+        chains, levels = trees, []
+        while trees:
+            levels.append(draw_unread(trees, logits))
+            for row, tree in enumerate(trees):
+                tree.grow(
+                    [(0.0, tree.frontier[0], -1 - row, None)]
+                )  # the id that stands for what the row draws
+            going_on = [tree for tree in trees if not tree.is_done]
+            if going_on:
+                logits = self._run([self._newest_level(tree) for tree in going_on], levels[-1])
+            trees = going_on
+        tokens = iter(torch.cat(levels).tolist())
+        found: dict[GrowingTree, list[int]] = {tree: [] for tree in chains}
+        for level in range(len(levels)):
+            for tree in chains:
+                if tree.depth > level:
+                    found[tree].append(next(tokens))
+        for tree, drawn in found.items():
+            tree.name_tokens(drawn)
 
     def _catch_up(self, trees: Sequence[GrowingTree]) -> None:
         """Compute committed tokens up to the newest, of many requests in one pass."""
@@ -150,5 +176,6 @@ class AutoregressiveDrafter:
     def _newest_level(self, tree: GrowingTree) -> SequenceRows:
         return SequenceRows(self._kv(tree.request), tree.request.tokens, 0, tree.draft(), tree.frontier[0])
 
-    def _run(self, rows: Sequence[SequenceRows]) -> Tensor:
-        return self._runner.forward(self._buffers.lay_out(self._cache, rows, ())).logits
+    def _run(self, rows: Sequence[SequenceRows], drawn_before: Tensor | None = None) -> Tensor:
+        batch = self._buffers.lay_out(self._cache, rows, ())
+        return self._runner.forward(replace(batch, drawn_before=drawn_before)).logits

@@ -62,6 +62,12 @@ class GrowingTree:
             self._drawn.append(drawn)
         self.depth += 1
 
+    def name_tokens(self, tokens: Sequence[int]) -> None:
+        """What the nodes of a chain are, where they stood for what was not read yet; -1 ends it."""
+        there = list(tokens).index(-1) if -1 in tokens else len(tokens)
+        self.tokens = list(tokens[:there])
+        del self._parents[there:], self._drawn[there:]
+
     def draft(self) -> Draft:
         """The draft as it stands."""
         drawn = tuple(self._drawn) if any(q is not None for q in self._drawn) else ()

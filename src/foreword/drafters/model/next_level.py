@@ -8,14 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.acceptance.draw import draw, kept_tokens
+from foreword.acceptance.draw import draw, kept_tokens, sample
 from foreword.acceptance.noise import gumbel, key_tensor
 from foreword.acceptance.pipeline.distribution import Distributions, RowShape, shape_rows
 from foreword.acceptance.request import DraftSampling
 from foreword.acceptance.rules.drawn import Drawn, Floats, Ints
 from foreword.acceptance.rules.rule import Rule
 from foreword.drafters.model.guessed_tree import GrowingTree
-from foreword.kernels.sampler import sample, sampler_for
+from foreword.kernels.sampler import sample as native_sample
+from foreword.kernels.sampler import sampler_for
 from foreword.structured.state import unpacked
 
 _RANKED = 64
@@ -27,20 +28,38 @@ def grow_chains(trees: Sequence[GrowingTree], logits: Tensor) -> None:
 
     logits [trees, vocab]. *token* and *block* need to know what it was drawn from; *coupled* does not.
     """
-    logits = with_fixed_corrections(trees, logits)
-    sampler = sampler_for(logits)
     rules = [tree.request.sampling.rule for tree in trees]
-    if sampler is not None and all(rule is Rule.COUPLED for rule in rules):
-        records = np.array([tree.request.sampling.record for tree in trees])
-        positions = np.concatenate([tree.positions() for tree in trees])
-        add_tokens(trees, sample(sampler, logits, records, positions)[0].tolist(), {})
+    if all(rule is Rule.COUPLED for rule in rules):
+        add_tokens(trees, draw_unread(trees, logits).tolist(), {})
         return
-    shaped = shape_rows(logits, row_shape(trees, logits), sampler)
+    logits = with_fixed_corrections(trees, logits)
+    shaped = shape_rows(logits, row_shape(trees), sampler_for(logits))
     keys = np.concatenate([tree.keys() for tree in trees])
     tokens = draw(shaped, keys).tolist()
     only = shaped.only.tolist()
     telling = [row for row, rule in enumerate(rules) if rule is not Rule.COUPLED and only[row] < 0]
     add_tokens(trees, tokens, _drawn_from(shaped, telling))
+
+
+def is_drawn_unread(tree: GrowingTree) -> bool:
+    """Whether a chain can go on before anybody has read what was drawn: nothing but the noise depends on it."""
+    sampling = tree.request.sampling
+    return sampling.rule is Rule.COUPLED and sampling.grammar is None
+
+
+def draw_unread(trees: Sequence[GrowingTree], logits: Tensor) -> Tensor:
+    """int64 [trees], what *coupled* draws after each one's newest node, where the logits are; -1: it draws nothing.
+
+    Nobody waits for it. logits [trees, vocab].
+    """
+    logits = with_fixed_corrections(trees, logits)
+    sampler = sampler_for(logits)
+    if sampler is not None:
+        records = np.array([tree.request.sampling.record for tree in trees])
+        positions = np.concatenate([tree.positions() for tree in trees])
+        return torch.from_numpy(native_sample(sampler, logits, records, positions)[0])
+    keys = np.concatenate([tree.keys() for tree in trees])
+    return sample(logits, row_shape(trees), keys)[0]
 
 
 def add_tokens(trees: Sequence[GrowingTree], tokens: Sequence[int], drawn: Mapping[int, Drawn]) -> None:
@@ -118,7 +137,7 @@ def grow_drawn(trees: Sequence[GrowingTree], logits: Tensor) -> None:
     Where q has fewer tokens than that there are fewer siblings: that much is known before they are drawn.
     """
     shaped = shape_rows(
-        logits, row_shape([tree for tree in trees for _ in tree.frontier], logits), sampler_for(logits)
+        logits, row_shape([tree for tree in trees for _ in tree.frontier]), sampler_for(logits)
     )
     keys = key_tensor(np.concatenate([tree.keys() for tree in trees]), logits.device)
     kept = kept_tokens(shaped, torch.arange(len(logits), device=logits.device))
@@ -204,11 +223,11 @@ def with_fixed_corrections(trees: Sequence[GrowingTree], logits: Tensor) -> Tens
     return corrected
 
 
-def row_shape(trees: Sequence[GrowingTree], logits: Tensor) -> RowShape:
+def row_shape(trees: Sequence[GrowingTree]) -> RowShape:
     """The requests' own temperature, top-k, top-p and min-p, one row for each tree."""
     records = np.array([tree.request.sampling.record for tree in trees])
 
     def column(name: str) -> Tensor:
-        return torch.from_numpy(records[name].copy()).to(logits.device)
+        return torch.from_numpy(records[name].copy())
 
     return RowShape(column("temperature"), column("top_k"), column("top_p"), column("min_p"))

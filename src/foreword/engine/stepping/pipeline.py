@@ -20,8 +20,20 @@ class StepPipeline:
         return bool(self._under_way)
 
     def advance(self) -> list[AnswerDelta]:
-        """Launch what can be launched and resolve the oldest step; returns what the answers have gained."""
-        under_way, late = self._under_way, self._core.end_late()
-        while len(under_way) < self._core.steps_ahead and (launched := self._core.launch()) is not None:
+        """Launch what can be launched and resolve the oldest step; returns what the answers have gained.
+
+        A device is given its next step before the books of the last are done.
+        """
+        core, late = self._core, self._core.end_late()
+        self._fill()
+        if not self._under_way:
+            return late
+        report = core.commit(self._under_way.popleft())
+        if core.steps_ahead > 1:
+            self._fill()
+        return [*late, *core.settle(report)]
+
+    def _fill(self) -> None:
+        under_way, core = self._under_way, self._core
+        while len(under_way) < core.steps_ahead and (launched := core.launch()) is not None:
             under_way.append(launched)
-        return [*late, *self._core.resolve(under_way.popleft())] if under_way else late

@@ -9,8 +9,9 @@ import pytest
 
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
-from foreword.engine.core import EngineCore, EngineParts
+from foreword.engine.core import EngineCore
 from foreword.engine.guessing.draft_profile import begin_with_calls
+from foreword.engine.parts import EngineParts
 from foreword.engine.vocabulary import Vocabulary
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, DraftRequest

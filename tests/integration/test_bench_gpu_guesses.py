@@ -1,0 +1,46 @@
+"""Speculative rows of `foreword bench gpu`, on a model small enough for a CPU."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from foreword.backends.torch.decoder import TorchDecoder
+from foreword.bench.gpu.shapes import SHAPES, random_weights
+from foreword.bench.gpu.speculating import DEPTH, measure_speculation, rate_for
+from foreword.models.config import ModelConfig
+
+
+def tiny(hidden: int) -> ModelConfig:
+    whole = SHAPES["smollm2-135m"]
+    attention = replace(whole.layer.attention, num_heads=hidden // 32, num_kv_heads=1, head_dim=32)
+    layer = replace(whole.layer, attention=attention, mlp=replace(whole.layer.mlp, intermediate_size=64))
+    return replace(whole, vocab_size=320, hidden_size=hidden, layers=(layer,) * 4, context_length=2048)
+
+
+def decoder(hidden: int) -> TorchDecoder:
+    config = tiny(hidden)
+    return TorchDecoder(config, random_weights(config, torch.float32, torch.device("cpu")))
+
+
+def test_every_drafter_pays_and_its_guesses_are_right_as_often_as_wanted():
+    told: list[str] = []
+    speeds = measure_speculation(
+        decoder(64),
+        decoder(32),
+        batches=[2],
+        context=24,
+        progress=lambda what, _place, _all: told.append(what),
+    )
+    assert [speed.drafter for speed in speeds] == ["free", "eagle3", "draft model"]
+    assert told == ["free, batch 2", "eagle3, batch 2", "draft model, batch 2"]
+    free, head, model = speeds
+    assert 2.0 < free.tokens_per_pass < 4.5  # of 64 tokens each: the dice decide
+    assert min(head.tokens_per_pass, model.tokens_per_pass) > 2.5
+    assert all(speed.tokens_per_second > 0 for speed in speeds)
+
+
+@pytest.mark.parametrize("wanted", [1.5, 3.0, 3.9, 5.5])
+def test_guesses_are_spoilt_at_the_rate_that_gives_the_wanted_tokens_per_pass(wanted: float):
+    rate = rate_for(wanted, DEPTH)
+    assert sum(rate**level for level in range(DEPTH + 1)) == pytest.approx(wanted)
