@@ -118,7 +118,7 @@ def test_bench_quality_brings_a_text_of_its_own(tiny_model: Path):
 def test_doctor_says_whether_guessing_is_on_and_why():
     assert "instruction set" in foreword("doctor").stdout
     found = json.loads(foreword("doctor", "--json").stdout)
-    assert (found["speculation"] in ("suffix", "eagle3")) == (found["backend"] != "torch")
+    assert (found["speculation"] in ("suffix", "eagle3+ngram")) == (found["backend"] != "torch")
     assert found["speculation_because"]
 
 

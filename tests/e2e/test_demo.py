@@ -13,10 +13,12 @@ def test_the_demo_compares_and_checks():
     assert run.returncode == 0, run.stdout + run.stderr
     assert "MB resident" in run.stdout
     assert "texts are identical" in run.stdout
-    found = re.findall(r"^ +(a question|code|arithmetic|) +(plain|eagle3) +(\d+) ", run.stdout, re.MULTILINE)
+    found = re.findall(
+        r"^ +(a question|code|arithmetic|) +(plain|eagle3\+ngram) +(\d+) ", run.stdout, re.MULTILINE
+    )
     kinds = ("a question", "code", "arithmetic")
     assert [line[:2] for line in found] == [
-        row for kind in kinds for row in ((kind, "plain"), ("", "eagle3"))
+        row for kind in kinds for row in ((kind, "plain"), ("", "eagle3+ngram"))
     ]
     # How often it guesses depends on what guesses cost here and now.
     plain, guessing = (sum(int(line[2]) for line in found[first::2]) for first in (0, 1))

@@ -42,6 +42,22 @@ def interpolated(points: Sequence[tuple[int, float]]) -> Callable[[int], float]:
 CPU = interpolated([(1, 6.7), (2, 6.7), (4, 8.9), (8, 15.3), (16, 29.7), (32, 56.2), (64, 110.0)])
 """A small model on two cores: from a few rows on every row costs the same."""
 
+TWO_CORES = interpolated(
+    [
+        (1, 7.0),
+        (2, 7.4),
+        (3, 7.9),
+        (4, 9.0),
+        (5, 11.1),
+        (6, 12.2),
+        (8, 15.0),
+        (16, 29.7),
+        (64, 110.0),
+        (512, 800),
+    ]
+)
+"""A small model on two ARM cores: the fifth row needs another tile."""
+
 H200 = interpolated([(1, 6.0), (32, 6.4), (64, 7.0), (128, 8.6), (256, 12.5), (512, 21.0)])
 """An 8B model on a GPU: the first rows are nearly free."""
 
@@ -74,13 +90,16 @@ class PretendDrafter:
     call: float = 0.0
     ask: float = 0.0
     level: float = 0.0
+    row: float = 0.0  # for every level of every request
+    tell: float = 0.0  # for every request that it is told of, whether or not it is asked
     depth: int = 8
     behind: float = 0.0  # for every token that it has to catch up with
     needs: DrafterNeeds = NO_NEEDS
     acceptance_by_level: tuple[float, ...] = ()  # as its maker says
 
     def seconds(self, levels: int, asks: int, behind: int = 0) -> float:
-        return self.call + self.ask * asks + self.level * levels + self.behind * behind
+        rows = self.row * levels * asks
+        return self.call + self.ask * asks + self.level * levels + rows + self.behind * behind
 
 
 def lookup(name: str = "lookup", **kinds: Kind) -> PretendDrafter:
@@ -99,10 +118,9 @@ def states_head(
     return PretendDrafter(
         "eagle",
         {**HEAD, **kinds},
-        0.6e-3,
-        0,
-        per_level,
-        5,
+        call=0.6e-3,
+        level=per_level,
+        depth=5,
         behind=0.05e-3,
         needs=needs,
         acceptance_by_level=acceptance,
@@ -135,6 +153,7 @@ class PretendRequest:
         self.step_limit: float | None = None
         self.service = DEFAULT_SERVICE
         self.adapter_slot = 0
+        self.seconds, self.counted = 0.0, 0  # of its steps without prompts, and tokens in them
         self.drafters = {one.name: one for one in drafters}
 
     @property
@@ -191,9 +210,21 @@ class Run:
     plain: float = 0.0
     steps: list[tuple[float, float]] = field(default_factory=list)  # (plain seconds, seconds) of each step
 
+    answers: dict[bool, list[float]] = field(
+        default_factory=lambda: {True: [], False: []}
+    )  # seconds per token of those that have ended, by whether they are plain
+
     @property
     def ratio(self) -> float:
         return self.plain / self.seconds
+
+    def note(self, requests: Sequence[PretendRequest], report: StepReport) -> None:
+        """What a step was to those in it."""
+        for request, part in zip(requests, report.requests, strict=True):
+            request.seconds += report.seconds.total
+            request.counted += len(part.verdict.tokens)
+            if request.room <= 0:
+                self.answers[request.speculation is None].append(request.seconds / request.counted)
 
 
 @dataclass
@@ -209,6 +240,7 @@ class Traffic:
     prompt: int = 1  # tokens of every prompt
     length: int = LENGTH  # tokens of every answer
     has_own_tenants: bool = False  # whether every request belongs to another
+    plain: float = 0.0  # share of the requests that nobody may guess for
     plan_of: Callable[[PretendRequest], DraftPlan] | None = None
 
     def __post_init__(self) -> None:
@@ -227,6 +259,8 @@ class Traffic:
             report = self._step(policy)
             tokens = sum(len(part.verdict.tokens) for part in report.requests)
             plain = tokens * self.curve(len(self.running)) / len(self.running)
+            if report.decodes_only:
+                found.note(self.running, report)
             self.running = [request for request in self.running if request.room > 0]
             if not report.decodes_only:
                 continue  # prompts take as long whatever is guessed
@@ -244,7 +278,8 @@ class Traffic:
             tenant = f"tenant {self._number}" if self.has_own_tenants else ""
             request = PretendRequest(self._number, cohort, self.drafters, tenant, self.prompt)
             request.length = self.length
-            request.speculation = self._plan(request)
+            plain = sum(other.speculation is None for other in self.running)
+            request.speculation = None if plain < self.plain * self.batch else self._plan(request)
             self.running.append(request)
 
     def _plan(self, request: PretendRequest) -> DraftPlan:
@@ -261,14 +296,16 @@ class Traffic:
         for place, plan in enumerate(plans):
             if plan is not None and plan.max_nodes and self.running[place].room > 1:
                 by_method.setdefault(plan.method, []).append(place)
+        calls += self._asides(plans)
         cost = {}
         for method, places in by_method.items():
             drafter = self.running[places[0]].drafters[method]
-            levels = max(plans[place].max_depth for place in places)  # type: ignore[union-attr]
-            for place in places:
-                depth = min(plans[place].max_depth, self.running[place].room - 1)  # type: ignore[union-attr]
+            chosen = {place: plan for place in places if (plan := plans[place]) is not None}
+            levels = max(min(plan.max_depth, plan.max_nodes) for plan in chosen.values())
+            for place, plan in chosen.items():
+                depth = min(plan.max_depth, plan.max_nodes, self.running[place].room - 1)
                 drafts[place] = self.running[place].draft(drafter, depth)
-            behind = sum(plans[place].behind for place in places)  # type: ignore[union-attr]
+            behind = sum(plan.behind for plan in chosen.values())
             missed = sum(self.running[place].missed(method) for place in places)
             is_silent = not any(len(drafts[place]) for place in places) and drafter.needs
             seconds = 0.0 if is_silent else drafter.seconds(levels, len(places), missed) * self._noisy()
@@ -277,7 +314,7 @@ class Traffic:
         kept = policy.trim(entries, drafts, self.situation) if calls else drafts
         rows = sum(entry.run for entry in entries) + sum(map(len, kept))
         drafting = sum(call.seconds for call in calls)
-        total = self.curve(rows) * self._noisy() + drafting
+        total = self.curve(rows) * self._noisy() + drafting + self._telling(policy)
         parts = []
         for entry, request, plan, draft in zip(entries, self.running, plans, kept, strict=True):
             method = plan.method if plan is not None and plan.max_nodes and request.room > 1 else ""
@@ -302,6 +339,24 @@ class Traffic:
         self.situation.learn(report)
         policy.learn(report)
         return report
+
+    def _asides(self, plans: Sequence[DraftPlan | None]) -> list[DrafterCall]:
+        """A call of its own for each: dearer than in the engine, where it may share one."""
+        calls = []
+        for request, plan in zip(self.running, plans, strict=True):
+            if plan is not None and plan.aside is not None and request.room > 1:
+                other = plan.aside.plan
+                drafter, levels = request.drafters[other.method], min(other.max_depth, request.room - 1)
+                plan.aside.keep(request.draft(drafter, levels))
+                seconds = drafter.seconds(levels, 1, request.missed(other.method)) * self._noisy()
+                calls.append(DrafterCall(other.method, 1, 0, levels, 0, seconds, other.behind))
+                request.last_asked[other.method] = len(request.tokens)
+        return calls
+
+    def _telling(self, policy: Policy) -> float:
+        tells = getattr(policy, "tells", lambda request: False)
+        told = sum(request.speculation is not None and tells(request) for request in self.running)
+        return told * sum(drafter.tell for drafter in self.drafters)
 
     def _entry(self, request: PretendRequest) -> PassEntry:
         run = 1 if request.is_read else request.prompt_len

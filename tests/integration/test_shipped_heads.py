@@ -80,7 +80,8 @@ def test_auto_takes_the_head_where_no_guess_can_change_a_text():
     head = shipped_heads()[0]
     chosen = choose_speculation("auto", is_shape_invariant=True, head=head)
     assert chosen.config is not None
-    assert list(chosen.config.method) == ["eagle3"]
+    assert list(chosen.config.method) == ["eagle3", "ngram"]
+    assert chosen.config.combine == "route"
     assert choose_speculation("auto", is_shape_invariant=False, head=head).config is None
     assert (
         choose_speculation("auto", is_shape_invariant=True, acceptance_rule="token", head=head).config is None

@@ -8,6 +8,7 @@ POLICY = f"{CONTROL}/test_measured_policy.py"
 SHORT = f"{CONTROL}/test_short_requests.py"
 SAVING = f"{CONTROL}/test_saving.py"
 FAIRNESS = f"{CONTROL}/test_fairness.py"
+ROUTES = f"{CONTROL}/test_routes.py"
 SITUATION = f"{UNIT}/speculation/test_situation.py"
 
 CONTROL_MUTANTS = (
@@ -31,16 +32,16 @@ CONTROL_MUTANTS = (
         61,
         "an empty draft counts as a rejected one",
         "control/estimates.py",
-        "            if not depth:\n                counts.fade(self._fading())",
-        "            if not depth:\n                counts.judged(0, 1, None)",
+        "        if not depth:\n            own.fade(self._fading())",
+        "        if not depth:\n            own.judged(0, 1, None)",
         (f"{DECISIONS}::test_an_empty_answer_is_no_rejected_guess",),
     ),
     Mutant(
         61,
         "the plain windows that everything is compared with are not plain",
         "control/measured.py",
-        "        arm = None if is_reference else self._best(record, running)",
-        "        arm = self._best(record, running)",
+        "        arm = None if is_reference else best_arm(record, running)",
+        "        arm = best_arm(record, running)",
         (f"{POLICY}::test_plain_windows_are_plain_and_make_the_reference",),
     ),
     Mutant(
@@ -138,5 +139,85 @@ CONTROL_MUTANTS = (
         "KEPT_DRAFTS = 20.0",
         "KEPT_DRAFTS = 1e9",
         (f"{POLICY}::test_it_leaves_off_soon_and_begins_again_when_guessing_pays_again",),
+    ),
+    Mutant(
+        61,
+        "the traffic is never seen to change",
+        "control/estimates.py",
+        "CHANGE_LIMIT = 10.0",
+        "CHANGE_LIMIT = 1e9",
+        (f"{POLICY}::test_it_leaves_off_soon_and_begins_again_when_guessing_pays_again",),
+    ),
+    Mutant(
+        61,
+        "a drafter that is dear spends what another has earned",
+        "control/probes.py",
+        "        found = self.accounts.get(method)",
+        "        method = ''\n        found = self.accounts.get(method)",
+        (f"{ROUTES}::test_a_drafter_that_is_dear_leaves_another_its_account",),
+    ),
+    Mutant(
+        61,
+        "a lookup is not looked at while a head guesses",
+        "control/exploring.py",
+        "if plan is not None and plan.max_nodes and arm.is_lookup:",
+        "if False:",
+        (f"{ROUTES}::test_a_lookup_is_compared_with_the_text_while_a_head_guesses",),
+    ),
+    Mutant(
+        61,
+        "a head is asked for texts that it has read a part of",
+        "control/arms.py",
+        "        return self.is_whole or arm.reading is None or len(self.arms) == 1",
+        "        return True",
+        (f"{ROUTES}::test_a_head_that_has_not_read_all_of_a_text_is_not_asked_beside_others",),
+    ),
+    Mutant(
+        61,
+        "what is saved of a long step is spent in short ones",
+        "control/fair_share.py",
+        "        if self._plain is not None and not self._reads:",
+        "        if self._plain is not None:",
+        (f"{ROUTES}::test_what_is_saved_of_a_long_prompt_is_not_spent_in_short_steps",),
+    ),
+    Mutant(
+        61,
+        "a drafter is asked beside another that does as well without it",
+        "control/routing.py",
+        "    best = max(rates, key=lambda some: rates[some])",
+        "    best = frozenset(methods)",
+        (f"{ROUTES}::test_a_drafter_is_left_out_where_the_others_do_as_well_without_its_call",),
+    ),
+    Mutant(
+        61,
+        "a head costs as much for many as for one",
+        "speculation/measured/call_cost.py",
+        "            per_row = per_level / (1 + at_asks)",
+        "            per_row = 0.0",
+        (f"{SITUATION}::test_what_a_head_costs_for_many_is_known_nearly_from_what_it_costs_for_one",),
+    ),
+    Mutant(
+        61,
+        "one slow step is believed of all that are larger",
+        "speculation/measured/step_curve.py",
+        "self._buckets.get(_bucket(rows)) or self._between(rows)",
+        "self._buckets.get(_bucket(rows))",
+        (f"{SITUATION}::test_one_slow_step_of_a_new_size_is_not_believed_of_it_nor_of_larger_ones",),
+    ),
+    Mutant(
+        61,
+        "who is chosen of several is told twice",
+        "speculation/observing.py",
+        "    return choices_of(drafter).values() or (drafter,)",
+        "    return (drafter,)",
+        (f"{UNIT}/speculation/test_observing.py::test_one_that_is_chosen_of_several_is_told_once",),
+    ),
+    Mutant(
+        61,
+        "pairs are remembered without end",
+        "control/estimates.py",
+        "            while len(self.pairs) > MAX_PAIRS:",
+        "            while False:",
+        (f"{POLICY}::test_a_stream_of_new_tenants_leaves_a_bounded_number_of_pairs",),
     ),
 )

@@ -89,6 +89,7 @@ def _comparison(records: "Sequence[Record]") -> Table:
         title="decoding, without the pass over the prompt",
         title_justify="left",
         box=SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
         pad_edge=False,
     )
     for name in ("prompt", "decoding"):

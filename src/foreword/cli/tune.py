@@ -93,7 +93,7 @@ def _available(llm: "LLM") -> "list[Method]":
     methods = [method for method in default_methods() if method.label != "prediction"]
     choice = llm.loaded.choose_speculation("auto").config
     if choice is not None and dict(choice.options).get("model"):
-        given: dict[str, Any] = {"method": "+".join(choice.method), **dict(choice.options)}
+        given: dict[str, Any] = {"method": choice.method[0], **dict(choice.options)}
         methods.insert(0, Method("head", given | {"num_speculative_tokens": choice.num_speculative_tokens}))
     return methods
 

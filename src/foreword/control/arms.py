@@ -13,7 +13,7 @@ from foreword.control.hindsight import RequestFit, Waiting
 from foreword.control.settings import ControlSettings
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import needs_of
-from foreword.speculation.requests import DraftPlan, StepRequest
+from foreword.speculation.requests import Aside, DraftPlan, StepRequest
 
 MOST_WAITING = 4
 """Drafts of one request that wait for their text; the oldest is given up for another."""
@@ -66,11 +66,14 @@ class PairControl:
     worth: Worth = NO_WORTH  # in the next pass
     usual_gain: float = NO_WORTH.gain  # without the prompts that are read in it
     is_on: bool = False
+    is_left: bool = False  # whether others do as well in the present batch, for less
     reason: str = "new"
     is_cost_known: bool = False
     is_near: bool = True  # whether guessing pays, or nearly does
+    could_pay: bool = True  # whether it would if every guess were right
     probe_depth: int = 0
     probe_seconds: float = 0.0  # expected
+    probe_more: float = 0.0  # the same of one more request in the same call
     _try_seconds: float = 0.0  # expected loss of one step in which its guesses are verified
     off_since: int | None = None  # step; None: it never was on
     switched: int = 0  # times that a decision was made
@@ -96,7 +99,11 @@ class PairControl:
     @property
     def may_guess(self) -> bool:
         """Whether it is in use, or nothing speaks against it yet."""
-        return self.is_on or (self.is_new and self.is_near)
+        return not self.is_left and (self.is_on or (self.is_new and self.is_near))
+
+    @property
+    def in_use(self) -> bool:
+        return self.is_on and not self.is_left
 
     @property
     def is_new(self) -> bool:
@@ -113,6 +120,7 @@ class PairControl:
         costs_levels = draft_seconds(depth, 1) - draft_seconds(1, 1) > 0.01 * here.plain
         self.probe_depth = min(depth, PROBE_DEPTH) if costs_levels or not self.is_cost_known else depth
         self.probe_seconds = draft_seconds(self.probe_depth, 1) or here.plain
+        self.probe_more = draft_seconds(self.probe_depth, 2) - draft_seconds(self.probe_depth, 1)
         self._try_seconds = self._live_price(group, here, draft_seconds)
 
     def _live_price(self, group: Group, here: Pass, draft_seconds: DraftSeconds) -> float:
@@ -134,8 +142,8 @@ class PairControl:
         return depth if self.is_cost_known else max(depth >> (step % 3), 1)
 
     def trial(self, step: int, most: int) -> int:
-        """Levels to verify in this step for the sake of knowing; 0: as many as seem best."""
-        if step % TRIAL_STEPS or not self.is_cost_known or not self.worth.kept:
+        """Levels to verify in one of `TRIAL_STEPS` for the sake of knowing; 0: as many as seem best."""
+        if not self.is_cost_known or not self.worth.kept:
             return 0
         other = self.worth.kept + (1 if step // TRIAL_STEPS % 2 else -1)
         return other if 1 <= other <= most else 0
@@ -172,11 +180,19 @@ class Arm:
         has_states = bool(needs_of(self.plan.drafter).taps)
         return replace(self.plan, max_nodes=0, max_depth=0) if has_states else None
 
+    @cached_property
+    def is_lookup(self) -> bool:
+        """Whether it needs nothing but the text."""
+        return not needs_of(self.plan.drafter)
+
     @property
     def pays(self) -> bool:
         """Whether asking for this request promises a gain."""
-        worth = self.control.worth
-        return self.control.is_on and self.fit.shift >= worth.least_shift and worth.gain > 0
+        control = self.control
+        worth = control.worth
+        return (
+            control.is_on and not control.is_left and self.fit.shift >= worth.least_shift and worth.gain > 0
+        )
 
     @property
     def promise(self) -> float:
@@ -196,6 +212,7 @@ class RequestRecord:
     is_watched: bool = False  # whether heads are told of it though they are not in use
     is_told: bool = False  # whether heads are told of the pass under way
     was_told: bool = False  # and of the one before
+    is_whole: bool = True  # whether heads were told of all passes
     length: int = 0  # tokens of its text
     reader: Arm | None = None  # who reads along in the pass under way, without being asked
     waiting: list[Waiting] = field(default_factory=list)
@@ -212,16 +229,29 @@ class RequestRecord:
         return None if arm is None else arm.planned(depth, self.length - arm.heard)
 
     @cached_property
-    def has_heads(self) -> bool:
-        """Whether it takes the states of the whole prompt to guess for it."""
-        return any(arm.reading is not None for arm in self.arms)
+    def heads(self) -> list[Arm]:
+        """Those that need the states of the whole prompt to guess."""
+        return [arm for arm in self.arms if arm.reading is not None]
+
+    def may_ask(self, arm: Arm) -> bool:
+        """Whether a drafter's guesses are what it is known for.
+
+        A head that has not read all of a text guesses worse: where others can be asked instead, it is left alone, or
+        its cohort's estimate would say more of when it was asked than of the head.
+        """
+        return self.is_whole or arm.reading is None or len(self.arms) == 1
+
+    @property
+    def has_head_in_use(self) -> bool:
+        for head in self.heads:  # noqa: SIM110 - every step asks, and this is the fastest
+            if head.control.in_use and self.may_ask(head):
+                return True
+        return False
 
     def read(self) -> DraftPlan | None:
         """A pass of the prompt, in which a head that may guess behind it reads along; None: there is none."""
         self.ask(None)
-        may = [
-            arm for arm in self.arms if arm.reading is not None and (self.is_watched or arm.control.may_guess)
-        ]
+        may = [arm for arm in self.heads if self.is_watched or arm.control.may_guess]
         return self.tell(max(may, key=lambda arm: arm.control.worth.gain, default=None))
 
     def tell(self, head: Arm | None) -> DraftPlan | None:
@@ -235,6 +265,19 @@ class RequestRecord:
             if arm is not None:
                 arm.heard = len(tokens)
         self.asked = self.reader = None
+
+    def ask_aside(self, arm: Arm, depth: int) -> Aside:
+        """Ask another drafter beside the one whose guesses are verified, to compare its own with the text."""
+        fit = arm.fit
+
+        def keep(draft: Draft) -> None:
+            fit.pair.answered(depth, draft.depth)
+            if len(draft):
+                self.waiting.append(Waiting(fit, draft))
+
+        plan = arm.planned(depth, self.length - arm.heard)
+        arm.heard = self.length
+        return Aside(plan, keep)
 
     def keep_aside(self, draft: Draft) -> None:
         """A draft that is compared with the text when it has come."""

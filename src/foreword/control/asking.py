@@ -139,15 +139,15 @@ def _choose(
             answers += often
         tokens -= chance * often
         rows += often
-        longer = _longer(here, asked, answers, rows)
+        more = longer(here, asked, answers, rows)
         drafting = draft_seconds(depth, asked)
-        rate = tokens / (plain + longer + drafting)
+        rate = tokens / (plain + more + drafting)
         if rate > best.rate:
-            best = _Choice(depth, tuple(kept), rate, longer / max(rows, 1e-9), drafting)
+            best = _Choice(depth, tuple(kept), rate, more / max(rows, 1e-9), drafting)
     return best
 
 
-def _longer(here: Pass, asks: int, answers: float, rows: float) -> float:
+def longer(here: Pass, asks: int, answers: float, rows: float) -> float:
     """What so many rows are expected to add to a step, over how many of the asks are answered.
 
     The time of the expected rows is not the expected time: where a second row is free and a third is not, a drafter
@@ -205,3 +205,12 @@ def _least_shift(here: Pass, rates: Rates, levels: int, row: float, ask: float) 
         else:
             low = middle + 1
     return low
+
+
+def best_case(here: Pass, group: Group, draft_seconds: DraftSeconds) -> float:
+    """The gain if there were always a draft and all of it were right: below 0 there is nothing to find out."""
+    best, plain = -1.0, here.drawn / here.plain
+    for levels in range(1, group.depth + 1):
+        takes = here.after(group.asks * levels) + draft_seconds(levels, group.asks)
+        best = max(best, (here.drawn + group.asks * levels) / takes / plain - 1)
+    return best

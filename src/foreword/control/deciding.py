@@ -1,11 +1,14 @@
 """When to take a new look at what guessing promises, and what comes of it for all pairs of a batch."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from math import log
 
 from foreword.control.arms import Arm, Moment, PairControl, RequestRecord
-from foreword.control.asking import DraftSeconds, Group, Pass, Worth, weigh
+from foreword.control.asking import NEGLIGIBLE, DraftSeconds, Group, Pass, Worth, best_case, weigh
+from foreword.control.routing import Bid, Seats, best_together
 from foreword.control.settings import ControlSettings
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import PassEntry
@@ -13,11 +16,16 @@ from foreword.speculation.requests import PassEntry
 STEADY = 0.12
 """Part by which a batch may grow or shrink before everything is looked at again."""
 
-SHORT = 64
-"""Tokens of context below which costs do not differ."""
-
 WELL_ABOVE, FAR_ABOVE = 1.05, 1.12
 """Ratios to plain decoding from which on it takes fewer plain windows to be sure that there is a gain."""
+
+SOONER = 8
+"""Times as often as usual everything is looked at while what is in use is new."""
+
+FEW_ASKS = 8
+"""Asks that do not change what is believed of a drafter."""
+
+_Seen = tuple[object, ...]
 
 LEAST_TABLE = 64
 """Rows that costs are looked up for at once, at least."""
@@ -29,13 +37,17 @@ class Decider:
     def __init__(self, settings: ControlSettings) -> None:
         self.settings = settings
         self.table: list[float] = []  # [rows], expected seconds of a step
+        self.methods: tuple[str, ...] = ()  # drafters of the batch
+        self._together: frozenset[str] = frozenset()  # those that are asked
         self.probe_share = settings.probe_share
         self.plain_share = 0.0  # of all steps, for plain windows
         self._context = 0  # that the table is for
+        self._band = 0  # of contexts
         self._here: Pass | None = None  # as it was looked at last
         self._decided_at: Moment | None = None
         self._decided_for: tuple[float, int] = (0, 0)  # tokens and rows of the pass
         self._wait = settings.decision_steps
+        self._seen: dict[str, _Seen] = {}  # by drafter, when it was looked at last
 
     def look(self, entries: Sequence[PassEntry], situation: Situation) -> Pass | None:
         """The pass without guesses; None before any step was measured, or if nothing is drawn."""
@@ -48,9 +60,9 @@ class Decider:
             guesses += 0 if plan is None else plan.max_nodes
         if not drawn:
             return None
-        needed, known, context = rows + guesses, len(self.table), max(context, SHORT)
+        needed, known = rows + guesses, len(self.table)
         is_too_long = known > 4 * LEAST_TABLE and 8 * needed < known
-        if needed >= known or is_too_long or not self._context <= 2 * context <= 4 * self._context:
+        if needed >= known or is_too_long or situation.costs.band(context) != self._band:
             self._read_costs(needed, context, situation)
         if not self.table:
             return None
@@ -85,29 +97,58 @@ class Decider:
             for arm in () if record is None else record.arms:
                 present.setdefault(arm.plan.method, {}).setdefault(arm.control, []).append(arm)
         controls = [control for pairs in present.values() for control in pairs]
-        before = [(control.is_on, control.worth.kept, control.worth.depth) for control in controls]
+        before = [(control.in_use, control.worth.kept, control.worth.depth) for control in controls]
         for method, pairs in present.items():
-            self._decide_method(method, pairs, here, situation, now)
+            if self._is_news(method, pairs, here, situation):
+                self._decide_method(method, pairs, here, situation, now)
+            else:
+                for control in pairs:
+                    control.decide(
+                        control.worth, control.usual_gain, control.is_cost_known, self.settings, now
+                    )
+        self.methods = tuple(present)
+        self._route(records, controls, here, situation)
         self.probe_share = self._share_for_probes(controls)
         self.plain_share = self._share_for_reference(controls)
-        after = [(control.is_on, control.worth.kept, control.worth.depth) for control in controls]
+        after = [(control.in_use, control.worth.kept, control.worth.depth) for control in controls]
         self._wait = self._next_wait(controls, is_same=before == after)
         self._decided_at, self._decided_for = now, (here.drawn, here.rows)
         return here
 
+    def _is_news(
+        self, method: str, pairs: dict[PairControl, list[Arm]], here: Pass, situation: Situation
+    ) -> bool:
+        """Whether anything has changed that a drafter's worth depends on: of those not in use little is ever new."""
+        took, asks = situation.costs.draft_seconds(method, 1), sum(map(len, pairs.values()))
+        seen: _Seen = (
+            here.drawn,
+            here.rows,
+            *(_about(here.after(levels * asks)) for levels in range(5)),
+            _about(took) if took > NEGLIGIBLE * here.plain else 0,
+            *(
+                (control, len(arms), control.estimate.asks // FEW_ASKS, control.estimate.levels // FEW_ASKS)
+                for control, arms in pairs.items()
+            ),
+        )
+        is_news = self._seen.get(method) != seen
+        self._seen[method] = seen
+        return is_news
+
     def _next_wait(self, present: Sequence[PairControl], is_same: bool) -> int:
         """Steps until the next look."""
         usual = self.settings.decision_steps
-        in_use = [control for control in present if control.is_on]
+        in_use = [control for control in present if control.in_use]
         if not all(control.is_cost_known for control in in_use):
             return 2
+        if any(control.estimate.is_new for control in in_use):
+            return usual // SOONER
         if any(control.estimate.is_unsettled for control in in_use):
             return usual // 2
         return min(max(2 * self._wait, usual), 4 * usual) if is_same else usual
 
     def _read_costs(self, rows: int, context: int, situation: Situation) -> None:
         self.table = situation.costs.step_table(max(2 * rows, LEAST_TABLE), context) or []
-        self._context = context
+        self._context, self._band = context, situation.costs.band(context)
 
     def _decide_method(
         self,
@@ -136,14 +177,40 @@ class Decider:
         for control, group, worth, as_usual in zip(pairs, groups, worths, usual, strict=True):
             control.decide(worth, as_usual.gain, is_known, self.settings, now)
             control.price(group, here, draft_seconds)
+            control.could_pay = best_case(alone, group, draft_seconds) >= self.settings.margin_on
+
+    def _route(
+        self,
+        records: Sequence[RequestRecord | None],
+        controls: Sequence[PairControl],
+        here: Pass,
+        situation: Situation,
+    ) -> None:
+        """Of the drafters that pay, leave those out that are not worth their calls beside the others."""
+        if len(self.methods) == 1:
+            for control in controls:
+                control.is_left = False
+            return
+        found = Counter(
+            tuple(arm.control for arm in record.arms if arm.control.is_on)
+            for record in records
+            if record is not None
+        )
+        seats = [Seats(count, [_bid(control) for control in some]) for some, count in found.items() if some]
+        self._together = best_together(here, seats, self._together, situation.costs.draft_seconds)
+        for control in controls:
+            control.is_left = control.is_on and control.estimate.method not in self._together
 
     def _share_for_probes(self, present: Sequence[PairControl]) -> float:
         """The more there is to find out, the more; a new cohort of a drafter that is known is no great news."""
         settings, share = self.settings, self.settings.idle_probe_share
         for control in present:
-            if not control.is_cost_known or control.estimate.is_unknown:
+            if not control.could_pay:
+                continue
+            is_unknown = not control.is_cost_known or control.estimate.is_unknown
+            if is_unknown and control.is_near:
                 return settings.probe_share
-            share = settings.watch_share if control.is_near else share
+            share = settings.watch_share if is_unknown or control.is_near else share
         return share
 
     def _share_for_reference(self, present: Sequence[PairControl]) -> float:
@@ -160,9 +227,22 @@ class Decider:
         return self.settings.sure_reference if measured is not None and least >= FAR_ABOVE else 0.5
 
 
+def _about(seconds: float) -> int:
+    """The same for times within about 2%."""
+    return round(50 * log(seconds)) if seconds > 0 else 0
+
+
 def _own_depth(here: Pass, group: Group, shift: int, worth: Worth, draft_seconds: DraftSeconds) -> Worth:
     """A request that is alone is asked for as deep as suits its own luck; whether to ask is the cohort's matter."""
     if not shift or not worth.kept:
         return worth
     (own,) = weigh(here, [replace(group, shift=shift)], draft_seconds)
     return replace(worth, depth=own.depth, kept=own.kept) if own.kept else worth
+
+
+def _bid(control: PairControl) -> Bid:
+    """What its drafter does for a request with the luck of its cohort."""
+    worth, rates = control.worth, control.estimate.rates
+    survival, coverage = rates.survival(0), rates.coverage[: worth.kept]
+    tokens = sum(often * survival[level] for level, often in enumerate(coverage))
+    return Bid(control.estimate.method, tokens, sum(coverage), rates.coverage[0], worth.depth)

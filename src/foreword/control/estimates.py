@@ -20,6 +20,9 @@ CHANGED_STRENGTH = 6.0
 Fewer after a change, when few of its own count: what is expected would else never become what is seen.
 """
 
+LOOKUP_STRENGTH = 6.0
+"""The same of one that lives on the text, not on the model: what it is worth differs far more from work to work."""
+
 PRIOR_STRENGTH = 4.0
 PRIOR_RATE = 0.6
 PRIOR_COVERAGE = 0.5
@@ -120,6 +123,8 @@ class PairEstimate:
         self.counts = FadingCounts()
         self.changes = 0  # times that the traffic was seen to change
         self.levels = 0  # that were ever judged, at least
+        self.asks = 0  # that there ever were
+        self._depth = 0  # levels that are asked for at most; 0: nobody has said
         self._fast_drafts = 0  # that are still forgotten fast
         self._above = self._below = 0.0  # evidence that more, or less, is accepted than expected
         self._seconds = 0.0  # of engine time, when it last faded
@@ -139,12 +144,22 @@ class PairEstimate:
     @property
     def is_unsettled(self) -> bool:
         """Whether the traffic is new, or has just changed."""
-        return self._fast_drafts > CHANGE_DRAFTS // 2 or self.counts.asks < NEW_ASKS
+        return self._fast_drafts > CHANGE_DRAFTS // 2 or self.is_new
+
+    @property
+    def is_new(self) -> bool:
+        return self.counts.asks < NEW_ASKS
 
     @property
     def is_unknown(self) -> bool:
         """Whether there is much to find out: what is new is mostly as it is elsewhere."""
         return self.is_unsettled and (bool(self._fast_drafts) or self.drafter.counts.asks < KNOWN_ASKS)
+
+    def need(self, depth: int) -> None:
+        """Drafts of so many levels will be asked for: what is believed of deeper ones is not worked out."""
+        if depth > self._depth:
+            self._depth = depth
+            self._rates = None
 
     def refresh(self, seconds: float) -> None:
         """Take into account what was counted since; `seconds` is the engine's time."""
@@ -156,33 +171,34 @@ class PairEstimate:
 
     def answered(self, asked_depth: int, depth: int) -> None:
         """An ask, and how deep the answer was; 0: there was none."""
-        for counts in (self.counts, self.drafter.counts):
-            counts.answered(asked_depth, depth)
-            if not depth:
-                counts.fade(self._fading())
+        own, at_large = self.counts, self.drafter.counts
+        self.asks += 1
+        own.answered(asked_depth, depth)
+        at_large.answered(asked_depth, depth)
+        if not depth:
+            own.fade(self._fading())
+            at_large.fade(self._fading())
 
     def judged(self, level: int, children: int, accepted: int | None) -> None:
         """A level that was reached; 0 is the first."""
         for counts in (self.counts, self.drafter.counts):
             counts.judged(level, children, accepted)
 
-    def judged_run(self, first: int, right: int, is_stopped: bool) -> None:
-        """Levels of a chain from `first` on: so many were right, and the next was wrong if it stopped there."""
-        self.counts.judged_run(first, right, is_stopped)
-        self.drafter.counts.judged_run(first, right, is_stopped)
-
     def finished(self, accepted: int, expected: float) -> None:
         """A draft has been judged to its end: what was accepted of it, and what was expected to be."""
         self.levels += accepted or 1
-        for counts in (self.counts, self.drafter.counts):
-            counts.fade(self._fading())
-        self._fast_drafts = max(self._fast_drafts - 1, 0)
-        if self._fast_drafts > CHANGE_DRAFTS // 2:
-            return  # it is still learning what has changed
+        factor = self._fading()
+        self.counts.fade(factor)
+        self.drafter.counts.fade(factor)
+        if self._fast_drafts:
+            self._fast_drafts -= 1
+            if self._fast_drafts > CHANGE_DRAFTS // 2:
+                return  # it is still learning what has changed
         off = accepted - expected
-        self._above = max(self._above + off - CHANGE_SLACK, 0.0)
-        self._below = max(self._below - off - CHANGE_SLACK, 0.0)
-        if max(self._above, self._below) > CHANGE_LIMIT:
+        above, below = self._above + off - CHANGE_SLACK, self._below - off - CHANGE_SLACK
+        self._above = above if above > 0 else 0.0
+        self._below = below if below > 0 else 0.0
+        if above > CHANGE_LIMIT or below > CHANGE_LIMIT:
             self._above = self._below = 0.0
             self._fast_drafts = CHANGE_DRAFTS
             self.changes += 1
@@ -194,14 +210,16 @@ class PairEstimate:
 
     @property
     def _strength(self) -> float:
-        return CHANGED_STRENGTH if self._fast_drafts else COHORT_STRENGTH
+        if self._fast_drafts:
+            return CHANGED_STRENGTH
+        return LOOKUP_STRENGTH if self.drafter.coverage < HEAD_COVERAGE else COHORT_STRENGTH
 
     def _estimate(self) -> Rates:
         accepted, coverage = [], []
         above = above_here = PRIOR_RATE
         covered, covered_here = self.drafter.coverage, 1.0
         of_all, of_these = self.drafter.counts.coverages(), self.counts.coverages()
-        for level in range(MOST_LEVELS):
+        for level in range(min(self._depth or MOST_LEVELS, MOST_LEVELS)):
             ranks, at_large = self._ranks(level, above, above_here)
             above, above_here = at_large, ranks[0]
             accepted.append(ranks)

@@ -1,9 +1,9 @@
 """Drafters that are not in use are tried now and then, so that it is known when they would pay."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from foreword.control.arms import PairControl, RequestRecord
+from foreword.control.arms import Arm, PairControl, RequestRecord
 from foreword.control.asking import Pass
 from foreword.control.probes import TimeBank
 from foreword.speculation.requests import DraftPlan
@@ -11,68 +11,98 @@ from foreword.speculation.requests import DraftPlan
 MOST_PROBES = 8
 """Of one step."""
 
+MOST_WAITING = 2
+"""Drafts of a request that wait for their text, beyond which it is not probed for."""
 
-@dataclass(frozen=True)
+Records = Sequence[RequestRecord | None]
+
+
+@dataclass
 class Explorer:
     """Spends what the bank has earned, at one step."""
 
     bank: TimeBank
     step: int
     seconds: float  # of engine time
+    _expected: dict[str, float] = field(default_factory=dict)  # by drafter, what this step's probes will take
 
-    def explore(
-        self, records: Sequence[RequestRecord | None], plans: list[DraftPlan | None], here: Pass
-    ) -> None:
+    def explore(self, records: Records, plans: list[DraftPlan | None], here: Pass) -> None:
         """Try drafters that are not in use, as long as the bank pays: for one request, or for all of a cohort.
 
         A try is verified as well. That is the cheaper way to learn of drafters that are dear, or nearly pay.
         """
-        price, probes = 0.0, 0
+        self._expected = {plan.method: 0.0 for plan in plans if plan is not None and plan.max_nodes}
+        probes = 0
         for offset in range(len(records)):
             place = (self.step + offset) % len(records)
             record = records[place]
-            if record is None or len(record.waiting) > 1 or (record.has_heads and not record.was_told):
+            if record is None or len(record.waiting) > MOST_WAITING:
                 continue
-            arm = record.arms[(self.step // len(records)) % len(record.arms)]
-            may_use = arm.plan.allows(len(records))  # one in the shadow is only compared
-            is_unlucky = may_use and arm.control.is_on and not arm.pays
-            if arm is record.asked or not arm.plan.may_be_tried or (is_unlucky and len(record.arms) == 1):
-                continue
-            control = arm.control
-            lost = 0.0  # a pass without the guesses that it would have had is part of the price
-            if record.asked is not None:
-                lost = max(record.asked.control.worth.saved, 0.0) * here.per_token
-            is_cheap = control.live_loss(self.seconds) < control.probe_seconds
-            if not lost and is_cheap and may_use:
-                if self._try_live(control, records, plans):
-                    return
-                continue
-            price += lost + control.probe_seconds
-            if not self.bank.affords(price) or probes == MOST_PROBES:
+            for arm in self._in_turn(record, len(records)):
+                plan, control, may_use = plans[place], arm.control, arm.plan.allows(len(records))
+                if plan is not None and plan.max_nodes and arm.is_lookup:
+                    price = self._price(arm, 0.0)
+                    if price is not None:
+                        self.bank.pay(arm.plan.method, price)
+                        plans[place] = replace(plan, aside=record.ask_aside(arm, control.probe_depth))
+                        probes += 1
+                        break
+                    continue
+                lost = 0.0  # a pass without the guesses that it would have had is part of the price
+                if record.asked is not None:
+                    lost = max(record.asked.control.worth.saved, 0.0) * here.per_token
+                if not lost and may_use and control.live_loss(self.seconds) < control.probe_seconds:
+                    if self._try_live(control, records, plans):
+                        return
+                elif self._price(arm, lost) is not None:
+                    plans[place] = record.ask(
+                        arm, control.varied(control.probe_depth, self.step), is_probe=True
+                    )
+                    probes += 1
+                    break
+            if probes == MOST_PROBES:
                 return
-            self.bank.pay(lost)  # the draft itself is paid for when it is known what it took
-            price -= lost
-            plans[place] = record.ask(arm, control.varied(control.probe_depth, self.step), is_probe=True)
-            probes += 1
 
-    def _try_live(
-        self,
-        control: PairControl,
-        records: Sequence[RequestRecord | None],
-        plans: list[DraftPlan | None],
-    ) -> bool:
+    def _in_turn(self, record: RequestRecord, running: int) -> Iterator[Arm]:
+        """The drafters that may be tried for a request, another one first from time to time."""
+        arms = record.arms
+        for turn in range(len(arms)):
+            arm = arms[(self.step // running + turn) % len(arms)]
+            may_use = arm.plan.allows(running)  # one in the shadow is only compared
+            is_unlucky = may_use and arm.control.is_on and not arm.pays
+            is_deaf = not record.may_ask(arm) or (arm.reading is not None and not record.was_told)
+            if arm is record.asked or not arm.plan.may_be_tried or is_deaf or (is_unlucky and len(arms) == 1):
+                continue
+            yield arm
+
+    def _price(self, arm: Arm, lost: float) -> float | None:
+        """Of one more probe of a drafter; None if the bank does not pay for it. What is lost by it is paid at once."""
+        method, control = arm.plan.method, arm.control
+        before = self._expected.get(method)
+        price = control.probe_seconds if before is None else control.probe_more
+        expected = price + (before or 0.0)
+        if not self.bank.affords(method, expected + lost):
+            return None
+        if lost:
+            self.bank.pay(method, lost)  # the draft itself is paid for when it is known what it took
+        self._expected[method] = expected
+        return price
+
+    def _try_live(self, control: PairControl, records: Records, plans: list[DraftPlan | None]) -> bool:
         """Ask for all requests of a cohort that nobody else is asked for; False if the bank does not pay for it."""
         found = [
             (place, record, arm)
             for place, record in enumerate(records)
-            if record is not None and record.asked is None and (record.was_told or not record.has_heads)
+            if record is not None and record.asked is None
             for arm in record.arms
-            if arm.control is control and arm.plan.allows(len(records))
+            if arm.control is control
+            and arm.plan.allows(len(records))
+            and (record.was_told or arm.reading is None)
         ]
-        loss = control.live_loss(self.seconds)
-        if not found or not self.bank.affords(loss):
+        loss, method = control.live_loss(self.seconds), control.estimate.method
+        if not found or not self.bank.affords(method, loss):
             return False
-        self.bank.pay(loss)
+        self.bank.pay(method, loss)
         for place, record, arm in found:
             plans[place] = record.ask(arm, control.worth.depth if record.is_coupled else control.worth.kept)
             # It is verified though it does not seem to pay: that is what was paid for.

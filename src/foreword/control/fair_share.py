@@ -37,6 +37,7 @@ class FairShare:
             0.0  # seconds by which guesses may lengthen steps; less than 0: they were longer than expected
         )
         self._plain: float | None = None  # expected seconds of the mixed step under way without guesses
+        self._reads = False  # whether prompts are read in it
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
         """The inner policy's plan, with fewer guesses or none where they would cost others too much.
@@ -45,14 +46,18 @@ class FairShare:
         that of a drafter that only reads along.
         """
         plans = self._policy.plan(entries, situation)
-        pairs = zip(plans, entries, strict=True)
-        is_mixed = any(plan is None and entry.request.speculation is None for plan, entry in pairs)
+        is_mixed = False
+        for plan, entry in zip(plans, entries, strict=True):
+            if plan is None and entry.request.speculation is None:
+                is_mixed = True
+                break
         limit = tightest_limit(entries)
         self._plain = None
         if not is_mixed and limit is None:
             return plans
         rows, context = sum(entry.run for entry in entries), max(entry.computed for entry in entries)
         plain = situation.costs.step_seconds(rows, context)
+        self._reads = rows > len(entries)
         if is_mixed:
             self._plain = plain
         wanted = [
@@ -80,8 +85,13 @@ class FairShare:
         ]
 
     def _affordable(self, wanted: int, adds: Callable[[int], float], plain: float, room: float) -> int:
-        """Guesses of a mixed step: as many as its share with what was saved allows, or none yet."""
+        """Guesses of a mixed step: as many as its share with what was saved allows, or none yet.
+
+        A step that reads prompts is long: it has its own share, and nothing is saved from it for shorter ones.
+        """
         share = self._share * plain
+        if self._reads:
+            return _most(wanted, adds, within=min(share, room))
         once = max(MOST_AT_ONCE * plain, share)
         guesses = _most(wanted, adds, within=min((1 + SAVED_STEPS) * share, once, room))
         return guesses if adds(guesses) <= min(share + self._saved, once) else 0
@@ -96,7 +106,7 @@ class FairShare:
 
     def learn(self, report: StepReport) -> None:
         """A mixed step earns its share, and pays for what guesses have made of it."""
-        if self._plain is not None:
+        if self._plain is not None and not self._reads:
             share = self._share * self._plain
             added = report.seconds.total - self._plain if report.calls else 0.0
             most = SAVED_STEPS * share  # a pause is not paid for longer than that either

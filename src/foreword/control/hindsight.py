@@ -15,7 +15,7 @@ OWN_STRENGTH = 12.0
 """Drafts' first levels that a request's record is shrunk with."""
 
 
-@dataclass
+@dataclass(slots=True)
 class RequestFit:
     """How well a drafter does for one request, compared with its cohort."""
 
@@ -34,7 +34,7 @@ class RequestFit:
         self.pair.finished(accepted, expected)
 
 
-@dataclass
+@dataclass(slots=True)
 class Waiting:
     """A draft whose text has not come to its end yet."""
 
@@ -70,9 +70,13 @@ class Waiting:
         while level < end and guesses[level] == tokens[first + level]:
             level += 1
         is_stopped = level < end
-        self.fit.pair.judged_run(start, level - start, is_stopped)
-        for judged in range(start, level + is_stopped):
-            self.expected += rates[min(judged, last)]
+        pair = self.fit.pair
+        pair.counts.judged_run(start, level - start, is_stopped)
+        pair.drafter.counts.judged_run(start, level - start, is_stopped)
+        if level + is_stopped <= last + 1:
+            self.expected += sum(rates[start : level + is_stopped])
+        else:
+            self.expected += sum([rates[min(judged, last)] for judged in range(start, level + is_stopped)])
         self.level = level
         # What comes behind a draft's end is not seen before the text has grown beyond it.
         return self._end() if is_stopped or level == len(guesses) < grown else False

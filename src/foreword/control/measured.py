@@ -5,8 +5,17 @@ from dataclasses import replace
 from weakref import ref
 
 from foreword.acceptance.rules.rule import Rule
-from foreword.control.arms import WATCH_STEPS, WATCHED, Arm, Moment, PairControl, RequestRecord
+from foreword.control.arms import (
+    TRIAL_STEPS,
+    WATCH_STEPS,
+    WATCHED,
+    Arm,
+    Moment,
+    PairControl,
+    RequestRecord,
+)
 from foreword.control.asking import Pass
+from foreword.control.choosing import best_arm, can_ask, fixed_plan, plans_of
 from foreword.control.deciding import Decider
 from foreword.control.estimates import HEAD_COVERAGE, PRIOR_COVERAGE, Estimates, PairEstimate
 from foreword.control.exploring import Explorer
@@ -16,10 +25,13 @@ from foreword.control.probes import TimeBank
 from foreword.control.settings import ControlSettings
 from foreword.control.trimming import Offer, choose, survivals, tightest_limit
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Drafter, choices_of, expected_rates, needs_of
+from foreword.speculation.drafting import Drafter, expected_rates, needs_of
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import RequestReport, StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
+
+TRY_STEPS = 3
+"""Of so many steps, in one it is looked whether a drafter can be tried: looking takes time."""
 
 FEW_RECORDS = 64
 """Records of requests that are kept before those of requests that are gone are looked for."""
@@ -45,32 +57,46 @@ class MeasuredPolicy:
         self._records: dict[int, RequestRecord] = {}
         self._decider = Decider(self.settings)
         self._here: Pass | None = None  # the next pass
+        self._idle: list[int] = []  # requests of the last pass, if nobody was asked or told anything in it
         self._could_try = False  # whether the pass has requests that drafters can be tried for
         self._most_records = FEW_RECORDS
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
         """Whom to ask for which request, and how deep."""
-        records = [self._record(entry) for entry in entries]
+        numbers = [entry.request.request_id for entry in entries]
+        if numbers == self._idle and self._stays_idle(entries):
+            return [None] * len(entries)
+        records = [self._record(entry.request) for entry in entries]
         asking = [
-            record if record is not None and _can_ask(entry, record) else None
+            record if record is not None and can_ask(entry, record) else None
             for entry, record in zip(entries, records, strict=True)
         ]
         here = self._here = self._decided(entries, asking, situation)
         is_reference = here is None or self.reference.begin_step(self._decider.plain_share)
         plans: list[DraftPlan | None] = []
         running, could_try, self._could_try = len(entries), False, False
-        for entry, record, able in zip(entries, records, asking, strict=True):
+        for place, record in enumerate(records):
             if record is None:
-                plans.append(self._fixed(entry, running))
-            elif able is None:
+                plans.append(fixed_plan(entries[place].request.speculation, running))
+            elif asking[place] is None:
                 plans.append(record.read())
             else:
                 self._could_try = True
                 plans.append(self._ask(record, running, is_reference))
                 could_try = could_try or record.asked is None or len(record.arms) > 1
-        if could_try and here is not None and not is_reference and self.bank.balance > 0:
+        is_turn = could_try and not self.steps % TRY_STEPS
+        if is_turn and here is not None and not is_reference and self.bank.has_any:
             Explorer(self.bank, self.steps, self.seconds).explore(asking, plans, here)
+        is_idle = not any(plans) and not any(record is not None and record.is_told for record in records)
+        self._idle = numbers if is_idle else []
         return plans
+
+    def _stays_idle(self, entries: Sequence[PassEntry]) -> bool:
+        """Whether nothing is asked or tried for the same requests as in the step before, and it is no time to look."""
+        here = self._here
+        if here is None or not self.steps % TRY_STEPS or here.rows != sum([entry.run for entry in entries]):
+            return False
+        return not self._decider.is_due(here, self.steps, self.seconds)
 
     def _decided(
         self,
@@ -136,7 +162,7 @@ class MeasuredPolicy:
         rows = 0
         for request in requests:
             record = self._records.get(request.request_id)
-            arm = None if record is None else self._best(record, len(requests) + beside)
+            arm = None if record is None else best_arm(record, len(requests) + beside)
             if arm is not None:
                 rows += min(arm.control.worth.kept, arm.plan.max_nodes)
             elif request.speculation is not None and request.speculation.is_fixed:
@@ -149,7 +175,7 @@ class MeasuredPolicy:
         self.seconds += report.seconds.total
         if self._could_try and self._here is not None and self._here.rows == self._here.drawn:
             # Of decoding alone, for those that something could be found out about: it is paid by them.
-            self.bank.earn(report.seconds.total, self._decider.probe_share)
+            self.bank.earn(report.seconds.total, self._decider.probe_share, self._decider.methods)
         live: set[PairControl] = set()
         for part in report.requests:
             # Most are plain, and finding nothing takes as long as finding something.
@@ -183,12 +209,12 @@ class MeasuredPolicy:
     def tells(self, request: StepRequest) -> bool:
         """Whether heads are told of this request in the pass that was planned: where they are not in use it costs."""
         record = self._records.get(request.request_id)
-        return record is None or record.is_told or not record.has_heads
+        return record is None or record.is_told or not record.heads
 
     def _answered(self, record: RequestRecord, asked: Arm, part: RequestReport) -> None:
         asked.control.estimate.answered(record.asked_depth, record.offered_depth)
         if record.is_probe:
-            self.bank.pay(part.draft_seconds)
+            self.bank.pay(asked.plan.method, part.draft_seconds)
         elif part.applied and not record.is_coupled and len(part.draft):
             Waiting(asked.fit, part.draft).judge(part.verdict)
 
@@ -207,25 +233,30 @@ class MeasuredPolicy:
         for control in live:
             control.guard.gain.add(plain, report.seconds.total, drawn)
 
-    def _record(self, entry: PassEntry) -> RequestRecord | None:
+    def _record(self, request: StepRequest) -> RequestRecord | None:
         """None for requests that nothing is decided for."""
-        request = entry.request
-        if request.speculation is None or request.speculation.is_fixed:
+        plan = request.speculation
+        if plan is None or plan.is_fixed:
             return None
         record = self._records.get(request.request_id)
+        is_known = record is not None
         if record is None:
-            record = self._new_record(request, request.speculation)
+            record = self._new_record(request, plan)
         record.length = len(request.tokens)
-        if record.has_heads:
+        if record.heads:
+            if is_known and not record.is_told:
+                record.is_whole = False
             record.was_told = record.is_told
-            record.is_watched = (request.request_id + self.steps // WATCH_STEPS) % WATCHED == 0
+            # In turns where one has to join late; where it may not, the same ones from their beginning on.
+            turn = self.steps // WATCH_STEPS if len(record.arms) == 1 else 0
+            record.is_watched = (request.request_id + turn) % WATCHED == 0
         return record
 
     def _new_record(self, request: StepRequest, plan: DraftPlan) -> RequestRecord:
         if len(self._records) >= self._most_records:
             self._records = {n: record for n, record in self._records.items() if record.request() is not None}
             self._most_records = max(2 * len(self._records), FEW_RECORDS)
-        arms = [self._arm(request, one) for one in _choices(plan)]
+        arms = [self._arm(request, one) for one in plans_of(plan)]
         record = RequestRecord(arms, request.sampler.rule is Rule.COUPLED, ref(request))
         self._records[request.request_id] = record
         return record
@@ -234,6 +265,7 @@ class MeasuredPolicy:
         coverage = HEAD_COVERAGE if needs_of(plan.drafter).taps else PRIOR_COVERAGE
         told = expected_rates(plan.drafter)
         estimate = self.estimates.pair(plan.method, request.tenant, request.cohort, coverage, told)
+        estimate.need(min(plan.max_depth, plan.max_nodes))
         control = self.controls.get(estimate)
         if control is None:
             control = self.controls[estimate] = PairControl(estimate)
@@ -245,42 +277,20 @@ class MeasuredPolicy:
             known = set(self.estimates.pairs.values())
             self.controls = {pair: control for pair, control in self.controls.items() if pair in known}
 
-    def _fixed(self, entry: PassEntry, running: int) -> DraftPlan | None:
-        plan = entry.request.speculation
-        return plan if plan is not None and plan.is_fixed and plan.allows(running) else None
-
     def _ask(self, record: RequestRecord, running: int, is_reference: bool) -> DraftPlan | None:
-        arm = None if is_reference else self._best(record, running)
-        if record.has_heads:
-            in_use = arm is not None or any(one.control.is_on for one in record.arms)
-            record.is_told = in_use or record.is_watched
+        arm = None if is_reference else best_arm(record, running)
+        if record.heads:
+            record.is_told = record.is_watched or record.has_head_in_use
         if arm is None:
             return record.ask(None)
         if arm.reading is not None and not record.was_told:
             record.ask(None)
             return record.tell(arm)  # it knows nothing of the newest token
-        control = arm.control
+        control, step = arm.control, self.steps
         depth = control.worth.depth if record.is_coupled else control.worth.kept
-        trial = control.trial(self.steps, min(arm.plan.max_depth, arm.plan.max_nodes))
+        trial = 0 if step % TRIAL_STEPS else control.trial(step, min(arm.plan.max_depth, arm.plan.max_nodes))
         if trial:
             depth = max(depth, trial) if record.is_coupled else trial
-        plan = record.ask(arm, control.varied(depth, self.steps))
+        plan = record.ask(arm, depth if control.is_cost_known else control.varied(depth, step))
         record.trial_depth = trial
         return plan
-
-    def _best(self, record: RequestRecord, running: int) -> Arm | None:
-        paying = [arm for arm in record.arms if arm.pays and arm.plan.allows(running)]
-        if len(paying) < 2:
-            return paying[0] if paying else None
-        return max(paying, key=lambda arm: arm.promise)
-
-
-def _can_ask(entry: PassEntry, record: RequestRecord) -> bool:
-    """Whether anybody could guess in this pass: a head knows the states of a prompt only when it is over."""
-    return entry.draws and (entry.run == 1 or not record.has_heads)
-
-
-def _choices(plan: DraftPlan) -> list[DraftPlan]:
-    """The plans of those that a plan leaves the choice between."""
-    choices = choices_of(plan.drafter)
-    return [replace(plan, method=name, drafter=drafter) for name, drafter in choices.items()] or [plan]

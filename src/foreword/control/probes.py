@@ -1,38 +1,63 @@
 """The time that may be spent on guesses that are only compared with the text."""
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
 MOST_SAVED = 0.03
-"""Seconds that the bank keeps at most, or the price of two probes if that is more."""
+"""Seconds that an account keeps at most, or the price of two probes if that is more."""
 
-START = 0.03
-"""Seconds to begin with, so that a first request is not over before anything was tried."""
+START = 0.015
+"""Seconds of the first account to begin with, so that a first request is not over before anything was tried."""
+
+
+@dataclass
+class Account:
+    """What one drafter may still spend."""
+
+    balance: float
+    dearest: float = 0.0  # probe of late
 
 
 @dataclass
 class TimeBank:
-    """Earns a share of the time of all steps, and pays for probes. What they cost is never more than that."""
+    """Earns a share of the time of all steps, and pays for probes. What they cost is never more than that.
 
-    balance: float = START
+    Drafters have an account each: one that is dear would else leave nothing for one that is all but free.
+    """
+
     spent: float = 0.0
     earned_from: float = 0.0  # seconds of steps
-    _dearest: float = 0.0
+    accounts: dict[str, Account] = field(default_factory=dict)  # by drafter
 
-    def earn(self, step_seconds: float, share: float) -> None:
+    def earn(self, step_seconds: float, share: float, methods: Collection[str]) -> None:
+        """Of a step for requests that these drafters could be tried for."""
         self.earned_from += step_seconds
-        most = max(MOST_SAVED, 2 * self._dearest)
-        self.balance = min(self.balance + share * step_seconds, most)
+        for method in methods:
+            account = self._account(method)
+            most = max(MOST_SAVED, 2 * account.dearest)
+            account.balance = min(account.balance + share * step_seconds / len(methods), most)
 
-    def pay(self, seconds: float) -> None:
+    def pay(self, method: str, seconds: float) -> None:
         """A probe was dearer than expected: the next one waits the longer."""
-        self.balance -= seconds
+        account = self._account(method)
+        account.balance -= seconds
+        account.dearest = max(0.98 * account.dearest, seconds)
         self.spent += seconds
-        self._dearest = max(0.98 * self._dearest, seconds)
 
-    def affords(self, seconds: float) -> bool:
-        return self.balance >= seconds
+    def affords(self, method: str, seconds: float) -> bool:
+        return self._account(method).balance >= seconds
+
+    @property
+    def has_any(self) -> bool:
+        return any(account.balance > 0 for account in self.accounts.values())
 
     @property
     def share(self) -> float:
         """Of the time of all steps, what was spent."""
         return self.spent / self.earned_from if self.earned_from else 0.0
+
+    def _account(self, method: str) -> Account:
+        found = self.accounts.get(method)
+        if found is None:
+            found = self.accounts[method] = Account(START / (1 + len(self.accounts)))
+        return found

@@ -12,9 +12,9 @@ class ControlSettings:
     margin_off: float = 0.0  # and off if it promises less than this
     dwell_steps: int = 32  # steps that a drafter that was switched off stays off at least
     decision_steps: int = (
-        32  # steps between two looks at the estimates; four times as many while nothing changes
+        64  # steps between two looks at the estimates; four times as many while nothing changes
     )
-    decision_seconds: float = 0.5  # and never longer than this
+    decision_seconds: float = 1.0  # and never longer than this
     probe_share: float = 0.01  # of the time of all steps, for drafts that are only compared with the text
     watch_share: float = 0.004  # of the same, when the traffic has not changed for a while
     idle_probe_share: float = 0.0015  # of the same, when guessing is far from paying

@@ -1,7 +1,7 @@
 """The one JSON object that says how to speculate."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -52,12 +52,13 @@ class SpeculationConfig:
     ) -> "SpeculationConfig":
         """Read a JSON text or an object; every key and value is checked and refused by name.
 
-        Without a method, or with the base's own, only the keys that are named differ from `base`. Without either, the
-        method is that of the head or model that is named.
+        Without a method, or with the base's own, only the keys that are named differ from `base`. One of several that
+        the base has keeps its own settings. Without either, the method is that of the head or model that is named.
         """
         given = _as_mapping(value)
-        if base is not None and _methods(given.get("method", list(base.method))) == base.method:
-            given = {**base.as_mapping(), **given}
+        if base is not None:
+            methods = _methods(given.get("method", list(base.method)))
+            given = {**(base.as_mapping() if methods == base.method else base._options_of(methods)), **given}
         if "method" not in given and isinstance(given.get("model"), str):
             given = {**given, "method": method_of(given["model"])}
         if "method" not in given:
@@ -143,6 +144,12 @@ class SpeculationConfig:
         # A thread that was left behind must not go on writing KV pages: who has rows there is called in place.
         in_place = not kind.can_hang or bool(needs_of(drafter).rows)
         return GuardedDrafter(drafter, name, None if in_place else CallerThread(name, self.draft_timeout))
+
+    def _options_of(self, methods: Sequence[str]) -> dict[str, Any]:
+        """The settings of these drafters, as far as they are among its own."""
+        own = [name for name in methods if name in self.method]
+        known = {field.name for name in own for field in fields(drafter_kinds()[name].settings)}
+        return {key: value for key, value in self.options if key in known}
 
     def _settings(self, name: str) -> Any:  # noqa: ANN401 - of the drafter's own type
         kind = drafter_kinds()[name]

@@ -29,7 +29,7 @@ class EngineConfig:
     acceptance_rule: str = "coupled"  # how drafts are judged: coupled, token, block or traversal
     enable_prefix_caching: bool = True  # reuse the KV of equal beginnings, within a tenant
     max_step_seconds: float | None = 0.1  # aim for passes with prompt chunks while others decode; None: none
-    max_draft_share: float = 0.04  # most that guesses may lengthen steps that also serve plain requests
+    max_draft_share: float = 0.03  # most that guesses may lengthen steps that also serve plain requests
     # Passes under way at once, so that a GPU need not wait for the host; None: 2 on a GPU, else 1.
     steps_ahead: int | None = None
     speculation_policy: str | None = None  # file with rules for cohorts of requests: docs/policy.md

@@ -1,6 +1,6 @@
 """Which drafters are told what a pass has made final, and what they are told."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -18,6 +18,7 @@ from foreword.speculation.drafting import (
     DraftRequest,
     KvMemory,
     Observes,
+    choices_of,
     needs_of,
 )
 from foreword.speculation.proposing import Plans
@@ -127,16 +128,23 @@ def _observers(
     entry: PassEntry, plan: DraftPlan | None, brought: Sequence[Drafter], is_told: bool
 ) -> Sequence[Observer]:
     own = (entry.request.speculation, plan) if is_told else ()
-    watching = [one.drafter for one in own if one is not None and needs_of(one.drafter)]
+    watching = [
+        drafter for one in own if one is not None for drafter in _parts(one.drafter) if needs_of(drafter)
+    ]
     watching += brought
     if not watching:
         return ()
-    planned = None if plan is None else plan.drafter
+    planned = () if plan is None else [id(drafter) for drafter in _parts(plan.drafter)]
     observers = []
     for number, drafter in {id(drafter): drafter for drafter in watching}.items():
         entry.request.asked[number] = drafter  # so that it hears of the end, too
-        observers.append(Observer(cast(Observes, drafter), drafter is planned))
+        observers.append(Observer(cast(Observes, drafter), number in planned))
     return observers
+
+
+def _parts(drafter: Drafter) -> Iterable[Drafter]:
+    """Those that a policy chooses between are told one by one: the one that it has chosen only once."""
+    return choices_of(drafter).values() or (drafter,)
 
 
 @dataclass(frozen=True)

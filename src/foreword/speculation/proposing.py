@@ -9,7 +9,7 @@ from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import NO_DRAFT, ROOT, Draft
 from foreword.speculation.drafting import Ask, DraftRequest, KvMemory, needs_of
 from foreword.speculation.report import DrafterCall
-from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
+from foreword.speculation.requests import Aside, DraftPlan, PassEntry, as_drafter_sees
 from foreword.speculation.service import Wish, guess_shares
 
 Plans = Sequence[DraftPlan | None]
@@ -91,22 +91,30 @@ def propose(
     drafts, asked = [NO_DRAFT] * len(entries), [NOBODY] * len(entries)
     if not any(plans):
         return Proposal(drafts, asked=asked)
-    by_drafter: dict[int, list[tuple[int, DraftPlan]]] = {}
+    by_drafter: dict[int, list[tuple[int, DraftPlan, Aside | None]]] = {}
     for index, plan in enumerate(plans):
         if plan is not None:
-            by_drafter.setdefault(id(plan.drafter), []).append((index, plan))
+            by_drafter.setdefault(id(plan.drafter), []).append((index, plan, None))
+            if plan.aside is not None:
+                other = plan.aside.plan
+                by_drafter.setdefault(id(other.drafter), []).append((index, other, plan.aside))
     calls = []
     for group in by_drafter.values():
         first = group[0][1]
-        asks = [_ask(entries[index], plan, memory) for index, plan in group]
-        for index, plan in group:
+        asks = [_ask(entries[index], plan, memory) for index, plan, _ in group]
+        for index, plan, _ in group:
             entries[index].request.asked[id(plan.drafter)] = plan.drafter
         began = clock()
         answers = first.drafter.propose(asks)
         seconds = clock() - began
-        share = seconds / len(group)
-        for (index, plan), ask, draft in zip(group, asks, answers, strict=True):
-            drafts[index] = usable(draft, ask)
+        share, empty = seconds / len(group), 0
+        for (index, plan, aside), ask, answer in zip(group, asks, answers, strict=True):
+            draft = usable(answer, ask)
+            empty += not draft.tokens
+            if aside is not None:
+                aside.keep(draft)
+                continue
+            drafts[index] = draft
             asked[index] = Asked(plan.method, share)
         calls.append(
             DrafterCall(
@@ -114,9 +122,9 @@ def propose(
                 asks=len(group),
                 guesses=sum([ask.max_nodes for ask in asks]),
                 levels=max([min(ask.max_depth, ask.max_nodes) for ask in asks]),
-                empty=sum([not drafts[index].tokens for index, _ in group]),
+                empty=empty,
                 seconds=seconds,
-                behind=sum([plan.behind for _, plan in group]),
+                behind=sum([plan.behind for _, plan, _ in group]),
             )
         )
     return Proposal(drafts, calls, asked)

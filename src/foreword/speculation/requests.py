@@ -1,11 +1,12 @@
 """A request as the step sees it, and its part of a pass."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from foreword.acceptance.request import RequestSampler
 from foreword.kv.sequence import KvSequence
+from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftRequest, Text
 from foreword.speculation.measured.acceptance_stats import AcceptanceStats
 from foreword.speculation.service import Service
@@ -38,6 +39,14 @@ class Gate:
 
 
 @dataclass(frozen=True)
+class Aside:
+    """A drafter that is asked beside the one whose guesses are verified; its own are only kept for whoever asked."""
+
+    plan: "DraftPlan"
+    keep: Callable[[Draft], None]
+
+
+@dataclass(frozen=True)
 class DraftPlan:
     """Who drafts for a request and how much at most; None stands for plain decoding.
 
@@ -53,6 +62,7 @@ class DraftPlan:
     # By the name of a drafter, those that are not simply asked.
     gates: Mapping[str, Gate] = field(default_factory=dict)
     behind: int = 0  # tokens that came while this drafter was not asked
+    aside: Aside | None = None  # who is asked as well; one that needs nothing but the text
 
     def allows(self, running: int) -> bool:
         """Whether it drafts while so many requests run."""

@@ -9,22 +9,25 @@ from typing import Any
 import pytest
 
 from foreword.bench.control.bench import ControlSizes
-from foreword.bench.control.cells import CONTROLLER, PLAIN, CellRates, measure_cells, summarise
-from foreword.bench.control.conditions import Circumstances, conditions, measure_conditions
-from foreword.bench.control.mixed import measure_mixed, percentile
+from foreword.bench.control.cells import CONTROLLER, PLAIN, Cell, CellRates, measure_cells, summarise
+from foreword.bench.control.conditions import Circumstances, Reaction, conditions, measure_conditions
+from foreword.bench.control.goals import goal_table
+from foreword.bench.control.mixed import MixedTraffic, measure_mixed, percentile
 from foreword.bench.control.report import ControlReport, cell_table, ratio_chart, reaction_table
-from foreword.bench.control.slowed import Brake, SlowedDrafter
-from foreword.bench.control.statistics import against_best, bootstrap, together
+from foreword.bench.control.slowed import Brake, SlowedDrafter, slowed
+from foreword.bench.control.statistics import BestFixed, Interval, against_best, bootstrap, together
 from foreword.bench.control.timeline import (
     Ended,
     Phase,
     Step,
+    decoding,
     rates_by_second,
     reaction_seconds,
     settled_rate,
     worst_stretch,
 )
-from foreword.bench.control.windows import MIXED, Arm, Prompts, Window
+from foreword.bench.control.windows import MIXED, Arm, Prompts, Window, tokens_at
+from foreword.drafters.combined import Routed
 from foreword.errors import RequestError
 from helpers.clocks import ScriptedClock
 
@@ -118,9 +121,10 @@ def after(first: list[Step], second: list[Step]) -> list[Step]:
 def test_a_slow_beginning_is_seen():
     steps = after(steady(40, 2.0), steady(100, 10.0))
     assert settled_rate(steps) == pytest.approx(100)
-    assert 1.5 <= reaction_seconds(steps) <= 3.0
+    assert 1.5 <= reaction_seconds(steps, aim=100) <= 3.0
+    assert reaction_seconds(steps, aim=40) == 0.0  # where plain decoding makes 40
     assert worst_stretch(steps, plain_rate=80) == pytest.approx((2 * 40 + 3 * 100) / 5 / 80, rel=0.01)
-    assert reaction_seconds(steady(100, 5.0)) == 0.0
+    assert reaction_seconds(steady(100, 5.0), aim=100) == 0.0
 
 
 def test_tokens_of_a_step_that_two_stretches_share_are_divided():
@@ -202,6 +206,15 @@ def test_a_brake_makes_calls_longer_and_nothing_else():
         _ = drafter.choices
 
 
+def test_of_several_drafters_each_is_behind_the_brake():
+    brake = Brake()
+    parts: Any = {"one": SimpleNamespace(forget=nothing), "other": SimpleNamespace(forget=nothing)}
+    whole: Any = slowed(Routed(parts), brake)
+    assert list(whole.choices) == ["one", "other"]
+    assert all(isinstance(one, SlowedDrafter) for one in whole.choices.values())
+    assert isinstance(slowed(parts["one"], brake), SlowedDrafter)
+
+
 def test_prompts_go_round_and_mixed_is_all_of_them():
     prompts = Prompts({"a": [[1], [2], [3]], "b": [[4]]})
     assert prompts.kinds == ["a", "b", MIXED]
@@ -233,4 +246,46 @@ def test_tables_and_chart():
     can = Circumstances(nullcontext, nullcontext)
     reactions = measure_conditions(PretendLine(), conditions("code", "chat", 2, 8.0, can), OWN, nothing)
     assert reaction_table(reactions).row_count == 8
-    assert ControlReport(cells, reactions).failures == []
+    report = ControlReport(cells, reactions)
+    assert report.failures == []
+    assert goal_table(report.verdicts).row_count == len(report.as_json()["goals"]) == 7
+
+
+def cell(kind: str, batch: int, own: float, best: float) -> Cell:
+    ratios = {CONTROLLER: Interval(own - 0.01, own, own + 0.01)}
+    return Cell(kind, batch, 10.0, ratios, BestFixed("ngram", Interval(best - 0.01, best, best + 0.01)), 4)
+
+
+def reaction(phase: str, seconds: float, within: float, worst: float) -> Reaction:
+    return Reaction("batch grows", phase, seconds, within, 1.0, worst)
+
+
+def test_every_goal_has_its_verdict_and_its_figure():
+    cells = [cell("chat", 2, 0.97, 1.0), cell(MIXED, 2, 1.2, 0.97), cell("code", 8, 1.1, 0.9)]
+    reactions = [reaction("8", 4.0, 3.0, 0.95), reaction("one again", 4.0, 10.0, 0.8)]
+    mixed = MixedTraffic(8, 10.0, 10.6, 1.1, 1.2)
+    report = ControlReport(cells, reactions, mixed, 0.004)
+    found = {one["goal"]: (one["holds"], one["figure"]) for one in report.as_json()["goals"]}
+    assert found == {
+        "every cell at least 0.99 of plain": (False, "chat, batch 2: 0.97 (0.96-0.98)"),
+        "every cell at least 0.96 of the best fixed": (False, "code, batch 8: 0.90 (0.89-0.91)"),
+        "mixed traffic above the best fixed": (False, "mixed, batch 2: 0.97 (0.96-0.98)"),
+        "off within 3 s": (False, "batch grows (8): 4.0 s"),
+        "on again within 10 s": (True, "batch grows (one again): 4.0 s"),
+        "worst five seconds 0.9 of plain": (False, "batch grows (one again): 0.80"),
+        "plain requests beside others: p95 at most 1.05": (False, "1.060"),
+        "probes take at most 1% of the time": (True, "0.40%"),
+    }
+    assert len(report.failures) == 6
+    assert "every cell at least 0.96 of the best fixed: code, batch 8: 0.90 (0.89-0.91)" in report.failures
+
+
+def test_steps_that_read_prompts_do_not_count():
+    steps = [Step(1.0, 10), Step(3.0, 2, reads=True), Step(4.0, 10)]
+    assert [(step.end, step.tokens) for step in decoding(steps)] == [(1.0, 10), (2.0, 10)]
+    reading = [Step(1.0, 2, reads=True)]
+    assert decoding(reading) == reading
+
+
+def test_windows_of_many_requests_are_shorter():
+    assert [tokens_at(batch, 24) for batch in (1, 8, 16, 32)] == [24, 24, 12, 12]

@@ -10,6 +10,7 @@ import pytest
 
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.rule import Rule
+from foreword.control.estimates import MAX_PAIRS, Estimates
 from foreword.control.measured import FEW_RECORDS, MeasuredPolicy
 from foreword.control.settings import ControlSettings
 from foreword.speculation.draft import Draft
@@ -154,7 +155,7 @@ def test_what_is_kept_is_a_tree_within_the_draft_however_the_batch_is_ordered(se
         trimmed = policy.trim(chosen, [drafts[place] for place in order], traffic.situation)
         return dict(zip(order, trimmed, strict=True))
 
-    policy.bank.balance = -1.0
+    policy.bank.accounts = {}
     order = list(range(len(entries)))
     first = kept(order)
     rng.shuffle(order)
@@ -184,6 +185,7 @@ def test_what_was_drawn_is_not_cut_when_it_is_known(rule: Rule):
     for request in traffic.running:
         request.sampler = SimpleNamespace(rule=rule)
     policy._records.clear()
+    policy._idle.clear()
     entries = entries_of(traffic.running)
     policy.plan(entries, traffic.situation)
     q = Drawn(np.array([1, 2]), np.array([0.5, 0.5]))
@@ -243,6 +245,15 @@ def test_a_cohort_of_one_tenant_says_nothing_of_anothers():
             pair.refresh(0.0)
     assert mine.rates.accepted[0][0] > 0.85
     assert theirs.rates.accepted[0][0] < 0.15
+
+
+def test_a_stream_of_new_tenants_leaves_a_bounded_number_of_pairs():
+    estimates = Estimates()
+    pairs = [estimates.pair("ngram", f"tenant {number}", "greedy") for number in range(3 * MAX_PAIRS)]
+    assert list(estimates.pairs.values()) == pairs[-MAX_PAIRS:]
+    for number in range(3 * MAX_PAIRS):
+        estimates.pair(f"drafter {number}", "", "greedy")
+    assert len(estimates.drafters) <= MAX_PAIRS
 
 
 def test_what_is_kept_of_requests_goes_with_them():

@@ -56,8 +56,8 @@ def test_a_restart_is_as_fast_from_its_first_request_on(tmp_path: Path):
     store.load()
     warm = Traffic(H200, [head(), lookup()], 2)
     warm.situation = traffic.situation
-    known = other.run(fresh, 600).ratio
-    assert known > 0.97 * warm.run(policy, 600).ratio
+    known = other.run(fresh, 2000).ratio  # of a few requests: each has its own luck
+    assert known > 0.97 * warm.run(policy, 2000).ratio
     assert {control.reason for control in fresh.controls.values() if control.is_on} == {
         "gains"
     }  # none was just tried

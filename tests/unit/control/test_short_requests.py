@@ -10,23 +10,7 @@ from foreword.control.settings import ControlSettings
 from foreword.speculation.measured.call_cost import CallCost
 from foreword.speculation.measured.step_curve import StepCurve
 from foreword.speculation.requests import DraftPlan, PassEntry
-from helpers.traffic import Kind, Traffic, interpolated, lookup, states_head
-
-TWO_CORES = interpolated(
-    [
-        (1, 7.0),
-        (2, 7.4),
-        (3, 7.9),
-        (4, 9.0),
-        (5, 11.1),
-        (6, 12.2),
-        (8, 15.0),
-        (16, 29.7),
-        (64, 110.0),
-        (512, 800),
-    ]
-)
-"""A small model on two ARM cores: the fifth row needs another tile."""
+from helpers.traffic import TWO_CORES, Kind, Traffic, interpolated, lookup, states_head
 
 DEAR_PROMPTS = interpolated([(1, 7.0), (4, 9.0), (64, 110.0), (512, 5000.0)])
 """Where another row beside a long chunk takes longer than a token alone."""
@@ -230,7 +214,8 @@ def test_a_depth_that_once_looked_dear_is_looked_at_again():
     curve = traffic.situation.costs._decoding[0]
     for rows, bucket in curve._buckets.items():
         bucket.seconds *= 1.6 if rows > 2 else 1.0
-    traffic.run(policy, 60)
+    policy._decider.look_again()
+    traffic.run(policy, 1)
     assert settled_depth(policy) == 1
     traffic.run(policy, 6000)
     assert settled_depth(policy) >= usual - 1 >= 1

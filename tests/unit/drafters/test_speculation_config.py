@@ -115,6 +115,18 @@ def test_what_a_setting_does_not_name_stays_as_the_base_has_it():
         assert dict(changed.options) == {"prompt_lookup_max": 7}
         assert changed.num_speculative_tokens == 9
     assert SpeculationConfig.parse({"method": "suffix"}, base).options == ()
+    several = SpeculationConfig.parse(
+        {
+            "method": ["ngram", "suffix"],
+            "combine": "route",
+            "prompt_lookup_max": 7,
+            "num_speculative_tokens": 3,
+        }
+    )
+    alone = SpeculationConfig.parse({"method": "ngram"}, several)
+    assert dict(alone.options) == {"prompt_lookup_max": 7}
+    assert (alone.combine, alone.num_speculative_tokens) == ("first", 5)
+    assert SpeculationConfig.parse({"method": "suffix"}, several).options == ()
     with pytest.raises(RequestError, match="give a method"):
         SpeculationConfig.parse({"num_speculative_tokens": 9})
 

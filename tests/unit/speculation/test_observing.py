@@ -7,6 +7,7 @@ import torch
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap
 from foreword.control.fixed import FixedPolicy
+from foreword.drafters.combined import Routed
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.spec import RowSpec
 from foreword.speculation.draft import Draft
@@ -96,6 +97,36 @@ def test_all_who_may_draft_for_a_request_are_told_with_the_states_that_each_need
     assert [commit.is_on for commit in own.told] == [True, False, True, False, True]
     assert [commit.is_on for commit in brought.told] == [False, True, False, True, False]
     assert set(request.asked.values()) == {own, brought}, "both hear of the end"
+
+
+class Chooses(FixedPolicy):
+    """The head and the other one take turns."""
+
+    def __init__(self, *parts: Drafter) -> None:
+        super().__init__()
+        self._parts, self.turn = parts, 0
+
+    def plan(self, entries: Sequence[PassEntry], situation: Situation) -> list[DraftPlan | None]:
+        self.turn += 1
+        return [DraftPlan("chosen", self._parts[self.turn % 2], 2, 1) for _ in entries]
+
+
+def test_one_that_is_chosen_of_several_is_told_once():
+    """As what it is: not once more as a part of all that there are."""
+    head, lookup = Listener(2), Listener()
+    cache = PagedCache(8)
+    stepper = Stepper(Target(), cache, Chooses(head, lookup))
+    request = lone_request(PROMPT, vocab_size=VOCAB)
+    request.kv = cache.open()
+    request.speculation = DraftPlan("route", Routed({"head": head, "lookup": lookup}), 2, 1)
+    for _ in range(4):
+        stepper.step([PassEntry.of(request, min(request.lag, 4))])
+    assert [commit.is_on for commit in head.told] == [False, True, False, True]
+    assert not lookup.told
+    stepper.policy = FixedPolicy()
+    stepper.step([PassEntry.of(request, 1)])
+    assert len(head.told) == 5
+    assert head.told[-1].is_on  # it is a part of what is asked
 
 
 def test_a_commit_says_which_rows_stay_where_they_are():

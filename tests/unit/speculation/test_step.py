@@ -16,8 +16,9 @@ from foreword.engine.requests.request import Request, RequestLimits
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import ROOT, Draft, stack
 from foreword.speculation.drafting import Ask, DraftRequest
+from foreword.speculation.proposing import propose
 from foreword.speculation.recovery import Recovery
-from foreword.speculation.requests import PassEntry
+from foreword.speculation.requests import Aside, DraftPlan, PassEntry
 from foreword.speculation.step import Stepper
 from helpers.checked_target import CheckedTarget
 from helpers.engines import ask, core_on, run
@@ -138,6 +139,28 @@ def test_drafters_are_asked_for_no_more_than_fits_the_answer():
 
     run_to_end(Stepper(target, cache, FixedPolicy(Listening(), 99)), [request], random.Random(0))
     assert depths == list(range(19, 0, -1))  # 20 tokens of room, one of them always the target's own
+
+
+def test_one_that_is_asked_aside_is_asked_in_the_same_call_and_changes_nothing():
+    class Same:
+        def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+            return [Draft.chain([4], len(ask.request.tokens), ask.request.epoch) for ask in asks]
+
+        def forget(self, request: DraftRequest) -> None:
+            pass
+
+    cache, first, second = PagedCache(8), Same(), Same()
+    requests = [make_request(cache, [1, 2, 3], seed=seed) for seed in (1, 2)]
+    kept: list[Draft] = []
+    looked_at = Aside(DraftPlan("second", second, 2, 2), kept.append)
+    plans = [DraftPlan("first", first, 2, 2, aside=looked_at), DraftPlan("second", second, 2, 2)]
+    entries = [PassEntry.of(request, request.lag) for request in requests]
+    proposal = propose(entries, plans, lambda: 0.0)
+    assert [(call.method, call.asks) for call in proposal.calls] == [("first", 1), ("second", 2)]
+    assert [one.method for one in proposal.asked] == ["first", "second"]
+    assert len(kept) == 1
+    assert [draft.tokens for draft in (*kept, *proposal.drafts)] == [(4,)] * 3
+    assert all(second in request.asked.values() for request in requests)  # it hears of the end of both
 
 
 def test_a_call_counts_the_levels_that_its_nodes_allow():

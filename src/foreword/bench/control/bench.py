@@ -9,7 +9,7 @@ from foreword.bench.control.cells import CONTROLLER, PLAIN, measure_cells, summa
 from foreword.bench.control.conditions import Circumstances, busy_core, conditions, measure_conditions
 from foreword.bench.control.mixed import measure_mixed
 from foreword.bench.control.report import ControlReport
-from foreword.bench.control.slowed import Brake, SlowedDrafter
+from foreword.bench.control.slowed import Brake, slowed
 from foreword.bench.control.timeline import EngineLine
 from foreword.bench.control.windows import MIXED, Arm, EngineStation, Prompts
 from foreword.bench.drafters.methods import Method
@@ -27,6 +27,9 @@ from foreword.progress import StageProgress
 from foreword.speculation.drafting import Drafter
 
 SLOWER = 10.0
+
+LEARNS_FROM_ANSWERS = "suffix"
+"""A drafter that would know the answers of earlier windows: then every window is another tenant's."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class ControlSizes:
         return list(self.kinds) or [*known[: self.most_kinds - 1], MIXED]
 
 
-QUICK = ControlSizes((), (1, 4, 16), windows=6, tokens=24, phase_seconds=7.0, most_kinds=3)
+QUICK = ControlSizes((), windows=6, tokens=24, phase_seconds=7.0, most_kinds=3)
 
 
 def measure_control(
@@ -85,11 +88,14 @@ def measure_control(
     brake, policy = Brake(), MeasuredPolicy()
     settings = {one.label: _at_every_step(one) for one in fixed}
     arms = [PLAIN, Arm(CONTROLLER, None), *(Arm(label, setting) for label, setting in settings.items())]
-    engine = _engine(loaded, policy, brake, list(settings.values()), sizes)
+    parsed = [SpeculationConfig.parse(setting) for setting in settings.values()]
+    engine = _engine(loaded, policy, brake, parsed, sizes)
     known = _encoded(loaded, prompts)
     kinds = sizes.chosen([kind for kind in known.kinds if kind != MIXED])
     try:
-        station, line = EngineStation(engine, known, sizes.tokens), EngineLine(engine, known)
+        learns = any(LEARNS_FROM_ANSWERS in one.method for one in (_default(loaded), *parsed))
+        station = EngineStation(engine, known, sizes.tokens, are_strangers=learns)
+        line = EngineLine(engine, known)
         cells = [(kind, batch) for batch in sizes.batches for kind in kinds]
         rates = measure_cells(station, cells, arms, sizes.windows, on_progress)
         if not sizes.phase_seconds:
@@ -105,13 +111,13 @@ def measure_control(
 
 
 def default_fixed(loaded: LoadedModel) -> list[Method]:
-    """The default drafter at some depths, and a lookup."""
+    """The first of the default drafters at some depths, and a lookup."""
     config = _default(loaded)
-    name, settings = "+".join(config.method), config.as_mapping()
-    lookup = {"method": "ngram", "num_speculative_tokens": 4}
+    first = config.method[0]
+    alone = SpeculationConfig.parse({"method": first}, config).as_mapping()
     return [
-        *(Method(f"{name} {depth}", {**settings, "num_speculative_tokens": depth}) for depth in (1, 2, 4)),
-        Method("ngram 4", lookup),
+        *(Method(f"{first} {depth}", {**alone, "num_speculative_tokens": depth}) for depth in (1, 2, 4)),
+        Method("ngram 4", {"method": "ngram", "num_speculative_tokens": 4}),
     ]
 
 
@@ -132,14 +138,13 @@ def _engine(
     loaded: LoadedModel,
     policy: MeasuredPolicy,
     brake: Brake,
-    fixed: Sequence[Mapping[str, Any]],
+    offered: Sequence[SpeculationConfig],
     sizes: ControlSizes,
 ) -> EngineCore:
     def build(config: SpeculationConfig) -> Drafter:
-        return SlowedDrafter(loaded.build_drafter(config), brake)
+        return slowed(loaded.build_drafter(config), brake)
 
     config = EngineConfig(max_num_seqs=max(*sizes.batches, sizes.mixed_batch))
-    offered = [SpeculationConfig.parse(setting) for setting in fixed]
     parts = EngineParts(config, policy, build, _default(loaded), offered=offered)
     engine = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
     begin_with_profile(engine)

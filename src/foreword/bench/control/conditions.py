@@ -7,12 +7,23 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from foreword.bench.control.cells import PLAIN
-from foreword.bench.control.timeline import Line, Phase, Step, reaction_seconds, settled_rate, worst_stretch
+from foreword.bench.control.timeline import (
+    Line,
+    Phase,
+    Step,
+    decoding,
+    reaction_seconds,
+    settled_rate,
+    worst_stretch,
+)
 from foreword.bench.control.windows import Arm
 from foreword.progress import StageProgress
 
 LEAST_WORST = 0.9
 """Of plain decoding, in the five seconds that go worst."""
+
+OFF_WITHIN, ON_WITHIN = 3.0, 10.0
+"""Seconds after a change until guesses that have stopped to pay are left off, and until they are made again."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +40,10 @@ class Reaction:
 
     condition: str
     phase: str
-    seconds: float  # until the rate was near where it settled
+    seconds: (
+        float  # until the rate was near where it settled, or near plain decoding where guesses may not pay
+    )
+    within: float  # seconds that it should take at most
     ratio: float  # of the rate where it settled, to plain decoding in the same circumstances
     worst: float  # the same of the worst five seconds
 
@@ -74,15 +88,21 @@ def measure_conditions(
         on_progress(change.name, place, len(changes))
         phases = list(change.phases.values())
         plain, own = line.run(PLAIN, phases), line.run(controller, phases)
-        for name, plain_steps, steps in list(zip(change.phases, plain, own, strict=True))[1:]:
-            found.append(_reaction(change.name, name, plain_steps, steps))
+        runs = list(zip(change.phases, map(decoding, plain), map(decoding, own), strict=True))
+        for number, (name, plain_steps, steps) in enumerate(runs[1:]):
+            within = ON_WITHIN if number else OFF_WITHIN
+            found.append(_reaction(change.name, name, plain_steps, steps, within))
     return found
 
 
-def _reaction(condition: str, phase: str, plain: Sequence[Step], steps: Sequence[Step]) -> Reaction:
+def _reaction(
+    condition: str, phase: str, plain: Sequence[Step], steps: Sequence[Step], within: float
+) -> Reaction:
     rate = sum(step.tokens for step in plain) / plain[-1].end
-    settled = settled_rate(steps) / rate
-    return Reaction(condition, phase, reaction_seconds(steps), settled, worst_stretch(steps, rate))
+    settled = settled_rate(steps)
+    aim = settled if within == ON_WITHIN else min(settled, rate)
+    seconds, worst = reaction_seconds(steps, aim), worst_stretch(steps, rate)
+    return Reaction(condition, phase, seconds, within, settled / rate, worst)
 
 
 @contextmanager

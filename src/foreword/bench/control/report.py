@@ -8,12 +8,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from foreword.bench.control.cells import CONTROLLER, Cell
-from foreword.bench.control.conditions import LEAST_WORST, Reaction
+from foreword.bench.control.conditions import Reaction
+from foreword.bench.control.goals import Verdict, cell_verdicts, other_verdicts, reaction_verdicts, shown
 from foreword.bench.control.mixed import MixedTraffic
-from foreword.bench.control.statistics import Interval
 from foreword.bench.line_charts import Chart
-
-MOST_PROBES = 0.01
 
 
 @dataclass(frozen=True)
@@ -26,24 +24,18 @@ class ControlReport:
     probe_share: float = 0.0  # of the time of all steps, for guesses that were only compared with the text
 
     @property
+    def verdicts(self) -> list[Verdict]:
+        """What is promised, one by one."""
+        return [
+            *cell_verdicts(self.cells),
+            *reaction_verdicts(self.reactions),
+            *other_verdicts(self.mixed, self.probe_share),
+        ]
+
+    @property
     def failures(self) -> list[str]:
         """What is promised and did not hold."""
-        found = [
-            f"{cell.kind}, batch {cell.batch}: {_shown(cell.ratios[CONTROLLER])} of plain, "
-            f"{_shown(cell.best.ratio)} of {cell.best.label}"
-            for cell in self.cells
-            if not cell.holds
-        ]
-        found += [
-            f"{one.condition} ({one.phase}): worst five seconds {one.worst:.2f} of plain"
-            for one in self.reactions
-            if one.worst < LEAST_WORST
-        ]
-        if self.mixed is not None and not self.mixed.holds:
-            found.append(f"plain requests beside others wait {self.mixed.ratio:.2f}x as long (p95)")
-        if self.probe_share > MOST_PROBES:
-            found.append(f"probes took {100 * self.probe_share:.2f}% of the time")
-        return found
+        return [f"{one.goal}: {miss}" for one in self.verdicts for miss in one.misses]
 
     def as_json(self) -> dict[str, Any]:
         mixed = None if self.mixed is None else {**asdict(self.mixed), "ratio": self.mixed.ratio}
@@ -52,6 +44,7 @@ class ControlReport:
             "conditions": [asdict(one) for one in self.reactions],
             "mixed": mixed,
             "probe_share": self.probe_share,
+            "goals": [asdict(one) for one in self.verdicts],
             "failures": self.failures,
             "passed": not self.failures,
         }
@@ -76,9 +69,9 @@ def cell_table(cells: Sequence[Cell], title: str) -> Table:
             cell.kind,
             str(cell.batch),
             f"{cell.plain_rate:.1f}",
-            f"[{colour}]{_shown(cell.ratios[CONTROLLER])}[/{colour}]",
+            f"[{colour}]{shown(cell.ratios[CONTROLLER])}[/{colour}]",
             cell.best.label,
-            _shown(cell.best.ratio),
+            shown(cell.best.ratio),
         )
     return table
 
@@ -100,7 +93,3 @@ def ratio_chart(cells: Sequence[Cell]) -> Chart:
     for cell in cells:
         lines.setdefault(cell.kind, []).append((float(cell.batch), cell.ratios[CONTROLLER].middle))
     return Chart("requests at once", "controller, relative to plain", lines, level=(1.0, "plain decoding"))
-
-
-def _shown(ratio: Interval) -> str:
-    return f"{ratio.middle:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from time import perf_counter, sleep
 from typing import Any
 
+from foreword.drafters.combined import Routed
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Drafter, DraftRequest, close_all
+from foreword.speculation.drafting import Ask, Drafter, DraftRequest, choices_of, close_all
 
 
 class Brake:
@@ -55,3 +56,9 @@ class SlowedDrafter:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the other has
         return getattr(self._drafter, name)
+
+
+def slowed(drafter: Drafter, brake: Brake) -> Drafter:
+    """A drafter behind a brake; of those that a policy chooses between, each."""
+    choices = {name: SlowedDrafter(one, brake) for name, one in choices_of(drafter).items()}
+    return Routed(choices) if choices else SlowedDrafter(drafter, brake)

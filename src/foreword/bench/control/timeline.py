@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, pairwise
 from statistics import median
 from time import perf_counter
@@ -35,14 +35,23 @@ class Step:
     tokens: int
     plain_seconds: Sequence[float] = ()  # what the requests that decode plainly waited for their token
     ended: Sequence["Ended"] = ()  # answers that ended with it
+    reads: bool = False  # whether it read prompts
 
 
 @dataclass(frozen=True)
 class Ended:
-    """An answer, after its first token."""
+    """An answer, by its steps without prompts."""
 
     is_plain: bool
     seconds_per_token: float
+
+
+@dataclass
+class _Decoding:
+    """What an answer has taken so far, in steps without prompts."""
+
+    seconds: float = 0.0
+    tokens: int = 0
 
 
 class Line(Protocol):
@@ -62,7 +71,7 @@ class EngineLine:
     clock: Callable[[], float] = perf_counter
     _numbers: "count[int]" = field(default_factory=count)
     _running: list[Request] = field(default_factory=list)
-    _begun: dict[str, tuple[float, int]] = field(default_factory=dict)  # when, and with how many tokens
+    _decoding: dict[str, _Decoding] = field(default_factory=dict)  # by request
 
     def run(self, arm: Arm, phases: Sequence[Phase]) -> list[list[Step]]:
         """All requests are one tenant's, so that what is known of them is known of the next."""
@@ -79,26 +88,34 @@ class EngineLine:
             began = self.clock()
             while (now := self.clock()) - began < phase.seconds:
                 self._fill(arm, phase, tenant)
-                had = sum(len(request.tokens) for request in self._running)
+                reads = any(not request.output_ids for request in self._running)
+                had = [len(request.tokens) for request in self._running]
                 self.engine.step()
-                gained = sum(len(request.tokens) for request in self._running) - had
                 end = self.clock()
-                waited = [end - now for one in self._running if one.speculation is None and one.output_ids]
-                steps.append(Step(end - began, gained, waited, self._ended(end)))
+                gained = [len(r.tokens) - before for r, before in zip(self._running, had, strict=True)]
+                if not reads:
+                    self._note(gained, end - now)
+                waited = [end - now for one in self._running if one.speculation is None and not reads]
+                steps.append(Step(end - began, sum(gained), waited, self._ended(), reads))
                 self._running = [request for request in self._running if request.finish_reason is None]
         return steps
 
-    def _ended(self, now: float) -> list[Ended]:
-        """Answers that have just ended, and from now on those that have just begun."""
-        found = []
-        for request in self._running:
-            if request.output_ids and request.name not in self._begun:
-                self._begun[request.name] = (now, len(request.output_ids))
-            if request.finish_reason is not None and request.name in self._begun:
-                began, had = self._begun.pop(request.name)
-                tokens = max(len(request.output_ids) - had, 1)
-                found.append(Ended(request.speculation is None, (now - began) / tokens))
-        return found
+    def _note(self, gained: Sequence[int], seconds: float) -> None:
+        """A step without prompts."""
+        for request, tokens in zip(self._running, gained, strict=True):
+            one = self._decoding.setdefault(request.name, _Decoding())
+            one.seconds += seconds
+            one.tokens += tokens
+
+    def _ended(self) -> list[Ended]:
+        """Answers that have just ended."""
+        ended = [request for request in self._running if request.finish_reason is not None]
+        taken = [(request, self._decoding.pop(request.name, _Decoding())) for request in ended]
+        return [
+            Ended(request.speculation is None, one.seconds / one.tokens)
+            for request, one in taken
+            if one.tokens
+        ]
 
     def _fill(self, arm: Arm, phase: Phase, tenant: str) -> None:
         params = SamplingParams(temperature=0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
@@ -113,8 +130,21 @@ class EngineLine:
     def _trim(self, size: int) -> None:
         for request in self._running[size:]:
             self.engine.abort(request.name)
-            self._begun.pop(request.name, None)
+            self._decoding.pop(request.name, None)
         del self._running[size:]
+
+
+def decoding(steps: Sequence[Step]) -> list[Step]:
+    """The steps without prompts, as if there had been no others: reading takes as long whatever is guessed.
+
+    All of them if there are no such steps.
+    """
+    now, found = 0.0, []
+    for before, step in pairwise([Step(0.0, 0), *steps]):
+        if not step.reads:
+            now += step.end - before.end
+            found.append(replace(step, end=now))
+    return found or list(steps)
 
 
 def rates_by_second(
@@ -147,8 +177,7 @@ def settled_rate(steps: Sequence[Step]) -> float:
     return median(rates or [rate for _, rate in rates_by_second(steps, steps[-1].end)])
 
 
-def reaction_seconds(steps: Sequence[Step], tolerance: float = 0.1) -> float:
-    """When the rate of a second has come near the one that it settles at, for good."""
-    settled = settled_rate(steps)
-    slow = [begin for begin, rate in rates_by_second(steps) if rate < (1 - tolerance) * settled]
+def reaction_seconds(steps: Sequence[Step], aim: float, tolerance: float = 0.1) -> float:
+    """When the rate of a second has come near this one for good."""
+    slow = [begin for begin, rate in rates_by_second(steps) if rate < (1 - tolerance) * aim]
     return slow[-1] + 1.0 if slow else 0.0

@@ -48,6 +48,14 @@ MOST_AHEAD = 1024
 MIXED = "mixed"
 """The kind that is all kinds in turns."""
 
+MANY = 8
+"""Requests at once from which on a window is shorter: all of them together make enough tokens."""
+
+
+def tokens_at(batch: int, tokens: int) -> int:
+    """That a request gains in a window, at most."""
+    return tokens if batch <= MANY else max(tokens // 2, 1)
+
 
 class Prompts:
     """Prompts by kind, as token ids."""
@@ -77,32 +85,37 @@ class EngineStation:
         tokens: int,
         clock: Callable[[], float] = perf_counter,
         ahead: int = MOST_AHEAD,
+        are_strangers: bool = False,
     ) -> None:
-        """`tokens` is how many the fastest request of a window gains."""
+        """`tokens` is how many the fastest request of a window gains; `are_strangers`: every window is a new tenant."""
         self._engine = engine
         self._prompts = prompts
         self._tokens = tokens
         self._params = SamplingParams(temperature=0, max_tokens=tokens + ahead, ignore_eos=True)
         self._clock = clock
+        self._are_strangers = are_strangers
         self._numbers = count()
 
     def window(self, arm: Arm, kind: str, batch: int, number: int) -> Window:
         """From when all prompts are read until one answer has gained its tokens: the batch is full all the time.
 
-        Every window is a tenant's own: nothing is found that an earlier one has computed or taught.
+        Every way of decoding is a tenant of its own for every kind and batch, so that it finds nothing that another has
+        computed or taught, and knows its own traffic after the first window.
         """
-        engine, tenant = self._engine, f"window {next(self._numbers)}"
+        engine, name = self._engine, f"window {next(self._numbers)}"
+        tenant = name if self._are_strangers else f"{arm.label}, {kind}, batch {batch}"
+        tokens = tokens_at(batch, self._tokens)
         requests = [
-            engine.add(NewRequest(f"{tenant}-{place}", tuple(ids), self._params, tenant, arm.setting))[0]
+            engine.add(NewRequest(f"{name}-{place}", tuple(ids), self._params, tenant, arm.setting))[0]
             for place, ids in enumerate(self._prompts.take(kind, number, batch))
         ]
         try:
             while not all(request.output_ids for request in requests):
                 engine.step()
             had, began = [len(request.tokens) for request in requests], self._clock()
-            if any(request.room < self._tokens for request in requests):
+            if any(request.room < tokens for request in requests):
                 raise RequestError(f"answers end before all {batch} prompts are read; use smaller batches")
-            ends = [before + self._tokens for before in had]
+            ends = [before + tokens for before in had]
             while all(len(one.tokens) < end for one, end in zip(requests, ends, strict=True)):
                 engine.step()
                 if any(request.error is not None for request in requests):

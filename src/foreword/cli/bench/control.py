@@ -54,6 +54,7 @@ def control(
     slow, another process takes a core, the batch grows. Exit code 1 if a promise does not hold.
     """
     from foreword.bench.control.bench import ControlSizes, default_fixed, measure_control
+    from foreword.bench.control.goals import goal_table
     from foreword.bench.control.report import cell_table, ratio_chart, reaction_table
     from foreword.bench.drafters.methods import parse_methods
     from foreword.bench.drafters.prompts import own_prompts, read_prompts
@@ -83,7 +84,6 @@ def control(
             f"{mixed.ratio:.2f} of an all-plain run ({mixed.gap_ratio:.2f} for single tokens){others}",
             soft_wrap=True,
         )
-    stdout.print(f"probes: {100 * report.probe_share:.2f}% of the time")
     if plot is not None:
         from foreword.bench.line_charts import save_charts
 
@@ -91,6 +91,7 @@ def control(
         stdout.print(f"plot: {plot}", markup=False, soft_wrap=True)
     for failure in report.failures:
         stdout.print(f"[red]does not hold[/red]: {failure}", soft_wrap=True)
+    stdout.print(goal_table(report.verdicts))
     if as_json:
         print_json({"model": model, **report.as_json()})
     if report.failures:

@@ -16,8 +16,10 @@ WITHOUT_A_HEAD: Mapping[str, Any] = {"method": "suffix", "num_speculative_tokens
 """What `auto` means where it is safe and no head was trained for the model: it needs none. How many of the guesses are
 verified is measured."""
 
-WITH_A_HEAD = 3
-"""Guesses that a head is asked for at most: on CPUs a fourth has cost more than it brought (`bench drafters`)."""
+WITH_A_HEAD: Mapping[str, Any] = {"combine": "route", "num_speculative_tokens": 4}
+LOOKUP = "ngram"
+"""Beside a head stands a lookup, which is all but free: where several requests run, a head's own passes cost more than
+its guesses bring, and texts that repeat themselves are guessed as well without it."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,11 @@ def choose_speculation(
             f"acceptance rule {acceptance_rule!r} keeps the law of a text, not the text itself: ask for it by name",
         )
     if head is not None:
-        asked = {"method": head.method, "model": head.name, "num_speculative_tokens": WITH_A_HEAD}
-        reason = f"the head {head.name} was trained for this model; guesses are made where they are measured to pay"
+        asked = {"method": [head.method, LOOKUP], "model": head.name, **WITH_A_HEAD}
+        reason = (
+            f"the head {head.name} was trained for this model, {LOOKUP} is all but free; "
+            "each guesses where it is measured to pay"
+        )
         return SpeculationChoice(SpeculationConfig.parse(asked), reason)
     config = SpeculationConfig.parse(WITHOUT_A_HEAD)
     return SpeculationChoice(

@@ -19,7 +19,7 @@ FEW_BEHIND = 8
 MOST_SAVED = 50
 """Calls that what was saved counts as at most."""
 
-SAVED_NUMBERS = 14
+SAVED_NUMBERS = 16
 
 SETTLED_CALLS = 50
 USUAL = 1.3
@@ -28,8 +28,13 @@ LOOKED_AT = 4
 fourth is looked at: it is much the same, and looking takes time."""
 
 
+BEGINNING = 0.25
+"""What one more request costs a drafter with passes of its own beside its levels, in what one of them costs."""
+
+
 class CallCost:
-    """A drafter's call by its levels and asks: a lookup costs the same at any depth, a model a pass per level.
+    """A drafter's call by its levels and asks: a lookup costs the same at any depth, a model a pass per level, and the
+    more requests are in a pass the longer it takes: a + b · levels + c · levels · asks + d · asks.
 
     Averages of late follow what a call takes; slopes are remembered longer, as the depth and the number of asks hardly
     change in some traffic. While neither has changed all of the cost counts as fixed. The first call says nothing: it
@@ -47,6 +52,7 @@ class CallCost:
         self._late = (0.0, 0.0, 0.0)  # levels, asks, seconds: means of late
         self._means = (0.0, 0.0, 0.0)
         self._products = [0.0] * 5  # mean products of what differs from the means: see `_observe_slopes`
+        self._seen_at = (1.0, 1.0)  # asks where levels have differed, levels where asks have
         self._caught_up = 0  # calls that had to
         self.per_token_behind = 0.0  # seconds
 
@@ -99,13 +105,17 @@ class CallCost:
         has_levels, has_asks = is_early or abs(by_levels) >= UNCHANGED, is_early or abs(by_asks) >= UNCHANGED
         kept = 1 - weight
         ll, la, ls, aa, as_ = self._products  # of levels, asks and seconds
+        at_asks, at_levels = self._seen_at
         if has_levels:
             ll, ls = (
                 kept * (ll + weight * by_levels * by_levels),
                 kept * (ls + weight * by_levels * by_seconds),
             )
+            at_asks += kept * weight * by_levels * by_levels / max(ll, TINY) * (asks - at_asks)
         if has_asks:
             aa, as_ = kept * (aa + weight * by_asks * by_asks), kept * (as_ + weight * by_asks * by_seconds)
+            at_levels += kept * weight * by_asks * by_asks / max(aa, TINY) * (levels - at_levels)
+        self._seen_at = (at_asks, at_levels)
         if has_levels and has_asks:
             la = kept * (la + weight * by_levels * by_asks)
         self._products = [ll, la, ls, aa, as_]
@@ -134,6 +144,7 @@ class CallCost:
             *self._late,
             *self._means,
             *self._products,
+            *self._seen_at,
             min(self._caught_up, MOST_SAVED),
             self.per_token_behind,
         ]
@@ -145,10 +156,10 @@ class CallCost:
         if len(numbers) != SAVED_NUMBERS or not all(map(isfinite, numbers)) or min(numbers[:7]) < 0:
             raise ValueError("no costs of calls")
         cost = CallCost()
-        cost._seen, cost._caught_up = int(numbers[0]), int(numbers[12])
+        cost._seen, cost._caught_up = int(numbers[0]), int(numbers[14])
         cost._late, cost._means = tuple(numbers[1:4]), tuple(numbers[4:7])  # type: ignore[assignment]
-        cost._products = numbers[7:12]
-        cost.per_token_behind = max(numbers[13], 0.0)
+        cost._products, cost._seen_at = numbers[7:12], (max(numbers[12], 1.0), max(numbers[13], 0.0))
+        cost.per_token_behind = max(numbers[15], 0.0)
         return cost
 
     @property
@@ -159,14 +170,30 @@ class CallCost:
     def seconds(self, levels: int, asks: int = 1) -> float:
         """Expected time of a call; 0 before the first was measured."""
         late_levels, late_asks, late_seconds = self._late
-        per_level, per_ask = self._slopes()
-        # Neither part of the cost is negative.
-        per_level = min(per_level, late_seconds / late_levels if late_levels else 0.0)
-        left = late_seconds - per_level * late_levels
+        per_level, per_row, per_ask = self._parts()
+        late = (per_level + per_row * late_asks) * late_levels
+        fit = late_seconds / late if late > late_seconds else 1.0  # no part of the cost is negative
+        left = late_seconds - fit * late
         per_ask = min(per_ask, left / late_asks if late_asks else 0.0)
-        return late_seconds + per_level * (levels - late_levels) + per_ask * (asks - late_asks)
+        more = fit * ((per_level + per_row * asks) * levels - late)
+        return late_seconds + more + per_ask * (asks - late_asks)
+
+    def _parts(self) -> tuple[float, float, float]:
+        """What a level costs, a level of one request, and a request.
+
+        If the number of asks never changed, half of what a level costs one request is believed to grow with them: a
+        head would else look all but free for many.
+        """
+        at_asks, at_levels = self._seen_at
+        per_level, per_ask = self._slopes()
+        if self._products[3] <= TINY:
+            per_row = per_level / (1 + at_asks)
+            per_ask = per_row * (at_levels + BEGINNING)
+        per_row = min(per_ask / (at_levels + BEGINNING), per_level / at_asks)
+        return per_level - per_row * at_asks, per_row, per_ask - per_row * at_levels
 
     def _slopes(self) -> tuple[float, float]:
+        """What one more level costs, and one more ask, where they have differed."""
         ll, la, ls, aa, as_ = self._products
         both = ll * aa - la * la
         if both > TINY * ll * aa > 0:

@@ -142,11 +142,12 @@ class StepCosts:
         return cost is not None and cost.is_known
 
     def _observe_call(self, call: DrafterCall) -> None:
-        pace = self._paces.setdefault(call.method, self._pace)
+        pace = self._paces.get(call.method, self._pace)
         self._paces[call.method] = pace + CallCost.MEMORY * (self._pace - pace)
-        self._calls.setdefault(call.method, CallCost()).observe(
-            call.levels, call.seconds, call.asks, call.behind
-        )
+        cost = self._calls.get(call.method)
+        if cost is None:
+            cost = self._calls[call.method] = CallCost()
+        cost.observe(call.levels, call.seconds, call.asks, call.behind)
 
     def _go_at(self, slower: float) -> None:
         self._pace *= slower
@@ -156,8 +157,12 @@ class StepCosts:
             self._paces = {method: pace / self._pace for method, pace in self._paces.items()}
             self._pace = 1.0
 
+    def band(self, context: int) -> int:
+        """Contexts of one band are expected to cost the same."""
+        return bisect_right(self.CONTEXT_BANDS, context)
+
     def _band(self, context: int) -> StepCurve:
-        return self._decoding[sum(context >= bound for bound in self.CONTEXT_BANDS)]
+        return self._decoding[self.band(context)]
 
     def _begun_band(self, context: int) -> StepCurve:
         """A band begins with what is known of the others: one measured row count tells nothing of what rows add."""

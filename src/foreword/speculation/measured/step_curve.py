@@ -3,8 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
-
-import numpy as np
+from itertools import pairwise
 
 DRIFT_MEMORY = 0.1
 """Weight of the newest step in what all row counts share: another process, a clock, a longer context."""
@@ -14,7 +13,14 @@ SHAPE_MEMORY = 0.02
 
 BACK = 8
 BACK_MEMORY = 0.15
-"""Weight of a step with a row count that was not seen for this many steps in what that one costs beside the others."""
+"""Weight of a step with a row count that was not seen for this many steps in what that one costs beside the others, and
+of as many after it: all sizes would else be believed to be slower by turns, and none in particular."""
+
+SETTLED = 50
+USUAL = 1.05
+LOOKED_AT = 4
+"""After so many steps of a row count, of those that take as long as expected, within this factor, only every fourth is
+looked at: looking takes time."""
 
 FARTHEST = 4.0
 """A step counts as at most this many times as slow, or as fast, as was expected: one pause is no change."""
@@ -25,6 +31,10 @@ FARTHEST_SHAPE = 1.25
 PROFILED = 8
 """Steps that a measurement at start-up counts as."""
 
+BETWEEN = 4
+"""Steps that what is known of both neighbours of a row count counts as: one slow step would else be believed of it, and
+of all larger ones, for ever."""
+
 
 @dataclass
 class _Bucket:
@@ -32,6 +42,7 @@ class _Bucket:
     seconds: float  # mean, without the drift
     seen: int  # steps
     at: int = 0  # number of the last of them
+    fresh: int = 0  # steps for which it still counts as having come back
 
 
 class StepCurve:
@@ -56,15 +67,19 @@ class StepCurve:
     def observe(self, rows: int, seconds: float) -> float:
         """Learn from a step; by what factor all are believed to take longer now."""
         self._seen += 1
-        known = self._buckets.get(_bucket(rows))
+        known = self._buckets.get(_bucket(rows)) or self._between(rows)
         if known is None:
             self._buckets[_bucket(rows)] = _Bucket(float(rows), seconds / self._drift, 1, self._seen)
             return 1.0
         expected = self._drift * known.seconds
+        is_usual = known.seen > SETTLED and seconds < USUAL * expected and expected < USUAL * seconds
+        if is_usual and not known.fresh and self._seen % LOOKED_AT and self._seen - known.at <= BACK:
+            known.at = self._seen
+            return 1.0
         seconds = min(max(seconds, expected / FARTHEST), expected * FARTHEST)
         # Other row counts have just told how the machine is: what is new about one that was long not seen is its own.
-        is_back = self._seen - known.at > BACK
-        drift, shape = (SHAPE_MEMORY, BACK_MEMORY) if is_back else (DRIFT_MEMORY, SHAPE_MEMORY)
+        known.fresh = BACK if self._seen - known.at > BACK else max(known.fresh - 1, 0)
+        drift, shape = (SHAPE_MEMORY, BACK_MEMORY) if known.fresh else (DRIFT_MEMORY, SHAPE_MEMORY)
         # What was measured at another time is soon moved to where this machine is now.
         slower: float = (seconds / expected) ** max(drift, 1 / self._seen)
         self._drift *= slower
@@ -77,6 +92,15 @@ class StepCurve:
         known.seconds += weight * (usual - known.seconds)
         known.seen += 1
         return slower
+
+    def _between(self, rows: int) -> _Bucket | None:
+        """A new bucket that begins with what its neighbours say; None at either end."""
+        points = self.points()
+        if not points or not points[0][0] < rows < points[-1][0]:
+            return None
+        found = _Bucket(float(rows), self._at(points, rows) / self._drift, BETWEEN)
+        self._buckets[_bucket(rows)] = found
+        return found
 
     def begin_with(self, points: Iterable[tuple[float, float]]) -> None:
         """Take (rows, seconds) that were measured before, until steps tell better."""
@@ -91,12 +115,18 @@ class StepCurve:
         """The same for 0 to `most_rows` rows, never falling: what noise says of a longer pass is not believed."""
         if not self._buckets:
             return None
-        at, seconds = np.array(self.points()).T
-        rows = np.arange(most_rows + 1)
-        nearest = np.clip(rows, at[0], at[-1])
-        beyond = (rows + self.PRIOR_ROWS) / (nearest + self.PRIOR_ROWS)
-        found: list[float] = np.maximum.accumulate(np.interp(nearest, at, seconds) * beyond).tolist()
-        return found
+        points, most = self.points(), 0.0
+        found: list[float] = []
+        for (low, shorter), (high, longer) in pairwise([(0.0, 0.0), *points]):
+            slope = (longer - shorter) / (high - low)
+            while len(found) < high and len(found) <= most_rows:
+                rows = len(found)
+                seconds = shorter + slope * (rows - low) if low else self._beyond(high, longer, rows)
+                most = seconds if seconds > most else most
+                found.append(most)
+        last, seconds = points[-1]
+        beyond = [self._beyond(last, seconds, rows) for rows in range(len(found), most_rows + 1)]
+        return found + [one if one > most else most for one in beyond]
 
     def points(self) -> list[tuple[float, float]]:
         """What was measured: (rows, seconds), by rows."""
@@ -107,7 +137,10 @@ class StepCurve:
         if 0 < place < len(points):
             (low, shorter), (high, longer) = points[place - 1], points[place]
             return shorter + (longer - shorter) * (rows - low) / (high - low)
-        nearest, seconds = points[min(place, len(points) - 1)]
+        return self._beyond(*points[min(place, len(points) - 1)], rows)
+
+    def _beyond(self, nearest: float, seconds: float, rows: int) -> float:
+        """Outside of what was measured."""
         return seconds * (rows + self.PRIOR_ROWS) / (nearest + self.PRIOR_ROWS)
 
 

@@ -1,0 +1,34 @@
+"""Who may be asked for a request, and who is."""
+
+from dataclasses import replace
+
+from foreword.control.arms import Arm, RequestRecord
+from foreword.speculation.drafting import choices_of
+from foreword.speculation.requests import DraftPlan, PassEntry
+
+
+def best_arm(record: RequestRecord, running: int) -> Arm | None:
+    """Of the drafters that pay for a request, the most promising; None: none pays."""
+    best: Arm | None = None
+    for arm in record.arms:
+        if not arm.pays or not arm.plan.allows(running) or not record.may_ask(arm):
+            continue
+        if best is None or arm.promise > best.promise:
+            best = arm
+    return best
+
+
+def fixed_plan(plan: DraftPlan | None, running: int) -> DraftPlan | None:
+    """A plan that is done as it stands; None: there is none."""
+    return plan if plan is not None and plan.is_fixed and plan.allows(running) else None
+
+
+def can_ask(entry: PassEntry, record: RequestRecord) -> bool:
+    """Whether anybody could guess in this pass: a head knows the states of a prompt only when it is over."""
+    return entry.draws and (entry.run == 1 or not record.heads)
+
+
+def plans_of(plan: DraftPlan) -> list[DraftPlan]:
+    """The plans of those that a plan leaves the choice between."""
+    choices = choices_of(plan.drafter)
+    return [replace(plan, method=name, drafter=drafter) for name, drafter in choices.items()] or [plan]

@@ -1,0 +1,77 @@
+"""Of several drafters, those whose calls are worth it together."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from foreword.control.asking import Pass, longer
+
+FEW = 3
+"""Drafters of which all combinations are looked at; of more, each alone and all together."""
+
+BETTER = 1.01
+"""Times as fast as those in use others have to promise to be."""
+
+MethodSeconds = Callable[[str, int, int], float]
+"""What a drafter's call for so many levels and asks takes."""
+
+
+@dataclass(frozen=True)
+class Bid:
+    """What a drafter would do for one request."""
+
+    method: str
+    tokens: float  # guesses that are expected to be accepted
+    rows: float  # that are expected to be verified
+    answers: float  # chance that there is a draft
+    depth: int  # levels that it is asked for
+
+
+@dataclass(frozen=True)
+class Seats:
+    """Requests of the same cohort, and who bids for each."""
+
+    count: int
+    bids: Sequence[Bid]
+
+
+def best_together(
+    here: Pass, seats: Sequence[Seats], in_use: frozenset[str], draft_seconds: MethodSeconds
+) -> frozenset[str]:
+    """The drafters with which the batch makes the most tokens per second, each request having one of them.
+
+    One that pays alone may not pay beside another: its call costs the same for the few requests that are left to it.
+    """
+    methods = sorted({bid.method for seat in seats for bid in seat.bids})
+    if len(methods) < 2:
+        return frozenset(methods)
+    rates = {some: _rate(here, seats, some, draft_seconds) for some in _combined(methods)}
+    best = max(rates, key=lambda some: rates[some])
+    kept = in_use & frozenset(methods)
+    return kept if kept in rates and BETTER * rates[kept] >= rates[best] else best
+
+
+def _combined(methods: Sequence[str]) -> Iterator[frozenset[str]]:
+    sizes = range(1, len(methods) + 1) if len(methods) <= FEW else (1, len(methods))
+    return (frozenset(some) for size in sizes for some in combinations(methods, size))
+
+
+def _rate(here: Pass, seats: Sequence[Seats], methods: frozenset[str], draft_seconds: MethodSeconds) -> float:
+    """Tokens per second if every request gets the one of these that does most for it."""
+    drawn = max(here.drawn, 1)
+    row = (here.after(drawn) - here.plain) / drawn
+    tokens, rows, answers = here.drawn, 0.0, 0.0
+    asked: dict[str, tuple[int, int]] = {}  # requests and levels
+    for seat in seats:
+        bids = [bid for bid in seat.bids if bid.method in methods]
+        if not bids:
+            continue
+        bid = max(bids, key=lambda one: one.tokens * here.per_token - one.rows * row)
+        count, depth = asked.get(bid.method, (0, 0))
+        asked[bid.method] = (count + seat.count, max(depth, bid.depth))
+        tokens += seat.count * bid.tokens
+        rows += seat.count * bid.rows
+        answers += seat.count * bid.answers
+    drafting = sum(draft_seconds(method, depth, count) for method, (count, depth) in asked.items())
+    asks = sum(count for count, _ in asked.values())
+    return tokens / (here.plain + longer(here, asks, answers, rows) + drafting)

@@ -1,0 +1,196 @@
+"""A head whose passes cost more the more requests are in them, next to a lookup that is all but free."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from foreword.backends.batch import Tap
+from foreword.control.asking import Pass
+from foreword.control.fair_share import FairShare
+from foreword.control.fixed import FixedPolicy
+from foreword.control.measured import MeasuredPolicy
+from foreword.control.probes import START, TimeBank
+from foreword.control.routing import Bid, Seats, best_together
+from foreword.control.settings import ControlSettings
+from foreword.engine.config import EngineConfig
+from foreword.speculation.drafting import DrafterNeeds
+from foreword.speculation.measured.call_cost import CallCost
+from foreword.speculation.requests import DraftPlan
+from helpers.traffic import TWO_CORES, Kind, PretendDrafter, Run, Traffic
+
+HEAD = PretendDrafter(
+    "eagle",
+    {"chat": Kind(0.6, 1, 0.3, 0.3), "code": Kind(0.75, 1, 0.3, 0.3), "repeat": Kind(0.75, 1, 0.3, 0.3)},
+    call=0.5e-3,
+    ask=0.08e-3,
+    level=0.42e-3,
+    row=0.3e-3,
+    tell=0.1e-3,
+    depth=4,
+    behind=0.05e-3,
+    needs=DrafterNeeds(taps=(Tap(1),)),
+    acceptance_by_level=(0.64, 0.59, 0.62, 0.68),
+)
+LOOKUP = PretendDrafter(
+    "ngram",
+    {"chat": Kind(0.1, 0.25, 0.3, 0.3), "code": Kind(0.75, 0.5), "repeat": Kind(0.95, 0.9)},
+    call=0.05e-3,
+    ask=0.02e-3,
+    depth=4,
+)
+ALL = ("chat", "code", "repeat")
+MOST_SHARE = EngineConfig().max_draft_share
+
+
+def traffic(
+    batch: int, cohorts: Sequence[str], drafters: Sequence[PretendDrafter] = (HEAD, LOOKUP)
+) -> Traffic:
+    """As an engine begins: with what a call for one request costs."""
+    found = Traffic(TWO_CORES, drafters, batch, cohorts, prompt=60, length=96)
+    for drafter in drafters:
+        cost = CallCost()
+        for number in range(12):
+            cost.observe(1 + number % 4, drafter.seconds(1 + number % 4, 1))
+        found.situation.costs.begin_with_calls({drafter.name: cost.as_json()})
+    return found
+
+
+def fixed(drafter: Any, depth: int, batch: int, cohorts: Sequence[str], steps: int) -> float:
+    found = traffic(batch, cohorts, [drafter])
+    found.plan_of = lambda _: DraftPlan(drafter.name, drafter, depth, depth, is_fixed=True)
+    return found.run(FixedPolicy(), steps * batch).ratio
+
+
+def in_use(policy: MeasuredPolicy) -> set[tuple[str, str]]:
+    return {
+        (control.estimate.method, control.estimate.cohort)
+        for control in policy.controls.values()
+        if control.in_use
+    }
+
+
+@pytest.mark.parametrize(
+    ("batch", "cohort", "expected"),
+    [
+        (2, "code", {("ngram", "code")}),
+        (4, "repeat", {("ngram", "repeat")}),
+        (8, "chat", set()),
+    ],
+)
+def test_where_a_head_does_not_pay_the_lookup_does_or_nobody_guesses(
+    batch: int, cohort: str, expected: set[tuple[str, str]]
+):
+    """Never below plain decoding, and near the best that is done at every step."""
+    policy, found = MeasuredPolicy(), traffic(batch, (cohort,))
+    found.run(policy, 500 * batch)
+    later = found.run(policy, 500 * batch).ratio
+    settings = ((HEAD, 1), (LOOKUP, 2), (LOOKUP, 4))
+    best = max(fixed(drafter, depth, batch, (cohort,), 300) for drafter, depth in settings)
+    assert later >= max(0.99, 0.96 * best)
+    assert in_use(policy) == expected
+
+
+def test_where_a_head_hardly_pays_nothing_is_lost():
+    """Two requests at once: it would bring a few per cent, and what it costs is not known better than that."""
+    policy, found = MeasuredPolicy(), traffic(2, ("chat",))
+    found.run(policy, 1000)
+    assert found.run(policy, 1000).ratio >= 0.99
+
+
+def test_of_requests_that_differ_each_has_the_drafter_that_suits_it():
+    policy, found = MeasuredPolicy(), traffic(1, ALL)
+    found.run(policy, 1500)
+    later = found.run(policy, 3000).ratio
+    best = max(fixed(drafter, depth, 1, ALL, 3000) for drafter in (HEAD, LOOKUP) for depth in (1, 2, 4))
+    assert later >= 0.98 * best
+    assert {("eagle", "chat"), ("ngram", "repeat")} <= in_use(policy)
+
+
+def test_a_lookup_is_compared_with_the_text_while_a_head_guesses():
+    """Without a pass that is given up for it: it is known soon that it suits texts that begin to repeat themselves."""
+    policy, found = MeasuredPolicy(), traffic(1, ("chat",))
+    found.run(policy, 2000)
+    assert in_use(policy) == {("eagle", "chat")}
+    found.cohorts = ("repeat",)
+    seconds = 0.0
+    while ("ngram", "repeat") not in in_use(policy):
+        seconds += found.run(policy, 1).seconds
+        assert seconds < 2
+    assert policy.bank.share <= 0.01
+
+
+def test_a_head_that_has_not_read_all_of_a_text_is_not_asked_beside_others():
+    """Its guesses are worse there, and would be held against it in all texts."""
+    policy, found = MeasuredPolicy(ControlSettings(reference_share=0.0)), traffic(1, ("chat",))
+    found.run(policy, 2000)
+    found._fill()
+    request: Any = found.running[0]
+    found.run(policy, 3)
+    asked = [policy.plan([found._entry(request)], found.situation)[0] for _ in range(4)]
+    assert any(plan is not None and plan.method == "eagle" for plan in asked)
+    policy._records[request.request_id].is_whole = False
+    asked = [policy.plan([found._entry(request)], found.situation)[0] for _ in range(4)]
+    assert not any(plan is not None and plan.method == "eagle" for plan in asked)
+    assert not policy.tells(request)
+
+
+def percentile(values: Sequence[float]) -> float:
+    return sorted(values)[-(-95 * len(values) // 100) - 1]
+
+
+@pytest.mark.parametrize(("batch", "cohorts"), [(2, ("repeat",)), (8, ALL)])
+def test_plain_requests_hardly_notice_those_beside_them(batch: int, cohorts: Sequence[str]):
+    def answers(share: float, steps: int) -> Run:
+        found = traffic(batch, cohorts)
+        found.plain = share
+        policy = FairShare(MeasuredPolicy(), MOST_SHARE)
+        found.run(policy, 300 * batch)
+        return found.run(policy, steps * batch)
+
+    alone, together = (answers(share, 500).answers[True] for share in (1.0, 0.5))
+    assert percentile(together) <= 1.05 * percentile(alone)
+
+
+def test_what_is_saved_of_a_long_prompt_is_not_spent_in_short_steps():
+    """A share of a step that reads a long prompt would lengthen many that do not."""
+    found = replace(traffic(2, ("repeat",)), prompt=400, length=24, plain=0.5)
+    policy = FairShare(MeasuredPolicy(), MOST_SHARE)
+    found.run(policy, 400)
+    run = found.run(policy, 600)
+    added = sum(seconds for _, seconds in run.steps) / (TWO_CORES(2) * len(run.steps))
+    assert added <= 1.045
+
+
+def test_a_drafter_that_is_dear_leaves_another_its_account():
+    bank = TimeBank()
+    for _ in range(10):
+        bank.earn(0.01, 0.01, ("head", "lookup"))
+    bank.pay("head", 1.0)
+    assert not bank.affords("head", 0.0)
+    assert bank.affords("lookup", START / 2)
+    for _ in range(1000):
+        bank.earn(0.01, 0.01, ("head", "lookup"))
+    assert bank.share == pytest.approx(1.0 / 10.1)
+
+
+def test_a_drafter_is_left_out_where_the_others_do_as_well_without_its_call():
+    here = Pass.of(4, 4, [1.0 + 0.05 * rows for rows in range(64)])
+    head = Bid("head", tokens=0.9, rows=1.0, answers=1.0, depth=1)
+    lookup = Bid("lookup", tokens=0.8, rows=1.0, answers=1.0, depth=1)
+
+    def together(call: float, some: Sequence[Seats], before: frozenset[str] = frozenset()) -> frozenset[str]:
+        return best_together(
+            here, some, before, lambda method, levels, asks: call if method == "head" else 0.0
+        )
+
+    both = [Seats(4, [head, lookup])]
+    assert together(0.0, both) >= {"head"}
+    assert together(0.5, both) == {"lookup"}
+    one_needs_it = [Seats(3, [head, lookup]), Seats(1, [head])]
+    assert together(0.02, one_needs_it) >= {"head"}
+    assert together(0.5, one_needs_it) == {"lookup"}
+    assert together(0.5, [Seats(4, [head])]) == {"head"}
+    nearly = [Seats(4, [replace(head, tokens=0.805), lookup])]
+    assert together(0.0, nearly, frozenset({"lookup"})) == {"lookup"}  # not worth a change
