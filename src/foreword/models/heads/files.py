@@ -14,7 +14,7 @@ from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.hf.checkpoint import read_json_object
 from foreword.models.formats.hf.packed.choice import scheme_of, unpacked
 from foreword.models.formats.safetensors_file import opened_safetensors
-from foreword.models.heads.layouts.names import OURS, SCALES, canonical_names
+from foreword.models.heads.layouts.names import OUR_NAMES, OURS, SCALES, canonical_names
 
 PICKLES = ("*.bin", "*.pt", "*.pth")
 
@@ -74,7 +74,7 @@ class HeadFiles:
     def _unpacked(self, name: str, stored: Tensor, scales: list[str]) -> Tensor:
         """Of a head that was written here, or of a module in a quantised checkpoint."""
         section = self.config.get("quantization_config") or {}
-        if isinstance(section, Mapping) and section.get("quant_method", OURS) == OURS:
+        if isinstance(section, Mapping) and section.get("quant_method", OURS) in OUR_NAMES:
             group = ConfigFields(section, str(self.path)).count("group_size")
             return expanded(stored, self.stored(scales[0]), group)
         parts = {scale.rpartition(".")[2]: self.stored(scale) for scale in scales} | {"weight": stored}

@@ -12,7 +12,10 @@ SCALES = (SCALE, "_scale_inv")
 """The same in files of others."""
 
 OURS = "foreword"
-"""The `quant_method` of heads that were written here."""
+"""The `quant_method` of heads that are written here."""
+
+OUR_NAMES = (OURS, "foreword-int8")
+"""Those that are read: the head that ships was written by an earlier version."""
 
 _RENAMED = (
     (re.compile(r"^model\."), ""),  # vLLM's prefix
