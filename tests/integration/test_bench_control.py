@@ -46,5 +46,6 @@ def test_a_line_of_phases_keeps_its_batch_full(llm: LLM):
     half = Arm(GUESSING.label, GUESSING.setting, is_half=True)
     steady, more = line.run(half, [Phase("one", 1, 0.5), Phase("other", 4, 0.5)])
     assert sum(step.tokens for step in more) > sum(step.tokens for step in steady) > 0
-    assert {len(step.plain_seconds) for step in more[1:]} == {2}  # half of them, as soon as prompts are read
+    # Half of them, as soon as prompts are read; steps that read some do not count.
+    assert {len(step.plain_seconds) for step in more[1:]} - {0} == {2}
     assert not llm.engine.has_requests

@@ -355,3 +355,23 @@ def test_a_machine_that_has_become_faster_makes_drafters_faster_that_nobody_asks
     assert costs.draft_seconds("head", 2) == pytest.approx(usual, rel=0.2)
     steps(60, 1.0, asks=True)
     assert costs.draft_seconds("head", 2) == pytest.approx(usual, rel=0.1)
+
+
+@pytest.mark.parametrize(("fixed", "per_token"), [(20e-3, 0.0), (2e-3, 0.1e-3)])
+def test_the_cost_of_one_that_is_always_behind_is_told_apart_from_catching_up(fixed: float, per_token: float):
+    """A drafter that is only probed now and then never has a call without; a dear one must not look free."""
+    cost, rng = CallCost(), random.Random(0)
+    cost.observe(1, 1.0)  # the first says nothing
+    for _ in range(20):
+        behind = rng.randint(20, 400)
+        cost.observe(1, fixed + per_token * behind, behind=behind)
+    assert cost.seconds(1) == pytest.approx(fixed, rel=0.1)
+    assert cost.per_token_behind == pytest.approx(per_token, rel=0.1, abs=1e-6)
+
+
+def test_one_that_is_always_as_far_behind_is_taken_to_cost_what_it_takes():
+    cost = CallCost()
+    cost.observe(1, 1.0)
+    for _ in range(10):
+        cost.observe(1, 20e-3, behind=100)
+    assert cost.seconds(1) == pytest.approx(20e-3, rel=0.1)

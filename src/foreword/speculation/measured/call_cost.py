@@ -54,6 +54,7 @@ class CallCost:
         self._products = [0.0] * 5  # mean products of what differs from the means: see `_observe_slopes`
         self._seen_at = (1.0, 1.0)  # asks where levels have differed, levels where asks have
         self._caught_up = 0  # calls that had to
+        self._behind = (0.0, 0.0, 0.0, 0.0)  # of these: tokens, seconds, and mean products of what differs
         self.per_token_behind = 0.0  # seconds
 
     def observe(self, levels: int, seconds: float, asks: int = 1, behind: int = 0) -> None:
@@ -127,15 +128,32 @@ class CallCost:
 
     def _without_catching_up(self, levels: int, seconds: float, asks: int, behind: int) -> float | None:
         """What the call would have taken; None if all that it tells is what catching up takes."""
-        share = behind * behind / (behind * behind + FEW_BEHIND * FEW_BEHIND)
         self._caught_up += 1
-        beyond = seconds - self.seconds(levels, asks) - self.per_token_behind * behind
         weight = max(self.MEMORY, 1 / self._caught_up)
+        if not self._seen:
+            return self._split(seconds, behind, weight)
+        share = behind * behind / (behind * behind + FEW_BEHIND * FEW_BEHIND)
+        beyond = seconds - self.seconds(levels, asks) - self.per_token_behind * behind
         self.per_token_behind = max(self.per_token_behind + weight * share * beyond / behind, 0.0)
         if not self.per_token_behind:  # it is faster than it was, catching up or not
             return seconds
         is_known = self._seen >= ENOUGH_CALLS and behind > FEW_BEHIND
         return None if is_known else max(seconds - self.per_token_behind * behind, 0.0)
+
+    def _split(self, seconds: float, behind: int, weight: float) -> float | None:
+        """What a call takes beside catching up, where there was none without: by calls that were behind by different
+        numbers of tokens. None as long as that cannot be told; where it never can, all of it.
+        """
+        tokens, usual, spread, common = self._behind
+        by_tokens, by_seconds, kept = behind - tokens, seconds - usual, 1 - weight
+        spread = kept * (spread + weight * by_tokens * by_tokens)
+        common = kept * (common + weight * by_tokens * by_seconds)
+        tokens, usual = tokens + weight * by_tokens, usual + weight * by_seconds
+        self._behind = tokens, usual, spread, common
+        if spread > 1:
+            self.per_token_behind = max(common / spread, 0.0)
+            return max(usual - self.per_token_behind * tokens, 0.0)
+        return seconds if self._caught_up >= FEW_CALLS else None
 
     def as_json(self) -> list[float]:
         """Plain numbers that `from_json` reads."""
