@@ -30,7 +30,7 @@ def demo(max_tokens: Annotated[int, typer.Option(help="Most tokens of every answ
     Ends with exit code 1 if guessing changed a text.
     """
     from foreword.acceptance.params import SamplingParams
-    from foreword.bench.memory import peak_resident_bytes
+    from foreword.bench.costs.memory import peak_resident_bytes
 
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     began = perf_counter()

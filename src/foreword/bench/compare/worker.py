@@ -10,7 +10,7 @@ import sys
 from time import perf_counter
 from typing import IO, Any
 
-from foreword.bench.memory import peak_resident_bytes
+from foreword.bench.costs.memory import peak_resident_bytes
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """The engine that `foreword bench gpu` times, and the texts that it is given."""
 
 from foreword.backends.interface import Decoder
-from foreword.bench.step_cost import random_tokens
+from foreword.bench.costs.step_cost import random_tokens
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore

@@ -9,8 +9,8 @@ import torch
 
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
+from foreword.bench.costs.step_cost import random_tokens
 from foreword.bench.gpu.ceilings import timing_event
-from foreword.bench.step_cost import random_tokens
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.proofs.lone_request import lone_request
 from foreword.speculation.draft import Draft

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from foreword.backends.interface import Decoder
-from foreword.bench.batch import run_batch
+from foreword.bench.costs.batch import run_batch
 from foreword.bench.gpu.ceilings import copy_bandwidth, matrix_rate, read_bandwidth
 from foreword.bench.gpu.engines import DECODED, random_prompts, timed_engine
 from foreword.bench.gpu.passes import PassTime, PassTimer, matrix_operations, prompt_seconds

@@ -14,7 +14,7 @@ from typing import Any
 
 from foreword.acceptance.params import SamplingParams
 from foreword.backends.interface import Decoder
-from foreword.bench.batch import run_batch
+from foreword.bench.costs.batch import run_batch
 from foreword.bench.drafters.random_heads import write_random_head
 from foreword.bench.gpu.engines import DECODED, random_prompts, timed_engine
 from foreword.control.fixed import FixedPolicy

@@ -31,7 +31,7 @@ def adapters(
     as_json: JsonOption = False,
 ) -> None:
     """Milliseconds of one decoding pass with LoRA adapters, and the ratio to the pass without, in turns."""
-    from foreword.bench.adapters import measure_adapters
+    from foreword.bench.costs.adapters import measure_adapters
 
     llm = load_llm(model, dtype, device, backend)
     with progress_bar("measuring") as on_progress:

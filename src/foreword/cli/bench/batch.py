@@ -25,7 +25,7 @@ from foreword.cli.console import (
 )
 
 if TYPE_CHECKING:
-    from foreword.bench.batch import BatchRow
+    from foreword.bench.costs.batch import BatchRow
 
 
 def batch(
@@ -48,7 +48,7 @@ def batch(
     step takes beside drafting, the forward pass and acceptance.
     """
     sizes = parse_sizes("--batches", batches)
-    from foreword.bench.batch import measure_batches
+    from foreword.bench.costs.batch import measure_batches
     from foreword.bench.drafters.prompts import own_prompts
 
     llm = load_llm(model, dtype, device, backend, speculative_config)

@@ -42,7 +42,7 @@ from foreword.errors import RequestError
 
 if TYPE_CHECKING:
     from foreword.backends.interface import Decoder
-    from foreword.bench.step_cost import EngineCosts, StepTimer
+    from foreword.bench.costs.step_cost import EngineCosts, StepTimer
 
 app = typer.Typer(no_args_is_help=True, help="Measure costs and speed, always as ratios within one run.")
 app.command("accept")(accept.accept)
@@ -99,7 +99,7 @@ def step(
         raise RequestError(f"--compare knows llama.cpp only, not {compare!r}")
     sizes = parse_sizes("--tokens", tokens)
     prompts = parse_sizes("--prefill", prefill) if prefill else []
-    from foreword.bench.step_cost import DecoderTimer, check_sizes, compare_step_cost
+    from foreword.bench.costs.step_cost import DecoderTimer, check_sizes, compare_step_cost
 
     llm = load_llm(model, dtype, device, backend)
     target = llm.engine.target
@@ -130,8 +130,8 @@ def _mixture_timers(
     """A random mixture of the model's shape, and a random dense model of the same active size."""
     from foreword.backends.choice import choose_backend, pick_device
     from foreword.backends.loading import DecoderLoader
-    from foreword.bench.random_model import RandomCheckpoint, as_mixture
-    from foreword.bench.step_cost import DecoderTimer
+    from foreword.bench.costs.random_model import RandomCheckpoint, as_mixture
+    from foreword.bench.costs.step_cost import DecoderTimer
 
     place = pick_device(device)
     loader = DecoderLoader(choose_backend(backend, dtype, place), place)
@@ -143,8 +143,8 @@ def _mixture_timers(
 
 
 def _llama_cpp_timers(model: str, context: int, most_tokens: int) -> "dict[str, StepTimer]":
-    from foreword.bench.llama_cpp import FILE_TYPES, quantized_copy
-    from foreword.bench.llama_cpp_timer import LlamaCppTimer
+    from foreword.bench.costs.llama_cpp import FILE_TYPES, quantized_copy
+    from foreword.bench.costs.llama_cpp_timer import LlamaCppTimer
     from foreword.kernels.native import choose_threads
     from foreword.models.sources.builtin import cache_directory
     from foreword.models.sources.resolve import resolve_model

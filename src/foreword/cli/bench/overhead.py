@@ -23,7 +23,7 @@ from foreword.cli.console import (
 )
 
 if TYPE_CHECKING:
-    from foreword.bench.host_time import HostTime
+    from foreword.bench.costs.host_time import HostTime
 
 
 def overhead(
@@ -49,9 +49,9 @@ def overhead(
     versions of it on any machine, busy or not.
     """
     lengths, sizes = parse_sizes("--contexts", contexts), parse_sizes("--batches", batches)
+    from foreword.bench.costs.host_time import measure_host_time
     from foreword.bench.drafters.methods import parse_methods
     from foreword.bench.drafters.overhead import VERIFY_ROWS, measure_overhead
-    from foreword.bench.host_time import measure_host_time
 
     wanted = parse_methods(methods)
     llm = load_llm(model, dtype, device, backend)

@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from foreword.bench.llama_cpp import load_llama_cpp, quantized_copy
+from foreword.bench.costs.llama_cpp import load_llama_cpp, quantized_copy
 
 CACHE = "FOREWORD_COMPARE_CACHE"
 """Variable with the folder for files that llama.cpp makes; set by the process that compares."""

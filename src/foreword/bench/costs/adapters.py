@@ -10,7 +10,7 @@ import torch
 from foreword.backends.batch import ForwardBatch
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
-from foreword.bench.step_cost import random_tokens
+from foreword.bench.costs.step_cost import random_tokens
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.models.adapters.lora import MAX_RANK, MODULES, Factors, Lora, layer_modules

@@ -3,8 +3,8 @@
 from pathlib import Path
 from time import perf_counter
 
-from foreword.bench.llama_cpp import LlamaCppError, load_llama_cpp
-from foreword.bench.step_cost import random_tokens
+from foreword.bench.costs.llama_cpp import LlamaCppError, load_llama_cpp
+from foreword.bench.costs.step_cost import random_tokens
 
 
 class LlamaCppTimer:

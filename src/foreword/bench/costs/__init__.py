@@ -1,0 +1,1 @@
+"""What passes, steps and the parts of a step cost."""
