@@ -68,7 +68,8 @@ def test_every_row_sees_its_prefix_and_its_ancestors(
     case: str, starts: tuple[int, ...] | None, split: bool, tile_rows: int, dtype: torch.dtype
 ):
     """Rows before a request's start are not there, and may hold anything."""
-    from foreword.backends.cuda.kernels.attention import RowTiles, Sight, Workspace, ancestor_slots, attend
+    from foreword.backends.cuda.kernels.ancestors import ancestor_slots
+    from foreword.backends.cuda.kernels.attention import RowTiles, Sight, Workspace, attend
 
     groups, rng = CASES[case], random.Random(7)
     rows = [row for group in groups for row in group]

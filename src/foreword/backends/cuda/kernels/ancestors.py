@@ -1,0 +1,34 @@
+"""Where the guesses lie that a guess builds on."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from foreword.backends.batch import MAX_DRAFT_NODES
+
+
+@triton.jit
+def _ancestor_slots(
+    prefix_lens, masks, requests, tables, out, table_width,
+    PAGE: tl.constexpr, NODES: tl.constexpr,
+):  # fmt: skip
+    """For one row, the physical KV rows of its ancestors among the guesses, in the order of their depth."""
+    row = tl.program_id(0).to(tl.int64)
+    node = tl.arange(0, NODES)
+    is_ancestor = ((tl.load(masks + row) >> node.to(tl.int64)) & 1).to(tl.int32)
+    depth = tl.cumsum(is_ancestor, axis=0) - is_ancestor
+    logical = tl.load(prefix_lens + row) + node
+    table = tables + tl.load(requests + row).to(tl.int64) * table_width
+    page = tl.load(table + logical // PAGE, mask=is_ancestor != 0, other=0)
+    tl.store(out + row * NODES + depth, page * PAGE + logical % PAGE, mask=is_ancestor != 0)
+
+
+def ancestor_slots(
+    prefix_lens: Tensor, masks: Tensor, requests: Tensor, tables: Tensor, page_size: int
+) -> Tensor:
+    """Where each row's guessed ancestors lie: int32 [rows, MAX_DRAFT_NODES]; `requests` [rows] says whose row it is."""
+    out = tables.new_zeros((len(prefix_lens), MAX_DRAFT_NODES))
+    _ancestor_slots[(len(prefix_lens),)](
+        prefix_lens, masks, requests, tables, out, tables.shape[1], PAGE=page_size, NODES=MAX_DRAFT_NODES
+    )
+    return out
