@@ -214,7 +214,7 @@ class MeasuredPolicy:
     def _answered(self, record: RequestRecord, asked: Arm, part: RequestReport) -> None:
         asked.control.estimate.answered(record.asked_depth, record.offered_depth)
         if record.is_probe:
-            self.bank.pay(asked.plan.method, part.draft_seconds)
+            self.bank.pay_probe(asked.plan.method, part.draft_seconds)
         elif part.applied and not record.is_coupled and len(part.draft):
             Waiting(asked.fit, part.draft).judge(part.verdict)
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 MOST_SAVED = 0.03
 """Seconds that an account keeps at most, or the price of two probes if that is more."""
 
+BESIDE = 1e-4
+"""Seconds that asking a drafter and comparing its guesses with the text take the host beside the draft itself."""
+
 START = 0.015
 """Seconds of the first account to begin with, so that a first request is not over before anything was tried."""
 
@@ -36,6 +39,10 @@ class TimeBank:
             account = self._account(method)
             most = max(MOST_SAVED, 2 * account.dearest)
             account.balance = min(account.balance + share * step_seconds / len(methods), most)
+
+    def pay_probe(self, method: str, draft_seconds: float) -> None:
+        """Of a draft that was only compared with the text."""
+        self.pay(method, draft_seconds + BESIDE)
 
     def pay(self, method: str, seconds: float) -> None:
         """A probe was dearer than expected: the next one waits the longer."""
