@@ -124,6 +124,8 @@ class EngineCore:
 
     def prepare(self, new: NewRequest, assigned: Assignment | None = None) -> list[Request]:
         """Check a request and make ready what it needs; nothing is queued. Raises `RequestError`."""
+        if assigned is None and new.request_id == CHECK:
+            raise RequestError(f"the id {CHECK!r} is the engine's own; choose another")
         requests = self._intake.admit(new, assigned)
         for request in requests:
             request.kv_bytes_per_row = self.runner.store.bytes_per_row

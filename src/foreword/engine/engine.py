@@ -128,6 +128,7 @@ class Engine:
             refusal = (
                 error if isinstance(error, Exception) else RequestError(f"{type(error).__name__}: {error}")
             )
+            self._mail.put(lambda: self._aborted_early.discard(stream.request_id))
             if self._listeners.forget(stream):
                 post(stream.loop, [(stream, refusal)])
             return

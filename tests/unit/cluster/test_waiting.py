@@ -1,10 +1,13 @@
 """How long a pass waits: while one more level is worth what the others lose."""
 
 from math import inf
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from foreword.cluster.remote.estimates import NodeEstimates, TokenRate
+from foreword.cluster.remote.prospects import FIRST_ANSWER, prospects_of
 from foreword.cluster.remote.waiting import Prospect, most_worth, worth_waiting
 from foreword.speculation.draft import Draft
 
@@ -94,3 +97,20 @@ def test_the_rate_is_of_tokens_that_came_between_two_asks():
     assert rate.per_second == pytest.approx(8.0)
     rate.came(0, 10.6)
     assert rate.per_second == pytest.approx(8.0)
+
+
+def test_a_node_that_never_answered_is_late_soon():
+    """However dear a token seems to be: after an idle hour the first one does."""
+    peer = SimpleNamespace(
+        name="node",
+        estimates=NodeEstimates(),
+        breaker=SimpleNamespace(is_open=False),
+        waited_in_vain=False,
+    )
+    pairing = SimpleNamespace(
+        peer=peer, is_warm=True, is_all=False, asked_at=5.0, level_at=5.0, behind=lambda _: Draft()
+    )
+    asked: Any = SimpleNamespace(request=None, max_depth=4, max_nodes=4)
+    (found,) = prospects_of([(asked, cast(Any, pairing))], now=5.0).values()
+    assert found.late_after == FIRST_ANSWER
+    assert most_worth([found], tokens_per_second=1 / 3600) <= FIRST_ANSWER

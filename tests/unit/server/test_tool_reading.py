@@ -135,3 +135,33 @@ def test_what_is_cut_of_a_forced_call_is_no_text(name: str):
         content, calls = ToolWriter(use).whole(written[:length])
         assert content is None
         assert len(calls) <= 1
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", '<tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>\nI will look that up.'),
+        ("llama3_json", '{"name": "a", "parameters": {}} I will look that up.'),
+        ("mistral", '[TOOL_CALLS][{"name": "a", "arguments": {}}] I will look that up.'),
+    ],
+)
+def test_text_after_a_call_keeps_its_spaces_and_its_first_letter(form: str, text: str):
+    reader = ToolReader(FORMATS[form], ["a"])
+    events = [*reader.feed(text), *reader.finish()]
+    assert [event.name for event in events if isinstance(event, Called)] == ["a"]
+    assert "".join(event.text for event in events if isinstance(event, Said)) == "I will look that up."
+
+
+def test_a_mark_in_prose_after_a_call_swallows_nothing():
+    call = '<tool_call>{"name": "a", "arguments": {}}</tool_call>'
+    reader = ToolReader(FORMATS["hermes"], ["a"])
+    events = [*reader.feed(f"{call} One writes <tool_call> before a call."), *reader.finish()]
+    said = "".join(event.text for event in events if isinstance(event, Said))
+    assert said == "One writes <tool_call> before a call."
+
+
+def test_no_more_calls_are_told_than_were_asked_for():
+    call = '<tool_call>{"name": "a", "arguments": {"n": 1}}</tool_call>'
+    reader = ToolReader(FORMATS["hermes"], ["a"], most=1)
+    events = [*reader.feed(2 * call), *reader.finish()]
+    assert [event.index for event in events if not isinstance(event, Said)] == [0, 0]

@@ -1,12 +1,14 @@
 """What may come soon, for all requests of a pass."""
 
 from collections.abc import Sequence
-from math import inf
 
 from foreword.cluster.remote.pairing import Pairing
 from foreword.cluster.remote.peer import Peer
 from foreword.cluster.remote.waiting import UNKNOWN_SECONDS, Prospect
 from foreword.speculation.drafting import Ask
+
+FIRST_ANSWER = 0.05
+"""Seconds after which a node is late of which nobody knows what it usually takes."""
 
 _OVERDUE = 0.25
 """Of the usual time, what is expected to be left for what should be there already."""
@@ -40,7 +42,7 @@ def _prospect(pairing: Pairing, at_hand: int, wanted: int, requests: int, now: f
     survival = estimates.survival(wanted)
     level = estimates.level_seconds or UNKNOWN_SECONDS
     first = estimates.first_seconds or UNKNOWN_SECONDS
-    late_after = estimates.late_after or inf
+    late_after = estimates.late_after or FIRST_ANSWER
     if pairing.asked_at is None:  # the chain goes on
         return Prospect(
             requests,

@@ -21,6 +21,9 @@ from foreword.engine.vocabulary import Vocabulary
 from foreword.errors import RequestError
 from foreword.structured.compiler import Grammars
 
+MOST_DEADLINE_MS = 1e12
+"""Some thirty years."""
+
 
 @dataclass(frozen=True)
 class Intake:
@@ -42,7 +45,7 @@ class Intake:
         Who drafts for them is up to the rules, and to the request, unless it is `assigned`.
         """
         self._check_prompt(new.prompt_token_ids)
-        _check_deadline(new)
+        _check_service(new)
         self._check_ids(new.prediction, "prediction")
         params = new.params
         seed = secrets.randbits(53) if params.seed is None else params.seed  # more is lost in JavaScript
@@ -121,8 +124,16 @@ class Intake:
             raise RequestError(f"token id {bad} in the {where} is outside the vocabulary of {size}")
 
 
-def _check_deadline(new: NewRequest) -> None:
-    if new.deadline_ms is not None and not new.deadline_ms > 0:
-        raise RequestError(f"deadline_ms must be positive, not {new.deadline_ms}")
+def _check_service(new: NewRequest) -> None:
+    """Whatever a caller in the same process has put there: it is compared with what others have."""
+    if not isinstance(new.priority, int):
+        raise RequestError(f"priority must be a whole number, not {new.priority!r}")
+    if new.deadline_ms is not None:
+        if not isinstance(new.deadline_ms, int | float):
+            raise RequestError(f"deadline_ms must be a number, not {new.deadline_ms!r}")
+        if not 0 < new.deadline_ms <= MOST_DEADLINE_MS:
+            raise RequestError(
+                f"deadline_ms must be in 0 .. {MOST_DEADLINE_MS}, not {str(new.deadline_ms)[:40]}"
+            )
     if new.on_deadline not in ON_DEADLINE:
         raise RequestError(f"on_deadline must be one of {', '.join(ON_DEADLINE)}, not {new.on_deadline!r}")

@@ -157,7 +157,7 @@ class Scheduler:
         """Rows that the policy would fill with guesses; a policy that fails costs guesses alone."""
         if self._situation.speculating:
             with self._faults.forgiven("rows wanted"):
-                return max(0, self._policy.rows_wanted(decoding, self._situation))
+                return max(0, int(self._policy.rows_wanted(decoding, self._situation)))
         return 0
 
     def _rows_in_time(self, requests: int) -> int:

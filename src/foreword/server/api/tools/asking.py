@@ -32,7 +32,7 @@ class ToolUse:
 
     def reader(self) -> ToolReader:
         names = [function.name for function in self.functions]
-        return ToolReader(self.form, names, only_calls=self.choice == "required")
+        return ToolReader(self.form, names, only_calls=self.choice == "required", most=self.most)
 
     def structured(self, other: StructuredOutputs | None) -> StructuredOutputs | None:
         """The form of the answer; `other` is what is asked for besides."""

@@ -33,12 +33,21 @@ class Given:
 
 Event = Said | Called | Given
 
+_BETWEEN = " \n\t\r,;[]"
+"""What may stand between calls that have no marks."""
+
 
 class ToolReader:
     """Takes text as it comes; what may turn out to be a mark, or no call after all, is held back."""
 
-    def __init__(self, form: ToolFormat, tools: Collection[str], only_calls: bool = False) -> None:
-        """`only_calls`: the answer's form leaves room for nothing else, so that what is cut is no text."""
+    def __init__(
+        self, form: ToolFormat, tools: Collection[str], only_calls: bool = False, most: int | None = None
+    ) -> None:
+        """`only_calls`: the answer's form leaves room for nothing else, so that what is cut is no text.
+
+        `most` calls are told; None: all.
+        """
+        self._most = most
         self._form = form
         self._only_calls = only_calls
         self._tools = frozenset(tools)
@@ -46,6 +55,7 @@ class ToolReader:
         self._call: _Call | None = None  # being read
         self._inside = False  # between marks
         self._has_said = False  # anything but space was told as text
+        self._is_speaking = False  # the same since the last call
         self.count = 0  # calls so far
 
     @property
@@ -58,14 +68,23 @@ class ToolReader:
         for character in text:
             self._held += character
             self._step(character, events)
-        return _joined(events)
+        return _joined([event for event in events if self._is_wanted(event)])
+
+    def _is_wanted(self, event: Event) -> bool:
+        return isinstance(event, Said) or self._most is None or event.index < self._most
 
     def finish(self) -> list[Event]:
         """The answer has ended: what was held back is text, unless it is the rest of a call that was told."""
         held, self._held = self._held, ""
         is_told = self._call is not None and self._call.is_told
-        is_rest = self._inside and self._call is None and self.count > 0
-        return [] if self._only_calls or is_told or is_rest or not held else [Said(held)]
+        return [] if self._only_calls or is_told or self._is_rest(held) or not held else [Said(held)]
+
+    def _is_rest(self, held: str) -> bool:
+        """Whether it is no more than what stands between calls, or a mark that was cut."""
+        if not self._inside or self._call is not None or not self.count:
+            return False
+        left = held.strip(_BETWEEN)
+        return left in ("", self._form.begin) or self._form.end.startswith(left)
 
     def _step(self, character: str, events: list[Event]) -> None:
         if self._call is not None:
@@ -108,10 +127,11 @@ class ToolReader:
                 self._held = ""
             self._say(self._held, events)
             self._held, self._inside = "", False
-        elif not self._form.end and character not in " \n\t\r,;[]":
+        elif not self._form.end and character not in _BETWEEN:
             self._inside = False
-            if not self.count:  # it was no call after all
-                self._say(self._held, events)
+            self._say(
+                character if self.count else self._held, events
+            )  # without any, it was no call after all
             self._held = ""
 
     def _read(self, character: str, events: list[Event]) -> None:
@@ -122,7 +142,7 @@ class ToolReader:
             if call.name not in self._tools:
                 self._give_up(events)
                 return
-            call.is_told = True
+            call.is_told, self._is_speaking = True, False
             self.count += 1
             events.append(Called(call.index, call.name))
         if call.is_told:
@@ -149,7 +169,8 @@ class ToolReader:
         """Space around calls is told only between texts."""
         if text:
             self._has_said |= bool(text.strip())
-            if text.strip() or (self._has_said and not self.count):
+            self._is_speaking |= bool(text.strip())
+            if self._is_speaking:
                 events.append(Said(text))
 
 
