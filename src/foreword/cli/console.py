@@ -40,7 +40,7 @@ BackendOption = Annotated[
     str,
     typer.Option(
         callback=lambda name: one_of("--backend", name, BACKENDS),
-        help="auto, cpu (compiled kernels) or torch.",
+        help="auto, cpu (compiled kernels), cuda or torch.",
     ),
 ]
 DeviceOption = Annotated[str, typer.Option(callback=check_device, help="auto, cpu or cuda.")]

@@ -70,8 +70,8 @@ class Security:
         ]
         if missing:
             raise RequestError(
-                f"draft node {address} is not on this machine, and prompts travel to it: give "
-                f"{' and '.join(missing)}, or say insecure if the network is yours alone"
+                f"{address} can be reached from other machines, and prompts travel there: give "
+                f"{' and '.join(missing)}, or the insecure option if the network is yours alone"
             )
 
     def proof(self, who: bytes, theirs: bytes, ours: bytes) -> bytes:

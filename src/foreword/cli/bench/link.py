@@ -18,6 +18,7 @@ from foreword.cli.console import (
     stdout,
 )
 from foreword.cli.options.cluster import TlsOption, TokenFileOption, tls_files
+from foreword.errors import RequestError
 
 
 def link(
@@ -49,6 +50,8 @@ def link(
     from foreword.models.sources.resolve import resolve_model
 
     sizes, files = parse_sizes("--batch", batch), tls_files(tls)
+    if min(sizes) < 1:
+        raise RequestError(f"--batch must be at least 1, not {min(sizes)}")
     security = Security.of(str(token_file or ""), None if files is None else TlsFiles(*files))
     given = None if drafters is None else NodeAddress.parse(drafters)
     with stage_bar() as on_stage:
@@ -60,7 +63,10 @@ def link(
     identity = Identity(security, ids)
     with local_node(str(path), method) if given is None else nullcontext(given) as address:
         config = RemoteConfig(str(address), shadow=0)
-        report = measure_link(address, identity, config, sizes, passes, pass_ms / 1e3)
+        try:
+            report = measure_link(address, identity, config, sizes, passes, pass_ms / 1e3)
+        except OSError as error:
+            raise RequestError(f"draft node {address}: {error.strerror or error}") from error
     farthest = report.break_even_ms(acceptance, levels, pass_ms)
     if as_json:
         print_json(asdict(report) | {"break_even_ms": farthest})

@@ -47,7 +47,7 @@ def tls_files(text: str | None) -> tuple[str, str, str] | None:
         return None
     files = [entry.strip() for entry in text.split(",")]
     if len(files) != 3 or not all(files):
-        raise RequestError("--tls takes three files with commas: certificate, key, authority")
+        raise RequestError("TLS takes three files with commas: certificate, key, authority")
     return files[0], files[1], files[2]
 
 

@@ -69,6 +69,12 @@ def prove(
     """
     if url is not None and pair is not None:
         raise RequestError("--url and --pair exclude each other; give one")
+    asks_a_server = {"--dry-run": dry_run, "--small": small, "--only": only, "--model": model} | {
+        "--plain-url": plain_url,
+        "--plain-body": plain_body,
+    }
+    if url is None and (without := [option for option, value in asks_a_server.items() if value]):
+        raise RequestError(f"{without[0]} is for the examination of a server; add --url")
     if url is not None:
         from foreword.cli.prove.server import Asked, prove_server
         from foreword.proofs.server.plan import FULL as FULL_PLAN
