@@ -123,8 +123,19 @@ class Scheduler:
         if not timed:
             return []
         now, costs, running = clock(), self._situation.costs, len(self.running)
-        reasons = ((request, reason_to_end(request, now, costs, running)) for request in timed)
+        reasons = (
+            (request, reason_to_end(request, now, costs, running, self._found(request))) for request in timed
+        )
         return [(request, why) for request, why in reasons if why is not None]
+
+    def _found(self, request: Request) -> int:
+        """Rows of a request that waits which it would find in the cache, or which the first answer computes for it."""
+        if request.kv.computed or request.deadline is None or not request.deadline.must_be_whole:
+            return 0
+        if request.leader is not None:
+            return request.prompt_len - 1
+        pages = self._cache.matching_pages(request.owner_of_pages, request.tokens)
+        return pages * self._cache.page_size
 
     def by_service(self) -> dict[str, tuple[int, int]]:
         """How many run and how many wait, by the name of their class."""

@@ -9,6 +9,9 @@ from foreword.speculation.measured.call_cost import CallCost
 from foreword.speculation.measured.step_curve import StepCurve
 from foreword.speculation.report import DrafterCall, StepReport
 
+LONG_CHUNK = 256
+"""Rows of a prompt from which on more do not go faster."""
+
 FIRST_CHUNK = 64
 """Rows of the first step with a prompt chunk while others decode, before anything is known of its cost."""
 
@@ -36,6 +39,7 @@ class StepCosts:
         self._decoding = [StepCurve() for _ in range(len(self.CONTEXT_BANDS) + 1)]
         self._prompts = StepCurve()
         self._prompt_rate: float | None = None  # rows per second of steps with prompt chunks
+        self._fastest: dict[int, float] = {}  # the best of these rates, by the bits of the number of rows
         self._calls: dict[str, CallCost] = {}
         self._pace = 1.0  # how slow the machine is, by steps alone
         self._paces: dict[str, float] = {}  # the same when a drafter was asked of late
@@ -53,6 +57,8 @@ class StepCosts:
             self._prompts.observe(report.rows, seconds)
             rate = report.rows / seconds
             self._prompt_rate = rate if self._prompt_rate is None else (self._prompt_rate + rate) / 2
+            size = report.rows.bit_length()
+            self._fastest[size] = max(rate, self._fastest.get(size, 0.0))
 
     def begin_with(self, context: int, points: Iterable[tuple[float, float]]) -> None:
         """Take the (rows, seconds) of passes at this context that were measured before."""
@@ -121,9 +127,13 @@ class StepCosts:
         known = self._prompts if self._prompts.is_known else None
         return min(fit, _rows_below(known, seconds, most if known is not None else min(most, FIRST_CHUNK)))
 
-    def prompt_seconds(self, rows: int) -> float:
-        """Expected time of so many rows of prompts; 0 before a step with some was measured."""
-        return rows / self._prompt_rate if self._prompt_rate else 0.0
+    def least_prompt_seconds(self, rows: int) -> float:
+        """What so many rows of prompts take at the very least: at the best rate that was ever seen.
+
+        0 where only far shorter chunks were: longer ones go faster.
+        """
+        is_known = any(size >= min(rows, LONG_CHUNK).bit_length() for size in self._fastest)
+        return rows / max(self._fastest.values()) if is_known else 0.0
 
     def draft_seconds(self, method: str, levels: int, asks: int = 1) -> float:
         """Expected time of a drafter's call; 0 before the first was measured.

@@ -20,8 +20,8 @@ from helpers.saboteur import Saboteur
         ({"priority": "high"}, "priority must be a whole number"),
         ({"priority": None}, "priority must be a whole number"),
         ({"deadline_ms": "5"}, "deadline_ms must be a number"),
-        ({"deadline_ms": 10**400}, "deadline_ms must be in 0"),
-        ({"deadline_ms": 0}, "deadline_ms must be in 0"),
+        ({"deadline_ms": 10**400}, "deadline_ms must be at most"),
+        ({"deadline_ms": 0}, "deadline_ms must be positive"),
         ({"request_id": CHECK}, "the engine's own"),
     ],
 )

@@ -85,3 +85,26 @@ def test_one_that_is_put_off_for_too_long_is_given_up_when_it_can_no_longer_be_w
 def test_nonsense_is_refused_by_name(options: dict[str, object], complaint: str):
     with pytest.raises(RequestError, match=complaint):
         ServiceWorld().ask(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_what_would_be_in_time_is_not_refused(is_cached: bool):
+    """A prompt whose rows are there already, and one that is longer than all that were timed of late."""
+    world = ServiceWorld(enable_prefix_caching=is_cached)
+
+    def answer(prompt, tokens: int = 1, **options):
+        began = world.now
+        request = world.ask(prompt=prompt, tokens=tokens, **options)
+        while world.core.has_requests:
+            world.core.step()
+        return request.finish_reason, 1e3 * (world.now - began)
+
+    texts = [[(7 * place + number) % 12 for place in range(90)] for number in range(6)]
+    for text in texts:
+        answer(text)
+    for _ in range(5):
+        answer(4, tokens=30)
+    again = texts[0] if is_cached else [(5 * place + 3) % 12 for place in range(90)]
+    _, taken = answer(again)
+    fresh = texts[1] if is_cached else [(5 * place + 4) % 12 for place in range(90)]
+    assert answer(fresh, deadline_ms=1.05 * taken, on_deadline="refuse") == ("length", pytest.approx(taken))

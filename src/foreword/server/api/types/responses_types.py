@@ -30,8 +30,10 @@ def _messages(value: object) -> list[Message]:
     """A text, or a list of messages, calls of tools and what they gave."""
     if isinstance(value, str):
         return [_said("user", value)]
-    if not isinstance(value, list) or not value:
+    if not isinstance(value, list):
         raise ValueError("must be a text or a list of items")
+    if not value:
+        raise ValueError("must not be empty")
     return [_message(place, item) for place, item in enumerate(value)]
 
 
@@ -103,8 +105,11 @@ def _text_format(value: object) -> StructuredOutputs | None:
     """`{"format": {"type": "json_schema", "name": ..., "schema": ...}}`"""
     if value is None:
         return None
-    found = value.get("format") if isinstance(value, dict) else None
-    given = found if isinstance(found, dict) else {"type": "text"}
+    if not isinstance(value, dict):
+        raise ValueError("must be an object")
+    given = value.get("format", {"type": "text"})
+    if not isinstance(given, dict):
+        raise ValueError("format must be an object")
     kind = given.get("type")
     try:
         if kind == "json_object":
