@@ -101,6 +101,14 @@ HOUSE_MUTANTS = (
     ),
     Mutant(
         48,
+        "a policy plans before it has learned what came of its last plan",
+        "speculation/step.py",
+        "        self.learn()  # a policy compares",
+        "        pass  # a policy compares",
+        ("tests/unit/engine/stepping/test_pipeline.py",),
+    ),
+    Mutant(
+        48,
         "rows that a pass has made final are still expected",
         "kv/paged_cache.py",
         "        sequence.ahead = max(0, sequence.ahead - run)\n",

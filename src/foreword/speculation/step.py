@@ -118,7 +118,7 @@ class Stepper:
     def resolve(self, launched: Launched) -> StepReport:
         """Wait for the pass, judge the drafts and commit; if anything fails, nothing happened.
 
-        What it has shown is left to `learn`: the next pass can be on its way before.
+        What it has shown is left to `learn`: a pass that nobody plans can be on its way before.
         """
         waiting = self.clock()
         if self.newest is launched:
@@ -146,6 +146,7 @@ class Stepper:
                 self.policy.learn(report)
 
     def _plan(self, entries: Sequence[PassEntry]) -> Plans:
+        self.learn()  # a policy compares what it has planned with what came of it before it plans anew
         if self.situation.speculating:
             with self.faults.forgiven("plan"):  # a policy that fails costs guesses, never a request
                 return self.policy.plan(entries, self.situation)
