@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.interface import Decoder
@@ -137,7 +138,7 @@ class EngineCore:
         """Queue the requests of one `prepare`."""
         name = requests[0].name
         if name in self._active:
-            self.adapters.release(requests[0].adapter, len(requests))
+            self.discard(requests)
             raise RequestError(f"a request with the id {name!r} is being answered; choose another id")
         if name != CHECK and CHECK in self._active:
             self.abort(CHECK)  # it has time
@@ -146,6 +147,11 @@ class EngineCore:
         for request in requests:
             self.drafters.begin(request)
         self.scheduler.add(requests)
+
+    def discard(self, requests: Sequence[Request]) -> None:
+        """Give back what requests hold that were prepared and are not queued."""
+        for request in requests:
+            self.adapters.release(request.adapter)
 
     def add(self, new: NewRequest) -> list[Request]:
         """Check and queue a request; returns one `Request` for each of its answers."""

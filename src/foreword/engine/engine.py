@@ -109,8 +109,7 @@ class Engine:
             if not self._listeners.add(stream, request.params.n):
                 self._check_accepting()
         except BaseException:
-            for one in prepared or ():  # nobody queues them
-                self._core.adapters.release(one.adapter)
+            self._core.discard(prepared or ())
             raise
         if prepared is not None:
             self._mail.put(lambda: self._core.enqueue(prepared))
@@ -139,7 +138,7 @@ class Engine:
         if self._listeners.knows(stream):
             self._core.enqueue(prepared)
         else:
-            self._core.adapters.release(prepared[0].adapter, len(prepared))
+            self._core.discard(prepared)
         if stream.request_id in self._aborted_early:
             self._aborted_early.discard(stream.request_id)
             self._deliver(self._core.abort(stream.request_id))
