@@ -114,12 +114,12 @@ class Adapters:
                 raise self._unknown(adapter.name)
             adapter.users += users
 
-    def release(self, adapter: LoadedAdapter | None, users: int = 1) -> None:
-        """So many requests have ended, or are not queued after all."""
+    def release(self, adapter: LoadedAdapter | None) -> None:
+        """A request has ended, or is not queued after all."""
         if adapter is None:
             return
         with self._lock:
-            adapter.users -= users
+            adapter.users -= 1
             self._drop_if_unused(adapter)
 
     def _drop_if_unused(self, adapter: LoadedAdapter) -> None:

@@ -92,7 +92,8 @@ class EngineCore:
         self.guessing = GuessingDesk(self.cache, parts.policy, parts.steering, self.drafters, rule)
         # By the user's id, those of its answers that have not ended.
         self._active: dict[str, list[Request]] = {}
-        self.steps, self.seconds = 0, StageSeconds()  # where the time of all steps went
+        self.steps = 0
+        self.seconds = StageSeconds()  # where the time of all steps went
         self._cohorts = CohortLedger()
         self.kept: KeptEstimates | None = None  # where what is learned is kept; None: nowhere
 
