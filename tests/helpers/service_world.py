@@ -42,20 +42,22 @@ class ServiceWorld:
         prompt: int | Sequence[int] = 4,
         tokens: int = 8,
         plan: DraftPlan | None = None,
+        n: int = 1,
         **options: Any,
     ) -> Request:
+        """The request, or the last of its `n` answers."""
         ids = [self.rng.randrange(12) for _ in range(prompt)] if isinstance(prompt, int) else list(prompt)
         service = service or Service()
-        params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, seed=1)
+        params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, seed=1, n=n)
         new = NewRequest(
             f"service-{next(_numbers)}", tuple(ids), params, priority=service.priority, **options
         )
         assigned = Assignment(
             service=replace(service, priority=0), step_limit=service.step_seconds, plan=plan
         )
-        (request,) = self.core.prepare(new, assigned)
-        self.core.enqueue([request])
-        return request
+        requests = self.core.prepare(new, assigned)
+        self.core.enqueue(requests)
+        return requests[-1]
 
     @property
     def now(self) -> float:

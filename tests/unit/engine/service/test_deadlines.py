@@ -108,3 +108,22 @@ def test_what_would_be_in_time_is_not_refused(is_cached: bool):
     _, taken = answer(again)
     fresh = texts[1] if is_cached else [(5 * place + 4) % 12 for place in range(90)]
     assert answer(fresh, deadline_ms=1.05 * taken, on_deadline="refuse") == ("length", pytest.approx(taken))
+
+
+def test_one_of_several_answers_is_not_refused_for_a_prompt_that_the_first_reads():
+    """Beside one that decodes, the first answer reads it in pieces; the second waits and copies the rows."""
+    world = ServiceWorld(enable_prefix_caching=False, max_step_seconds=0.004)
+
+    def answer(n: int, **options):
+        began = world.now
+        request = world.ask(prompt=90, tokens=2, n=n, **options)
+        while request.finish_reason is None:
+            world.core.step()
+        return request.finish_reason, 1e3 * (world.now - began)
+
+    for _ in range(6):
+        answer(1)  # alone, in one piece: what a whole prompt takes is known
+    world.ask(tokens=60)
+    world.core.step()
+    _, taken = answer(2)
+    assert answer(2, deadline_ms=1.05 * taken, on_deadline="refuse") == ("length", pytest.approx(taken))
