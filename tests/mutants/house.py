@@ -81,7 +81,7 @@ HOUSE_MUTANTS = (
         "speculation/transaction.py",
         "            if not len(draft):\n                entry.kv.foresee",
         "            if True:\n                entry.kv.foresee",
-        (WORLDS_AHEAD,),
+        (f"{OVERLAP}::test_a_step_with_guesses_is_followed_by_none_for_the_same_request",),
     ),
     Mutant(
         48,
@@ -121,7 +121,7 @@ HOUSE_MUTANTS = (
         "acceptance/request.py",
         "            and not self._counts_tokens\n            and not len(self.tail)\n",
         "",
-        (WORLDS_AHEAD,),
+        (f"{UNIT}/engine/stepping/test_lookout.py::test_who_can_be_followed",),
     ),
     Mutant(
         48,

@@ -12,7 +12,7 @@ from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap
 from foreword.control.fixed import FixedPolicy
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, Commit, DrafterNeeds, DraftRequest
+from foreword.speculation.drafting import NO_NEEDS, Ask, Commit, DrafterNeeds, DraftRequest
 from foreword.speculation.requests import DraftPlan, PassEntry
 from foreword.speculation.step import Stepper
 from helpers.clocks import ScriptedClock
@@ -96,6 +96,22 @@ def test_a_third_step_for_the_same_request_is_refused_and_the_others_go_on():
     for one in launched:
         stepper.resolve(one)
     assert request.output_ids == plain_text([1, 2, 3], 2)
+
+
+def test_a_step_with_guesses_is_followed_by_none_for_the_same_request():
+    """How many of its rows are final is found out by the pass itself."""
+    cache = PagedCache(8)
+    request = started(cache, [1, 2, 3])
+    drafter = Observer(NO_NEEDS)
+    (drafter.truth[request.request_id],) = plain_texts([[1, 2, 3]], 8)
+    target = HistoryTarget()
+    Stepper(target, cache, FixedPolicy()).step([entry(request)])
+    stepper = Stepper(target, cache, FixedPolicy(drafter, 4, 2))
+    guessing = stepper.launch([entry(request)])
+    with pytest.raises(AssertionError, match="before the first has ended"):
+        stepper.launch([entry(request)])
+    assert len(stepper.resolve(guessing).requests[0].draft)
+    assert request.output_ids == plain_text([1, 2, 3], len(request.output_ids))
 
 
 def test_a_step_that_fails_takes_the_one_after_it_with_it():
