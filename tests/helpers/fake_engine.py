@@ -6,7 +6,7 @@ Its vocabulary is that of the tiny tokenizer: ids 3 to 96 are the visible ASCII 
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from time import monotonic
@@ -230,6 +230,9 @@ class FakeEngine:
     @property
     def adapters(self) -> "FakeAdapters":
         return self._adapters
+
+    def when_dead(self, tell: Callable[[Exception], None]) -> None:
+        self.tell_of_death = tell
 
     def stats(self) -> EngineStats:
         count = len(self._answers)
