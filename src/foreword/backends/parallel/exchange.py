@@ -68,11 +68,10 @@ class RankExchange:
         return torch.cat(wanted[0], dim=1) if wanted else part
 
     def spread(self, numbers: Tensor) -> None:
-        """Fill the tensors of all ranks with the first one's; not counted as part of a pass."""
+        """Fill the tensors of all ranks with the first one's, before a pass begins."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         self._wait(lambda: self._group.broadcast([numbers], options))
-        self._done -= 1
 
     def finish(self, planned: Sequence[Planned], device: torch.device) -> None:
         """Take part in what is left of a pass that has failed here, so that the other ranks come to its end.
