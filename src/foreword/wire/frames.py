@@ -28,10 +28,10 @@ class Start(_Message, frozen=True):
     dtype: str = "auto"
     device: str = "auto"
     backend: str = "auto"
-    tensor_parallel_size: int = 1
     speculation: dict[str, Any] | None = None  # who drafts unless a request says otherwise
     config: dict[str, Any] = {}  # fields of EngineConfig that differ from the defaults
     adapters: dict[str, str] = {}  # LoRA adapters to begin with: name -> folder
+    tensor_parallel_size: int = 1
 
 
 class Submit(_Message, frozen=True):
