@@ -316,7 +316,8 @@ def test_when_whoever_runs_the_passes_is_gone_the_engine_ends_with_one_line(
             bench.engine.submit(new("too late"))
 
     run(main)
-    assert [str(error) for error in heard] == ["the engine has failed: rank 1 is gone"]
+    bench.engine.when_dead(heard.append)  # who comes late hears of it, too
+    assert [str(error) for error in heard] == ["the engine has failed: rank 1 is gone"] * 2
     assert [record.exc_info for record in caplog.records] == [None]
 
 

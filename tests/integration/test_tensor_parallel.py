@@ -33,6 +33,7 @@ from helpers.passes import adapted_logits, all_logits, compute, make_request, to
 from helpers.ranks import PlantedError, fail_once, on_ranks, start_ranks
 from helpers.scripted_drafters import RandomTreeDrafter
 from helpers.scripted_target import ScriptDrafter
+from helpers.tiny_heads import TinyHead
 from helpers.tiny_models import TINY_VOCAB, write_gguf
 from helpers.trees import random_tokens
 from helpers.waiting import wait_until
@@ -272,3 +273,30 @@ def test_of_three_ranks_the_dead_one_is_named_and_the_others_end():
     wait_until(lambda: first.poll() is not None)
     assert first.returncode == 0
     workers.close()
+
+
+@pytest.mark.slow
+def test_drafters_of_all_kinds_guess_for_two_ranks(tiny_model: Path, tmp_path: Path):
+    layers = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+    eagle3 = TinyHead(360, draft_vocab=200).eagle3().save(tmp_path / "e3", draft_vocab_size=200, **layers)
+    settings = [
+        {"method": "ngram", "prompt_lookup_min": 1},
+        {"method": "draft_model", "model": str(tiny_model)},
+        {"method": "draft_model", "model": str(tiny_model), "tree_width": 3},
+        {"method": "layer_skip"},
+        {"model": str(TinyHead(360).eagle().save(tmp_path / "eagle"))},
+        {"model": str(eagle3), "tree_width": 3},
+    ]
+    llm = LLM(str(tiny_model), device="cpu", tensor_parallel_size=2, speculation=None)
+    prompts = [{"prompt_token_ids": prompt * 2} for prompt in PROMPTS]
+    plain = [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS[1])]
+    for setting in settings:
+        llm.speculate({**setting, "fixed": True})
+        outputs = llm.generate(prompts, PARAMS[1])
+        assert [output.outputs[0].token_ids for output in outputs] == plain, setting
+        assert sum(output.timings.draft_n for output in outputs), setting
+    with pytest.raises(RequestError, match="fewer bits cannot run with tensor parallelism"):
+        llm.speculate({"method": "self_quantized"})
+    (worker,) = llm.loaded.decoder.workers._processes  # type: ignore[attr-defined]
+    llm.close()
+    assert worker.returncode == 0

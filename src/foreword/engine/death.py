@@ -13,7 +13,14 @@ _log = logging.getLogger(__name__)
 class Death:
     """Who hears of it, and in which words."""
 
-    tell: Callable[[Exception], None] = lambda _: None  # called in the engine's thread
+    _tell: Callable[[Exception], None] | None = None
+    _stopped: EngineStopped | None = None
+
+    def tell(self, tell: Callable[[Exception], None]) -> None:
+        """Have it told in the engine's thread, or here if it is dead already."""
+        self._tell = tell
+        if self._stopped is not None:
+            tell(self._stopped)
 
     def by(self, error: BaseException) -> EngineStopped:
         """What all who wait are told."""
@@ -22,7 +29,9 @@ class Death:
         stopped = EngineStopped(
             f"the engine has failed: {error if is_clear else f'{type(error).__name__}: {error}'}"
         )
-        self.tell(stopped)
+        self._stopped = stopped
+        if self._tell is not None:
+            self._tell(stopped)
         return stopped
 
 

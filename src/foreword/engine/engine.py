@@ -228,7 +228,7 @@ class Engine:
 
     def when_dead(self, tell: Callable[[Exception], None]) -> None:
         """Call `tell`, in the engine's thread, if that dies by itself; also while there is nothing to do."""
-        self._death.tell = tell
+        self._death.tell(tell)
 
     @property
     def max_model_len(self) -> int:

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from functools import partial
 
 from foreword.cluster.framing import ChannelError
@@ -50,7 +51,8 @@ class EngineHost:
         loop = asyncio.get_running_loop()
 
         def tell(error: Exception) -> None:
-            loop.call_soon_threadsafe(self._die, error)
+            with suppress(RuntimeError):  # the loop is closed: the process ends anyway
+                loop.call_soon_threadsafe(self._die, error)
 
         self._engine.when_dead(tell)
         self._channel.send(wire.Ready(self._engine.max_model_len))

@@ -118,8 +118,10 @@ class Workers:
         self._gone.append(number)
 
     def when_lost(self, tell: Callable[[str], None]) -> None:
-        """Call `tell`, in any thread, when a rank has died by itself."""
+        """Call `tell`, in any thread, when a rank has died by itself; at once if one has."""
         self._life.listeners.append(tell)
+        if self._life.lost:
+            tell(self._life.lost)
 
     def run(
         self, orders: Order | Sequence[Order], own: Callable[[], T], payloads: bytes | Sequence[bytes] = b""

@@ -23,7 +23,7 @@ class Table:
     """A group whose ranks are threads: each lays down what it has, and takes what all have."""
 
     def __init__(self) -> None:
-        self._barrier = threading.Barrier(SIZE, timeout=30)
+        self._barrier = threading.Barrier(SIZE, timeout=10)
         self.laid: dict[int, Tensor] = {}
 
     def meet(self, rank: int, part: Tensor, taken: Sequence[Tensor]) -> Done:
