@@ -1,6 +1,5 @@
 """From a model's name to a decoder and its tokenizer."""
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -9,6 +8,7 @@ from foreword.backends.choice import choose_backend, fitted, parallel_backend, p
 from foreword.backends.interface import Decoder
 from foreword.backends.loading import DecoderLoader, load_on_ranks
 from foreword.backends.parallel.decoder import TensorParallelDecoder
+from foreword.backends.torch.quiet import hush_bfloat16
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.resources import DrafterResources
 from foreword.engine.guessing.default_speculation import (
@@ -97,8 +97,7 @@ def load_model(
     place = pick_device(device)
     backend = parallel_backend(backend, tensor_parallel_size)
     choice = choose_backend(backend, dtype, place)
-    # Torch tells of a slower path on CPUs without bfloat16 by a page of stack frames.
-    warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
+    hush_bfloat16()
     checkpoint = open_checkpoint(resolve_model(model))
     tokenizer, sampling = checkpoint.tokenizer(), sampling_defaults(checkpoint, generation_config)
     fitting = fitted(choice, checkpoint.config, backend=backend, dtype=dtype, device=place)

@@ -34,6 +34,7 @@ from foreword.backends.parallel.messages import (
 )
 from foreword.backends.parallel.rank import RankDecoder, load_rank
 from foreword.backends.torch.kv_store import TorchKvStore
+from foreword.backends.torch.quiet import hush_bfloat16
 from foreword.errors import EngineStopped, ForewordError
 from foreword.models.formats.opening import open_checkpoint
 
@@ -127,6 +128,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_driver, daemon=True).start()
+    hush_bfloat16()
     connection: Connection = Connection(int(sys.argv[1]))
     with suppress(EOFError, OSError):  # the driver is gone
         serve(connection)

@@ -49,6 +49,14 @@ class _Life:
     closing: bool = False
     listeners: list[Callable[[str], None]] = field(default_factory=list)
 
+    def lose(self, reason: str) -> None:
+        """The first reason counts, and is told."""
+        if self.lost or self.closing:
+            return
+        self.lost = reason
+        for tell in list(self.listeners):
+            tell(reason)
+
 
 class Workers:
     """All ranks but the first, which is the process that made this."""
@@ -162,7 +170,7 @@ class Workers:
             try:
                 while (answer := Answer.receive(connection)).number != number:
                     pass
-            except (EOFError, OSError) as error:
+            except (EOFError, OSError, ValueError) as error:
                 raise self._broken(f"rank {rank} does not answer") from error
             if answer.error:
                 errors.append(f"rank {rank} of {self.size}: {answer.error}")
@@ -174,11 +182,10 @@ class Workers:
 
     def _broken(self, otherwise: str) -> EngineStopped:
         """Give the ranks up: they are not in step, or not there."""
-        reason = self._life.lost or _whose_end(self._processes) or otherwise
-        self._life.lost = self._life.lost or reason
+        self._life.lose(self._life.lost or _whose_end(self._processes) or otherwise)
         for process in self._processes:
             process.kill()
-        return EngineStopped(self._life.lost)
+        return EngineStopped(self._life.lost or otherwise)
 
     def close(self) -> None:
         """End the workers; nothing can be run any more."""
@@ -203,13 +210,12 @@ def _watch(life: _Life, process: _Process, all_of_them: Sequence[_Process], devi
     process.wait()
     if life.closing or life.lost:
         return
-    life.lost = _whose_end(all_of_them)
+    reason = _whose_end(all_of_them)
     if device == "cuda":
         # A collective on a GPU would wait for ever, and what it leaves behind must not be read as logits.
-        logging.getLogger("foreword").critical("%s", life.lost)
+        logging.getLogger("foreword").critical("%s", reason)
         os._exit(1)
-    for tell in list(life.listeners):
-        tell(life.lost)
+    life.lose(reason)
 
 
 def _whose_end(processes: Sequence[_Process]) -> str:
