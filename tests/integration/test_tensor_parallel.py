@@ -243,6 +243,7 @@ def test_a_killed_rank_ends_the_others_and_is_named(tiny_model: Path):
     with pytest.raises(EngineStopped, match="was killed by SIGKILL"):
         one_pass(decoder)
     workers.close()
+    wait_until(lambda: heard)
     assert len(heard) == 1  # whoever noticed it first has told it
     assert "was killed by SIGKILL" in heard[0]
     with pytest.raises(EngineStopped, match="SIGKILL"):

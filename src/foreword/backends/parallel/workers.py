@@ -48,12 +48,14 @@ class _Life:
     lost: str = ""  # why not
     closing: bool = False
     listeners: list[Callable[[str], None]] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def lose(self, reason: str) -> None:
         """The first reason counts, and is told."""
-        if self.lost or self.closing:
-            return
-        self.lost = reason
+        with self.lock:
+            if self.lost or self.closing:
+                return
+            self.lost = reason
         for tell in list(self.listeners):
             tell(reason)
 
