@@ -43,6 +43,7 @@ PROMPTS = [IDS[:5], IDS[:35], [*IDS[:33], 7, 8], IDS[20:]]
 """Two of them begin alike, with two full pages."""
 
 PARAMS = [SamplingParams(temperature=t, seed=7, max_tokens=20, ignore_eos=True) for t in (0, 0.8)]
+ASKED = [(prompt, params) for params in PARAMS for prompt in PROMPTS]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def texts(
     core = core_on(
         decoder, policy=FixedPolicy(drafter, 8 if drafter else 0, 4), kv_cache_memory_bytes=1 << 17
     )
-    requests, waiting = [], [(prompt, params) for params in PARAMS for prompt in PROMPTS]
+    requests, waiting = [], list(ASKED)
     for step in range(1000):
         if waiting and step % 2 == 0:
             requests.append(ask(core, *waiting.pop(0)))
@@ -85,10 +86,7 @@ def test_guesses_on_two_ranks_do_not_change_their_text(decoder: TensorParallelDe
     """Chains and trees, rows that move, beginnings that are found, requests that are put back."""
     plain, _ = texts(decoder)
     answers = {
-        (tuple(prompt), params.temperature): text
-        for (prompt, params), text in zip(
-            [(prompt, params) for params in PARAMS for prompt in PROMPTS], plain, strict=True
-        )
+        (tuple(prompt), params.temperature): text for (prompt, params), text in zip(ASKED, plain, strict=True)
     }
 
     def truth(request: DraftRequest, place: int) -> int:
@@ -100,8 +98,7 @@ def test_guesses_on_two_ranks_do_not_change_their_text(decoder: TensorParallelDe
         raise AssertionError("a text has changed")
 
     def follows(tokens: Sequence[int], request: DraftRequest) -> int:
-        place = len(tokens) - request.prompt_len
-        return truth(request, place)
+        return truth(request, len(tokens) - request.prompt_len)
 
     for drafter in (
         ScriptDrafter(truth, TINY_VOCAB, seed=1),
