@@ -237,8 +237,6 @@ def test_a_killed_rank_ends_the_others_and_is_named(tiny_model: Path):
         while core.has_requests:
             core.step()
     assert request.finish_reason is None  # nothing was made up
-    with pytest.raises(EngineStopped, match="was killed by SIGKILL"):
-        one_pass(decoder)
     workers.close()
     wait_until(lambda: heard)
     assert len(heard) == 1  # whoever noticed it first has told it
