@@ -5,8 +5,9 @@ Its vocabulary is that of the tiny tokenizer: ids 3 to 96 are the visible ASCII 
 
 import asyncio
 import json
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from time import monotonic
@@ -231,6 +232,9 @@ class FakeEngine:
     def adapters(self) -> "FakeAdapters":
         return self._adapters
 
+    def when_dead(self, tell: Callable[[Exception], None]) -> None:
+        self.tell_of_death = tell
+
     def stats(self) -> EngineStats:
         count = len(self._answers)
         running = min(count, self._capacity)
@@ -298,6 +302,17 @@ def load_dying(start: Start) -> FakeEngine:
     engine = FakeEngine()
     engine.close()
     return engine
+
+
+class LostEngine(FakeEngine):
+    """Dies by itself while it has nothing to do."""
+
+    def when_dead(self, tell: Callable[[Exception], None]) -> None:
+        threading.Thread(target=tell, args=(EngineStopped("rank 1 is gone"),)).start()
+
+
+def load_lost(start: Start) -> FakeEngine:
+    return LostEngine()
 
 
 HANGS, STANDS_STILL = 11, 13

@@ -11,6 +11,7 @@ import pytest
 
 from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.answers.stream import AnswerStream
+from foreword.engine.death import give_up
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.errors import EngineStopped, RequestError
 from helpers.async_engines import PROMPT, VOCAB, Bench, deltas_of, finished, long, new, run
@@ -294,6 +295,30 @@ def test_when_the_thread_dies_every_stream_hears_of_it(bench: Bench, error: Base
         assert await bench.engine.drain(timeout=5) is True
 
     run(main)
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_when_whoever_runs_the_passes_is_gone_the_engine_ends_with_one_line(
+    bench: Bench, is_idle: bool, caplog: pytest.LogCaptureFixture
+):
+    heard: list[Exception] = []
+    bench.engine.when_dead(heard.append)
+
+    async def main() -> None:
+        if is_idle:
+            bench.engine._mail.put(lambda: give_up("rank 1 is gone"))
+        else:
+            bench.decoder.failure = EngineStopped("rank 1 is gone")
+            with pytest.raises(EngineStopped, match="the engine has failed: rank 1 is gone"):
+                await finished(bench, long())
+        await until(lambda: heard)
+        with pytest.raises(EngineStopped, match="rank 1 is gone"):
+            bench.engine.submit(new("too late"))
+
+    run(main)
+    bench.engine.when_dead(heard.append)  # who comes late hears of it, too
+    assert [str(error) for error in heard] == ["the engine has failed: rank 1 is gone"] * 2
+    assert [record.exc_info for record in caplog.records] == [None]
 
 
 def test_a_failing_pass_costs_the_request_and_not_the_engine(bench: Bench):

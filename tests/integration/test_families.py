@@ -1,6 +1,10 @@
-"""Every family equals transformers on a tiny random checkpoint in the published layout, however it is run."""
+"""Every family equals transformers on a tiny random checkpoint in the published layout, however it is run.
+
+Also on two ranks, each with its share.
+"""
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,6 +12,8 @@ import pytest
 import torch
 
 from foreword import LLM, SamplingParams
+from foreword.backends.interface import Decoder
+from foreword.backends.parallel.workers import Workers
 from foreword.backends.runner import ModelRunner
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.kv.paged_cache import PagedCache
@@ -18,6 +24,7 @@ from foreword.speculation.verdict import Verdict
 from helpers.cpu import STATUS
 from helpers.family_gguf import ARCHITECTURES, write_family_gguf
 from helpers.passes import all_logits, compute, fragmented_cache, make_request, torch_decoder
+from helpers.ranks import PlantedError, fail_once, on_ranks, start_ranks
 from helpers.tiny_families import FAMILIES, YARN, make_family
 from helpers.trees import random_tokens, random_tree, root_path
 
@@ -26,6 +33,7 @@ from helpers.trees import random_tokens, random_tree, root_path
 class Family:
     """A family's decoder here, and in transformers."""
 
+    path: Path
     decoder: TorchDecoder
     theirs: torch.nn.Module
 
@@ -42,7 +50,14 @@ class Family:
 @pytest.fixture(scope="module", params=list(FAMILIES))
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Family:
     path, theirs = make_family(tmp_path_factory.mktemp(request.param), request.param)
-    return Family(torch_decoder(path), theirs)
+    return Family(path, torch_decoder(path), theirs)
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> Iterator[Workers]:
+    workers = start_ranks()
+    yield workers
+    workers.close()
 
 
 def assert_equal(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -55,9 +70,23 @@ def test_logits_equal_transformers(family: Family):
 
 
 def test_chunks_trees_and_what_was_committed_of_them(family: Family):
+    check_chunks_and_trees(family, family.padded)
+
+
+def test_two_ranks_together_and_after_one_has_failed(family: Family, two_ranks: Workers):
+    ids = random_tokens(random.Random(3), 60)
+    decoder = on_ranks(family.path, two_ranks)
+    check_chunks_and_trees(family, decoder)
+    fail_once(decoder, layer=0)
+    with pytest.raises(PlantedError):
+        all_logits(decoder, ids)
+    assert_equal(all_logits(decoder, ids), all_logits(family.decoder, ids))
+
+
+def check_chunks_and_trees(family: Family, decoder: Decoder) -> None:
     rng = random.Random(4)
     prompt = random_tokens(rng, 45)
-    runner, cache = fragmented_cache(family.padded, 8, seed=4)
+    runner, cache = fragmented_cache(decoder, 8, seed=4)
     request = make_request(cache, prompt)
     for rows in (17, 1, 26):
         compute(runner, cache, request, rows)
@@ -112,7 +141,7 @@ def test_a_gguf_file_gives_the_same_logits(tmp_path: Path, name: str):
     ids = random_tokens(random.Random(6), 40)
     decoder = torch_decoder(path)
     assert decoder.config.architecture == torch_decoder(directory).config.architecture
-    assert_equal(all_logits(decoder, ids), Family(decoder, theirs).expected(ids))
+    assert_equal(all_logits(decoder, ids), Family(path, decoder, theirs).expected(ids))
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,15 @@ def test_an_engine_that_dies_ends_its_process():
     connected(dies, factory="helpers.fake_engine:load_dying")
 
 
+def test_an_idle_engine_that_dies_ends_its_process_too():
+    async def dies(link: EngineLink, host: "asyncio.Task[int]") -> None:
+        assert await host == 1
+        await until(lambda: link.fatal is not None)
+        assert link.fatal == "rank 1 is gone"
+
+    connected(dies, factory="helpers.fake_engine:load_lost")
+
+
 @pytest.mark.parametrize("damage", [b"\xff\xff\xff\xff", b"\0\0\0\3abc", wire.encode(wire.Start("again"))])
 def test_a_damaged_frame_ends_the_engine_process_with_a_line_in_the_log(damage, caplog):
     async def test(link: EngineLink, host: "asyncio.Task[int]") -> None:

@@ -8,6 +8,9 @@ SESSION = f"{CLUSTER}/test_node_session.py"
 HANDSHAKE = f"{CLUSTER}/test_handshake.py"
 CONNECTION = f"{CLUSTER}/test_connection.py"
 HOMES = f"{CLUSTER}/test_homes.py"
+SHARDS = f"{UNIT}/backends/parallel/test_shards.py"
+EXCHANGE = f"{UNIT}/backends/parallel/test_exchange.py"
+RANKS = "tests/integration/test_tensor_parallel.py"
 
 CLUSTER_MUTANTS = (
     Mutant(
@@ -113,5 +116,79 @@ CLUSTER_MUTANTS = (
         "            return max(free, key=lambda place: _score(request, place)).name",
         "            return max(free, key=lambda place: place.capacity).name",
         (f"{HOMES}::test_when_a_node_leaves_only_its_requests_get_another_home",),
+    ),
+    Mutant(
+        95,
+        "every rank adds the sums of all beginning with its own",
+        "backends/parallel/exchange.py",
+        "        return in_rank_order(self._gathered(part))\n",
+        "        parts = self._gathered(part)\n"
+        "        return in_rank_order([*parts[self.rank :], *parts[: self.rank]])\n",
+        (f"{EXCHANGE}::test_sums_are_added_in_the_order_of_the_ranks_at_every_rank",),
+    ),
+    Mutant(
+        95,
+        "a norm over all heads takes a rank's own heads for all",
+        "backends/parallel/exchange.py",
+        "        return self.total(part.sum(-1, keepdim=True)) / (part.shape[-1] * self.size)",
+        "        return part.mean(-1, keepdim=True)",
+        (f"{EXCHANGE}::test_means_are_over_the_columns_of_all",),
+    ),
+    Mutant(
+        95,
+        "a rank reads the share of another",
+        "backends/parallel/shards.py",
+        "        begin = self.rank * whole // self.size // own * own\n",
+        "        begin = (self.rank + 1) % self.size * whole // self.size // own * own\n",
+        (f"{SHARDS}::test_the_shares_of_all_ranks_are_the_whole",),
+    ),
+    Mutant(
+        95,
+        "a bias is added once by every rank",
+        "backends/parallel/shards.py",
+        "        if name.endswith(_ADDED_ONCE) and self._shard.rank:",
+        "        if False:",
+        (f"{SHARDS}::test_the_shares_of_all_ranks_are_the_whole",),
+    ),
+    Mutant(
+        95,
+        "ranks that share a KV head read past it",
+        "backends/parallel/shards.py",
+        "        begin = self.rank * whole // self.size // own * own\n",
+        "        begin = self.rank * own\n",
+        (f"{SHARDS}::test_ranks_that_share_a_kv_head_all_have_it",),
+    ),
+    Mutant(
+        95,
+        "rows that heads want moved are moved at the first rank alone",
+        "backends/parallel/decoder.py",
+        "            self._workers.run(Move(self.number), lambda: self.own.move(copies), packed_moves(copies))",
+        "            self.own.move(copies)",
+        (f"{RANKS}::test_rows_are_moved_at_all_ranks",),
+    ),
+    Mutant(
+        95,
+        "a rank runs a pass without the moves that come with it",
+        "backends/parallel/worker.py",
+        "        batch = replace(batch, drawn_before=drawn, adapters=tuple(order.adapters))",
+        "        batch = replace(batch, drawn_before=drawn, adapters=tuple(order.adapters), "
+        "kv_copies=batch.kv_copies[:0])",
+        (f"{RANKS}::test_guesses_on_two_ranks_do_not_change_their_text",),
+    ),
+    Mutant(
+        95,
+        "a rank that fails in a pass goes on with the next",
+        "backends/parallel/exchange.py",
+        "            for one in planned[self._done :]:",
+        "            for one in planned[len(planned) :]:",
+        (f"{EXCHANGE}::test_a_rank_that_fails_in_a_pass_takes_part_in_the_rest_of_it",),
+    ),
+    Mutant(
+        95,
+        "a request fails for the death of a rank, and the engine goes on without it",
+        "speculation/recovery.py",
+        "            return [self._plainly(present)]\n        except EngineStopped:\n            raise\n",
+        "            return [self._plainly(present)]\n",
+        (f"{UNIT}/speculation/test_recovery.py::test_what_ends_the_engine_is_not_recovered_from",),
     ),
 )

@@ -78,6 +78,17 @@ def fitted(
     return _torch(dtype, device, reason)
 
 
+def parallel_backend(backend: str, ranks: int) -> str:
+    """The backend of a model on several ranks, which torch alone can run; of one, the backend that was asked for."""
+    if ranks == 1 or backend == "torch":
+        return backend
+    if backend != "auto":
+        raise RequestError(
+            f"tensor_parallel_size {ranks} needs the torch backend; leave out --backend {backend}"
+        )
+    return "torch"
+
+
 def _refusal(dtype: str, device: torch.device) -> str:
     """Why the CPU kernels cannot run this; empty if they can."""
     if device.type != "cpu":

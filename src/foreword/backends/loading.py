@@ -7,11 +7,14 @@ import torch
 from foreword.backends.choice import BackendChoice
 from foreword.backends.cpu.decoder import load_cpu_decoder
 from foreword.backends.interface import Decoder
+from foreword.backends.parallel.decoder import TensorParallelDecoder, load_parallel
+from foreword.backends.parallel.shards import check_size
+from foreword.backends.parallel.workers import Workers
 from foreword.backends.support import require_supported
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import DecoderWeights, load_weights
 from foreword.models.config import ModelConfig
-from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.formats.checkpoint import Checkpoint, ModelFile
 from foreword.progress import Progress
 
 
@@ -43,3 +46,17 @@ class DecoderLoader:
             return load_cpu_decoder(checkpoint, self.choice.form, progress=progress)
         weights = load_weights(checkpoint, self.choice.torch_dtype, self.device, progress)
         return decoder_of(self.choice, checkpoint.config, weights)
+
+
+def load_on_ranks(
+    loader: DecoderLoader, checkpoint: ModelFile, ranks: int, progress: Progress | None = None
+) -> TensorParallelDecoder:
+    """The same on several ranks, of which this process is the first; what cannot be cut is refused at once."""
+    require_supported(checkpoint.config, loader.choice.name)
+    check_size(checkpoint.config, ranks)
+    workers = Workers(ranks, loader.device)
+    try:
+        return load_parallel(checkpoint, workers, loader.choice.torch_dtype, progress)
+    except BaseException:
+        workers.close()
+        raise

@@ -44,6 +44,10 @@ BackendOption = Annotated[
     ),
 ]
 DeviceOption = Annotated[str, typer.Option(callback=check_device, help="auto, cpu or cuda.")]
+TensorParallelOption = Annotated[
+    int,
+    typer.Option(min=1, help="Processes with a share of the model each: one per GPU, or all on the CPU."),
+]
 JsonOption = Annotated[
     bool,
     typer.Option(
@@ -87,6 +91,7 @@ def load_llm(
     backend: str = "auto",
     speculation: str | None = None,
     generation_config: str = "none",
+    tensor_parallel_size: int = 1,
 ) -> "LLM":
     """Fetch if need be, then load, showing both. Nothing is guessed or recommended unless it is asked for."""
     from foreword.models.sources.resolve import resolve_model
@@ -103,6 +108,7 @@ def load_llm(
             backend=backend,
             speculation=speculation,
             generation_config=generation_config,
+            tensor_parallel_size=tensor_parallel_size,
             progress=on_progress,
         )
 

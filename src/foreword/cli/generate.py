@@ -13,6 +13,7 @@ from foreword.cli.console import (
     DtypeOption,
     JsonOption,
     ModelOption,
+    TensorParallelOption,
     load_llm,
     print_json,
     stderr,
@@ -94,6 +95,7 @@ def generate(
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
+    tensor_parallel_size: TensorParallelOption = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Answer a prompt, streaming text to the terminal.
@@ -120,7 +122,7 @@ def generate(
         raise RequestError("--raw continues a text as it is; a --system message needs the chat template")
     question = read_prompt(prompt, file, stdin_is_free=prediction != Path("-"))
     expected = None if prediction is None else read_text(prediction)
-    llm = load_llm(model, dtype, device, backend, setting, generation_config)
+    llm = load_llm(model, dtype, device, backend, setting, generation_config, tensor_parallel_size)
     from foreword.cli.chat.text import visible
 
     params = llm.loaded.sampling.params(**given)

@@ -14,6 +14,7 @@ from foreword.cli.console import (
     DeviceOption,
     DtypeOption,
     ModelArgument,
+    TensorParallelOption,
     stage_bar,
     stderr,
     stdout,
@@ -140,6 +141,7 @@ def serve(
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
+    tensor_parallel_size: TensorParallelOption = 1,
     engine_factory: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve a model over HTTP with OpenAI's API, on this machine only unless told otherwise.
@@ -195,25 +197,25 @@ def serve(
         "dtype": dtype,
         "device": device,
         "backend": backend,
+        "tensor_parallel_size": tensor_parallel_size,
         "config": config,
         "adapters": dict(settings.adapters),
     }
     with listening:
         _need_server_extra()
         path = _fetched(model)
-        invariant = _is_shape_invariant(path, dtype, device, backend)
+        invariant = _is_shape_invariant(path, dtype, device, backend, tensor_parallel_size)
         drafting = _drafting(path, setting, invariant, acceptance_rule)
         settings = replace(settings, speculation=with_nodes(drafting, nodes))
-        watch = (engine_factory, hang_seconds)
-        _run(path, settings, listening, start, watch, generation_config)
+        _run(path, settings, listening, start, (engine_factory, hang_seconds), generation_config)
 
 
-def _is_shape_invariant(path: Path, dtype: str, device: str, backend: str) -> bool:
-    from foreword.backends.choice import choose_backend, fitted, pick_device
+def _is_shape_invariant(path: Path, dtype: str, device: str, backend: str, ranks: int) -> bool:
+    from foreword.backends.choice import choose_backend, fitted, parallel_backend, pick_device
     from foreword.backends.loading import is_shape_invariant
     from foreword.models.formats.opening import open_checkpoint
 
-    place = pick_device(device)
+    place, backend = pick_device(device), parallel_backend(backend, ranks)
     choice = choose_backend(backend, dtype, place)
     config = open_checkpoint(path).config
     return is_shape_invariant(fitted(choice, config, backend=backend, dtype=dtype, device=place))

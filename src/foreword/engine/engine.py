@@ -2,7 +2,6 @@
 
 import asyncio
 import atexit
-import logging
 import secrets
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -19,6 +18,7 @@ from foreword.engine.answers.outputs import RequestOutput
 from foreword.engine.answers.stream import AnswerStream, post
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
+from foreword.engine.death import Death, give_up
 from foreword.engine.guessing.default_speculation import SpeculationOption, check_choice
 from foreword.engine.listeners import Listeners
 from foreword.engine.llm import make_core
@@ -31,8 +31,6 @@ from foreword.errors import EngineStopped, RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.progress import Progress
-
-_log = logging.getLogger(__name__)
 
 DRAIN_INTERVAL = 0.01
 """Seconds between two looks at whether a draining engine is done."""
@@ -55,8 +53,9 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         *,
         sampling: SamplingDefaults | None = None,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take over `core`: from now on only the engine's thread touches it."""
+        """Take over `core`: from now on only the engine's thread touches it. `on_close` is called after its end."""
         self._core = core
         self._tokenizer = tokenizer
         self._sampling = sampling or SamplingDefaults()
@@ -64,6 +63,8 @@ class Engine:
         self._listeners = Listeners()
         self._listeners.idle.set()
         self._refusal: str | None = None  # why no request is taken
+        self._on_close = on_close
+        self._death = Death()
         self._snapshot, self._snapshot_at = core.stats(), monotonic()
         self._aborted_early: set[str] = set()  # requests whose drafter is still being made
         self._thread = threading.Thread(target=self._run, name="foreword-engine", daemon=True)
@@ -72,7 +73,7 @@ class Engine:
         atexit.register(self.close)
 
     @staticmethod
-    def load(
+    def load(  # noqa: PLR0913 - vLLM's names
         model: str = DEFAULT_MODEL,
         *,
         dtype: str = "auto",
@@ -80,6 +81,7 @@ class Engine:
         backend: str = "auto",
         speculation: SpeculationOption = "auto",
         generation_config: str = "auto",
+        tensor_parallel_size: int = 1,
         config: EngineConfig | None = None,
         progress: Progress | None = None,
     ) -> "Engine":
@@ -91,10 +93,13 @@ class Engine:
             device=device,
             backend=backend,
             generation_config=generation_config,
+            tensor_parallel_size=tensor_parallel_size,
             progress=progress,
         )
         core = make_core(loaded, config, speculation)
-        return Engine(core, loaded.tokenizer, sampling=loaded.sampling)
+        engine = Engine(core, loaded.tokenizer, sampling=loaded.sampling, on_close=loaded.close)
+        loaded.when_lost(lambda reason: engine._mail.put(lambda: give_up(reason)))
+        return engine
 
     def submit(self, request: NewRequest) -> AnswerStream:
         """Queue a request and listen to it, on the running event loop.
@@ -221,6 +226,10 @@ class Engine:
         then = self._snapshot.later(monotonic() - self._snapshot_at, self._core.speculating)
         return replace(then, draft_nodes=tuple(self._core.drafters.nodes()))
 
+    def when_dead(self, tell: Callable[[Exception], None]) -> None:
+        """Call `tell`, in the engine's thread, if that dies by itself; also while there is nothing to do."""
+        self._death.tell(tell)
+
     @property
     def max_model_len(self) -> int:
         """Most tokens of a prompt with its answer."""
@@ -238,6 +247,7 @@ class Engine:
         self._mail.put(None)
         self._thread.join()
         self._core.close()
+        self._on_close()
 
     def _abandon(self, stream: AnswerStream) -> None:
         """Nobody reads this stream any more. Its request may have ended, and its id may be another's by now."""
@@ -262,9 +272,8 @@ class Engine:
                     self._snapshot, self._snapshot_at = self._core.stats(), monotonic()
             stopped = EngineStopped("the engine was closed")
         except BaseException as error:
-            _log.critical("the engine's thread has died", exc_info=error)
-            self._refusal = f"the engine has failed: {type(error).__name__}: {error}"
-            stopped = EngineStopped(self._refusal)
+            stopped = self._death.by(error)
+            self._refusal = str(stopped)
         for stream in self._listeners.take_all():
             post(stream.loop, [(stream, stopped)])
 
@@ -283,13 +292,5 @@ class Engine:
             may_wait = False
 
     def _deliver(self, deltas: list[AnswerDelta]) -> None:
-        """Hand each event loop all that is new for its streams, in one go."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[AnswerStream, AnswerDelta | Exception]]] = {}
-        for delta in deltas:
-            stream = self._listeners.note(delta)
-            if stream is not None:
-                by_loop.setdefault(stream.loop, []).append((stream, delta))
-        for loop, items in by_loop.items():
-            if not post(loop, items):
-                for stream, _ in items:
-                    self._abandon(stream)
+        for stream in self._listeners.deliver(deltas):
+            self._abandon(stream)

@@ -1,10 +1,12 @@
 """Who listens to which request, shared between an engine's thread and its callers."""
 
 import threading
+from asyncio import AbstractEventLoop
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from foreword.engine.answers.ends import OpenAnswers
-from foreword.engine.answers.stream import AnswerStream
+from foreword.engine.answers.stream import AnswerStream, post
 from foreword.engine.messages import AnswerDelta
 from foreword.errors import RequestError
 
@@ -68,6 +70,16 @@ class Listeners:
             if listener.open.note(delta):
                 self._forget(delta.request_id)
             return listener.stream
+
+    def deliver(self, deltas: Sequence[AnswerDelta]) -> list[AnswerStream]:
+        """Hand each event loop all that is new for its streams, in one go; the streams whose loop is gone."""
+        by_loop: dict[AbstractEventLoop, list[tuple[AnswerStream, AnswerDelta | Exception]]] = {}
+        for delta in deltas:
+            stream = self.note(delta)
+            if stream is not None:
+                by_loop.setdefault(stream.loop, []).append((stream, delta))
+        lost = [items for loop, items in by_loop.items() if not post(loop, items)]
+        return [stream for items in lost for stream, _ in items]
 
     def close(self) -> None:
         with self.lock:

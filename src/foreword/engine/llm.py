@@ -51,7 +51,7 @@ class LLM:
     >>> llm.generate("Why is the sky blue?", SamplingParams(temperature=0))[0].outputs[0].text
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - vLLM's names
         self,
         model: str = DEFAULT_MODEL,
         *,
@@ -60,6 +60,7 @@ class LLM:
         backend: str = "auto",
         speculation: SpeculationOption = "auto",
         generation_config: str = "auto",
+        tensor_parallel_size: int = 1,
         config: EngineConfig | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -68,7 +69,8 @@ class LLM:
         `speculation` says who guesses ahead, as vLLM's `speculative_config`:
         `{"method": "ngram", "num_speculative_tokens": 5}`; "off" or None: nobody; "auto": see docs/drafters.md.
         It never changes the text. `generation_config` is "auto" for the sampling parameters that the model's makers
-        recommend, where a call gives none, or "none".
+        recommend, where a call gives none, or "none". With a `tensor_parallel_size` above 1 that many processes have a
+        share of the model each, on a GPU each or all on this CPU: docs/cluster.md.
         """
         check_choice(speculation)
         self.loaded = load_model(
@@ -78,6 +80,7 @@ class LLM:
             backend=backend,
             progress=progress,
             generation_config=generation_config,
+            tensor_parallel_size=tensor_parallel_size,
         )
         self.tokenizer = self.loaded.tokenizer
         self._config = config or EngineConfig()
@@ -131,8 +134,9 @@ class LLM:
         self.engine, self._pipeline = core, StepPipeline(core)
 
     def close(self) -> None:
-        """Give back what drafters hold; the LLM answers no more."""
+        """Give back what drafters hold, and end other ranks; the LLM answers no more."""
         self.engine.close()
+        self.loaded.close()
 
     def build_drafter(self, wanted: SpeculationConfig) -> Drafter:
         """A drafter for this model that no engine uses yet."""

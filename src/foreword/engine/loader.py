@@ -1,12 +1,14 @@
 """From a model's name to a decoder and its tokenizer."""
 
-import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from foreword.acceptance.defaults import SamplingDefaults, check_generation_config
-from foreword.backends.choice import choose_backend, fitted, pick_device
+from foreword.backends.choice import choose_backend, fitted, parallel_backend, pick_device
 from foreword.backends.interface import Decoder
-from foreword.backends.loading import DecoderLoader
+from foreword.backends.loading import DecoderLoader, load_on_ranks
+from foreword.backends.parallel.decoder import TensorParallelDecoder
+from foreword.backends.torch.quiet import hush_bfloat16
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.resources import DrafterResources
 from foreword.engine.guessing.default_speculation import (
@@ -44,6 +46,16 @@ class LoadedModel:
         """What an engine has to know about its tokens."""
         return Vocabulary(self.vocab_size, frozenset(self.tokenizer.eos_ids), self.tokenizer)
 
+    def when_lost(self, tell: Callable[[str], None]) -> None:
+        """Call `tell`, in any thread, with the reason when a rank of the model has died."""
+        if isinstance(self.decoder, TensorParallelDecoder):
+            self.decoder.when_lost(tell)
+
+    def close(self) -> None:
+        """End the processes that the model runs in beside this one."""
+        if isinstance(self.decoder, TensorParallelDecoder):
+            self.decoder.close()
+
     def build_drafter(self, wanted: SpeculationConfig) -> Drafter:
         """A drafter for this model."""
         return wanted.build(self.resources())
@@ -77,18 +89,22 @@ def load_model(
     device: str = "auto",
     backend: str = "auto",
     generation_config: str = "auto",
+    tensor_parallel_size: int = 1,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model by built-in name, local path or hub id."""
     check_generation_config(generation_config)
     place = pick_device(device)
+    backend = parallel_backend(backend, tensor_parallel_size)
     choice = choose_backend(backend, dtype, place)
-    # Torch tells of a slower path on CPUs without bfloat16 by a page of stack frames.
-    warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
+    hush_bfloat16()
     checkpoint = open_checkpoint(resolve_model(model))
     tokenizer, sampling = checkpoint.tokenizer(), sampling_defaults(checkpoint, generation_config)
     fitting = fitted(choice, checkpoint.config, backend=backend, dtype=dtype, device=place)
     loader = DecoderLoader(fitting, place)
-    decoder = loader.load(checkpoint, progress)
+    if tensor_parallel_size == 1:
+        decoder: Decoder = loader.load(checkpoint, progress)
+    else:
+        decoder = load_on_ranks(loader, checkpoint, tensor_parallel_size, progress)
     checkpoint.release()  # the weights are copied; the file's pages need not stay
     return LoadedModel(decoder, tokenizer, checkpoint, loader, sampling)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from foreword.errors import EngineStopped
 from foreword.speculation.proposing import NOBODY, Proposal
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
 from foreword.speculation.requests import PassEntry
@@ -21,7 +22,10 @@ class UnderWay:
 
 @dataclass(frozen=True)
 class Recovery:
-    """Runs a stepper's steps so that only requests that fail alone are given up."""
+    """Runs a stepper's steps so that only requests that fail alone are given up.
+
+    `EngineStopped` is not recovered from: whoever ran the passes is gone.
+    """
 
     stepper: Stepper
 
@@ -33,6 +37,8 @@ class Recovery:
         began, follows = self.stepper.clock(), any(entry.kv.passes for entry in entries)
         try:
             launched: Launched | Exception = self.stepper.launch(entries)
+        except EngineStopped:
+            raise
         except Exception as error:
             if follows:
                 self.stepper.faults.note("ahead", error)
@@ -67,6 +73,8 @@ class Recovery:
     def _again(self, present: Sequence[PassEntry]) -> list[StepReport]:
         try:
             return [self._plainly(present)]
+        except EngineStopped:
+            raise
         except Exception as error:
             self.stepper.faults.note("plain step", error)
         return [self._alone(entry) for entry in present]
@@ -77,6 +85,8 @@ class Recovery:
     def _alone(self, entry: PassEntry) -> StepReport:
         try:
             return self._plainly([entry.again()])
+        except EngineStopped:
+            raise
         except Exception as error:
             self.stepper.faults.note("request", error)
             message = f"the model failed on this request: {type(error).__name__}: {error}"

@@ -1,5 +1,6 @@
 """What the server needs of an engine; `foreword.engine.engine.Engine` is one, tests bring their own."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from foreword.engine.adapters import Adapters
@@ -37,6 +38,10 @@ class EngineLike(Protocol):
     @property
     def adapters(self) -> Adapters:
         """The LoRA adapters that requests can ask for; any thread may load and unload them."""
+        ...
+
+    def when_dead(self, tell: Callable[[Exception], None]) -> None:
+        """Call `tell`, in any thread, if the engine dies by itself; also while it has nothing to do."""
         ...
 
     def stats(self) -> EngineStats:

@@ -13,6 +13,7 @@ def load_engine(start: Start) -> EngineLike:
         dtype=start.dtype,
         device=start.device,
         backend=start.backend,
+        tensor_parallel_size=start.tensor_parallel_size,
         speculation=start.speculation,  # None: nobody; what "auto" means was decided before
         config=EngineConfig(**start.config),
     )

@@ -31,6 +31,7 @@ class Start(_Message, frozen=True):
     speculation: dict[str, Any] | None = None  # who drafts unless a request says otherwise
     config: dict[str, Any] = {}  # fields of EngineConfig that differ from the defaults
     adapters: dict[str, str] = {}  # LoRA adapters to begin with: name -> folder
+    tensor_parallel_size: int = 1
 
 
 class Submit(_Message, frozen=True):

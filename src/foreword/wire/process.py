@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from functools import partial
 
 from foreword.cluster.framing import ChannelError
@@ -47,6 +48,13 @@ class EngineHost:
 
     async def serve(self, incoming: AsyncIterator[bytes]) -> None:
         """Do what the messages say until the channel closes, a drain is over, or the engine dies."""
+        loop = asyncio.get_running_loop()
+
+        def tell(error: Exception) -> None:
+            with suppress(RuntimeError):  # the loop is closed: the process ends anyway
+                loop.call_soon_threadsafe(self._die, error)
+
+        self._engine.when_dead(tell)
         self._channel.send(wire.Ready(self._engine.max_model_len))
         listening = asyncio.ensure_future(self._listen(incoming))
         over = asyncio.ensure_future(self._over.wait())

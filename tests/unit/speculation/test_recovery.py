@@ -12,6 +12,7 @@ from foreword.acceptance.judge import Judging
 from foreword.acceptance.params import SamplingParams
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.control.fixed import FixedPolicy
+from foreword.errors import EngineStopped
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.accept import Acceptance
 from foreword.speculation.draft import ROOT, Draft
@@ -41,6 +42,31 @@ class OneFault(CheckedTarget):
         if self._begun == self._bad_pass:
             raise RuntimeError("planted")
         return super().forward(batch, store)
+
+
+@pytest.mark.parametrize("bad_pass", [1, 2, 3])
+def test_what_ends_the_engine_is_not_recovered_from(bad_pass: int, monkeypatch: pytest.MonkeyPatch):
+    """Neither at the first try nor when a pass that failed is run again, with all requests or one at a time."""
+
+    class Ends(OneFault):
+        def forward(self, batch: ForwardBatch, store: object = None) -> ForwardOutput:
+            try:
+                return super().forward(batch, store)
+            except RuntimeError:
+                raise EngineStopped("gone") from None
+
+    target = Ends(bad_pass)
+    if bad_pass > 1:  # the passes before it fail as usual
+
+        def fails(self: CheckedTarget, batch: ForwardBatch, store: object = None) -> ForwardOutput:
+            raise ValueError("planted")
+
+        monkeypatch.setattr(CheckedTarget, "forward", fails)
+    core = core_on(target)
+    request = ask(core, [1, 2, 3], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True))
+    with pytest.raises(EngineStopped):
+        core.step()
+    assert request.finish_reason is None
 
 
 def test_a_launch_that_failed_keeps_its_requests_until_it_is_resolved():

@@ -12,6 +12,7 @@ from foreword.backends.interface import KvStore
 from foreword.backends.support import require_supported
 from foreword.backends.torch.adapters import additions, on_device
 from foreword.backends.torch.attention import GroupView, PagedKv, group_views, windowed
+from foreword.backends.torch.exchange import ALONE, Exchange
 from foreword.backends.torch.heads import LentEnds, TorchHead
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.layers import TorchLayers
@@ -35,8 +36,18 @@ class TorchDecoder:
     backend = "torch"
     is_shape_invariant = False  # its matrix products choose another order of summation for other sizes
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, *, bucketed: bool | None = None) -> None:
-        """`bucketed` pads every size of a pass to a power of two; by default on a GPU alone."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        *,
+        bucketed: bool | None = None,
+        exchange: Exchange = ALONE,
+    ) -> None:
+        """`bucketed` pads every size of a pass to a power of two; by default on a GPU alone.
+
+        With an `exchange` this is one of several ranks, and config and weights are its share.
+        """
         self.config = config
         self._weights = weights
         self._bucketed = self.device.type == "cuda" if bucketed is None else bucketed
@@ -44,7 +55,7 @@ class TorchDecoder:
         self._adapters: dict[int, Lora] = {}  # by slot
         self._attention_spec = require_supported(config, self.backend).attention
         self._rotations = Rotations(config.layers, config.rope, self.device)
-        self._layers = TorchLayers(config.layers, weights.layers, config.norm.eps)
+        self._layers = TorchLayers(config.layers, weights.layers, config.norm.eps, exchange)
         scale = torch.tensor(config.embedding_scale, dtype=weights.embedding.dtype)
         self._embedding_scale = None if config.embedding_scale == 1 else scale.to(self.device)
         self._kv_rows = _kv_rows(config, str(weights.embedding.dtype).removeprefix("torch."))

@@ -9,6 +9,7 @@ from torch.nn.functional import gelu, linear, silu
 
 from foreword.backends.torch.adapters import Additions
 from foreword.backends.torch.attention import PagedKv, paged_attention
+from foreword.backends.torch.exchange import ALONE, Exchange
 from foreword.backends.torch.experts import Activation, mixture
 from foreword.backends.torch.latent import latent_attention
 from foreword.backends.torch.norms import rms_norm
@@ -24,21 +25,30 @@ ACTIVATIONS: dict[str, Activation] = {"silu": silu, "gelu_pytorch_tanh": partial
 class TorchLayers:
     """Layers by their number."""
 
-    def __init__(self, specs: Sequence[LayerSpec], weights: Sequence[LayerWeights], eps: float) -> None:
+    def __init__(
+        self,
+        specs: Sequence[LayerSpec],
+        weights: Sequence[LayerWeights],
+        eps: float,
+        exchange: Exchange = ALONE,
+    ) -> None:
+        """With an `exchange` these are one rank's shares: what they say is added to what the others say."""
         self._specs = specs
         self._weights = weights
         self._eps = eps
+        self._exchange = exchange
 
     def run(self, index: int, stream: Tensor, turns: CosSin | None, kv: PagedKv, added: Additions) -> Tensor:
         """The stream after this layer, whose keys and values of the pass are kept."""
         layer, spec = self._weights[index], self._specs[index]
         attended = self._attention(layer, spec.attention, stream, turns, kv, added)
-        stream = self._added(stream, attended, layer.after_attention, spec)
-        return self._added(stream, self._mlp(layer, spec.mlp, stream, added), layer.after_mlp, spec)
+        stream = self._added(stream, self._exchange.total(attended), layer.after_attention, spec)
+        said = self._exchange.total(self._mlp(layer, spec.mlp, stream, added))
+        return self._added(stream, said, layer.after_mlp, spec)
 
-    def norm(self, rows: Tensor, weight: Tensor) -> Tensor:
+    def norm(self, rows: Tensor, weight: Tensor, exchange: Exchange = ALONE) -> Tensor:
         """Normed, if there is such a norm."""
-        return rms_norm(rows, weight, self._eps) if len(weight) else rows
+        return rms_norm(rows, weight, self._eps, exchange) if len(weight) else rows
 
     def _added(self, stream: Tensor, said: Tensor, norm: Tensor | None, spec: LayerSpec) -> Tensor:
         """The stream after one half of a layer."""
@@ -73,7 +83,7 @@ class TorchLayers:
         """Keep this pass's keys and values and attend over all that are seen: [rows, query width]."""
         q, k, v = torch.split(qkv, [spec.query_width, spec.kv_width, spec.kv_width], dim=1)
         if spec.wide_qk_norm:
-            q, k = self._normed_heads(layer, q, k)
+            q, k = self._normed_heads(layer, q, k, self._exchange)
         q, k, v = (part.reshape(len(qkv), -1, spec.head_dim) for part in (q, k, v))  # [rows, heads, dim]
         if not spec.wide_qk_norm:
             q, k = self._normed_heads(layer, q, k)
@@ -83,10 +93,12 @@ class TorchLayers:
         kv.values[kv.slots] = v
         return paged_attention(q, kv.keys, kv.values, kv.views, spec.scale, spec.softcap).flatten(1)
 
-    def _normed_heads(self, layer: LayerWeights, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def _normed_heads(
+        self, layer: LayerWeights, q: Tensor, k: Tensor, exchange: Exchange = ALONE
+    ) -> tuple[Tensor, Tensor]:
         if layer.query_norm is None or layer.key_norm is None:
             return q, k
-        return self.norm(q, layer.query_norm), self.norm(k, layer.key_norm)
+        return self.norm(q, layer.query_norm, exchange), self.norm(k, layer.key_norm, exchange)
 
     def _mlp(self, layer: LayerWeights, spec: MlpSpec, stream: Tensor, added: Additions) -> Tensor:
         normed, activation = self.norm(stream, layer.mlp_norm), ACTIVATIONS[spec.activation]

@@ -73,7 +73,7 @@ class Staging:
 
     def stage(self, batch: ForwardBatch, page_size: int, spare_slot: int) -> StagedBatch:
         """Start the copy of `batch` (on the CPU). Padding rows write to `spare_slot`."""
-        sizes = BatchSizes(*map(self._rounded, batch.arrays.sizes))
+        sizes = BatchSizes(*map(self.rounded, batch.arrays.sizes))
         pieces = padded_pieces(batch, sizes._replace(requests=sizes.requests + 1), spare_slot)
         groups = self._groups(batch, page_size)
         members = [np.array(numbers, dtype=np.int32) for numbers, _, _ in groups]
@@ -92,16 +92,17 @@ class Staging:
         by_places: dict[int, list[int]] = {}
         for request in range(len(kv_lens)):
             if count := starts[request + 1] - starts[request]:
-                by_places.setdefault(self._rounded(count), []).append(request)
+                by_places.setdefault(self.rounded(count), []).append(request)
         groups = []
         for places, members in sorted(by_places.items()):
             kv_rows = max(kv_lens[request] for request in members)
             if self._bucketed:
-                kv_rows = self._rounded(-(-kv_rows // page_size)) * page_size
-            without_rows = self._rounded(len(kv_lens))
-            padding = [without_rows] * (self._rounded(len(members)) - len(members))
+                kv_rows = self.rounded(-(-kv_rows // page_size)) * page_size
+            without_rows = self.rounded(len(kv_lens))
+            padding = [without_rows] * (self.rounded(len(members)) - len(members))
             groups.append((members + padding, places, kv_rows))
         return groups
 
-    def _rounded(self, count: int) -> int:
+    def rounded(self, count: int) -> int:
+        """The size that so many entries get."""
         return 1 << (count - 1).bit_length() if self._bucketed and count else count

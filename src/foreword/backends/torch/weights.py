@@ -110,12 +110,13 @@ def load_weights(
     config = checkpoint.config
     require_supported(config, "torch")
     loader = WeightLoader(checkpoint, dtype, device, progress)
-    weights = _load_ends(loader, config) if ends is None else ends
+    weights = load_ends(loader, config) if ends is None else ends
     layers = tuple(load_layer(loader, layer, f"model.layers.{i}.") for i, layer in enumerate(config.layers))
     return replace(weights, layers=layers)
 
 
-def _load_ends(loader: WeightLoader, config: ModelConfig) -> DecoderWeights:
+def load_ends(loader: WeightLoader, config: ModelConfig) -> DecoderWeights:
+    """Embedding, head and last norm, without layers."""
     embedding = loader.tensor("model.embed_tokens.weight")
     head = embedding if config.tied_embeddings else loader.tensor("lm_head.weight")
     return DecoderWeights(embedding, (), loader.tensor(FINAL_NORM), head)

@@ -17,6 +17,7 @@ from foreword.cli.console import (
     DeviceOption,
     DtypeOption,
     ModelOption,
+    TensorParallelOption,
     load_llm,
     stderr,
     stdout,
@@ -54,6 +55,7 @@ def chat(
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
+    tensor_parallel_size: TensorParallelOption = 1,
 ) -> None:
     """Talk to a model; accepted guesses and the target's own tokens have different colours.
 
@@ -67,7 +69,7 @@ def chat(
     from foreword.engine.guessing.default_speculation import check_choice
 
     check_choice(setting)
-    llm = load_llm(model, dtype, device, backend, None, generation_config)
+    llm = load_llm(model, dtype, device, backend, None, generation_config, tensor_parallel_size)
     params = llm.loaded.sampling.params(temperature=temperature, max_tokens=max_tokens)
     config = llm.loaded.choose_speculation(setting).config
     session = ChatSession(llm, params, None if config is None else config.as_mapping())

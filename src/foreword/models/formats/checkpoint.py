@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,22 @@ class QuantizedTensor:
     kind: str  # block format: "Q4_0", "Q4_1", "Q8_0", ...
     data: NDArray[np.uint8]  # [rows, bytes per row]
     shape: tuple[int, int]  # (out, in), in elements
+
+
+class Part(NamedTuple):
+    """A stretch of a tensor's rows or of its columns; None: all."""
+
+    rows: tuple[int, int] | None = None
+    columns: tuple[int, int] | None = None
+
+    def of(self, whole: Tensor) -> Tensor:
+        """That part of a tensor, as a view."""
+        if self.rows is not None:
+            whole = whole[slice(*self.rows)]
+        return whole if self.columns is None else whole[:, slice(*self.columns)]
+
+
+WHOLE = Part()
 
 
 class Checkpoint(Protocol):
@@ -58,6 +74,14 @@ class Checkpoint(Protocol):
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that came with the model, checked against its vocabulary."""
+        ...
+
+
+class ModelFile(Checkpoint, Protocol):
+    """A checkpoint that can be read in parts."""
+
+    def load_part(self, name: str, dtype: torch.dtype, part: Part) -> Tensor:
+        """As `load`, of whole heads where rows are turned; what is outside the part takes no memory that stays."""
         ...
 
 

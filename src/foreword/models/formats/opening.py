@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from foreword.errors import CheckpointError
-from foreword.models.formats.checkpoint import Checkpoint
+from foreword.models.formats.checkpoint import ModelFile
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path) -> ModelFile:
     """Open a `.gguf` file or a Hugging Face directory; the weights are read later, by name."""
     if path.is_dir():
         from foreword.models.formats.hf.checkpoint import HfCheckpoint

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 from torch import Tensor
 
 from foreword.errors import CheckpointError
-from foreword.models.formats.checkpoint import QuantizedTensor, missing_tensor
+from foreword.models.formats.checkpoint import Part, QuantizedTensor, missing_tensor
 from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.generation import GGUF_KEYS, sampling_values
 from foreword.models.formats.gguf.config import ROPE_FACTORS, gguf_config, gguf_family
@@ -54,11 +54,29 @@ class GgufCheckpoint:
         is_matrix = place.rows is not None or name.endswith("shared_expert_gate.weight")
         return loaded if is_matrix else loaded.reshape(tensor.shape)
 
+    def load_part(self, name: str, dtype: torch.dtype, part: Part) -> Tensor:
+        """A part of it: of matrices only its rows, and of these only its blocks, are read."""
+        place = self._place(name)
+        tensor = self._file.tensors[place.stored]
+        if place.values is not None or len(tensor.shape) < 2:
+            return part.of(self.load(name, dtype)).clone()
+        rows = self._rows(name)
+        if part.rows is not None:
+            rows = rows[slice(*part.rows)]
+        if part.columns is None:
+            return self._floats(tensor, rows, dtype)
+        numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[tensor.kind]]  # of one block
+        begin, end = part.columns
+        first, last = begin // numbers, -(-end // numbers)
+        loaded = self._floats(tensor, rows[:, first * size : last * size], dtype)
+        return loaded[:, begin - first * numbers : end - first * numbers].clone()
+
     def _floats(self, tensor: GgufTensor, rows: NDArray[np.uint8], dtype: torch.dtype) -> Tensor:
-        """[rows, columns] of what is stored."""
+        """[rows, columns] of what is stored, from the bytes of all or some of its blocks."""
         kind = GGMLQuantizationType[tensor.kind]
-        loaded = torch.empty((rows.shape[0], tensor.shape[-1]), dtype=dtype)
-        step = max(1, _CHUNK_ELEMENTS // tensor.shape[-1])
+        columns = rows.shape[1] * tensor.shape[-1] // tensor.row_bytes
+        loaded = torch.empty((rows.shape[0], columns), dtype=dtype)
+        step = max(1, _CHUNK_ELEMENTS // columns)
         for start in range(0, rows.shape[0], step):
             chunk = np.ascontiguousarray(rows[start : start + step])
             loaded[start : start + step] = torch.from_numpy(np.array(dequantize(chunk, kind), np.float32))

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foreword.errors import CheckpointError
-from foreword.models.formats.checkpoint import QuantizedTensor, missing_tensor
+from foreword.models.formats.checkpoint import WHOLE, Part, QuantizedTensor, missing_tensor
 from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.generation import HF_KEYS, sampling_values
 from foreword.models.formats.hf.config import hf_config, hf_family
@@ -60,6 +61,16 @@ class HfCheckpoint:
         place = self._place(name)
         return place.read(self._unpacked(place.stored)).to(dtype, copy=True)
 
+    def load_part(self, name: str, dtype: torch.dtype, part: Part) -> Tensor:
+        """A part of it in `dtype`; nothing else is read, unless it is stored packed."""
+        place = self._place(name)
+        if self._parts[place.stored] != {"": place.stored}:
+            return part.of(self.load(name, dtype)).clone()
+        if part.rows is not None:
+            place = place.narrowed(part.rows)
+        cut = self._read(place.stored, Part(place.rows, part.columns))
+        return replace(place, rows=None).read(cut).to(dtype, copy=True)
+
     def stored(self, name: str) -> Tensor:
         """The tensor in the numbers that its file has, in memory of its own; for a file that is used as it is."""
         if not self._place(name).is_plain or self._parts[name] != {"": name}:
@@ -98,13 +109,13 @@ class HfCheckpoint:
             numbers / 1e9,
         )
 
-    def _tensor(self, stored: str) -> Tensor:
+    def _tensor(self, stored: str, part: Part = WHOLE) -> Tensor:
         with opened_safetensors(self._files[stored]) as file:
-            tensor: Tensor = file.get_tensor(stored)
+            tensor: Tensor = file.get_tensor(stored) if part == WHOLE else part.of(file.get_slice(stored))
         return tensor
 
-    def _read(self, stored: str) -> Tensor:
-        tensor = self._tensor(stored)
+    def _read(self, stored: str, part: Part = WHOLE) -> Tensor:
+        tensor = self._tensor(stored, part)
         if tensor.dtype not in _FLOAT_TYPES:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise CheckpointError(

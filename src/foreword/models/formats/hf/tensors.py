@@ -27,6 +27,12 @@ class Place:
         """Whether it is stored as it is used."""
         return self.rows is None and self.turned is None and not self.plus_one
 
+    def narrowed(self, rows: tuple[int, int]) -> "Place":
+        """Where a stretch of its rows is; of whole heads where they are turned."""
+        first = 0 if self.rows is None else self.rows[0]
+        turned = None if self.turned is None else replace(self.turned, rows=rows[1] - rows[0])
+        return replace(self, rows=(first + rows[0], first + rows[1]), turned=turned)
+
     def read(self, stored: Tensor) -> Tensor:
         """The tensor, from the stored one."""
         if self.rows is not None:

@@ -1,0 +1,184 @@
+"""A decoder on several ranks, as the engine sees it: the first rank is in this process, and it alone draws."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from foreword.backends.batch import ForwardBatch, ForwardOutput, check_taps
+from foreword.backends.interface import HeadRunner, KvStore, MedusaRunner
+from foreword.backends.parallel.messages import (
+    Forward,
+    Load,
+    MakeStore,
+    Move,
+    SetAdapter,
+    TakeLayers,
+    packed_adapter,
+    packed_batch,
+    packed_moves,
+)
+from foreword.backends.parallel.rank import RankDecoder, load_rank
+from foreword.backends.parallel.shards import Shard, adapter_share, check_size
+from foreword.backends.parallel.workers import RankFault, Workers
+from foreword.backends.support import require_supported
+from foreword.backends.torch.heads import LentEnds, TorchHead
+from foreword.backends.torch.kv_store import TorchKvStore
+from foreword.backends.torch.medusa import TorchMedusa
+from foreword.backends.torch.modules import TorchModule
+from foreword.backends.torch.weights import DecoderWeights, load_ends
+from foreword.backends.weight_loader import WeightLoader
+from foreword.errors import CheckpointError, RequestError
+from foreword.kv.spec import RowSpec
+from foreword.models.adapters.lora import Lora
+from foreword.models.config import ModelConfig
+from foreword.models.formats.checkpoint import Checkpoint, ModelFile
+from foreword.models.heads.opening import Head
+from foreword.progress import Progress
+
+
+class ParallelKvStore(TorchKvStore):
+    """The first rank's KV memory, with rows of drafters in it, and the same pages at all other ranks."""
+
+    def __init__(self, own: TorchKvStore, number: int, workers: Workers) -> None:
+        vars(self).update(vars(own))
+        self.own = own  # the same memory; moving its rows moves those of the first rank alone
+        self.number = number
+        self._workers = workers
+        weakref.finalize(self, workers.forget, number)
+
+    def move(self, copies: Tensor) -> None:
+        """Copy rows at all ranks."""
+        if len(copies):
+            self._workers.run(Move(self.number), lambda: self.own.move(copies), packed_moves(copies))
+
+
+class TensorParallelDecoder:
+    """A `Decoder`: every pass is sent to all ranks, which run it together."""
+
+    backend = "torch"
+    is_shape_invariant = False  # as the torch decoder
+
+    def __init__(
+        self, whole: ModelFile, config: ModelConfig, own: RankDecoder, number: int, workers: Workers
+    ) -> None:
+        """`own` is the first rank's share of the decoder that all ranks know by `number`; `config` is all of it."""
+        self.config = config
+        self.workers = workers
+        self._whole = whole
+        self._own = own
+        self._number = number
+        weakref.finalize(self, workers.forget, number)
+
+    @property
+    def device(self) -> torch.device:
+        return self._own.device
+
+    @property
+    def weight_bytes(self) -> int:
+        """At all ranks together."""
+        return self._own.weight_bytes * self.workers.size
+
+    @property
+    def layer_bytes(self) -> int:
+        """At all ranks together."""
+        return self._own.layer_bytes * self.workers.size
+
+    def with_layers(self, layers: Sequence[int]) -> "TensorParallelDecoder":
+        number, own = self.workers.new_number(), self._own
+        order = TakeLayers(number, self._number, list(layers))
+        taken = self.workers.run(order, lambda: own.with_layers(layers))
+        assert isinstance(taken, RankDecoder)
+        return TensorParallelDecoder(
+            self._whole, self.config.with_layers(layers), taken, number, self.workers
+        )
+
+    def beside(self, checkpoint: Checkpoint) -> "TensorParallelDecoder":
+        raise _refusal("a drafter that computes in fewer bits")
+
+    def followed_by(self, more: Checkpoint) -> "TensorParallelDecoder":
+        raise _refusal("a drafter with layers of its own behind the target's")
+
+    def head(self, head: Head, rows: str) -> HeadRunner:
+        """A draft head at the first rank, which reads the whole embedding and output matrix for it."""
+        kind = TorchHead if head.spec.is_plain else TorchModule
+        return kind(head, rows, LentEnds.of(self._ends), self.device.type == "cuda")
+
+    def medusa(self, head: Head) -> MedusaRunner:
+        return TorchMedusa(head, LentEnds.of(self._ends))
+
+    @cached_property
+    def _ends(self) -> DecoderWeights:
+        loader = WeightLoader(self._whole, self._own.weights.embedding.dtype, self.device)
+        return load_ends(loader, self._whole.config)
+
+    def set_adapter(self, slot: int, adapter: Lora | None) -> None:
+        shares = [
+            None if adapter is None else adapter_share(adapter, self.config, Shard(rank, self.workers.size))
+            for rank in range(self.workers.size)
+        ]
+        payloads = [packed_adapter(share) for share in shares[1:]]
+        order = SetAdapter(self._number, slot)
+        self.workers.run(order, lambda: self._own.set_adapter(slot, shares[0]), payloads)
+
+    def kv_rows(self) -> RowSpec:
+        """What a token keeps at each rank."""
+        return self._own.kv_rows()
+
+    def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> ParallelKvStore:
+        """Memory at every rank; the `extra` rows are at the first one alone."""
+        number = self.workers.new_number()
+        own = self.workers.run(
+            MakeStore(number, self._number, num_pages, page_size),
+            lambda: self._own.new_kv_store(num_pages, page_size, extra),
+        )
+        return ParallelKvStore(own, number, self.workers)
+
+    def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:
+        """One pass of all ranks."""
+        if not isinstance(store, ParallelKvStore) or store.spec.decoder != self._own.kv_rows():
+            raise ValueError("the KV store was made for another decoder")
+        check_taps(batch.taps, self.config.num_layers)
+        drawn = batch.drawn_before
+        count = 0 if drawn is None else len(drawn)
+        order = Forward(self._number, store.number, list(batch.arrays.sizes), list(batch.adapters), count)
+
+        def own() -> ForwardOutput:
+            if drawn is not None:
+                self.workers.exchange.spread(drawn)
+            return self._own.forward(batch, store.own)
+
+        return self.workers.run(order, own, packed_batch(batch))
+
+    def when_lost(self, tell: Callable[[str], None]) -> None:
+        """Call `tell`, in any thread, when a rank has died by itself."""
+        self.workers.when_lost(tell)
+
+    def close(self) -> None:
+        """End the other ranks."""
+        self.workers.close()
+
+
+def _refusal(what: str) -> RequestError:
+    return RequestError(
+        f"{what} cannot run with tensor parallelism; use another drafter or tensor_parallel_size 1"
+    )
+
+
+def load_parallel(
+    checkpoint: ModelFile, workers: Workers, dtype: torch.dtype, progress: Progress | None = None
+) -> TensorParallelDecoder:
+    """Have every rank read its share of a checkpoint, all at the same time."""
+    require_supported(checkpoint.config, "torch")
+    check_size(checkpoint.config, workers.size)
+    number = workers.new_number()
+    order = Load(number, str(checkpoint.path.resolve()), str(dtype).removeprefix("torch."))
+    try:
+        own = workers.run(
+            order, lambda: load_rank(checkpoint, workers.exchange, dtype, workers.device, progress)
+        )
+    except RankFault as fault:
+        raise CheckpointError(str(fault)) from None
+    return TensorParallelDecoder(checkpoint, checkpoint.config, own, number, workers)

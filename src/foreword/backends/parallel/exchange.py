@@ -1,0 +1,113 @@
+"""How ranks bring their numbers together: gathered, and added in the order of the ranks.
+
+A reduce would choose its order of addition by the size of the message, so that a row's bits would depend on what runs
+beside it; here every rank adds the same numbers in the same order.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore
+
+from foreword.errors import EngineStopped
+
+PASS_TIMEOUT = timedelta(minutes=5)
+"""A rank that lets the others wait so long in the middle of a pass counts as dead."""
+
+
+class Planned(NamedTuple):
+    """One exchange of a pass."""
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    is_joined: bool = False  # at the first rank; else gathered everywhere
+
+
+def in_rank_order(parts: Sequence[Tensor]) -> Tensor:
+    """Their sum, from the first to the last, in float32."""
+    total = parts[0].float()
+    for part in parts[1:]:
+        total = total + part.float()
+    return total.to(parts[0].dtype)
+
+
+class RankExchange:
+    """What one rank has of the group of all ranks."""
+
+    def __init__(self, group: Any, rank: int, size: int) -> None:  # noqa: ANN401 - torch's process groups
+        self.rank = rank
+        self.size = size
+        self._group = group
+        self._done = 0
+
+    def begin(self) -> None:
+        """A pass begins."""
+        self._done = 0
+
+    def total(self, part: Tensor) -> Tensor:
+        """The sum of all parts, the same bits at every rank."""
+        return in_rank_order(self._gathered(part))
+
+    def mean(self, part: Tensor) -> Tensor:
+        """Over the columns of all ranks."""
+        return self.total(part.sum(-1, keepdim=True)) / (part.shape[-1] * self.size)
+
+    def joined(self, part: Tensor) -> Tensor:
+        """The columns of all ranks side by side, at the first rank; the others get their own back."""
+        if not len(part):
+            return part.new_empty((0, self.size * part.shape[1]))
+        part = part.contiguous()
+        wanted = [[torch.empty_like(part) for _ in range(self.size)]] if self.rank == 0 else []
+        options = dist.GatherOptions()
+        options.rootRank = 0
+        self._wait(lambda: self._group.gather(wanted, [part], options))
+        return torch.cat(wanted[0], dim=1) if wanted else part
+
+    def spread(self, numbers: Tensor) -> None:
+        """Fill the tensors of all ranks with the first one's, before a pass begins."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        self._wait(lambda: self._group.broadcast([numbers], options))
+
+    def finish(self, planned: Sequence[Planned], device: torch.device) -> None:
+        """Take part in what is left of a pass that has failed here, so that the other ranks come to its end.
+
+        They get NaN; whoever told them to run the pass hears that it has failed. `planned` are all of a pass, in order.
+        """
+        try:
+            for one in planned[self._done :]:
+                nothing = torch.full(one.shape, torch.nan, dtype=one.dtype, device=device)
+                _ = self.joined(nothing) if one.is_joined else self._gathered(nothing)
+        except BaseException as error:
+            raise EngineStopped(f"the ranks could not be brought back in step: {error}") from error
+
+    def _gathered(self, part: Tensor) -> list[Tensor]:
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(self.size)]
+        self._wait(lambda: self._group.allgather([parts], [part]))
+        return parts
+
+    def _wait(self, collective: Any) -> None:  # noqa: ANN401
+        try:
+            collective().wait()
+        except RuntimeError as error:
+            raise EngineStopped(f"another rank is gone: {' '.join(str(error).split())[:200]}") from error
+        self._done += 1
+
+
+def join_group(device: torch.device, rank: int, size: int, meeting: str) -> RankExchange:
+    """Meet the other ranks by way of a file that all of them can write: NCCL on GPUs, gloo on loopback else."""
+    store = FileStore(meeting, size)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        nccl = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = PASS_TIMEOUT
+        return RankExchange(dist.ProcessGroupNCCL(store, rank, size, nccl), rank, size)
+    gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]  # nobody else can reach it
+    gloo._timeout = PASS_TIMEOUT
+    return RankExchange(dist.ProcessGroupGloo(store, rank, size, gloo), rank, size)

@@ -1,0 +1,175 @@
+"""What the driver tells its worker processes, and what they answer: JSON, and bytes behind it where there are arrays.
+
+Nothing in it is code. A message has a number, which its answer repeats.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as written_tensors
+
+from foreword.backends.batch import BATCH_ARRAYS, BatchArrays, BatchSizes, ForwardBatch
+from foreword.models.adapters.lora import Factors, Lora
+
+
+@dataclass(frozen=True)
+class Join:
+    """Meet the other ranks."""
+
+    rank: int
+    size: int
+    device: str
+    threads: int
+    meeting: str  # a file
+
+
+@dataclass(frozen=True)
+class Load:
+    """Read a model's share; it is decoder `made` from now on."""
+
+    made: int
+    path: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class TakeLayers:
+    """Decoder `made` is another one with these of its layers."""
+
+    made: int
+    decoder: int
+    layers: list[int]
+
+
+@dataclass(frozen=True)
+class MakeStore:
+    """KV memory for a decoder's own rows."""
+
+    made: int
+    decoder: int
+    num_pages: int
+    page_size: int
+
+
+@dataclass(frozen=True)
+class Move:
+    """Copy KV rows; the pairs are behind it."""
+
+    store: int
+
+
+@dataclass(frozen=True)
+class SetAdapter:
+    """Put an adapter into a slot, its factors are behind it; nothing behind it: take the adapter away."""
+
+    decoder: int
+    slot: int
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Run a pass over the batch behind it."""
+
+    decoder: int
+    store: int
+    sizes: list[int]
+    adapters: list[int]
+    drawn: int  # ids that the pass before has drawn and that come over the group; 0: none
+
+
+Order = Join | Load | TakeLayers | MakeStore | Move | SetAdapter | Forward
+
+_ORDERS: dict[str, type[Order]] = {
+    kind.__name__: kind for kind in (Join, Load, TakeLayers, MakeStore, Move, SetAdapter, Forward)
+}
+
+
+@dataclass(frozen=True)
+class Told:
+    """An order on its way."""
+
+    number: int
+    order: Order
+    gone: list[int] = field(default_factory=list)  # decoders and stores that nobody needs any more
+    payload: bytes = b""
+
+    def send(self, connection: Connection) -> None:
+        head = {
+            "number": self.number,
+            "kind": type(self.order).__name__,
+            "gone": self.gone,
+            "fields": asdict(self.order),
+        }
+        connection.send_bytes(json.dumps(head).encode())
+        connection.send_bytes(self.payload)
+
+    @staticmethod
+    def receive(connection: Connection) -> "Told":
+        head = json.loads(connection.recv_bytes())
+        order = _ORDERS[head["kind"]](**head["fields"])
+        return Told(head["number"], order, head["gone"], connection.recv_bytes())
+
+
+@dataclass(frozen=True)
+class Answer:
+    """That an order was carried out, or why not."""
+
+    number: int
+    error: str = ""
+
+    def send(self, connection: Connection) -> None:
+        connection.send_bytes(json.dumps(asdict(self)).encode())
+
+    @staticmethod
+    def receive(connection: Connection) -> "Answer":
+        return Answer(**json.loads(connection.recv_bytes()))
+
+
+def packed_batch(batch: ForwardBatch) -> bytes:
+    """All arrays of a batch (on the CPU) one after the other."""
+    arrays = batch.arrays
+    return b"".join(np.ascontiguousarray(getattr(arrays, spec.name)).tobytes() for spec in BATCH_ARRAYS)
+
+
+def parsed_batch(sizes: list[int], payload: bytes) -> ForwardBatch:
+    return ForwardBatch.of(BatchArrays.carved(_ints(payload), BatchSizes(*sizes)))
+
+
+def packed_moves(copies: torch.Tensor) -> bytes:
+    return copies.to("cpu", torch.int32).contiguous().numpy().tobytes()
+
+
+def parsed_moves(payload: bytes) -> torch.Tensor:
+    return torch.from_numpy(_ints(payload).reshape(-1, 2))
+
+
+def packed_adapter(adapter: Lora | None) -> bytes:
+    if adapter is None:
+        return b""
+    tensors = {}
+    for (layer, module), factors in adapter.factors.items():
+        tensors[f"{layer} {module} down"] = factors.down
+        tensors[f"{layer} {module} up"] = factors.up
+    return written_tensors(tensors)
+
+
+def parsed_adapter(payload: bytes) -> Lora | None:
+    if not payload:
+        return None
+    tensors = parse_tensors(payload)
+    places = [name.split()[:2] for name in tensors if name.endswith(" up")]
+    return Lora(
+        {
+            (int(layer), module): Factors(tensors[f"{layer} {module} down"], tensors[f"{layer} {module} up"])
+            for layer, module in places
+        }
+    )
+
+
+def _ints(payload: bytes) -> NDArray[np.int32]:
+    return np.frombuffer(bytearray(payload), dtype=np.int32)

@@ -1,0 +1,155 @@
+"""Which share of a model each rank has: heads, the insides of MLPs and experts, and the vocabulary."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from foreword.errors import RequestError
+from foreword.models.adapters.lora import Factors, Lora
+from foreword.models.config import LayerSpec, ModelConfig
+from foreword.models.formats.checkpoint import WHOLE, ModelFile, Part, QuantizedTensor
+from foreword.models.layer_shapes import expected_shapes
+from foreword.models.tokenization.tokenizer import Tokenizer
+
+MOST_RANKS = 64
+
+_BY_WORD = ("model.embed_tokens.weight", "lm_head.weight")
+"""Matrices that are cut by words; the shares of the last ranks are filled up to the size of the others."""
+
+_ADDED_ONCE = (".o_proj.bias", ".down_proj.bias")
+"""What is added to sums over all ranks: the first rank adds it."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One rank of several, and the share that it has of a model."""
+
+    rank: int
+    size: int
+
+    def config(self, whole: ModelConfig) -> ModelConfig:
+        """The model as this rank sees it: as deep, and narrower."""
+        known = {layer: self._layer(layer) for layer in dict.fromkeys(whole.layers)}
+        return replace(
+            whole,
+            layers=tuple(known[layer] for layer in whole.layers),
+            vocab_size=-(-whole.vocab_size // self.size),
+        )
+
+    def _layer(self, layer: LayerSpec) -> LayerSpec:
+        attention, mlp = layer.attention, layer.mlp
+        experts = mlp.experts and replace(mlp.experts, size=mlp.experts.size // self.size)
+        return replace(
+            layer,
+            attention=replace(
+                attention,
+                num_heads=attention.num_heads // self.size,
+                num_kv_heads=max(1, attention.num_kv_heads // self.size),
+            ),
+            mlp=replace(mlp, intermediate_size=mlp.intermediate_size // self.size, experts=experts),
+        )
+
+    def stretch(self, whole: int, own: int) -> tuple[int, int]:
+        """Of so many rows or columns, those of this rank; where several ranks share a KV head, all of them have it."""
+        begin = self.rank * whole // self.size // own * own
+        return begin, begin + own
+
+    def words(self, whole: int) -> tuple[int, int]:
+        """Of so many words, those of this rank; the last ranks may have fewer."""
+        each = -(-whole // self.size)
+        return min(self.rank * each, whole), min((self.rank + 1) * each, whole)
+
+    def part(self, whole: tuple[int, ...], own: tuple[int, ...]) -> Part:
+        """The share of a tensor of which the whole and the share have these shapes."""
+        if whole[0] != own[0]:
+            return Part(rows=self.stretch(whole[0], own[0]))
+        if whole[-1] != own[-1]:
+            return Part(columns=self.stretch(whole[-1], own[-1]))
+        return WHOLE
+
+
+def check_size(config: ModelConfig, size: int) -> None:
+    """Refuse a number of ranks that the model cannot be cut for, in one line."""
+    if not 1 <= size <= MOST_RANKS:
+        raise RequestError(f"tensor_parallel_size must be in 1 .. {MOST_RANKS}, not {size}")
+    if odd := next(_what_does_not_fit(config, size), None):
+        fitting = [n for n in range(1, MOST_RANKS + 1) if next(_what_does_not_fit(config, n), None) is None]
+        raise RequestError(
+            f"tensor_parallel_size {size} does not fit this {config.architecture} model: {odd}; "
+            f"use {' or '.join(map(str, fitting))}"
+        )
+
+
+def _what_does_not_fit(config: ModelConfig, size: int) -> Iterator[str]:
+    for layer in dict.fromkeys(config.layers):
+        attention, mlp = layer.attention, layer.mlp
+        widths = {f"{attention.num_heads} heads": attention.num_heads}
+        widths[f"an MLP of width {mlp.intermediate_size}"] = mlp.intermediate_size
+        if mlp.experts is not None:
+            widths[f"experts of width {mlp.experts.size}"] = mlp.experts.size
+        yield from (f"it has {what}" for what, width in widths.items() if width % size)
+        kv_heads = attention.num_kv_heads
+        if attention.latent is None and kv_heads % size and size % kv_heads:
+            yield f"it has {kv_heads} KV heads"
+
+
+class ShardCheckpoint:
+    """A rank's share of a checkpoint, which looks like a checkpoint of a narrower model.
+
+    Only that share is read. Norms, routers and what latent attention compresses with are at all ranks.
+    """
+
+    def __init__(self, whole: ModelFile, shard: Shard) -> None:
+        self.config = shard.config(whole.config)
+        self._whole = whole
+        self._shard = shard
+        self._shapes = expected_shapes(whole.config)
+        self._own_shapes = expected_shapes(self.config)
+
+    @property
+    def path(self) -> Path:
+        return self._whole.path
+
+    def tensor_names(self) -> frozenset[str]:
+        return self._whole.tensor_names()
+
+    def load(self, name: str, dtype: torch.dtype) -> Tensor:
+        """This rank's share of a tensor."""
+        whole, own = self._shapes[name], self._own_shapes[name]
+        if name.endswith(_ADDED_ONCE) and self._shard.rank:
+            return torch.zeros(own, dtype=dtype)
+        if name in _BY_WORD:
+            begin, end = self._shard.words(whole[0])
+            words = self._whole.load_part(name, dtype, Part(rows=(begin, end)))
+            return pad(words, (0, 0, 0, own[0] - (end - begin)))
+        part = self._shard.part(whole, own)
+        return self._whole.load(name, dtype) if part == WHOLE else self._whole.load_part(name, dtype, part)
+
+    def quantized(self, name: str) -> QuantizedTensor | None:
+        """None: shares are computed with as floats."""
+        return None
+
+    def release(self) -> None:
+        self._whole.release()
+
+    def sampling_defaults(self) -> dict[str, float]:
+        return self._whole.sampling_defaults()
+
+    def tokenizer(self) -> Tokenizer:
+        return self._whole.tokenizer()
+
+
+def adapter_share(adapter: Lora, config: ModelConfig, shard: Shard) -> Lora:
+    """What a rank adds for an adapter of the whole model."""
+    shapes, own_shapes = expected_shapes(config), expected_shapes(shard.config(config))
+    factors = {}
+    for (layer, module), factor in adapter.factors.items():
+        name = f"model.layers.{layer}.{module}.weight"
+        part = shard.part(shapes[name], own_shapes[name])
+        up, down = Part(rows=part.rows).of(factor.up), Part(columns=part.columns).of(factor.down)
+        factors[layer, module] = Factors(down.contiguous(), up.contiguous())
+    return Lora(factors)

@@ -1,0 +1,139 @@
+"""A worker process: one rank that reads its share of a model and runs the passes that the driver tells it to run.
+
+Run as `python -m foreword.backends.parallel.worker FD`, with a connected socket as FD and the driver's end of a pipe as
+standard input: when that ends, so does this process, whatever it is doing.
+"""
+
+import os
+import select
+import signal
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from foreword.backends.parallel.exchange import RankExchange, join_group
+from foreword.backends.parallel.messages import (
+    Answer,
+    Forward,
+    Join,
+    Load,
+    MakeStore,
+    Move,
+    Order,
+    SetAdapter,
+    TakeLayers,
+    Told,
+    parsed_adapter,
+    parsed_batch,
+    parsed_moves,
+)
+from foreword.backends.parallel.rank import RankDecoder, load_rank
+from foreword.backends.torch.kv_store import TorchKvStore
+from foreword.backends.torch.quiet import hush_bfloat16
+from foreword.errors import EngineStopped, ForewordError
+from foreword.models.formats.opening import open_checkpoint
+
+_LOOK_SECONDS = 5.0
+
+
+class Worker:
+    """What one rank has: decoders and KV stores by the driver's numbers."""
+
+    def __init__(self) -> None:
+        self._device = torch.device("cpu")
+        self._exchange: RankExchange | None = None
+        self._decoders: dict[int, RankDecoder] = {}
+        self._stores: dict[int, TorchKvStore] = {}
+
+    def obey(self, told: Told) -> None:
+        """Do what is asked for; nothing is said but by the answer."""
+        for number in told.gone:
+            self._decoders.pop(number, None)
+            self._stores.pop(number, None)
+        self._do(told.order, told.payload)
+
+    def _do(self, order: Order, payload: bytes) -> None:
+        match order:
+            case Join(rank, size, device, threads, meeting):
+                self._device = torch.device(device)
+                torch.set_num_threads(threads)
+                self._exchange = join_group(self._device, rank, size, meeting)
+            case Load(made, path, dtype):
+                self._decoders[made] = self._loaded(Path(path), getattr(torch, dtype))
+            case TakeLayers(made, decoder, layers):
+                taken = self._decoders[decoder].with_layers(layers)
+                assert isinstance(taken, RankDecoder)
+                self._decoders[made] = taken
+            case MakeStore(made, decoder, num_pages, page_size):
+                self._stores[made] = self._decoders[decoder].new_kv_store(num_pages, page_size)
+            case Move(store):
+                self._stores[store].move(parsed_moves(payload).to(self._device))
+            case SetAdapter(decoder, slot):
+                self._decoders[decoder].set_adapter(slot, parsed_adapter(payload))
+            case Forward():
+                self._forward(order, payload)
+
+    def _loaded(self, path: Path, dtype: torch.dtype) -> RankDecoder:
+        assert self._exchange is not None
+        checkpoint = open_checkpoint(path)
+        decoder = load_rank(checkpoint, self._exchange, dtype, self._device)
+        checkpoint.release()
+        return decoder
+
+    def _forward(self, order: Forward, payload: bytes) -> None:
+        drawn = None
+        if order.drawn:
+            assert self._exchange is not None
+            drawn = torch.empty(order.drawn, dtype=torch.int64, device=self._device)
+            self._exchange.spread(drawn)
+        batch = parsed_batch(order.sizes, payload)
+        batch = replace(batch, drawn_before=drawn, adapters=tuple(order.adapters))
+        self._decoders[order.decoder].forward(batch, self._stores[order.store])
+
+
+def serve(connection: Connection) -> None:
+    """Obey until the driver is gone. What fails in an order is the driver's to judge; a lost group ends the process."""
+    worker = Worker()
+    Answer(0).send(connection)  # everything is imported
+    while True:
+        told = Told.receive(connection)
+        try:
+            worker.obey(told)
+        except EngineStopped:
+            return
+        except Exception as error:
+            what = str(error) if isinstance(error, ForewordError) else f"{type(error).__name__}: {error}"
+            Answer(told.number, " ".join(what.split())).send(connection)
+        else:
+            Answer(told.number).send(connection)
+
+
+def _end_with_the_driver() -> None:
+    """Ends this process, also in the middle of a pass, when the driver is gone."""
+    driver = os.getppid()
+    while os.getppid() == driver:
+        readable, _, _ = select.select([sys.stdin], [], [], _LOOK_SECONDS)
+        if readable and not os.read(sys.stdin.fileno(), 1):
+            break
+    os._exit(0)
+
+
+def main() -> None:
+    """Entry of the process. Signals to the whole group are the driver's to handle."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_driver, daemon=True).start()
+    hush_bfloat16()
+    connection: Connection = Connection(int(sys.argv[1]))
+    with suppress(EOFError, OSError):  # the driver is gone
+        serve(connection)
+    os._exit(0)  # a collective that waits for the others would keep the process
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""The driver's side of its worker processes: starts them, tells them what to do, notices their death, ends them."""
+
+import itertools
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from foreword.backends.parallel.exchange import RankExchange, join_group
+from foreword.backends.parallel.messages import Answer, Join, Order, Told
+from foreword.errors import EngineStopped, RequestError
+
+T = TypeVar("T")
+
+_END_SECONDS = 5.0
+"""That a worker has to end by itself."""
+
+_NOTICE_SECONDS = 0.5
+"""Between the end of a connection and that of its process."""
+
+_Process = subprocess.Popen[bytes]
+
+_WORKER = "foreword.backends.parallel.worker"
+
+
+class RankFault(RuntimeError):  # noqa: N818 - reads as what happened
+    """An order that another rank could not carry out; all ranks are in step, and others can follow."""
+
+
+@dataclass
+class _Life:
+    """Whether the ranks can still be told anything."""
+
+    lost: str = ""  # why not
+    closing: bool = False
+    listeners: list[Callable[[str], None]] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def lose(self, reason: str) -> None:
+        """The first reason counts, and is told."""
+        with self.lock:
+            if self.lost or self.closing:
+                return
+            self.lost = reason
+        for tell in list(self.listeners):
+            tell(reason)
+
+
+class Workers:
+    """All ranks but the first, which is the process that made this."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        """Start `size - 1` processes, and meet them. The ranks share this machine's cores, or have a GPU each."""
+        _check_devices(size, device)
+        self.size = size
+        self._device = device
+        self._life = _Life()
+        self._lock = threading.RLock()  # an order and its answers
+        self._numbers = itertools.count(1)
+        self._gone: deque[int] = deque()
+        self._folder = tempfile.TemporaryDirectory(prefix="foreword-ranks-")
+        self._connections: list[Connection] = []
+        self._processes: list[_Process] = []
+        for _ in range(1, size):
+            self._start_one()
+        self._threads = torch.get_num_threads()
+        self._end = weakref.finalize(
+            self, _end_all, self._life, self._processes, self._connections, self._folder, self._threads
+        )
+        try:
+            self.exchange = self._meet()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start_one(self) -> None:
+        ours, theirs = Pipe()
+        process = subprocess.Popen(
+            [sys.executable, "-m", _WORKER, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.PIPE,  # its end is the end of the worker
+            stdout=subprocess.DEVNULL,
+        )
+        theirs.close()
+        self._connections.append(ours)
+        self._processes.append(process)
+        arguments = (self._life, process, self._processes, self._device.type)
+        threading.Thread(target=_watch, args=arguments, name="foreword-rank", daemon=True).start()
+
+    def _meet(self) -> RankExchange:
+        each = max(1, self._threads // self.size)
+        meeting = str(Path(self._folder.name) / "meeting")
+        self._answers(0)
+        orders = [
+            Join(rank, self.size, _device_of(self._device, rank), each, meeting)
+            for rank in range(1, self.size)
+        ]
+        if self._device.type == "cpu":
+            torch.set_num_threads(each)
+        first = torch.device(_device_of(self._device, 0))
+        return self.run(orders, lambda: join_group(first, 0, self.size, meeting))
+
+    @property
+    def device(self) -> torch.device:
+        """Of the first rank."""
+        return torch.device(_device_of(self._device, 0))
+
+    def new_number(self) -> int:
+        """For something that all ranks are about to make."""
+        return next(self._numbers)
+
+    def forget(self, number: int) -> None:
+        """All ranks may drop what has this number; they are told with the next order. Safe in a finalizer."""
+        self._gone.append(number)
+
+    def when_lost(self, tell: Callable[[str], None]) -> None:
+        """Call `tell`, in any thread, when a rank has died by itself; at once if one has."""
+        self._life.listeners.append(tell)
+        if self._life.lost:
+            tell(self._life.lost)
+
+    def run(
+        self, orders: Order | Sequence[Order], own: Callable[[], T], payloads: bytes | Sequence[bytes] = b""
+    ) -> T:
+        """Have all ranks do the same: the others are told, this one does its `own` part, and all must have done it.
+
+        What fails at one rank fails here, with all ranks in step; `EngineStopped` if they cannot be.
+        """
+        each = [orders] * len(self._connections) if isinstance(orders, Order) else orders
+        behind = [payloads] * len(self._connections) if isinstance(payloads, bytes) else payloads
+        with self._lock:
+            self._check()
+            number = next(self._numbers)
+            self._tell(number, each, behind)
+            try:
+                done = own()
+            except EngineStopped as error:
+                raise self._broken(str(error)) from error
+            except BaseException:
+                self._answers(number)
+                raise
+            if errors := self._answers(number):
+                raise RankFault(errors[0])
+            return done
+
+    def _tell(self, number: int, orders: Sequence[Order], payloads: Sequence[bytes]) -> None:
+        gone = [self._gone.popleft() for _ in range(len(self._gone))]
+        try:
+            for connection, order, payload in zip(self._connections, orders, payloads, strict=True):
+                Told(number, order, gone, payload).send(connection)
+        except BaseException as error:  # some have heard it, and others have not
+            raise self._broken(f"an order could not be sent: {error}") from error
+
+    def _answers(self, number: int) -> list[str]:
+        """What went wrong at the ranks; answers to orders that were interrupted are passed over."""
+        errors = []
+        for rank, connection in enumerate(self._connections, start=1):
+            try:
+                while (answer := Answer.receive(connection)).number != number:
+                    pass
+            except (EOFError, OSError, ValueError) as error:
+                raise self._broken(f"rank {rank} does not answer") from error
+            if answer.error:
+                errors.append(f"rank {rank} of {self.size}: {answer.error}")
+        return errors
+
+    def _check(self) -> None:
+        if self._life.lost or self._life.closing:
+            raise EngineStopped(self._life.lost or "the ranks of this model were ended")
+
+    def _broken(self, otherwise: str) -> EngineStopped:
+        """Give the ranks up: they are not in step, or not there."""
+        self._life.lose(self._life.lost or _whose_end(self._processes) or otherwise)
+        for process in self._processes:
+            process.kill()
+        return EngineStopped(self._life.lost or otherwise)
+
+    def close(self) -> None:
+        """End the workers; nothing can be run any more."""
+        self._end()
+
+
+def _check_devices(size: int, device: torch.device) -> None:
+    if device.type != "cuda":
+        return
+    there = torch.cuda.device_count()
+    if (device.index or 0) + size > there:
+        raise RequestError(
+            f"tensor_parallel_size {size} needs as many GPUs from {device} on, and there are {there}; use fewer"
+        )
+
+
+def _device_of(first: torch.device, rank: int) -> str:
+    return "cpu" if first.type == "cpu" else f"cuda:{(first.index or 0) + rank}"
+
+
+def _watch(life: _Life, process: _Process, all_of_them: Sequence[_Process], device: str) -> None:
+    process.wait()
+    if life.closing or life.lost:
+        return
+    reason = _whose_end(all_of_them)
+    if device == "cuda":
+        # A collective on a GPU would wait for ever, and what it leaves behind must not be read as logits.
+        logging.getLogger("foreword").critical("%s", reason)
+        os._exit(1)
+    life.lose(reason)
+
+
+def _whose_end(processes: Sequence[_Process]) -> str:
+    """Which rank has ended; empty: none.
+
+    Waits a moment, for a connection ends before its process does. A rank that is left alone ends with code 0.
+    """
+    ended: dict[int, _Process] = {}
+    for rank, process in enumerate(processes, start=1):
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_NOTICE_SECONDS)
+            ended[rank] = process
+    first = min(ended, key=lambda rank: (ended[rank].returncode == 0, rank), default=None)
+    return "" if first is None else _end_of(ended[first], first)
+
+
+def _end_of(process: _Process, rank: int) -> str:
+    code = process.returncode
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
+    return (
+        f"rank {rank} (process {process.pid}) {how}: the model cannot run without it; start the engine again"
+    )
+
+
+def _end_all(
+    life: _Life,
+    processes: Sequence[_Process],
+    connections: Sequence[Connection],
+    folder: "tempfile.TemporaryDirectory[str]",
+    threads: int,
+) -> None:
+    life.closing = True
+    for process, connection in zip(processes, connections, strict=True):
+        if process.stdin is not None:
+            process.stdin.close()
+        connection.close()
+    for process in processes:
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    torch.set_num_threads(threads)
+    folder.cleanup()
