@@ -3,15 +3,14 @@
 import logging
 import os
 import signal
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
-from foreword.cli.console import JsonOption, print_json, stdout
+from foreword.cli.cluster_tables import show_status
+from foreword.cli.console import JsonOption, print_json
 
 app = typer.Typer(no_args_is_help=True, help="Targets and draft nodes from one file (docs/cluster.md).")
 
@@ -39,16 +38,14 @@ def status(
     api_key: Annotated[str | None, typer.Option(help="Of the targets. Default: FOREWORD_API_KEY.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What the targets say of themselves and of their nodes: state, homes, load, times, acceptance."""
+    """What the targets say of themselves and of their nodes; exit code 1 if any of them is not ready."""
     from foreword.cluster.pools.file import read_cluster
-    from foreword.cluster.pools.status import NodeStatus, TargetStatus, cluster_status, fetch_json
+    from foreword.cluster.pools.status import cluster_status, fetch_json
 
     key = api_key or os.environ.get("FOREWORD_API_KEY", "").split(",")[0]
     targets, nodes = cluster_status(read_cluster(file), fetch_json(key))
     if as_json:
         print_json({"targets": [asdict(one) for one in targets], "nodes": [asdict(one) for one in nodes]})
-    for kind, rows in ((TargetStatus, targets), (NodeStatus, nodes)):
-        table = Table(*(field.name.replace("_", " ") for field in fields(kind)), box=SIMPLE_HEAD)
-        for row in rows:
-            table.add_row(*("-" if value is None else str(value) for value in asdict(row).values()))
-        stdout.print(table)
+    show_status(targets, nodes)
+    if not all(one.is_ok for one in targets):
+        raise typer.Exit(1)

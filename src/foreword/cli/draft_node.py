@@ -70,11 +70,12 @@ def draft_node(
     security = Security.of(str(token_file or ""), None if files is None else TlsFiles(*files))
     security.check(address, insecure)
     settings: dict[str, Any] = {} if options is None else json_object("--options", options)
-    given = {"method": method.split("+") if "+" in method else method, **settings}
-    if "draft_model" in method:
+    names = method.split("+")
+    check_methods(names)  # before anybody asks for what they would need
+    given = {"method": names, **settings}
+    if "draft_model" in names:
         given["model"] = model
     config = SpeculationConfig.parse(json.dumps(given))
-    check_methods(config)
     where = NodeSettings(address, security, capacity, kv_tokens, run_ahead, parse_labels(labels))
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     stderr.print(f"[dim]loading {model} ...[/dim]")

@@ -124,6 +124,7 @@ def test_the_status_is_what_targets_tell():
         "first_ms": 1.5, "level_ms": None, "acceptance": 0.8,
     }  # fmt: skip
     told = {"status": "ok", "engine": {"running": 2, "waiting": 1}, "draft_nodes": [node]}
+    told |= {"speculation": {"tau": 2.5}, "usage": {"cost_per_million_reserved": 3.0}}
 
     def fetch(url: str) -> object:
         if url == "http://a/health":
@@ -132,8 +133,10 @@ def test_the_status_is_what_targets_tell():
 
     members = [Member("n", ()), Member("a", (), "http://a"), Member("b", (), "http://b")]
     targets, nodes = cluster_status(members, fetch)
-    assert [(one.name, one.state, one.running, one.waiting) for one in targets] == [
-        ("a", "ok", 2, 1),
-        ("b", "no answer: nobody", 0, 0),
+    assert [(one.name, one.state, one.running, one.waiting, one.is_ok) for one in targets] == [
+        ("a", "ok", 2, 1, True),
+        ("b", "down", 0, 0, False),
     ]
+    assert (targets[0].tokens_per_pass, targets[0].cost_per_million) == (2.5, 3.0)
+    assert targets[1].reason == "nobody"
     assert [(one.target, one.node, one.homes) for one in nodes] == [("a", "127.0.0.1:1", 3)]

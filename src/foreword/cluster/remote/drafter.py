@@ -46,6 +46,7 @@ class RemoteDrafter:
     """
 
     expects = True  # nodes read prompts while requests wait
+    may_be_absent = True
 
     def __init__(
         self, config: RemoteConfig, identity: Identity, clock: Callable[[], float] = monotonic
@@ -72,6 +73,12 @@ class RemoteDrafter:
         for thread in self._threads:
             thread.start()
         return self
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Its name while no node is there whose guesses are used: what others say then is not counted as its own."""
+        is_heard = any(peer.is_used(self._config.shadow) for peer in self._peers)
+        return () if is_heard else ("remote",)
 
     def expect(self, request: DraftRequest) -> None:
         """A request that waits for its first pass: its node reads the prompt meanwhile."""

@@ -82,8 +82,12 @@ class Peer:
         if self.link is not None:
             self.link.send(message)
 
+    def is_used(self, shadow: int) -> bool:
+        """Whether what it guesses is verified."""
+        return self.is_up and self.estimates.judged >= shadow
+
     def report(self, shadow: int) -> NodeReport:
-        estimates = self.estimates
+        estimates = self.estimates if self.is_up else NodeEstimates()  # what it was is no news of what it is
         return NodeReport(
             self.name,
             self._state(shadow),
@@ -96,7 +100,7 @@ class Peer:
             _ms(estimates.first_seconds),
             _ms(estimates.level_seconds),
             estimates.judged,
-            estimates.survival(1)[0],
+            estimates.acceptance,
         )
 
     def _state(self, shadow: int) -> str:
