@@ -8,6 +8,7 @@ SESSION = f"{CLUSTER}/test_node_session.py"
 HANDSHAKE = f"{CLUSTER}/test_handshake.py"
 CONNECTION = f"{CLUSTER}/test_connection.py"
 HOMES = f"{CLUSTER}/test_homes.py"
+ROUTER = f"{UNIT}/server/test_router.py"
 
 CLUSTER_MUTANTS = (
     Mutant(
@@ -113,5 +114,33 @@ CLUSTER_MUTANTS = (
         "            return max(free, key=lambda place: _score(request, place)).name",
         "            return max(free, key=lambda place: place.capacity).name",
         (f"{HOMES}::test_when_a_node_leaves_only_its_requests_get_another_home",),
+    ),
+    Mutant(
+        95,
+        "a router's memory of prompts is the same for all tenants",
+        "server/router/prefixes.py",
+        "        owner = key = blake2b(tenant, key=self._secret, digest_size=16).digest()",
+        '        owner = key = blake2b(b"", key=self._secret, digest_size=16).digest()',
+        (f"{ROUTER}::test_what_one_tenant_asks_tells_another_nothing",),
+    ),
+    Mutant(
+        95,
+        "a router asks another target for an answer of which the client has a part",
+        "server/router/relay.py",
+        "        except httpx2.TransportError as error:\n            metrics.broken",
+        '        except httpx2.TransportError as error:\n            raise NotTakenError("broke off") from None\n'
+        "            metrics.broken",
+        (f"{ROUTER}::test_an_answer_of_which_a_byte_was_passed_on_is_never_asked_for_again",),
+    ),
+    Mutant(
+        95,
+        "what is said while nodes are gone is counted as theirs",
+        "control/choosing.py",
+        '    return "+".join(present) or plan.method',
+        "    return plan.method",
+        (
+            f"{UNIT}/control/test_absent_drafters.py"
+            "::test_what_is_guessed_while_nodes_are_gone_says_nothing_of_them",
+        ),
     ),
 )
