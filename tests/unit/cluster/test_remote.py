@@ -421,3 +421,20 @@ def test_nothing_is_told_of_a_node_that_was_not_measured():
     world.drafter.went_down(world.peers[0], "killed")
     (report,) = world.drafter.nodes()
     assert (report.first_ms, report.acceptance, report.judged) == (None, None, 0)
+
+
+def test_a_node_that_is_taken_off_the_list_loses_its_requests_and_is_told_of_no_more():
+    world = World(2)
+    for number in range(4):
+        world.ask(number)
+    gone = next(peer for peer in world.peers if peer.homes)
+    world.drafter.left(gone)
+    assert [report.address for report in world.drafter.nodes()] == [
+        peer.name for peer in world.peers if peer is not gone
+    ]
+    world.clock.pass_by(100)
+    for number in range(4):
+        world.clock.pass_by(100)
+        world.ask(number)
+    (left,) = world.drafter.nodes()
+    assert left.homes == 4
