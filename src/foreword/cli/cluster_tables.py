@@ -9,8 +9,16 @@ from rich.table import Table
 from foreword.cli.console import stdout
 
 if TYPE_CHECKING:
+    from foreword.cluster.pools.fleet import MemberTold
     from foreword.cluster.pools.status import NodeStatus, TargetStatus
 
+_MEMBER = {
+    "member": "name",
+    "kind": "kind",
+    "address": "address",
+    "machine": "machine",
+    "restarts": "restarts",
+}
 _TARGET = {
     "target": "name",
     "state": "state",
@@ -31,8 +39,12 @@ _NODE = {
 }
 
 
-def show_status(targets: Sequence["TargetStatus"], nodes: Sequence["NodeStatus"]) -> None:
-    """Two tables, and below them why something is not as it should be."""
+def show_status(
+    members: Sequence["MemberTold"], targets: Sequence["TargetStatus"], nodes: Sequence["NodeStatus"]
+) -> None:
+    """Tables, and below them why something is not as it should be."""
+    if members:
+        _show(_MEMBER, members)
     if targets:
         _show(_TARGET, targets)
     if nodes:

@@ -1,13 +1,11 @@
 """How a cluster stands, as its targets tell."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
-
-from foreword.cluster.pools.file import Member
 
 Fetch = Callable[[str], Any]
 """What a URL answers, as JSON; raises `OSError` or `ValueError`."""
@@ -57,19 +55,17 @@ def fetch_json(api_key: str = "") -> Fetch:
     return fetch
 
 
-def cluster_status(members: Sequence[Member], fetch: Fetch) -> tuple[list[TargetStatus], list[NodeStatus]]:
-    """All targets, and all nodes that they know."""
+def cluster_status(addresses: Mapping[str, str], fetch: Fetch) -> tuple[list[TargetStatus], list[NodeStatus]]:
+    """All targets, by name where they are, and all nodes that they know."""
     targets, nodes = [], []
-    for member in members:
-        if not member.is_target:
-            continue
+    for name, address in addresses.items():
         try:
-            health = fetch(f"{member.url}/health")
+            health = fetch(f"http://{address}/health")
         except (OSError, URLError, ValueError) as error:
-            targets.append(TargetStatus(member.name, "down", reason=_why(error)))
+            targets.append(TargetStatus(name, "down", reason=_why(error)))
             continue
-        targets.append(_target(member.name, health))
-        nodes += [_node(member.name, node) for node in health.get("draft_nodes", ())]
+        targets.append(_target(name, health))
+        nodes += [_node(name, node) for node in health.get("draft_nodes", ())]
     return targets, nodes
 
 
@@ -82,7 +78,7 @@ def _target(name: str, health: dict[str, Any]) -> TargetStatus:
         engine.get("waiting", 0),
         speculation.get("tau") or None,
         health.get("usage", {}).get("cost_per_million_reserved"),
-        "" if engine else "figures need its API key",
+        "" if "model" in health else "figures need its API key",
     )
 
 

@@ -1,0 +1,168 @@
+"""A cluster whose members Ray places, starts and watches."""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Event
+from typing import Any
+
+from foreword.cluster.pools.file import Cluster
+from foreword.cluster.pools.fleet import MemberTold, resize
+from foreword.cluster.pools.members import NODE, ROUTER, TARGET, Member
+from foreword.cluster.pools.running import LOOK_SECONDS
+from foreword.cluster.rayed.connecting import connect, import_ray
+from foreword.cluster.rayed.member import AUTH_VARIABLE, LONGEST_LOOK, MemberActor
+from foreword.cluster.rayed.registry import Registry
+from foreword.errors import RequestError
+
+_log = logging.getLogger(__name__)
+
+REGISTRY = "registry"
+PLACED_SECONDS = 60.0
+"""For which members may wait for a place before somebody is told."""
+
+
+class RayFleet:
+    """What `foreword cluster up` does where the file has `ray`. Actors outlive it on a Ray that was there before."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        assert cluster.ray is not None
+        self._cluster = cluster
+        self._ray = import_ray()
+        self._outlives = connect(self._ray, cluster.ray, cluster.room)
+        self._namespace = cluster.ray.namespace
+        self._actors: dict[str, Any] = {}
+        self._groups: list[Any] = []
+        self.stopped = Event()
+        self._registry = self._started(Registry, REGISTRY, num_cpus=0)
+
+    def up(self) -> None:
+        """Start what is not there yet; raises `RequestError` if Ray asks for no token beyond one machine."""
+        placed = self._place()
+        for member in self._cluster.members:
+            self._add(member, placed.get(member.name))
+        self._check_token()
+        scale = self._cluster.scale
+        if scale is not None:
+            resize(self, self._cluster.member(scale.node), scale.least)
+
+    def find(self) -> None:
+        """The actors of an earlier `up`."""
+        for one in self._ray.util.list_named_actors():
+            if one != REGISTRY:
+                self._actors[one] = self._ray.get_actor(one, self._namespace)
+
+    def run(self, and_then: Callable[[], None]) -> None:
+        """Until `stopped` is set; Ray does what there is to do."""
+        try:
+            while not self.stopped.wait(LOOK_SECONDS):
+                with suppress(self._ray.exceptions.RayError):  # the registry is being started again
+                    and_then()
+        finally:
+            self.down()
+
+    def members(self) -> list[MemberTold]:
+        """Those that have said that they are there."""
+        told = self._ray.get(self._registry.members.remote(), timeout=LONGEST_LOOK)
+        return [MemberTold(**one) for one in told]
+
+    def add(self, member: Member) -> None:
+        self._add(member, None)
+
+    def drop(self, name: str) -> None:
+        """Nobody is sent there any more; it ends when it has told its targets."""
+        self._registry.leave.remote(name)
+        actor = self._actors.pop(name, None)
+        if actor is not None:
+            self._end([actor])
+
+    def down(self) -> None:
+        """End routers, then targets, then nodes, so that nobody drains for nobody."""
+        by_name = {one.name: one for one in self._cluster.members}
+        for kind in (ROUTER, TARGET, NODE):
+            self._end([actor for name, actor in self._actors.items() if _kind(by_name, name) == kind])
+        self._ray.kill(self._registry)
+        for group in self._groups:
+            self._ray.util.remove_placement_group(group)
+        self._ray.shutdown()
+
+    def _end(self, actors: list[Any]) -> None:
+        ending = [actor.stop.remote() for actor in actors]
+        for actor, ends in zip(actors, ending, strict=True):
+            with suppress(self._ray.exceptions.RayError):
+                self._ray.get(ends)
+            self._ray.kill(actor)
+
+    def _place(self) -> dict[str, Any]:
+        """Where members go that are to be together, by name."""
+        placed: dict[str, Any] = {}
+        for target in self._cluster.members:
+            pair = [target, *map(self._cluster.member, target.near)]
+            if len(pair) == 1:
+                continue
+            group = self._ray.util.placement_group(
+                [_bundle(one) for one in pair], strategy="STRICT_PACK" if target.is_strict else "PACK"
+            )
+            if not group.wait(PLACED_SECONDS):
+                names = " and ".join(one.name for one in pair)
+                _log.warning("Ray has no room for %s yet: %s", names, [_bundle(one) for one in pair])
+            self._groups.append(group)
+            for place, one in enumerate(pair):
+                placed[one.name] = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=place
+                )
+        return placed
+
+    def _add(self, member: Member, strategy: Any | None) -> None:  # noqa: ANN401 - Ray's
+        options = {"num_cpus": member.cpus, "num_gpus": member.gpus}
+        if strategy is not None:
+            options["scheduling_strategy"] = strategy
+        self._actors[member.name] = self._started(RayMember, member.name, member, self._namespace, **options)
+
+    def _started(self, kind: type, name: str, *arguments: object, **options: Any) -> Any:  # noqa: ANN401 - Ray's
+        """An actor of this name, or the one that an earlier `up` has left."""
+        lifetime = "detached" if self._outlives else None
+        return (
+            self._ray.remote(kind)
+            .options(name=name, get_if_exists=True, lifetime=lifetime, max_restarts=-1, **options)
+            .remote(*arguments)
+        )
+
+    def _check_token(self) -> None:
+        """Beyond one machine, whoever reaches a Ray without token runs code on it."""
+        hosts = {one["NodeManagerAddress"] for one in self._ray.nodes() if one["Alive"]}
+        if len(hosts) == 1:
+            return
+        asked = [actor.is_guarded.remote() for actor in self._actors.values()]
+        ready, _ = self._ray.wait(asked, num_returns=len(asked), timeout=PLACED_SECONDS)
+        if not all(self._ray.get(ready)):
+            self.down()
+            raise RequestError(
+                f"this Ray has {len(hosts)} machines and asks for no token: whoever reaches it runs code on them; "
+                f"start it with {AUTH_VARIABLE}=token"
+            )
+
+
+class RayMember(MemberActor):
+    """A member in the actor that Ray has placed."""
+
+    def __init__(self, member: Member, namespace: str) -> None:
+        ray = import_ray()
+
+        def tell(told: dict[str, Any]) -> list[dict[str, Any]]:
+            registry = ray.get_actor(REGISTRY, namespace)
+            members: list[dict[str, Any]] = ray.get(registry.tell.remote(told), timeout=LONGEST_LOOK)
+            return members
+
+        here = ray.get_runtime_context().get_node_id()
+        machine = next(one["NodeManagerAddress"] for one in ray.nodes() if one["NodeID"] == here)
+        super().__init__(member, machine, tell)
+        self.run()
+
+
+def _bundle(member: Member) -> dict[str, float]:
+    return {"CPU": member.cpus} | ({"GPU": member.gpus} if member.gpus else {})
+
+
+def _kind(known: dict[str, Member], name: str) -> str:
+    return known[name].kind if name in known else NODE
