@@ -9,6 +9,7 @@ HANDSHAKE = f"{CLUSTER}/test_handshake.py"
 CONNECTION = f"{CLUSTER}/test_connection.py"
 HOMES = f"{CLUSTER}/test_homes.py"
 ROUTER = f"{UNIT}/server/test_router.py"
+SCALING = f"{CLUSTER}/test_scaling.py"
 
 CLUSTER_MUTANTS = (
     Mutant(
@@ -142,5 +143,45 @@ CLUSTER_MUTANTS = (
             f"{UNIT}/control/test_absent_drafters.py"
             "::test_what_is_guessed_while_nodes_are_gone_says_nothing_of_them",
         ),
+    ),
+    Mutant(
+        95,
+        "a peak that passes adds draft nodes",
+        "cluster/pools/scaling.py",
+        "        if self._few_since is not None and now - self._few_since >= rule.up_seconds:",
+        "        if self._few_since is not None:",
+        (f"{SCALING}::test_a_peak_that_passes_changes_nothing",),
+    ),
+    Mutant(
+        95,
+        "draft nodes go as soon as they are not needed",
+        "cluster/pools/scaling.py",
+        "    if not holds:\n        return None\n",
+        "",
+        (f"{SCALING}::test_a_peak_that_passes_changes_nothing",),
+    ),
+    Mutant(
+        95,
+        "what was added for a load is taken away under the same load",
+        "cluster/pools/scaling.py",
+        "nodes_needed(demands, speed, rule, rule.idle)",
+        "nodes_needed(demands, speed, rule, 1.0)",
+        (f"{SCALING}::test_the_answer_to_too_few_is_no_reason_for_fewer",),
+    ),
+    Mutant(
+        95,
+        "a node of another machine joins by the list without token and TLS",
+        "cluster/remote/roster.py",
+        "            if address not in self._known and self._may_join(address):",
+        "            if address not in self._known:",
+        (f"{CLUSTER}/test_roster.py::test_nodes_join_and_leave_as_the_file_says",),
+    ),
+    Mutant(
+        95,
+        "a Ray of several machines is used though it asks for no token",
+        "cluster/rayed/connecting.py",
+        "    if machines > 1 and not (guarded and all(guarded)):",
+        "    if machines > 1 and not any(guarded):",
+        (f"{CLUSTER}/test_rayed.py::test_beyond_one_machine_all_who_run_there_must_be_asked_for_a_token",),
     ),
 )

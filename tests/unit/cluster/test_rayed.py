@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from foreword.cluster.pools.members import NODE, NODES_LIST, TARGET, Member
-from foreword.cluster.rayed.connecting import check_mode, import_ray
+from foreword.cluster.rayed.connecting import check_guarded, check_mode, import_ray
 from foreword.cluster.rayed.member import MemberActor
 from foreword.cluster.rayed.registry import SILENT_SECONDS, Registry
 from foreword.errors import RequestError
@@ -90,6 +90,14 @@ def test_a_ray_without_token_is_refused_in_one_line(address: str, mode: str, why
 def test_a_ray_with_token_or_of_this_machine_is_used():
     for address, mode in (("", ""), ("", "token"), ("10.0.0.1:6379", "token"), ("127.0.0.1:6379", "")):
         check_mode(address, mode)
+
+
+def test_beyond_one_machine_all_who_run_there_must_be_asked_for_a_token():
+    check_guarded(1, [])
+    check_guarded(2, [True, True])
+    for guarded in ([], [True, False]):
+        with pytest.raises(RequestError, match="2 machines and asks for no token"):
+            check_guarded(2, guarded)
 
 
 def test_a_missing_ray_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch):

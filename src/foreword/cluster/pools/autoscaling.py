@@ -38,9 +38,9 @@ class Autoscaler:
         if self._clock() - self._looked < LOOK_SECONDS:
             return
         self._looked = self._clock()
-        members = self._fleet.members()
-        demands, speed = self._watch.look([f"http://{one.address}" for one in members if one.kind == TARGET])
-        have = len(numbers(members, self._node.name))
+        targets = [one for one in self._fleet.members() if one.kind == TARGET]
+        demands, speed = self._watch.look([f"http://{one.address}" for one in targets])
+        have = len(numbers(self._fleet, self._node.name))
         wanted = self._scaler.size(have, demands, speed)
         if wanted != have:
             requests = sum(one.requests for one in demands)

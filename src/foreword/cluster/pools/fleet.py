@@ -1,6 +1,6 @@
 """The members of a cluster on this machine, without Ray; and what all kinds of fleets can do."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -26,7 +26,13 @@ class MemberTold:
 class Fleet(Protocol):
     """Members that run, and nodes of which there can be more or fewer."""
 
-    def members(self) -> list[MemberTold]: ...
+    def members(self) -> list[MemberTold]:
+        """Those that run."""
+        ...
+
+    def names(self) -> Collection[str]:
+        """Those that are meant to run."""
+        ...
 
     def add(self, member: Member) -> None: ...
 
@@ -37,16 +43,16 @@ class Fleet(Protocol):
 
 def resize(fleet: Fleet, node: Member, size: int) -> None:
     """Have so many replicas of a node: those with the lowest numbers."""
-    have = numbers(fleet.members(), node.name)
+    have = numbers(fleet, node.name)
     for number in [number for number in range(1, size + 1) if number not in have][: max(size - len(have), 0)]:
         fleet.add(node.replica(number))
     for number in sorted(have, reverse=True)[: max(len(have) - size, 0)]:
         fleet.drop(node.replica(number).name)
 
 
-def numbers(members: Sequence[MemberTold], node: str) -> set[int]:
+def numbers(fleet: Fleet, node: str) -> set[int]:
     """Which replicas of a node there are."""
-    return {number for one in members if (number := replica_number(one.name, node))}
+    return {number for name in fleet.names() if (number := replica_number(name, node))}
 
 
 class LocalFleet:
@@ -58,9 +64,8 @@ class LocalFleet:
         self._lists = lists
         self._pools = Pools(cluster.members, lambda member: start(member, lists))
         self._list()
-        replicas = 1 if cluster.scale is None else cluster.scale.least
         if cluster.scale is not None:
-            resize(self, cluster.member(cluster.scale.node), replicas)
+            resize(self, cluster.member(cluster.scale.node), cluster.scale.least)
 
     @property
     def stopped(self) -> Event:
@@ -75,6 +80,9 @@ class LocalFleet:
         return [
             MemberTold(one.name, one.kind, one.address, restarts[one.name]) for one in self._pools.present()
         ]
+
+    def names(self) -> list[str]:
+        return [one.name for one in self._pools.present()]
 
     def add(self, member: Member) -> None:
         self._pools.add(member)

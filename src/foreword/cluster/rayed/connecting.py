@@ -4,6 +4,7 @@ import ipaddress
 import logging
 import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from foreword.cluster.pools.file import RaySettings
@@ -56,6 +57,15 @@ def check_mode(address: str, mode: str) -> None:
         raise RequestError(
             f"ray.address {address} is not this machine, and whoever reaches a Ray without token runs code on it: "
             f"start Ray with {AUTH_VARIABLE}=token, and set {AUTH_VARIABLE}=token here"
+        )
+
+
+def check_guarded(machines: int, guarded: Sequence[bool]) -> None:
+    """What was said of this Ray by those who run on its machines."""
+    if machines > 1 and not (guarded and all(guarded)):
+        raise RequestError(
+            f"this Ray has {machines} machines and asks for no token: whoever reaches it runs code on them; "
+            f"start it with {AUTH_VARIABLE}=token"
         )
 
 

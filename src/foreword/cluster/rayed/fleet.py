@@ -10,8 +10,8 @@ from foreword.cluster.pools.file import Cluster
 from foreword.cluster.pools.fleet import MemberTold, resize
 from foreword.cluster.pools.members import NODE, ROUTER, TARGET, Member
 from foreword.cluster.pools.running import LOOK_SECONDS
-from foreword.cluster.rayed.connecting import connect, import_ray
-from foreword.cluster.rayed.member import AUTH_VARIABLE, LONGEST_LOOK, MemberActor
+from foreword.cluster.rayed.connecting import check_guarded, connect, import_ray
+from foreword.cluster.rayed.member import LONGEST_LOOK, MemberActor
 from foreword.cluster.rayed.registry import Registry
 from foreword.errors import RequestError
 
@@ -29,15 +29,17 @@ class RayFleet:
         assert cluster.ray is not None
         self._cluster = cluster
         self._ray = import_ray()
-        self._outlives = connect(self._ray, cluster.ray, cluster.room)
+        is_shared = connect(self._ray, cluster.ray, cluster.room)
+        self._lifetime = "detached" if is_shared else None
         self._namespace = cluster.ray.namespace
         self._actors: dict[str, Any] = {}
-        self._groups: list[Any] = []
         self.stopped = Event()
         self._registry = self._started(Registry, REGISTRY, num_cpus=0)
 
     def up(self) -> None:
         """Start what is not there yet; raises `RequestError` if Ray asks for no token beyond one machine."""
+        self._ray.get(self._registry.members.remote())  # it runs
+        self.find()
         placed = self._place()
         for member in self._cluster.members:
             self._add(member, placed.get(member.name))
@@ -66,6 +68,9 @@ class RayFleet:
         told = self._ray.get(self._registry.members.remote(), timeout=LONGEST_LOOK)
         return [MemberTold(**one) for one in told]
 
+    def names(self) -> list[str]:
+        return list(self._actors)
+
     def add(self, member: Member) -> None:
         self._add(member, None)
 
@@ -82,8 +87,9 @@ class RayFleet:
         for kind in (ROUTER, TARGET, NODE):
             self._end([actor for name, actor in self._actors.items() if _kind(by_name, name) == kind])
         self._ray.kill(self._registry)
-        for group in self._groups:
-            self._ray.util.remove_placement_group(group)
+        for target in self._cluster.members:
+            with suppress(ValueError):  # it has none
+                self._ray.util.remove_placement_group(self._ray.util.get_placement_group(self._group(target)))
         self._ray.shutdown()
 
     def _end(self, actors: list[Any]) -> None:
@@ -98,15 +104,17 @@ class RayFleet:
         placed: dict[str, Any] = {}
         for target in self._cluster.members:
             pair = [target, *map(self._cluster.member, target.near)]
-            if len(pair) == 1:
+            if len(pair) == 1 or target.name in self._actors:
                 continue
             group = self._ray.util.placement_group(
-                [_bundle(one) for one in pair], strategy="STRICT_PACK" if target.is_strict else "PACK"
+                [_bundle(one) for one in pair],
+                strategy="STRICT_PACK" if target.is_strict else "PACK",
+                name=self._group(target),
+                lifetime=self._lifetime,
             )
             if not group.wait(PLACED_SECONDS):
                 names = " and ".join(one.name for one in pair)
                 _log.warning("Ray has no room for %s yet: %s", names, [_bundle(one) for one in pair])
-            self._groups.append(group)
             for place, one in enumerate(pair):
                 placed[one.name] = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
                     group, placement_group_bundle_index=place
@@ -121,26 +129,24 @@ class RayFleet:
 
     def _started(self, kind: type, name: str, *arguments: object, **options: Any) -> Any:  # noqa: ANN401 - Ray's
         """An actor of this name, or the one that an earlier `up` has left."""
-        lifetime = "detached" if self._outlives else None
-        return (
-            self._ray.remote(kind)
-            .options(name=name, get_if_exists=True, lifetime=lifetime, max_restarts=-1, **options)
-            .remote(*arguments)
-        )
+        options |= {"name": name, "lifetime": self._lifetime, "get_if_exists": True, "max_restarts": -1}
+        return self._ray.remote(kind).options(**options).remote(*arguments)
+
+    def _group(self, target: Member) -> str:
+        return f"{self._namespace}/{target.name}"
 
     def _check_token(self) -> None:
         """Beyond one machine, whoever reaches a Ray without token runs code on it."""
         hosts = {one["NodeManagerAddress"] for one in self._ray.nodes() if one["Alive"]}
-        if len(hosts) == 1:
-            return
-        asked = [actor.is_guarded.remote() for actor in self._actors.values()]
-        ready, _ = self._ray.wait(asked, num_returns=len(asked), timeout=PLACED_SECONDS)
-        if not all(self._ray.get(ready)):
+        asked = [] if len(hosts) == 1 else [actor.is_guarded.remote() for actor in self._actors.values()]
+        ready, _ = (
+            self._ray.wait(asked, num_returns=len(asked), timeout=PLACED_SECONDS) if asked else ([], [])
+        )
+        try:
+            check_guarded(len(hosts), self._ray.get(ready))
+        except RequestError:
             self.down()
-            raise RequestError(
-                f"this Ray has {len(hosts)} machines and asks for no token: whoever reaches it runs code on them; "
-                f"start it with {AUTH_VARIABLE}=token"
-            )
+            raise
 
 
 class RayMember(MemberActor):
