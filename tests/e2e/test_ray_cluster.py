@@ -1,25 +1,31 @@
 """Members that a real Ray places, starts and watches."""
 
 import secrets
+import signal
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from foreword.cluster.pools.file import Cluster, RaySettings
 from foreword.cluster.pools.members import NODE, TARGET, Member
+from foreword.cluster.rayed.connecting import import_ray
+from foreword.cluster.rayed.fleet import RayFleet
 from helpers.cluster_members import pids
 from helpers.waiting import wait_until
 
-ray = pytest.importorskip("ray", reason="the extra `cluster` is not installed")
-
-from foreword.cluster.rayed.fleet import RayFleet  # noqa: E402
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="the extra `cluster` is not installed")
 
 
 @pytest.fixture(autouse=True)
-def _own_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _own_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)  # Ray puts its own in place
     token = tmp_path / "ray_token"
     token.write_text(secrets.token_hex(32))
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 def light(name: str, kind: str, targets: Path, **more: object) -> Member:
@@ -29,6 +35,7 @@ def light(name: str, kind: str, targets: Path, **more: object) -> Member:
 
 
 def test_members_are_placed_started_again_added_and_ended(tmp_path: Path):
+    ray = import_ray()
     targets = tmp_path / "targets"
     targets.write_text("")
     mark = f"@{targets}"
