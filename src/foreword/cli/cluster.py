@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -54,8 +53,7 @@ def up(file: FileArgument, api_key: KeyOption = None) -> None:
         if scaler is not None:
             scaler.look()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: fleet.stopped.set())
+    fleet.stopped.listen()
     try:
         fleet.run(look)
     finally:

@@ -2,8 +2,6 @@
 
 import json
 import logging
-import signal
-import threading
 from typing import Annotated, Any
 
 import typer
@@ -62,6 +60,7 @@ def draft_node(
     from foreword.cluster.address import NodeAddress
     from foreword.cluster.security import Security, TlsFiles
     from foreword.cluster.settings import parse_labels
+    from foreword.cluster.stopping import Stopping
     from foreword.drafters.config import SpeculationConfig
     from foreword.engine.loader import load_model
     from foreword.wire.draft_node import NodeSettings, check_methods, make_node
@@ -88,12 +87,10 @@ def draft_node(
             progress=lambda *done: on_stage("loading", *done),
         )
     node = make_node(loaded, config, where)
-    stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
+    stopping = Stopping().listen()
     node.start()
     stdout.print(f"{method} of {model} drafts on {node.address}", soft_wrap=True, markup=False)
-    stopped.wait()
+    stopping.wait()
     node.drain(drain_seconds)
     node.close()
 

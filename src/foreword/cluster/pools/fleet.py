@@ -3,13 +3,13 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 from typing import Protocol
 
 from foreword.cluster.pools.file import Cluster
 from foreword.cluster.pools.lists import write_lists
 from foreword.cluster.pools.members import Member, replica_number
 from foreword.cluster.pools.running import Pools, Process, launch
+from foreword.cluster.stopping import Stopping
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class LocalFleet:
             resize(self, cluster.member(cluster.scale.node), cluster.scale.least)
 
     @property
-    def stopped(self) -> Event:
+    def stopped(self) -> Stopping:
         return self._pools.stopped
 
     def run(self, and_then: Callable[[], None]) -> None:

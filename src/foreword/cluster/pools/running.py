@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event
 from time import monotonic
 from typing import Protocol
 
 from foreword.cluster.pools.members import NODE, ROUTER, TARGET, Member
+from foreword.cluster.stopping import Stopping
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Pools:
     members: Sequence[Member]
     start: Callable[[Member], Process]
     clock: Callable[[], float] = monotonic
-    stopped: Event = field(default_factory=Event)
+    stopped: Stopping = field(default_factory=Stopping)
     _running: list[_Running] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Event
 from typing import Any
 
 from foreword.cluster.pools.file import Cluster
@@ -13,6 +12,7 @@ from foreword.cluster.pools.running import LOOK_SECONDS
 from foreword.cluster.rayed.connecting import check_guarded, connect, import_ray
 from foreword.cluster.rayed.member import LONGEST_LOOK, MemberActor
 from foreword.cluster.rayed.registry import Registry
+from foreword.cluster.stopping import Stopping
 from foreword.errors import RequestError
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class RayFleet:
         self._lifetime = "detached" if is_shared else None
         self._namespace = cluster.ray.namespace
         self._actors: dict[str, Any] = {}
-        self.stopped = Event()
+        self.stopped = Stopping()
         self._registry = self._started(Registry, REGISTRY, num_cpus=0)
 
     def up(self) -> None:
