@@ -4,12 +4,14 @@ import os
 import secrets
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
 import pytest
 
+from helpers import waiting
 from helpers.cluster_members import pids
 from helpers.command_line import assert_one_line_error, foreword
 from helpers.waiting import wait_until
@@ -27,7 +29,7 @@ class Upped:
         first = 28_000 + os.getpid() % 900 * 4
         self.file = folder / "cluster.yaml"
         self.node = f"127.0.0.1:{first}"
-        self.router = f"http://127.0.0.1:{first + 3}"
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{first + 3}", timeout=60, verify=False)
         self.file.write_text(
             f"""
 nodes: [{{name: d, model: {model}, listen: "{self.node}", method: ngram}}]
@@ -44,14 +46,14 @@ autoscale: {{node: d, least: 2, most: 2}}
         return subprocess.run(told, check=False, capture_output=True, text=True, timeout=200)
 
     def is_ready(self) -> bool:
+        time.sleep(0.3)  # what starts has more use for the time
         try:
-            return httpx.get(f"{self.router}/ready").status_code == 200
+            return self.http.get("/ready").status_code == 200
         except httpx.HTTPError:
             return False
 
     def answer(self, **how: object) -> object:
-        answer = httpx.post(f"{self.router}/v1/completions", json={**ASK, **how}, timeout=60)
-        return answer.json()["choices"]
+        return self.http.post("/v1/completions", json={**ASK, **how}).json()["choices"]
 
     def drafting(self) -> set[int]:
         return pids("draft-node", self.node)
@@ -63,12 +65,14 @@ def upped(request: pytest.FixtureRequest, tmp_path: Path, tiny_model: Path, monk
     token.write_text(secrets.token_hex(32))
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(waiting, "PATIENCE", 500.0)  # five processes that import torch
     found = Upped(tmp_path, tiny_model, request.param)
     try:
         yield found
     finally:
         found.process.terminate()
         found.process.wait(120)
+        found.http.close()
 
 
 @pytest.mark.slow
