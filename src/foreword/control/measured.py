@@ -238,8 +238,7 @@ class MeasuredPolicy:
         plan = request.speculation
         if plan is None or plan.is_fixed:
             return None
-        record = self._records.get(request.request_id)
-        is_known, before = record is not None, record
+        record = before = self._records.get(request.request_id)
         if may_be_absent(plan.drafter):
             plan = replace(plan, method=present_name(plan))
             record = record if record is not None and record.method == plan.method else None
@@ -249,7 +248,7 @@ class MeasuredPolicy:
                 record.is_told, record.is_whole = before.is_told, before.is_whole
         record.length = len(request.tokens)
         if record.heads:
-            if is_known and not record.is_told:
+            if before is not None and not record.is_told:
                 record.is_whole = False
             record.was_told = record.is_told
             # In turns where one has to join late; where it may not, the same ones from their beginning on.
