@@ -15,6 +15,7 @@ LONGEST_FIRST = (
     *("test_page", "test_trained_in_engine", "test_chat_cli", "test_attention", "test_cuda_decoder"),
     *("test_tensor_parallel", "test_families"),
     *("test_measured_policy", "test_served_side_by_side", "test_exit_without_close", "test_cuda_graphs"),
+    "test_ray_cluster",
 )
 """Files that take ten seconds and more: a file runs in one process, and none of these may be left alone at the end."""
 

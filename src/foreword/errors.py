@@ -27,6 +27,10 @@ class EngineStopped(ForewordError):  # noqa: N818 - reads as what happened
     """The engine takes no more requests: it is draining, closed, or its thread has died."""
 
 
+class EngineUnavailable(ForewordError):  # noqa: N818 - reads as what is the case
+    """There is no engine that could answer now; the same request may succeed later."""
+
+
 # What pydantic says, of JSON fields and (through typer) of options, and what a user should read after the name.
 _PLAIN = [
     (re.compile(pattern), words)

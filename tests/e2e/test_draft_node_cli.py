@@ -18,6 +18,9 @@ def test_what_a_node_cannot_do_is_said_in_one_line(tiny_model: Path):
     assert_one_line_error(
         foreword("draft-node", *model, "--method", "jacobi"), "jacobi cannot draft on a node", "its pass"
     )
+    assert_one_line_error(
+        foreword("draft-node", *model, "--method", "eagle3"), "eagle3 cannot draft on a node", "hidden states"
+    )
     assert_one_line_error(foreword("draft-node", *model, "--listen", "0.0.0.0:0"), "cluster token", "TLS")
     assert_one_line_error(foreword("draft-node", *model, "--labels", "row=3"), "labels are")
     assert_one_line_error(foreword("serve", *model[1:], "--drafters", "nowhere"), "HOST:PORT")

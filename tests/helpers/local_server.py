@@ -15,7 +15,7 @@ import openai
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.errors import CheckpointError, RequestError
 from foreword.models.formats.opening import open_checkpoint
-from foreword.server.app import create_context
+from foreword.server.app import create_app, create_context
 from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings
 from foreword.server.web import WebServer
@@ -88,7 +88,7 @@ def local_server(model: Path, settings: ServerSettings, engine: FakeEngine) -> I
     listening = socket.create_server(("127.0.0.1", 0))
     client = LocalEngine(engine)
     context = create_context(settings, client, open_checkpoint(model).tokenizer())
-    web = WebServer(context)
+    web = WebServer(create_app(context), context.settings.limits)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_until_complete, args=(web.serve([listening]),), daemon=True)
     thread.start()

@@ -9,10 +9,9 @@ import pytest
 
 from foreword.acceptance.params import SamplingParams
 from foreword.engine.messages import AnswerDelta, NewRequest
-from foreword.errors import RequestError
+from foreword.errors import EngineUnavailable, RequestError
 from foreword.wire import frames as wire
 from foreword.wire import process as engine_process
-from foreword.wire.client import EngineUnavailable
 from foreword.wire.link import EngineLink
 from helpers.fake_engine import expected_tokens
 from helpers.waiting import until

@@ -11,6 +11,8 @@ HOMES = f"{CLUSTER}/test_homes.py"
 SHARDS = f"{UNIT}/backends/parallel/test_shards.py"
 EXCHANGE = f"{UNIT}/backends/parallel/test_exchange.py"
 RANKS = "tests/integration/test_tensor_parallel.py"
+ROUTER = f"{UNIT}/server/test_router.py"
+SCALING = f"{CLUSTER}/test_scaling.py"
 
 CLUSTER_MUTANTS = (
     Mutant(
@@ -190,5 +192,73 @@ CLUSTER_MUTANTS = (
         "            return [self._plainly(present)]\n        except EngineStopped:\n            raise\n",
         "            return [self._plainly(present)]\n",
         (f"{UNIT}/speculation/test_recovery.py::test_what_ends_the_engine_is_not_recovered_from",),
+    ),
+    Mutant(
+        95,
+        "a router's memory of prompts is the same for all tenants",
+        "server/router/prefixes.py",
+        "        owner = key = blake2b(tenant, key=self._secret, digest_size=16).digest()",
+        '        owner = key = blake2b(b"", key=self._secret, digest_size=16).digest()',
+        (f"{ROUTER}::test_what_one_tenant_asks_tells_another_nothing",),
+    ),
+    Mutant(
+        95,
+        "a router asks another target for an answer of which the client has a part",
+        "server/router/relay.py",
+        "        except httpx2.TransportError as error:\n            metrics.broken",
+        '        except httpx2.TransportError as error:\n            raise NotTakenError("broke off") from None\n'
+        "            metrics.broken",
+        (f"{ROUTER}::test_an_answer_of_which_a_byte_was_passed_on_is_never_asked_for_again",),
+    ),
+    Mutant(
+        95,
+        "what is said while nodes are gone is counted as theirs",
+        "control/choosing.py",
+        '    return "+".join(present) or plan.method',
+        "    return plan.method",
+        (
+            f"{UNIT}/control/test_absent_drafters.py"
+            "::test_what_is_guessed_while_nodes_are_gone_says_nothing_of_them",
+        ),
+    ),
+    Mutant(
+        95,
+        "a peak that passes adds draft nodes",
+        "cluster/pools/scaling.py",
+        "        if self._few_since is not None and now - self._few_since >= rule.up_seconds:",
+        "        if self._few_since is not None:",
+        (f"{SCALING}::test_a_peak_that_passes_changes_nothing",),
+    ),
+    Mutant(
+        95,
+        "draft nodes go as soon as they are not needed",
+        "cluster/pools/scaling.py",
+        "    if not holds:\n        return None\n",
+        "",
+        (f"{SCALING}::test_a_peak_that_passes_changes_nothing",),
+    ),
+    Mutant(
+        95,
+        "what was added for a load is taken away under the same load",
+        "cluster/pools/scaling.py",
+        "nodes_needed(demands, speed, rule, rule.idle)",
+        "nodes_needed(demands, speed, rule, 1.0)",
+        (f"{SCALING}::test_the_answer_to_too_few_is_no_reason_for_fewer",),
+    ),
+    Mutant(
+        95,
+        "a node of another machine joins by the list without token and TLS",
+        "cluster/remote/roster.py",
+        "            if address not in self._known and self._may_join(address):",
+        "            if address not in self._known:",
+        (f"{CLUSTER}/test_roster.py::test_nodes_join_and_leave_as_the_file_says",),
+    ),
+    Mutant(
+        95,
+        "a Ray of several machines is used though it asks for no token",
+        "cluster/rayed/connecting.py",
+        "    if machines > 1 and not (guarded and all(guarded)):",
+        "    if machines > 1 and not any(guarded):",
+        (f"{CLUSTER}/test_rayed.py::test_beyond_one_machine_all_who_run_there_must_be_asked_for_a_token",),
     ),
 )

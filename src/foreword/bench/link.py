@@ -50,14 +50,17 @@ class LinkReport:
     round_trip_p99_ms: float
     costs: tuple[PassCost, ...]
 
-    def break_even_ms(self, acceptance: float, levels: int, pass_ms: float) -> float:
-        """Round trip beyond which waiting for a node's levels costs more than they bring, at batch 1.
+    def break_even_ms(self, acceptance: float, levels: int, pass_ms: float) -> float | None:
+        """Round trip beyond which waiting for a node's levels costs more than they bring, at the smallest batch.
 
-        Levels that bring g tokens are worth g plain passes; what drafting them takes is not left for the way.
+        Levels that bring g tokens are worth g plain passes; what drafting them takes is not left for the way. None: no
+        level came in time, so that nobody knows what they take.
         """
+        cost = min(self.costs, key=lambda one: one.batch)
+        if not cost.levels:
+            return None
         gain = sum(acceptance**level for level in range(1, levels + 1))
-        drafting = self.costs[0].level_ms or 0.0
-        return gain * pass_ms - levels * drafting
+        return gain * pass_ms - levels * (cost.level_ms or 0.0)
 
 
 @contextmanager

@@ -2,53 +2,123 @@
 
 import logging
 import os
-import signal
-from dataclasses import asdict, fields
+import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
+from foreword.cli.cluster_tables import show_status
 from foreword.cli.console import JsonOption, print_json, stdout
+from foreword.errors import RequestError
+
+if TYPE_CHECKING:
+    from foreword.cluster.pools.file import Cluster
+    from foreword.cluster.pools.fleet import LocalFleet
+    from foreword.cluster.pools.state import ClusterState
+    from foreword.cluster.rayed.fleet import RayFleet
 
 app = typer.Typer(no_args_is_help=True, help="Targets and draft nodes from one file (docs/cluster.md).")
 
 FileArgument = Annotated[
     Path, typer.Argument(metavar="CLUSTER.yaml", help="Which targets and nodes there are.")
 ]
+KeyOption = Annotated[str | None, typer.Option(help="Of the targets. Default: FOREWORD_API_KEY.")]
+
+MOST_PATIENCE = 120.0
+"""Seconds that `down` waits: members may take their time to drain."""
 
 
 @app.command()
-def up(file: FileArgument) -> None:
-    """Start all members on this machine and keep them running, until Ctrl-C or SIGTERM."""
+def up(file: FileArgument, api_key: KeyOption = None) -> None:
+    """Start all members and keep them running, until `cluster down`, Ctrl-C or SIGTERM."""
+    from foreword.cluster.pools.autoscaling import Autoscaler
     from foreword.cluster.pools.file import read_cluster
-    from foreword.cluster.pools.running import Pools
+    from foreword.cluster.pools.state import ClusterState
+    from foreword.cluster.pools.status import fetch_json
 
-    pools = Pools(read_cluster(file))
+    cluster, state = read_cluster(file), ClusterState(file)
+    if (pid := state.watcher()) is not None:
+        raise RequestError(f"this cluster is up already, watched over by process {pid}")
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: pools.stopped.set())
-    pools.run()
+    fleet = _fleet(cluster, state)
+    scaler = None
+    if cluster.scale is not None:
+        node = cluster.member(cluster.scale.node)
+        scaler = Autoscaler(cluster.scale, node, fleet, fetch_json(_key(api_key)))
+
+    def look() -> None:
+        state.write(fleet.members())
+        if scaler is not None:
+            scaler.look()
+
+    fleet.stopped.listen()
+    try:
+        fleet.run(look)
+    finally:
+        state.forget()
 
 
 @app.command()
-def status(
-    file: FileArgument,
-    api_key: Annotated[str | None, typer.Option(help="Of the targets. Default: FOREWORD_API_KEY.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """What the targets say of themselves and of their nodes: state, homes, load, times, acceptance."""
+def down(file: FileArgument) -> None:
+    """End all members: targets finish their answers first, nodes tell their targets."""
     from foreword.cluster.pools.file import read_cluster
-    from foreword.cluster.pools.status import NodeStatus, TargetStatus, cluster_status, fetch_json
+    from foreword.cluster.pools.state import ClusterState
 
-    key = api_key or os.environ.get("FOREWORD_API_KEY", "").split(",")[0]
-    targets, nodes = cluster_status(read_cluster(file), fetch_json(key))
+    cluster, state = read_cluster(file), ClusterState(file)
+    if state.stop():
+        until = time.monotonic() + MOST_PATIENCE
+        while state.watcher() is not None:
+            if time.monotonic() > until:
+                raise RequestError(f"the cluster has not ended after {MOST_PATIENCE:g} s")
+            time.sleep(0.1)
+    elif cluster.ray is not None and cluster.ray.address:
+        from foreword.cluster.rayed.fleet import RayFleet
+
+        fleet = RayFleet(cluster)  # nobody watches over it, but its actors are still there
+        fleet.find()
+        fleet.down()
+    else:
+        raise RequestError("this cluster is not up on this machine")
+    stdout.print("the cluster is down")
+
+
+@app.command()
+def status(file: FileArgument, api_key: KeyOption = None, as_json: JsonOption = False) -> None:
+    """What the targets say of themselves and of their nodes; exit code 1 if any of them is not ready."""
+    from foreword.cluster.pools.file import read_cluster
+    from foreword.cluster.pools.state import ClusterState
+    from foreword.cluster.pools.status import cluster_status, fetch_json
+
+    cluster, members = read_cluster(file), ClusterState(file).members()
+    placed = {one.name: one.address for one in members}
+    urls = {one.name: placed.get(one.name, one.address) for one in cluster.members if one.is_target}
+    targets, nodes = cluster_status(urls, fetch_json(_key(api_key)))
     if as_json:
-        print_json({"targets": [asdict(one) for one in targets], "nodes": [asdict(one) for one in nodes]})
-    for kind, rows in ((TargetStatus, targets), (NodeStatus, nodes)):
-        table = Table(*(field.name.replace("_", " ") for field in fields(kind)), box=SIMPLE_HEAD)
-        for row in rows:
-            table.add_row(*("-" if value is None else str(value) for value in asdict(row).values()))
-        stdout.print(table)
+        print_json(
+            {
+                "members": [asdict(one) for one in members],
+                "targets": [asdict(one) for one in targets],
+                "nodes": [asdict(one) for one in nodes],
+            }
+        )
+    show_status(members, targets, nodes)
+    if not all(one.is_ok for one in targets):
+        raise typer.Exit(1)
+
+
+def _fleet(cluster: "Cluster", state: "ClusterState") -> "LocalFleet | RayFleet":
+    if cluster.ray is None:
+        from foreword.cluster.pools.fleet import LocalFleet
+
+        return LocalFleet(cluster, state.folder)
+    from foreword.cluster.rayed.fleet import RayFleet
+
+    fleet = RayFleet(cluster)
+    fleet.up()
+    return fleet
+
+
+def _key(given: str | None) -> str:
+    return given or os.environ.get("FOREWORD_API_KEY", "").split(",")[0]

@@ -2,8 +2,6 @@
 
 import json
 import logging
-import signal
-import threading
 from typing import Annotated, Any
 
 import typer
@@ -62,6 +60,7 @@ def draft_node(
     from foreword.cluster.address import NodeAddress
     from foreword.cluster.security import Security, TlsFiles
     from foreword.cluster.settings import parse_labels
+    from foreword.cluster.stopping import Stopping
     from foreword.drafters.config import SpeculationConfig
     from foreword.engine.loader import load_model
     from foreword.wire.draft_node import NodeSettings, check_methods, make_node
@@ -70,11 +69,12 @@ def draft_node(
     security = Security.of(str(token_file or ""), None if files is None else TlsFiles(*files))
     security.check(address, insecure)
     settings: dict[str, Any] = {} if options is None else json_object("--options", options)
-    given = {"method": method.split("+") if "+" in method else method, **settings}
-    if "draft_model" in method:
+    names = method.split("+")
+    check_methods(names)  # before anybody asks for what they would need
+    given = {"method": names, **settings}
+    if "draft_model" in names:
         given["model"] = model
     config = SpeculationConfig.parse(json.dumps(given))
-    check_methods(config)
     where = NodeSettings(address, security, capacity, kv_tokens, run_ahead, parse_labels(labels))
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     stderr.print(f"[dim]loading {model} ...[/dim]")
@@ -87,12 +87,10 @@ def draft_node(
             progress=lambda *done: on_stage("loading", *done),
         )
     node = make_node(loaded, config, where)
-    stopped = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
+    stopping = Stopping().listen()
     node.start()
     stdout.print(f"{method} of {model} drafts on {node.address}", soft_wrap=True, markup=False)
-    stopped.wait()
+    stopping.wait()
     node.drain(drain_seconds)
     node.close()
 

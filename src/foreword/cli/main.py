@@ -17,6 +17,7 @@ from foreword.cli import (
     heads,
     models,
     prune,
+    router,
     serve,
     theory,
     tune,
@@ -45,6 +46,7 @@ app.command()(generate.generate)
 app.command()(chat.chat)
 app.command()(demo.demo)
 app.command(cls=ServeCommand)(serve.serve)
+app.command()(router.router)
 app.command("draft-node")(draft_node.draft_node)
 app.command()(models.pull)
 app.command("models")(models.list_models)

@@ -36,9 +36,15 @@ from foreword.cli.options.common import (
     one_of,
     speculation_choice,
 )
-from foreword.cli.options.serve import api_keys, listed, memory_size, named_paths, origins
+from foreword.cli.options.serve import (
+    api_keys,
+    listed,
+    memory_size,
+    named_paths,
+    need_server_extra,
+    origins,
+)
 from foreword.cli.policy.options import PolicyOption, checked_policy
-from foreword.errors import RequestError
 
 if TYPE_CHECKING:
     import socket
@@ -202,7 +208,7 @@ def serve(
         "adapters": dict(settings.adapters),
     }
     with listening:
-        _need_server_extra()
+        need_server_extra()
         path = _fetched(model)
         invariant = _is_shape_invariant(path, dtype, device, backend, tensor_parallel_size)
         drafting = _drafting(path, setting, invariant, acceptance_rule)
@@ -279,18 +285,6 @@ def _tell_ready(url: str, settings: "ServerSettings") -> None:
     stdout.print(
         f"{settings.model_name} is ready on {url} ({guard}, {drafting} drafting{sampling})", soft_wrap=True
     )
-
-
-def _need_server_extra() -> None:
-    try:
-        import fastapi  # noqa: F401
-        import msgspec  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise RequestError(
-            f"the server needs more packages ({error.name}): pip install 'foreword[server]'"
-        ) from None
 
 
 def _short_name(model: str) -> str:

@@ -17,10 +17,11 @@ class NodeReport:
     trips: int = 0  # times that it was found late or lost
     waits: int = 0  # passes that waited for it
     wait_seconds: float = 0.0  # of all of them
+    # Measured of late; None: of nothing yet, or the node is down.
     first_ms: float | None = None  # from a text to the first level behind it
     level_ms: float | None = None  # from one level to the next
     judged: int = 0  # drafts that were compared with the text
-    acceptance: float = 0.0  # of first levels
+    acceptance: float | None = None  # of first levels
 
 
 @runtime_checkable

@@ -1,6 +1,7 @@
 """What a user says about draft nodes."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from foreword.cluster.address import NodeAddress
 from foreword.cluster.homes import LABELS
@@ -11,7 +12,8 @@ from foreword.errors import RequestError
 class RemoteConfig:
     """Where the nodes are, how they are talked to, and for whom they are not."""
 
-    drafters: str  # addresses of draft nodes, with commas: host:port or unix:/path
+    # Addresses of draft nodes, with commas: host:port or unix:/path. Or @FILE with one in a line, which is read again.
+    drafters: str
     shadow: int = 8  # drafts of a node that joins which are compared with the text before any is verified
     labels: str = ""  # where this target is, so that near nodes come first: host=a,rack=b,zone=c
     local_tenants: str = ""  # tenants whose texts stay on this machine, with commas, * and ?
@@ -22,15 +24,28 @@ class RemoteConfig:
     insecure: bool = False  # reach nodes on other machines without token and TLS
 
     def __post_init__(self) -> None:
-        if not self.addresses():
+        if not self.addresses() and not self.is_listed:
             raise RequestError("speculation: drafters must name at least one draft node")
         if self.shadow < 0:
             raise RequestError(f"speculation: shadow must be 0 or more, not {self.shadow}")
         parse_labels(self.labels)
 
+    @property
+    def is_listed(self) -> bool:
+        """Whether a file has the addresses, which may be others later."""
+        return self.drafters.startswith("@")
+
     def addresses(self) -> list[NodeAddress]:
         """Each node once."""
-        return list(dict.fromkeys(NodeAddress.parse(text) for text in entries(self.drafters)))
+        given = _listed(Path(self.drafters[1:])) if self.is_listed else entries(self.drafters)
+        return list(dict.fromkeys(map(NodeAddress.parse, given)))
+
+
+def _listed(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"the list of draft nodes cannot be read: {error}") from None
 
 
 def entries(text: str) -> list[str]:

@@ -206,6 +206,7 @@ class Arm:
 class RequestRecord:
     """What the policy keeps of a request while it is there."""
 
+    method: str  # of all that could be asked when it was made
     arms: list[Arm]
     is_coupled: bool  # whether a guess is accepted if and only if it is the token that comes
     request: Callable[[], StepRequest | None]  # None: it is gone

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from foreword.control.arms import Arm, RequestRecord
-from foreword.speculation.drafting import choices_of
+from foreword.speculation.drafting import absent_of, choices_of
 from foreword.speculation.requests import DraftPlan, PassEntry
 
 
@@ -26,6 +26,16 @@ def fixed_plan(plan: DraftPlan | None, running: int) -> DraftPlan | None:
 def can_ask(entry: PassEntry, record: RequestRecord) -> bool:
     """Whether anybody could guess in this pass: a head knows the states of a prompt only when it is over."""
     return entry.draws and (entry.run == 1 or not record.heads)
+
+
+def present_name(plan: DraftPlan) -> str:
+    """A plan's method without those of its drafters that can say nothing at present.
+
+    What the others say then is measured as theirs, and not mixed up with what all of them say together.
+    """
+    absent = absent_of(plan.drafter)
+    present = [name for name in plan.method.split("+") if name not in absent]
+    return "+".join(present) or plan.method
 
 
 def plans_of(plan: DraftPlan) -> list[DraftPlan]:

@@ -15,7 +15,7 @@ from foreword.control.arms import (
     RequestRecord,
 )
 from foreword.control.asking import Pass
-from foreword.control.choosing import best_arm, can_ask, fixed_plan, plans_of
+from foreword.control.choosing import best_arm, can_ask, fixed_plan, plans_of, present_name
 from foreword.control.deciding import Decider
 from foreword.control.estimates import HEAD_COVERAGE, PRIOR_COVERAGE, Estimates, PairEstimate
 from foreword.control.exploring import Explorer
@@ -25,7 +25,7 @@ from foreword.control.probes import TimeBank
 from foreword.control.settings import ControlSettings
 from foreword.control.trimming import Offer, choose, survivals, tightest_limit
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Drafter, expected_rates, needs_of
+from foreword.speculation.drafting import Drafter, expected_rates, may_be_absent, needs_of
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import RequestReport, StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
@@ -238,13 +238,17 @@ class MeasuredPolicy:
         plan = request.speculation
         if plan is None or plan.is_fixed:
             return None
-        record = self._records.get(request.request_id)
-        is_known = record is not None
+        record = before = self._records.get(request.request_id)
+        if may_be_absent(plan.drafter):
+            plan = replace(plan, method=present_name(plan))
+            record = record if record is not None and record.method == plan.method else None
         if record is None:
             record = self._new_record(request, plan)
+            if before is not None:
+                record.is_told, record.is_whole = before.is_told, before.is_whole
         record.length = len(request.tokens)
         if record.heads:
-            if is_known and not record.is_told:
+            if before is not None and not record.is_told:
                 record.is_whole = False
             record.was_told = record.is_told
             # In turns where one has to join late; where it may not, the same ones from their beginning on.
@@ -257,7 +261,7 @@ class MeasuredPolicy:
             self._records = {n: record for n, record in self._records.items() if record.request() is not None}
             self._most_records = max(2 * len(self._records), FEW_RECORDS)
         arms = [self._arm(request, one) for one in plans_of(plan)]
-        record = RequestRecord(arms, request.sampler.rule is Rule.COUPLED, ref(request))
+        record = RequestRecord(plan.method, arms, request.sampler.rule is Rule.COUPLED, ref(request))
         self._records[request.request_id] = record
         return record
 

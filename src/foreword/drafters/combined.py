@@ -16,10 +16,12 @@ from foreword.speculation.drafting import (
     DraftRequest,
     Expects,
     Observes,
+    absent_of,
     added_memory,
     all_faults,
     close_all,
     expects,
+    may_be_absent,
     needs_of,
 )
 
@@ -31,11 +33,17 @@ class _Several:
         self._drafters = drafters
         self.needs: DrafterNeeds = reduce(or_, map(needs_of, drafters), NO_NEEDS)
         self.expects = any(map(expects, drafters))
+        self.may_be_absent = any(map(may_be_absent, drafters))
 
     @property
     def parts(self) -> Sequence[Drafter]:
         """Those that are combined."""
         return self._drafters
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """The names of those that can say nothing at present."""
+        return tuple(name for drafter in self._drafters for name in absent_of(drafter))
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Tell those that need to know."""

@@ -6,6 +6,7 @@ from time import monotonic, time
 from typing import Any
 
 from foreword.drafters.overrides import SpeculationSetting
+from foreword.errors import EngineUnavailable
 from foreword.server.api.prompts import PromptEncoder
 from foreword.server.api.speculation_override import check_speculation
 from foreword.server.api.streams.pacing import PaceMemory
@@ -13,7 +14,7 @@ from foreword.server.errors import ApiError
 from foreword.server.ops.admission import Admission
 from foreword.server.ops.metrics import Metrics
 from foreword.server.settings import ServerSettings
-from foreword.wire.client import EngineClient, EngineUnavailable
+from foreword.wire.client import EngineClient
 
 
 @dataclass

@@ -9,8 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foreword.errors import ForewordError, RequestError, TokenizerError
-from foreword.wire.client import EngineUnavailable
+from foreword.errors import EngineUnavailable, ForewordError, RequestError, TokenizerError
 
 log = logging.getLogger("foreword.server")
 

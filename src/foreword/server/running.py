@@ -8,11 +8,11 @@ import socket
 from collections.abc import Callable
 
 from foreword.models.tokenization.tokenizer import Tokenizer
-from foreword.server.app import create_context
+from foreword.server.app import create_app, create_context
 from foreword.server.context import ServerContext
 from foreword.server.quiet_log import on_loop_error, quieten
 from foreword.server.settings import ServerSettings
-from foreword.server.web import LAST_BYTES_SECONDS, WebServer
+from foreword.server.web import LAST_BYTES_SECONDS, WebServer, listening_url
 from foreword.wire.supervisor import Supervisor, SupervisorSettings
 
 log = logging.getLogger("foreword.server")
@@ -39,7 +39,7 @@ class ServerRun:
         listening = self._listening
         supervisor = Supervisor(self._supervision)
         context = create_context(self._settings, supervisor, self._tokenizer)
-        web = WebServer(context)
+        web = WebServer(create_app(context), self._settings.limits)
         quieten()
         gc.collect()
         gc.freeze()  # what is imported stays; the collector need not walk through all of it between two tokens
@@ -48,7 +48,7 @@ class ServerRun:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, supervisor)
         serving = asyncio.create_task(web.serve(sockets=[listening]))
-        starting = asyncio.create_task(supervisor.start(lambda: on_ready(_url(listening))))
+        starting = asyncio.create_task(supervisor.start(lambda: on_ready(listening_url(listening))))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait((serving, starting, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -80,8 +80,3 @@ class ServerRun:
         if self._stopping.is_set():
             supervisor.abort_all()
         self._stopping.set()
-
-
-def _url(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

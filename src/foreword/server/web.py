@@ -5,10 +5,10 @@ import socket
 from collections.abc import Iterator
 
 import uvicorn
+from starlette.types import ASGIApp
 
-from foreword.server.app import create_app
 from foreword.server.connections import Capacity, bounded_protocol
-from foreword.server.context import ServerContext
+from foreword.server.settings import Limits
 
 LAST_BYTES_SECONDS = 5
 """After the last answer: for clients to take it."""
@@ -22,11 +22,10 @@ class WebServer(uvicorn.Server):
     That would end the process by the signal, not with exit code 0.
     """
 
-    def __init__(self, context: ServerContext) -> None:
-        limits = context.settings.limits
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
         capacity = Capacity.of(limits)
         config = uvicorn.Config(
-            create_app(context),
+            app,
             http=bounded_protocol(limits, capacity.connections),
             h11_max_incomplete_event_size=2 * limits.header_bytes,
             timeout_keep_alive=round(limits.idle_seconds),
@@ -50,3 +49,8 @@ class WebServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def listening_url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -194,6 +194,17 @@ def expects(drafter: object) -> bool:
     return isinstance(drafter, Expects) and drafter.expects
 
 
+def absent_of(drafter: object) -> tuple[str, ...]:
+    """The names of its parts that can say nothing at present, such as nodes that are gone."""
+    absent: tuple[str, ...] = getattr(drafter, "absent", ())
+    return absent
+
+
+def may_be_absent(drafter: object) -> bool:
+    """Whether that can happen to it: the others need not be asked again and again."""
+    return bool(getattr(drafter, "may_be_absent", False))
+
+
 def choices_of(drafter: object) -> Mapping[str, Drafter]:
     """The drafters that a policy may choose between instead of it, by name; none: it is asked itself."""
     choices: Mapping[str, Drafter] = getattr(drafter, "choices", {})

@@ -6,7 +6,6 @@ from enum import StrEnum
 from typing import Protocol
 
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
-from foreword.errors import ForewordError
 
 OnLate = Callable[[AnswerDelta | Exception], None]
 """Hears the ends of answers that nobody waits for any more, or why there will be none."""
@@ -20,10 +19,6 @@ class EngineState(StrEnum):
     RESTARTING = "restarting"  # it has died and a fresh one is being started
     DRAINING = "draining"  # nothing new is taken; what runs may end
     STOPPED = "stopped"
-
-
-class EngineUnavailable(ForewordError):  # noqa: N818 - reads as what is the case
-    """There is no engine that could answer now; the same request may succeed later."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Makes a draft node of a model and a way to draft."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from foreword.cluster.address import NodeAddress
@@ -42,7 +43,7 @@ class NodeSettings:
 
 def make_node(loaded: LoadedModel, config: SpeculationConfig, settings: NodeSettings) -> DraftNode:
     """A node that listens; `start` lets targets in. With `draft_model`, the loaded model is the one that drafts."""
-    check_methods(config)
+    check_methods(config.method)
     drafter = _drafter(loaded, config, settings.kv_tokens)
     if needs_of(drafter):
         close_all([drafter])
@@ -61,9 +62,9 @@ def make_node(loaded: LoadedModel, config: SpeculationConfig, settings: NodeSett
     return DraftNode(desk, identity, facts, settings.address)
 
 
-def check_methods(config: SpeculationConfig) -> None:
+def check_methods(names: Sequence[str]) -> None:
     """Refuse by name what needs more than a text."""
-    for name in config.method:
+    for name in names:
         if name in REFUSED:
             raise RequestError(f"{name} cannot draft on a node: {REFUSED[name]}")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from foreword.engine.answers.ends import OpenAnswers
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
-from foreword.errors import RequestError
+from foreword.errors import EngineUnavailable, RequestError
 from foreword.wire import frames as wire
-from foreword.wire.client import EngineUnavailable, OnLate
+from foreword.wire.client import OnLate
 
 _Item = AnswerDelta | Exception
 

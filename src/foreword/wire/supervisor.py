@@ -13,9 +13,9 @@ import msgspec
 
 from foreword.cluster.framing import ChannelError
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
-from foreword.errors import ForewordError
+from foreword.errors import EngineUnavailable, ForewordError
 from foreword.wire import frames as wire
-from foreword.wire.client import EngineLimits, EngineState, EngineUnavailable, OnLate
+from foreword.wire.client import EngineLimits, EngineState, OnLate
 from foreword.wire.link import EngineLink
 from foreword.wire.watchdog import wait_until_hung
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from foreword.cluster.pools.file import Member, read_cluster
+from foreword.cluster.pools.file import RaySettings, read_cluster
+from foreword.cluster.pools.members import NODE, TARGET, Member, replica_number
 from foreword.cluster.pools.running import CALM_SECONDS, LONGEST_PAUSE, Pools
 from foreword.cluster.pools.status import cluster_status
 from foreword.errors import RequestError
@@ -27,7 +28,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 def test_the_file_becomes_commands(tmp_path: Path):
-    d1, d2, t1, t2 = read_cluster(written(tmp_path, CLUSTER))
+    d1, d2, t1, t2 = read_cluster(written(tmp_path, CLUSTER)).members
     assert d1.arguments[:5] == ("draft-node", "--model", "draft.gguf", "--listen", "127.0.0.1:8400")
     assert d1.arguments[5:] == ("--labels", "host=a", "--options", '{"tree_width": 2}')
     assert d2.arguments[5:] == ("--method", "ngram", "--capacity", "9", "--no-run-ahead")
@@ -35,6 +36,42 @@ def test_the_file_becomes_commands(tmp_path: Path):
     assert t2.arguments[-2:] == ("--drafters", "127.0.0.1:8400")
     assert [member.is_target for member in (d1, d2, t1, t2)] == [False, False, True, True]
     assert t2.url == "http://[::1]:8001"
+
+
+def test_members_that_come_and_go_are_found_in_lists(tmp_path: Path):
+    more = "router: {port: 8080}\nray:\nautoscale: {node: d1, most: 3, use: 0.6}\n"
+    text = CLUSTER.replace("port: 8000,", "port: 8000, near: [d1, d2], strict: true, gpus: 1,")
+    cluster = read_cluster(written(tmp_path, text + more))
+    assert cluster.ray == RaySettings()
+    assert cluster.scale is not None
+    assert (cluster.scale.node, cluster.scale.least, cluster.scale.most, cluster.scale.use) == (
+        "d1",
+        1,
+        3,
+        0.6,
+    )
+    target, router = cluster.member("t1"), cluster.member("router")
+    assert (target.near, target.is_strict, target.gpus) == (("d1", "d2"), True, 1.0)
+    assert "@/lists/nodes" in target.command(Path("/lists"))
+    assert cluster.member("t2").command(Path("/lists"))[-1] == "127.0.0.1:8400"
+    assert router.command(Path("/lists"))[:3] == ["router", "--targets", "@/lists/targets"]
+    assert cluster.room == 7.0  # five members, and two more nodes
+    without = read_cluster(written(tmp_path, CLUSTER + "router: {port: 8080}\n"))
+    assert without.member("router").arguments[2] == "127.0.0.1:8000,[::1]:8001"
+
+
+def test_replicas_have_ports_of_their_own_and_what_listens_anywhere_is_found_on_its_machine():
+    node = Member("d", NODE, ("draft-node", "--listen", "0.0.0.0:8400", "--no-run-ahead"), "0.0.0.0:8400")
+    assert node.replica(1) is node
+    third = node.replica(3)
+    assert (third.name, third.address) == ("d-3", "0.0.0.0:8402")
+    assert third.arguments == ("draft-node", "--listen", "0.0.0.0:8402", "--no-run-ahead")
+    assert third.on("10.0.0.7").address == "10.0.0.7:8402"
+    assert node.on("fe80::1").address == "[fe80::1]:8400"
+    local = Member("d", NODE, ("draft-node", "--listen", "unix:/run/d"), "unix:/run/d")
+    assert local.replica(2).address == "unix:/run/d-2"
+    assert local.on("10.0.0.7") is local
+    assert [replica_number(name, "d") for name in ("d", "d-3", "d-x", "e", "dd-2")] == [1, 3, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -50,6 +87,13 @@ def test_the_file_becomes_commands(tmp_path: Path):
         ("targets: [{name: a, model: m, port: -1}]", "port must be a whole number"),
         ("targets: [{name: a, model: m, port: 1}, {name: a, model: m, port: 2}]", "the same name"),
         ("targets: [{name: a, model: m, port: 1, args: [1]}]", "args must be a list of texts"),
+        ("targets: [{name: a, model: m, port: 1, cpus: many}]", "cpus must be a number"),
+        ("targets: [{name: a, model: m, port: 1, near: [b]}]", "near 'b', which is no node"),
+        ("router: {port: 1}", "neither nodes nor targets"),
+        ("{router: {port: 1}, nodes: [{name: a, model: m, listen: 'h:1'}]}", "router needs targets"),
+        ("{ray: {colour: red}, targets: [{name: a, model: m, port: 1}]}", "unknown key 'colour'"),
+        ("{autoscale: {node: x}, targets: [{name: a, model: m, port: 1}]}", "autoscale.node"),
+        ("{autoscale: {node: a, least: 0}, nodes: [{name: a, model: m, listen: 'h:1'}]}", "least"),
     ],
 )
 def test_what_is_wrong_is_refused_before_anything_starts(tmp_path: Path, text: str, why: str):
@@ -91,7 +135,7 @@ def test_members_that_end_are_started_again_ever_later_and_targets_end_first():
         started.append((clock.now, Child(member.name, ended)))
         return started[-1][1]
 
-    members = [Member("node", ("draft-node",)), Member("target", ("serve",), "http://x")]
+    members = [Member("node", NODE, ("draft-node",)), Member("target", TARGET, ("serve",), "x:1")]
     pools = Pools(members, start, clock)
     pools.look()
     assert len(started) == 2
@@ -124,16 +168,18 @@ def test_the_status_is_what_targets_tell():
         "first_ms": 1.5, "level_ms": None, "acceptance": 0.8,
     }  # fmt: skip
     told = {"status": "ok", "engine": {"running": 2, "waiting": 1}, "draft_nodes": [node]}
+    told |= {"speculation": {"tau": 2.5}, "usage": {"cost_per_million_reserved": 3.0}}
 
     def fetch(url: str) -> object:
-        if url == "http://a/health":
+        if url == "http://x:1/health":
             return told
         raise ConnectionRefusedError("nobody")
 
-    members = [Member("n", ()), Member("a", (), "http://a"), Member("b", (), "http://b")]
-    targets, nodes = cluster_status(members, fetch)
-    assert [(one.name, one.state, one.running, one.waiting) for one in targets] == [
-        ("a", "ok", 2, 1),
-        ("b", "no answer: nobody", 0, 0),
+    targets, nodes = cluster_status({"a": "x:1", "b": "x:2"}, fetch)
+    assert [(one.name, one.state, one.running, one.waiting, one.is_ok) for one in targets] == [
+        ("a", "ok", 2, 1, True),
+        ("b", "down", 0, 0, False),
     ]
+    assert (targets[0].tokens_per_pass, targets[0].cost_per_million) == (2.5, 3.0)
+    assert targets[1].reason == "nobody"
     assert [(one.target, one.node, one.homes) for one in nodes] == [("a", "127.0.0.1:1", 3)]

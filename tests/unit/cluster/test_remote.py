@@ -28,6 +28,7 @@ from foreword.cluster.sampling import told
 from foreword.cluster.security import Security
 from foreword.cluster.settings import RemoteConfig
 from foreword.cluster.vocabulary import TokenIds
+from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask
 from helpers.asks import text_request
 from helpers.clocks import ScriptedClock
@@ -395,3 +396,45 @@ def test_rules_that_a_node_could_bias_tell_it_nothing_of_their_noise(rule: Rule)
     other = replace(sampling, rule=rule)
     assert (told(other).temperature, told(other).stem) == (0.0, 0)
     assert (told(sampling).temperature, told(sampling).stem) == (0.7, 99)
+
+
+def test_it_is_absent_while_no_node_is_there_whose_guesses_are_used():
+    world = World(2, shadow=1)
+    assert world.drafter.absent == ("remote",)  # both are in the shadow
+    for peer in world.peers:
+        peer.estimates.judged = 1
+    assert world.drafter.absent == ()
+    world.drafter.went_down(world.peers[0], "killed")
+    assert world.drafter.absent == ()
+    world.drafter.went_down(world.peers[1], "killed")
+    assert world.drafter.absent == ("remote",)
+
+
+def test_nothing_is_told_of_a_node_that_was_not_measured():
+    world = World()
+    (report,) = world.drafter.nodes()
+    assert (report.first_ms, report.acceptance) == (None, None)
+    world.peers[0].estimates.judge(Draft.chain([7], 3), [1, 2, 3, 7])
+    world.peers[0].estimates.first_came(0.002)
+    (report,) = world.drafter.nodes()
+    assert (report.first_ms, report.acceptance) == (2.0, 1.0)
+    world.drafter.went_down(world.peers[0], "killed")
+    (report,) = world.drafter.nodes()
+    assert (report.first_ms, report.acceptance, report.judged) == (None, None, 0)
+
+
+def test_a_node_that_is_taken_off_the_list_loses_its_requests_and_is_told_of_no_more():
+    world = World(2)
+    for number in range(4):
+        world.ask(number)
+    gone = next(peer for peer in world.peers if peer.homes)
+    world.drafter.left(gone)
+    assert [report.address for report in world.drafter.nodes()] == [
+        peer.name for peer in world.peers if peer is not gone
+    ]
+    world.clock.pass_by(100)
+    for number in range(4):
+        world.clock.pass_by(100)
+        world.ask(number)
+    (left,) = world.drafter.nodes()
+    assert left.homes == 4

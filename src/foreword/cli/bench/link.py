@@ -87,6 +87,13 @@ def link(
     stdout.print(
         f"round trip {report.round_trip_ms:.3f} ms, p99 {report.round_trip_p99_ms:.3f} ms", soft_wrap=True
     )
+    if farthest is None:
+        stdout.print(
+            f"no level of this node was at hand when a pass of {pass_ms:g} ms began: how far it may be away cannot be "
+            "said; try longer passes (--pass-ms), or a faster draft",
+            soft_wrap=True,
+        )
+        return
     stdout.print(
         f"a node farther than {max(farthest, 0):.1f} ms costs you: {levels} levels at acceptance {acceptance:g}, "
         f"passes of {pass_ms:g} ms, one request",

@@ -27,7 +27,8 @@ DraftersOption = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT,...",
-        help="Draft nodes (foreword draft-node) that guess first; who guesses by --speculation stays beside them.",
+        help="Draft nodes (foreword draft-node) that guess first, or @FILE with one in a line, read again and again; "
+        "who guesses by --speculation stays beside them.",
     ),
 ]
 DraftersInsecureOption = Annotated[
@@ -67,8 +68,9 @@ def node_options(
         if labels or token_file or files or local_tenants:
             raise RequestError("--drafters-..., --local-tenants: give --drafters too, or leave them out")
         return {}
-    for address in drafters.split(","):
-        NodeAddress.parse(address.strip())
+    if not drafters.startswith("@"):
+        for address in drafters.split(","):
+            NodeAddress.parse(address.strip())
     given: dict[str, Any] = {"drafters": drafters, "labels": labels, "local_tenants": local_tenants}
     if token_file is not None:
         given["token_file"] = str(token_file)

@@ -79,3 +79,16 @@ def named_paths(option: str, given: list[str] | None, model_name: str) -> dict[s
             raise RequestError(f"{option}: {folder} is no folder")
         found[name.strip()] = str(folder.resolve())
     return found
+
+
+def need_server_extra() -> None:
+    """Refuse in one line what needs packages that are not there."""
+    try:
+        import fastapi  # noqa: F401
+        import msgspec  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise RequestError(
+            f"the server needs more packages ({error.name}): pip install 'foreword[server]'"
+        ) from None

@@ -2,45 +2,91 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from foreword.cluster.address import NodeAddress
+from foreword.cluster.pools.fields import (
+    amount_of,
+    arguments_of,
+    list_of,
+    mapping_of,
+    names_of,
+    number_of,
+    text_of,
+)
+from foreword.cluster.pools.members import NODE, NODES_LIST, ROUTER, TARGET, TARGETS_LIST, Member
+from foreword.cluster.pools.scaling import ScaleRule
 from foreword.errors import RequestError
 
-_NODE_KEYS = ("name", "model", "listen", "method", "options", "labels", "capacity", "args")
-_TARGET_KEYS = ("name", "model", "host", "port", "drafters", "labels", "args")
+_PLACE_KEYS = ("cpus", "gpus")
+_NODE_KEYS = ("name", "model", "listen", "method", "options", "labels", "capacity", "args", *_PLACE_KEYS)
+_TARGET_KEYS = ("name", "model", "host", "port", "drafters", "labels", "args", "near", "strict", *_PLACE_KEYS)
+_ROUTER_KEYS = ("host", "port", "args", *_PLACE_KEYS)
+_SCALE_KEYS = tuple(field.name for field in fields(ScaleRule))
 
 
 @dataclass(frozen=True)
-class Member:
-    """One process of the cluster."""
+class RaySettings:
+    """The Ray that places and watches members."""
 
-    name: str
-    arguments: tuple[str, ...]  # of `foreword`
-    url: str = ""  # of a target; empty: it is a draft node
+    address: str = ""  # of one that runs; empty: one is started here
+    namespace: str = "foreword"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """All that the file says."""
+
+    members: list[Member]  # draft nodes first
+    ray: RaySettings | None = None
+    scale: ScaleRule | None = None
+
+    def member(self, name: str) -> Member:
+        return next(one for one in self.members if one.name == name)
 
     @property
-    def is_target(self) -> bool:
-        return bool(self.url)
+    def room(self) -> float:
+        """CPUs of all members, with all that may be added."""
+        added = 0.0 if self.scale is None else (self.scale.most - 1) * self.member(self.scale.node).cpus
+        return sum(one.cpus for one in self.members) + added
 
 
-def read_cluster(path: Path) -> list[Member]:
-    """The members, draft nodes first; everything is checked and refused by name before anything starts."""
-    given = _mapping(_read(path), "the file", ("nodes", "targets"))
-    nodes = [_node(one, f"nodes[{place}]") for place, one in enumerate(_list(given, "nodes"))]
-    addresses = [member.arguments[member.arguments.index("--listen") + 1] for member in nodes]
-    targets = [
-        _target(one, f"targets[{place}]", addresses) for place, one in enumerate(_list(given, "targets"))
-    ]
+def read_cluster(path: Path) -> Cluster:
+    """Everything is checked and refused by name before anything starts."""
+    given = mapping_of(_read(path), "the file", ("nodes", "targets", "router", "ray", "autoscale"))
+    nodes = [_node(one, f"nodes[{place}]") for place, one in enumerate(list_of(given, "nodes"))]
+    scale = _scale(given["autoscale"], nodes) if "autoscale" in given else None
+    ray = _ray(given["ray"]) if "ray" in given else None
+    comes_and_goes = ray is not None or scale is not None
+    addresses = [NODES_LIST] if comes_and_goes and nodes else [member.address for member in nodes]
+    listed = list_of(given, "targets")
+    targets = [_target(one, f"targets[{place}]", addresses) for place, one in enumerate(listed)]
     members = [*nodes, *targets]
+    if "router" in given:
+        behind = [TARGETS_LIST] if ray is not None else [member.address for member in targets]
+        members.append(_router(given["router"], behind))
+    _check(members)
+    return Cluster(members, ray, scale)
+
+
+def _check(members: Sequence[Member]) -> None:
     names = [member.name for member in members]
     if len(set(names)) != len(names):
         raise RequestError(f"cluster file: two members have the same name; there are {', '.join(names)}")
-    if not members:
+    if not any(member.kind != ROUTER for member in members):
         raise RequestError("cluster file: it has neither nodes nor targets")
-    return members
+    if members[-1].kind == ROUTER and not any(member.is_target for member in members):
+        raise RequestError("cluster file: a router needs targets")
+    nodes = {member.name for member in members if member.kind == NODE}
+    paired: set[str] = set()
+    for member in members:
+        for name in member.near:
+            if name not in nodes or name in paired:
+                why = "belongs to another target" if name in paired else "is no node"
+                raise RequestError(f"cluster file: {member.name} is to be near {name!r}, which {why}")
+            paired.add(name)
 
 
 def _read(path: Path) -> object:
@@ -60,70 +106,78 @@ def _read(path: Path) -> object:
 
 
 def _node(value: object, place: str) -> Member:
-    given = _mapping(value, place, _NODE_KEYS)
-    listen = _text(given, "listen", place)
+    given = mapping_of(value, place, _NODE_KEYS)
+    listen = text_of(given, "listen", place)
     NodeAddress.parse(listen)
-    arguments = ["draft-node", "--model", _text(given, "model", place), "--listen", listen]
+    arguments = ["draft-node", "--model", text_of(given, "model", place), "--listen", listen]
     for key in ("method", "labels"):
         if key in given:
-            arguments += [f"--{key}", _text(given, key, place)]
+            arguments += [f"--{key}", text_of(given, key, place)]
     if "capacity" in given:
-        arguments += ["--capacity", str(_number(given, "capacity", place))]
+        arguments += ["--capacity", str(number_of(given, "capacity", place))]
     if "options" in given:
-        arguments += ["--options", json.dumps(_mapping(given["options"], f"{place}.options", None))]
-    return Member(_text(given, "name", place), (*arguments, *_arguments(given, place)))
+        arguments += ["--options", json.dumps(mapping_of(given["options"], f"{place}.options", None))]
+    command = (*arguments, *arguments_of(given, place))
+    return _placed(Member(text_of(given, "name", place), NODE, command, listen), given, place)
 
 
 def _target(value: object, place: str, nodes: Sequence[str]) -> Member:
-    given = _mapping(value, place, _TARGET_KEYS)
-    host = _text(given, "host", place) if "host" in given else "127.0.0.1"
-    port = _number(given, "port", place)
-    drafters = _text(given, "drafters", place) if "drafters" in given else ",".join(nodes)
-    arguments = ["serve", _text(given, "model", place), "--host", host, "--port", str(port)]
+    given = mapping_of(value, place, _TARGET_KEYS)
+    listening, address = _listening(given, place)
+    drafters = text_of(given, "drafters", place) if "drafters" in given else ",".join(nodes)
+    arguments = ["serve", text_of(given, "model", place), *listening]
     if drafters:
         arguments += ["--drafters", drafters]
         if "labels" in given:
-            arguments += ["--drafters-labels", _text(given, "labels", place)]
+            arguments += ["--drafters-labels", text_of(given, "labels", place)]
+    command = (*arguments, *arguments_of(given, place))
+    member = Member(text_of(given, "name", place), TARGET, command, address)
+    near = replace(member, near=names_of(given, "near", place), is_strict=given.get("strict") is True)
+    return _placed(near, given, place)
+
+
+def _router(value: object, targets: Sequence[str]) -> Member:
+    given = mapping_of(value, "router", _ROUTER_KEYS)
+    listening, address = _listening(given, "router")
+    command = ("router", "--targets", ",".join(targets), *listening, *arguments_of(given, "router"))
+    return _placed(Member("router", ROUTER, command, address), given, "router")
+
+
+def _listening(given: Mapping[str, Any], place: str) -> tuple[list[str], str]:
+    host = text_of(given, "host", place) if "host" in given else "127.0.0.1"
+    port = number_of(given, "port", place)
     named = f"[{host}]" if ":" in host else host
-    return Member(
-        _text(given, "name", place), (*arguments, *_arguments(given, place)), f"http://{named}:{port}"
-    )
+    return ["--host", host, "--port", str(port)], f"{named}:{port}"
 
 
-def _mapping(value: object, place: str, known: Sequence[str] | None) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise RequestError(f"cluster file: {place} must be an object")
-    for key in value:
-        if known is not None and key not in known:
-            raise RequestError(
-                f"cluster file: {place} has an unknown key {key!r}; known are {', '.join(known)}"
-            )
-    return value
+def _placed(member: Member, given: Mapping[str, Any], place: str) -> Member:
+    cpus, gpus = amount_of(given, "cpus", place, 1.0), amount_of(given, "gpus", place, 0.0)
+    return replace(member, cpus=cpus, gpus=gpus)
 
 
-def _list(given: Mapping[str, Any], key: str) -> list[object]:
-    found = given.get(key) or []
-    if not isinstance(found, list):
-        raise RequestError(f"cluster file: {key} must be a list")
-    return found
+def _ray(value: object) -> RaySettings:
+    given = mapping_of({} if value is None else value, "ray", ("address", "namespace"))
+    return RaySettings(**{key: text_of(given, key, "ray") for key in given})
 
 
-def _text(given: Mapping[str, Any], key: str, place: str) -> str:
-    found = given.get(key)
-    if not isinstance(found, str) or not found:
-        raise RequestError(f"cluster file: {place}.{key} must be a text, not {found!r}")
-    return found
-
-
-def _number(given: Mapping[str, Any], key: str, place: str) -> int:
-    found = given.get(key)
-    if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < 1 << 16:
-        raise RequestError(f"cluster file: {place}.{key} must be a whole number from 1 on, not {found!r}")
-    return found
-
-
-def _arguments(given: Mapping[str, Any], place: str) -> list[str]:
-    found = given.get("args", [])
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise RequestError(f"cluster file: {place}.args must be a list of texts")
-    return found
+def _scale(value: object, nodes: Sequence[Member]) -> ScaleRule:
+    given = mapping_of(value, "autoscale", _SCALE_KEYS)
+    node = text_of(given, "node", "autoscale")
+    if node not in {member.name for member in nodes}:
+        raise RequestError(f"cluster file: autoscale.node must name one of the nodes, not {node!r}")
+    numbers: dict[str, Any] = {}
+    for field in fields(ScaleRule):
+        if field.name in given and field.name != "node":
+            number = amount_of(given, field.name, "autoscale", 0.0)
+            numbers[field.name] = int(number) if field.type == "int" or field.type is int else number
+    rule = ScaleRule(node, **numbers)
+    if (
+        not 1 <= rule.least <= rule.most
+        or not 0 < rule.idle <= rule.use <= 1
+        or rule.levels < 1
+        or rule.ahead < 1
+    ):
+        raise RequestError(
+            "cluster file: autoscale must have 1 <= least <= most, 0 < idle <= use <= 1, levels, ahead >= 1"
+        )
+    return rule

@@ -1,15 +1,17 @@
 """Starts the members of a cluster on this machine, and starts again those that end."""
 
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from threading import Event
+from pathlib import Path
 from time import monotonic
 from typing import Protocol
 
-from foreword.cluster.pools.file import Member
+from foreword.cluster.pools.members import NODE, ROUTER, TARGET, Member
+from foreword.cluster.stopping import Stopping
 
 _log = logging.getLogger(__name__)
 
@@ -36,9 +38,10 @@ class Process(Protocol):
     def wait(self, timeout: float | None = None) -> int: ...
 
 
-def launch(member: Member) -> Process:
-    """A member in a process of its own."""
-    return subprocess.Popen([sys.executable, "-m", "foreword", *member.arguments], stdin=subprocess.DEVNULL)
+def launch(member: Member, lists: Path) -> Process:
+    """A member in a process of its own, which ends with this one."""
+    tied = [sys.executable, "-m", "foreword.cluster.pools.tied", str(os.getpid())]
+    return subprocess.Popen([*tied, *member.command(lists)], stdin=subprocess.DEVNULL)
 
 
 @dataclass
@@ -49,6 +52,7 @@ class _Running:
     pause: float = FIRST_PAUSE
     again_at: float = 0.0
     restarts: int = 0
+    is_leaving: bool = False
 
 
 @dataclass
@@ -56,9 +60,9 @@ class Pools:
     """Keeps all members running until it is stopped."""
 
     members: Sequence[Member]
-    start: Callable[[Member], Process] = launch
+    start: Callable[[Member], Process]
     clock: Callable[[], float] = monotonic
-    stopped: Event = field(default_factory=Event)
+    stopped: Stopping = field(default_factory=Stopping)
     _running: list[_Running] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -66,12 +70,31 @@ class Pools:
 
     def restarts(self) -> dict[str, int]:
         """By name, how often each was started again."""
-        return {one.member.name: one.restarts for one in self._running}
+        return {one.member.name: one.restarts for one in self._running if not one.is_leaving}
+
+    def present(self) -> list[Member]:
+        """Those that are to run."""
+        return [one.member for one in self._running if not one.is_leaving]
+
+    def add(self, member: Member) -> None:
+        """One more, from the next look on."""
+        self._running.append(_Running(member))
+
+    def drop(self, name: str) -> None:
+        """End one, which may take the time that it needs for it."""
+        for one in self._running:
+            if one.member.name == name and not one.is_leaving:
+                one.is_leaving = True
+                if one.process is not None:
+                    one.process.terminate()
 
     def look(self) -> None:
         """Start what does not run and may be started now."""
         now = self.clock()
+        self._running = [one for one in self._running if not (one.is_leaving and _has_ended(one))]
         for one in self._running:
+            if one.is_leaving:
+                continue
             if one.process is not None and (code := one.process.poll()) is not None:
                 if now - one.began > CALM_SECONDS:
                     one.pause = FIRST_PAUSE
@@ -83,21 +106,20 @@ class Pools:
                 one.process, one.began = self.start(one.member), now
                 _log.info("%s is started", one.member.name)
 
-    def run(self) -> None:
+    def run(self, and_then: Callable[[], None] = lambda: None) -> None:
         """Until `stopped` is set; then targets end first, so that nobody drains for nobody."""
         try:
             while not self.stopped.is_set():
                 self.look()
+                and_then()
                 self.stopped.wait(LOOK_SECONDS)
         finally:
             self.close()
 
     def close(self, patience: float = 45.0) -> None:
         """End all members; those that stay are killed."""
-        for is_target in (True, False):
-            ending = [
-                one for one in self._running if one.member.is_target is is_target and one.process is not None
-            ]
+        for kind in (ROUTER, TARGET, NODE):
+            ending = [one for one in self._running if one.member.kind == kind and one.process is not None]
             for one in ending:
                 assert one.process is not None
                 one.process.terminate()
@@ -109,3 +131,7 @@ class Pools:
                     one.process.kill()
                     one.process.wait()
                 one.process = None
+
+
+def _has_ended(one: _Running) -> bool:
+    return one.process is None or one.process.poll() is not None

@@ -1,13 +1,11 @@
 """How a cluster stands, as its targets tell."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
-
-from foreword.cluster.pools.file import Member
 
 Fetch = Callable[[str], Any]
 """What a URL answers, as JSON; raises `OSError` or `ValueError`."""
@@ -15,12 +13,19 @@ Fetch = Callable[[str], Any]
 
 @dataclass(frozen=True)
 class TargetStatus:
-    """One target; without a state it does not answer."""
+    """One target."""
 
     name: str
-    state: str
+    state: str  # "ok", "starting", ...; "down": it does not answer
     running: int = 0
     waiting: int = 0
+    tokens_per_pass: float | None = None  # what guessing brings; 1 is plain decoding
+    cost_per_million: float | None = None  # tokens, of the time that is paid for; None without prices
+    reason: str = ""
+
+    @property
+    def is_ok(self) -> bool:
+        return self.state == "ok"
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class NodeStatus:
     trips: int
     first_ms: float | None
     level_ms: float | None
-    acceptance: float
+    acceptance: float | None
 
 
 def fetch_json(api_key: str = "") -> Fetch:
@@ -50,24 +55,36 @@ def fetch_json(api_key: str = "") -> Fetch:
     return fetch
 
 
-def cluster_status(members: Sequence[Member], fetch: Fetch) -> tuple[list[TargetStatus], list[NodeStatus]]:
-    """All targets, and all nodes that they know."""
+def cluster_status(addresses: Mapping[str, str], fetch: Fetch) -> tuple[list[TargetStatus], list[NodeStatus]]:
+    """All targets, by name where they are, and all nodes that they know."""
     targets, nodes = [], []
-    for member in members:
-        if not member.is_target:
-            continue
+    for name, address in addresses.items():
         try:
-            health = fetch(f"{member.url}/health")
+            health = fetch(f"http://{address}/health")
         except (OSError, URLError, ValueError) as error:
-            targets.append(TargetStatus(member.name, f"no answer: {error}"))
+            targets.append(TargetStatus(name, "down", reason=_why(error)))
             continue
-        engine = health.get("engine", {})
-        status = TargetStatus(
-            member.name, health["status"], engine.get("running", 0), engine.get("waiting", 0)
-        )
-        targets.append(status)
-        nodes += [_node(member.name, node) for node in health.get("draft_nodes", ())]
+        targets.append(_target(name, health))
+        nodes += [_node(name, node) for node in health.get("draft_nodes", ())]
     return targets, nodes
+
+
+def _target(name: str, health: dict[str, Any]) -> TargetStatus:
+    engine, speculation = health.get("engine", {}), health.get("speculation", {})
+    return TargetStatus(
+        name,
+        health["status"],
+        engine.get("running", 0),
+        engine.get("waiting", 0),
+        speculation.get("tau") or None,
+        health.get("usage", {}).get("cost_per_million_reserved"),
+        "" if "model" in health else "figures need its API key",
+    )
+
+
+def _why(error: Exception) -> str:
+    reason = error.reason if isinstance(error, URLError) else error
+    return " ".join(str(reason).split()) or type(error).__name__
 
 
 def _node(target: str, told: dict[str, Any]) -> NodeStatus:

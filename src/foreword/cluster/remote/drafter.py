@@ -11,7 +11,7 @@ from time import monotonic
 from foreword.cluster.connection import Connection
 from foreword.cluster.framing import ChannelError
 from foreword.cluster.handshake import Identity
-from foreword.cluster.homes import MoveBudget, Place, choose_home, distance
+from foreword.cluster.homes import MoveBudget, choose_home
 from foreword.cluster.messages import (
     Behind,
     Busy,
@@ -27,8 +27,9 @@ from foreword.cluster.messages import (
 from foreword.cluster.remote import waiting
 from foreword.cluster.remote.estimates import TokenRate
 from foreword.cluster.remote.pairing import NOTHING, Pairing
-from foreword.cluster.remote.peer import Peer, PeerThread
+from foreword.cluster.remote.peer import Peer
 from foreword.cluster.remote.prospects import may_come, prospects_of
+from foreword.cluster.remote.roster import Roster
 from foreword.cluster.reports import NodeReport
 from foreword.cluster.security import tenant_hash
 from foreword.cluster.settings import RemoteConfig, entries, parse_labels
@@ -46,6 +47,7 @@ class RemoteDrafter:
     """
 
     expects = True  # nodes read prompts while requests wait
+    may_be_absent = True
 
     def __init__(
         self, config: RemoteConfig, identity: Identity, clock: Callable[[], float] = monotonic
@@ -64,14 +66,19 @@ class RemoteDrafter:
         self._rate = TokenRate()
         self._moves = MoveBudget(clock())
         self.faults: Counter[str] = Counter()
-        self._threads = [PeerThread(peer, self, identity) for peer in self._peers]
+        self._roster = Roster(config, self._peers, self, identity)
 
     def start(self) -> "RemoteDrafter":
         """Connect, from now on and again whenever that is needed."""
         self._identity.vocabulary.told()  # takes a moment, which no handshake has
-        for thread in self._threads:
-            thread.start()
+        self._roster.start()
         return self
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Its name while no node is there whose guesses are used: what others say then is not counted as its own."""
+        is_heard = any(peer.is_used(self._config.shadow) for peer in self._peers)
+        return () if is_heard else ("remote",)
 
     def expect(self, request: DraftRequest) -> None:
         """A request that waits for its first pass: its node reads the prompt meanwhile."""
@@ -98,8 +105,7 @@ class RemoteDrafter:
 
     def close(self) -> None:
         """Hang up."""
-        for thread in self._threads:
-            thread.close()
+        self._roster.close()
 
     def nodes(self) -> list[NodeReport]:
         """How the nodes stand."""
@@ -110,6 +116,15 @@ class RemoteDrafter:
         """What was lost or late."""
         with self._arrived:
             return Counter({f"remote/{kind}": times for kind, times in self.faults.items()})
+
+    def joined(self, peer: Peer) -> None:
+        with self._arrived:
+            self._peers = [*self._peers, peer]
+
+    def left(self, peer: Peer) -> None:
+        self.went_down(peer, "taken off the list")
+        with self._arrived:
+            self._peers = [one for one in self._peers if one is not peer]
 
     def came_up(self, peer: Peer, link: Connection[FromNode], welcome: Welcome) -> None:
         with self._arrived:
@@ -181,9 +196,8 @@ class RemoteDrafter:
         return self._pair(request, now)
 
     def _pair(self, request: DraftRequest, now: float) -> Pairing | None:
-        name = choose_home(
-            request.request_id, [self._place(peer) for peer in self._peers if _takes(peer, now)]
-        )
+        places = [peer.place(self._labels) for peer in self._peers if peer.takes(now)]
+        name = choose_home(request.request_id, places)
         if name is None:
             return None
         peer = next(peer for peer in self._peers if peer.name == name)
@@ -200,14 +214,6 @@ class RemoteDrafter:
         pairing.is_all = True  # whoever waits for it waits in vain
         del self._sessions[pairing.session]
         pairing.peer.homes -= pairing.peer.homes > 0
-
-    def _place(self, peer: Peer) -> Place:
-        assert peer.welcome is not None
-        capacity = peer.welcome.capacity if peer.load is None else peer.load.capacity
-        taken = 0 if peer.load is None else max(peer.load.sessions - peer.homes, 0)  # by other targets
-        return Place(
-            peer.name, max(capacity - taken, 0), peer.homes, distance(self._labels, peer.welcome.labels)
-        )
 
     @property
     def _value(self) -> float:
@@ -287,8 +293,3 @@ class RemoteDrafter:
         draft = draft.keep(lambda node: tokens[node] < size and (takes_trees or parents[node] == node - 1))
         draft = pairing.given = replace(draft.within(ask.max_nodes, ask.max_depth), epoch=request.epoch)
         return draft if pairing.peer.estimates.judged >= self._config.shadow else NOTHING
-
-
-def _takes(peer: Peer, now: float) -> bool:
-    """Whether it can be a home."""
-    return peer.is_up and not peer.is_draining and now >= peer.busy_until

@@ -70,6 +70,11 @@ class NodeEstimates:
             self._right[level] = self._right[level] * _KEPT + (level < right)
         self.judged += 1
 
+    @property
+    def acceptance(self) -> float | None:
+        """Part of its first levels that were right, of late; None: none was judged."""
+        return self._right[0] / self._tried[0] if self._tried[0] else None
+
     def survival(self, levels: int) -> list[float]:
         """By level, the chance that a guess comes and is right, and all above it are."""
         chance, found = 1.0, []

@@ -3,7 +3,7 @@
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from time import monotonic
 from typing import Protocol
@@ -13,6 +13,7 @@ from foreword.cluster.breaker import Breaker
 from foreword.cluster.connection import Connection
 from foreword.cluster.framing import ChannelError
 from foreword.cluster.handshake import PATIENCE, Identity, greet_node
+from foreword.cluster.homes import Place, distance
 from foreword.cluster.messages import FromNode, Load, Ping, ToNode, Welcome, from_node
 from foreword.cluster.remote.estimates import NodeEstimates
 from foreword.cluster.reports import NodeReport
@@ -82,8 +83,23 @@ class Peer:
         if self.link is not None:
             self.link.send(message)
 
+    def is_used(self, shadow: int) -> bool:
+        """Whether what it guesses is verified."""
+        return self.is_up and self.estimates.judged >= shadow
+
+    def takes(self, now: float) -> bool:
+        """Whether it can be a home."""
+        return self.is_up and not self.is_draining and now >= self.busy_until
+
+    def place(self, labels: Mapping[str, str]) -> Place:
+        """What it is as a home, for a target with these labels."""
+        assert self.welcome is not None
+        capacity = self.welcome.capacity if self.load is None else self.load.capacity
+        taken = 0 if self.load is None else max(self.load.sessions - self.homes, 0)  # by other targets
+        return Place(self.name, max(capacity - taken, 0), self.homes, distance(labels, self.welcome.labels))
+
     def report(self, shadow: int) -> NodeReport:
-        estimates = self.estimates
+        estimates = self.estimates if self.is_up else NodeEstimates()  # what it was is no news of what it is
         return NodeReport(
             self.name,
             self._state(shadow),
@@ -96,7 +112,7 @@ class Peer:
             _ms(estimates.first_seconds),
             _ms(estimates.level_seconds),
             estimates.judged,
-            estimates.survival(1)[0],
+            estimates.acceptance,
         )
 
     def _state(self, shadow: int) -> str:

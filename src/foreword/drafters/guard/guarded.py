@@ -16,11 +16,13 @@ from foreword.speculation.drafting import (
     DraftRequest,
     Expects,
     Observes,
+    absent_of,
     added_memory,
     all_faults,
     close_all,
     expected_rates,
     expects,
+    may_be_absent,
     needs_of,
 )
 from foreword.speculation.proposing import known_tokens
@@ -85,8 +87,14 @@ class GuardedDrafter:
         self._caller = caller or InlineCaller()
         self.needs: DrafterNeeds = needs_of(drafter)
         self.expects = expects(drafter)
+        self.may_be_absent = may_be_absent(drafter)
         self.acceptance_by_level = expected_rates(drafter)
         self.faults: Counter[str] = Counter()
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Its name while it can say nothing."""
+        return (self._name,) if self.may_be_absent and absent_of(self._drafter) else ()
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """What the drafter says, as far as it can be used; an empty draft for the rest."""

@@ -14,7 +14,7 @@ from foreword.engine.answers.collector import Answer
 from foreword.engine.answers.costs import Costs
 from foreword.engine.answers.token_texts import TokenTexts
 from foreword.engine.messages import AnswerDelta, NewRequest
-from foreword.errors import ForewordError, RequestError
+from foreword.errors import EngineUnavailable, ForewordError, RequestError
 from foreword.server.api.streams.streaming import (
     DONE,
     EventStream,
@@ -27,7 +27,6 @@ from foreword.server.api.streams.streaming import (
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError, as_api_error
 from foreword.server.ops.request_meter import RequestMeter
-from foreword.wire.client import EngineUnavailable
 
 
 class AskedTooMuch(RequestError):  # noqa: N818 - reads as what happened

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from foreword.errors import RequestError
+from foreword.errors import EngineUnavailable, RequestError
 from foreword.server.api.addressing import as_asked
 from foreword.server.api.answering import Job, respond
 from foreword.server.api.blame import blamed
@@ -19,7 +19,7 @@ from foreword.server.api.identity import Caller, caller_of
 from foreword.server.api.types.sampling_types import SamplingFields
 from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings
-from foreword.wire.client import EngineState, EngineUnavailable
+from foreword.wire.client import EngineState
 
 Body = TypeVar("Body", bound=BaseModel)
 Asked = TypeVar("Asked", bound=SamplingFields)

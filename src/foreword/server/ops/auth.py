@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from foreword.server.errors import ApiError
-from foreword.server.page.routes import PAGE_PATHS
+from foreword.server.page.files import PAGE_PATHS
 from foreword.server.settings import ServerSettings, tenant_of
 
 OPEN_PATHS = frozenset({"/health", "/ready"}) | PAGE_PATHS

@@ -1,6 +1,7 @@
 """How draft nodes fare."""
 
 from collections.abc import Sequence
+from math import nan
 
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -37,6 +38,11 @@ class NodeMetrics:
             self.trips.labels(*labels).set(node.trips)
             self.waits.labels(*labels).set(node.waits)
             self.wait_seconds.labels(*labels).set(node.wait_seconds)
-            self.first_seconds.labels(*labels).set((node.first_ms or 0.0) / 1e3)
-            self.level_seconds.labels(*labels).set((node.level_ms or 0.0) / 1e3)
-            self.acceptance.labels(*labels).set(node.acceptance)
+            self.first_seconds.labels(*labels).set(_measured(node.first_ms) / 1e3)
+            self.level_seconds.labels(*labels).set(_measured(node.level_ms) / 1e3)
+            self.acceptance.labels(*labels).set(_measured(node.acceptance))
+
+
+def _measured(value: float | None) -> float:
+    """NaN is what Prometheus has for what is not known."""
+    return nan if value is None else value

@@ -13,12 +13,11 @@ from foreword.control.policy_file.parsing import read_policy
 from foreword.control.reporting.advising import advise
 from foreword.control.reporting.figures import ControlReport
 from foreword.control.reporting.reading import as_json
-from foreword.errors import RequestError
+from foreword.errors import EngineUnavailable, RequestError
 from foreword.server.api.entry import body_of, json_answer, takes
 from foreword.server.api.types.sampling_types import StrictBody
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
-from foreword.wire.client import EngineUnavailable
 
 
 class SwitchRequest(StrictBody):

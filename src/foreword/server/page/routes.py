@@ -1,7 +1,6 @@
 """The page at `/`: a playground made of static files, and the one answer that it needs beyond the API's."""
 
 from functools import partial
-from importlib.resources import files
 from pathlib import PurePath
 from typing import Final
 
@@ -10,21 +9,14 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from foreword.server.context import ServerContext
+from foreword.server.page.files import FILES
 
-_FOLDER: Final = files("foreword.server.page") / "static"
 _MEDIA_TYPES: Final = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-_FILES: Final = {
-    "/" if entry.name == "index.html" else f"/page/{entry.name}": entry for entry in _FOLDER.iterdir()
-}
-
-PAGE_PATHS: Final = frozenset(_FILES)
-"""They hold nothing of this server and answer without a key: a browser cannot send one with an address."""
-
 _HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -41,7 +33,7 @@ _HEADERS: Final = {
 def page_routes(context: ServerContext) -> APIRouter:
     """The files, read once, and `/page/settings`."""
     router = APIRouter(include_in_schema=False)
-    for path, entry in _FILES.items():
+    for path, entry in FILES.items():
         send = partial(_send, entry.read_bytes(), _MEDIA_TYPES[PurePath(entry.name).suffix])
         router.add_api_route(path, send, methods=["GET"], response_model=None)
 

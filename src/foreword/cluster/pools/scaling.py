@@ -1,0 +1,106 @@
+"""How many draft nodes a fleet of targets needs: by what a level takes, and slow to change its mind."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+
+@dataclass(frozen=True)
+class ScaleRule:
+    """When to have more nodes, and when fewer."""
+
+    node: str  # the member of which there are more or fewer
+    least: int = 1
+    most: int = 8
+    levels: int = 5  # that a pass verifies
+    ahead: float = 2.0  # levels that are drafted for one that is used: 1 without running ahead
+    doubling: float = 200.0  # requests with which a level takes twice as long as for one alone
+    kv_tokens: int = 0  # that a node's cache holds; 0: no bound
+    context: int = 0  # tokens of a usual request
+    use: float = 0.7  # part of a step that drafting may take
+    idle: float = 0.5  # part below which there are too many nodes
+    up_seconds: float = 10.0  # for which there have to be too few
+    down_seconds: float = 300.0  # for which there have to be too many
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one target asks of nodes."""
+
+    requests: float
+    step_seconds: float  # from one pass to the next
+
+
+@dataclass(frozen=True)
+class NodeSpeed:
+    """What was measured of nodes."""
+
+    level_seconds: float
+    requests: float  # of one node, when that was measured
+
+
+def requests_per_node(speed: NodeSpeed, step_seconds: float, rule: ScaleRule, use: float) -> float:
+    """The most requests m with ahead * levels * t(m) <= use * step, where t(m) = t0 (1 + m / doubling).
+
+    If drafting ahead leaves no room for a single request, it is taken to be left; one request fits in any case.
+    """
+    alone = speed.level_seconds / (1 + speed.requests / rule.doubling)
+    for ahead in (rule.ahead, 1.0):
+        room = use * step_seconds / (ahead * rule.levels * alone) if alone > 0 else math.inf
+        most = rule.doubling * (room - 1)
+        if most >= 1:
+            break
+    if rule.kv_tokens and rule.context:
+        most = min(most, rule.kv_tokens / rule.context)
+    return max(most, 1.0)
+
+
+def nodes_needed(demands: Sequence[Demand], speed: NodeSpeed, rule: ScaleRule, use: float) -> int:
+    """Of every target the requests by those that a node can serve beside steps as long as its own."""
+    needed = sum(
+        one.requests / requests_per_node(speed, one.step_seconds, rule, use)
+        for one in demands
+        if one.requests
+    )
+    return min(max(math.ceil(needed - 1e-9), rule.least), rule.most)
+
+
+class Scaler:
+    """Goes up at once to what has been needed for a while, and down one by one after a long one.
+
+    What is too much is judged by a lower use than what is too little, so that the answer to one is never a reason for
+    the other.
+    """
+
+    def __init__(self, rule: ScaleRule, clock: Callable[[], float] = monotonic) -> None:
+        self.rule = rule
+        self._clock = clock
+        self._few_since: float | None = None
+        self._many_since: float | None = None
+
+    def size(self, have: int, demands: Sequence[Demand], speed: NodeSpeed | None) -> int:
+        """How many nodes there should be now; nothing changes while nobody knows how fast they are."""
+        rule, now = self.rule, self._clock()
+        bounded = min(max(have, rule.least), rule.most)
+        is_idle = not any(one.requests for one in demands)
+        if speed is None and not is_idle:
+            self._few_since = self._many_since = None
+            return bounded
+        needed = rule.least if speed is None else nodes_needed(demands, speed, rule, rule.use)
+        enough = rule.least if speed is None else nodes_needed(demands, speed, rule, rule.idle)
+        self._few_since = _since(self._few_since, needed > have, now)
+        self._many_since = _since(self._many_since, enough < have, now)
+        if self._few_since is not None and now - self._few_since >= rule.up_seconds:
+            self._few_since = None
+            return needed
+        if self._many_since is not None and now - self._many_since >= rule.down_seconds:
+            self._many_since = now
+            return max(have - 1, rule.least)
+        return bounded
+
+
+def _since(before: float | None, holds: bool, now: float) -> float | None:
+    if not holds:
+        return None
+    return now if before is None else before

@@ -1,0 +1,1 @@
+"""Members placed, started and watched by Ray. No byte of a step goes through it."""

@@ -1,0 +1,174 @@
+"""A cluster whose members Ray places, starts and watches."""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from foreword.cluster.pools.file import Cluster
+from foreword.cluster.pools.fleet import MemberTold, resize
+from foreword.cluster.pools.members import NODE, ROUTER, TARGET, Member
+from foreword.cluster.pools.running import LOOK_SECONDS
+from foreword.cluster.rayed.connecting import check_guarded, connect, import_ray
+from foreword.cluster.rayed.member import LONGEST_LOOK, MemberActor
+from foreword.cluster.rayed.registry import Registry
+from foreword.cluster.stopping import Stopping
+from foreword.errors import RequestError
+
+_log = logging.getLogger(__name__)
+
+REGISTRY = "registry"
+PLACED_SECONDS = 60.0
+"""For which members may wait for a place before somebody is told."""
+
+
+class RayFleet:
+    """What `foreword cluster up` does where the file has `ray`. Actors outlive it on a Ray that was there before."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        assert cluster.ray is not None
+        self._cluster = cluster
+        self._ray = import_ray()
+        is_shared = connect(self._ray, cluster.ray, cluster.room)
+        self._lifetime = "detached" if is_shared else None
+        self._namespace = cluster.ray.namespace
+        self._actors: dict[str, Any] = {}
+        self.stopped = Stopping()
+        self._registry = self._started(Registry, REGISTRY, num_cpus=0)
+
+    def up(self) -> None:
+        """Start what is not there yet; raises `RequestError` if Ray asks for no token beyond one machine."""
+        self._ray.get(self._registry.members.remote())  # it runs
+        self.find()
+        placed = self._place()
+        for member in self._cluster.members:
+            self._add(member, placed.get(member.name))
+        self._check_token()
+        scale = self._cluster.scale
+        if scale is not None:
+            resize(self, self._cluster.member(scale.node), scale.least)
+
+    def find(self) -> None:
+        """The actors of an earlier `up`."""
+        for one in self._ray.util.list_named_actors():
+            if one != REGISTRY:
+                self._actors[one] = self._ray.get_actor(one, self._namespace)
+
+    def run(self, and_then: Callable[[], None]) -> None:
+        """Until `stopped` is set; Ray does what there is to do."""
+        try:
+            while not self.stopped.wait(LOOK_SECONDS):
+                with suppress(self._ray.exceptions.RayError):  # the registry is being started again
+                    and_then()
+        finally:
+            self.down()
+
+    def members(self) -> list[MemberTold]:
+        """Those that have said that they are there."""
+        told = self._ray.get(self._registry.members.remote(), timeout=LONGEST_LOOK)
+        return [MemberTold(**one) for one in told]
+
+    def names(self) -> list[str]:
+        return list(self._actors)
+
+    def add(self, member: Member) -> None:
+        self._add(member, None)
+
+    def drop(self, name: str) -> None:
+        """Nobody is sent there any more; it ends when it has told its targets."""
+        self._registry.leave.remote(name)
+        actor = self._actors.pop(name, None)
+        if actor is not None:
+            self._end([actor])
+
+    def down(self) -> None:
+        """End routers, then targets, then nodes, so that nobody drains for nobody."""
+        by_name = {one.name: one for one in self._cluster.members}
+        for kind in (ROUTER, TARGET, NODE):
+            self._end([actor for name, actor in self._actors.items() if _kind(by_name, name) == kind])
+        self._ray.kill(self._registry)
+        for target in self._cluster.members:
+            with suppress(ValueError):  # it has none
+                self._ray.util.remove_placement_group(self._ray.util.get_placement_group(self._group(target)))
+        self._ray.shutdown()
+
+    def _end(self, actors: list[Any]) -> None:
+        ending = [actor.stop.remote() for actor in actors]
+        for actor, ends in zip(actors, ending, strict=True):
+            with suppress(self._ray.exceptions.RayError):
+                self._ray.get(ends)
+            self._ray.kill(actor)
+
+    def _place(self) -> dict[str, Any]:
+        """Where members go that are to be together, by name."""
+        placed: dict[str, Any] = {}
+        for target in self._cluster.members:
+            pair = [target, *map(self._cluster.member, target.near)]
+            if len(pair) == 1 or target.name in self._actors:
+                continue
+            group = self._ray.util.placement_group(
+                [_bundle(one) for one in pair],
+                strategy="STRICT_PACK" if target.is_strict else "PACK",
+                name=self._group(target),
+                lifetime=self._lifetime,
+            )
+            if not group.wait(PLACED_SECONDS):
+                names = " and ".join(one.name for one in pair)
+                _log.warning("Ray has no room for %s yet: %s", names, [_bundle(one) for one in pair])
+            for place, one in enumerate(pair):
+                placed[one.name] = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=place
+                )
+        return placed
+
+    def _add(self, member: Member, strategy: Any | None) -> None:  # noqa: ANN401 - Ray's
+        options = {"num_cpus": member.cpus, "num_gpus": member.gpus}
+        if strategy is not None:
+            options["scheduling_strategy"] = strategy
+        self._actors[member.name] = self._started(RayMember, member.name, member, self._namespace, **options)
+
+    def _started(self, kind: type, name: str, *arguments: object, **options: Any) -> Any:  # noqa: ANN401 - Ray's
+        """An actor of this name, or the one that an earlier `up` has left."""
+        options |= {"name": name, "lifetime": self._lifetime, "get_if_exists": True, "max_restarts": -1}
+        return self._ray.remote(kind).options(**options).remote(*arguments)
+
+    def _group(self, target: Member) -> str:
+        return f"{self._namespace}/{target.name}"
+
+    def _check_token(self) -> None:
+        """Beyond one machine, whoever reaches a Ray without token runs code on it."""
+        hosts = {one["NodeManagerAddress"] for one in self._ray.nodes() if one["Alive"]}
+        asked = [] if len(hosts) == 1 else [actor.is_guarded.remote() for actor in self._actors.values()]
+        ready, _ = (
+            self._ray.wait(asked, num_returns=len(asked), timeout=PLACED_SECONDS) if asked else ([], [])
+        )
+        try:
+            check_guarded(len(hosts), self._ray.get(ready))
+        except RequestError:
+            self.down()
+            raise
+
+
+class RayMember(MemberActor):
+    """A member in the actor that Ray has placed."""
+
+    def __init__(self, member: Member, namespace: str) -> None:
+        ray = import_ray()
+
+        def tell(told: dict[str, Any]) -> list[dict[str, Any]]:
+            registry = ray.get_actor(REGISTRY, namespace)
+            members: list[dict[str, Any]] = ray.get(registry.tell.remote(told), timeout=LONGEST_LOOK)
+            return members
+
+        here = ray.get_runtime_context().get_node_id()
+        machine = next(one["NodeManagerAddress"] for one in ray.nodes() if one["NodeID"] == here)
+        super().__init__(member, machine, tell)
+        self.run()
+
+
+def _bundle(member: Member) -> dict[str, float]:
+    return {"CPU": member.cpus} | ({"GPU": member.gpus} if member.gpus else {})
+
+
+def _kind(known: dict[str, Member], name: str) -> str:
+    return known[name].kind if name in known else NODE

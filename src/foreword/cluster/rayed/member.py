@@ -1,0 +1,77 @@
+"""One member of a cluster, kept running by an actor on the machine that Ray has chosen."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from foreword.cluster.pools.fleet import MemberTold
+from foreword.cluster.pools.lists import write_lists
+from foreword.cluster.pools.members import Member
+from foreword.cluster.pools.running import LOOK_SECONDS, Pools, Process, launch
+
+_log = logging.getLogger(__name__)
+
+Tell = Callable[[dict[str, Any]], list[dict[str, Any]]]
+"""Tells the registry of a member, and brings back who is there."""
+
+AUTH_VARIABLE = "RAY_AUTH_MODE"
+
+
+class MemberActor:
+    """Starts the member's process again when it ends, as a pool on one machine does.
+
+    Ray starts the actor again when that ends, or its machine does; its process ends with it. One thread does all of
+    it, because that is what the process is tied to.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        machine: str,
+        tell: Tell,
+        start: Callable[[Member, Path], Process] = launch,
+    ) -> None:
+        self._member = member.on(machine)
+        self._machine = machine
+        self._tell = tell
+        self._lists = Path(mkdtemp(prefix="foreword-"))
+        write_lists(self._lists, [])
+        self._pools = Pools([member], lambda one: start(one, self._lists))
+        self._thread = threading.Thread(target=self._pools.run, args=(self.look,), name=member.name)
+
+    def run(self) -> None:
+        """From now on."""
+        self._thread.start()
+
+    def look(self) -> None:
+        """Tell the registry, and list who is there."""
+        with suppress(Exception):  # Ray's: the registry is being started again
+            write_lists(self._lists, [(one["kind"], one["address"]) for one in self._tell(self.told())])
+
+    def told(self) -> dict[str, Any]:
+        member = self._member
+        restarts = self._pools.restarts().get(member.name, 0)
+        return asdict(MemberTold(member.name, member.kind, member.address, restarts, self._machine))
+
+    def is_guarded(self) -> bool:
+        """Whether Ray asks for a token here."""
+        return os.environ.get(AUTH_VARIABLE, "").lower() == "token"
+
+    def stop(self) -> None:
+        """End the process, which may take the time that it needs for it."""
+        self._pools.stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        for path in self._lists.iterdir():
+            path.unlink()
+        self._lists.rmdir()
+
+
+LONGEST_LOOK = 4 * LOOK_SECONDS
+"""Seconds that a registry has to answer."""

@@ -1,0 +1,1 @@
+"""One address in front of several targets."""

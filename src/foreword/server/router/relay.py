@@ -1,0 +1,200 @@
+"""Passes a request on to a target, and its answer back as it comes."""
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+
+import httpx2
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from foreword.server.api.streams.streaming import DONE, event, unless_client_leaves
+from foreword.server.errors import ApiError
+from foreword.server.ops.admission import Admission
+from foreword.server.router.metrics import RouterMetrics
+from foreword.server.router.prefixes import PrefixMemory, prompt_of
+from foreword.server.router.targets import Target, Targets
+from foreword.wire.openai_http import error_words
+
+log = logging.getLogger("foreword.router")
+
+_FULL_OR_LEAVING = (429, 503)
+"""What a target says that others may not."""
+
+_NOT_PASSED_ON = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade".split()
+)
+_NOT_TO_TARGETS = _NOT_PASSED_ON | {b"host", b"content-length", b"origin", b"x-request-id"}
+_NOT_TO_CLIENTS = _NOT_PASSED_ON | {b"date", b"x-request-id"}
+
+
+class NotTakenError(Exception):
+    """A target did not answer, and nothing of an answer was passed on: another one may be asked."""
+
+    def __init__(self, reason: str, answer: Response | None = None) -> None:
+        super().__init__(reason)
+        self.answer = answer  # what it said, if it said something
+
+
+class Relay:
+    """Everything that passing on needs."""
+
+    def __init__(
+        self, targets: Targets, client: httpx2.AsyncClient, admission: Admission, metrics: RouterMetrics
+    ) -> None:
+        self._targets = targets
+        self._client = client
+        self._admission = admission
+        self._metrics = metrics
+        self._prefixes = PrefixMemory()
+
+    async def answer(self, request: Request, body: bytes, send: Send) -> None:
+        """Ask one target after the other until one answers; raises `ApiError` if none does."""
+        prefixes = self._prefixes.keys(_tenant(request), prompt_of(body))
+        preferred = self._prefixes.find(prefixes)
+        tried: list[str] = []
+        refusal: Response | None = None
+        with self._admission.admit(1):
+            while (target := self._targets.choose(preferred, tried)) is not None:
+                tried.append(target.url)
+                try:
+                    with target.serving():
+                        passage = _Passage(request, body, send)
+                        status = await passage.through(target, self._client, self._metrics)
+                except NotTakenError as error:
+                    refusal = error.answer or refusal
+                    self._metrics.retries.labels(str(error)).inc()
+                    continue
+                self._metrics.prefix_hits.inc(target.url == preferred)
+                if status < 400:  # who is refused is remembered nowhere
+                    self._prefixes.note(prefixes, target.url)
+                target.answered += 1
+                return
+        if refusal is not None:  # all that could be asked say so
+            self._metrics.note_refusal(refusal.status_code)
+            await refusal(request.scope, request.receive, send)
+            return
+        raise ApiError(
+            503,
+            f"none of {len(list(self._targets))} targets takes requests; try again",
+            code="no_target",
+            retry_after=1,
+        )
+
+
+class Relayed(Response):
+    """An answer that a target gives; the target is left when the client leaves."""
+
+    def __init__(self, relay: Relay, request: Request, body: bytes = b"") -> None:
+        super().__init__()
+        self._relay = relay
+        self._request = request
+        self._asked = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass it on."""
+        is_begun = False
+
+        async def sending(message: object) -> None:
+            nonlocal is_begun
+            is_begun = True
+            await send(message)  # type: ignore[arg-type]
+
+        try:
+            await unless_client_leaves(self._request, self._relay.answer(self._request, self._asked, sending))
+        except ApiError:
+            if not is_begun:
+                raise
+
+
+class _Passage:
+    """One request to one target."""
+
+    def __init__(self, request: Request, body: bytes, send: Send) -> None:
+        self._request = request
+        self._body = body
+        self._send = send
+
+    async def through(self, target: Target, client: httpx2.AsyncClient, metrics: RouterMetrics) -> int:
+        """The status that was passed on; raises `NotTakenError` if nothing was."""
+        asked = client.build_request(
+            self._request.method,
+            target.url + self._path(),
+            headers=self._headers(),
+            content=self._body or None,
+        )
+        try:
+            answer = await client.send(asked, stream=True)
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            target.refuse("down", error_words(error))
+            raise NotTakenError("down") from None
+        except httpx2.TransportError:
+            raise NotTakenError("broke off") from None
+        try:
+            await self._pass_back(answer, target, metrics)
+            return answer.status_code
+        finally:
+            await answer.aclose()
+
+    async def _pass_back(self, answer: httpx2.Response, target: Target, metrics: RouterMetrics) -> None:
+        headers = [
+            (name.lower(), value) for name, value in answer.headers.raw if name.lower() not in _NOT_TO_CLIENTS
+        ]
+        if answer.status_code in _FULL_OR_LEAVING:
+            raise NotTakenError(str(answer.status_code), await _whole(answer, headers))
+        async with aclosing(answer.aiter_raw()) as parts:
+            try:
+                first = await anext(parts, b"")
+            except httpx2.TransportError:
+                raise NotTakenError("broke off") from None
+            metrics.answers.labels(target.url, str(answer.status_code)).inc()
+            await self._send(
+                {"type": "http.response.start", "status": answer.status_code, "headers": headers}
+            )
+            await self._send({"type": "http.response.body", "body": first, "more_body": True})
+            await self._rest(parts, answer, target, metrics)
+
+    async def _rest(
+        self, parts: AsyncIterator[bytes], answer: httpx2.Response, target: Target, metrics: RouterMetrics
+    ) -> None:
+        """From here on the client has a part of this target's answer: no other can go on with it."""
+        last = b""
+        try:
+            async for part in parts:
+                await self._send({"type": "http.response.body", "body": part, "more_body": True})
+        except httpx2.TransportError as error:
+            metrics.broken.labels(target.url).inc()
+            log.warning("an answer of %s broke off: %s", target.url, error_words(error))
+            if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+                return  # not ended: the client's connection is closed
+            broken = ApiError(500, "the target broke off this answer", code="target_lost")
+            last = event(broken.body()) + DONE
+        await self._send({"type": "http.response.body", "body": last, "more_body": False})
+
+    def _path(self) -> str:
+        scope = self._request.scope
+        path: bytes = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+        return path.decode("ascii")
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        given = [(name, value) for name, value in self._request.headers.raw if name not in _NOT_TO_TARGETS]
+        return [*given, (b"x-request-id", self._request.state.request_id.encode("ascii"))]
+
+
+async def _whole(answer: httpx2.Response, headers: Sequence[tuple[bytes, bytes]]) -> Response:
+    """A refusal, to be passed on if no other target does better."""
+    try:
+        body = b"".join([part async for part in answer.aiter_raw()])
+    except httpx2.TransportError:
+        body = msgspec.json.encode(ApiError(answer.status_code, "the target is full or leaving").body())
+    found = Response(body, answer.status_code)
+    kept = [(name, value) for name, value in headers if name != b"content-length"]
+    found.raw_headers = [*kept, (b"content-length", str(len(body)).encode())]
+    return found
+
+
+def _tenant(request: Request) -> bytes:
+    """Whoever shows another key is another tenant, whether or not this router knows the keys."""
+    return request.headers.get("authorization", "").encode("latin-1", "replace")

@@ -1,0 +1,106 @@
+"""What runs inside Ray, without it."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foreword.cluster.pools.members import NODE, NODES_LIST, TARGET, Member
+from foreword.cluster.rayed.connecting import check_guarded, check_mode, import_ray
+from foreword.cluster.rayed.member import MemberActor
+from foreword.cluster.rayed.registry import SILENT_SECONDS, Registry
+from foreword.errors import RequestError
+from helpers.clocks import ScriptedClock
+
+
+def test_the_registry_knows_who_is_there():
+    clock = ScriptedClock()
+    registry = Registry(clock)
+    assert registry.tell({"name": "a", "kind": "node"}) == [{"name": "a", "kind": "node"}]
+    clock.pass_by(SILENT_SECONDS)
+    registry.tell({"name": "b"})
+    assert [one["name"] for one in registry.members()] == ["a", "b"]
+    clock.pass_by(1.0)
+    assert [one["name"] for one in registry.members()] == ["b"]  # nothing was heard of the other
+    registry.leave("b")
+    assert registry.members() == []
+
+
+class Child:
+    code: int | None = None
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def terminate(self) -> None:
+        self.code = 0
+
+    kill = terminate
+
+    def wait(self, timeout: float | None = None) -> int:
+        return 0
+
+
+def test_a_member_tells_where_it_is_and_lists_who_is_there():
+    started: list[list[str]] = []
+
+    def start(member: Member, lists: Path) -> Child:
+        started.append(member.command(lists))
+        return Child()
+
+    registry = Registry()
+    node = MemberActor(Member("d", NODE, ("draft-node",), "0.0.0.0:8400"), "10.0.0.1", registry.tell, start)
+    node.look()
+    target = Member("t", TARGET, ("serve", "--drafters", NODES_LIST), "0.0.0.0:8000")
+    actor = MemberActor(target, "10.0.0.2", registry.tell, start)
+    actor._pools.look()
+    (listed,) = (Path(argument[1:]) for argument in started[0] if argument.startswith("@"))
+    assert listed.read_text() == ""
+    actor.look()
+    assert listed.read_text() == "10.0.0.1:8400\n"
+    assert [one["address"] for one in registry.members()] == ["10.0.0.1:8400", "10.0.0.2:8000"]
+
+    def silent(told: dict[str, Any]) -> list[dict[str, Any]]:
+        raise ConnectionError("being started again")
+
+    actor._tell = silent
+    actor.look()  # what was known stays
+    assert listed.read_text() == "10.0.0.1:8400\n"
+    actor.run()
+    actor.stop()
+    assert not listed.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "mode", "why"),
+    [
+        ("10.0.0.1:6379", "", "start Ray with RAY_AUTH_MODE=token"),
+        ("head:6379", "disabled", "start Ray with RAY_AUTH_MODE=token"),
+        ("auto", "", "start Ray with RAY_AUTH_MODE=token"),
+        ("", "disabled", "leave it out"),
+    ],
+)
+def test_a_ray_without_token_is_refused_in_one_line(address: str, mode: str, why: str):
+    with pytest.raises(RequestError, match=why) as refusal:
+        check_mode(address, mode)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_ray_with_token_or_of_this_machine_is_used():
+    for address, mode in (("", ""), ("", "token"), ("10.0.0.1:6379", "token"), ("127.0.0.1:6379", "")):
+        check_mode(address, mode)
+
+
+def test_beyond_one_machine_all_who_run_there_must_be_asked_for_a_token():
+    check_guarded(1, [])
+    check_guarded(2, [True, True])
+    for guarded in ([], [True, False]):
+        with pytest.raises(RequestError, match="2 machines and asks for no token"):
+            check_guarded(2, guarded)
+
+
+def test_a_missing_ray_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(RequestError, match=r"pip install 'foreword\[cluster\]'"):
+        import_ray()
