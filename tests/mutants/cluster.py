@@ -13,6 +13,8 @@ EXCHANGE = f"{UNIT}/backends/parallel/test_exchange.py"
 RANKS = "tests/integration/test_tensor_parallel.py"
 ROUTER = f"{UNIT}/server/test_router.py"
 SCALING = f"{CLUSTER}/test_scaling.py"
+WAITING = f"{CLUSTER}/test_waiting.py"
+RATIO = f"{CLUSTER}/test_ratio.py"
 
 CLUSTER_MUTANTS = (
     Mutant(
@@ -260,5 +262,21 @@ CLUSTER_MUTANTS = (
         "    if machines > 1 and not (guarded and all(guarded)):",
         "    if machines > 1 and not any(guarded):",
         (f"{CLUSTER}/test_rayed.py::test_beyond_one_machine_all_who_run_there_must_be_asked_for_a_token",),
+    ),
+    Mutant(
+        95,
+        "deep levels of a near node count as late",
+        "cluster/remote/waiting.py",
+        "        return when + behind if when <= self.late_after else None",
+        "        return when + behind if when + behind <= self.late_after else None",
+        (f"{WAITING}::test_levels_behind_the_next_may_come_later_than_that_one",),
+    ),
+    Mutant(
+        95,
+        "levels that are drafted ahead do not count for the number of nodes",
+        "cluster/ratio.py",
+        "        drafting = work.ahead * work.levels * level_seconds(requests)",
+        "        drafting = work.levels * level_seconds(requests)",
+        (f"{RATIO}::test_a_node_takes_as_many_requests_as_fit_into_its_part_of_a_step",),
     ),
 )

@@ -14,6 +14,7 @@ from parallel_heads import PARALLEL_HEAD_MUTANTS
 from predictions import PREDICTION_MUTANTS
 from rollouts import ROLLOUT_MUTANTS
 from service import SERVICE_MUTANTS
+from simulator import SIMULATOR_MUTANTS
 from traversal import TRAVERSAL_MUTANTS
 from windows import WINDOW_MUTANTS
 
@@ -34,4 +35,5 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *GRAMMAR_MUTANTS,
     *FAMILY_MUTANTS,
     *CLUSTER_MUTANTS,
+    *SIMULATOR_MUTANTS,
 )

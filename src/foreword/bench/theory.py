@@ -3,15 +3,16 @@
 The formulas and what they assume are in docs/theory.md.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from foreword.bench.json_output import read_output
 from foreword.errors import RequestError
 
+STEP_COMMAND = "foreword bench step --json"
 _HALVINGS = 60
 """Of the interval in which a break-even acceptance is looked for; enough for every bit of a float."""
 
@@ -132,17 +133,8 @@ def least_break_even(predictions: Sequence[Prediction]) -> Prediction | None:
 
 
 def read_step_costs(path: Path) -> StepCurve:
-    """The curve in the output of `foreword bench step --json`, with or without the table before it."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"--step-costs {path} cannot be read: {error}") from None
-    try:
-        return step_curve(_last_object(text))
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise RequestError(
-            f"--step-costs {path} is not the output of `foreword bench step --json` with 1 among its --tokens"
-        ) from None
+    """The curve in the output of `foreword bench step --json`."""
+    return read_output("--step-costs", path, f"{STEP_COMMAND}` with 1 among its `--tokens", step_curve)
 
 
 def step_curve(measured: Mapping[str, Any]) -> StepCurve:
@@ -151,10 +143,3 @@ def step_curve(measured: Mapping[str, Any]) -> StepCurve:
     if 1 not in times or not all(n >= 1 and 0 < ms < math.inf for n, ms in times.items()):
         raise ValueError("not positive times of passes over one and more tokens")
     return StepCurve(tuple((n, times[n] / times[1]) for n in sorted(times)))
-
-
-def _last_object(text: str) -> Any:  # noqa: ANN401 - whatever the file holds
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return json.loads(text.strip().rpartition("\n")[2])

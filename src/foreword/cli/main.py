@@ -19,6 +19,7 @@ from foreword.cli import (
     prune,
     router,
     serve,
+    simulate,
     theory,
     tune,
 )
@@ -56,6 +57,7 @@ app.command()(watch.top)
 app.command()(watch.advise)
 app.command()(tune.tune)
 app.command()(theory.theory)
+app.command()(simulate.simulate)
 app.command()(doctor.doctor)
 app.add_typer(heads.app, name="head")
 app.add_typer(bench.app, name="bench")

@@ -8,7 +8,7 @@ import pytest
 
 from foreword.cluster.remote.estimates import NodeEstimates, TokenRate
 from foreword.cluster.remote.prospects import FIRST_ANSWER, prospects_of
-from foreword.cluster.remote.waiting import Prospect, most_worth, worth_waiting
+from foreword.cluster.remote.waiting import UNKNOWN_SECONDS, Prospect, most_worth, worth_waiting
 from foreword.speculation.draft import Draft
 
 
@@ -41,8 +41,14 @@ def test_one_late_request_of_many_holds_the_pass_up_by_little():
 
 def test_nobody_waits_longer_than_until_the_node_is_late():
     assert worth_waiting([coming(first=0.002, late_after=0.001)], 10.0) == 0
-    assert worth_waiting([coming(late_after=0.0035)], 10.0) == pytest.approx(0.003)
-    assert most_worth([coming(late_after=0.0035)], 10.0) == 0.0035
+    assert most_worth([coming(late_after=0.0035)], 10.0) == pytest.approx(
+        0.0065
+    )  # the last of four levels is late
+
+
+def test_levels_behind_the_next_may_come_later_than_that_one():
+    """A first level would be late after 3.5 ms; the fourth usually comes after 5."""
+    assert worth_waiting([coming(late_after=0.0035)], 10.0) == pytest.approx(0.005)
 
 
 def test_a_wait_never_costs_more_than_all_that_could_come():
@@ -113,4 +119,4 @@ def test_a_node_that_never_answered_is_late_soon():
     asked: Any = SimpleNamespace(request=None, max_depth=4, max_nodes=4)
     (found,) = prospects_of([(asked, cast(Any, pairing))], now=5.0).values()
     assert found.late_after == FIRST_ANSWER
-    assert most_worth([found], tokens_per_second=1 / 3600) <= FIRST_ANSWER
+    assert most_worth([found], tokens_per_second=1 / 3600) <= FIRST_ANSWER + 3 * UNKNOWN_SECONDS

@@ -83,9 +83,15 @@ def measure_batches(
     return rows
 
 
-def run_batch(engine: EngineCore, prompts: Sequence[Sequence[int]], tokens: int, speculate: bool) -> BatchRun:
-    """Read the prompts, then decode with all of them until they have gained this many tokens on average."""
-    params = SamplingParams(temperature=0, max_tokens=_room(engine, prompts, tokens), ignore_eos=True)
+def run_batch(
+    engine: EngineCore, prompts: Sequence[Sequence[int]], tokens: int, speculate: bool, warm: int = 0
+) -> BatchRun:
+    """Read the prompts, then decode with all of them until they have gained this many tokens on average.
+
+    `warm` tokens before that do not count: drafters elsewhere have to read the prompts too.
+    """
+    room = _room(engine, prompts, tokens + warm)
+    params = SamplingParams(temperature=0, max_tokens=room, ignore_eos=True)
     setting: SpeculationSetting = {"fixed": True} if speculate else False
     requests = [
         engine.add(NewRequest(f"batch-{index}", tuple(prompt), params, speculation=setting))[0]
@@ -95,6 +101,8 @@ def run_batch(engine: EngineCore, prompts: Sequence[Sequence[int]], tokens: int,
     try:
         while not all(request.output_ids for request in requests):
             pipeline.advance()
+        if warm:
+            _decode(engine, pipeline, requests, warm * len(requests))
         return _decode(engine, pipeline, requests, tokens * len(requests))
     finally:
         for request in requests:

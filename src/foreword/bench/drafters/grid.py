@@ -15,6 +15,7 @@ from foreword.acceptance.params import SamplingParams
 from foreword.bench.drafters.measure import PLAIN
 from foreword.bench.drafters.methods import Method, request_config
 from foreword.bench.drafters.prompts import BenchPrompt
+from foreword.bench.drafters.summary import summed
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.llm import LLM
@@ -172,8 +173,8 @@ class GridBench:
             accept_seconds=spent.accept,
             latency_p50=median(latencies),
             latency_max=max(latencies),
-            drafted_per_position=_summed([request.acceptance.drafted_per_position for request in done]),
-            accepted_per_position=_summed([request.acceptance.accepted_per_position for request in done]),
+            drafted_per_position=summed([request.acceptance.drafted_per_position for request in done]),
+            accepted_per_position=summed([request.acceptance.accepted_per_position for request in done]),
         )
 
     def _add(self, label: str, cell: Cell, number: int, prompt: Sequence[int]) -> Request:
@@ -190,8 +191,3 @@ class GridBench:
             NewRequest(name, tuple(prompt), params, name, self._speculation[label])
         )
         return request
-
-
-def _summed(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    width = max((len(values) for values in lists), default=0)
-    return tuple(sum(values[place] for values in lists if place < len(values)) for place in range(width))

@@ -33,6 +33,9 @@ class Row:
     # Time of draft and target together for a token: what is paid for, whoever computes it.
     device_ms_per_token: float
     plain_device_ms_per_token: float
+    passes: int  # of the target, while decoding
+    drafted_per_position: tuple[int, ...]  # drafts that have a guess at this place
+    accepted_per_position: tuple[int, ...]  # drafts of which all guesses up to this place were committed
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -77,7 +80,16 @@ def _row(drafter: str, category: str, records: Sequence[Record]) -> Row:
         different_texts=sum(not record.identical for record in records),
         device_ms_per_token=_device_ms(guessing),
         plain_device_ms_per_token=_device_ms(plain),
+        passes=steps,
+        drafted_per_position=summed([run.drafted_per_position for run in guessing]),
+        accepted_per_position=summed([run.accepted_per_position for run in guessing]),
     )
+
+
+def summed(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Place by place; some lists may be longer than others."""
+    width = max((len(values) for values in lists), default=0)
+    return tuple(sum(values[place] for values in lists if place < len(values)) for place in range(width))
 
 
 def _device_ms(runs: Sequence[Run]) -> float:

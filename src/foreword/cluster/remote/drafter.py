@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import count
 from threading import Condition
@@ -284,12 +283,16 @@ class RemoteDrafter:
     def _draft(self, ask: Ask, pairing: Pairing) -> Draft:
         request = ask.request
         draft = pairing.behind(request)
-        if not len(draft):
+        tokens, parents = draft.tokens, draft.parents
+        if not tokens:
             return NOTHING
-        size, tokens, parents = request.sampling.vocab_size, draft.tokens, draft.parents
-        takes_trees = request.sampling.rule.takes_trees
-        if max(tokens) >= size:
+        size, takes_trees = request.sampling.vocab_size, request.sampling.rule.takes_trees
+        is_known = max(tokens) < size
+        if not is_known:
             self.faults["unknown token"] += 1
-        draft = draft.keep(lambda node: tokens[node] < size and (takes_trees or parents[node] == node - 1))
-        draft = pairing.given = replace(draft.within(ask.max_nodes, ask.max_depth), epoch=request.epoch)
+        if not is_known or not (takes_trees or draft.is_chain):
+            draft = draft.keep(
+                lambda node: tokens[node] < size and (takes_trees or parents[node] == node - 1)
+            )
+        draft = pairing.given = draft.within(ask.max_nodes, ask.max_depth)
         return draft if pairing.peer.estimates.judged >= self._config.shadow else NOTHING

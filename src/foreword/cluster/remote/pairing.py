@@ -77,9 +77,9 @@ class Pairing:
             return
         try:
             if guess.parents:
-                tree = Draft(tuple(guess.tokens), tuple(guess.parents), guess.length)
+                tree = Draft(tuple(guess.tokens), tuple(guess.parents), guess.length, self.epoch)
             else:
-                tree = Draft.chain(guess.tokens, guess.length)
+                tree = Draft.chain(guess.tokens, guess.length, self.epoch)
         except ValueError as error:
             raise ChannelError(f"a guess that is no draft: {error}") from None
         levels = tree.depth - self.tree.depth

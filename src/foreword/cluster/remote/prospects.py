@@ -20,8 +20,8 @@ def prospects_of(
     """By node, levels at hand and levels wanted."""
     counts: dict[tuple[str, int, int], int] = {}
     first: dict[tuple[str, int, int], Pairing] = {}
-    for ask, pairing in pairs:
-        if pairing is None or not may_come(pairing):
+    for ask, pairing in pairs:  # at every level that comes, so whoever waits for nothing is left out first
+        if pairing is None or pairing.is_all or not may_come(pairing):
             continue
         at_hand, wanted = pairing.behind(ask.request).depth, min(ask.max_depth, ask.max_nodes)
         if at_hand < wanted:
@@ -40,8 +40,7 @@ def may_come(pairing: Pairing) -> bool:
 def _prospect(pairing: Pairing, at_hand: int, wanted: int, requests: int, now: float) -> Prospect:
     estimates = pairing.peer.estimates
     survival = estimates.survival(wanted)
-    level = estimates.level_seconds or UNKNOWN_SECONDS
-    first = estimates.first_seconds or UNKNOWN_SECONDS
+    level, first = _known(estimates.level_seconds), _known(estimates.first_seconds)
     late_after = estimates.late_after or FIRST_ANSWER
     if pairing.asked_at is None:  # the chain goes on
         return Prospect(
@@ -63,6 +62,12 @@ def _prospect(pairing: Pairing, at_hand: int, wanted: int, requests: int, now: f
         level,
         max(late_after - since, 0.0),
     )
+
+
+def _known(seconds: float | None) -> float:
+    return (
+        UNKNOWN_SECONDS if seconds is None else seconds
+    )  # levels of a lookup take no time: they come at once
 
 
 def _left(usual: float, since: float) -> float:

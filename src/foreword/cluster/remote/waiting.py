@@ -17,7 +17,18 @@ class Prospect:
     survival: Sequence[float]  # by level, the chance that it is accepted
     first_seconds: float  # until the next level comes
     level_seconds: float  # from one to the next
-    late_after: float  # seconds from now after which the node is late: nobody waits longer
+    late_after: float  # seconds from now after which the next level is late: nobody waits longer for it
+
+    def comes(self, level: int) -> float | None:
+        """Seconds until a level comes; None: by then its node is late. Levels behind the next one take their time."""
+        behind = (level - self.at_hand) * self.level_seconds
+        when = max(self.first_seconds, 0.0)
+        return when + behind if when <= self.late_after else None
+
+    @property
+    def latest(self) -> float:
+        """Seconds from now until the last level that is wanted is late."""
+        return self.late_after + max(self.wanted - self.at_hand - 1, 0) * self.level_seconds
 
 
 def worth_waiting(prospects: Sequence[Prospect], tokens_per_second: float) -> float:
@@ -26,7 +37,7 @@ def worth_waiting(prospects: Sequence[Prospect], tokens_per_second: float) -> fl
         (when, one.requests * one.survival[level])
         for one in prospects
         for level in range(one.at_hand, min(one.wanted, len(one.survival)))
-        if (when := max(one.first_seconds, 0.0) + (level - one.at_hand) * one.level_seconds) <= one.late_after
+        if (when := one.comes(level)) is not None
     )
     best, best_when, gained = 0.0, 0.0, 0.0
     for when, tokens in coming:
@@ -39,5 +50,5 @@ def worth_waiting(prospects: Sequence[Prospect], tokens_per_second: float) -> fl
 def most_worth(prospects: Sequence[Prospect], tokens_per_second: float) -> float:
     """Seconds beyond which a wait has cost more than all that could come would bring."""
     gain = sum(one.requests * sum(one.survival[one.at_hand : one.wanted]) for one in prospects)
-    late = max((one.late_after for one in prospects), default=0.0)
+    late = max((one.latest for one in prospects), default=0.0)
     return min(gain / tokens_per_second, late) if tokens_per_second > 0 else late

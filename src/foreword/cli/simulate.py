@@ -1,0 +1,246 @@
+"""`foreword simulate`: a fleet of targets and draft nodes, before anything is paid for."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from foreword.cli.bench.made import made
+from foreword.cli.console import JsonOption, print_json, stage_bar, stdout
+from foreword.cli.options.common import one_of
+from foreword.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from foreword.simulate.calibration import Calibration
+    from foreword.simulate.outcome import Outcome
+    from foreword.simulate.scenario import Scenario
+
+WAITING = ("worth", "all", "none")
+
+TargetsOption = Annotated[int, typer.Option(min=1, help="Machines that answer.")]
+NodesOption = Annotated[int, typer.Option(min=0, help="Draft nodes.")]
+
+
+def simulate(
+    targets: TargetsOption = 8,
+    nodes: NodesOption = 2,
+    batch: Annotated[int, typer.Option(min=1, help="Requests that a target has at once.")] = 16,
+    k: Annotated[int, typer.Option(min=1, max=60, help="Guesses per pass.")] = 5,
+    alpha: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Chance that a guess is right. Default: that of --drafters, or 0.8."),
+    ] = None,
+    step: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="`foreword bench step --json`: the target's passes.")
+    ] = None,
+    drafters: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="`foreword bench drafters --json`: acceptance by kind of work, drafting."
+        ),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Which drafter of that file. Default: the fastest.")
+    ] = None,
+    link: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="`foreword bench link --json`: nodes and network.")
+    ] = None,
+    pass_ms: Annotated[float | None, typer.Option(min=0.001, help="A target's pass over one row.")] = None,
+    level_ms: Annotated[
+        float | None, typer.Option(min=0, help="A level of guesses, here and on a node.")
+    ] = None,
+    network_ms: Annotated[
+        float | None, typer.Option(min=0, help="Round trip to a node. Default: that of --link, or 0.3.")
+    ] = None,
+    zones: Annotated[int, typer.Option(min=1, help="Targets and nodes are dealt out to so many.")] = 1,
+    zone_ms: Annotated[float, typer.Option(min=0, help="Round trip between zones.")] = 2.0,
+    rate: Annotated[
+        str | None,
+        typer.Option(help="Requests per second of the fleet; 20,60,20 changes it. Default: always full."),
+    ] = None,
+    prompt: Annotated[int, typer.Option(min=0, help="Tokens of a prompt.")] = 512,
+    answer: Annotated[float, typer.Option(min=1, help="Tokens of an answer, the mean.")] = 256,
+    fail: Annotated[
+        list[str] | None,
+        typer.Option(help="KIND:NODES@SECONDS+DURATION, kinds kill, hang, partition, slow: kill:1@5+10."),
+    ] = None,
+    autoscale: Annotated[bool, typer.Option("--autoscale", help="Nodes by the ratio formula.")] = False,
+    boot_s: Annotated[float, typer.Option(min=0, help="Until a node that is wanted drafts.")] = 60.0,
+    run_ahead: Annotated[bool, typer.Option(help="Nodes draft on while targets verify.")] = True,
+    waiting: Annotated[
+        str, typer.Option(metavar="worth|all|none", help="How long passes wait for levels on their way.")
+    ] = "worth",
+    target_price: Annotated[float, typer.Option(min=0, help="An hour of a target.")] = 10.0,
+    node_price: Annotated[float, typer.Option(min=0, help="An hour of a draft node.")] = 1.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Simulated; the first tenth is warm-up.")] = 20.0,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed, the same events.")] = 0,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also vary ratio, distance, acceptance, K and batch, into this page (HTML, by itself)."
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What a fleet of targets and draft nodes would do: tokens per second, latency, cost, also while nodes fail.
+
+    Four ways on the same traffic: nobody guesses, each target for itself, draft nodes, draft nodes that do not run
+    ahead. Measure first, then simulate what you do not have yet:
+
+    foreword bench step --tokens 1,2,4,8,16,32,64 --json > step.json
+
+    foreword bench drafters --methods suffix,self_quantized --json > drafters.json
+
+    foreword bench link --json > link.json
+
+    foreword simulate --step step.json --drafters drafters.json --link link.json --targets 64 --nodes 8
+
+    Without these files the costs are illustrative: of the right size for a large target, but nobody's. Choose what
+    you want to know: how many nodes (--nodes, --page), how far (--network-ms, --zones), what a failure costs
+    (--fail kill:1@5+10), whether it pays (--target-price, --node-price). docs/simulate.md says what is modelled.
+    """
+    from foreword.simulate.calibration import calibrate
+    from foreword.simulate.scenario import (
+        Autoscale,
+        Failure,
+        Fleet,
+        Prices,
+        Scenario,
+        Traffic,
+        Waiting,
+    )
+    from foreword.simulate.sweep import compare_ways
+
+    one_of("--waiting", waiting, WAITING)
+    if page is not None and not page.parent.is_dir():
+        raise RequestError(f"--page {page} cannot be written: there is no directory {page.parent}")
+    calibration = _overridden(
+        calibrate(step, drafters, link, method), alpha, pass_ms, level_ms, network_ms, zone_ms
+    )
+    scenario = Scenario(
+        Fleet(targets, nodes, zones, batch),
+        calibration.network,
+        Traffic(_rates(rate), prompt, answer),
+        Prices(target_price, node_price),
+        calibration.costs,
+        calibration.kinds,
+        waiting=Waiting(waiting),
+        runs_ahead=run_ahead,
+        k=k,
+        failures=tuple(Failure.parse(text) for text in fail or ()),
+        autoscale=Autoscale(boot_s) if autoscale else None,
+        seconds=seconds,
+        seed=seed,
+    )
+    with stage_bar() as on_stage:
+        compared = compare_ways(scenario, on_stage)
+    about = _about(calibration, scenario)
+    stdout.print(_table(compared))
+    for line in about:
+        stdout.print(line, markup=False, soft_wrap=True)
+    points = [] if page is None else _write_page(page, scenario, compared, about)
+    if as_json:
+        rows = {who: asdict(outcome) for who, outcome in compared.items()}
+        given = {"made": made(), "scenario": asdict(scenario), "assumed": calibration.assumed}
+        print_json({**given, "measured": calibration.measured, "ways": rows, "sweep": points})
+
+
+def _overridden(
+    found: "Calibration",
+    alpha: float | None,
+    pass_ms: float | None,
+    level_ms: float | None,
+    network_ms: float | None,
+    zone_ms: float,
+) -> "Calibration":
+    """What options say comes before what files say."""
+    from foreword.simulate.costs import PassTimes
+    from foreword.simulate.guessing import Guessing
+
+    costs, network = found.costs, replace(found.network, zone_round_trip=zone_ms / 1e3)
+    if pass_ms is not None:
+        factor = pass_ms / 1e3 / costs.passes.seconds(1)
+        times = tuple((rows, seconds * factor) for rows, seconds in costs.passes.points)
+        costs = replace(costs, passes=PassTimes(times))
+    if level_ms is not None:
+        costs = replace(
+            costs, local=costs.local.scaled(level_ms / 1e3), node=costs.node.scaled(level_ms / 1e3)
+        )
+    if network_ms is not None:
+        network = replace(network, round_trip=network_ms / 1e3)
+    if alpha is not None:
+        found = replace(found, kinds=(Guessing.of_rate(alpha),))
+    return replace(found, costs=costs, network=network, kinds=found.kinds or (Guessing.of_rate(0.8),))
+
+
+def _rates(text: str | None) -> tuple[float, ...]:
+    try:
+        return () if text is None else tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise RequestError(f"--rate takes requests per second, numbers with commas, not {text!r}") from None
+
+
+def _about(calibration: "Calibration", scenario: "Scenario") -> list[str]:
+    lines = [f"measured: {what} ({file})" for what, file in calibration.measured.items()]
+    if calibration.assumed:
+        lines.append(f"illustrative, nobody has measured it: {'; '.join(calibration.assumed)}")
+    most, rows = scenario.costs.passes.most_measured, scenario.fleet.batch * (scenario.k + 1)
+    if "steps" in calibration.measured and rows > most:
+        lines.append(f"passes of up to {rows} rows are drawn on from those measured, up to {most}")
+    lines.append(
+        f"{scenario.seconds:g} s simulated, seed {scenario.seed}; "
+        f"an hour costs {scenario.prices.target:g} for a target, {scenario.prices.node:g} for a node"
+    )
+    return lines
+
+
+def _table(compared: "Mapping[str, Outcome]") -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    table.add_column("who drafts", no_wrap=True)
+    names = (
+        "tok/s",
+        "x plain",
+        "tok per\npass",
+        "ms/tok\np50",
+        "\np95",
+        "wait",
+        "nodes\nbusy",
+        "cost per\nmillion",
+    )
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    plain = compared["plain"].tokens_per_second
+    for who, one in compared.items():
+        table.add_row(
+            who,
+            f"{one.tokens_per_second:.0f}",
+            f"{one.tokens_per_second / plain:.2f}" if plain else "-",
+            f"{one.tokens_per_pass:.2f}",
+            f"{one.token_ms_p50:.2f}",
+            f"{one.token_ms_p95:.2f}",
+            f"{one.waiting_share:.0%}",
+            "-" if one.node_busy_share is None else f"{one.node_busy_share:.0%}",
+            f"{one.cost_per_million:.3g}",
+        )
+    return table
+
+
+def _write_page(
+    path: Path, scenario: "Scenario", compared: "Mapping[str, Outcome]", about: list[str]
+) -> list[dict[str, Any]]:
+    from foreword.simulate.page import simulation_page
+    from foreword.simulate.sweep import axes_of, sweep
+
+    with stage_bar() as on_stage:
+        points = sweep(scenario, axes_of(scenario), on_stage)
+    try:
+        path.write_text(simulation_page(scenario, compared, points, about), encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"--page {path} cannot be written: {error.strerror}") from None
+    stdout.print(f"page: {path}", markup=False, soft_wrap=True)
+    return [asdict(point) for point in points]

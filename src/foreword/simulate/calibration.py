@@ -1,0 +1,185 @@
+"""Numbers out of files that `foreword bench` has written."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from foreword.bench.json_output import read_output
+from foreword.errors import RequestError
+from foreword.simulate.costs import ILLUSTRATIVE, Costs, LevelTimes, PassTimes
+from foreword.simulate.guessing import Guessing
+from foreword.simulate.scenario import Network
+
+LEVEL_BY_LEVEL = ("draft_model", "self_quantized", "layer_skip", "eagle", "eagle3", "mtp")
+"""Drafters that take as long as a draft is deep; the others say all at once."""
+
+_P99 = 2.326  # of the normal distribution
+_WIDEST = 1.0  # spread of a round trip's logarithm
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Costs, acceptance and network, and what of them was measured."""
+
+    costs: Costs = ILLUSTRATIVE
+    kinds: tuple[Guessing, ...] = ()
+    network: Network = field(default_factory=Network)
+    measured: dict[str, str] = field(default_factory=dict)  # what, and by which file
+
+    @property
+    def assumed(self) -> list[str]:
+        """What is made up."""
+        parts = {
+            "steps": "the target's passes",
+            "drafter": "acceptance and drafting on the target's device",
+            "link": "draft nodes and the network",
+        }
+        return [told for part, told in parts.items() if part not in self.measured]
+
+
+def calibrate(
+    step: Path | None = None,
+    drafters: Path | None = None,
+    link: Path | None = None,
+    method: str | None = None,
+) -> Calibration:
+    """All that the files say; the rest is illustrative."""
+    found = Calibration()
+    if step is not None:
+        found = read_output(
+            "--step", step, "foreword bench step --json", lambda value: with_steps(found, value)
+        )
+        found.measured["steps"] = str(step)
+    if drafters is not None:
+        command = "foreword bench drafters --json"
+        found, name = read_output(
+            "--drafters", drafters, command, lambda value: _with_best(found, value, method, drafters)
+        )
+        found.measured["drafter"] = f"{name}, {drafters}"
+    if link is not None:
+        found = read_output(
+            "--link", link, "foreword bench link --json", lambda value: with_link(found, value)
+        )
+        found.measured["link"] = str(link)
+    return found
+
+
+def with_steps(known: Calibration, value: Mapping[str, Any]) -> Calibration:
+    """The pass by its rows, and what a token of a prompt takes where that was measured."""
+    times = sorted((int(row["n"]), _ms(row["ms"])) for row in value["rows"])
+    if not times or times[0][0] != 1:
+        raise ValueError("no pass over one row")
+    prompts = [(int(row["n"]), _ms(row["ms"])) for row in value.get("prefill", ())]
+    prompt = known.costs.prompt
+    if prompts:
+        longest, seconds = max(prompts)
+        prompt = seconds / longest
+    elif len(times) > 1:
+        prompt = (times[-1][1] - times[0][1]) / (times[-1][0] - 1)
+    costs = replace(known.costs, passes=PassTimes(tuple(times)), prompt=prompt)
+    return replace(known, costs=costs)
+
+
+def with_drafter(
+    known: Calibration, whole: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> Calibration:
+    """Acceptance by kind of work; of all together, drafting on the target's device and what a step takes besides."""
+    drafted, passes = whole["drafted_per_position"], int(whole["passes"])
+    levels = sum(drafted) / max(drafted[0], 1)  # of a draft that has any
+    draft, own = _ms(whole["draft_ms"]), _ms(whole["accept_ms"]) + _ms(whole["rest_ms"])
+    is_slow = any(part in LEVEL_BY_LEVEL for part in _methods(str(whole["drafter"])))
+    local = LevelTimes(draft / levels) if is_slow else LevelTimes(0.0, first=draft)
+    costs = replace(known.costs, local=local)
+    if "steps" in known.measured:
+        host = max(_ms(whole["plain_step_ms"]) - costs.passes.seconds(1), 0.0)
+    else:
+        host, guesses = own, sum(drafted) / passes
+        plain = _ms(whole["plain_step_ms"]) - own
+        slope = max((_ms(whole["verify_ms"]) - plain) / max(guesses, 1e-9), 0.0)
+        costs = replace(costs, passes=PassTimes.straight(plain, slope))
+    costs = replace(costs, host=host, guessing_host=max(own - host, 0.0))
+    return replace(known, costs=costs, kinds=tuple(_guessing(row) for row in rows))
+
+
+def _guessing(row: Mapping[str, Any]) -> Guessing:
+    if not sum(row["drafted_per_position"]):
+        return Guessing((0.0,), (0.0,))  # it had nothing to say
+    return guessing_of(row["drafted_per_position"], row["accepted_per_position"], int(row["passes"]))
+
+
+def guessing_of(drafted: Sequence[int], accepted: Sequence[int], passes: int) -> Guessing:
+    """From counts by place in the draft; what was hardly ever drafted says nothing."""
+    places = [place for place, count in enumerate(drafted) if count > 0]
+    if not places or passes < 1:
+        raise ValueError("nothing was guessed")
+    survival: list[float] = []
+    coverage: list[float] = []
+    least = 1.0
+    for place in places:
+        least = min(least, accepted[place] / drafted[place])
+        survival.append(least)
+        coverage.append(min(drafted[place] / passes, coverage[-1] if coverage else 1.0))
+    return Guessing(tuple(survival), tuple(coverage) if coverage[-1] < 0.98 else (1.0,))
+
+
+def with_link(known: Calibration, value: Mapping[str, Any], runs_ahead: bool = True) -> Calibration:
+    """Round trips, levels of a node by the requests that it has, and the engine's own work.
+
+    A node that runs ahead is in the middle of a round, on average, when it hears of a text.
+    """
+    trip, worst = _ms(value["round_trip_ms"]), _ms(value["round_trip_p99_ms"])
+    costs = sorted(value["costs"], key=lambda cost: int(cost["batch"]))
+    low, high = costs[0], costs[-1]
+    more = max(int(high["batch"]) - int(low["batch"]), 1)
+    if low["first_ms"] is None:
+        raise RequestError(
+            "--link: no level was timed; measure again with more --passes, or a longer --pass-ms"
+        )
+
+    def slope(name: str) -> float:
+        return max(_ms(high[name] or 0.0) - _ms(low[name] or 0.0), 0.0) / more
+
+    level = _ms(low["level_ms"] or 0.0)
+    rounds = 1.5 if runs_ahead else 1.0
+    first = max(_ms(low["first_ms"]) - trip - rounds * level, 0.0)
+    jitter = min(max(math.log(max(worst / trip, 1.0)) / _P99, 0.0), _WIDEST) if trip else 0.0
+    return replace(
+        known,
+        costs=replace(
+            known.costs,
+            node=LevelTimes(level, slope("level_ms"), first),
+            remote=_ms(low["engine_ms"]),
+            remote_per_request=slope("engine_ms"),
+        ),
+        network=replace(known.network, round_trip=trip, jitter=jitter),
+    )
+
+
+def _with_best(
+    known: Calibration, value: Mapping[str, Any], method: str | None, path: Path
+) -> tuple[Calibration, str]:
+    """The drafter that is asked for, or else the fastest."""
+    wholes = [row for row in value["rows"] if row["category"] == "all"]
+    if not wholes:
+        raise ValueError("no row over all kinds of work")
+    found = [row for row in wholes if method is None or row["drafter"] == method]
+    if not found:
+        names = ", ".join(str(row["drafter"]) for row in wholes)
+        raise RequestError(f"--method {method}: {path} has {names}")
+    whole = max(found, key=lambda row: float(row["speedup"]))
+    rows = [row for row in value["rows"] if row["drafter"] == whole["drafter"] and row is not whole]
+    return with_drafter(known, whole, rows), str(whole["drafter"])
+
+
+def _methods(label: str) -> list[str]:
+    """The names in a label such as `suffix+draft_model` or `eagle3 (random)`."""
+    return [part.split()[0].split("(")[0] for part in label.split("+") if part.split()]
+
+
+def _ms(value: float) -> float:
+    seconds = float(value) / 1e3
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{value} is no time")
+    return seconds

@@ -1,0 +1,263 @@
+"""What draft nodes have said to one target: how many levels are there at which moment, in closed form."""
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from foreword.cluster.homes import MoveBudget
+from foreword.cluster.remote.estimates import LATE_FACTOR, TokenRate
+from foreword.cluster.remote.waiting import Prospect, most_worth, worth_waiting
+from foreword.simulate.guessing import Counts, Dice
+from foreword.simulate.node import Job, SimNode
+from foreword.simulate.scenario import Scenario, Waiting
+
+SILENCE = 30.0
+"""Seconds after which a silent node counts as gone (`cluster/connection.py`)."""
+
+NO_HOME = -1
+_DRAWN = 256  # random numbers at once
+_SHORTEST = 1e-9  # seconds of a level: lookups say all at once
+
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+
+class Cluster(Protocol):
+    """What a target knows of the nodes."""
+
+    nodes: list[SimNode]
+
+    def find_home(self, zone: int, now: float) -> SimNode | None:
+        """A near node with room."""
+        ...
+
+    def round_trip(self, zone: int, node: SimNode) -> float:
+        """Seconds, as it happens to be this time."""
+        ...
+
+
+class Chains:
+    """One chain of guesses for every request of a target, growing on its node while the target verifies.
+
+    Level l (from 1 on) of a request's chain is there from `first_at + (l - 1) * pace` on, levels up to `base` at once,
+    and none beyond `cap`.
+    """
+
+    def __init__(
+        self, scenario: Scenario, zone: int, cluster: Cluster, dice: Dice, rng: np.random.Generator
+    ) -> None:
+        slots = scenario.fleet.batch
+        self._scenario = scenario
+        self._zone = zone
+        self._cluster = cluster
+        self._dice = dice
+        self._rng = rng
+        self._home: list[int] = [NO_HOME] * slots
+        self._is_moving = [False] * slots
+        self._opened_at = [0.0] * slots
+        self._ready = np.zeros(slots)
+        self._base = np.zeros(slots, np.int64)
+        self._cap = np.zeros(slots, np.int64)
+        self._first_at = np.zeros(slots)
+        self._pace = np.full(slots, 1.0)
+        self._goes_on = np.zeros(slots, np.bool_)
+        self._passed = np.zeros(slots, np.int64)
+        self._counted = np.zeros(slots, np.int64)
+        self._moves = MoveBudget(0.0)
+        self._jobs: dict[int, Job] = {}
+        self._in_vain: set[int] = set()  # nodes that were waited for once, and are silent since
+        self._rate = TokenRate()
+        self._chances: list[float] = []  # random numbers to come
+        self.drafted = 0  # levels
+        self.moves = 0
+        self.waits_in_vain = 0
+        self._most = 2 * scenario.k + 1 if scenario.runs_ahead else scenario.k
+
+    @property
+    def homes(self) -> list[int]:
+        """Of every request, the number of its node."""
+        return [home for home in self._home if home != NO_HOME]
+
+    def open(self, slot: int, now: float) -> None:
+        """A request that came at this moment: its node reads the prompt while it waits for its turn."""
+        self._pair(slot, now)
+
+    def close(self, slot: int) -> None:
+        """It has ended."""
+        if self._home[slot] != NO_HOME:
+            self._cluster.nodes[self._home[slot]].sessions -= 1
+        self._home[slot], self._is_moving[slot] = NO_HOME, False
+
+    def came(self, tokens: int, now: float) -> None:
+        """Tokens of all requests since the last pass."""
+        self._rate.came(tokens, now)
+
+    def levels(self, now: float, live: Flags, wants: Flags) -> tuple[Counts, float]:
+        """Guesses that each request's pass has, and when it begins."""
+        hears, silent, trips, paces, rests = self._ask_nodes(now, live)
+        self._follow(now, hears, trips, paces, rests)
+        go = self._go(now, hears & wants, silent, trips)
+        k = self._scenario.k
+        return np.where(wants, np.minimum(self._arrived(go), k), 0), go
+
+    def judged(self, used: Counts, right: Counts) -> None:
+        """The verdict: a chain goes on if all that was used is right, and the target's own token is its next."""
+        self._goes_on = right > used
+        self._passed = used + 1
+
+    def _pair(self, slot: int, now: float) -> None:
+        node = self._cluster.find_home(self._zone, now)
+        self._home[slot] = NO_HOME if node is None else node.number
+        self._goes_on[slot] = False
+        self._cap[slot] = self._base[slot] = self._counted[slot] = 0
+        if node is None:
+            self._is_moving[slot] = True
+            return
+        node.sessions += 1
+        self._is_moving[slot] = False
+        prompt = self._scenario.traffic.prompt * self._scenario.costs.node_prompt
+        self._ready[slot] = now + prompt
+
+    def _lose(self, slot: int) -> None:
+        """Its node is gone; another home may be had, a few a second (`MoveBudget`)."""
+        self._cluster.nodes[self._home[slot]].sessions -= 1
+        self._home[slot], self._is_moving[slot], self._cap[slot] = NO_HOME, True, 0
+
+    def _is_lost(self, node: SimNode, now: float) -> bool:
+        if node.is_dead or node.gone is not None:
+            return True
+        since = node.silent_since
+        return since is not None and node.is_silent_for(self._zone) and now - since > SILENCE
+
+    def _ask_nodes(self, now: float, live: Flags) -> tuple[Flags, Flags, Floats, Floats, Floats]:
+        """Tell every node what was committed; by request: who hears it, whose node is silent, and what it will take."""
+        slots = len(self._home)
+        hears, silent = [False] * slots, [False] * slots
+        times = [(0.0, 1.0, 0.0)] * slots
+        groups: dict[int, list[int]] = {}
+        homes = len(self.homes)
+        for slot, is_live in enumerate(live.tolist()):
+            if not is_live:
+                continue
+            home = self._home[slot]
+            if home != NO_HOME and self._is_lost(self._cluster.nodes[home], now):
+                self._lose(slot)
+                home = NO_HOME
+            if home == NO_HOME and self._moves.take(now, homes):
+                self._pair(slot, now)
+                home = self._home[slot]
+                self.moves += home != NO_HOME
+            if home != NO_HOME:
+                groups.setdefault(home, []).append(slot)
+        for home, own in groups.items():
+            node = self._cluster.nodes[home]
+            if node.is_silent_for(self._zone):
+                for slot in own:
+                    silent[slot] = True
+                continue
+            self._in_vain.discard(home)
+            told = self._ask(node, len(own), now)
+            for slot in own:
+                hears[slot], times[slot] = True, told
+        trips, paces, rests = np.array(times).T
+        return np.array(hears), np.array(silent), trips, paces, rests
+
+    def _ask(self, node: SimNode, requests: int, now: float) -> tuple[float, float, float]:
+        """Round trip, seconds of a level, and what is left of the round that the node is in."""
+        scenario, old = self._scenario, self._jobs.get(node.number)
+        busy = node.active(now)
+        others = busy - (old.requests if old is not None and old.until > now else 0)
+        fleet, times = scenario.fleet, scenario.costs.node
+        pace = max(node.level_seconds(others + requests, times, fleet.round_batch), _SHORTEST)
+        trip = self._cluster.round_trip(self._zone, node)
+        rest = pace * self._chance() if busy else 0.0
+        until = now + trip / 2 + times.first + rest + self._most * pace
+        self._jobs[node.number] = job = Job(requests, until)
+        node.take(job, now, old)
+        return trip, pace, rest
+
+    def _chance(self) -> float:
+        if not self._chances:
+            self._chances = self._rng.random(_DRAWN).tolist()
+        return self._chances.pop()
+
+    def _follow(self, now: float, hears: Flags, trips: Floats, paces: Floats, rests: Floats) -> None:
+        """Chains that go on are shifted by what was committed; the others begin again behind the text."""
+        arrived = self._arrived(now)
+        self.drafted += int(np.maximum(arrived - self._counted, 0).sum())
+        on = self._goes_on
+        left = np.where(on, np.maximum(arrived - self._passed, 0), 0)
+        begins = np.maximum(now, self._ready) + trips + self._scenario.costs.node.first + rests + paces
+        resumed = now + trips + paces * (1 - left)
+        is_under_way = on & (arrived < self._cap)
+        shifted = self._first_at + self._passed * self._pace
+        first_at = np.where(is_under_way, shifted, np.where(on, resumed, begins))
+        self._first_at = np.where(hears, first_at, self._first_at)
+        self._pace = np.where(hears & ~is_under_way, paces, self._pace)
+        self._base = self._counted = left
+        most = self._dice.lengths(self._rng, self._most)
+        self._cap = np.where(hears, np.maximum(most, left), left)
+
+    def _arrived(self, now: float) -> Counts:
+        steps: Counts = np.floor((now - self._first_at) / self._pace + (1 + 1e-9)).astype(np.int64)
+        return np.minimum(np.maximum(steps, self._base), self._cap)
+
+    def _go(self, now: float, hears: Flags, silent: Flags, trips: Floats) -> float:
+        """When the pass begins."""
+        waiting, k = self._scenario.waiting, self._scenario.k
+        if waiting is Waiting.ALL:
+            wanted = np.minimum(self._cap, k)
+            last = (self._first_at + (wanted - 1) * self._pace)[hears & (wanted > self._base)]
+            return max(now, float(last.max())) if len(last) else now
+        rate = self._rate.per_second
+        if waiting is Waiting.NONE or rate is None:
+            return now
+        prospects = self._prospects(now, hears, trips)
+        hung = self._hung(silent)
+        if hung and worth_waiting([*prospects, *hung.values()], rate) > 0:
+            self._in_vain |= set(hung)
+            self.waits_in_vain += len(hung)
+            return now + most_worth([*prospects, *hung.values()], rate)
+        return now + worth_waiting(prospects, rate)
+
+    def _prospects(self, now: float, hears: Flags, trips: Floats) -> list[Prospect]:
+        """Requests for which equally much comes at equal times are one."""
+        k, costs, survival = self._scenario.k, self._scenario.costs.node, self._dice.chances
+        there = np.minimum(self._arrived(now), k)
+        nexts = self._first_at + there * self._pace - now
+        wanted = np.minimum(self._cap, k)
+        rows = zip(
+            (hears & (self._ready <= now) & (there < wanted)).tolist(),
+            there.tolist(),
+            wanted.tolist(),
+            nexts.tolist(),
+            self._pace.tolist(),
+            trips.tolist(),
+            strict=True,
+        )
+        groups: dict[tuple[int, int, float, float, float], int] = {}
+        for is_coming, at_hand, most, first, pace, trip in rows:
+            if is_coming:
+                key = (at_hand, most, first, pace, LATE_FACTOR * (trip + costs.first + 2 * pace))
+                groups[key] = groups.get(key, 0) + 1
+        return [
+            Prospect(requests, at_hand, most, survival, first, pace, late)
+            for (at_hand, most, first, pace, late), requests in groups.items()
+        ]
+
+    def _hung(self, silent: Flags) -> dict[int, Prospect]:
+        """By node, what a target expects of it that has not noticed yet that it is silent."""
+        found: dict[int, Prospect] = {}
+        if not silent.any():
+            return found
+        k, costs, survival = self._scenario.k, self._scenario.costs.node, self._dice.chances
+        level = max(costs.level, _SHORTEST)
+        usual = self._scenario.network.round_trip + costs.first + level
+        late = LATE_FACTOR * (usual + level)
+        for slot in np.flatnonzero(silent).tolist():
+            home = self._home[slot]
+            if home not in self._in_vain:
+                requests = found[home].requests + 1 if home in found else 1
+                found[home] = Prospect(requests, 0, k, survival, usual, level, late)
+        return found

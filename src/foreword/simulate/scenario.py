@@ -1,0 +1,163 @@
+"""What is simulated."""
+
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from foreword.errors import RequestError
+from foreword.simulate.costs import ILLUSTRATIVE, Costs
+from foreword.simulate.guessing import Guessing
+
+
+class Drafting(StrEnum):
+    """Who guesses."""
+
+    PLAIN = "plain"  # nobody
+    LOCAL = "local"  # each target for itself, on its own device
+    REMOTE = "remote"  # draft nodes
+
+
+class Waiting(StrEnum):
+    """What a pass does about levels that are on their way."""
+
+    WORTH = "worth"  # it waits while that brings more than it costs, as the drafter `remote` does
+    ALL = "all"  # it waits for all that it wants
+    NONE = "none"  # it takes what is there
+
+
+class Kind(StrEnum):
+    """What goes wrong with draft nodes."""
+
+    KILL = "kill"  # gone, and its connections end at once
+    HANG = "hang"  # silent; after half a minute its connections end
+    PARTITION = "partition"  # silent for the targets of other zones
+    SLOW = "slow"  # ten times as slow
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Some nodes, for a while."""
+
+    kind: Kind
+    nodes: int
+    at: float
+    seconds: float
+
+    @staticmethod
+    def parse(text: str) -> "Failure":
+        """`kill:2@10+5`: two nodes die at 10 s and are back 5 s later."""
+        found = re.fullmatch(r"(\w+):(\d+)@([\d.]+)(?:\+([\d.]+))?", text)
+        try:
+            if found is None or found[1] not in list(Kind):
+                raise ValueError(text)
+            return Failure(Kind(found[1]), int(found[2]), float(found[3]), float(found[4] or "inf"))
+        except ValueError:
+            kinds = ", ".join(Kind)
+            raise RequestError(
+                f"--fail takes KIND:NODES@SECONDS+DURATION such as kill:2@10+5 (kinds: {kinds}), not {text!r}"
+            ) from None
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Machines."""
+
+    targets: int = 8
+    nodes: int = 2
+    zones: int = 1  # targets and nodes are dealt out to them in turn
+    batch: int = 16  # requests that a target has at once
+    capacity: int = 256  # requests of all targets that a node takes
+    round_batch: int = 64  # of those, the most that it drafts for in one round
+
+
+@dataclass(frozen=True)
+class Network:
+    """Round trips between targets and nodes, in seconds."""
+
+    round_trip: float = 0.3e-3  # within a zone
+    zone_round_trip: float = 2e-3  # between zones
+    jitter: float = 0.1  # spread of its logarithm
+    tail_chance: float = 0.002  # of a round trip that is longer by `tail_seconds`
+    tail_seconds: float = 0.02
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Requests: as many as fit, or as many a second as is said."""
+
+    rates: tuple[
+        float, ...
+    ] = ()  # requests per second of the fleet, in equal parts of the time; none: always full
+    prompt: int = 512  # tokens
+    answer: float = 256.0  # tokens, the mean; how many there are is as random as it can be
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Of an hour."""
+
+    target: float = 10.0
+    node: float = 1.0
+
+
+@dataclass(frozen=True)
+class Autoscale:
+    """Draft nodes by the ratio formula (`cluster/ratio.py`), after what it says has held for a while."""
+
+    boot: float = 60.0  # seconds until a node that is wanted drafts; it is paid for meanwhile
+    up_after: float = 10.0
+    down_after: float = 300.0
+    least: int = 1
+    most: int = 1000
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One run."""
+
+    fleet: Fleet = field(default_factory=Fleet)
+    network: Network = field(default_factory=Network)
+    traffic: Traffic = field(default_factory=Traffic)
+    prices: Prices = field(default_factory=Prices)
+    costs: Costs = ILLUSTRATIVE
+    kinds: tuple[Guessing, ...] = (Guessing.of_rate(0.8),)  # of work; requests are of each in turn
+    drafting: Drafting = Drafting.REMOTE
+    waiting: Waiting = Waiting.WORTH
+    runs_ahead: bool = True
+    k: int = 5
+    failures: tuple[Failure, ...] = ()
+    autoscale: Autoscale | None = None
+    seconds: float = 20.0  # simulated; the first tenth does not count
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        fleet = self.fleet
+        for name, value, least in (
+            ("--targets", fleet.targets, 1),
+            ("--nodes", fleet.nodes, 0),
+            ("--zones", fleet.zones, 1),
+            ("--batch", fleet.batch, 1),
+            ("--k", self.k, 1),
+        ):
+            if value < least:
+                raise RequestError(f"{name} must be at least {least}, not {value}")
+        if self.k > 60:
+            raise RequestError(f"--k must be at most 60, not {self.k}")
+        if not 0 < self.seconds < 1e6:
+            raise RequestError(f"--seconds must be above 0, not {self.seconds:g}")
+        if self.traffic.rates and min(self.traffic.rates) <= 0:
+            raise RequestError("--rate takes requests per second, each above 0")
+        for failure in self.failures:
+            if failure.nodes > fleet.nodes:
+                raise RequestError(
+                    f"--fail {failure.kind}: there are {fleet.nodes} nodes, not {failure.nodes}"
+                )
+            if failure.kind is Kind.PARTITION and fleet.zones < 2:
+                raise RequestError(
+                    "--fail partition: cuts zones off from each other, so --zones must be 2 or more"
+                )
+
+    @property
+    def counts_from(self) -> float:
+        """What happens before is warm-up."""
+        return self.seconds / 10

@@ -1,0 +1,145 @@
+"""A target: its requests, and one pass of them."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from foreword.simulate.chains import Chains, Cluster, Flags
+from foreword.simulate.guessing import Counts, Dice
+from foreword.simulate.scenario import Drafting, Scenario
+
+_LEAST_TOKENS = 16
+"""A request that is cut off by the end counts if it has had so many."""
+
+
+@dataclass
+class Tally:
+    """What a target has done since the warm-up."""
+
+    tokens: int = 0
+    passes: int = 0
+    request_passes: int = 0
+    used: int = 0  # guesses that were verified
+    accepted: int = 0
+    waited: float = (
+        0.0  # seconds between the beginning of a step and that of its pass, drafting here included
+    )
+    token_seconds: list[float] = field(default_factory=list)  # by request, the mean time of a token
+    latencies: list[float] = field(default_factory=list)  # from a request's arrival to its end
+
+
+class SimTarget:
+    """A full or half-full batch in lock step."""
+
+    def __init__(
+        self, scenario: Scenario, zone: int, cluster: Cluster, seeds: np.random.SeedSequence
+    ) -> None:
+        slots = scenario.fleet.batch
+        lengths, guesses, nodes = (np.random.default_rng(seed) for seed in seeds.spawn(3))
+        self.scenario = scenario
+        self.tally = Tally()
+        self.queue: deque[float] = deque()  # arrivals
+        self.is_idle = True
+        self._lengths, self._guesses = lengths, guesses
+        self._live = np.zeros(slots, np.bool_)
+        self._left = np.zeros(slots, np.int64)
+        self._gained = np.zeros(slots, np.int64)
+        self._arrived = np.zeros(slots)
+        self._began = np.zeros(slots)
+        self._is_remote = scenario.drafting is Drafting.REMOTE
+        self._dice = Dice(scenario.kinds, slots)
+        self.chains = Chains(scenario, zone, cluster, self._dice, nodes)
+
+    @property
+    def load(self) -> int:
+        """Requests that it has."""
+        return int(self._live.sum()) + len(self.queue)
+
+    def step(self, now: float) -> float | None:
+        """One step from here; when it ends, or None: there is nothing to do."""
+        fresh = self._admit(now)
+        live = self._live
+        requests = int(live.sum())
+        if not requests:
+            return None
+        costs, scenario = self.scenario.costs, self.scenario
+        wants = live & ~fresh
+        go = now
+        used = np.zeros(len(live), np.int64)
+        if scenario.drafting is Drafting.LOCAL and wants.any():
+            used = np.where(wants, self._dice.lengths(self._guesses, scenario.k), 0)
+            levels, asked = int(used.max()), int(wants.sum())
+            go = now + costs.local.first + levels * costs.local.seconds(asked)
+        elif self._is_remote:
+            used, go = self.chains.levels(now, live, wants)
+            go += costs.telling(requests)
+        prompts = int(fresh.sum()) * scenario.traffic.prompt
+        end = go + costs.step(requests, int(used.sum()), prompts)
+        self._judge(used, go - now, end)
+        return end
+
+    def finish(self, now: float) -> None:
+        """The time is over: requests under way count by what they have had."""
+        for slot in np.flatnonzero(self._live & (self._gained >= _LEAST_TOKENS)).tolist():
+            self._note(slot, now)
+
+    def _admit(self, now: float) -> Flags:
+        """Fill the batch; which of its requests are new."""
+        fresh = np.zeros(len(self._live), np.bool_)
+        if self._live.all():
+            return fresh
+        is_open = bool(self.scenario.traffic.rates)
+        for slot in np.flatnonzero(~self._live).tolist():
+            if is_open and not self.queue:
+                break
+            came = self.queue.popleft() if is_open else now
+            mean = self.scenario.traffic.answer
+            length = 1 + int(self._lengths.exponential(max(mean - 1, 0))) if mean < 1e9 else 1 << 40
+            self._live[slot], fresh[slot] = True, True
+            self._left[slot], self._gained[slot] = length, 0
+            self._arrived[slot], self._began[slot] = came, now
+            if self._is_remote:
+                self.chains.open(slot, came)
+        return fresh
+
+    def _judge(self, used: Counts, waited: float, end: float) -> None:
+        live, scenario = self._live, self.scenario
+        if scenario.drafting is Drafting.PLAIN:
+            accepted = used
+        else:
+            right = self._dice.right(self._guesses)
+            accepted = np.minimum(used, right)
+            if self._is_remote:
+                self.chains.judged(used, right)
+        gained = np.where(live, np.minimum(accepted + 1, self._left), 0)
+        self._left -= gained
+        self._gained += gained
+        tokens = int(gained.sum())
+        if self._is_remote:
+            self.chains.came(tokens, end)
+        if end >= scenario.counts_from:
+            tally = self.tally
+            tally.tokens += tokens
+            tally.passes += 1
+            tally.request_passes += int(live.sum())
+            tally.used += int(used.sum())
+            tally.accepted += int(np.where(live, accepted, 0).sum())
+            tally.waited += waited
+        done = live & (self._left <= 0)
+        if done.any():
+            for slot in np.flatnonzero(done).tolist():
+                self._end(slot, end)
+
+    def _end(self, slot: int, now: float) -> None:
+        if now >= self.scenario.counts_from:
+            self._note(slot, now)
+            self.tally.latencies.append(now - float(self._arrived[slot]))
+        self._live[slot] = False
+        self._gained[slot] = 0
+        self._dice.renew(slot)
+        if self._is_remote:
+            self.chains.close(slot)
+
+    def _note(self, slot: int, now: float) -> None:
+        self.tally.token_seconds.append(float((now - self._began[slot]) / self._gained[slot]))

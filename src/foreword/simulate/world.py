@@ -1,0 +1,214 @@
+"""The events: passes, arrivals, failures, and a look at the number of nodes now and then."""
+
+import math
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+
+import numpy as np
+
+from foreword.cluster.homes import LOAD_BOUND
+from foreword.cluster.ratio import DraftWork, wanted_draft_nodes
+from foreword.progress import Progress
+from foreword.simulate.node import SLOW_FACTOR, SimNode
+from foreword.simulate.outcome import Outcome, outcome_of
+from foreword.simulate.scenario import Drafting, Failure, Kind, Scenario
+from foreword.simulate.target import SimTarget
+
+BINS = 60
+"""Parts of the time, for pictures of what happened when."""
+
+LOOK_SECONDS = 1.0
+"""Between two looks of the autoscaler."""
+
+AHEAD = 2.2
+"""Levels that nodes draft for each level wanted where they run ahead."""
+
+_EVENTS_PER_REPORT = 2000
+_DRAWN = 4096  # random numbers at once
+_TRIES = 4
+
+
+class World:
+    """One run of a scenario: the same seed, the same events."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        fleet, self.scenario = scenario.fleet, scenario
+        own, *seeds = np.random.SeedSequence(scenario.seed).spawn(fleet.targets + 1)
+        self._rng = np.random.default_rng(own)
+        is_remote = scenario.drafting is Drafting.REMOTE
+        nodes = fleet.nodes if is_remote else 0
+        self.nodes = [SimNode(number, number % fleet.zones, 0.0, 0.0) for number in range(nodes)]
+        self.targets = [
+            SimTarget(scenario, number % fleet.zones, self, seed) for number, seed in enumerate(seeds)
+        ]
+        self.bins = [0] * BINS
+        self.node_bins = [0] * BINS
+        self.events = 0
+        self._heap: list[tuple[float, int, Callable[[float], None]]] = []
+        self._numbers = count()
+        self._near: dict[int, list[SimNode]] = {}
+        self._weather: list[tuple[float, float]] = []  # of round trips to come: a factor, and what is added
+        self._step_seconds = 0.0  # a running mean
+        self._since: tuple[int, float] | None = (
+            None  # the autoscaler wants more (1) or fewer (-1), since when
+        )
+
+    def run(self, on_progress: Progress = lambda done, total: None) -> Outcome:
+        """Until the time is over."""
+        scenario = self.scenario
+        for target in self.targets:
+            if not scenario.traffic.rates:
+                target.is_idle = False
+                self._at(0.0, self._pass_of(target))
+        if scenario.traffic.rates:
+            self._at(self._gap(0.0), self._arrival)
+        for failure in scenario.failures if self.nodes else ():
+            self._at(failure.at, self._failing(failure))
+        if self.nodes:
+            self._at(0.0, self._look)
+        while self._heap and self._heap[0][0] < scenario.seconds:
+            now, _, happen = heappop(self._heap)
+            happen(now)
+            self.events += 1
+            if self.events % _EVENTS_PER_REPORT == 0:
+                on_progress(int(1000 * now / scenario.seconds), 1000)
+        for target in self.targets:
+            target.finish(scenario.seconds)
+        return outcome_of(self)
+
+    def find_home(self, zone: int, now: float) -> SimNode | None:
+        """A near node with room, by chance, as a hash would have it, and none far above its share."""
+        zones = self.scenario.fleet.zones
+        for away in range(zones):
+            near = self._there((zone + away) % zones, now)
+            if not near:
+                continue
+            total = sum(node.sessions for node in near) + 1
+            bound = min(math.ceil(LOAD_BOUND * total / len(near)), self.scenario.fleet.capacity)
+            tried = (near[int(place)] for place in self._rng.integers(len(near), size=_TRIES))
+            found = next((node for node in tried if node.sessions < bound), None)
+            if found is not None:
+                return found
+            least: SimNode = min(near, key=lambda node: node.sessions)
+            if least.sessions < self.scenario.fleet.capacity:
+                return least
+        return None
+
+    def round_trip(self, zone: int, node: SimNode) -> float:
+        """Log-normal, and now and then much longer."""
+        network = self.scenario.network
+        base = network.round_trip if zone == node.zone else network.zone_round_trip
+        if not network.jitter and not network.tail_chance:
+            return base
+        if not self._weather:
+            count, tail = _DRAWN, network.tail_seconds
+            factors = np.exp(network.jitter * self._rng.standard_normal(count))
+            late = np.where(self._rng.random(count) < network.tail_chance, tail, 0.0)
+            self._weather = list(zip(factors.tolist(), late.tolist(), strict=True))
+        factor, late_by = self._weather.pop()
+        return base * factor + late_by
+
+    def _at(self, when: float, happen: Callable[[float], None]) -> None:
+        heappush(self._heap, (when, next(self._numbers), happen))
+
+    def _pass_of(self, target: SimTarget) -> Callable[[float], None]:
+        def happen(now: float) -> None:
+            before = target.tally.tokens
+            end = target.step(now)
+            target.is_idle = end is None
+            if end is not None:
+                self._step_seconds += 0.02 * (end - now - self._step_seconds)
+                if end < self.scenario.seconds:
+                    self.bins[int(end / self.scenario.seconds * BINS)] += target.tally.tokens - before
+                self._at(end, happen)
+
+        return happen
+
+    def _gap(self, now: float) -> float:
+        rates = self.scenario.traffic.rates
+        rate = rates[min(int(now / self.scenario.seconds * len(rates)), len(rates) - 1)]
+        return now + float(self._rng.exponential(1 / rate))
+
+    def _arrival(self, now: float) -> None:
+        """To the less loaded of two targets."""
+        one, other = (self.targets[i] for i in self._rng.integers(len(self.targets), size=2).tolist())
+        target = one if one.load <= other.load else other
+        target.queue.append(now)
+        if target.is_idle:
+            target.is_idle = False
+            self._at(now, self._pass_of(target))
+        self._at(self._gap(now), self._arrival)
+
+    def _there(self, zone: int, now: float) -> list[SimNode]:
+        """Nodes of a zone that can be homes; they are the same until something happens to one."""
+        if zone not in self._near:
+            own = self.nodes[zone :: self.scenario.fleet.zones]
+            self._near[zone] = [node for node in own if node.takes(now)]
+        return self._near[zone]
+
+    def _failing(self, failure: Failure) -> Callable[[float], None]:
+        def happen(now: float) -> None:
+            hit = [node for node in self.nodes if node.takes(now)][: failure.nodes]
+            for node in hit:
+                _break(node, failure.kind, now)
+            self._near.clear()
+            self._at(now + failure.seconds, lambda _: self._mend(hit))
+
+        return happen
+
+    def _mend(self, nodes: list[SimNode]) -> None:
+        for node in nodes:
+            node.is_dead, node.silent_since, node.is_partitioned, node.factor = False, None, False, 1.0
+        self._near.clear()
+
+    def _look(self, now: float) -> None:
+        """Count nodes, and take on or give back some."""
+        scenario = self.scenario
+        there = [node for node in self.nodes if node.gone is None]
+        first = int(now / scenario.seconds * BINS)
+        last = int(min(now + LOOK_SECONDS, scenario.seconds) / scenario.seconds * BINS)
+        for place in range(first, max(last, min(first + 1, BINS))):
+            self.node_bins[place] = sum(not node.is_dead and now >= node.ready for node in there)
+        if scenario.autoscale is not None and now >= scenario.counts_from:
+            self._scale(now, there)
+        self._at(now + LOOK_SECONDS, self._look)
+
+    def _scale(self, now: float, there: list[SimNode]) -> None:
+        rule = self.scenario.autoscale
+        assert rule is not None
+        wanted = min(max(self._wanted(), rule.least), rule.most)
+        way = (wanted > len(there)) - (wanted < len(there))
+        if not way:
+            self._since = None
+        elif self._since is None or self._since[0] != way:
+            self._since = (way, now)
+        elif now - self._since[1] >= (rule.up_after if way > 0 else rule.down_after):
+            self._since = None
+            self._resize(now, there, wanted)
+
+    def _wanted(self) -> int:
+        scenario = self.scenario
+        work = DraftWork(scenario.k, self._step_seconds, AHEAD if scenario.runs_ahead else 1.0)
+        requests = sum(min(target.load, scenario.fleet.batch) for target in self.targets)
+        return wanted_draft_nodes(requests, work, scenario.costs.node.seconds, scenario.fleet.capacity)
+
+    def _resize(self, now: float, there: list[SimNode], wanted: int) -> None:
+        rule = self.scenario.autoscale
+        assert rule is not None
+        for _ in range(wanted - len(there)):
+            number = len(self.nodes)
+            self.nodes.append(SimNode(number, number % self.scenario.fleet.zones, now, now + rule.boot))
+        for node in there[wanted:]:
+            node.gone = now
+        self._near.clear()
+        self._at(now + rule.boot, lambda _: self._near.clear())
+
+
+def _break(node: SimNode, kind: Kind, now: float) -> None:
+    if kind is Kind.KILL:
+        node.is_dead = True
+    elif kind is Kind.SLOW:
+        node.factor = SLOW_FACTOR
+    else:
+        node.silent_since, node.is_partitioned = now, kind is Kind.PARTITION

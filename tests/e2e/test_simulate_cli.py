@@ -1,0 +1,32 @@
+"""`foreword simulate` as a user runs it."""
+
+import json
+from pathlib import Path
+
+from helpers.command_line import assert_one_line_error, foreword
+
+SMALL = ("simulate", "--targets", "2", "--nodes", "1", "--batch", "2", "--seconds", "1", "--answer", "16")
+
+
+def test_table_object_and_page(tmp_path: Path):
+    step, page = tmp_path / "step.json", tmp_path / "page.html"
+    rows = [{"n": 1, "ms": 20.0}, {"n": 8, "ms": 24.0}]
+    step.write_text(json.dumps({"rows": rows}), encoding="utf-8")
+    run = foreword(*SMALL, "--step", str(step), "--page", str(page), "--json")
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert list(found["ways"]) == ["plain", "local", "remote", "no run-ahead"]
+    assert found["ways"]["plain"]["tokens_per_pass"] == 1
+    assert found["measured"] == {"steps": str(step)}
+    assert len(found["sweep"]) == (3 + 4 * 5) * 4  # two targets have three ratios
+    assert "illustrative, nobody has measured it: acceptance" in run.stderr
+    assert "passes of up to 12 rows are drawn on from those measured, up to 8" in run.stderr
+    assert page.read_text(encoding="utf-8").count("<svg") == 2 + 5 * 3
+
+
+def test_errors_are_one_line(tmp_path: Path):
+    assert_one_line_error(foreword(*SMALL, "--fail", "explode"), "--fail", "kill:2@10+5")
+    assert_one_line_error(foreword(*SMALL, "--rate", "many"), "--rate")
+    assert_one_line_error(foreword(*SMALL, "--waiting", "long"), "--waiting", "worth")
+    assert_one_line_error(foreword(*SMALL, "--link", str(tmp_path / "none")), "--link", "cannot be read")
+    assert_one_line_error(foreword(*SMALL, "--page", str(tmp_path / "a" / "b")), "--page", "no directory")

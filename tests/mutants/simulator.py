@@ -1,0 +1,67 @@
+"""Defects of the simulator: fleets that look better or cheaper than they are."""
+
+from catalogue import UNIT, Mutant
+
+SIMULATE = f"{UNIT}/simulate"
+FLEETS = f"{SIMULATE}/test_fleets.py"
+CALIBRATION = f"{SIMULATE}/test_calibration.py"
+AGAINST = f"{SIMULATE}/test_against_cluster.py"
+
+SIMULATOR_MUTANTS = (
+    Mutant(
+        95,
+        "what a node guesses is there without the way",
+        "simulate/chains.py",
+        "        begins = np.maximum(now, self._ready) + trips + self._scenario.costs.node.first + rests + paces",
+        "        begins = np.maximum(now, self._ready) + self._scenario.costs.node.first + rests + paces",
+        (f"{AGAINST}::test_targets_with_a_node_are_as_fast_as_they_are_simulated",),
+    ),
+    Mutant(
+        95,
+        "a chain goes on whatever the target's own token is",
+        "simulate/chains.py",
+        "        self._goes_on = right > used",
+        "        self._goes_on = right >= used",
+        (f"{AGAINST}::test_targets_with_a_node_are_as_fast_as_they_are_simulated",),
+    ),
+    Mutant(
+        95,
+        "a silent node is waited for at every pass",
+        "simulate/chains.py",
+        "            self._in_vain |= set(hung)",
+        "            self._in_vain |= set()",
+        (f"{FLEETS}::test_a_node_that_hangs_is_waited_for_once_by_each_target",),
+    ),
+    Mutant(
+        95,
+        "requests stay with a node that is dead",
+        "simulate/chains.py",
+        "        if node.is_dead or node.gone is not None:\n            return True\n",
+        "",
+        (f"{FLEETS}::test_requests_move_when_their_node_dies_and_the_others_keep_their_home",),
+    ),
+    Mutant(
+        95,
+        "draft nodes cost nothing",
+        "simulate/outcome.py",
+        " + 0.9 * paid * scenario.prices.node",
+        "",
+        (f"{FLEETS}::test_money_is_the_reserved_time_of_both_pools",),
+    ),
+    Mutant(
+        95,
+        "all kinds of work are like the first",
+        "simulate/guessing.py",
+        "        self._of = np.arange(requests) % len(kinds)  # the kind of each request",
+        "        self._of = np.zeros(requests, np.int64)  # the kind of each request",
+        (f"{FLEETS}::test_kinds_of_work_are_dealt_out_in_turn",),
+    ),
+    Mutant(
+        95,
+        "a round that a node is in the middle of counts as part of its first level",
+        "simulate/calibration.py",
+        "    rounds = 1.5 if runs_ahead else 1.0",
+        "    rounds = 1.0",
+        (f"{CALIBRATION}::test_a_link_gives_network_levels_and_the_engines_own_work",),
+    ),
+)

@@ -1,0 +1,174 @@
+"""Fleets: failures, zones, load, autoscaling, money. Nothing here takes real time."""
+
+from dataclasses import replace
+
+import pytest
+
+from foreword.errors import RequestError
+from foreword.simulate.guessing import Guessing
+from foreword.simulate.outcome import Outcome
+from foreword.simulate.scenario import (
+    Autoscale,
+    Drafting,
+    Failure,
+    Fleet,
+    Kind,
+    Network,
+    Prices,
+    Scenario,
+    Traffic,
+)
+from foreword.simulate.world import World
+
+SMALL = Scenario(Fleet(targets=2, nodes=2, batch=4), traffic=Traffic(prompt=16, answer=64), seconds=4.0)
+
+
+def run(scenario: Scenario) -> Outcome:
+    return World(scenario).run()
+
+
+def test_the_same_seed_gives_the_same_events_and_another_one_others():
+    assert run(SMALL) == run(SMALL)
+    assert run(SMALL).tokens != run(replace(SMALL, seed=1)).tokens
+
+
+def test_every_session_that_is_left_belongs_to_a_request_that_is():
+    world = World(replace(SMALL, failures=(Failure(Kind.KILL, 1, 2.0, 1.0),)))
+    world.run()
+    homes = [home for target in world.targets for home in target.chains.homes]
+    assert [node.sessions for node in world.nodes] == [homes.count(node.number) for node in world.nodes]
+
+
+def test_nodes_that_are_gone_cost_guesses_and_not_more():
+    """All dead for most of the time: between plain decoding and what it would be with them."""
+    dead = replace(SMALL, failures=(Failure(Kind.KILL, 2, 1.0, 100.0),))
+    with_nodes, without = run(SMALL), run(dead)
+    plain = run(replace(SMALL, drafting=Drafting.PLAIN))
+    assert 0.97 * plain.tokens < without.tokens < 0.75 * with_nodes.tokens
+    assert without.tokens_over_time[50] < 0.6 * with_nodes.tokens_over_time[50]
+
+
+def test_a_node_that_hangs_is_waited_for_once_by_each_target():
+    """Two targets, one node silent from 1 s on: one wait in vain each, and the rest goes on."""
+    found = run(replace(SMALL, failures=(Failure(Kind.HANG, 1, 1.0, 100.0),)))
+    assert 1 <= found.waits_in_vain <= 2
+    assert found.moves == 0  # half a minute has not passed
+    assert found.tokens > run(replace(SMALL, drafting=Drafting.PLAIN)).tokens
+
+
+def test_a_silent_node_counts_as_gone_after_half_a_minute_and_its_requests_move():
+    long = replace(SMALL, fleet=Fleet(1, 2, batch=4), traffic=Traffic(prompt=16, answer=1e9), seconds=34.0)
+    found = run(replace(long, failures=(Failure(Kind.HANG, 1, 1.0, 100.0),)))
+    assert found.moves > 0
+
+
+def test_requests_move_when_their_node_dies_and_the_others_keep_their_home():
+    long = replace(SMALL, traffic=Traffic(prompt=16, answer=1e9), seconds=8.0)
+    world = World(replace(long, failures=(Failure(Kind.KILL, 1, 2.0, 100.0),)))
+    found = world.run()
+    assert found.moves == pytest.approx(4, abs=3)
+    assert world.nodes[0].sessions == 0
+    assert world.nodes[1].sessions == 8
+
+
+def test_a_partition_cuts_off_the_other_zone_only():
+    apart = replace(
+        SMALL, fleet=replace(SMALL.fleet, zones=2), failures=(Failure(Kind.PARTITION, 2, 1.0, 100.0),)
+    )
+    assert run(apart).waits_in_vain == 0  # homes are near, so that nothing is cut off
+    everybody_far = replace(apart, fleet=replace(apart.fleet, targets=4, nodes=1), failures=(
+        Failure(Kind.PARTITION, 1, 1.0, 100.0),))  # fmt: skip
+    assert run(everybody_far).waits_in_vain > 0  # the targets of zone 1 have their homes in zone 0
+
+
+def test_slow_nodes_make_fewer_levels():
+    slow = run(replace(SMALL, failures=(Failure(Kind.SLOW, 2, 0.0, 100.0),)))
+    assert slow.tokens < 0.9 * run(SMALL).tokens
+
+
+def test_far_zones_cost():
+    two = replace(SMALL, fleet=replace(SMALL.fleet, targets=4, nodes=1, zones=2))
+    near = run(replace(two, network=Network(zone_round_trip=0.3e-3)))
+    far = run(replace(two, network=Network(zone_round_trip=20e-3)))
+    assert far.tokens < 0.95 * near.tokens
+
+
+def test_money_is_the_reserved_time_of_both_pools():
+    found = run(replace(SMALL, prices=Prices(target=36.0, node=3.6)))
+    per_second = (2 * 36 + 2 * 3.6) / 3600
+    assert found.cost_per_million == pytest.approx(per_second / found.tokens_per_second * 1e6)
+
+
+def test_requests_that_come_faster_than_they_go_wait():
+    calm = run(replace(SMALL, traffic=Traffic((4.0,), 16, 64), seconds=10.0))
+    busy = run(replace(SMALL, traffic=Traffic((40.0,), 16, 64), seconds=10.0))
+    assert calm.tokens_per_second == pytest.approx(4 * 64, rel=0.5)  # forty requests, of any length
+    assert calm.latency_p95 is not None
+    assert busy.latency_p95 is not None
+    assert busy.latency_p95 > 3 * calm.latency_p95
+
+
+def test_nodes_are_taken_on_when_the_formula_wants_them_and_given_back_later():
+    """Two targets of 16, each node takes 8 requests; later there is little to do."""
+    fleet = Fleet(targets=2, nodes=1, batch=16, capacity=8)
+    rule = Autoscale(boot=1.0, up_after=2.0, down_after=3.0)
+    growing = replace(SMALL, fleet=fleet, autoscale=rule, traffic=Traffic((40.0, 1.0), 16, 64), seconds=20.0)
+    world = World(growing)
+    found = world.run()
+    assert max(found.nodes_over_time) >= 3
+    assert found.nodes_over_time[-1] < max(found.nodes_over_time)
+    assert any(node.born > 2 for node in world.nodes)
+
+
+def test_kinds_of_work_are_dealt_out_in_turn():
+    """A kind that is always right and one that never is: half of the requests gain all guesses."""
+    mixed = replace(SMALL, drafting=Drafting.LOCAL, kinds=(Guessing.of_rate(1.0), Guessing.of_rate(0.0)), k=3)
+    endless = run(replace(mixed, traffic=Traffic(prompt=0, answer=1e9)))
+    assert endless.tokens_per_pass == pytest.approx((4 + 1) / 2, rel=0.01)
+
+
+def test_drafts_that_are_not_always_there():
+    """Half of the drafts are empty, the other half has two guesses, all of them right."""
+    sparse = replace(SMALL, drafting=Drafting.LOCAL, kinds=(Guessing((1.0, 1.0), (0.5, 0.5, 0.0)),))
+    found = run(replace(sparse, traffic=Traffic(prompt=0, answer=1e9)))
+    assert found.tokens_per_pass == pytest.approx(2.0, rel=0.05)
+
+
+def test_hundreds_of_machines_take_one_event_per_pass():
+    many = replace(SMALL, fleet=Fleet(targets=200, nodes=50, zones=4, batch=16), seconds=0.1)
+    found = run(many)
+    assert found.events < 200 * (0.1 / 0.015 + 1) + 2
+    assert found.tokens_per_second_per_target > 100
+
+
+@pytest.mark.parametrize(
+    ("text", "failure"),
+    [
+        ("kill:2@10+5", Failure(Kind.KILL, 2, 10.0, 5.0)),
+        ("hang:1@0.5", Failure(Kind.HANG, 1, 0.5, float("inf"))),
+    ],
+)
+def test_failures_are_read(text: str, failure: Failure):
+    assert Failure.parse(text) == failure
+
+
+@pytest.mark.parametrize("text", ["", "kill", "eat:1@2", "kill:1", "kill:x@2", "kill:1@..+2", "kill:1@2+"])
+def test_failures_that_are_none_are_told_how_to_write_them(text: str):
+    with pytest.raises(RequestError, match="kill:2@10"):
+        Failure.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"k": 0}, "--k"),
+        ({"seconds": 0.0}, "--seconds"),
+        ({"fleet": Fleet(targets=0)}, "--targets"),
+        ({"traffic": Traffic((0.0,))}, "--rate"),
+        ({"failures": (Failure(Kind.KILL, 9, 1.0, 1.0),)}, "there are 2 nodes"),
+        ({"failures": (Failure(Kind.PARTITION, 1, 1.0, 1.0),)}, "--zones"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_by_name(change: dict, told: str):
+    with pytest.raises(RequestError, match=told):
+        replace(SMALL, **change)
