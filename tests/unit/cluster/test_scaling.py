@@ -9,7 +9,7 @@ from foreword.cluster.pools.scaling import (
     Scaler,
     ScaleRule,
     nodes_needed,
-    requests_per_node,
+    requests_served,
 )
 from helpers.clocks import ScriptedClock
 
@@ -20,18 +20,18 @@ SLOW = NodeSpeed(2e-3, 0)
 
 def test_the_formula_gives_the_papers_ratios():
     plain = ScaleRule("d", ahead=1.0)
-    assert requests_per_node(FAST, 18e-3, plain, 0.7) == pytest.approx(430, rel=0.01)
-    assert requests_per_node(FAST, 18e-3, RULE, 0.7) == pytest.approx(115, rel=0.01)
-    assert requests_per_node(SLOW, 18e-3, plain, 0.7) == pytest.approx(52, rel=0.01)
-    assert requests_per_node(SLOW, 18e-3, RULE, 0.7) == pytest.approx(52, rel=0.01)  # ahead does not fit
-    assert requests_per_node(NodeSpeed(1.0, 0), 18e-3, RULE, 0.7) == 1
+    assert requests_served(FAST, 18e-3, plain, 0.7) == pytest.approx(430, rel=0.01)
+    assert requests_served(FAST, 18e-3, RULE, 0.7) == pytest.approx(115, rel=0.01)
+    assert requests_served(SLOW, 18e-3, plain, 0.7) == pytest.approx(52, rel=0.01)
+    assert requests_served(SLOW, 18e-3, RULE, 0.7) == pytest.approx(52, rel=0.01)  # ahead does not fit
+    assert requests_served(NodeSpeed(1.0, 0), 18e-3, RULE, 0.7) == 1
 
 
 def test_what_was_measured_under_load_counts_as_such_and_memory_is_a_bound():
     loaded = NodeSpeed(1.6e-3, 200)
-    assert requests_per_node(loaded, 18e-3, RULE, 0.7) == requests_per_node(FAST, 18e-3, RULE, 0.7)
+    assert requests_served(loaded, 18e-3, RULE, 0.7) == requests_served(FAST, 18e-3, RULE, 0.7)
     bound = ScaleRule("d", kv_tokens=32_768, context=1024)
-    assert requests_per_node(FAST, 18e-3, bound, 0.7) == 32
+    assert requests_served(FAST, 18e-3, bound, 0.7) == 32
 
 
 def test_targets_are_added_up_within_bounds():

@@ -5,6 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
+from foreword.cluster.ratio import DraftWork, requests_per_node
+
+UNBOUNDED = 1 << 20
+"""Requests that a node's memory holds where nobody says how many."""
+
 
 @dataclass(frozen=True)
 class ScaleRule:
@@ -40,28 +45,25 @@ class NodeSpeed:
     requests: float  # of one node, when that was measured
 
 
-def requests_per_node(speed: NodeSpeed, step_seconds: float, rule: ScaleRule, use: float) -> float:
-    """The most requests m with ahead * levels * t(m) <= use * step, where t(m) = t0 (1 + m / doubling).
+def requests_served(speed: NodeSpeed, step_seconds: float, rule: ScaleRule, use: float) -> int:
+    """By one node, of a target with such steps; a level takes t(m) = t0 (1 + m / doubling).
 
     If drafting ahead leaves no room for a single request, it is taken to be left; one request fits in any case.
     """
     alone = speed.level_seconds / (1 + speed.requests / rule.doubling)
+    capacity = max(rule.kv_tokens // rule.context, 1) if rule.kv_tokens and rule.context else UNBOUNDED
     for ahead in (rule.ahead, 1.0):
-        room = use * step_seconds / (ahead * rule.levels * alone) if alone > 0 else math.inf
-        most = rule.doubling * (room - 1)
-        if most >= 1:
-            break
-    if rule.kv_tokens and rule.context:
-        most = min(most, rule.kv_tokens / rule.context)
-    return max(most, 1.0)
+        work = DraftWork(rule.levels, step_seconds, ahead, use)
+        found = requests_per_node(work, lambda requests: alone * (1 + requests / rule.doubling), capacity)
+        if found:
+            return found
+    return 1
 
 
 def nodes_needed(demands: Sequence[Demand], speed: NodeSpeed, rule: ScaleRule, use: float) -> int:
     """Of every target the requests by those that a node can serve beside steps as long as its own."""
     needed = sum(
-        one.requests / requests_per_node(speed, one.step_seconds, rule, use)
-        for one in demands
-        if one.requests
+        one.requests / requests_served(speed, one.step_seconds, rule, use) for one in demands if one.requests
     )
     return min(max(math.ceil(needed - 1e-9), rule.least), rule.most)
 
