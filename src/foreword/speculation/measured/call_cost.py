@@ -220,4 +220,4 @@ class CallCost:
                 return per_level, per_ask
         # Only one of them explains the cost: the one that explains more of it.
         by_levels, by_asks = max(ls, 0.0) / ll if ll > TINY else 0.0, max(as_, 0.0) / aa if aa > TINY else 0.0
-        return (by_levels, 0.0) if by_levels * ls > by_asks * as_ else (0.0, by_asks)
+        return (by_levels, 0.0) if by_levels * ls > 0.8 * by_asks * as_ else (0.0, by_asks)
