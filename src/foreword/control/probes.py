@@ -19,7 +19,7 @@ class Account:
     """What one drafter may still spend."""
 
     balance: float
-    dearest: float = 0.0  # probe of late
+    dearest: float = 0.0  # probe of late, made or wanted
 
 
 @dataclass
@@ -53,7 +53,10 @@ class TimeBank:
         self.spent += seconds
 
     def affords(self, method: str, seconds: float) -> bool:
-        return self._account(method).balance >= seconds
+        """Whether there is enough for a probe; if not, it is saved for."""
+        account = self._account(method)
+        account.dearest = max(account.dearest, seconds)
+        return account.balance >= seconds
 
     @property
     def has_any(self) -> bool:

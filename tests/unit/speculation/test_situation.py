@@ -128,6 +128,15 @@ def test_a_longer_pass_is_never_expected_to_be_faster():
     assert curve.seconds(2) == pytest.approx(0.9)
 
 
+def test_levels_are_blamed_where_levels_and_asks_have_changed_together():
+    """For many requests a drafter would else look far dearer than it is, and never be asked for them again."""
+    cost = CallCost()
+    for levels, asks in ((8, 32), (4, 32), (2, 24)):
+        cost.observe(levels, 2.6e-3 * levels, asks)
+    assert cost.seconds(1, 32) == pytest.approx(2.6e-3, rel=0.05)
+    assert cost.seconds(1, 1) == pytest.approx(2.6e-3, rel=0.05)
+
+
 @pytest.mark.parametrize("often", [1, 200])
 def test_a_size_that_was_only_measured_at_the_start_makes_no_larger_one_slower(often: int):
     """Nor one that was seen long ago."""
