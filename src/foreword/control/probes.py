@@ -7,7 +7,7 @@ MOST_SAVED = 0.01
 """Seconds that an account keeps at most, or the price of a probe if that is more: what was saved in quiet times would
 else be spent at once when others come."""
 
-BESIDE = 1e-4
+BESIDE = 2e-4
 """Seconds that asking a drafter and comparing its guesses with the text take the host beside the draft itself."""
 
 START = 0.01
