@@ -10,6 +10,7 @@ SAVING = f"{CONTROL}/test_saving.py"
 FAIRNESS = f"{CONTROL}/test_fairness.py"
 ROUTES = f"{CONTROL}/test_routes.py"
 SITUATION = f"{UNIT}/speculation/test_situation.py"
+PROBES = f"{CONTROL}/test_probes.py"
 
 CONTROL_MUTANTS = (
     Mutant(
@@ -167,7 +168,7 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "a head is asked for texts that it has read a part of",
-        "control/arms.py",
+        "control/records.py",
         "        return self.is_whole or arm.reading is None or len(self.arms) == 1",
         "        return True",
         (f"{ROUTES}::test_a_head_that_has_not_read_all_of_a_text_is_not_asked_beside_others",),
@@ -219,5 +220,64 @@ CONTROL_MUTANTS = (
         "            while len(self.pairs) > MAX_PAIRS:",
         "            while False:",
         (f"{POLICY}::test_a_stream_of_new_tenants_leaves_a_bounded_number_of_pairs",),
+    ),
+    Mutant(
+        61,
+        "a head that is left out is told of every step in which another guesses",
+        "speculation/observing.py",
+        "    own = (entry.request.speculation, plan) if is_told else (plan,)",
+        "    own = (entry.request.speculation, plan)",
+        (
+            f"{UNIT}/speculation/test_observing.py"
+            "::test_a_head_that_a_policy_has_left_out_is_not_told_while_another_guesses",
+        ),
+    ),
+    Mutant(
+        61,
+        "a size that was measured once makes all larger ones as slow",
+        "speculation/measured/step_curve.py",
+        "        points, most = self._rising(), 0.0",
+        "        points, most = self.points(), 0.0",
+        (f"{SITUATION}::test_a_size_that_was_only_measured_at_the_start_makes_no_larger_one_slower",),
+    ),
+    Mutant(
+        61,
+        "what levels cost is taken to be what requests cost",
+        "speculation/measured/call_cost.py",
+        "LEVELS_FIRST = 0.8",
+        "LEVELS_FIRST = 1.1",
+        (f"{SITUATION}::test_levels_are_blamed_where_levels_and_asks_have_changed_together",),
+    ),
+    Mutant(
+        61,
+        "plain windows last three times as long",
+        "control/measured.py",
+        "        is_idle = not is_reference and not any(plans)",
+        "        is_idle = not any(plans)",
+        (f"{POLICY}::test_plain_windows_are_as_short_as_they_are_meant_to_be",),
+    ),
+    Mutant(
+        61,
+        "a drafter is tried again and again within one stretch that it is right about",
+        "control/exploring.py",
+        "            if record.waits_for(arm):",
+        "            if False:",
+        (f"{PROBES}::test_a_drafter_is_not_tried_again_before_the_text_of_its_last_draft_has_come",),
+    ),
+    Mutant(
+        61,
+        "catching up costs a probe nothing",
+        "control/exploring.py",
+        "        price += control.probe_behind * max(record.length - arm.heard, 0)\n",
+        "",
+        (f"{PROBES}::test_what_a_drafter_has_to_catch_up_with_is_part_of_the_price",),
+    ),
+    Mutant(
+        61,
+        "what was saved for probes in an hour is spent in a second",
+        "control/probes.py",
+        "MOST_SAVED = 0.01",
+        "MOST_SAVED = 1.0",
+        (f"{PROBES}::test_a_long_quiet_time_saves_no_more_than_a_little",),
     ),
 )

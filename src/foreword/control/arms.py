@@ -2,21 +2,16 @@
 
 import math
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from foreword.control.asking import NO_WORTH, DraftSeconds, Group, Pass, Worth
 from foreword.control.estimates import PairEstimate
 from foreword.control.guard import PairGuard
-from foreword.control.hindsight import RequestFit, Waiting
+from foreword.control.hindsight import RequestFit
 from foreword.control.settings import ControlSettings
-from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import needs_of
-from foreword.speculation.requests import Aside, DraftPlan, StepRequest
-
-MOST_WAITING = 4
-"""Drafts of one request that wait for their text; the oldest is given up for another."""
+from foreword.speculation.requests import DraftPlan
 
 LEAST_LOSS = 0.01
 """What trying a drafter is taken to lose at least, in plain tokens of each request: its promise may be wrong."""
@@ -74,6 +69,7 @@ class PairControl:
     probe_depth: int = 0
     probe_seconds: float = 0.0  # expected
     probe_more: float = 0.0  # the same of one more request in the same call
+    probe_behind: float = 0.0  # and of every token that the drafter has to catch up with
     _try_seconds: float = 0.0  # expected loss of one step in which its guesses are verified
     off_since: int | None = None  # step; None: it never was on
     switched: int = 0  # times that a decision was made
@@ -200,93 +196,3 @@ class Arm:
         worth, rates = self.control.worth, self.control.estimate.rates
         usual, own = sum(rates.survival(0)[: worth.kept]), sum(rates.survival(self.fit.shift)[: worth.kept])
         return worth.gain * own / usual if usual > 0 else worth.gain
-
-
-@dataclass(eq=False)
-class RequestRecord:
-    """What the policy keeps of a request while it is there."""
-
-    method: str  # of all that could be asked when it was made
-    arms: list[Arm]
-    is_coupled: bool  # whether a guess is accepted if and only if it is the token that comes
-    request: Callable[[], StepRequest | None]  # None: it is gone
-    is_watched: bool = False  # whether heads are told of it though they are not in use
-    is_told: bool = False  # whether heads are told of the pass under way
-    was_told: bool = False  # and of the one before
-    is_whole: bool = True  # whether heads were told of all passes
-    length: int = 0  # tokens of its text
-    reader: Arm | None = None  # who reads along in the pass under way, without being asked
-    waiting: list[Waiting] = field(default_factory=list)
-    asked: Arm | None = None  # in the pass under way
-    asked_depth: int = 0
-    is_probe: bool = False  # whether the draft is only to be compared with the text
-    offered_depth: int = 0  # of what came
-    trial_depth: int = 0  # levels that are verified whatever they seem to be worth; 0: by their worth
-
-    def ask(self, arm: Arm | None, depth: int = 0, is_probe: bool = False) -> DraftPlan | None:
-        """A new pass, in which this drafter is asked; None: nobody."""
-        self.asked, self.asked_depth, self.is_probe, self.offered_depth = arm, depth, is_probe, 0
-        self.trial_depth = 0
-        return None if arm is None else arm.planned(depth, self.length - arm.heard)
-
-    @cached_property
-    def heads(self) -> list[Arm]:
-        """Those that need the states of the whole prompt to guess."""
-        return [arm for arm in self.arms if arm.reading is not None]
-
-    def may_ask(self, arm: Arm) -> bool:
-        """Whether a drafter's guesses are what it is known for.
-
-        A head that has not read all of a text guesses worse: where others can be asked instead, it is left alone, or
-        its cohort's estimate would say more of when it was asked than of the head.
-        """
-        return self.is_whole or arm.reading is None or len(self.arms) == 1
-
-    @property
-    def has_head_in_use(self) -> bool:
-        for head in self.heads:  # noqa: SIM110 - every step asks, and this is the fastest
-            if head.control.in_use and self.may_ask(head):
-                return True
-        return False
-
-    def read(self) -> DraftPlan | None:
-        """A pass of the prompt, in which a head that may guess behind it reads along; None: there is none."""
-        self.ask(None)
-        may = [arm for arm in self.heads if self.is_watched or arm.control.may_guess]
-        return self.tell(max(may, key=lambda arm: arm.control.worth.gain, default=None))
-
-    def tell(self, head: Arm | None) -> DraftPlan | None:
-        """A pass in which this head is not asked and makes rows of what it hears; None: none."""
-        self.reader, self.is_told = head, head is not None
-        return None if head is None else head.reading
-
-    def heard(self, tokens: list[int]) -> None:
-        """The pass is over: who was asked, or read along, knows the text."""
-        for arm in (self.asked, self.reader):
-            if arm is not None:
-                arm.heard = len(tokens)
-        self.asked = self.reader = None
-
-    def ask_aside(self, arm: Arm, depth: int) -> Aside:
-        """Ask another drafter beside the one whose guesses are verified, to compare its own with the text."""
-        fit = arm.fit
-
-        def keep(draft: Draft) -> None:
-            fit.pair.answered(depth, draft.depth)
-            if len(draft):
-                self.waiting.append(Waiting(fit, draft))
-
-        plan = arm.planned(depth, self.length - arm.heard)
-        arm.heard = self.length
-        return Aside(plan, keep)
-
-    def keep_aside(self, draft: Draft) -> None:
-        """A draft that is compared with the text when it has come."""
-        assert self.asked is not None
-        self.waiting.append(Waiting(self.asked.fit, draft))
-        del self.waiting[:-MOST_WAITING]
-
-    def follow(self, tokens: list[int]) -> None:
-        """The text has grown."""
-        if self.waiting:
-            self.waiting = [waiting for waiting in self.waiting if not waiting.follow(tokens)]

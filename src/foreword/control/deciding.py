@@ -6,8 +6,9 @@ from dataclasses import replace
 from functools import cache
 from math import log
 
-from foreword.control.arms import Arm, Moment, PairControl, RequestRecord
+from foreword.control.arms import Arm, Moment, PairControl
 from foreword.control.asking import NEGLIGIBLE, DraftSeconds, Group, Pass, Worth, best_case, weigh
+from foreword.control.records import RequestRecord
 from foreword.control.routing import Bid, Seats, best_together
 from foreword.control.settings import ControlSettings
 from foreword.speculation.measured.situation import Situation
@@ -177,6 +178,7 @@ class Decider:
         for control, group, worth, as_usual in zip(pairs, groups, worths, usual, strict=True):
             control.decide(worth, as_usual.gain, is_known, self.settings, now)
             control.price(group, here, draft_seconds)
+            control.probe_behind = situation.costs.behind_seconds(method)
             control.could_pay = best_case(alone, group, draft_seconds) >= self.settings.margin_on
 
     def _route(

@@ -3,16 +3,14 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from foreword.control.arms import Arm, PairControl, RequestRecord
+from foreword.control.arms import Arm, PairControl
 from foreword.control.asking import Pass
 from foreword.control.probes import TimeBank
+from foreword.control.records import RequestRecord
 from foreword.speculation.requests import DraftPlan
 
 MOST_PROBES = 8
 """Of one step."""
-
-MOST_WAITING = 2
-"""Drafts of a request that wait for their text, beyond which it is not probed for."""
 
 Records = Sequence[RequestRecord | None]
 
@@ -36,12 +34,12 @@ class Explorer:
         for offset in range(len(records)):
             place = (self.step + offset) % len(records)
             record = records[place]
-            if record is None or len(record.waiting) > MOST_WAITING:
+            if record is None:
                 continue
             for arm in self._in_turn(record, len(records)):
                 plan, control, may_use = plans[place], arm.control, arm.plan.allows(len(records))
                 if plan is not None and plan.max_nodes and arm.is_lookup:
-                    price = self._price(arm, 0.0)
+                    price = self._price(record, arm, 0.0)
                     if price is not None:
                         self.bank.pay(arm.plan.method, price)
                         plans[place] = replace(plan, aside=record.ask_aside(arm, control.probe_depth))
@@ -54,7 +52,7 @@ class Explorer:
                 if not lost and may_use and control.live_loss(self.seconds) < control.probe_seconds:
                     if self._try_live(control, records, plans):
                         return
-                elif self._price(arm, lost) is not None:
+                elif self._price(record, arm, lost) is not None:
                     plans[place] = record.ask(
                         arm, control.varied(control.probe_depth, self.step), is_probe=True
                     )
@@ -73,13 +71,16 @@ class Explorer:
             is_deaf = not record.may_ask(arm) or (arm.reading is not None and not record.was_told)
             if arm is record.asked or not arm.plan.may_be_tried or is_deaf or (is_unlucky and len(arms) == 1):
                 continue
+            if record.waits_for(arm):
+                continue
             yield arm
 
-    def _price(self, arm: Arm, lost: float) -> float | None:
+    def _price(self, record: RequestRecord, arm: Arm, lost: float) -> float | None:
         """Of one more probe of a drafter; None if the bank does not pay for it. What is lost by it is paid at once."""
         method, control = arm.plan.method, arm.control
         before = self._expected.get(method)
         price = control.probe_seconds if before is None else control.probe_more
+        price += control.probe_behind * max(record.length - arm.heard, 0)
         expected = price + (before or 0.0)
         if not self.bank.affords(method, expected + lost):
             return None

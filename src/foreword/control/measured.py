@@ -5,15 +5,7 @@ from dataclasses import replace
 from weakref import ref
 
 from foreword.acceptance.rules.rule import Rule
-from foreword.control.arms import (
-    TRIAL_STEPS,
-    WATCH_STEPS,
-    WATCHED,
-    Arm,
-    Moment,
-    PairControl,
-    RequestRecord,
-)
+from foreword.control.arms import TRIAL_STEPS, WATCH_STEPS, WATCHED, Arm, Moment, PairControl
 from foreword.control.asking import Pass
 from foreword.control.choosing import best_arm, can_ask, fixed_plan, plans_of, present_name
 from foreword.control.deciding import Decider
@@ -22,6 +14,7 @@ from foreword.control.exploring import Explorer
 from foreword.control.guard import ReferenceWindows
 from foreword.control.hindsight import RequestFit, Waiting
 from foreword.control.probes import TimeBank
+from foreword.control.records import RequestRecord
 from foreword.control.settings import ControlSettings
 from foreword.control.trimming import Offer, choose, survivals, tightest_limit
 from foreword.speculation.draft import Draft
@@ -57,7 +50,9 @@ class MeasuredPolicy:
         self._records: dict[int, RequestRecord] = {}
         self._decider = Decider(self.settings)
         self._here: Pass | None = None  # the next pass
-        self._idle: list[int] = []  # requests of the last pass, if nobody was asked or told anything in it
+        self._idle: list[
+            int
+        ] = []  # requests of the last pass, if nobody was asked and the same heads were told
         self._could_try = False  # whether the pass has requests that drafters can be tried for
         self._most_records = FEW_RECORDS
 
@@ -87,7 +82,7 @@ class MeasuredPolicy:
         is_turn = could_try and not self.steps % TRY_STEPS
         if is_turn and here is not None and not is_reference and self.bank.has_any:
             Explorer(self.bank, self.steps, self.seconds).explore(asking, plans, here)
-        is_idle = not any(plans) and not any(record is not None and record.is_told for record in records)
+        is_idle = not is_reference and not any(plans) and all(not r or r.is_steady for r in records)
         self._idle = numbers if is_idle else []
         return plans
 

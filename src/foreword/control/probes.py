@@ -3,13 +3,14 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-MOST_SAVED = 0.03
-"""Seconds that an account keeps at most, or the price of two probes if that is more."""
+MOST_SAVED = 0.01
+"""Seconds that an account keeps at most, or the price of a probe if that is more: what was saved in quiet times would
+else be spent at once when others come."""
 
-BESIDE = 1e-4
+BESIDE = 2e-4
 """Seconds that asking a drafter and comparing its guesses with the text take the host beside the draft itself."""
 
-START = 0.015
+START = 0.01
 """Seconds of the first account to begin with, so that a first request is not over before anything was tried."""
 
 
@@ -18,7 +19,7 @@ class Account:
     """What one drafter may still spend."""
 
     balance: float
-    dearest: float = 0.0  # probe of late
+    dearest: float = 0.0  # probe of late, made or wanted
 
 
 @dataclass
@@ -37,7 +38,7 @@ class TimeBank:
         self.earned_from += step_seconds
         for method in methods:
             account = self._account(method)
-            most = max(MOST_SAVED, 2 * account.dearest)
+            most = max(MOST_SAVED, account.dearest)
             account.balance = min(account.balance + share * step_seconds / len(methods), most)
 
     def pay_probe(self, method: str, draft_seconds: float) -> None:
@@ -52,7 +53,10 @@ class TimeBank:
         self.spent += seconds
 
     def affords(self, method: str, seconds: float) -> bool:
-        return self._account(method).balance >= seconds
+        """Whether there is enough for a probe; if not, it is saved for."""
+        account = self._account(method)
+        account.dearest = max(account.dearest, seconds)
+        return account.balance >= seconds
 
     @property
     def has_any(self) -> bool:

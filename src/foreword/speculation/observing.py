@@ -56,13 +56,13 @@ class Observation:
         """Whoever may draft for a request is told of it, whether or not it is asked to guess in this pass.
 
         These are the request's own drafter, the one that the policy has planned, and those that it `brought` along. A
-        policy that leaves a drafter out for long may say so by `tells`: then its own is not told either.
+        policy that leaves a drafter out for long may say so by `tells`: then of its own only the planned one is told.
         """
         watching = [drafter for drafter in brought if needs_of(drafter)]
         observers = [
             ()
             if plan is None and entry.request.speculation is None and not watching
-            else _observers(entry, plan, watching, tells is None or plan is not None or tells(entry.request))
+            else _observers(entry, plan, watching, tells is None or tells(entry.request))
             for entry, plan in zip(entries, plans, strict=True)
         ]
         if not any(observers):
@@ -127,7 +127,7 @@ class Observation:
 def _observers(
     entry: PassEntry, plan: DraftPlan | None, brought: Sequence[Drafter], is_told: bool
 ) -> Sequence[Observer]:
-    own = (entry.request.speculation, plan) if is_told else ()
+    own = (entry.request.speculation, plan) if is_told else (plan,)
     watching = [
         drafter for one in own if one is not None for drafter in _parts(one.drafter) if needs_of(drafter)
     ]

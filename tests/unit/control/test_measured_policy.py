@@ -215,6 +215,22 @@ def test_plain_windows_are_plain_and_make_the_reference():
     assert passes > 20
 
 
+def test_plain_windows_are_as_short_as_they_are_meant_to_be():
+    """Nothing goes on in them, and yet they are no time to look away."""
+    settings = ControlSettings(reference_share=0.1, sure_reference=1.0)
+    traffic = Traffic(CPU, [lookup(code=Kind(0.9, 0.9))], 1, ("code",))
+    policy = MeasuredPolicy(settings)
+    traffic.run(policy, 2000)
+    began = []
+    for _ in range(600):
+        before = policy.reference._left
+        traffic.run(policy, 1)
+        if policy.reference._left == settings.reference_window - 1 and before == 0:
+            began.append(policy.steps)
+        assert not before or policy.reference._left == before - 1
+    assert len(began) > 3
+
+
 def test_a_fixed_plan_is_done_as_it_stands_and_a_bound_is_a_bound():
     traffic = Traffic(H200, [head()], 3)
     policy = MeasuredPolicy()

@@ -129,6 +129,26 @@ def test_one_that_is_chosen_of_several_is_told_once():
     assert head.told[-1].is_on  # it is a part of what is asked
 
 
+class TellsNobody(Chooses):
+    """Leaves the head out but where it is the head's turn."""
+
+    def tells(self, request: object) -> bool:
+        return False
+
+
+def test_a_head_that_a_policy_has_left_out_is_not_told_while_another_guesses():
+    """States that nobody reads would be copied at every step."""
+    head, lookup = Listener(2), Listener()
+    cache = PagedCache(8)
+    stepper = Stepper(Target(), cache, TellsNobody(head, lookup))
+    request = lone_request(PROMPT, vocab_size=VOCAB)
+    request.kv = cache.open()
+    request.speculation = DraftPlan("route", Routed({"head": head, "lookup": lookup}), 2, 1)
+    for _ in range(4):
+        stepper.step([PassEntry.of(request, min(request.lag, 4))])
+    assert [commit.is_on for commit in head.told] == [True, True]
+
+
 def test_a_commit_says_which_rows_stay_where_they_are():
     """Those of the run; an accepted path may still have to be moved."""
     drafter = Listener(2)

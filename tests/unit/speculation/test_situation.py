@@ -128,6 +128,31 @@ def test_a_longer_pass_is_never_expected_to_be_faster():
     assert curve.seconds(2) == pytest.approx(0.9)
 
 
+def test_levels_are_blamed_where_levels_and_asks_have_changed_together():
+    """For many requests a drafter would else look far dearer than it is, and never be asked for them again."""
+    cost = CallCost()
+    for levels, asks in ((8, 32), (4, 32), (2, 24)):
+        cost.observe(levels, 2.6e-3 * levels, asks)
+    assert cost.seconds(1, 32) == pytest.approx(2.6e-3, rel=0.05)
+    assert cost.seconds(1, 1) == pytest.approx(2.6e-3, rel=0.05)
+
+
+@pytest.mark.parametrize("often", [1, 200])
+def test_a_size_that_was_only_measured_at_the_start_makes_no_larger_one_slower(often: int):
+    """Nor one that was seen long ago."""
+    curve = StepCurve()
+    curve.begin_with([(1, 1.0), (2, 1.1), (4, 1.5)])
+    for _ in range(often):
+        curve.observe(1, 1.0)
+    for _ in range(1000):
+        curve.observe(2, 0.8)
+        curve.observe(4, 1.5)
+    table = curve.table(6)
+    assert table is not None
+    assert table == sorted(table)
+    assert table[2] == pytest.approx(0.8, rel=0.06)
+
+
 @pytest.mark.parametrize(("per_level", "per_row"), [(0.0, 0.1), (2.0, 0.0), (1.0, 0.3)])
 def test_a_level_costs_more_the_more_requests_are_in_it(per_level: float, per_row: float):
     cost = CallCost()

@@ -39,7 +39,7 @@ class ControlSizes:
     kinds: Sequence[str]  # empty: all, and mixed
     batches: Sequence[int] = (1, 2, 4, 8, 16, 32)
     windows: int = 12
-    tokens: int = 48  # that a request gains in a window, at most
+    tokens: int = 48  # that a request gains in a window, on average
     phase_seconds: float = 15.0  # of a change; 0: none is measured
     mixed_batch: int = 8
     most_kinds: int = 100  # of those that were not named

@@ -53,7 +53,7 @@ MANY = 8
 
 
 def tokens_at(batch: int, tokens: int) -> int:
-    """That a request gains in a window, at most."""
+    """That a request gains in a window, on average."""
     return tokens if batch <= MANY else max(tokens // 2, 1)
 
 
@@ -87,7 +87,7 @@ class EngineStation:
         ahead: int = MOST_AHEAD,
         are_strangers: bool = False,
     ) -> None:
-        """`tokens` is how many the fastest request of a window gains; `are_strangers`: every window is a new tenant."""
+        """`tokens` is what a request of a window gains on average; `are_strangers`: every window is a new tenant."""
         self._engine = engine
         self._prompts = prompts
         self._tokens = tokens
@@ -97,7 +97,9 @@ class EngineStation:
         self._numbers = count()
 
     def window(self, arm: Arm, kind: str, batch: int, number: int) -> Window:
-        """From when all prompts are read until one answer has gained its tokens: the batch is full all the time.
+        """From when all prompts are read until the answers together have gained their tokens: the batch is full all the
+        time, and every way of decoding does as much. If the fastest answer ended it, ways that guess would only be
+        measured where their guesses are best.
 
         Every way of decoding is a tenant of its own for every kind and batch, so that it finds nothing that another has
         computed or taught, and knows its own traffic after the first window.
@@ -115,13 +117,13 @@ class EngineStation:
             had, began = [len(request.tokens) for request in requests], self._clock()
             if any(request.room < tokens for request in requests):
                 raise RequestError(f"answers end before all {batch} prompts are read; use smaller batches")
-            ends = [before + tokens for before in had]
-            while all(len(one.tokens) < end for one, end in zip(requests, ends, strict=True)):
+            gained = 0
+            while gained < batch * tokens:
                 engine.step()
-                if any(request.error is not None for request in requests):
+                if any(request.finish_reason is not None for request in requests):
                     raise RequestError(f"a window of {kind} at batch {batch} failed")
-            seconds = self._clock() - began
-            return Window(sum(len(request.tokens) for request in requests) - sum(had), seconds)
+                gained = sum(len(request.tokens) for request in requests) - sum(had)
+            return Window(gained, self._clock() - began)
         finally:
             for request in requests:
                 engine.abort(request.name)

@@ -28,6 +28,10 @@ LOOKED_AT = 4
 fourth is looked at: it is much the same, and looking takes time."""
 
 
+LEVELS_FIRST = 0.8
+"""Part of what the number of asks explains from which on levels are blamed instead: where both have changed together
+either explains nearly all, and it is levels that most drafters' calls take longer for."""
+
 BEGINNING = 0.25
 """What one more request costs a drafter with passes of its own beside its levels, in what one of them costs."""
 
@@ -218,6 +222,7 @@ class CallCost:
             per_level, per_ask = (ls * aa - as_ * la) / both, (as_ * ll - ls * la) / both
             if per_level >= 0 and per_ask >= 0:
                 return per_level, per_ask
-        # Only one of them explains the cost: the one that explains more of it.
+        # Only one of them explains the cost: the one that explains more of it, or nearly as much.
         by_levels, by_asks = max(ls, 0.0) / ll if ll > TINY else 0.0, max(as_, 0.0) / aa if aa > TINY else 0.0
-        return (by_levels, 0.0) if by_levels * ls > by_asks * as_ else (0.0, by_asks)
+        is_of_levels = by_levels * ls > LEVELS_FIRST * by_asks * as_
+        return (by_levels, 0.0) if is_of_levels else (0.0, by_asks)

@@ -146,6 +146,11 @@ class StepCosts:
         slower = self._pace / self._paces.get(method, self._pace)
         return cost.seconds(levels, asks) * min(max(slower, 1 / MOST_PACE), MOST_PACE)
 
+    def behind_seconds(self, method: str) -> float:
+        """What a drafter's call takes longer for every token that it has to catch up with."""
+        cost = self._calls.get(method)
+        return 0.0 if cost is None else cost.per_token_behind
+
     def knows_calls(self, method: str) -> bool:
         """Whether `draft_seconds` is more than a guess."""
         cost = self._calls.get(method)

@@ -115,7 +115,7 @@ class StepCurve:
         """The same for 0 to `most_rows` rows, never falling: what noise says of a longer pass is not believed."""
         if not self._buckets:
             return None
-        points, most = self.points(), 0.0
+        points, most = self._rising(), 0.0
         found: list[float] = []
         for (low, shorter), (high, longer) in pairwise([(0.0, 0.0), *points]):
             slope = (longer - shorter) / (high - low)
@@ -131,6 +131,23 @@ class StepCurve:
     def points(self) -> list[tuple[float, float]]:
         """What was measured: (rows, seconds), by rows."""
         return sorted((known.rows, self._drift * known.seconds) for known in self._buckets.values())
+
+    def _rising(self) -> list[tuple[float, float]]:
+        """The points, where a shorter pass seems to take longer than the next one both as the two say together.
+
+        Those that were seen often and of late weigh most: one that was measured at the start and never since must not
+        make all larger ones look as slow.
+        """
+        blocks: list[tuple[float, float, list[float]]] = []  # weight, seconds, rows
+        for known in sorted(self._buckets.values(), key=lambda bucket: bucket.rows):
+            weight = min(known.seen, SETTLED) / (1 + (self._seen - known.at) / SETTLED)
+            block = weight, self._drift * known.seconds, [known.rows]
+            while blocks and blocks[-1][1] > block[1]:
+                other, seconds, rows = blocks.pop()
+                both = other + block[0]
+                block = both, (other * seconds + block[0] * block[1]) / both, rows + block[2]
+            blocks.append(block)
+        return [(at, seconds) for _, seconds, rows in blocks for at in rows]
 
     def _at(self, points: list[tuple[float, float]], rows: int) -> float:
         place = bisect_left(points, (rows, 0.0))
