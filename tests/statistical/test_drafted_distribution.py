@@ -1,18 +1,26 @@
-"""Drafters that draw keep the target's distribution under every rule, through engine and step."""
+"""Drafters that draw keep the target's distribution under every rule, through engine and step.
+
+A law of texts that is off by a total variation of 0.11 is seen in at least 99 of 100 runs, however it is spread, one
+that is off by 0.08 in more than half (`test_these_biases_would_be_seen`); the right law is taken for a wrong one once
+in twenty thousand runs.
+"""
 
 from collections import Counter
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from foreword import LLM, SamplingParams
 from foreword.engine.config import EngineConfig
 from foreword.engine.loader import load_model
+from foreword.proofs.statistics import chi_square
 from helpers.passes import all_logits
 from helpers.taught_heads import taught_heads
+from helpers.text_statistics import least_visible
 
 PROMPT = [5, 60, 200, 5, 60, 5]
 ALLOWED = (5, 60, 200)
@@ -35,6 +43,18 @@ def exact_joint(model: Path) -> dict[tuple[int, ...], float]:
             longer |= {(*tokens, t): probability * s for t, s in zip(ALLOWED, shares, strict=True)}
         joint = longer
     return joint
+
+
+def test_these_biases_would_be_seen(tiny_model: Path):
+    """What chi-square sees least of: half of the mass gains in proportion, the other half loses."""
+    law, rng = np.array(list(exact_joint(tiny_model).values())), np.random.default_rng(1)
+    caught = []
+    for bias in (0.11, 0.08, 0.0):
+        seen = rng.multinomial(SAMPLES, least_visible(law, bias), 4_000).astype(np.float64)
+        caught.append(float((chi_square(seen, law) >= WORST_STATISTIC).mean()))
+    assert caught[0] >= 0.99
+    assert caught[1] > 0.5
+    assert caught[2] < 0.002
 
 
 LAYER_SKIP = {"method": "layer_skip", "num_speculative_tokens": 2, "exit_layer": 1}
