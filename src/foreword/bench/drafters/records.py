@@ -25,10 +25,17 @@ class Record:
     @property
     def speedup(self) -> float:
         """Tokens per second, relative to plain decoding."""
-        plain, own = self.plain, self.speculative
-        return (
-            own.tokens * plain.seconds / (own.seconds * plain.tokens) if own.seconds and plain.tokens else 1.0
-        )
+        return self._ratio(self.plain.seconds, self.speculative.seconds)
+
+    @property
+    def cpu_speedup(self) -> float | None:
+        """The same by the processor's time, which other programs do not change; None if it did not do the work."""
+        own, plain = self.speculative.cpu_seconds, self.plain.cpu_seconds
+        return self._ratio(plain, own) if own and plain else None
+
+    def _ratio(self, plain_seconds: float, own_seconds: float) -> float:
+        plain, own = self.plain.tokens, self.speculative.tokens
+        return own * plain_seconds / (own_seconds * plain) if own_seconds and plain else 1.0
 
     def as_json(self) -> dict[str, Any]:
         """For a line of a file."""

@@ -20,6 +20,8 @@ class Slowest:
     prompts: int
     below: int  # prompts with less than `LEAST_RATIO`
     worst: Sequence[tuple[str, str, float]]  # (category, key of the prompt, speed-up), the lowest first
+    cpu_below: int | None = None  # the same by the processor's time; None if it did not do the work
+    cpu_worst: Sequence[tuple[str, str, float]] = ()
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "line": LEAST_RATIO}
@@ -27,20 +29,45 @@ class Slowest:
     @property
     def told(self) -> str:
         """One line for people."""
-        shown = ", ".join(f"{ratio:.2f}× {category} {key}" for category, key, ratio in self.worst)
-        return f"{self.drafter}: {self.below} of {self.prompts} prompts below {LEAST_RATIO:.2f}×; slowest: {shown}"
+        line = (
+            f"{self.drafter}: {self.below} of {self.prompts} prompts below {LEAST_RATIO:.2f}×; "
+            f"slowest: {_shown(self.worst)}"
+        )
+        if self.cpu_below is None:
+            return line
+        return f"{line}; by the processor's time {self.cpu_below}: {_shown(self.cpu_worst)}"
 
 
 def slowest_prompts(records: Sequence[Record], most: int = MOST_SHOWN) -> list[Slowest]:
     """For every drafter, in order of appearance."""
     found = []
     for drafter in dict.fromkeys(record.drafter for record in records):
-        own = sorted(
-            (record.speedup, record.prompt, record.category)
-            for record in records
-            if record.drafter == drafter
+        own = [record for record in records if record.drafter == drafter]
+        below, worst = _lowest([(record.speedup, record) for record in own], most)
+        by_cpu = [(ratio, record) for record in own if (ratio := record.cpu_speedup) is not None]
+        cpu_below, cpu_worst = _lowest(by_cpu, most)
+        is_known = len(by_cpu) == len(own)
+        found.append(
+            Slowest(
+                drafter,
+                len(own),
+                below,
+                worst,
+                cpu_below if is_known else None,
+                cpu_worst if is_known else (),
+            )
         )
-        worst = [(category, key, ratio) for ratio, key, category in own[:most]]
-        below = sum(ratio < LEAST_RATIO for ratio, _, _ in own)
-        found.append(Slowest(drafter, len(own), below, worst))
     return found
+
+
+def _lowest(
+    rated: Sequence[tuple[float, Record]], most: int
+) -> tuple[int, tuple[tuple[str, str, float], ...]]:
+    """How many are below the line, and the lowest of all."""
+    ordered = sorted((ratio, record.prompt, record.category) for ratio, record in rated)
+    below = sum(ratio < LEAST_RATIO for ratio, _, _ in ordered)
+    return below, tuple((category, key, ratio) for ratio, key, category in ordered[:most])
+
+
+def _shown(prompts: Sequence[tuple[str, str, float]]) -> str:
+    return ", ".join(f"{ratio:.2f}× {category} {key}" for category, key, ratio in prompts)
