@@ -57,6 +57,10 @@ def test_these_biases_would_be_seen(tiny_model: Path):
     assert caught[2] < 0.002
 
 
+def name_of(value: object) -> str:
+    return "-".join(map(str, value.values())) if isinstance(value, dict) else str(value)
+
+
 LAYER_SKIP = {"method": "layer_skip", "num_speculative_tokens": 2, "exit_layer": 1}
 JACOBI = {"method": "jacobi", "num_speculative_tokens": 2}
 LOOKAHEAD = {"method": "lookahead", "num_speculative_tokens": 8}
@@ -78,6 +82,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1}
         pytest.param(NGRAM, "token", marks=pytest.mark.slow),
         pytest.param(NGRAM, "block", marks=pytest.mark.slow),
     ],
+    ids=name_of,
 )
 def test_the_joint_distribution_is_the_targets(tiny_model: Path, form: dict[str, Any], rule: str):
     check_distribution(tiny_model, form, rule)
@@ -107,6 +112,7 @@ CHOICES = {"num_speculative_tokens": 4, "medusa_choices": [[0], [1], [0, 0], [1,
         pytest.param({"method": "mtp", **CHAIN}, "block", marks=pytest.mark.slow),
         pytest.param({"method": "eagle3", **TREE}, "traversal", marks=pytest.mark.slow),
     ],
+    ids=name_of,
 )
 def test_heads_keep_the_joint_distribution(
     tiny_model: Path, heads: dict[str, Path], form: dict[str, Any], rule: str

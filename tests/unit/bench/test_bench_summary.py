@@ -100,7 +100,7 @@ def test_the_prompts_that_lose_are_named_though_the_mean_gains():
     assert "1 of 3 prompts below 0.95" in first.told
     assert "0.92× rag bad" in first.told
     assert second.below == 0
-    assert second.cpu_below is None and "processor" not in second.told
+    assert second.cpu_speedup is None and "processor" not in second.told
 
 
 def test_the_processor_s_time_tells_a_busy_machine_from_a_bad_prompt():
@@ -111,6 +111,6 @@ def test_the_processor_s_time_tells_a_busy_machine_from_a_bad_prompt():
         "plain": replace(found.plain, cpu_seconds=5.0),
     }
     (one,) = slowest_prompts([replace(found, **runs)])
-    assert (one.below, one.cpu_below) == (1, 0)
+    assert (one.below, one.cpu_below, one.cpu_speedup) == (1, 0, pytest.approx(2.0))
     assert one.cpu_worst == (("chat", "slow", pytest.approx(2.0)),)
-    assert "by the processor's time 0: 2.00× chat slow" in one.told
+    assert "by the processor's time 2.00× in all, 0 below: 2.00× chat slow" in one.told

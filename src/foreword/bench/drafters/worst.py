@@ -20,7 +20,10 @@ class Slowest:
     prompts: int
     below: int  # prompts with less than `LEAST_RATIO`
     worst: Sequence[tuple[str, str, float]]  # (category, key of the prompt, speed-up), the lowest first
-    cpu_below: int | None = None  # the same by the processor's time; None if it did not do the work
+    cpu_speedup: float | None = (
+        None  # over all prompts by the processor's time; None if it did not do the work
+    )
+    cpu_below: int = 0
     cpu_worst: Sequence[tuple[str, str, float]] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -33,9 +36,12 @@ class Slowest:
             f"{self.drafter}: {self.below} of {self.prompts} prompts below {LEAST_RATIO:.2f}×; "
             f"slowest: {_shown(self.worst)}"
         )
-        if self.cpu_below is None:
+        if self.cpu_speedup is None:
             return line
-        return f"{line}; by the processor's time {self.cpu_below}: {_shown(self.cpu_worst)}"
+        return (
+            f"{line}; by the processor's time {self.cpu_speedup:.2f}× in all, {self.cpu_below} below: "
+            f"{_shown(self.cpu_worst)}"
+        )
 
 
 def slowest_prompts(records: Sequence[Record], most: int = MOST_SHOWN) -> list[Slowest]:
@@ -45,19 +51,18 @@ def slowest_prompts(records: Sequence[Record], most: int = MOST_SHOWN) -> list[S
         own = [record for record in records if record.drafter == drafter]
         below, worst = _lowest([(record.speedup, record) for record in own], most)
         by_cpu = [(ratio, record) for record in own if (ratio := record.cpu_speedup) is not None]
-        cpu_below, cpu_worst = _lowest(by_cpu, most)
-        is_known = len(by_cpu) == len(own)
-        found.append(
-            Slowest(
-                drafter,
-                len(own),
-                below,
-                worst,
-                cpu_below if is_known else None,
-                cpu_worst if is_known else (),
-            )
-        )
+        if len(by_cpu) < len(own):
+            found.append(Slowest(drafter, len(own), below, worst))
+            continue
+        found.append(Slowest(drafter, len(own), below, worst, _cpu_speedup(own), *_lowest(by_cpu, most)))
     return found
+
+
+def _cpu_speedup(records: Sequence[Record]) -> float:
+    tokens = sum(record.speculative.tokens for record in records)
+    plain_tokens = sum(record.plain.tokens for record in records)
+    own = sum(record.speculative.cpu_seconds for record in records)
+    return tokens * sum(record.plain.cpu_seconds for record in records) / (own * plain_tokens)
 
 
 def _lowest(
