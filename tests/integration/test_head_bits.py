@@ -1,13 +1,15 @@
 """A head on the CPU kernels gives a row the same bits whatever runs beside it, on however many threads."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from foreword.acceptance.request import RECORD
 from foreword.backends.cpu.decoder import CpuDecoder
-from foreword.backends.interface import HeadInput, HeadOutput
+from foreword.backends.interface import ChainPlan, HeadInput, HeadOutput
 from foreword.backends.runner import ModelRunner
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.spec import RowSpec
@@ -99,3 +101,30 @@ def test_rows_have_the_same_bits_alone_and_together(folder: Path, method: str, f
     threaded = Together(cpu_decoder(folder / "target", form, threads=3), head).run(numbers, chunk=13)
     for ours, expected in zip(threaded, whole, strict=True):
         assert torch.equal(ours, expected)
+
+
+def test_what_a_head_cannot_do_is_refused(folder: Path):
+    """Before anything is written: a wrong call must not reach behind its arrays."""
+    decoder = cpu_decoder(folder / "target", "int8", threads=1)
+    runner, cache = ModelRunner.allocate(decoder, 64, PAGE_SIZE, (ROWS,)), PagedCache(64)
+    heads = {
+        name: decoder.head(open_head(folder / name).fitted(decoder.config), ROWS.name)
+        for name in ("eagle3", "dflash")
+    }
+    kv = cache.open()
+    cache.reserve(kv, 8)
+    rows = SequenceRows(kv, [5, 6, 7], 3, Draft(), run_logits=1)
+    arrays, starts = BatchBuffers().lay_out(cache, [rows], ()).arrays, np.zeros(1, np.int32)
+    own, theirs = (HeadInput(arrays, starts, torch.zeros(3, n), n == 0) for n in (0, 3 * HIDDEN))
+    record = np.zeros(1, RECORD)
+    plan = ChainPlan(np.array([3], np.int32), np.array([1], np.int32), record, None, 201)
+    with pytest.raises(ValueError, match="has no blocks"):
+        heads["eagle3"].block(None, replace(own, features=torch.zeros(3, HIDDEN)), plan, runner.store)
+    with pytest.raises(ValueError, match="nothing comes of rows that are kept"):
+        heads["dflash"].forward(theirs, runner.store)
+    with pytest.raises(ValueError, match="do not fit"):
+        heads["dflash"].block(replace(theirs, features=own.features), own, plan, runner.store)
+    with pytest.raises(ValueError, match="does not fit its pages"):
+        far = replace(plan, lengths=np.array([4000], np.int32))
+        heads["dflash"].block(None, own, far, runner.store)
+    assert heads["dflash"].block(None, own, plan, runner.store)[0]
