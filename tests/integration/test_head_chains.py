@@ -44,6 +44,7 @@ class Listener:
     def __init__(self, drafter: Any, in_one_call: bool) -> None:
         self.drafts: list[tuple[tuple[int, ...], ...]] = []
         self.chains = 0
+        self.kept = 0  # rows of context that blocks brought along
         self.passes = 0  # that guesses were drawn from outside of the runner
         self._propose, self._runner = drafter.propose, drafter._runner
         drafter.propose = self.propose
@@ -60,6 +61,8 @@ class Listener:
 
         def call(*arguments: Any) -> object:
             self.chains += is_used and name != "forward"
+            if is_used and name == "block" and arguments[0] is not None:
+                self.kept += len(arguments[0].arrays.token_ids)
             self.passes += len(arguments[0].arrays.logit_rows) > 0 if name == "forward" else 0
             return run(*arguments) if is_used else None
 
@@ -102,6 +105,8 @@ def test_one_call_gives_the_guesses_of_one_call_per_level(folder: Path, method: 
     ]  # before the first token there is nothing to go on
     assert together.chains == len(asked) > 20
     assert not together.passes and levels.passes
+    assert together.kept <= sum(map(len, texts)), "every token of an answer is kept once"
+    assert together.kept > 0 or method not in ("dflash", "dspark")
     assert {len(tokens) for step in together.drafts for tokens in step} >= {1, 2, 3, 4, 5}, "ends are shorter"
 
 

@@ -6,6 +6,7 @@ AT_ONCE = "tests/integration/test_heads_at_once.py"
 LOGITS = f"{AT_ONCE}::test_draft_logits_are_those_of_the_published_mathematics"
 TOLD = f"{AT_ONCE}::test_a_guess_tells_what_it_was_drawn_from"
 MTP = "tests/integration/test_mtp_modules.py::test_the_target_s_own_mtp_module"
+ONE_CALL = "tests/integration/test_head_chains.py::test_one_call_gives_the_guesses_of_one_call_per_level"
 DSPARK = "tests/integration/test_dspark.py"
 CHOICES = f"{UNIT}/drafters/test_medusa_choices.py"
 
@@ -72,7 +73,7 @@ PARALLEL_HEAD_MUTANTS = (
         "drafters/heads/dflash.py",
         "        fill(runs)\n        if guesses",
         "        if guesses",
-        ("tests/integration/test_head_rows.py::test_rows_in_the_pages_are_those_of_the_text[dflash chain]",),
+        (f"{ONE_CALL}[dflash]",),
     ),
     Mutant(
         77,
@@ -80,9 +81,7 @@ PARALLEL_HEAD_MUTANTS = (
         "backends/cpu/heads.py",
         "            self._native.set_markov(*self._markov)",
         "            pass",
-        (
-            "tests/integration/test_head_chains.py::test_one_call_gives_the_guesses_of_one_call_per_level[dspark]",
-        ),
+        (f"{ONE_CALL}[dspark]",),
     ),
     Mutant(
         73,
