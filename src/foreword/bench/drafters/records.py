@@ -1,6 +1,6 @@
 """What is kept of a measurement."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
@@ -25,17 +25,10 @@ class Record:
     @property
     def speedup(self) -> float:
         """Tokens per second, relative to plain decoding."""
-        return self._ratio(self.plain.seconds, self.speculative.seconds)
-
-    @property
-    def cpu_speedup(self) -> float | None:
-        """The same by the processor's time, which other programs do not change; None if it did not do the work."""
-        own, plain = self.speculative.cpu_seconds, self.plain.cpu_seconds
-        return self._ratio(plain, own) if own and plain else None
-
-    def _ratio(self, plain_seconds: float, own_seconds: float) -> float:
-        plain, own = self.plain.tokens, self.speculative.tokens
-        return own * plain_seconds / (own_seconds * plain) if own_seconds and plain else 1.0
+        plain, own = self.plain, self.speculative
+        return (
+            own.tokens * plain.seconds / (own.seconds * plain.tokens) if own.seconds and plain.tokens else 1.0
+        )
 
     def as_json(self) -> dict[str, Any]:
         """For a line of a file."""
@@ -49,6 +42,20 @@ class Record:
             return Record(str(value["drafter"]), str(value["prompt"]), str(value["category"]), **runs)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a measurement: {error}") from None
+
+
+def cpu_speedup(records: Sequence[Record]) -> float | None:
+    """Tokens per second of the processor's time, which other programs do not lengthen, relative to plain decoding.
+
+    None: for some of them it did not do the work.
+    """
+    guessing, plain = [record.speculative for record in records], [record.plain for record in records]
+    if not records or not all(run.cpu_seconds and run.tokens for run in (*guessing, *plain)):
+        return None
+    rates = [
+        sum(run.tokens for run in runs) / sum(run.cpu_seconds for run in runs) for runs in (guessing, plain)
+    ]
+    return rates[0] / rates[1]
 
 
 def _run(value: Mapping[str, Any]) -> Run:

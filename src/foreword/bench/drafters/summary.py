@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from foreword.bench.drafters.decode import Run
-from foreword.bench.drafters.records import Record
+from foreword.bench.drafters.records import Record, cpu_speedup
 
 ALL = "all"
 """Name of the row over all categories."""
@@ -33,6 +33,7 @@ class Row:
     # Time of draft and target together for a token: what is paid for, whoever computes it.
     device_ms_per_token: float
     plain_device_ms_per_token: float
+    cpu_speedup: float | None = None  # by the processor's time; None if it did not do the work
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -77,6 +78,7 @@ def _row(drafter: str, category: str, records: Sequence[Record]) -> Row:
         different_texts=sum(not record.identical for record in records),
         device_ms_per_token=_device_ms(guessing),
         plain_device_ms_per_token=_device_ms(plain),
+        cpu_speedup=cpu_speedup(records),
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from foreword.bench.drafters.records import Record
+from foreword.bench.drafters.records import Record, cpu_speedup
 
 LEAST_RATIO = 0.95
 """Of plain decoding, that no single prompt should fall below with what guesses by default."""
@@ -50,19 +50,12 @@ def slowest_prompts(records: Sequence[Record], most: int = MOST_SHOWN) -> list[S
     for drafter in dict.fromkeys(record.drafter for record in records):
         own = [record for record in records if record.drafter == drafter]
         below, worst = _lowest([(record.speedup, record) for record in own], most)
-        by_cpu = [(ratio, record) for record in own if (ratio := record.cpu_speedup) is not None]
+        by_cpu = [(ratio, record) for record in own if (ratio := cpu_speedup([record])) is not None]
         if len(by_cpu) < len(own):
             found.append(Slowest(drafter, len(own), below, worst))
-            continue
-        found.append(Slowest(drafter, len(own), below, worst, _cpu_speedup(own), *_lowest(by_cpu, most)))
+        else:
+            found.append(Slowest(drafter, len(own), below, worst, cpu_speedup(own), *_lowest(by_cpu, most)))
     return found
-
-
-def _cpu_speedup(records: Sequence[Record]) -> float:
-    tokens = sum(record.speculative.tokens for record in records)
-    plain_tokens = sum(record.plain.tokens for record in records)
-    own = sum(record.speculative.cpu_seconds for record in records)
-    return tokens * sum(record.plain.cpu_seconds for record in records) / (own * plain_tokens)
 
 
 def _lowest(
