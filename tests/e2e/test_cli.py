@@ -37,7 +37,7 @@ def test_the_footer_tells_passes_acceptance_and_what_was_drawn_with(tiny_model: 
         "--temperature",
         "0",
     ]
-    config = ["--speculative-config", '{"method": "ngram", "prompt_lookup_min": 1}']
+    config = ["--speculative-config", '{"method": "ngram", "prompt_lookup_min": 1, "fixed": true}']
     run = foreword("generate", *options, *config)
     cost, drawn = run.stderr.splitlines()
     assert re.fullmatch(
