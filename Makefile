@@ -47,7 +47,8 @@ format: $(READY)
 SANITIZED := build/sanitize
 SANITIZER_TESTS := tests/unit/kernels/test_kernels.py tests/unit/acceptance/test_pipeline.py \
 	tests/unit/kernels/test_factors.py tests/integration/test_adapters.py tests/integration/test_cpu_decoder.py \
-	tests/integration/test_cpu_mixed.py tests/integration/test_shape_invariance.py
+	tests/integration/test_cpu_mixed.py tests/integration/test_shape_invariance.py \
+	tests/integration/test_head_bits.py tests/integration/test_head_chains.py
 sanitize: $(READY)
 	cmake -S . -B $(SANITIZED) -DFOREWORD_SANITIZE=ON -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
 		-Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir)

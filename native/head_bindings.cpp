@@ -1,6 +1,8 @@
 // The Python face of draft heads.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
 #include "batch_bindings.h"
 #include "decoder.h"
@@ -17,65 +19,113 @@ void set_inputs(Head& head, const std::optional<Matrix>& fc, const std::vector<F
     head.set_inputs(std::move(inputs));
 }
 
+Join join_of(const std::string& name) {
+    if (name == "concat") return Join::SideBySide;
+    if (name == "fused") return Join::Fused;
+    if (name == "context") return Join::Context;
+    throw std::invalid_argument("a head's inputs are joined in no such way: " + name);
+}
+
+HeadRows read_rows(const Head& head, const nb::tuple& arrays, const Array<const int32_t, 1>& starts,
+                   const Array<const float, 2>& features, bool are_own) {
+    const HeadRows rows{read_batch(arrays, {}), starts.data(), features.data(), are_own};
+    const bool fit = static_cast<int64_t>(starts.shape(0)) == rows.batch.requests &&
+                     static_cast<int64_t>(features.shape(0)) == rows.batch.rows &&
+                     static_cast<int64_t>(features.shape(1)) == head.feature_width(are_own);
+    if (!fit) throw std::invalid_argument("the arrays beside the batch do not fit it");
+    return rows;
+}
+
 void forward(Head& head, KvStore& store, size_t kind, const nb::tuple& arrays, const Array<const int32_t, 1>& starts,
              const Array<const float, 2>& features, bool are_own, const Array<float, 2>& logits, const Array<float, 2>& states) {
-    const Batch batch = read_batch(arrays, {});
-    const auto fits = [](const auto& array, int64_t rows, int64_t columns) {
-        return static_cast<int64_t>(array.shape(0)) == rows && static_cast<int64_t>(array.shape(1)) == columns;
+    const HeadRows rows = read_rows(head, arrays, starts, features, are_own);
+    const auto fits = [&](const auto& array, int64_t columns) {
+        return static_cast<int64_t>(array.shape(0)) == rows.batch.wanted && static_cast<int64_t>(array.shape(1)) == columns;
     };
-    const bool room = static_cast<int64_t>(starts.shape(0)) == batch.requests &&
-                      fits(features, batch.rows, head.feature_width(are_own)) &&
-                      fits(logits, batch.wanted, head.head().draft_vocab_size) &&
-                      fits(states, batch.wanted, head.shape().hidden_size);
-    if (!room) throw std::invalid_argument("the arrays beside the batch do not fit it");
+    if (!fits(logits, head.head().draft_vocab_size) || !fits(states, head.shape().hidden_size)) {
+        throw std::invalid_argument("the arrays beside the batch do not fit it");
+    }
     nb::gil_scoped_release free;
-    head.forward(batch, store, kind, starts.data(), features.data(), are_own, logits.data(), states.data());
+    head.forward(rows, store, kind, logits.data(), states.data());
 }
 
 template <typename T>
 using Field = nb::ndarray<const T, nb::ndim<1>, nb::device::cpu>;  // may be a column of records
+
+// How guesses are drawn, as Python hands it over.
+struct PlanArrays {
+    const Array<const int32_t, 1>&lengths, &steps;
+    const std::optional<Array<const int32_t, 1>>& ids;
+    int64_t vocab;
+    const Field<double>& temperature;
+    const Field<int64_t>& top_k;
+    const Field<double>&top_p, &min_p;
+    const Field<uint64_t>& stems;
+    const Array<int32_t, 2>& tokens;
+
+    ChainPlan read(const Head& head, const Batch& batch) const {
+        const auto requests = static_cast<size_t>(batch.requests);
+        const int64_t draft_vocab = head.head().draft_vocab_size;
+        for (const size_t size : {lengths.shape(0), steps.shape(0), temperature.shape(0), top_k.shape(0), top_p.shape(0),
+                                  min_p.shape(0), stems.shape(0), tokens.shape(0)}) {
+            if (size != requests) throw std::invalid_argument("the arrays beside the batch do not fit it");
+        }
+        if (ids ? static_cast<int64_t>(ids->shape(0)) != draft_vocab : vocab > draft_vocab) {
+            throw std::invalid_argument("the vocabulary does not fit the head");
+        }
+        ChainPlan plan{lengths.data(), steps.data(), ids ? ids->data() : nullptr, vocab, static_cast<int64_t>(tokens.shape(1)), {}, {}};
+        for (size_t r = 0; r < requests; ++r) {
+            const int64_t last = lengths(r) + steps(r) - 1;  // one behind the last guess that is read
+            if (steps(r) < 1 || steps(r) > plan.most || plan.most > 64 || last > batch.pages * kPageSize) {
+                throw std::invalid_argument("a chain does not fit its pages");
+            }
+            plan.shapes.push_back({temperature(r), top_k(r), top_p(r), min_p(r)});
+            plan.stems.push_back(stems(r));
+        }
+        return plan;
+    }
+};
 
 void chain(Head& head, KvStore& store, size_t kind, const nb::tuple& arrays, const Array<const int32_t, 1>& starts,
            const Array<const float, 2>& features, const Array<const int32_t, 1>& lengths, const Array<const int32_t, 1>& steps,
            const std::optional<Array<const int32_t, 1>>& ids, int64_t vocab, const Field<double>& temperature,
            const Field<int64_t>& top_k, const Field<double>& top_p, const Field<double>& min_p, const Field<uint64_t>& stems,
            const Array<int32_t, 2>& tokens) {
-    const Batch batch = read_batch(arrays, {});
-    const auto requests = static_cast<size_t>(batch.requests);
-    const int64_t draft_vocab = head.head().draft_vocab_size;
-    for (const size_t size : {starts.shape(0), lengths.shape(0), steps.shape(0), temperature.shape(0), top_k.shape(0), top_p.shape(0),
-                              min_p.shape(0), stems.shape(0), tokens.shape(0)}) {
-        if (size != requests) throw std::invalid_argument("the arrays beside the batch do not fit it");
-    }
-    if (static_cast<int64_t>(features.shape(0)) != batch.rows || static_cast<int64_t>(features.shape(1)) != head.feature_width(false) ||
-        (ids ? static_cast<int64_t>(ids->shape(0)) != draft_vocab : vocab > draft_vocab)) {
-        throw std::invalid_argument("the features or the vocabulary do not fit the head");
-    }
-    ChainPlan plan{lengths.data(), steps.data(), ids ? ids->data() : nullptr, vocab, static_cast<int64_t>(tokens.shape(1)), {}, {}};
-    for (size_t r = 0; r < requests; ++r) {
-        const int64_t last = lengths(r) + steps(r) - 1;  // one behind the last guess that is read
-        if (steps(r) < 1 || steps(r) > plan.most || plan.most > 64 || last > batch.pages * kPageSize) {
-            throw std::invalid_argument("a chain does not fit its pages");
-        }
-        plan.shapes.push_back({temperature(r), top_k(r), top_p(r), min_p(r)});
-        plan.stems.push_back(stems(r));
-    }
+    const HeadRows rows = read_rows(head, arrays, starts, features, false);
+    const PlanArrays given{lengths, steps, ids, vocab, temperature, top_k, top_p, min_p, stems, tokens};
+    const ChainPlan plan = given.read(head, rows.batch);
     nb::gil_scoped_release free;
-    head.chain(batch, store, kind, starts.data(), features.data(), plan, tokens.data());
+    head.chain(rows, store, kind, plan, tokens.data());
+}
+
+using Context = std::tuple<nb::tuple, Array<const int32_t, 1>, Array<const float, 2>>;  // arrays, starts, features
+
+void block(Head& head, KvStore& store, size_t kind, const std::optional<Context>& context, const nb::tuple& arrays,
+           const Array<const int32_t, 1>& starts, const Array<const float, 2>& features, const Array<const int32_t, 1>& lengths,
+           const Array<const int32_t, 1>& steps, const std::optional<Array<const int32_t, 1>>& ids, int64_t vocab,
+           const Field<double>& temperature, const Field<int64_t>& top_k, const Field<double>& top_p, const Field<double>& min_p,
+           const Field<uint64_t>& stems, const Array<int32_t, 2>& tokens) {
+    std::optional<HeadRows> kept;
+    if (context) kept = read_rows(head, std::get<0>(*context), std::get<1>(*context), std::get<2>(*context), false);
+    const HeadRows rows = read_rows(head, arrays, starts, features, true);
+    const PlanArrays given{lengths, steps, ids, vocab, temperature, top_k, top_p, min_p, stems, tokens};
+    const ChainPlan plan = given.read(head, rows.batch);
+    nb::gil_scoped_release free;
+    head.block(kept ? &*kept : nullptr, rows, store, kind, plan, tokens.data());
 }
 
 }  // namespace
 
 void register_head(nb::module_& m) {
     nb::class_<Head>(m, "Head")
-        .def("__init__", [](Head* self, const Decoder& decoder, int64_t draft_vocab_size, int64_t feature_width, bool fused,
+        .def("__init__", [](Head* self, const Decoder& decoder, int64_t draft_vocab_size, int64_t feature_width, const std::string& join,
                             bool norm_before_residual, bool norm_output, int64_t hidden_size, int64_t intermediate_size,
                             int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float rms_norm_eps,
                             float magnitude, const Floats& inverse_frequencies) {
-            const HeadShape head{draft_vocab_size, feature_width, fused, norm_before_residual, norm_output};
+            const HeadShape head{draft_vocab_size, feature_width, join_of(join), norm_before_residual, norm_output};
             const StackShape shape{hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, rms_norm_eps};
             new (self) Head(decoder, head, shape, {copied(inverse_frequencies), magnitude});
-        }, nb::arg("decoder"), nb::arg("draft_vocab_size"), nb::arg("feature_width"), nb::arg("fused"),
+        }, nb::arg("decoder"), nb::arg("draft_vocab_size"), nb::arg("feature_width"), nb::arg("join"),
            nb::arg("norm_before_residual"), nb::arg("norm_output"), nb::arg("hidden_size"), nb::arg("intermediate_size"),
            nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"), nb::arg("rms_norm_eps"), nb::arg("magnitude"),
            nb::arg("inverse_frequencies"))
@@ -92,11 +142,15 @@ void register_head(nb::module_& m) {
         .def("set_ends", [](Head& self, Matrix embedding, Matrix output, const std::optional<Floats>& final_norm) {
             self.set_ends(std::move(embedding), std::move(output), copied(final_norm));
         }, nb::arg("embedding"), nb::arg("output"), nb::arg("final_norm").none())
+        .def("set_markov", &Head::set_markov, nb::arg("before"), nb::arg("after"))
         .def("forward", &forward, nb::arg("store"), nb::arg("kind"), nb::arg("arrays"), nb::arg("starts"), nb::arg("features"),
              nb::arg("are_own"), nb::arg("logits"), nb::arg("states"))
         .def("chain", &chain, nb::arg("store"), nb::arg("kind"), nb::arg("arrays"), nb::arg("starts"), nb::arg("features"),
              nb::arg("lengths"), nb::arg("steps"), nb::arg("ids").none(), nb::arg("vocab"), nb::arg("temperature"), nb::arg("top_k"),
-             nb::arg("top_p"), nb::arg("min_p"), nb::arg("stems"), nb::arg("tokens"));
+             nb::arg("top_p"), nb::arg("min_p"), nb::arg("stems"), nb::arg("tokens"))
+        .def("block", &block, nb::arg("store"), nb::arg("kind"), nb::arg("context").none(), nb::arg("arrays"), nb::arg("starts"),
+             nb::arg("features"), nb::arg("lengths"), nb::arg("steps"), nb::arg("ids").none(), nb::arg("vocab"),
+             nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"), nb::arg("min_p"), nb::arg("stems"), nb::arg("tokens"));
 }
 
 }  // namespace foreword

@@ -4,21 +4,29 @@
 
 namespace foreword {
 
-HeadPass::HeadPass(Head& head, const PassRows& rows, const float* features, bool are_own, float* logits, float* states)
-    : StackPass(head, rows, std::max(head.head_.feature_width, 2 * head.shape().hidden_size)), head_(head),
-      features_(features), are_own_(are_own), logits_(logits), states_(states) {}
+HeadPass::HeadPass(Head& head, const HeadRows& rows, KvStore& store, size_t kind, float* logits, float* states)
+    : StackPass(head, {rows.batch, store, kind, rows.starts}, std::max(head.head_.feature_width, 2 * head.shape().hidden_size)),
+      head_(head), features_(rows.features), are_own_(rows.are_own), logits_(logits), states_(states) {}
 
 void HeadPass::run() {
     pool_.run([this](int thread) { work(thread); });
 }
 
 void HeadPass::work(int thread) {
-    if (head_.head_.fused) {
-        join_fused(thread);
-        read_stream(0, thread);
-    } else {
-        reduce_features(thread);
-        join_side_by_side(thread);
+    switch (head_.head_.join) {
+        case Join::SideBySide:
+            reduce_features(thread);
+            join_side_by_side(thread);
+            break;
+        case Join::Fused:
+            join_fused(thread);
+            read_stream(0, thread);
+            break;
+        case Join::Context:
+            if (!are_own_) return keep_context(thread);
+            read_tokens();
+            read_stream(0, thread);
+            break;
     }
     const int64_t layers = static_cast<int64_t>(head_.layers_.size());
     for (int64_t index = 0; index < layers; ++index) {
@@ -90,6 +98,27 @@ void HeadPass::join_fused(int thread) {
     linears({{&fc, {stream_, hidden, nullptr, false}}}, into, thread);
 }
 
+void HeadPass::keep_context(int thread) {
+    reduce_features(thread);
+    const PackedMatrix& reader = *head_.layers_.front().key;
+    const ActivationView into = activations(reader, batch_.rows);
+    float* normed = floats_of(thread);
+    pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) {
+        turn_row(row);
+        norm(stream(row), head_.inputs_.hidden_norm, shape_.hidden_size, normed);
+        fill_row(reader, normed, row, into);
+    });
+    const int64_t layers = static_cast<int64_t>(head_.layers_.size());
+    for (int64_t index = 0; index < layers; ++index) keep_rows(index, thread);
+}
+
+void HeadPass::read_tokens() {
+    pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) {
+        turn_row(row);
+        embed(row, stream(row));
+    });
+}
+
 void HeadPass::finish(int thread) {
     if (batch_.wanted == 0) return;
     const PackedMatrix& output = *head_.output_;
@@ -103,6 +132,22 @@ void HeadPass::finish(int thread) {
         fill_row(output, normed, i, into);
     });
     linears({{&output, {logits_, head_.head_.draft_vocab_size, nullptr, false}}}, into, thread);
+}
+
+MarkovPass::MarkovPass(Head& head, const Batch& before, KvStore& store, size_t kind, float* logits)
+    : StackPass(head, {before, store, kind, nullptr}, head.after_->view().cols), head_(head), logits_(logits) {}
+
+void MarkovPass::run() {
+    const PackedMatrix& after = *head_.after_;
+    const ActivationView into = activations(after, batch_.rows);
+    pool_.run([&](int thread) {
+        float* read = floats_of(thread);
+        pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) {
+            kernels_.dequantize_row(head_.before_->view(), batch_.token_ids[row], read);
+            fill_row(after, read, row, into);
+        });
+        linears({{&after, {logits_, head_.head_.draft_vocab_size, nullptr, true}}}, into, thread);
+    });
 }
 
 }  // namespace foreword

@@ -8,7 +8,7 @@ namespace foreword {
 
 class HeadPass : private StackPass {
 public:
-    HeadPass(Head& head, const PassRows& rows, const float* features, bool are_own, float* logits, float* states);
+    HeadPass(Head& head, const HeadRows& rows, KvStore& store, size_t kind, float* logits, float* states);
     void run();
 
 private:
@@ -16,6 +16,9 @@ private:
     void reduce_features(int thread);
     void join_side_by_side(int thread);
     void join_fused(int thread);
+    // The target's features become keys and values of every layer; nothing else comes of them.
+    void keep_context(int thread);
+    void read_tokens();
     void embed(int64_t row, float* out) const;
     void norm(const float* values, const std::vector<float>& weight, int64_t size, float* out) const;
     void finish(int thread);
@@ -25,6 +28,17 @@ private:
     bool are_own_;
     float* logits_;
     float* states_;
+};
+
+// Adds what the Markov head says behind some tokens to logits [tokens, draft vocab].
+class MarkovPass : private StackPass {
+public:
+    MarkovPass(Head& head, const Batch& before, KvStore& store, size_t kind, float* logits);
+    void run();
+
+private:
+    Head& head_;
+    float* logits_;
 };
 
 }  // namespace foreword

@@ -38,7 +38,7 @@ void StackPass::turn_row(int64_t row) {
 }
 
 // Norms and rotates queries in place; rotated keys and values go to their slots.
-void StackPass::place_heads(int64_t index) {
+void StackPass::place_heads(int64_t index, bool with_queries) {
     const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
     const KvView rows = kv(index);
     const int64_t dim = shape_.head_dim, half = static_cast<int64_t>(stack_.ropes_[layer.rope].inverse_frequencies.size());
@@ -48,10 +48,10 @@ void StackPass::place_heads(int64_t index) {
         const int64_t turns = turns_at(layer.rope, row);
         if (together) {
             float* keys = heads + shape_.query_width();
-            kernels_.rms_norm(heads, layer.query_norm.data(), shape_.rms_norm_eps, shape_.query_width(), heads);
+            if (with_queries) kernels_.rms_norm(heads, layer.query_norm.data(), shape_.rms_norm_eps, shape_.query_width(), heads);
             kernels_.rms_norm(keys, layer.key_norm.data(), shape_.rms_norm_eps, shape_.kv_width(), keys);
         }
-        for (int64_t head = 0; head < shape_.num_heads + shape_.num_kv_heads; ++head) {
+        for (int64_t head = with_queries ? 0 : shape_.num_heads; head < shape_.num_heads + shape_.num_kv_heads; ++head) {
             float* one = heads + head * dim;
             const std::vector<float>& norm = head < shape_.num_heads ? layer.query_norm : layer.key_norm;
             if (!norm.empty() && !together) kernels_.rms_norm(one, norm.data(), shape_.rms_norm_eps, dim, one);

@@ -114,7 +114,7 @@ void StackPass::layer(int64_t index, int thread) {
              {layer.key.get(), {heads_ + query, heads_width_, nullptr, false}},
              {layer.value.get(), {heads_ + query + kv, heads_width_, nullptr, false}}},
             activations(*layer.query, rows), thread, {index, Site::Query, 3});
-    place_heads(index);
+    place_heads(index, true);
     attend(index, thread);
     const Readers output{index, Site::Output, 1}, inner{index, Site::Gate, 2};
     quantize_rows(attended_, query, *layer.output, output, thread);
@@ -122,6 +122,15 @@ void StackPass::layer(int64_t index, int thread) {
     if (layer.experts) return mixture(layer, thread);
     norm_rows(layer.mlp_norm, *layer.gate, inner, thread);
     dense(layer, inner, {index, Site::Down, 1}, thread);
+}
+
+void StackPass::keep_rows(int64_t index, int thread) {
+    const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
+    const int64_t query = shape_.query_width(), kv = shape_.kv_width();
+    linears({{layer.key.get(), {heads_ + query, heads_width_, nullptr, false}},
+             {layer.value.get(), {heads_ + query + kv, heads_width_, nullptr, false}}},
+            activations(*layer.key, batch_.rows), thread, {index, Site::Key, 2});
+    place_heads(index, false);
 }
 
 // The MLP that all rows share, whose input is there.

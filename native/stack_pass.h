@@ -35,6 +35,8 @@ protected:
     void read_stream(int64_t index, int thread);
     // A layer whose attention's input is there.
     void layer(int64_t index, int thread);
+    // Keys and values of rows whose input is there; they ask nothing.
+    void keep_rows(int64_t index, int thread);
     void norm_rows(const std::vector<float>& weight, const PackedMatrix& reader, const Readers& readers, int thread);
     void quantize_rows(const float* values, int64_t width, const PackedMatrix& reader, const Readers& readers, int thread);
     void fill_row(const PackedMatrix& reader, const float* values, int64_t row, const ActivationView& into) const;
@@ -56,7 +58,7 @@ private:
     template <typename Cut>
     void lay_out_mixtures(Cut& cut);
     void plan_attention(const int32_t* starts);
-    void place_heads(int64_t index);
+    void place_heads(int64_t index, bool with_queries);
     void attend(int64_t index, int thread);
     void gate_and_up(const Layer& layer, const Readers& readers, int thread);
     // A x of one row whose input is there, for every adapted matrix that reads it.

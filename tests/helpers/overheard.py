@@ -50,6 +50,7 @@ class OverheardPlaces:
         self._forward, self._propose = drafter._runner.forward, drafter.propose
         self._text: list[int] = []
         drafter._runner.forward, drafter.propose = self.forward, self.propose
+        drafter._runner.block = lambda *_: None  # so that what is drawn from comes by here
 
     def propose(self, asks: Any) -> Any:
         self._text = list(asks[0].request.tokens)

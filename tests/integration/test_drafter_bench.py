@@ -106,7 +106,7 @@ def test_host_time_is_that_of_steps_which_do_what_they_say(llm: LLM):
 
 
 def test_random_heads_are_measured_for_what_they_cost(llm: LLM):
-    methods = ("eagle", "eagle3", "p_eagle", "mtp", "medusa", "dflash")
+    methods = ("eagle", "eagle3", "p_eagle", "mtp", "medusa", "dflash", "dspark")
     forms = ",".join(f'{{"method": "{method}", "model": "random"}}' for method in methods)
     bench = DrafterBench(llm, parse_methods(forms), BenchSettings(max_tokens=8))
     records = list(bench.measure(PROMPTS[:1], [], lambda *_: None))

@@ -23,54 +23,8 @@ from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
 from helpers.draft_nodes import connect, running_node, wait_patiently
 from helpers.drafted_answers import PROMPTS, answers, mixed_params, noisy_copy, store_of_answers
+from helpers.drafter_forms import FORMS
 from helpers.taught_heads import taught_heads
-
-ASKED: list[dict[str, Any]] = [
-    {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1},
-    {"method": "suffix", "num_speculative_tokens": 12, "min_match": 1, "min_probability": 0.05},
-    {"method": "prediction", "num_speculative_tokens": 6},
-    {"method": ["prediction", "suffix"], "num_speculative_tokens": 9, "combine": "merge"},
-    {"method": ["grammar", "ngram"], "num_speculative_tokens": 6, "prompt_lookup_min": 1},
-    {"method": "rest", "num_speculative_tokens": 10, "min_match": 1},
-    {"method": ["rest", "ngram"], "num_speculative_tokens": 6},
-    {"method": "remote", "num_speculative_tokens": 4},
-    {"method": "jacobi", "num_speculative_tokens": 6},
-    {"method": "lookahead", "num_speculative_tokens": 5},
-    {
-        "method": "lookahead",
-        "num_speculative_tokens": 40,
-        "window_size": 5,
-        "ngram_size": 4,
-        "guess_set_size": 5,
-    },
-    {"method": ["lookahead", "suffix"], "num_speculative_tokens": 24, "combine": "merge"},
-    {"method": "draft_model", "num_speculative_tokens": 4},
-    {"method": "draft_model", "num_speculative_tokens": 12, "tree_width": 3},
-    {"method": "layer_skip", "num_speculative_tokens": 3, "exit_layer": 1},
-    {"method": "layer_skip", "num_speculative_tokens": 9, "layers": [1], "tree_width": 4, "max_depth": 3},
-    {"method": "self_quantized", "num_speculative_tokens": 4, "bits": 4},
-    {"method": "self_quantized", "num_speculative_tokens": 10, "bits": 2, "tree_width": 2},
-    {"method": "eagle3", "num_speculative_tokens": 4},
-    {"method": "eagle3", "num_speculative_tokens": 9, "tree_width": 3, "max_depth": 4},
-    {"method": "eagle", "num_speculative_tokens": 3},
-    {"method": "eagle", "num_speculative_tokens": 12, "tree_width": 4},
-    {"method": "p_eagle", "num_speculative_tokens": 4},
-    {"method": "p_eagle", "num_speculative_tokens": 9, "tree_width": 3, "max_depth": 4},
-    {"method": "mtp", "num_speculative_tokens": 3},
-    {"method": "mtp", "num_speculative_tokens": 8, "tree_width": 3},
-    {"method": "medusa", "num_speculative_tokens": 4},
-    {"method": "medusa", "num_speculative_tokens": 12, "tree_width": 3},
-    {"method": "medusa", "num_speculative_tokens": 8, "medusa_choices": "file"},
-    {"method": "medusa", "num_speculative_tokens": 10, "medusa_choices": "measured"},
-    {"method": "dflash", "num_speculative_tokens": 5},
-    {"method": "dflash", "num_speculative_tokens": 10, "tree_width": 3},
-    {"method": "dspark", "num_speculative_tokens": 5},
-    {"method": "dspark", "num_speculative_tokens": 9, "tree_width": 3, "confidence": 0.1},
-    {"method": ["suffix", "eagle3"], "num_speculative_tokens": 5},
-    {"method": ["suffix", "layer_skip"], "num_speculative_tokens": 5},
-    {"method": ["ngram", "draft_model"], "num_speculative_tokens": 10, "combine": "merge"},
-]
-FORMS = [{**form, "fixed": True} for form in ASKED]  # asked every time, whether or not it pays
 
 
 def form_id(form: dict[str, Any]) -> str:
@@ -289,6 +243,43 @@ def test_failures_and_cancellations_leave_no_trace(
     for index, (request, expected) in enumerate(zip(requests, plain[: len(PROMPTS)], strict=True)):
         assert request.output_ids == expected[: len(request.output_ids)]
         assert index in cancelled or len(request.output_ids) == len(expected)
+    assert engine.cache.available_pages == engine.cache.pool.num_pages
+    check_nothing_is_held(drafter)
+
+
+def retold(engine: EngineCore, predictions: Sequence[tuple[int, ...]], preempt: bool) -> list[list[int]]:
+    """Two answers to each of two prompts, then two more: what was read first is found again, or forked."""
+    requests, rng = [], random.Random(6)
+    for round_ in range(2):
+        for index in (1, 3):
+            prompt = tuple(PROMPTS[index]["prompt_token_ids"])
+            params = SamplingParams(temperature=0.7 * round_, max_tokens=14, n=2, seed=index, ignore_eos=True)
+            requests += engine.add(
+                NewRequest(f"{round_} {index}", prompt, params, prediction=predictions[index])
+            )
+        steps = 0
+        while engine.has_requests:
+            engine.step()
+            engine.check_integrity()
+            steps += 1
+            if preempt and steps % 3 == 0 and engine.scheduler.running:
+                engine.scheduler.preempt(rng.choice(engine.scheduler.running))
+    return [request.output_ids for request in requests]
+
+
+@pytest.fixture(scope="module")
+def plainly_retold(llm: LLM) -> list[list[int]]:
+    return retold(EngineCore(llm.engine.target, llm.loaded.vocabulary()), [()] * len(PROMPTS), preempt=False)
+
+
+def test_forks_preemptions_and_prefix_hits_do_not_show(
+    llm: LLM, form: dict[str, Any], predictions: list[tuple[int, ...]], plainly_retold: list[list[int]]
+):
+    engine, drafter = engine_with(llm, form, Flickering, seed=5)
+    assert retold(engine, predictions, preempt=True) == plainly_retold
+    assert engine.scheduler.preemptions > 3
+    assert engine.cache.prefix_hits > 0
+    assert all(not guard.faults for guard in _guards(drafter))
     assert engine.cache.available_pages == engine.cache.pool.num_pages
     check_nothing_is_held(drafter)
 

@@ -1,17 +1,20 @@
 """A head on the CPU kernels gives a row the same bits whatever runs beside it, on however many threads."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from foreword.acceptance.request import RECORD
 from foreword.backends.cpu.decoder import CpuDecoder
-from foreword.backends.interface import HeadInput, HeadOutput
+from foreword.backends.interface import ChainPlan, HeadInput, HeadOutput
 from foreword.backends.runner import ModelRunner
 from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.spec import RowSpec
 from foreword.models.heads.opening import Head, open_head
+from foreword.models.heads.spec import Join
 from foreword.speculation.draft import Draft
 from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 from helpers.cpu import cpu_decoder, needs_cpu_kernels
@@ -27,7 +30,9 @@ LENGTHS = (40, 5, 17, 70)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bits")
     make_hf_model(folder / "target", num_hidden_layers=6)
-    TinyHead(360, draft_vocab=201, layers=2).eagle3().save(folder / "head", draft_vocab_size=201)
+    TinyHead(360, draft_vocab=201, layers=2).eagle3().save(folder / "eagle3", draft_vocab_size=201)
+    block = {"block_size": 4, "mask_token_id": 11, "target_layer_ids": [0, 2, 5]}
+    TinyHead(360, layers=2, qk_norm=True).dflash().save(folder / "dflash", **block)
     return folder
 
 
@@ -36,6 +41,7 @@ class Together:
 
     def __init__(self, decoder: CpuDecoder, head: Head) -> None:
         self._head = decoder.head(head, ROWS.name)
+        self._is_block = head.spec.join is Join.CONTEXT
         self._runner = ModelRunner.allocate(decoder, 64, PAGE_SIZE, (ROWS,))
         self._cache, self._buffers = PagedCache(64), BatchBuffers()
 
@@ -51,18 +57,20 @@ class Together:
             kv = self._cache.open()
             self._cache.reserve(kv, length + 3)
             made[number] = (kv, tokens, features)
-        for begin in range(1, max(LENGTHS), chunk):
+        lag = 0 if self._is_block else 1
+        for begin in range(lag, max(LENGTHS), chunk):
             parts, rows = [], []
             for kv, tokens, features in made.values():
                 end = min(begin + chunk, len(tokens))
                 if begin < end:
-                    parts.append(SequenceRows(kv, tokens, end - begin, Draft(), first=begin))
-                    rows.append(features[begin - 1 : end - 1])
+                    parts.append(SequenceRows(kv, tokens, end - begin, Draft(), run_logits=0, first=begin))
+                    rows.append(features[begin - lag : end - lag])
             if parts:
                 self._pass(parts, torch.cat(rows), are_own=False)
         draft = Draft((5, 6, 7), (-1, -1, 0))
         ends = [SequenceRows(kv, tokens, 1, draft, first=len(tokens) - 1) for kv, tokens, _ in made.values()]
-        own = torch.cat([features[-4:, :HIDDEN] for _, _, features in made.values()])
+        width = 0 if self._is_block else HIDDEN
+        own = torch.cat([features[-4:, :width] for _, _, features in made.values()])
         output = self._pass(ends, own.contiguous(), are_own=True)
         for kv, _, _ in made.values():
             self._cache.close(kv)
@@ -70,14 +78,17 @@ class Together:
 
     def _pass(self, parts: list[SequenceRows], features: torch.Tensor, are_own: bool) -> HeadOutput:
         arrays = self._buffers.lay_out(self._cache, parts, ()).arrays
-        starts = np.ones(len(parts), np.int32)
+        if self._is_block and are_own:
+            arrays.ancestor_masks[:] = 7  # all rows see all of their block
+        starts = np.full(len(parts), 0 if self._is_block else 1, np.int32)
         return self._head.forward(HeadInput(arrays, starts, features, are_own), self._runner.store)
 
 
 @pytest.mark.parametrize("form", ["int8", "float32"])
-def test_rows_have_the_same_bits_alone_and_together(folder: Path, form: str):
+@pytest.mark.parametrize("method", ["eagle3", "dflash"])
+def test_rows_have_the_same_bits_alone_and_together(folder: Path, method: str, form: str):
     decoder = cpu_decoder(folder / "target", form, threads=1)
-    head = open_head(folder / "head").fitted(decoder.config)
+    head = open_head(folder / method).fitted(decoder.config)
     numbers = list(range(len(LENGTHS)))
     whole = Together(decoder, head).run(numbers, chunk=100)
     for chunk in (1, 7):
@@ -90,3 +101,30 @@ def test_rows_have_the_same_bits_alone_and_together(folder: Path, form: str):
     threaded = Together(cpu_decoder(folder / "target", form, threads=3), head).run(numbers, chunk=13)
     for ours, expected in zip(threaded, whole, strict=True):
         assert torch.equal(ours, expected)
+
+
+def test_what_a_head_cannot_do_is_refused(folder: Path):
+    """Before anything is written: a wrong call must not reach behind its arrays."""
+    decoder = cpu_decoder(folder / "target", "int8", threads=1)
+    runner, cache = ModelRunner.allocate(decoder, 64, PAGE_SIZE, (ROWS,)), PagedCache(64)
+    heads = {
+        name: decoder.head(open_head(folder / name).fitted(decoder.config), ROWS.name)
+        for name in ("eagle3", "dflash")
+    }
+    kv = cache.open()
+    cache.reserve(kv, 8)
+    rows = SequenceRows(kv, [5, 6, 7], 3, Draft(), run_logits=1)
+    arrays, starts = BatchBuffers().lay_out(cache, [rows], ()).arrays, np.zeros(1, np.int32)
+    own, theirs = (HeadInput(arrays, starts, torch.zeros(3, n), n == 0) for n in (0, 3 * HIDDEN))
+    record = np.zeros(1, RECORD)
+    plan = ChainPlan(np.array([3], np.int32), np.array([1], np.int32), record, None, 201)
+    with pytest.raises(ValueError, match="has no blocks"):
+        heads["eagle3"].block(None, replace(own, features=torch.zeros(3, HIDDEN)), plan, runner.store)
+    with pytest.raises(ValueError, match="nothing comes of rows that are kept"):
+        heads["dflash"].forward(theirs, runner.store)
+    with pytest.raises(ValueError, match="do not fit"):
+        heads["dflash"].block(replace(theirs, features=own.features), own, plan, runner.store)
+    with pytest.raises(ValueError, match="does not fit its pages"):
+        far = replace(plan, lengths=np.array([4000], np.int32))
+        heads["dflash"].block(None, own, far, runner.store)
+    assert heads["dflash"].block(None, own, plan, runner.store)[0]

@@ -1,6 +1,6 @@
 """A head's chain in one native call is the chain that it makes level by level."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     TinyHead(360).eagle().save(folder / "eagle")
     module = TinyHead(360, bias=True).mtp()
     module.save(folder / "mtp", {"": "model.layers.6."})
+    block = {"block_size": 6, "mask_token_id": 11}
+    reduced = TinyHead(360, taps=2, layers=2, draft_vocab=201, qk_norm=True).dflash()
+    reduced.save_speculators(folder / "dflash", "dflash", aux_hidden_state_layer_ids=[2, 4], **block)
+    causal = TinyHead(360, taps=2, own_ends=False).dspark()
+    causal.save(folder / "dspark", target_layer_ids=[1, 4], is_causal=True, **block)
     return folder
 
 
@@ -39,18 +44,29 @@ class Listener:
     def __init__(self, drafter: Any, in_one_call: bool) -> None:
         self.drafts: list[tuple[tuple[int, ...], ...]] = []
         self.chains = 0
-        self._propose, self._chain = drafter.propose, drafter._runner.chain
+        self.kept = 0  # rows of context that blocks brought along
+        self.passes = 0  # that guesses were drawn from outside of the runner
+        self._propose, self._runner = drafter.propose, drafter._runner
         drafter.propose = self.propose
-        drafter._runner.chain = self.chain if in_one_call else lambda *_: None
+        for name in ("chain", "block", "forward"):
+            setattr(self._runner, name, self.counted(name, is_used=in_one_call or name == "forward"))
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         drafts: list[Draft] = self._propose(asks)
         self.drafts.append(tuple(draft.tokens for draft in drafts))
         return drafts
 
-    def chain(self, *arguments: object) -> object:
-        self.chains += 1
-        return self._chain(*arguments)
+    def counted(self, name: str, is_used: bool) -> Callable[..., object]:
+        run = getattr(self._runner, name)
+
+        def call(*arguments: Any) -> object:
+            self.chains += is_used and name != "forward"
+            if is_used and name == "block" and arguments[0] is not None:
+                self.kept += len(arguments[0].arrays.token_ids)
+            self.passes += len(arguments[0].arrays.logit_rows) > 0 if name == "forward" else 0
+            return run(*arguments) if is_used else None
+
+        return call
 
 
 def decoded(
@@ -78,7 +94,7 @@ def decoded(
     return listener, [list(request.output_ids) for request in requests]
 
 
-@pytest.mark.parametrize("method", ["eagle3", "eagle", "mtp"])
+@pytest.mark.parametrize("method", ["eagle3", "eagle", "mtp", "dflash", "dspark"])
 def test_one_call_gives_the_guesses_of_one_call_per_level(folder: Path, method: str):
     together, texts = decoded(folder, method, MIXED, in_one_call=True)
     levels, same_texts = decoded(folder, method, MIXED, in_one_call=False)
@@ -88,6 +104,9 @@ def test_one_call_gives_the_guesses_of_one_call_per_level(folder: Path, method: 
         step for step in together.drafts if any(step)
     ]  # before the first token there is nothing to go on
     assert together.chains == len(asked) > 20
+    assert not together.passes and levels.passes
+    assert together.kept <= sum(map(len, texts)), "every token of an answer is kept once"
+    assert together.kept > 0 or method not in ("dflash", "dspark")
     assert {len(tokens) for step in together.drafts for tokens in step} >= {1, 2, 3, 4, 5}, "ends are shorter"
 
 
@@ -95,9 +114,10 @@ def test_one_call_gives_the_guesses_of_one_call_per_level(folder: Path, method: 
     ("params", "rule"),
     [([{"temperature": 0, "logit_bias": {7: 5.0}}], "coupled"), ([{"temperature": 0.8}], "token")],
 )
+@pytest.mark.parametrize("method", ["eagle3", "dspark"])
 def test_guesses_that_need_more_than_logits_are_made_level_by_level(
-    folder: Path, params: list[dict[str, Any]], rule: str
+    folder: Path, method: str, params: list[dict[str, Any]], rule: str
 ):
-    listener, _ = decoded(folder, "eagle3", params, in_one_call=True, rule=rule)
+    listener, _ = decoded(folder, method, params, in_one_call=True, rule=rule)
     assert not listener.chains
     assert any(map(len, (tokens for step in listener.drafts for tokens in step)))

@@ -15,6 +15,7 @@ from helpers.cpu import needs_cpu_kernels
 from helpers.overheard import OverheardLevels
 from helpers.slow_heads import target_states
 from helpers.slow_modules import SlowModule, module_tensors
+from helpers.taught_heads import hf_target
 from helpers.tiny_families import change_config, make_family
 
 PROMPT = {"prompt_token_ids": [*range(20, 36), 7]}  # a page and a token
@@ -69,6 +70,33 @@ def test_what_a_module_says_is_what_it_should(tmp_path: Path, family: str, backe
         states = target_states(model, text[:-1], (layers,), normed=True)
         expected = slow.chain(text, states, guesses, 1)[-1]
         torch.testing.assert_close(logits.double(), expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3"])
+def test_the_book_says_what_transformers_says(tmp_path: Path, family: str):
+    """Its own reading of the same files, where it has the module."""
+    layers = pytest.importorskip("transformers.modeling_layers")
+    if not hasattr(layers, "MtpModel"):
+        pytest.skip("this version of transformers has no MTP modules")
+    from transformers.cache_utils import MtpCache
+
+    model, slow = target_with_module(tmp_path, family)
+    theirs = hf_target(tmp_path)
+    behind = rf"model\.layers\.{len(model.model.layers)}\."  # it knows the depths of published models alone
+    theirs._keys_to_ignore_on_load_unexpected = [behind]
+    module = layers.MtpModel.from_pretrained(theirs)
+    text = [*range(20, 36), 7, 9]
+    states = target_states(model, text[:-1], (len(model.model.layers),), normed=True)
+    with torch.no_grad():
+        _, logits, _ = module(
+            input_ids=torch.tensor([text[1:]]),
+            last_hidden_states=states[None].float(),
+            attention_mask=None,
+            position_ids=torch.arange(1, len(text))[None],
+            mtp_cache=MtpCache(config=theirs.config.get_mtp_config()),
+        )
+    expected = slow.chain(text, states, [], 1)[-1]
+    torch.testing.assert_close(logits[0, -1].double(), expected, atol=2e-4, rtol=1e-4)
 
 
 def test_a_module_in_8_bit_floats_is_unpacked(tmp_path: Path):

@@ -17,9 +17,9 @@ HEAD_MUTANTS = (
     Mutant(
         82,
         "a chain in one call draws with the noise of the next position",
-        "drafters/heads/stepwise.py",
-        "np.array([run.end for run in runs], np.int32)",
-        "np.array([run.end + 1 for run in runs], np.int32)",
+        "drafters/heads/chain_plan.py",
+        "np.array([len(ask.request.tokens) for ask in asks], np.int32)",
+        "np.array([len(ask.request.tokens) + 1 for ask in asks], np.int32)",
         (CHAINS,),
     ),
     Mutant(

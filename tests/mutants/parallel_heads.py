@@ -6,6 +6,7 @@ AT_ONCE = "tests/integration/test_heads_at_once.py"
 LOGITS = f"{AT_ONCE}::test_draft_logits_are_those_of_the_published_mathematics"
 TOLD = f"{AT_ONCE}::test_a_guess_tells_what_it_was_drawn_from"
 MTP = "tests/integration/test_mtp_modules.py::test_the_target_s_own_mtp_module"
+ONE_CALL = "tests/integration/test_head_chains.py::test_one_call_gives_the_guesses_of_one_call_per_level"
 DSPARK = "tests/integration/test_dspark.py"
 CHOICES = f"{UNIT}/drafters/test_medusa_choices.py"
 
@@ -30,8 +31,8 @@ PARALLEL_HEAD_MUTANTS = (
         73,
         "the newest token's row of a DFlash block guesses, too",
         "drafters/heads/dflash.py",
-        "run_logits=int(self._spec.anchor_guesses),",
-        "run_logits=1,",
+        "arrays.row_starts[:-1] + int(not self._spec.anchor_guesses)",
+        "arrays.row_starts[:-1]",
         (f"{LOGITS}[DFlash-torch]",),
     ),
     Mutant(
@@ -48,7 +49,39 @@ PARALLEL_HEAD_MUTANTS = (
         "backends/torch/heads.py",
         'self._norm(self._linear(features, "fc"), "hidden_norm.weight")',
         'self._linear(features, "fc")',
+        (f"{LOGITS}[DFlash-torch]",),
+    ),
+    Mutant(
+        73,
+        "DFlash's context is not normed on the CPU kernels",
+        "backends/cpu/heads.py",
+        'Join.CONTEXT: ("", "hidden_norm")',
+        'Join.CONTEXT: ("", "")',
         (f"{LOGITS}[DFlash-cpu]",),
+    ),
+    Mutant(
+        73,
+        "a block looks at rows before those that its late head has",
+        "drafters/heads/dflash.py",
+        "self._rows_of(found).begin if run is None else run.start",
+        "self._rows_of(found).begin",
+        (f"{AT_ONCE}::test_a_head_that_joins_late_reads_the_text_from_there_on[DFlash-cpu]",),
+    ),
+    Mutant(
+        73,
+        "rows that a block's call has kept are made again, as if they were not there",
+        "drafters/heads/dflash.py",
+        "        fill(runs)\n        if guesses",
+        "        if guesses",
+        (f"{ONE_CALL}[dflash]",),
+    ),
+    Mutant(
+        77,
+        "a block in one call does not add what the Markov head says",
+        "backends/cpu/heads.py",
+        "            self._native.set_markov(*self._markov)",
+        "            pass",
+        (f"{ONE_CALL}[dspark]",),
     ),
     Mutant(
         73,

@@ -1,18 +1,26 @@
-"""Drafters that draw keep the target's distribution under every rule, through engine and step."""
+"""Drafters that draw keep the target's distribution under every rule, through engine and step.
+
+A law of texts that is off by a total variation of 0.11 is seen in at least 99 of 100 runs, however it is spread, one
+that is off by 0.08 in more than half (`test_these_biases_would_be_seen`); the right law is taken for a wrong one once
+in twenty thousand runs.
+"""
 
 from collections import Counter
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from foreword import LLM, SamplingParams
 from foreword.engine.config import EngineConfig
 from foreword.engine.loader import load_model
+from foreword.proofs.statistics import chi_square
 from helpers.passes import all_logits
 from helpers.taught_heads import taught_heads
+from helpers.text_statistics import least_visible
 
 PROMPT = [5, 60, 200, 5, 60, 5]
 ALLOWED = (5, 60, 200)
@@ -37,6 +45,22 @@ def exact_joint(model: Path) -> dict[tuple[int, ...], float]:
     return joint
 
 
+def test_these_biases_would_be_seen(tiny_model: Path):
+    """What chi-square sees least of: half of the mass gains in proportion, the other half loses."""
+    law, rng = np.array(list(exact_joint(tiny_model).values())), np.random.default_rng(1)
+    caught = []
+    for bias in (0.11, 0.08, 0.0):
+        seen = rng.multinomial(SAMPLES, least_visible(law, bias), 4_000).astype(np.float64)
+        caught.append(float((chi_square(seen, law) >= WORST_STATISTIC).mean()))
+    assert caught[0] >= 0.99
+    assert caught[1] > 0.5
+    assert caught[2] < 0.002
+
+
+def name_of(value: object) -> str:
+    return "-".join(map(str, value.values())) if isinstance(value, dict) else str(value)
+
+
 LAYER_SKIP = {"method": "layer_skip", "num_speculative_tokens": 2, "exit_layer": 1}
 JACOBI = {"method": "jacobi", "num_speculative_tokens": 2}
 LOOKAHEAD = {"method": "lookahead", "num_speculative_tokens": 8}
@@ -58,6 +82,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_min": 1}
         pytest.param(NGRAM, "token", marks=pytest.mark.slow),
         pytest.param(NGRAM, "block", marks=pytest.mark.slow),
     ],
+    ids=name_of,
 )
 def test_the_joint_distribution_is_the_targets(tiny_model: Path, form: dict[str, Any], rule: str):
     check_distribution(tiny_model, form, rule)
@@ -87,6 +112,7 @@ CHOICES = {"num_speculative_tokens": 4, "medusa_choices": [[0], [1], [0, 0], [1,
         pytest.param({"method": "mtp", **CHAIN}, "block", marks=pytest.mark.slow),
         pytest.param({"method": "eagle3", **TREE}, "traversal", marks=pytest.mark.slow),
     ],
+    ids=name_of,
 )
 def test_heads_keep_the_joint_distribution(
     tiny_model: Path, heads: dict[str, Path], form: dict[str, Any], rule: str

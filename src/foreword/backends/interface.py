@@ -107,6 +107,23 @@ class HeadRunner(Protocol):
         """
         ...
 
+    def block(
+        self, context: HeadInput | None, blocks: HeadInput, plan: ChainPlan, store: KvStore
+    ) -> list[list[int]] | None:
+        """The same for a head that guesses all places at once (DFlash): the wanted rows of each block, in their order.
+
+        What of the `context` is not there yet is kept first. None: it cannot, and is asked for the one and the other.
+        """
+        ...
+
+    def markov_before(self, tokens: Sequence[int]) -> Tensor:
+        """The numbers that a Markov head (DSpark) has for these tokens: float32 [tokens, rank]."""
+        ...
+
+    def markov_after(self, before: Tensor) -> Tensor:
+        """What it adds to the logits of the places behind them: float32 [tokens, draft vocabulary]."""
+        ...
+
 
 class MedusaRunner(Protocol):
     """Heads that read hidden states alone and guess a token each. They keep no KV."""

@@ -143,7 +143,7 @@ class Head:
         decoder: Decoder,
         draft_vocab_size: int,
         feature_width: int,
-        fused: bool,
+        join: str,
         norm_before_residual: bool,
         norm_output: bool,
         hidden_size: int,
@@ -173,6 +173,7 @@ class Head:
         score_scale: float,
     ) -> None: ...
     def set_ends(self, embedding: PackedMatrix, output: PackedMatrix, final_norm: Floats | None) -> None: ...
+    def set_markov(self, before: PackedMatrix, after: PackedMatrix) -> None: ...
     def forward(
         self,
         store: KvStore,
@@ -188,6 +189,25 @@ class Head:
         self,
         store: KvStore,
         kind: int,
+        arrays: tuple[NDArray[Any], ...],
+        starts: NDArray[int32],
+        features: Floats,
+        lengths: NDArray[int32],
+        steps: NDArray[int32],
+        ids: NDArray[int32] | None,
+        vocab: int,
+        temperature: NDArray[float64],
+        top_k: NDArray[int64],
+        top_p: NDArray[float64],
+        min_p: NDArray[float64],
+        stems: NDArray[uint64],
+        tokens: NDArray[int32],
+    ) -> None: ...
+    def block(
+        self,
+        store: KvStore,
+        kind: int,
+        context: tuple[tuple[NDArray[Any], ...], NDArray[int32], Floats] | None,
         arrays: tuple[NDArray[Any], ...],
         starts: NDArray[int32],
         features: Floats,

@@ -1,5 +1,7 @@
 """Rows are ratios of sums over the prompts."""
 
+from dataclasses import replace
+
 import pytest
 from rich.console import Console
 
@@ -94,7 +96,21 @@ def test_the_prompts_that_lose_are_named_though_the_mean_gains():
     assert summarise(records)[2].speedup > 1
     first, second = slowest_prompts(records, most=2)
     assert (first.drafter, first.prompts, first.below) == ("a", 3, 1)
-    assert first.worst == [("rag", "bad", pytest.approx(6 / 6.5)), ("chat", "fair", pytest.approx(6 / 6.2))]
+    assert first.worst == (("rag", "bad", pytest.approx(6 / 6.5)), ("chat", "fair", pytest.approx(6 / 6.2)))
     assert "1 of 3 prompts below 0.95" in first.told
     assert "0.92× rag bad" in first.told
     assert second.below == 0
+    assert second.cpu_speedup is None and "processor" not in second.told
+
+
+def test_the_processor_s_time_tells_a_busy_machine_from_a_bad_prompt():
+    """Twice as long by the clock, for half of the work."""
+    found = record("a", "slow", tokens=60, seconds=12.0)
+    runs = {
+        "speculative": replace(found.speculative, cpu_seconds=2.5),
+        "plain": replace(found.plain, cpu_seconds=5.0),
+    }
+    (one,) = slowest_prompts([replace(found, **runs)])
+    assert (one.below, one.cpu_below, one.cpu_speedup) == (1, 0, pytest.approx(2.0))
+    assert one.cpu_worst == (("chat", "slow", pytest.approx(2.0)),)
+    assert "by the processor's time 2.00× in all, 0 below: 2.00× chat slow" in one.told

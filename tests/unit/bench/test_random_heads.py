@@ -19,7 +19,7 @@ LAYER = LayerSpec(AttentionSpec(4, 2, 16, bias=True, qk_norm=True), MlpSpec(96))
 TARGET = ModelConfig("qwen3", 360, 64, 512, (LAYER,) * 6, NormSpec(1e-5), RopeSpec(10000.0), True)
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3", "p_eagle", "mtp", "medusa", "dflash"])
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "p_eagle", "mtp", "medusa", "dflash", "dspark"])
 def test_a_random_head_fits_its_target(tmp_path: Path, method: str):
     head = open_head(write_random_head(method, TARGET, tmp_path / method))
     assert head.spec.kind == method
@@ -35,7 +35,7 @@ def test_others_have_none(tmp_path: Path):
 
 def test_heads_are_measured_when_they_are_named():
     labels = {method.label for method in default_methods()}
-    assert not labels & {"eagle", "eagle3", "mtp", "medusa", "p_eagle", "dflash"}
+    assert not labels & {"eagle", "eagle3", "mtp", "medusa", "p_eagle", "dflash", "dspark"}
 
 
 def test_what_a_random_head_guesses_is_not_told():

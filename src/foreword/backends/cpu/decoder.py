@@ -10,7 +10,6 @@ from torch import Tensor
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.backends.cpu.adapters import AdapterPacker
-from foreword.backends.cpu.block_heads import CpuBlockHead, packed_ends
 from foreword.backends.cpu.experts import load_experts
 from foreword.backends.cpu.heads import CpuHead, HeadPacker
 from foreword.backends.cpu.kv_store import HEAD_ALIGNMENT, CpuKvStore
@@ -24,7 +23,6 @@ from foreword.models.adapters.lora import Lora
 from foreword.models.config import LayerSpec, ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.opening import Head
-from foreword.models.heads.spec import Join
 from foreword.models.layer_shapes import FINAL_NORM, norm_names
 from foreword.models.rope import frequencies
 from foreword.models.rope_spec import RopeSpec
@@ -158,11 +156,9 @@ class CpuDecoder:
         )
         return CpuDecoder(self.config.followed_by(more.config), weights, self.form, self.threads)
 
-    def head(self, head: Head, rows: str) -> CpuHead | CpuBlockHead:
-        """A draft head in this decoder's numbers, on its threads; DFlash's runs in torch, in float32."""
+    def head(self, head: Head, rows: str) -> CpuHead:
+        """A draft head in this decoder's numbers, on its threads."""
         ends = self._weights.embedding, self._weights.head
-        if head.spec.join is Join.CONTEXT:
-            return CpuBlockHead(head, rows, packed_ends(*ends, self.isa), bucketed=False)
         return CpuHead(head, rows, self._packer(head), self._native, ends)
 
     def medusa(self, head: Head) -> CpuMedusa:

@@ -1,21 +1,31 @@
 """Draft heads on the compiled CPU kernels: one native call per pass, in 8 bits where the decoder is."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from foreword.backends.batch import Ints
 from foreword.backends.cpu.experts import load_experts
 from foreword.backends.cpu.kv_store import CpuKvStore
 from foreword.backends.cpu.packing import WeightForm, rotated_group
 from foreword.backends.interface import ChainPlan, HeadInput, HeadOutput, KvStore
 from foreword.models.heads.opening import Head
-from foreword.models.heads.spec import Join
+from foreword.models.heads.spec import MARKOV, Join
 from foreword.models.rope import frequencies
 
 if TYPE_CHECKING:
     from foreword.kernels import _native
+
+_INPUT_NORMS = {
+    Join.CONCAT: ("layers.0.input_layernorm", "layers.0.hidden_norm"),
+    Join.FUSED: ("enorm", "hnorm"),
+    Join.CONTEXT: ("", "hidden_norm"),
+}
+"""Norms of a token's embedding and of the features, where a head has them."""
 
 _QKV, _OUTPUT, _MLP = ("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj", "down_proj")
 
@@ -83,13 +93,13 @@ class CpuHead:
         from foreword.kernels import _native
 
         spec = self.spec = head.spec
-        self._rows = rows
+        self._rows, self._isa = rows, packer.isa
         layer = spec.layers[0]
         self._native = _native.Head(
             decoder,
             draft_vocab_size=spec.draft_vocab_size,
             feature_width=spec.feature_width,
-            fused=spec.join is Join.FUSED,
+            join=spec.join.value,
             norm_before_residual=spec.norm_before_residual,
             norm_output=spec.norm_output,
             hidden_size=spec.hidden_size,
@@ -106,6 +116,9 @@ class CpuHead:
             self._add_layer(packer, index)
         embedding, output = packer.optional("embed_tokens"), packer.optional("lm_head")
         self._native.set_ends(embedding or ends[0], output or ends[1], packer.vector("norm.weight"))
+        self._markov = [packer.matrix(name) for name in MARKOV if spec.has(name + ".weight")]
+        if self._markov:
+            self._native.set_markov(*self._markov)
         self.weight_bytes = packer.nbytes
 
     def _set_inputs(self, packer: HeadPacker) -> None:
@@ -116,10 +129,7 @@ class CpuHead:
             else [f"fc_norm.{i}.weight" for i in range(spec.num_taps)]
         )
         norms = [norm for name in names if (norm := packer.vector(name)) is not None]
-        side_by_side = spec.join is Join.CONCAT
-        of_token, of_features = (
-            ("layers.0.input_layernorm", "layers.0.hidden_norm") if side_by_side else ("enorm", "hnorm")
-        )
+        of_token, of_features = _INPUT_NORMS[spec.join]
         self._native.set_inputs(
             packer.optional("fc"),
             norms,
@@ -150,45 +160,69 @@ class CpuHead:
 
     def forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
         """One pass over all rows."""
-        if not isinstance(store, CpuKvStore):
-            raise ValueError("the KV store was made for another backend")
-        arrays = wanted.arrays
-        rows = len(arrays.logit_rows)
+        rows = len(wanted.arrays.logit_rows)
         logits = np.empty((rows, self.spec.draft_vocab_size), dtype=np.float32)
         states = np.empty((rows, self.spec.hidden_size), dtype=np.float32)
+        memory, kind = self._place(store)
         self._native.forward(
-            store.native,
-            store.spec.index(self._rows),
-            arrays,
-            wanted.starts,
-            wanted.features.contiguous().numpy(),
-            wanted.are_own,
-            logits,
-            states,
+            memory, kind, wanted.arrays, wanted.starts, _features(wanted), wanted.are_own, logits, states
         )
         return HeadOutput(torch.from_numpy(logits), torch.from_numpy(states))
 
     def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> list[list[int]]:
         """All guesses in one native call."""
+        memory, kind = self._place(store)
+        tokens = _room(plan)
+        self._native.chain(
+            memory, kind, wanted.arrays, wanted.starts, _features(wanted), *_as_drawn(plan, tokens)
+        )
+        return _guesses(tokens)
+
+    def block(
+        self, context: HeadInput | None, blocks: HeadInput, plan: ChainPlan, store: KvStore
+    ) -> list[list[int]]:
+        """Context, blocks and what is drawn from them in one native call."""
+        memory, kind = self._place(store)
+        kept = None if context is None else (context.arrays, context.starts, _features(context))
+        tokens = _room(plan)
+        self._native.block(
+            memory, kind, kept, blocks.arrays, blocks.starts, _features(blocks), *_as_drawn(plan, tokens)
+        )
+        return _guesses(tokens)
+
+    def markov_before(self, tokens: Sequence[int]) -> Tensor:
+        table = self._markov[0]
+        read = np.empty((len(tokens), table.cols), np.float32)
+        for row, token in enumerate(tokens):
+            table.expand_row(token, read[row], self._isa)
+        return torch.from_numpy(read)
+
+    def markov_after(self, before: Tensor) -> Tensor:
+        matrix = self._markov[1]
+        said = np.empty((len(before), matrix.rows), np.float32)
+        matrix.multiply(before.contiguous().numpy(), said, self._isa)
+        return torch.from_numpy(said)
+
+    def _place(self, store: KvStore) -> "tuple[_native.KvStore, int]":
+        """Where its KV rows are."""
         if not isinstance(store, CpuKvStore):
             raise ValueError("the KV store was made for another backend")
-        records = plan.records
-        tokens = np.empty((len(plan.steps), int(plan.steps.max())), dtype=np.int32)
-        self._native.chain(
-            store.native,
-            store.spec.index(self._rows),
-            wanted.arrays,
-            wanted.starts,
-            wanted.features.contiguous().numpy(),
-            plan.lengths,
-            plan.steps,
-            plan.token_ids,
-            plan.vocab_size,
-            records["temperature"],
-            records["top_k"],
-            records["top_p"],
-            records["min_p"],
-            records["stem"],
-            tokens,
-        )
-        return [[token for token in row if token >= 0] for row in tokens.tolist()]
+        return store.native, store.spec.index(self._rows)
+
+
+def _features(rows: HeadInput) -> NDArray[np.float32]:
+    return rows.features.contiguous().numpy()
+
+
+def _as_drawn(plan: ChainPlan, tokens: Ints) -> tuple[Any, ...]:
+    """How guesses are drawn, and where they go, in the order of the bindings."""
+    fields = [plan.records[name] for name in ("temperature", "top_k", "top_p", "min_p", "stem")]
+    return plan.lengths, plan.steps, plan.token_ids, plan.vocab_size, *fields, tokens
+
+
+def _room(plan: ChainPlan) -> Ints:
+    return np.empty((len(plan.steps), int(plan.steps.max())), dtype=np.int32)
+
+
+def _guesses(tokens: Ints) -> list[list[int]]:
+    return [[token for token in row if token >= 0] for row in tokens.tolist()]

@@ -17,7 +17,7 @@ from foreword.backends.torch.staging import StagedBatch, Staging
 from foreword.backends.torch.weights import DecoderWeights
 from foreword.models.config import LayerSpec
 from foreword.models.heads.opening import Head
-from foreword.models.heads.spec import CONFIDENCE, DRAFTERS_OWN, TABLES, Join
+from foreword.models.heads.spec import CONFIDENCE, DRAFTERS_OWN, MARKOV, TABLES, Join
 from foreword.models.rope import frequencies, rotate
 
 
@@ -95,6 +95,21 @@ class TorchHead:
     def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> list[list[int]] | None:
         """It is asked level by level."""
         return None
+
+    def block(
+        self, context: HeadInput | None, blocks: HeadInput, plan: ChainPlan, store: KvStore
+    ) -> list[list[int]] | None:
+        """It is asked for context and block by themselves."""
+        return None
+
+    @torch.inference_mode()
+    def markov_before(self, tokens: Sequence[int]) -> Tensor:
+        table = self._weights[MARKOV[0] + ".weight"]
+        return table[torch.tensor(tokens, device=table.device)].float()
+
+    @torch.inference_mode()
+    def markov_after(self, before: Tensor) -> Tensor:
+        return self._linear(before.to(self._ends.dtype), MARKOV[1]).float()
 
     def _paged(self, store: KvStore) -> PagedRows:
         """Where its rows are."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
+from time import perf_counter, process_time
 
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.overrides import SpeculationSetting
@@ -35,6 +35,9 @@ class Run:
     token_ids: tuple[int, ...]  # the whole answer
     drafted_per_position: tuple[int, ...] = ()  # drafts that have a guess at this place
     accepted_per_position: tuple[int, ...] = ()  # drafts of which all guesses up to this place were committed
+    cpu_seconds: float = (
+        0.0  # the processor's time, whoever else it worked for; 0: another device did the work
+    )
 
     @property
     def rest_seconds(self) -> float:
@@ -65,10 +68,11 @@ def _decode_rest(engine: EngineCore, request: Request, on_tokens: OnTokens | Non
     passes_before = request.ledger.passes
     tokens_before = len(request.tokens)
     memory = _MemoryQuestions(request)
-    began = perf_counter()
+    began, worked = perf_counter(), process_time()
     while request.finish_reason is None:
         memory.ask_now_and_then()
         _step(engine, request, on_tokens)
+    cpu_seconds = process_time() - worked - memory.cpu_seconds if engine.target.device.type == "cpu" else 0.0
     seconds, spent = perf_counter() - began - memory.seconds, engine.seconds - before
     return Run(
         tokens=len(request.tokens) - tokens_before,
@@ -83,6 +87,7 @@ def _decode_rest(engine: EngineCore, request: Request, on_tokens: OnTokens | Non
         token_ids=tuple(request.output_ids),
         drafted_per_position=tuple(request.acceptance.drafted_per_position),
         accepted_per_position=tuple(request.acceptance.accepted_per_position),
+        cpu_seconds=cpu_seconds,
     )
 
 
@@ -93,15 +98,16 @@ class _MemoryQuestions:
         self._drafters = [] if request.speculation is None else [request.speculation.drafter]
         self._passes = 0
         self.largest: int | None = None  # that it answered
-        self.seconds = 0.0  # that the questions took
+        self.seconds = self.cpu_seconds = 0.0  # that the questions took
 
     def ask_now_and_then(self) -> None:
         """To be called before every pass; asks before the first two and then every sixteenth."""
         if self._passes < 2 or self._passes % _PASSES_PER_QUESTION == 0:
-            asked = perf_counter()
+            asked, worked = perf_counter(), process_time()
             answer = added_memory(self._drafters)
             self.largest = answer if self.largest is None else max(self.largest, answer or 0)
             self.seconds += perf_counter() - asked
+            self.cpu_seconds += process_time() - worked
         self._passes += 1
 
 

@@ -13,9 +13,13 @@ from foreword.errors import RequestError
 from foreword.models.config import ModelConfig
 from foreword.models.heads.layouts.blocks import layer_shapes
 from foreword.models.heads.layouts.eagle3 import MASK_HIDDEN
+from foreword.models.heads.spec import MARKOV
 
 MEDUSA_HEADS, DFLASH_LAYERS, DFLASH_BLOCK, DRAFT_VOCAB, TAPS = 5, 5, 16, 32_000, 3
 """As most are published: Medusa's heads, DFlash's layers and rows of a block, tokens of a reduced vocabulary."""
+
+DSPARK_BLOCK, DSPARK_RANK = 7, 256
+"""And DSpark's rows of a block and the numbers of its Markov head."""
 
 Shaped = tuple[dict[str, tuple[int, ...]], dict[str, Any]]
 
@@ -123,6 +127,13 @@ def _dflash(target: ModelConfig) -> Shaped:
     return shapes, _layer_config(target, layers) | {"dflash_config": own}
 
 
+def _dspark(target: ModelConfig) -> Shaped:
+    shapes, config = _dflash(target)
+    markov = {f"{name}.weight": (target.vocab_size, DSPARK_RANK) for name in MARKOV}
+    block = {**config["dflash_config"], "block_size": DSPARK_BLOCK}
+    return shapes | markov, config | {"dflash_config": block}
+
+
 _SHAPES: Mapping[str, Callable[[ModelConfig], Shaped]] = {
     "eagle": _eagle,
     "eagle3": _eagle3,
@@ -130,4 +141,5 @@ _SHAPES: Mapping[str, Callable[[ModelConfig], Shaped]] = {
     "mtp": _mtp,
     "medusa": _medusa,
     "dflash": _dflash,
+    "dspark": _dspark,
 }

@@ -1,6 +1,6 @@
 """What is kept of a measurement."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
@@ -42,6 +42,20 @@ class Record:
             return Record(str(value["drafter"]), str(value["prompt"]), str(value["category"]), **runs)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a measurement: {error}") from None
+
+
+def cpu_speedup(records: Sequence[Record]) -> float | None:
+    """Tokens per second of the processor's time, which other programs do not lengthen, relative to plain decoding.
+
+    None: for some of them it did not do the work.
+    """
+    guessing, plain = [record.speculative for record in records], [record.plain for record in records]
+    if not records or not all(run.cpu_seconds and run.tokens for run in (*guessing, *plain)):
+        return None
+    rates = [
+        sum(run.tokens for run in runs) / sum(run.cpu_seconds for run in runs) for runs in (guessing, plain)
+    ]
+    return rates[0] / rates[1]
 
 
 def _run(value: Mapping[str, Any]) -> Run:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from foreword.bench.drafters.decode import Run
-from foreword.bench.drafters.records import Record
+from foreword.bench.drafters.records import Record, cpu_speedup
 
 ALL = "all"
 """Name of the row over all categories."""
@@ -36,6 +36,7 @@ class Row:
     passes: int  # of the target, while decoding
     drafted_per_position: tuple[int, ...]  # drafts that have a guess at this place
     accepted_per_position: tuple[int, ...]  # drafts of which all guesses up to this place were committed
+    cpu_speedup: float | None = None  # by the processor's time; None if it did not do the work
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -83,6 +84,7 @@ def _row(drafter: str, category: str, records: Sequence[Record]) -> Row:
         passes=steps,
         drafted_per_position=summed([run.drafted_per_position for run in guessing]),
         accepted_per_position=summed([run.accepted_per_position for run in guessing]),
+        cpu_speedup=cpu_speedup(records),
     )
 
 

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from foreword.backends.batch import BatchArrays
+from foreword.backends.batch import BatchArrays, Ints
 from foreword.backends.interface import HeadInput, HeadOutput
 from foreword.drafters.heads.at_once import guess_at_once
-from foreword.drafters.heads.in_pages import HeadInPages, Run
+from foreword.drafters.heads.chain_plan import drafted, plan_chains
+from foreword.drafters.heads.in_pages import HeadInPages, Run, fill
 from foreword.drafters.heads.loading import HeadConfig, LoadedHead, load_head
 from foreword.drafters.resources import DrafterResources
+from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, RequestRows
 from foreword.speculation.rows.layout import SequenceRows
@@ -29,27 +31,53 @@ class DFlashHead(HeadInPages):
         super().__init__(head, LAG, scratch=head.spec.block_size)
         assert head.spec.mask_token_id is not None
         self._mask, self._spec, self._width = head.spec.mask_token_id, head.spec, width
+        self._in_one_call = width == 1  # where the runner can
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`; none where states of the newest committed tokens are not known."""
         drafts = [Draft()] * len(asks)
-        pages = {index: found for index, ask in enumerate(asks) if (found := self._ready(ask)) is not None}
-        if not pages:
-            return drafts
-        asked = [asks[index] for index in pages]
-        self._fill(asked)
-        parts = [self._block(ask, found) for ask, found in zip(asked, pages.values(), strict=True)]
-        first = next(iter(pages.values()))
-        arrays = self._buffers.lay_out(first.cache, parts, ()).arrays
+        ready = {index: found for index, ask in enumerate(asks) if (found := self._ready(ask)) is not None}
+        if ready:
+            guessed = self._fill_and_guess([asks[index] for index in ready], list(ready.values()))
+            for index, draft in zip(ready, guessed, strict=True):
+                drafts[index] = draft
+        return drafts
+
+    def _fill_and_guess(self, asks: list[Ask], pages: list[RequestRows]) -> list[Draft]:
+        missing = [self._missing(ask, found) for ask, found in zip(asks, pages, strict=True)]
+        runs = [run for run in missing if run is not None]
+        context = self._true_rows(runs, wanted=0) if runs else None
+        starts = [
+            self._rows_of(found).begin if run is None else run.start
+            for run, found in zip(missing, pages, strict=True)
+        ]
+        parts = [self._block(ask, found) for ask, found in zip(asks, pages, strict=True)]
+        places = [
+            min(len(part.draft) + self._spec.anchor_guesses, ask.max_depth, ask.max_nodes)
+            for ask, part in zip(asks, parts, strict=True)
+        ]
+        blocks = self._block_rows(pages[0].cache, parts, places, np.array(starts, np.int32))
+        store = pages[0].store
+        plan = plan_chains(asks, places, self._vocabulary) if self._in_one_call else None
+        guesses = None if plan is None else self._runner.block(context, blocks, plan, store)
+        if guesses is None and context is not None:
+            self._runner.forward(context, store)
+        fill(runs)
+        if guesses is not None:
+            return drafted(asks, guesses)
+        return self._guess(asks, places, self._runner.forward(blocks, store))
+
+    def _block_rows(
+        self, cache: PagedCache, parts: Sequence[SequenceRows], places: Sequence[int], starts: Ints
+    ) -> HeadInput:
+        """The rows of all blocks; the outcome of the first `places` that guess is wanted."""
+        arrays = self._buffers.lay_out(cache, parts, ()).arrays
         if not self._spec.is_causal:
             _see_all(arrays, parts)
-        starts = np.array([self._rows_of(found).begin for found in pages.values()], np.int32)
-        nothing = torch.empty(len(arrays.token_ids), 0)
-        output = self._runner.forward(HeadInput(arrays, starts, nothing, are_own=True), first.store)
-        places = [len(part.draft) + part.run_logits for part in parts]
-        for index, draft in zip(pages, self._guess(asked, places, output), strict=True):
-            drafts[index] = draft
-        return drafts
+        firsts = arrays.row_starts[:-1] + int(not self._spec.anchor_guesses)
+        wanted = [np.arange(first, first + count) for first, count in zip(firsts, places, strict=True)]
+        arrays = arrays._replace(logit_rows=np.concatenate(wanted).astype(np.int32))
+        return HeadInput(arrays, starts, torch.empty(len(arrays.token_ids), 0), are_own=True)
 
     def _guess(self, asks: Sequence[Ask], places: Sequence[int], output: HeadOutput) -> list[Draft]:
         return guess_at_once(asks, places, output.logits, self._vocabulary, self._width)
@@ -63,16 +91,11 @@ class DFlashHead(HeadInPages):
         has_room = ask.pages.kv.reserved >= end + 2
         return ask.pages if is_known and has_room and end > 0 else None
 
-    def _fill(self, asks: Sequence[Ask]) -> None:
-        """Make the rows of committed tokens that have none yet."""
-        runs = []
-        for ask in asks:
-            assert ask.pages is not None
-            rows, end = self._rows_of(ask.pages), len(ask.request.tokens) - 1
-            if (first := rows.missing_from(LAG)) < end:
-                runs.append(Run(ask.pages, rows, ask.request.tokens, first, end, LAG))
-        if runs:
-            self._run_true(runs, wanted=0)
+    def _missing(self, ask: Ask, pages: RequestRows) -> Run | None:
+        """The rows of committed tokens that are not there yet."""
+        rows, end = self._rows_of(pages), len(ask.request.tokens) - 1
+        first = rows.missing_from(LAG)
+        return Run(pages, rows, ask.request.tokens, first, end, LAG) if first < end else None
 
     def _block(self, ask: Ask, pages: RequestRows) -> SequenceRows:
         """The newest token and the masks behind it, fewer where there is no memory for all."""
@@ -83,7 +106,6 @@ class DFlashHead(HeadInPages):
             tokens,
             1,
             Draft.chain([self._mask] * masks, len(tokens)),
-            run_logits=int(self._spec.anchor_guesses),
             first=len(tokens) - 1,
         )
 

@@ -37,28 +37,24 @@ class DSparkHead(DFlashHead):
 
     def __init__(self, head: LoadedHead, width: int, confidence: float) -> None:
         super().__init__(head, width)
-        self._before, self._after = (head.own[f"markov_head.markov_w{n}.weight"] for n in (1, 2))
         self._sureness = head.own.get(CONFIDENCE + ".weight")
         self._bias = head.own.get(CONFIDENCE + ".bias")
         self._confidence = confidence
         if confidence > 0 and self._sureness is None:
             raise RequestError("confidence: this head has no confidence head; leave it out")
-
-    def memory_bytes(self) -> int:
-        """With the matrices of the Markov head."""
-        return super().memory_bytes() + self._before.nbytes + self._after.nbytes
+        self._in_one_call &= confidence == 0
 
     def _guess(self, asks: Sequence[Ask], places: Sequence[int], output: HeadOutput) -> list[Draft]:
         trees, firsts = new_trees(asks, places, self._width)
 
         def level(going: Sequence[HeadTree], rows: list[int]) -> Tensor:
-            before = self._before[[token for tree in going for token in _tokens(tree)]]
-            return self._vocabulary.spread(output.logits[rows] + before @ self._after.T)
+            before = self._runner.markov_before([token for tree in going for token in _tokens(tree)])
+            return self._vocabulary.spread(output.logits[rows] + self._runner.markov_after(before))
 
         def is_worth(tree: HeadTree, row: int) -> bool:
             if self._confidence == 0:
                 return True
-            sure = self._sure(output.states[row], self._before[_tokens(tree)])
+            sure = self._sure(output.states[row], self._runner.markov_before(_tokens(tree)))
             return bool((sure >= self._confidence).any())
 
         grow_levels(trees, firsts, level, self._width > 1, is_worth)

@@ -6,21 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.acceptance.request import DraftSampling
-from foreword.acceptance.rules.rule import Rule
 from foreword.backends.batch import MAX_DRAFT_NODES
-from foreword.backends.interface import ChainPlan, HeadInput
+from foreword.backends.interface import HeadInput
+from foreword.drafters.heads.chain_plan import drafted, plan_chains
 from foreword.drafters.heads.head_tree import HeadTree
 from foreword.drafters.heads.in_pages import HeadInPages, Run, fill
 from foreword.drafters.heads.levels import level_arrays
 from foreword.drafters.heads.loading import LoadedHead
-from foreword.drafters.model.next_level import (
-    add_tokens,
-    are_plainly_greedy,
-    grow_chains,
-    grow_trees,
-    has_fixed_corrections,
-)
+from foreword.drafters.model.next_level import add_tokens, are_plainly_greedy, grow_chains, grow_trees
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask
 
@@ -60,27 +53,16 @@ class StepwiseHead(HeadInPages):
 
     def _chains(self, asks: list[Ask], runs: list[Run]) -> list[Draft] | None:
         """All guesses in one call of the runner; None if it cannot, or if a draft must tell what it was drawn from."""
-        samplings = [ask.request.sampling for ask in asks]
-        if not all(_is_drawn_alone(sampling) for sampling in samplings):
-            return None
         # A guess that nothing follows needs no row.
         rooms = [run.pages.kv.reserved - run.end + 1 for run in runs]
-        steps = [min(a.max_nodes, a.max_depth, room) for a, room in zip(asks, rooms, strict=True)]
-        plan = ChainPlan(
-            np.array([run.end for run in runs], np.int32),
-            np.array(steps, np.int32),
-            np.array([sampling.record for sampling in samplings]),
-            self._vocabulary.token_ids,
-            self._vocabulary.vocab_size,
-        )
+        plan = plan_chains(asks, rooms, self._vocabulary)
+        if plan is None:
+            return None
         guesses = self._runner.chain(self._true_rows(runs, wanted=1), plan, runs[0].pages.store)
         if guesses is None:
             return None
         fill(runs)
-        return [
-            Draft.chain(tokens, run.end, ask.request.epoch)
-            for ask, run, tokens in zip(asks, runs, guesses, strict=True)
-        ]
+        return drafted(asks, guesses)
 
     def _grow(self, asks: list[Ask], runs: list[Run]) -> list[Draft]:
         """Level by level, those trees together that are not done."""
@@ -112,12 +94,6 @@ class StepwiseHead(HeadInPages):
             arrays = level_arrays(trees, tables, store.page_size)
             states = _taken(output.states, sources)
             output = self._runner.forward(HeadInput(arrays, starts, states, are_own=True), store)
-
-
-def _is_drawn_alone(sampling: DraftSampling) -> bool:
-    """Whether a guess needs nothing but the head's logits, and tells nothing but its token."""
-    is_told = sampling.rule is not Rule.COUPLED and sampling.record["temperature"] > 0
-    return not is_told and not has_fixed_corrections(sampling)
 
 
 def _sources(trees: Sequence[HeadTree], sizes: Sequence[int]) -> list[int]:

@@ -12,8 +12,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 TABLES = ("d2t", "t2d", "token_map")
 """Tensors that are no floats: which tokens a reduced vocabulary has."""
 
-DRAFTERS_OWN = ("mask_hidden", "markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
+DRAFTERS_OWN = ("mask_hidden",)
 """Tensors that no pass of a head reads: its drafter does."""
+
+MARKOV = ("markov_head.markov_w1", "markov_head.markov_w2")
+"""DSpark's matrices: numbers for the token before, and what they say of the next."""
 
 CONFIDENCE = "confidence_head.proj"
 """DSpark's guess at whether a guess will be accepted."""

@@ -12,13 +12,10 @@ from foreword.models.heads.layouts.blocks import layer_shapes, read_layers, read
 from foreword.models.heads.layouts.boundaries import layer_ids
 from foreword.models.heads.layouts.eagle3 import count_taps, section
 from foreword.models.heads.layouts.masks import mask_token
-from foreword.models.heads.spec import CONFIDENCE, HeadSpec, Join, Shapes
+from foreword.models.heads.spec import CONFIDENCE, MARKOV, HeadSpec, Join, Shapes
 
 MAX_BLOCK = 64
 """Rows of a block see each other by one bit each."""
-
-MARKOV = "markov_head.markov_w1.weight"
-"""DSpark's: what the token before says of the next, beside what the pass says."""
 
 _UNSUPPORTED = ("final_logit_softcapping", "output_multiplier", "input_embedding_scale")
 
@@ -40,7 +37,7 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
         required |= layer_shapes(index, layer, hidden, hidden)
         required[f"layers.{index}.input_layernorm.weight"] = (hidden,)
     _refuse_variants(inner, nested)
-    is_dspark = MARKOV in present
+    is_dspark = MARKOV[0] + ".weight" in present
     if is_dspark:
         markov, confidence = _dspark_shapes(files, vocab, draft_vocab, hidden)
         required, optional = {**required, **markov}, {**optional, **confidence}
@@ -68,12 +65,13 @@ def read_dflash(files: HeadFiles) -> HeadSpec:
 
 def _dspark_shapes(files: HeadFiles, vocab: int, draft_vocab: int, hidden: int) -> tuple[Shapes, Shapes]:
     """(required, optional) tensors of the plain Markov head; gated and recurrent ones have more, and are refused."""
-    rank = files.shapes[MARKOV][-1]
+    before, after = (name + ".weight" for name in MARKOV)
+    rank = files.shapes[before][-1]
     weight = CONFIDENCE + ".weight"
     width = files.shapes[weight][-1] if weight in files else hidden
     if width not in (hidden, hidden + rank):
         raise CheckpointError(f"{files.path}: {weight} reads {width} numbers; get the head again")
-    required = {MARKOV: (vocab, rank), "markov_head.markov_w2.weight": (draft_vocab, rank)}
+    required = {before: (vocab, rank), after: (draft_vocab, rank)}
     return required, {weight: (1, width), CONFIDENCE + ".bias": (1,)}
 
 

@@ -1,0 +1,42 @@
+"""Chains that a head's runner makes by itself, without coming back for every guess."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from foreword.acceptance.request import DraftSampling
+from foreword.acceptance.rules.rule import Rule
+from foreword.backends.interface import ChainPlan
+from foreword.drafters.heads.vocabulary import DraftVocabulary
+from foreword.drafters.model.next_level import has_fixed_corrections
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import Ask
+
+
+def plan_chains(asks: Sequence[Ask], rooms: Sequence[int], vocabulary: DraftVocabulary) -> ChainPlan | None:
+    """Guesses after every text, at most `rooms` of each; None if a draft must tell what it was drawn from."""
+    samplings = [ask.request.sampling for ask in asks]
+    if not all(_is_drawn_alone(sampling) for sampling in samplings):
+        return None
+    steps = [min(ask.max_nodes, ask.max_depth, room) for ask, room in zip(asks, rooms, strict=True)]
+    return ChainPlan(
+        np.array([len(ask.request.tokens) for ask in asks], np.int32),
+        np.array(steps, np.int32),
+        np.array([sampling.record for sampling in samplings]),
+        vocabulary.token_ids,
+        vocabulary.vocab_size,
+    )
+
+
+def drafted(asks: Sequence[Ask], guesses: Sequence[Sequence[int]]) -> list[Draft]:
+    """The guesses after each text as its draft."""
+    return [
+        Draft.chain(tokens, len(ask.request.tokens), ask.request.epoch)
+        for ask, tokens in zip(asks, guesses, strict=True)
+    ]
+
+
+def _is_drawn_alone(sampling: DraftSampling) -> bool:
+    """Whether a guess needs nothing but the head's logits, and tells nothing but its token."""
+    is_told = sampling.rule is not Rule.COUPLED and sampling.record["temperature"] > 0
+    return not is_told and not has_fixed_corrections(sampling)
