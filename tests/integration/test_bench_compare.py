@@ -65,9 +65,8 @@ def test_we_and_transformers_write_the_same_text(tiny_model):
         "--threads",
         "1",
     )
-    run = foreword(
-        "bench", "compare", "--model", str(tiny_model), "--peers", "transformers", *options, "--json"
-    )
+    model = ("--model", str(tiny_model), "--draft", str(tiny_model))
+    run = foreword("bench", "compare", *model, "--peers", "transformers", *options, "--json")
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
     assert found["baseline"] == "transformers plain"
@@ -76,8 +75,10 @@ def test_we_and_transformers_write_the_same_text(tiny_model):
         "foreword plain",
         "foreword auto",
         "foreword suffix+ngram",
+        "foreword draft_model",
         "transformers plain",
         "transformers prompt lookup",
+        "transformers assisted",
     ]
     assert all(row["same_as_plain"] in (None, 1.0) for row in found["rows"]), found["rows"]
     assert all(row["tokens_per_second"] > 0 and row["peak_bytes"] > 0 for row in found["rows"])

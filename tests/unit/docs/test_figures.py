@@ -10,7 +10,9 @@ ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 FIGURE = re.compile(r"\d\s?(?:×|ms\b|µs|us\b|tokens/s|[TG]B/s|TFLOP/s)|\d times as long")
-COMMAND = re.compile(r"`(?:foreword|make|scripts/|tests/|examples/)[^`]*`|^\$ (?:foreword|make) ", re.MULTILINE)
+COMMAND = re.compile(
+    r"`(?:foreword|make|scripts/|tests/|examples/)[^`]*`|^\$ (?:foreword|make) ", re.MULTILINE
+)
 DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
 MACHINE = re.compile(r"Neoverse|H200|x86")
 

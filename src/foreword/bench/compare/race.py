@@ -50,6 +50,7 @@ class Runner:
         command = [
             contestant.python or sys.executable,
             *("-m", "foreword.bench.compare.worker", kind.path, model, contestant.mode, str(threads)),
+            *([] if contestant.draft is None else [contestant.draft]),
         ]
         ours = str(Path(foreword.__file__).parents[1])  # another interpreter has not got us
         paths = os.pathsep.join([ours, os.environ.get("PYTHONPATH", "")])
