@@ -1,6 +1,7 @@
 """Engines beside each other in processes of their own."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -17,6 +18,10 @@ class Counting:
     def __init__(self, model: str, mode: str, threads: int) -> None:
         if mode == "broken":
             raise ValueError("no such weights")
+        if mode == "broken threads":
+            raise ValueError(
+                f"{os.environ['OMP_NUM_THREADS']} and {os.environ['FOREWORD_THREADS']} of {threads}"
+            )
         print("noise that engines print")
 
     def tokens(self, prompt, count):
@@ -49,6 +54,15 @@ def test_answers_come_from_processes_by_turns(monkeypatch):
     assert 0 < answers[0].first_seconds <= answers[0].seconds
     assert answers[0].peak_bytes > 2**20
     assert absent == ["counting broken cannot be compared: ValueError: no such weights"]
+
+
+def test_all_engines_get_the_same_number_of_threads(monkeypatch):
+    monkeypatch.setitem(listed.KINDS, "counting", Kind(f"{__name__}:Counting", "json", ("broken threads",)))
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    monkeypatch.setenv("FOREWORD_THREADS", "7")
+    race = Race("model", [[5]], count=5, rounds=1, threads=3)
+    _, absent = race.run([Contestant("counting", "broken threads")], lambda stage, done, whole: None)
+    assert absent[0].endswith("ValueError: 3 and 3 of 3")
 
 
 @pytest.mark.slow

@@ -54,7 +54,8 @@ class Runner:
         ]
         ours = str(Path(foreword.__file__).parents[1])  # another interpreter has not got us
         paths = os.pathsep.join([ours, os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": str(threads)}
+        environment = {**os.environ, "PYTHONPATH": paths}
+        environment |= dict.fromkeys(("OMP_NUM_THREADS", "FOREWORD_THREADS"), str(threads))
         environment["FOREWORD_COMPARE_CACHE"] = str(cache_directory() / "llama.cpp")
         self._process = subprocess.Popen(
             command,
