@@ -17,13 +17,15 @@ def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs' 
 
 
 def benchmark_tables(folder: Path) -> str:
-    """A section for every file: what made it, when and where, and its rows."""
+    """A section for every file: what made it, when and where, its rows, and the plot of the same name."""
     sections = []
     for path in sorted(folder.glob("*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
         made = found["made"]
         head = f"## {path.stem.replace('-', ' ')}\n\n`{made['command']}`, {made['date']}, {made['machine']}"
-        sections.append(f"{head}\n\n{_table(found['rows'])}")
+        plot = path.with_suffix(".png")
+        picture = f"\n\n![{path.stem}](benchmarks/{plot.name})" if plot.exists() else ""
+        sections.append(f"{head}\n\n{_table(found['rows'])}{picture}")
     return "\n\n".join(sections)
 
 

@@ -29,6 +29,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # what was imported stays, and is not looked at again by every collection
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or objects of native modules (triton's) outlive them, which these complain about
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random llama as a Hugging Face directory."""

@@ -11,16 +11,16 @@ _warm = WarmProcess()
 
 
 def foreword(
-    *arguments: str, env: dict[str, str] | None = None, stdin: str | None = None
+    *arguments: str, env: dict[str, str] | None = None, stdin: str | None = None, timeout: float = TIMEOUT
 ) -> subprocess.CompletedProcess[str]:
     """In a process that is forked from a warm one, or in a fresh one if its environment is another."""
     if env is None and _warm.fits():
-        return _warm.run(arguments, stdin, TIMEOUT)
+        return _warm.run(arguments, stdin, timeout)
     command = [sys.executable, "-m", "foreword", *arguments]
     environment = {**os.environ, **(env or {})}
     given = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
     return subprocess.run(
-        command, **given, capture_output=True, text=True, env=environment, check=False, timeout=TIMEOUT
+        command, **given, capture_output=True, text=True, env=environment, check=False, timeout=timeout
     )
 
 

@@ -1,6 +1,7 @@
 """Engines beside each other in processes of their own."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -17,6 +18,10 @@ class Counting:
     def __init__(self, model: str, mode: str, threads: int) -> None:
         if mode == "broken":
             raise ValueError("no such weights")
+        if mode == "broken threads":
+            raise ValueError(
+                f"{os.environ['OMP_NUM_THREADS']} and {os.environ['FOREWORD_THREADS']} of {threads}"
+            )
         print("noise that engines print")
 
     def tokens(self, prompt, count):
@@ -51,6 +56,15 @@ def test_answers_come_from_processes_by_turns(monkeypatch):
     assert absent == ["counting broken cannot be compared: ValueError: no such weights"]
 
 
+def test_all_engines_get_the_same_number_of_threads(monkeypatch):
+    monkeypatch.setitem(listed.KINDS, "counting", Kind(f"{__name__}:Counting", "json", ("broken threads",)))
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    monkeypatch.setenv("FOREWORD_THREADS", "7")
+    race = Race("model", [[5]], count=5, rounds=1, threads=3)
+    _, absent = race.run([Contestant("counting", "broken threads")], lambda stage, done, whole: None)
+    assert absent[0].endswith("ValueError: 3 and 3 of 3")
+
+
 @pytest.mark.slow
 def test_we_and_transformers_write_the_same_text(tiny_model):
     options = (
@@ -65,9 +79,8 @@ def test_we_and_transformers_write_the_same_text(tiny_model):
         "--threads",
         "1",
     )
-    run = foreword(
-        "bench", "compare", "--model", str(tiny_model), "--peers", "transformers", *options, "--json"
-    )
+    model = ("--model", str(tiny_model), "--draft", str(tiny_model))
+    run = foreword("bench", "compare", *model, "--peers", "transformers", *options, "--json")
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
     assert found["baseline"] == "transformers plain"
@@ -76,8 +89,10 @@ def test_we_and_transformers_write_the_same_text(tiny_model):
         "foreword plain",
         "foreword auto",
         "foreword suffix+ngram",
+        "foreword draft_model",
         "transformers plain",
         "transformers prompt lookup",
+        "transformers assisted",
     ]
     assert all(row["same_as_plain"] in (None, 1.0) for row in found["rows"]), found["rows"]
     assert all(row["tokens_per_second"] > 0 and row["peak_bytes"] > 0 for row in found["rows"])

@@ -93,6 +93,73 @@ def test_the_prompt_is_computed_once():
     assert [request.ledger.cached_tokens for request in requests] == [0, 34, 34, 34]
 
 
+@pytest.mark.parametrize("max_tokens", [1, 2])
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 64])
+def test_the_prompt_is_computed_once_where_the_first_ends_at_once(max_tokens: int, max_num_seqs: int):
+    core = engine(enable_prefix_caching=False, max_num_seqs=max_num_seqs)
+    requests = core.add(NewRequest("n", PROMPT, replace(PARAMS, n=4, max_tokens=max_tokens)))
+    while core.has_requests:
+        core.step()
+        core.check_integrity()
+    assert [request.ledger.cached_tokens for request in requests] == [0, 34, 34, 34]
+    assert ends(requests) == ends(run_apart(4, max_tokens))
+    assert core.cache.available_pages == core.cache.pool.num_pages
+    assert core.cache.num_open == 0
+
+
+def run_apart(n: int, max_tokens: int) -> list[Request]:
+    """Each answer reads the prompt by itself."""
+    core = engine(enable_prefix_caching=False)
+    requests = core.prepare(NewRequest("n", PROMPT, replace(PARAMS, n=n, max_tokens=max_tokens)))
+    for request in requests:
+        request.leader = None
+    core.enqueue(requests)
+    run(core)
+    assert [request.ledger.cached_tokens for request in requests] == [0] * n
+    return requests
+
+
+def test_a_prompt_is_not_kept_from_those_who_lack_pages():
+    core = engine(enable_prefix_caching=False, kv_cache_memory_bytes=5 * 16 * 64, max_num_seqs=1)
+    requests = core.add(NewRequest("n", PROMPT, replace(PARAMS, n=2, max_tokens=1)))
+    core.step()
+    assert len(core.scheduler.kept_prompts) == 1
+    pages = core.cache.pool.num_pages
+    prompt = PROMPT[:1] * (16 * pages - 16)
+    (large,) = core.add(NewRequest("large", prompt, replace(PARAMS, n=1, max_tokens=1), priority=-1))
+    core.step()
+    assert large.finish_reason == "length"
+    assert len(core.scheduler.kept_prompts) == 0
+    run(core)
+    assert ends(requests) == ends(run_apart(2, 1))
+
+
+def test_a_prompt_is_given_up_before_anyone_is_preempted():
+    core = engine(enable_prefix_caching=False, kv_cache_memory_bytes=9 * 16 * 64, max_num_seqs=2)
+    long = replace(PARAMS, n=1, max_tokens=48, ignore_eos=True)  # four pages
+    requests = core.add(NewRequest("n", PROMPT, replace(PARAMS, n=2, max_tokens=1)))
+    others = [*core.add(NewRequest("a", PROMPT[:9], long, priority=-1))]
+    others += core.add(NewRequest("b", PROMPT[:9], long, priority=-1))
+    requests[0].service = replace(requests[0].service, priority=-2)  # it runs beside one of the others
+    core.step()
+    assert requests[0].finish_reason == "length"
+    core.step()
+    assert len(core.scheduler.kept_prompts) == 1
+    run(core)
+    assert [len(request.output_ids) for request in others] == [48, 48]
+    assert core.scheduler.preemptions == 0
+    assert ends(requests) == ends(run_apart(2, 1))
+
+
+def test_a_prompt_is_not_kept_for_those_who_are_gone():
+    core = engine(enable_prefix_caching=False, max_num_seqs=1)
+    core.add(NewRequest("n", PROMPT, replace(PARAMS, n=3, max_tokens=1)))
+    core.step()
+    assert len(core.scheduler.kept_prompts) == 1
+    core.abort("n")
+    assert core.cache.num_open == 0
+
+
 @pytest.mark.parametrize("steps", range(6))
 @pytest.mark.parametrize("max_num_seqs", [1, 3, 64])
 def test_an_abort_ends_all_of_them(steps: int, max_num_seqs: int):

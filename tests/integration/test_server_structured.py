@@ -136,7 +136,10 @@ def test_an_answer_has_its_form_on_both_routes(client, fields, pattern: str):
         ({"ignore_eos": True, "guided_regex": "a"}, "ignore_eos"),
         ({"tools": [function("a b")]}, "must be 1 to 64 letters, digits, underscores and hyphens"),
         ({"tools": [function("f", {"type": "string"})]}, 'must be a JSON schema of type "object"'),
-        ({"tools": [function("f", {"properties": {"a": {"not": {}}}})], "tool_choice": "required"}, "tools: "),
+        ({"tools": [function("f", {"properties": {"a": {"not": {}}}})], "tool_choice": "required"},
+         'tool f: the schema uses "not", which is not supported'),
+        ({"tools": [TOOLS[0], function("g", {"properties": {"a": {"not": {}}}})], "tool_choice": "required"},
+         "tool g: the schema uses"),
         ({"guided_choice": ["yes"], "min_tokens": 100, "max_tokens": 120}, "leave no token to generate"),
         ({"guided_regex": "[ab]{9}", "allowed_token_ids": [4]}, "leave no token to generate"),
     ],
@@ -221,6 +224,12 @@ def test_a_conversation_with_calls_goes_on(client, server: LocalServer):
     for shown in (with_tools, without):
         assert '<tool_call>[{"name": "add", "arguments": {"a": true}}]</tool_call>' in shown
         assert "<tool_response>\n1\n</tool_response>" in shown
+
+
+def test_the_message_of_a_tool_says_which_call_it_answers(client):
+    messages = [*MESSAGES, {"role": "tool", "content": "1"}]
+    with pytest.raises(openai.BadRequestError, match="tool_call_id is missing"):
+        client.chat.completions.create(model="tiny", messages=messages, max_tokens=1)
 
 
 def test_responses_are_answers_in_another_form(client):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from foreword.errors import RequestError
+from foreword.structured.alternatives import at_fault
 from foreword.structured.grammars import grammar_text
 from foreword.structured.params import StructuredOutputs
 from foreword.structured.state import Bits, GrammarError, GrammarState, unpacked
@@ -151,7 +152,14 @@ class Grammars:
             tokenizer, grammar_text(wanted, tokens.control_names), log_level=0, limits=parser_limits()
         )
         if matcher.is_error():
-            raise RequestError(f"structured outputs: {wanted.form}: {in_one_line(matcher.get_error())}")
+
+            def fails(one: StructuredOutputs) -> bool:
+                return bool(
+                    LLMatcher(tokenizer, grammar_text(one), log_level=0, limits=parser_limits()).is_error()
+                )
+
+            whose, why = at_fault(wanted, fails), in_one_line(matcher.get_error())
+            raise RequestError(f"structured outputs: {wanted.form}: {whose}{why}")
         grammar = CompiledGrammar(matcher, tokens)
         _try(grammar, wanted.form)
         return grammar

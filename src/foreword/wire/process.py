@@ -176,7 +176,8 @@ async def _load_and_serve(
     try:
         engine = find_factory(factory)(start)
     except Exception as error:
-        log.error("the engine cannot start: %s", error, exc_info=not isinstance(error, ForewordError))
+        if not isinstance(error, ForewordError):  # those are told by whoever reads the channel
+            log.exception("the engine cannot start")
         channel.send(wire.Fatal(str(error) or type(error).__name__))
         await channel.flush()
         return 1

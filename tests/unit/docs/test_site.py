@@ -47,6 +47,9 @@ def test_tables_are_made_of_json(hooks, tmp_path):
     assert "## one thing" in found
     assert "`foreword bench x`, 2026-01-02, some" in found
     assert "| a b | 1.50 (1.00 to 2.00) |  |" in found
+    assert "![" not in found
+    (tmp_path / "one-thing.png").touch()
+    assert hooks.benchmark_tables(tmp_path).endswith("![one-thing](benchmarks/one-thing.png)")
 
 
 def test_links_into_the_source_become_text(hooks):

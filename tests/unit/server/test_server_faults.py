@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from foreword.engine.messages import NewRequest
+from foreword.errors import RequestError
 from foreword.server.ops.auth import AuthMiddleware
 from foreword.server.settings import ServerSettings
 from foreword.wire import frames as wire
+from foreword.wire import process
 from foreword.wire.process import EngineHost
 from foreword.wire.supervisor import EngineStartError, Supervisor, SupervisorSettings
 
@@ -58,3 +60,23 @@ def test_an_engine_process_that_cannot_be_made_is_said_so(monkeypatch: pytest.Mo
 
     with pytest.raises(EngineStartError, match="no more processes"):
         asyncio.run(start())
+
+
+@pytest.mark.parametrize(("error", "lines"), [(RequestError("there is no model"), 0), (OSError("a bug"), 1)])
+def test_an_engine_that_cannot_start_says_so_once(monkeypatch, caplog, error: Exception, lines: int):
+    """Who reads the channel tells it; the log has what nobody expected."""
+    sent: list[Any] = []
+
+    class Channel:
+        send = staticmethod(sent.append)
+
+        async def flush(self) -> None: ...
+
+    def refuse(start: wire.Start) -> None:
+        raise error
+
+    monkeypatch.setattr(process, "find_factory", lambda name: refuse)
+    start = wire.Start("model", "auto", "cpu", "auto", None, {})
+    assert asyncio.run(process._load_and_serve(Channel(), None, "any", start)) == 1  # type: ignore[arg-type]
+    assert [message.error for message in sent] == [str(error)]
+    assert len(caplog.records) == lines

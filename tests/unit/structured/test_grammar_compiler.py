@@ -5,6 +5,7 @@ from threading import Event
 import pytest
 
 from foreword.errors import RequestError
+from foreword.structured.alternatives import at_fault
 from foreword.structured.compiler import AT_ONCE, Grammars
 from foreword.structured.params import StructuredOutputs
 from helpers.tiny_grammars import allowed, grammars, token_table
@@ -135,3 +136,8 @@ def test_a_model_without_an_end_has_no_forms():
     table = token_table()
     with pytest.raises(RequestError, match="end-of-sequence"):
         Grammars(lambda: type(table)(table.pieces, (), table.encode)).begin(StructuredOutputs(regex="a"))
+
+
+@pytest.mark.parametrize("schema", ["5", '{"anyOf": 5}', '{"items": [], "anyOf": [1, {"title": 2}]}', "{"])
+def test_any_json_inside_a_grammar_is_read_without_a_fault(schema: str):
+    assert at_fault(StructuredOutputs(grammar=f"start: %json {schema}"), lambda one: True) == ""

@@ -17,10 +17,16 @@ class Kind:
     package: str  # that must be there
     modes: Sequence[str]
     plain_modes: Sequence[str] = (PLAIN,)
+    draft_mode: str | None = None  # with a draft model, if it takes one
 
 
 KINDS = {
-    OURS: Kind("foreword.bench.compare.peers.ours:Ours", "foreword", (PLAIN, "auto", "suffix+ngram")),
+    OURS: Kind(
+        "foreword.bench.compare.peers.ours:Ours",
+        "foreword",
+        (PLAIN, "auto", "suffix+ngram"),
+        draft_mode="draft_model",
+    ),
     "llama.cpp": Kind(
         "foreword.bench.compare.peers.llama_cpp_peer:LlamaCpp",
         "llama_cpp",
@@ -31,6 +37,7 @@ KINDS = {
         "foreword.bench.compare.peers.transformers_peer:Transformers",
         "transformers",
         (PLAIN, "prompt lookup"),
+        draft_mode="assisted",
     ),
     "vllm": Kind("foreword.bench.compare.peers.vllm_peer:Vllm", "vllm", (PLAIN, "ngram")),
 }
@@ -43,6 +50,7 @@ class Contestant:
     peer: str
     mode: str
     python: str | None = None  # interpreter that has it; None: this one
+    draft: str | None = None  # the draft model's path, where the mode takes one
 
     @property
     def label(self) -> str:
@@ -59,13 +67,24 @@ class Contestant:
         return f"{self.peer} {first if first in KINDS[self.peer].plain_modes else PLAIN}"
 
 
-def contestants(wanted: Sequence[str] | None, pythons: dict[str, str]) -> list[Contestant]:
-    """Ourselves and these peers; without a list, whichever are installed here or have an interpreter."""
+def contestants(
+    wanted: Sequence[str] | None, pythons: dict[str, str], draft: str | None = None
+) -> list[Contestant]:
+    """Ourselves and these peers; without a list, whichever are installed here or have an interpreter.
+
+    With a draft model, each that takes one also with it.
+    """
     for name in (*(wanted or ()), *pythons):
         if name not in KINDS:
             raise RequestError(f"--peers: there is no {name!r}; there are {', '.join(KINDS)}")
     chosen = [name for name in KINDS if name == OURS or _is_wanted(name, wanted, pythons)]
-    return [Contestant(name, mode, pythons.get(name)) for name in chosen for mode in KINDS[name].modes]
+    found = []
+    for name in chosen:
+        kind, python = KINDS[name], pythons.get(name)
+        found += [Contestant(name, mode, python) for mode in kind.modes]
+        if draft is not None and kind.draft_mode is not None:
+            found.append(Contestant(name, kind.draft_mode, python, draft))
+    return found
 
 
 def _is_wanted(name: str, wanted: Sequence[str] | None, pythons: dict[str, str]) -> bool:

@@ -50,10 +50,12 @@ class Runner:
         command = [
             contestant.python or sys.executable,
             *("-m", "foreword.bench.compare.worker", kind.path, model, contestant.mode, str(threads)),
+            *([] if contestant.draft is None else [contestant.draft]),
         ]
         ours = str(Path(foreword.__file__).parents[1])  # another interpreter has not got us
         paths = os.pathsep.join([ours, os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": str(threads)}
+        environment = {**os.environ, "PYTHONPATH": paths}
+        environment |= dict.fromkeys(("OMP_NUM_THREADS", "FOREWORD_THREADS"), str(threads))
         environment["FOREWORD_COMPARE_CACHE"] = str(cache_directory() / "llama.cpp")
         self._process = subprocess.Popen(
             command,

@@ -1,6 +1,7 @@
 """One contestant in a process of its own: JSON lines in, JSON lines out.
 
-Started as `python -m foreword.bench.compare.worker PATH MODEL MODE THREADS`. What engines print goes to standard error.
+Started as `python -m foreword.bench.compare.worker PATH MODEL MODE THREADS [DRAFT]`. What engines print goes to
+standard error.
 """
 
 import importlib
@@ -15,12 +16,12 @@ from foreword.bench.costs.memory import peak_resident_bytes
 
 def main() -> None:
     """Load, say so, then answer until the input ends."""
-    path, model, mode, threads = sys.argv[1:5]
+    path, model, mode, threads, *draft = sys.argv[1:]
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:
         module, _, name = path.partition(":")
-        peer = getattr(importlib.import_module(module), name)(model, mode, int(threads))
+        peer = getattr(importlib.import_module(module), name)(model, mode, int(threads), *draft)
     except Exception as error:  # whatever an engine says when it cannot
         _tell(out, {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"})
         return

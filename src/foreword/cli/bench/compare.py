@@ -34,6 +34,9 @@ def compare(
             metavar="PEER=PATH", help="Interpreter that has a peer, if this one has not; repeatable."
         ),
     ] = None,
+    draft: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="A draft model, for those that take one.")
+    ] = None,
     dataset: Annotated[
         Path | None, typer.Option(help="JSON lines as for `bench drafters`. Default: our own.")
     ] = None,
@@ -62,9 +65,9 @@ def compare(
     from foreword.models.formats.opening import open_checkpoint
     from foreword.models.sources.resolve import resolve_model
 
-    chosen = contestants(
-        None if peers is None else [name.strip() for name in peers.split(",")], _pythons(python)
-    )
+    wanted = None if peers is None else [name.strip() for name in peers.split(",")]
+    draft_path = None if draft is None else str(resolve_model(draft))
+    chosen = contestants(wanted, _pythons(python), draft_path)
     found = own_prompts() if dataset is None else read_prompts(dataset)
     prompts = take_per_category([p for p in found if category in (None, p.category)], limit_per_category)
     if not prompts:

@@ -2,17 +2,21 @@
 
 import os
 import platform
+import re
 import shlex
 import sys
 from datetime import UTC, datetime
 
 from foreword import __version__
 
+_FOLDERS = re.compile(r"(^|=)/(?:[^/]+/)*")
+"""Of absolute paths, also behind a name as in `llama.cpp=/opt/bin/python`: they say nothing to others."""
+
 
 def made() -> dict[str, str]:
     """The command, version, day and machine of a measurement."""
     return {
-        "command": shlex.join(["foreword", *sys.argv[1:]]),
+        "command": shlex.join(["foreword", *(_FOLDERS.sub(r"\1", part) for part in sys.argv[1:])]),
         "version": __version__,
         "date": datetime.now(UTC).date().isoformat(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",

@@ -42,7 +42,13 @@ def structured_choice(
     if len(named) > 1:
         raise RequestError(f"{' and '.join(named)} exclude each other; give one")
     if json_schema is not None:
-        return StructuredOutputs(json=read_text(json_schema))
+        try:
+            return StructuredOutputs(json=read_text(json_schema))
+        except RequestError as error:
+            told = str(error).removeprefix("structured outputs: json ")
+            raise RequestError(
+                told if told == str(error) else f"--json-schema {json_schema} {told}"
+            ) from None
     if regex is not None:
         return StructuredOutputs(regex=regex)
     if choice:

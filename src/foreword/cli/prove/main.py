@@ -1,6 +1,7 @@
 """`foreword prove`: show that the promise holds."""
 
 from dataclasses import asdict
+from math import isfinite
 from time import perf_counter
 from typing import Annotated
 
@@ -10,6 +11,9 @@ from rich.table import Table
 from foreword.cli.console import JsonOption, print_json, stage_bar, stdout
 from foreword.cli.options.common import one_of
 from foreword.errors import RequestError
+
+LARGEST_SEED = 2**62
+"""The seeds that are counted on from it must be 64-bit integers, as OpenAI's are."""
 
 
 def prove(
@@ -34,14 +38,18 @@ def prove(
     plain_body: Annotated[
         str | None,
         typer.Option(
-            metavar="JSON", help="Fields that turn speculation off for a request; known for our server."
+            metavar="JSON",
+            help="""Fields that turn speculation off for a request, such as '{"speculation": false}', which is known of
+            our server; '{"speculative.n_max": 0}' for llama.cpp's.""",
         ),
     ] = None,
     api_key: Annotated[str | None, typer.Option(envvar="FOREWORD_API_KEY", help="Key of the server.")] = None,
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="Nats between two log probabilities that rounding may explain.")
     ] = 0.05,
-    seed: Annotated[int, typer.Option(min=0, help="First of the seeds that are sent.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=LARGEST_SEED, help="With --url: first of the seeds that are sent.")
+    ] = 0,
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="CLAIM", help="With --url: this claim and what it rests on; repeatable."),
@@ -80,6 +88,8 @@ def prove(
         from foreword.proofs.server.plan import FULL as FULL_PLAN
         from foreword.proofs.server.plan import SMALL, STANDARD
 
+        if not isfinite(tolerance):  # with it nothing could be refuted
+            raise RequestError(f"--tolerance must be a finite number of nats, not {tolerance}")
         if full and small:
             raise RequestError("--full and --small exclude each other; give one")
         plan = FULL_PLAN if full else SMALL if small else STANDARD

@@ -17,5 +17,5 @@ def check_queues(cache: PagedCache, scheduler: Scheduler, active: Iterable[Reque
         raise AssertionError("a waiting request holds KV pages")
     if not all(cache.is_open(request.kv) for request in scheduler.running):
         raise AssertionError("a running request has no KV sequence")
-    if cache.num_open != len(scheduler.running):
+    if cache.num_open != len(scheduler.running) + len(scheduler.kept_prompts):
         raise AssertionError("a KV sequence belongs to nobody")

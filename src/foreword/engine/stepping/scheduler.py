@@ -10,6 +10,7 @@ from foreword.engine.requests.request import Request
 from foreword.engine.service.deadlines import reason_to_end
 from foreword.engine.service.order import Lines, Order, gives_way, standing
 from foreword.engine.service.rows import runs_in_turn, short_runs, tightest
+from foreword.engine.stepping.kept_prompts import KeptPrompts
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import KvSequence
@@ -58,6 +59,7 @@ class Scheduler:
         self._policy = policy
         self._situation = situation
         self._faults = faults
+        self.kept_prompts = KeptPrompts(cache)
         self._order = Order(min(sizes.max_running, sizes.max_rows), clock)
         self.waiting: list[Request] = []  # by arrival
         self.running: list[Request] = []  # by standing
@@ -87,9 +89,11 @@ class Scheduler:
         """Forget a request wherever it is; its pages are given back."""
         if request in self.running:
             self.running.remove(request)
+            self.kept_prompts.keep(request, self.waiting)
             self._cache.close(request.kv)
         elif request in self.waiting:
             self.waiting.remove(request)
+            self.kept_prompts.forget_unwanted(self.waiting)
 
     def schedule(self, follows: bool = False) -> list[PassEntry]:
         """The requests of the next pass, each with the number of tokens that it computes.
@@ -98,6 +102,7 @@ class Scheduler:
         one, if nobody has to wait.
         """
         self._admit()
+        self.kept_prompts.forget_unwanted(self.waiting)
         free = [request for request in self.running if self._is_free(request)]
         if len(free) < len(self.running) or not follows:
             free = [request for request in free if not request.kv.passes]
@@ -180,6 +185,8 @@ class Scheduler:
     def _make_room(self, runs: dict[int, int]) -> None:
         """Preempt from the last on until the pages of everyone else's rows are there."""
         while self._missing_in_all(runs) > self._cache.available_pages:
+            if self.kept_prompts.give_up():
+                continue
             last = self.running[-1]
             runs.pop(last.request_id, None)
             self.preempt(last)
@@ -239,6 +246,8 @@ class Scheduler:
             needed = self._cache.pages_for(len(request.tokens)) - start.shared_pages
             if needed <= spare and not self._is_full:
                 return start
+            if needed > spare and self.kept_prompts.give_up():
+                continue
             giving = [other for other in self.running if gives_way(other, request)]
             most = sum(len(other.kv.pages) + self._missing(other, other.lag) + 1 for other in giving)
             if not giving or not gives_way(self.running[-1], request) or needed > spare + most:
@@ -254,12 +263,9 @@ class Scheduler:
         tokens = request.tokens if is_scored else ()
         matching = cache.matching_pages(request.owner_of_pages, tokens)
         rows = request.prompt_len - 1
-        if (
-            leader is not None
-            and leader.kv.computed >= rows > matching * page_size
-            and cache.can_fork(leader.kv, rows)
-        ):
-            source = leader.kv
+        source = None if leader is None else self.kept_prompts.source(leader)
+        is_there = source is not None and source.computed >= rows > matching * page_size
+        if source is not None and is_there and cache.can_fork(source, rows):
             return _Start(rows // page_size, lambda: cache.fork(source, rows))
         idle = cache.idle_matching_pages(request.owner_of_pages, tokens)
         return _Start(

@@ -10,6 +10,9 @@ from foreword.proofs.server.ground import Ground
 SEEDS_APART = 1_000_003
 """Between the seeds of draws and those of other checks."""
 
+MOST_ANSWERS = 64
+"""Answers under way together: servers refuse what they have no room for (ours begins at 128)."""
+
 
 def requests_for(ground: Ground) -> int:
     """Requests that all draws take."""
@@ -22,9 +25,10 @@ async def draw(
     """(prompt, answer, choice) of all draws, prompts by turns, some requests at a time."""
     texts, n = ground.plan.texts, ground.abilities.n
     whole = requests_for(ground)
-    for begin in range(0, whole, ground.plan.at_once):
+    at_once = max(1, min(ground.plan.at_once, MOST_ANSWERS // n))
+    for begin in range(0, whole, at_once):
         bodies = []
-        for k in range(begin, min(begin + ground.plan.at_once, whole)):
+        for k in range(begin, min(begin + at_once, whole)):
             seed = SEEDS_APART * stream_of_seeds + k
             several = {"n": n} if n > 1 else {}
             body = ground.sampled(texts[k % len(texts)], seed, max_tokens=depth, **several)

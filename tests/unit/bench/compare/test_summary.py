@@ -65,3 +65,11 @@ def test_who_takes_part(monkeypatch):
         contestants(["vllm"], {})
     with pytest.raises(RequestError, match="there is no 'sglang'"):
         contestants(["sglang"], {})
+
+
+def test_a_draft_model_is_given_to_those_who_take_one():
+    python = {"llama.cpp": "python", "transformers": "python"}
+    found = contestants(["llama.cpp", "transformers"], python, "draft.gguf")
+    assert [one.label for one in found if one.draft] == ["foreword draft_model", "transformers assisted"]
+    assert all(not one.is_plain and one.plain_label.endswith(" plain") for one in found if one.draft)
+    assert not [one for one in contestants(["llama.cpp"], python) if one.draft]

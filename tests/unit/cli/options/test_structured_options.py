@@ -31,5 +31,5 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path):
         structured_choice(None, None, None, str(tmp_path / "missing.gbnf"))
     broken = tmp_path / "broken.json"
     broken.write_text("{")
-    with pytest.raises(RequestError, match="json is not JSON"):
+    with pytest.raises(RequestError, match=r"--json-schema \S+broken.json is not JSON"):
         structured_choice(broken, None, None, None)

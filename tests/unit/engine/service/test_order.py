@@ -41,6 +41,22 @@ def test_of_equals_that_wait_only_the_first_is_compared():
     assert lines.heads() == [wanted[4], wanted[1], wanted[2], wanted[5]]
 
 
+def test_those_behind_a_request_that_lacks_pages_wait_until_it_has_begun():
+    world = ServiceWorld(pages=6, enable_prefix_caching=False)
+    running = [world.ask(prompt=[1] * 20, tokens=tokens) for tokens in (6, 9)]
+    world.core.step()
+    large = world.ask(prompt=[2] * 80, tokens=2)  # all six pages
+    small = []
+    while any(request.finish_reason is None for request in running):
+        small.append(world.ask(prompt=[3], tokens=30))
+        world.core.step()
+        assert set(small) <= set(world.core.scheduler.waiting), "none of them begins before it"
+    world.core.step()
+    assert large not in world.core.scheduler.waiting
+    assert len(small) > 5
+    finished(world, [large, *small])
+
+
 def test_classes_come_before_priorities():
     world = ServiceWorld(max_num_seqs=1)
     wanted = [

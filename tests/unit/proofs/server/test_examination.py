@@ -1,6 +1,7 @@
 """Correct servers pass the examination, each planted fault is refuted by its name."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import pytest
 from foreword.errors import RequestError
 from foreword.proofs.server.client import Server
 from foreword.proofs.server.examination import CHECKS, chosen, cost, examine, prepare
-from foreword.proofs.server.plan import Plan
+from foreword.proofs.server.plan import FULL, Plan
 from foreword.proofs.server.verdict import Outcome, Verdict
 from foreword.wire.openai_http import open_client
 from helpers.faulty_proxy import FAULTS, FaultyProxy
@@ -76,6 +77,28 @@ def test_a_server_that_lacks_a_field_is_not_refuted_for_it():
     assert names(verdicts, Outcome.REFUTED) == set()
     lacking = {"logprobs", "offsets", "n", "penalties", "distribution against own logprobs"}
     assert names(verdicts, Outcome.NOT_TRIED) == lacking
+
+
+def test_a_server_is_not_asked_for_more_answers_at_once_than_it_has_room_for():
+    class Small(KnownLaws):
+        room, refused = 128, 0
+
+        async def __call__(self, request: httpx2.Request) -> httpx2.Response:
+            wanted = json.loads(request.content).get("n", 1) if request.content else 0
+            if wanted > self.room:
+                self.refused += 1
+                return httpx2.Response(429, json={"error": {"message": "busy"}}, headers={"retry-after": "0"})
+            self.room -= wanted
+            await asyncio.sleep(0)
+            try:
+                return await super().__call__(request)
+            finally:
+                self.room += wanted
+
+    server = Small()
+    verdicts, _, _ = examined(httpx2.MockTransport(server), replace(FULL, prompts=2, tokens=24, draws=512))
+    assert server.refused == 0
+    assert names(verdicts, Outcome.NOT_TRIED) == set()
 
 
 def test_a_server_that_fails_is_refuted_with_the_request_it_failed_on():

@@ -10,10 +10,11 @@ from foreword.engine.messages import NewRequest
 
 
 class Ours:
-    """`plain`, `auto` or the name of a method."""
+    """`plain`, `auto` or the name of a method; `draft_model` with its path."""
 
-    def __init__(self, model: str, mode: str, threads: int) -> None:
-        speculation = {"plain": "off", "auto": "auto"}.get(mode) or {**named_methods(mode), "fixed": True}
+    def __init__(self, model: str, mode: str, threads: int, draft: str | None = None) -> None:
+        named = {"method": mode, "model": draft} if draft else named_methods(mode)
+        speculation = {"plain": "off", "auto": "auto"}.get(mode) or {**named, "fixed": True}
         self._llm = LLM(model, speculation=speculation)
         self._numbers = count()
 

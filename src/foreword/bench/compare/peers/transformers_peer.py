@@ -25,19 +25,27 @@ class Portions:
         self.queue.put(None)
 
 
-class Transformers:
-    """`plain` or `prompt lookup`."""
+def _loaded(model: str) -> Any:  # noqa: ANN401 - transformers' own
+    path = Path(model)
+    source: dict[str, Any] = (
+        {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+        if path.is_file()
+        else {"pretrained_model_name_or_path": model}
+    )
+    return AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
 
-    def __init__(self, model: str, mode: str, threads: int) -> None:
+
+class Transformers:
+    """`plain`, `prompt lookup`, or `assisted` by a draft model."""
+
+    def __init__(self, model: str, mode: str, threads: int, draft: str | None = None) -> None:
         torch.set_num_threads(threads)
-        path = Path(model)
-        source: dict[str, Any] = (
-            {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-            if path.is_file()
-            else {"pretrained_model_name_or_path": model}
-        )
-        self._model: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-        self._extra = {"prompt_lookup_num_tokens": LOOKUP_TOKENS} if mode == "prompt lookup" else {}
+        self._model = _loaded(model)
+        self._extra: dict[str, Any] = {}
+        if mode == "prompt lookup":
+            self._extra = {"prompt_lookup_num_tokens": LOOKUP_TOKENS}
+        elif draft is not None:
+            self._extra = {"assistant_model": _loaded(draft)}
 
     def tokens(self, prompt: Sequence[int], count: int) -> Iterator[Sequence[int]]:
         """From a thread, as `generate` gives nothing back before its end."""

@@ -57,6 +57,7 @@ class ToolFormat:
 
     def _call_schema(self, name: str, schema: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON schema
         return {
+            "title": f"tool {name}",  # told if its schema cannot be used
             "type": "object",
             "properties": {"name": {"const": name}, self.arguments: schema},
             "required": ["name", self.arguments],

@@ -89,6 +89,8 @@ class Message(StrictBody):
             raise ValueError("content is missing")
         if self.tool_calls and self.role != "assistant":
             raise ValueError("tool_calls belong to the assistant")
+        if self.role == "tool" and not self.tool_call_id:
+            raise ValueError("tool_call_id is missing: a tool's message says which call it answers")
         return self
 
     @property
@@ -113,5 +115,5 @@ class Message(StrictBody):
                 for call, (name, given) in zip(self.tool_calls, self.calls, strict=True)
             ]
         if self.role == "tool":
-            shown |= {"tool_call_id": self.tool_call_id or "", "name": self.name or ""}
+            shown |= {"tool_call_id": self.tool_call_id, "name": self.name or ""}
         return shown
