@@ -10,8 +10,8 @@ from typing import Any
 
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.batch import Tap
-from foreword.control.asking import Pass
-from foreword.control.trimming import Offer, choose
+from foreword.control.decisions.asking import Pass
+from foreword.control.decisions.trimming import Offer, choose
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.draft import NO_DRAFT, Draft
 from foreword.speculation.drafting import NO_NEEDS, DrafterNeeds

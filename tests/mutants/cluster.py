@@ -215,7 +215,7 @@ CLUSTER_MUTANTS = (
     Mutant(
         95,
         "what is said while nodes are gone is counted as theirs",
-        "control/choosing.py",
+        "control/decisions/choosing.py",
         '    return "+".join(present) or plan.method',
         "    return plan.method",
         (

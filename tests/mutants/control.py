@@ -16,7 +16,7 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "a level's acceptance counts, whatever came before it",
-        "control/estimates.py",
+        "control/learning/estimates.py",
         "                chance /= 1 + ranks[0] * factor",
         "                chance = 1 / (1 + ranks[0] * factor)",
         (f"{DECISIONS}::test_a_guess_counts_as_often_as_all_before_it_are_right",),
@@ -24,7 +24,7 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "what drafting costs is forgotten",
-        "control/asking.py",
+        "control/decisions/asking.py",
         "row + call / asked) / here.per_token",
         "row) / here.per_token",
         (f"{DECISIONS}::test_drafting_is_part_of_the_price",),
@@ -32,7 +32,7 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "an empty draft counts as a rejected one",
-        "control/estimates.py",
+        "control/learning/estimates.py",
         "        if not depth:\n            own.fade(self._fading())",
         "        if not depth:\n            own.judged(0, 1, None)",
         (f"{DECISIONS}::test_an_empty_answer_is_no_rejected_guess",),
@@ -48,7 +48,7 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "a cohort's estimate is that of another tenant's, too",
-        "control/estimates.py",
+        "control/learning/estimates.py",
         "        key = (method, tenant, cohort)",
         '        key = (method, "", cohort)',
         (f"{POLICY}::test_a_cohort_of_one_tenant_says_nothing_of_anothers",),
@@ -56,7 +56,7 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "what was saved of one tenant is found by another",
-        "control/estimates.py",
+        "control/learning/estimates.py",
         "    return hashlib.blake2b(tenant.encode(), digest_size=8).hexdigest()",
         '    return hashlib.blake2b(b"", digest_size=8).hexdigest()',
         (f"{SAVING}::test_nobody_can_read_whose_cohorts_they_were",),
@@ -72,7 +72,7 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "a step with a prompt in it ends all guessing",
-        "control/deciding.py",
+        "control/decisions/deciding.py",
         "        alone = here.without_prompts()",
         "        alone = here",
         (f"{SHORT}::test_a_step_with_a_prompt_in_it_is_no_reason_to_give_guessing_up",),
@@ -96,7 +96,7 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "what a head's maker has measured is not believed",
-        "control/estimates.py",
+        "control/learning/estimates.py",
         "        if level < len(self.told):",
         "        if False:",
         (f"{SHORT}::test_what_a_heads_maker_has_measured_is_believed_until_it_is_seen",),
@@ -104,7 +104,7 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "what a head's maker has measured is believed for ever",
-        "control/estimates.py",
+        "control/learning/estimates.py",
         "TOLD_STRENGTH = 20.0",
         "TOLD_STRENGTH = 2000.0",
         (f"{SHORT}::test_what_a_heads_maker_has_measured_is_soon_forgotten_where_it_is_not_so",),
@@ -128,7 +128,7 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "a depth that once looked dear is never looked at again",
-        "control/arms.py",
+        "control/decisions/arms.py",
         "TRIAL_STEPS = 64",
         "TRIAL_STEPS = 1 << 60",
         (f"{SHORT}::test_a_depth_that_once_looked_dear_is_looked_at_again",),
@@ -136,7 +136,7 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "what was counted before a change is believed for long",
-        "control/estimates.py",
+        "control/learning/estimates.py",
         "KEPT_DRAFTS = 20.0",
         "KEPT_DRAFTS = 1e9",
         (f"{POLICY}::test_it_leaves_off_soon_and_begins_again_when_guessing_pays_again",),
@@ -144,7 +144,7 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "the traffic is never seen to change",
-        "control/estimates.py",
+        "control/learning/estimates.py",
         "CHANGE_LIMIT = 10.0",
         "CHANGE_LIMIT = 1e9",
         (f"{POLICY}::test_it_leaves_off_soon_and_begins_again_when_guessing_pays_again",),
@@ -152,7 +152,7 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "a drafter that is dear spends what another has earned",
-        "control/probes.py",
+        "control/learning/probes.py",
         "        found = self.accounts.get(method)",
         "        method = ''\n        found = self.accounts.get(method)",
         (f"{ROUTES}::test_a_drafter_that_is_dear_leaves_another_its_account",),
@@ -160,7 +160,7 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "a lookup is not looked at while a head guesses",
-        "control/exploring.py",
+        "control/learning/exploring.py",
         "if plan is not None and plan.max_nodes and arm.is_lookup:",
         "if False:",
         (f"{ROUTES}::test_a_lookup_is_compared_with_the_text_while_a_head_guesses",),
@@ -168,7 +168,7 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "a head is asked for texts that it has read a part of",
-        "control/records.py",
+        "control/decisions/records.py",
         "        return self.is_whole or arm.reading is None or len(self.arms) == 1",
         "        return True",
         (f"{ROUTES}::test_a_head_that_has_not_read_all_of_a_text_is_not_asked_beside_others",),
@@ -184,7 +184,7 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "a drafter is asked beside another that does as well without it",
-        "control/routing.py",
+        "control/decisions/routing.py",
         "    best = max(rates, key=lambda some: rates[some])",
         "    best = frozenset(methods)",
         (f"{ROUTES}::test_a_drafter_is_left_out_where_the_others_do_as_well_without_its_call",),
@@ -216,7 +216,7 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "pairs are remembered without end",
-        "control/estimates.py",
+        "control/learning/estimates.py",
         "            while len(self.pairs) > MAX_PAIRS:",
         "            while False:",
         (f"{POLICY}::test_a_stream_of_new_tenants_leaves_a_bounded_number_of_pairs",),
@@ -259,7 +259,7 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "a drafter is tried again and again within one stretch that it is right about",
-        "control/exploring.py",
+        "control/learning/exploring.py",
         "            if record.waits_for(arm):",
         "            if False:",
         (f"{PROBES}::test_a_drafter_is_not_tried_again_before_the_text_of_its_last_draft_has_come",),
@@ -267,7 +267,7 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "catching up costs a probe nothing",
-        "control/exploring.py",
+        "control/learning/exploring.py",
         "        price += control.probe_behind * max(record.length - arm.heard, 0)\n",
         "",
         (f"{PROBES}::test_what_a_drafter_has_to_catch_up_with_is_part_of_the_price",),
@@ -275,7 +275,7 @@ CONTROL_MUTANTS = (
     Mutant(
         61,
         "what was saved for probes in an hour is spent in a second",
-        "control/probes.py",
+        "control/learning/probes.py",
         "MOST_SAVED = 0.01",
         "MOST_SAVED = 1.0",
         (f"{PROBES}::test_a_long_quiet_time_saves_no_more_than_a_little",),

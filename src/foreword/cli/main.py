@@ -7,24 +7,11 @@ from typing import Any, NoReturn
 import typer
 
 from foreword import __version__
-from foreword.cli import (
-    cluster,
-    datastore,
-    demo,
-    doctor,
-    draft_node,
-    generate,
-    heads,
-    models,
-    prune,
-    router,
-    serve,
-    simulate,
-    theory,
-    tune,
-)
+from foreword.cli import datastore, demo, doctor, generate, heads, models, prune, serve, theory, tune
 from foreword.cli.bench import main as bench
 from foreword.cli.chat import main as chat
+from foreword.cli.cluster import draft_node, router, simulate
+from foreword.cli.cluster import main as cluster
 from foreword.cli.console import stderr, stdout
 from foreword.cli.options.serve import ServeCommand
 from foreword.cli.policy import main as policy

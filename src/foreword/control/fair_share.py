@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from foreword.control.trimming import tightest_limit
+from foreword.control.decisions.trimming import tightest_limit
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter
 from foreword.speculation.measured.situation import Situation

@@ -5,18 +5,18 @@ from dataclasses import replace
 from weakref import ref
 
 from foreword.acceptance.rules.rule import Rule
-from foreword.control.arms import TRIAL_STEPS, WATCH_STEPS, WATCHED, Arm, Moment, PairControl
-from foreword.control.asking import Pass
-from foreword.control.choosing import best_arm, can_ask, fixed_plan, plans_of, present_name
-from foreword.control.deciding import Decider
-from foreword.control.estimates import HEAD_COVERAGE, PRIOR_COVERAGE, Estimates, PairEstimate
-from foreword.control.exploring import Explorer
+from foreword.control.decisions.arms import TRIAL_STEPS, WATCH_STEPS, WATCHED, Arm, Moment, PairControl
+from foreword.control.decisions.asking import Pass
+from foreword.control.decisions.choosing import best_arm, can_ask, fixed_plan, plans_of, present_name
+from foreword.control.decisions.deciding import Decider
+from foreword.control.decisions.records import RequestRecord
+from foreword.control.decisions.trimming import Offer, choose, survivals, tightest_limit
 from foreword.control.guard import ReferenceWindows
-from foreword.control.hindsight import RequestFit, Waiting
-from foreword.control.probes import TimeBank
-from foreword.control.records import RequestRecord
+from foreword.control.learning.estimates import HEAD_COVERAGE, PRIOR_COVERAGE, Estimates, PairEstimate
+from foreword.control.learning.exploring import Explorer
+from foreword.control.learning.hindsight import RequestFit, Waiting
+from foreword.control.learning.probes import TimeBank
 from foreword.control.settings import ControlSettings
-from foreword.control.trimming import Offer, choose, survivals, tightest_limit
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, expected_rates, may_be_absent, needs_of
 from foreword.speculation.measured.situation import Situation

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from foreword.control.choosing import present_name
+from foreword.control.decisions.choosing import present_name
 from foreword.control.measured import MeasuredPolicy
 from foreword.speculation.requests import DraftPlan
 from helpers.traffic import CPU, Kind, PretendDrafter, Traffic

@@ -2,9 +2,9 @@
 
 import pytest
 
-from foreword.control.asking import Group, Pass, weigh
-from foreword.control.estimates import Estimates, Rates
-from foreword.control.trimming import Offer, choose, survivals
+from foreword.control.decisions.asking import Group, Pass, weigh
+from foreword.control.decisions.trimming import Offer, choose, survivals
+from foreword.control.learning.estimates import Estimates, Rates
 from foreword.speculation.draft import Draft
 
 FLAT = [1.0 + 0.001 * rows for rows in range(40)]

@@ -10,7 +10,7 @@ import pytest
 
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.rule import Rule
-from foreword.control.estimates import MAX_PAIRS, Estimates
+from foreword.control.learning.estimates import MAX_PAIRS, Estimates
 from foreword.control.measured import FEW_RECORDS, MeasuredPolicy
 from foreword.control.settings import ControlSettings
 from foreword.speculation.draft import Draft

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from foreword.control.exploring import Explorer
+from foreword.control.learning.exploring import Explorer
+from foreword.control.learning.probes import MOST_SAVED, Account, TimeBank
 from foreword.control.measured import MeasuredPolicy
-from foreword.control.probes import MOST_SAVED, Account, TimeBank
 from helpers.traffic import CPU, Kind, Traffic, lookup
 
 

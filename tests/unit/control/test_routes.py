@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from foreword.backends.batch import Tap
-from foreword.control.asking import Pass
+from foreword.control.decisions.asking import Pass
+from foreword.control.decisions.routing import Bid, Seats, best_together
 from foreword.control.fair_share import FairShare
 from foreword.control.fixed import FixedPolicy
+from foreword.control.learning.probes import START, TimeBank
 from foreword.control.measured import MeasuredPolicy
-from foreword.control.probes import START, TimeBank
-from foreword.control.routing import Bid, Seats, best_together
 from foreword.control.settings import ControlSettings
 from foreword.engine.config import EngineConfig
 from foreword.speculation.drafting import DrafterNeeds

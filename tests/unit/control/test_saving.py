@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from foreword.control.estimates import MAX_PAIRS, Estimates
+from foreword.control.learning.estimates import MAX_PAIRS, Estimates
+from foreword.control.learning.saving import estimates_as_json, restore_estimates
 from foreword.control.measured import MeasuredPolicy
-from foreword.control.saving import estimates_as_json, restore_estimates
 from foreword.engine.guessing.kept_estimates import MOST_FILES, KeptEstimates
 from helpers.traffic import CPU, H200, Traffic, head, lookup
 

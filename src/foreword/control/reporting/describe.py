@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from foreword.control.arms import PairControl
-from foreword.control.asking import Pass
-from foreword.control.estimates import PairEstimate
+from foreword.control.decisions.arms import PairControl
+from foreword.control.decisions.asking import Pass
+from foreword.control.learning.estimates import PairEstimate
 from foreword.control.measured import MeasuredPolicy
 from foreword.control.reporting.books import PairBooks
 from foreword.control.reporting.figures import Bounds, DecisionTold, PairReport, counts_of, run_percentile

@@ -5,8 +5,8 @@ import logging
 import os
 from pathlib import Path
 
+from foreword.control.learning.saving import estimates_as_json, restore_estimates
 from foreword.control.measured import MeasuredPolicy
-from foreword.control.saving import estimates_as_json, restore_estimates
 from foreword.speculation.measured.costs import StepCosts
 
 _log = logging.getLogger(__name__)

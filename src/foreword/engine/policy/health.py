@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from foreword.control.arms import PairControl
+from foreword.control.decisions.arms import PairControl
 from foreword.control.measured import MeasuredPolicy
 from foreword.control.reporting.books import SpeculationBooks
 from foreword.control.reporting.describe import gain_error, measured_gain

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foreword.control.estimates import LEAST_SHIFT, MOST_SHIFT, SHIFT_STEP, PairEstimate
+from foreword.control.learning.estimates import LEAST_SHIFT, MOST_SHIFT, SHIFT_STEP, PairEstimate
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.verdict import Verdict
 

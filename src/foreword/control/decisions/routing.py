@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from foreword.control.asking import Pass, longer
+from foreword.control.decisions.asking import Pass, longer
 
 FEW = 3
 """Drafters of which all combinations are looked at; of more, each alone and all together."""

@@ -5,7 +5,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from foreword.control.fading import (
+from foreword.control.learning.fading import (
     FADING,
     FAST_FADING,
     HALF_LIFE_SECONDS,

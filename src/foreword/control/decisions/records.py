@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from foreword.control.arms import Arm
-from foreword.control.hindsight import Waiting
+from foreword.control.decisions.arms import Arm
+from foreword.control.learning.hindsight import Waiting
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import Aside, DraftPlan, StepRequest
 

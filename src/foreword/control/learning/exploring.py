@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from foreword.control.arms import Arm, PairControl
-from foreword.control.asking import Pass
-from foreword.control.probes import TimeBank
-from foreword.control.records import RequestRecord
+from foreword.control.decisions.arms import Arm, PairControl
+from foreword.control.decisions.asking import Pass
+from foreword.control.decisions.records import RequestRecord
+from foreword.control.learning.probes import TimeBank
 from foreword.speculation.requests import DraftPlan
 
 MOST_PROBES = 8

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foreword.control.asking import Pass
-from foreword.control.estimates import Rates
+from foreword.control.decisions.asking import Pass
+from foreword.control.learning.estimates import Rates
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.requests import PassEntry
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import comb
 
-from foreword.control.estimates import LEAST_SHIFT, MOST_SHIFT, Rates
+from foreword.control.learning.estimates import LEAST_SHIFT, MOST_SHIFT, Rates
 
 MANY = 12
 """Drafts from which on their rows are close enough to what is expected of them."""

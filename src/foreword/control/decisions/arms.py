@@ -5,10 +5,10 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from foreword.control.asking import NO_WORTH, DraftSeconds, Group, Pass, Worth
-from foreword.control.estimates import PairEstimate
+from foreword.control.decisions.asking import NO_WORTH, DraftSeconds, Group, Pass, Worth
 from foreword.control.guard import PairGuard
-from foreword.control.hindsight import RequestFit
+from foreword.control.learning.estimates import PairEstimate
+from foreword.control.learning.hindsight import RequestFit
 from foreword.control.settings import ControlSettings
 from foreword.speculation.drafting import needs_of
 from foreword.speculation.requests import DraftPlan

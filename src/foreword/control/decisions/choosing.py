@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from foreword.control.arms import Arm
-from foreword.control.records import RequestRecord
+from foreword.control.decisions.arms import Arm
+from foreword.control.decisions.records import RequestRecord
 from foreword.speculation.drafting import absent_of, choices_of
 from foreword.speculation.requests import DraftPlan, PassEntry
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foreword.cli.cluster_tables import show_status
+from foreword.cli.cluster.tables import show_status
 from foreword.cli.console import JsonOption, print_json, stdout
 from foreword.errors import RequestError
 

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from foreword.cli import cluster_tables
+from foreword.cli.cluster import tables as cluster_tables
 from foreword.cluster.pools.fleet import MemberTold
 from foreword.cluster.pools.status import NodeStatus, TargetStatus
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from foreword.control.estimates import MAX_PAIRS, Estimates, owner_of
-from foreword.control.fading import FadingCounts
+from foreword.control.learning.estimates import MAX_PAIRS, Estimates, owner_of
+from foreword.control.learning.fading import FadingCounts
 
 MOST_ASKS = 200.0
 """Asks that what was saved counts as at most: the traffic may have changed since."""

@@ -6,10 +6,10 @@ from dataclasses import replace
 from functools import cache
 from math import log
 
-from foreword.control.arms import Arm, Moment, PairControl
-from foreword.control.asking import NEGLIGIBLE, DraftSeconds, Group, Pass, Worth, best_case, weigh
-from foreword.control.records import RequestRecord
-from foreword.control.routing import Bid, Seats, best_together
+from foreword.control.decisions.arms import Arm, Moment, PairControl
+from foreword.control.decisions.asking import NEGLIGIBLE, DraftSeconds, Group, Pass, Worth, best_case, weigh
+from foreword.control.decisions.records import RequestRecord
+from foreword.control.decisions.routing import Bid, Seats, best_together
 from foreword.control.settings import ControlSettings
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import PassEntry

@@ -1,0 +1,1 @@
+"""Commands for several processes and machines."""

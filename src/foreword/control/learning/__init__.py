@@ -1,0 +1,1 @@
+"""What is believed of drafters, and how it is found out."""
