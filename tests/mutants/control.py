@@ -6,6 +6,7 @@ CONTROL = f"{UNIT}/control"
 DECISIONS = f"{CONTROL}/test_decisions.py"
 POLICY = f"{CONTROL}/test_measured_policy.py"
 SHORT = f"{CONTROL}/test_short_requests.py"
+ESTIMATES = f"{UNIT}/control/learning/test_estimates.py"
 SAVING = f"{CONTROL}/test_saving.py"
 FAIRNESS = f"{CONTROL}/test_fairness.py"
 ROUTES = f"{CONTROL}/test_routes.py"
@@ -107,7 +108,7 @@ CONTROL_MUTANTS = (
         "control/learning/estimates.py",
         "TOLD_STRENGTH = 20.0",
         "TOLD_STRENGTH = 2000.0",
-        (f"{SHORT}::test_what_a_heads_maker_has_measured_is_soon_forgotten_where_it_is_not_so",),
+        (f"{ESTIMATES}::test_what_a_heads_maker_has_measured_weighs_as_much_as_few_drafts",),
     ),
     Mutant(
         61,
@@ -139,7 +140,7 @@ CONTROL_MUTANTS = (
         "control/learning/estimates.py",
         "KEPT_DRAFTS = 20.0",
         "KEPT_DRAFTS = 1e9",
-        (f"{POLICY}::test_it_leaves_off_soon_and_begins_again_when_guessing_pays_again",),
+        (f"{ESTIMATES}::test_what_was_counted_before_a_change_weighs_as_much_as_few_drafts",),
     ),
     Mutant(
         61,
