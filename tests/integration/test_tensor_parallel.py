@@ -199,6 +199,18 @@ def test_a_pass_that_fails_at_one_rank_leaves_all_in_step(decoder: TensorParalle
     assert torch.equal(one_pass(decoder), expected)
 
 
+def test_a_pass_that_cannot_begin_at_one_rank_leaves_all_in_step(decoder: TensorParallelDecoder):
+    expected = one_pass(decoder)
+    cache = PagedCache(4)
+    store = decoder.new_kv_store(4, cache.page_size)
+    store.number += 1000  # which the other rank does not know
+    with Transaction(cache, [PassEntry.of(make_request(cache, IDS), len(IDS))]) as transaction:
+        batch = transaction.batch([Draft()])
+        with pytest.raises(RankFault, match="rank 1 of 2: KeyError"):
+            decoder.forward(batch, store)
+    assert torch.equal(one_pass(decoder), expected)
+
+
 def test_an_engine_recovers_from_a_pass_that_failed(decoder: TensorParallelDecoder):
     def answered(fails: bool) -> list[int]:
         core = core_on(decoder, kv_cache_memory_bytes=1 << 17)

@@ -34,6 +34,10 @@ class Kind(StrEnum):
     SLOW = "slow"  # ten times as slow
 
 
+MOST_REQUESTS = 1e6
+"""That can be simulated."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """Some nodes, for a while."""
@@ -144,9 +148,12 @@ class Scenario:
         if self.k > 60:
             raise RequestError(f"--k must be at most 60, not {self.k}")
         if not 0 < self.seconds < 1e6:
-            raise RequestError(f"--seconds must be above 0, not {self.seconds:g}")
-        if self.traffic.rates and min(self.traffic.rates) <= 0:
-            raise RequestError("--rate takes requests per second, each above 0")
+            raise RequestError(f"--seconds must be above 0 and below 1e6, not {self.seconds:g}")
+        for rate in self.traffic.rates:
+            if not 0 < rate * self.seconds <= MOST_REQUESTS:
+                raise RequestError(
+                    f"--rate takes requests per second, each above 0 and at most {MOST_REQUESTS:g} in all, not {rate:g}"
+                )
         for failure in self.failures:
             if failure.nodes > fleet.nodes:
                 raise RequestError(

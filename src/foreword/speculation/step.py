@@ -141,7 +141,8 @@ class Stepper:
         """What the steps since the last time have shown: costs, acceptance, and whatever the policy makes of it."""
         reports, self._unlearned = self._unlearned, []
         for report in reports:
-            self.situation.learn(report)
+            with self.faults.forgiven("books"):
+                self.situation.learn(report)
             with self.faults.forgiven("learn"):
                 self.policy.learn(report)
 

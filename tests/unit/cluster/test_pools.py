@@ -86,6 +86,8 @@ def test_replicas_have_ports_of_their_own_and_what_listens_anywhere_is_found_on_
         ("nodes: [{name: a, model: m, listen: 'h:1', colour: red}]", "unknown key 'colour'"),
         ("targets: [{name: a, model: m, port: -1}]", "port must be a whole number"),
         ("targets: [{name: a, model: m, port: 1}, {name: a, model: m, port: 2}]", "the same name"),
+        ("targets: [{name: a, model: m, port: 1}, {name: b, model: m, port: 1}]", "a and b both listen on"),
+        ("{targets: [{name: a, model: m, port: 1}], router: {port: 1}}", "a and router both listen on"),
         ("targets: [{name: a, model: m, port: 1, args: [1]}]", "args must be a list of texts"),
         ("targets: [{name: a, model: m, port: 1, cpus: many}]", "cpus must be a number"),
         ("targets: [{name: a, model: m, port: 1, near: [b]}]", "near 'b', which is no node"),

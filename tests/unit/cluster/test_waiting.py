@@ -120,3 +120,40 @@ def test_a_node_that_never_answered_is_late_soon():
     (found,) = prospects_of([(asked, cast(Any, pairing))], now=5.0).values()
     assert found.late_after == FIRST_ANSWER
     assert most_worth([found], tokens_per_second=1 / 3600) <= FIRST_ANSWER + 3 * UNKNOWN_SECONDS
+
+
+def pairing_of(peer: Any, asked_at: float | None) -> Any:
+    return SimpleNamespace(
+        peer=peer, is_warm=True, is_all=False, asked_at=asked_at, level_at=5.0, behind=lambda _: Draft()
+    )
+
+
+@pytest.mark.parametrize("late_first", [True, False])
+def test_one_that_is_late_keeps_nobody_from_being_waited_for(late_first: bool):
+    estimates = NodeEstimates()
+    for _ in range(20):
+        estimates.first_came(0.002)
+        estimates.level_came(0.0005)
+    peer = SimpleNamespace(
+        name="node", estimates=estimates, breaker=SimpleNamespace(is_open=False), waited_in_vain=False
+    )
+    late, fresh = pairing_of(peer, 4.9), [pairing_of(peer, 5.0) for _ in range(7)]
+    asked: Any = SimpleNamespace(request=None, max_depth=4, max_nodes=4)
+    pairs = [(asked, one) for one in ([late, *fresh] if late_first else [*fresh, late])]
+    (found,) = prospects_of(cast(Any, pairs), now=5.0).values()
+    assert found.requests == 7
+    assert worth_waiting([found], tokens_per_second=200) == pytest.approx(0.002 + 3 * 0.0005)
+
+
+def test_one_pause_between_levels_is_no_change():
+    estimates = NodeEstimates()
+    for _ in range(20):
+        estimates.level_came(0.0005)
+    estimates.level_came(5.0)
+    assert estimates.level_seconds is not None
+    assert estimates.level_seconds < 0.001
+    at_once = NodeEstimates()
+    at_once.level_came(0.0)
+    for _ in range(60):
+        at_once.level_came(0.004)
+    assert at_once.level_seconds == pytest.approx(0.004, rel=0.1)  # and what has really changed is learned

@@ -114,6 +114,24 @@ def test_a_step_with_guesses_is_followed_by_none_for_the_same_request():
     assert request.output_ids == plain_text([1, 2, 3], len(request.output_ids))
 
 
+def test_books_that_fail_cost_no_token_and_no_lesson(monkeypatch: pytest.MonkeyPatch):
+    cache = PagedCache(8)
+    request = started(cache, [1, 2, 3])
+    stepper = Stepper(HistoryTarget(), cache, FixedPolicy())
+    heard: list[int] = []
+    monkeypatch.setattr(stepper.policy, "learn", lambda report: heard.append(len(report.requests)))
+
+    def fail(report: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(stepper.situation, "learn", fail)
+    for _ in range(3):
+        stepper.step([entry(request)])
+    assert request.output_ids == plain_text([1, 2, 3], 3)
+    assert heard == [1] * 3
+    assert stepper.faults.counts["books"] == 3
+
+
 def test_a_step_that_fails_takes_the_one_after_it_with_it():
     """But not what others have in it."""
     cache = PagedCache(8)

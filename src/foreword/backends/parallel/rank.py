@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.backends.batch import BatchSizes, ForwardBatch, ForwardOutput
 from foreword.backends.interface import KvStore
 from foreword.backends.parallel.exchange import Planned, RankExchange
 from foreword.backends.parallel.shards import Shard, ShardCheckpoint
@@ -44,8 +44,13 @@ class RankDecoder(TorchDecoder):
         try:
             return super().forward(batch, store)
         except BaseException:
-            self._exchange.finish(self._planned(batch), self.device)
+            self._exchange.finish(self._planned(batch.arrays.sizes), self.device)
             raise
+
+    def miss(self, sizes: BatchSizes) -> None:
+        """A pass that cannot even begin here: the other ranks still come to its end."""
+        self._exchange.begin()
+        self._exchange.finish(self._planned(sizes), self.device)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         """Every rank knows its own words; of the others it says zero."""
@@ -58,16 +63,16 @@ class RankDecoder(TorchDecoder):
     def _logits(self, last: Tensor) -> Tensor:
         return self._exchange.joined(super()._logits(last))[:, : self._vocab_size]
 
-    def _planned(self, batch: ForwardBatch) -> list[Planned]:
+    def _planned(self, sizes: BatchSizes) -> list[Planned]:
         """What ranks exchange in a pass, in order."""
-        rows = self._staging.rounded(len(batch.token_ids))
+        rows = self._staging.rounded(sizes.rows)
         stream = Planned((rows, self.config.hidden_size), self._weights.embedding.dtype)
         planned = [stream]
         for layer in self.config.layers:
             if layer.attention.qk_norm and layer.attention.wide_qk_norm:
                 planned += [Planned((rows, 1), torch.float32)] * 2  # queries and keys
             planned += [stream, stream]  # attention and MLP
-        if wanted := self._staging.rounded(len(batch.logit_rows)):
+        if wanted := self._staging.rounded(sizes.logit_rows):
             planned.append(Planned((wanted, self.config.vocab_size), torch.float32, is_joined=True))
         return planned
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from foreword.backends.batch import BatchSizes
 from foreword.backends.parallel.exchange import RankExchange, join_group
 from foreword.backends.parallel.messages import (
     Answer,
@@ -91,9 +92,15 @@ class Worker:
             assert self._exchange is not None
             drawn = torch.empty(order.drawn, dtype=torch.int64, device=self._device)
             self._exchange.spread(drawn)
-        batch = parsed_batch(order.sizes, payload)
-        batch = replace(batch, drawn_before=drawn, adapters=tuple(order.adapters))
-        self._decoders[order.decoder].forward(batch, self._stores[order.store])
+        decoder = self._decoders[order.decoder]
+        try:
+            batch = parsed_batch(order.sizes, payload)
+            batch = replace(batch, drawn_before=drawn, adapters=tuple(order.adapters))
+            store = self._stores[order.store]
+        except BaseException:
+            decoder.miss(BatchSizes(*order.sizes))
+            raise
+        decoder.forward(batch, store)
 
 
 def serve(connection: Connection) -> None:

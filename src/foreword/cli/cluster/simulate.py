@@ -1,6 +1,7 @@
 """`foreword simulate`: a fleet of targets and draft nodes, before anything is paid for."""
 
 from dataclasses import asdict, replace
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -117,6 +118,20 @@ def simulate(
     from foreword.simulate.sweep import compare_ways
 
     one_of("--waiting", waiting, WAITING)
+    given_numbers = {
+        "--alpha": alpha,
+        "--pass-ms": pass_ms,
+        "--level-ms": level_ms,
+        "--network-ms": network_ms,
+        "--zone-ms": zone_ms,
+        "--answer": answer,
+        "--boot-s": boot_s,
+        "--target-price": target_price,
+        "--node-price": node_price,
+    }
+    for name, value in given_numbers.items():
+        if value is not None and not isfinite(value):
+            raise RequestError(f"{name} must be a number, not {value:g}")
     if page is not None and not page.parent.is_dir():
         raise RequestError(f"--page {page} cannot be written: there is no directory {page.parent}")
     calibration = _overridden(

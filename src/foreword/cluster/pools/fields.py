@@ -34,7 +34,9 @@ def text_of(given: Mapping[str, Any], key: str, place: str) -> str:
 def number_of(given: Mapping[str, Any], key: str, place: str) -> int:
     found = given.get(key)
     if not isinstance(found, int) or isinstance(found, bool) or not 0 < found < 1 << 16:
-        raise RequestError(f"cluster file: {place}.{key} must be a whole number from 1 on, not {found!r}")
+        raise RequestError(
+            f"cluster file: {place}.{key} must be a whole number from 1 to 65535, not {found!r}"
+        )
     return found
 
 

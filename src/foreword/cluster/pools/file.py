@@ -68,6 +68,8 @@ def read_cluster(path: Path) -> Cluster:
         behind = [TARGETS_LIST] if ray is not None else [member.address for member in targets]
         members.append(_router(given["router"], behind))
     _check(members)
+    if ray is None:
+        _check_addresses(members)
     return Cluster(members, ray, scale)
 
 
@@ -87,6 +89,17 @@ def _check(members: Sequence[Member]) -> None:
                 why = "belongs to another target" if name in paired else "is no node"
                 raise RequestError(f"cluster file: {member.name} is to be near {name!r}, which {why}")
             paired.add(name)
+
+
+def _check_addresses(members: Sequence[Member]) -> None:
+    """On one machine nobody can listen where another does."""
+    owners: dict[str, str] = {}
+    for member in members:
+        other = owners.setdefault(member.address, member.name)
+        if other != member.name:
+            raise RequestError(
+                f"cluster file: {other} and {member.name} both listen on {member.address}; give one another port"
+            )
 
 
 def _read(path: Path) -> object:

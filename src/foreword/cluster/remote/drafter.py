@@ -257,7 +257,7 @@ class RemoteDrafter:
             if now >= until:
                 self._waited_in_vain(pairs, now)
                 break
-            awaited |= {name for name, _, _ in prospects}
+            awaited |= {group[0] for group in prospects}
             self._arrived.wait(min(seconds, until - now))
             now = self._clock()
         for peer in self._peers if awaited else ():

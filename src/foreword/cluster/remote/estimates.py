@@ -11,6 +11,9 @@ LATE_FACTOR = 3.0
 FARTHEST = 4.0
 """An answer counts as at most so many times as slow as usual: one pause is no change."""
 
+LEAST_BELIEVED = 1e-3
+"""Seconds that are believed in any case: some nodes' levels come all at once, and later ones may not."""
+
 PRIOR_RATE = 0.7
 PRIOR_WEIGHT = 4.0
 """What is believed of a level before guesses were judged, and how many of them that counts for."""
@@ -40,12 +43,11 @@ class NodeEstimates:
         """The first level behind a text, after it was told."""
         self._firsts.append(seconds)
         self._late_after = None
-        usual = seconds if self.first_seconds is None else FARTHEST * self.first_seconds
-        self.first_seconds = _mixed(self.first_seconds, min(seconds, usual))
+        self.first_seconds = _mixed(self.first_seconds, _believed(seconds, self.first_seconds))
 
     def level_came(self, seconds: float) -> None:
         """Another one, after the one before."""
-        self.level_seconds = _mixed(self.level_seconds, seconds)
+        self.level_seconds = _mixed(self.level_seconds, _believed(seconds, self.level_seconds))
 
     def filled(self, levels: int, wanted: int) -> None:
         """All that came behind a text, and how much was wanted."""
@@ -83,6 +85,10 @@ class NodeEstimates:
             chance *= (right + PRIOR_RATE * PRIOR_WEIGHT) / (tried + PRIOR_WEIGHT)
             found.append(chance * self._coverage[level])
         return found
+
+
+def _believed(seconds: float, usual: float | None) -> float:
+    return seconds if usual is None else min(seconds, max(FARTHEST * usual, LEAST_BELIEVED))
 
 
 def _followed(draft: Draft, came: Sequence[int]) -> tuple[int, int]:

@@ -14,21 +14,29 @@ _OVERDUE = 0.25
 """Of the usual time, what is expected to be left for what should be there already."""
 
 
-def prospects_of(
-    pairs: Sequence[tuple[Ask, Pairing | None]], now: float
-) -> dict[tuple[str, int, int], Prospect]:
-    """By node, levels at hand and levels wanted."""
-    counts: dict[tuple[str, int, int], int] = {}
-    first: dict[tuple[str, int, int], Pairing] = {}
+Group = tuple[str, int, int, bool]
+"""Node, levels at hand, levels wanted, and whether a chain goes on that has begun."""
+
+
+def prospects_of(pairs: Sequence[tuple[Ask, Pairing | None]], now: float) -> dict[Group, Prospect]:
+    """What is on its way, for requests that are alike together."""
+    counts: dict[Group, int] = {}
+    first: dict[Group, Pairing] = {}
     for ask, pairing in pairs:  # at every level that comes, so whoever waits for nothing is left out first
-        if pairing is None or pairing.is_all or not may_come(pairing):
+        if pairing is None or pairing.is_all or not may_come(pairing) or _is_late(pairing, now):
             continue
         at_hand, wanted = pairing.behind(ask.request).depth, min(ask.max_depth, ask.max_nodes)
         if at_hand < wanted:
-            key = (pairing.peer.name, at_hand, wanted)
+            key = (pairing.peer.name, at_hand, wanted, pairing.asked_at is None)
             counts[key] = counts.get(key, 0) + 1
             first.setdefault(key, pairing)
-    return {key: _prospect(first[key], *key[1:], count, now) for key, count in counts.items()}
+    return {key: _prospect(first[key], key[1], key[2], count, now) for key, count in counts.items()}
+
+
+def _is_late(pairing: Pairing, now: float) -> bool:
+    """Whether a first level should have come long ago: nobody waits for it, and others are waited for without it."""
+    late_after = pairing.peer.estimates.late_after or FIRST_ANSWER
+    return pairing.asked_at is not None and now - pairing.asked_at >= late_after
 
 
 def may_come(pairing: Pairing) -> bool:

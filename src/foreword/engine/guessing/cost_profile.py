@@ -20,6 +20,7 @@ from foreword.engine.requests.request import Request, RequestLimits
 from foreword.kernels.native import choose_threads
 from foreword.models.sources.builtin import cache_directory
 from foreword.speculation.draft import Draft
+from foreword.speculation.measured.costs import MOST_ROWS, SLOWEST
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
 
@@ -118,6 +119,7 @@ def engine_key(core: EngineCore, drafter: str = "") -> str:
 def _read(path: Path) -> Points | None:
     try:
         found = [(float(rows), float(seconds)) for rows, seconds in json.loads(path.read_text())["points"]]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None
-    return found if found and all(rows >= 1 and seconds > 0 for rows, seconds in found) else None
+    is_sound = all(1 <= rows <= MOST_ROWS and 0 < seconds < SLOWEST for rows, seconds in found)
+    return found if found and is_sound else None

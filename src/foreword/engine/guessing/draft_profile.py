@@ -44,7 +44,7 @@ def begin_with_calls(
         try:
             core.situation.costs.begin_with_calls(json.loads(path.read_text(encoding="utf-8"))["calls"])
             continue
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
             pass
         plan = core.drafters.resolve(config.as_mapping())
         if plan is None:

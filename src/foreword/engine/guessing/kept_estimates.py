@@ -51,7 +51,7 @@ class KeptEstimates:
             self._costs.restore(saved["costs"])
         except FileNotFoundError:
             return False
-        except (OSError, ValueError, KeyError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, OverflowError, RecursionError) as error:
             _log.warning("what was learned about guessing is not used: %s: %s", self._path, error)
             return False
         return True

@@ -1,5 +1,6 @@
 """The targets behind a router: how they stand, and which of them gets the next request."""
 
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -7,6 +8,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from foreword.errors import RequestError
+
+_log = logging.getLogger("foreword.router")
 
 LOAD_BOUND = 1.25
 LOAD_SLACK = 2
@@ -59,6 +62,7 @@ class Targets:
         """Addresses with commas, or @FILE with one in a line, which is read again and again."""
         self._file = Path(given.removeprefix("@")) if given.startswith("@") else None
         self._known: dict[str, Target] = {}
+        self._complaint = ""  # of the file, told once
         self.set(_lines(self._file) if self._file is not None else given.split(","))
         if not self._known and self._file is None:
             raise RequestError("--targets must name at least one target: host:port,host:port")
@@ -76,8 +80,11 @@ class Targets:
         if self._file is not None:
             try:
                 self.set(_lines(self._file))
-            except RequestError:
-                return
+                self._complaint = ""
+            except RequestError as error:
+                if str(error) != self._complaint:
+                    _log.warning("%s; the targets stay as they were", error)
+                self._complaint = str(error)
 
     def choose(self, preferred: str | None, tried: Collection[str] = ()) -> Target | None:
         """The one that knows the prompt's beginning, unless it has too much to do; else the one with the least."""

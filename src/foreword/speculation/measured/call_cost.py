@@ -1,7 +1,6 @@
 """What a drafter's calls take."""
 
 from collections.abc import Sequence
-from math import isfinite
 
 FARTHEST = 4.0
 """A call counts as at most this many times as slow as was expected: one pause is no change."""
@@ -18,6 +17,9 @@ FEW_BEHIND = 8
 
 MOST_SAVED = 50
 """Calls that what was saved counts as at most."""
+
+MOST_SAVED_NUMBER = 1e9
+"""Nothing that is saved of a call comes near it."""
 
 SAVED_NUMBERS = 16
 
@@ -175,8 +177,10 @@ class CallCost:
     def from_json(saved: Sequence[float]) -> "CallCost":
         """What `as_json` has written; raises `ValueError` for anything else."""
         numbers = [float(number) for number in saved]
-        if len(numbers) != SAVED_NUMBERS or not all(map(isfinite, numbers)) or min(numbers[:7]) < 0:
+        if len(numbers) != SAVED_NUMBERS or not all(abs(number) < MOST_SAVED_NUMBER for number in numbers):
             raise ValueError("no costs of calls")
+        if min(*numbers[:7], *numbers[12:]) < 0:  # only products can be
+            raise ValueError("costs of calls below zero")
         cost = CallCost()
         cost._seen, cost._caught_up = int(numbers[0]), int(numbers[14])
         cost._late, cost._means = tuple(numbers[1:4]), tuple(numbers[4:7])  # type: ignore[assignment]

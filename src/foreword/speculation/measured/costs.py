@@ -87,7 +87,7 @@ class StepCosts:
                 for context, points in saved["steps"]
             ]
             calls = {str(method): CallCost.from_json(cost) for method, cost in saved["calls"].items()}
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"no costs: {error}") from None
         known = [point for _, points in bands for point in points]
         if not all(0 < rows <= MOST_ROWS and 0 < seconds < SLOWEST for rows, seconds in known):
