@@ -129,8 +129,8 @@ ENGINE_MUTANTS = (
         33,
         "a cancelled request keeps its pages",
         "engine/stepping/scheduler.py",
-        "            self.running.remove(request)\n            self._cache.close(request.kv)\n        elif",
-        "            self.running.remove(request)\n        elif",
+        "            self.kept_prompts.keep(request, self.waiting)\n            self._cache.close(request.kv)\n",
+        "            self.kept_prompts.keep(request, self.waiting)\n",
         (WORLDS,),
     ),
     Mutant(

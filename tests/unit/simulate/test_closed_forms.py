@@ -67,8 +67,10 @@ def test_a_node_without_distance_is_a_drafter_here():
 
 @pytest.mark.parametrize("levels", [1, 3, 5])
 def test_the_break_even_distance_is_that_of_bench_link(levels: int):
-    cost = PassCost(1, 1, 0.0, 0.0, 0.0, None, LEVEL * 1e3)
-    farthest = LinkReport("", 0.0, 0.0, (cost,)).break_even_ms(0.8, levels, PASS * 1e3) / 1e3
+    cost = PassCost(1, 1, 0.0, 0.0, levels, None, LEVEL * 1e3)
+    found = LinkReport("", 0.0, 0.0, (cost,)).break_even_ms(0.8, levels, PASS * 1e3)
+    assert found is not None
+    farthest = found / 1e3
 
     def at(distance: float) -> float:
         network = replace(AT_ONCE, round_trip=distance)
