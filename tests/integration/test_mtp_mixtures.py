@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from foreword import LLM, SamplingParams
 from foreword.errors import CheckpointError
+from foreword.models.heads.layouts import mtp
 from foreword.models.heads.opening import open_head
 from helpers.cpu import needs_cpu_kernels
 from helpers.overheard import OverheardLevels
@@ -141,3 +142,17 @@ def test_a_damaged_config_costs_one_line(tmp_path: Path, changes: dict[str, Any]
     with pytest.raises(CheckpointError, match=words) as caught:
         open_head(tmp_path, "mtp")
     assert "\n" not in str(caught.value)
+
+
+def test_experts_that_are_not_there_are_missed_before_they_cost_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    target_with_module(tmp_path, "deepseek_v3")
+    change_config(tmp_path, n_routed_experts=10**9)
+
+    def never(*_: object) -> None:
+        raise AssertionError("the shapes of a billion experts are made")
+
+    monkeypatch.setattr(mtp, "checked_shapes", never)
+    with pytest.raises(CheckpointError, match="layer 0 has 8 experts and not 1000000000"):
+        open_head(tmp_path, "mtp")
