@@ -36,6 +36,16 @@ from foreword.cli.options.common import (
     one_of,
     speculation_choice,
 )
+from foreword.cli.options.listening import (
+    AccessLogOption,
+    AllowedHostsOption,
+    ApiKeyOption,
+    CorsOriginsOption,
+    DrainSecondsOption,
+    HostOption,
+    InsecureOption,
+    PortOption,
+)
 from foreword.cli.options.serve import (
     api_keys,
     listed,
@@ -55,28 +65,12 @@ if TYPE_CHECKING:
 
 def serve(
     model: ModelArgument = DEFAULT_MODEL,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any.")] = 8000,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Key that clients must send; may be repeated. Default: FOREWORD_API_KEY (commas between)."
-        ),
-    ] = None,
-    allowed_hosts: Annotated[
-        str | None,
-        typer.Option(
-            help="Names that clients may call this server by, with commas; *: any. Default: this machine's own names "
-            "where it listens on 127.0.0.1, any elsewhere."
-        ),
-    ] = None,
-    cors_origins: Annotated[
-        str | None,
-        typer.Option(help="Web pages that may use this server, with commas: https://example.org; *: all."),
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen beyond this machine without an API key.")
-    ] = False,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8000,
+    api_key: ApiKeyOption = None,
+    allowed_hosts: AllowedHostsOption = None,
+    cors_origins: CorsOriginsOption = None,
+    insecure: InsecureOption = False,
     lora_modules: Annotated[
         list[str] | None,
         typer.Option(
@@ -134,10 +128,8 @@ def serve(
     max_queued: Annotated[
         int, typer.Option(min=0, help="Answers that may wait; more are refused with 429.")
     ] = 64,
-    access_log: Annotated[bool, typer.Option("--access-log", help="Write a line for every request.")] = False,
-    drain_seconds: Annotated[
-        float, typer.Option(min=0, help="How long SIGTERM waits for running answers.")
-    ] = 30.0,
+    access_log: AccessLogOption = False,
+    drain_seconds: DrainSecondsOption = 30.0,
     hang_seconds: Annotated[
         float, typer.Option(min=1, help="An engine that does not move for so long is killed and restarted.")
     ] = 60.0,

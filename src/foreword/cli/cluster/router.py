@@ -7,6 +7,16 @@ from typing import Annotated
 import typer
 
 from foreword.cli.console import stdout
+from foreword.cli.options.listening import (
+    AccessLogOption,
+    AllowedHostsOption,
+    ApiKeyOption,
+    CorsOriginsOption,
+    DrainSecondsOption,
+    HostOption,
+    InsecureOption,
+    PortOption,
+)
 from foreword.cli.options.serve import api_keys, listed, need_server_extra, origins
 
 
@@ -18,30 +28,17 @@ def router(
             help="Targets (foreword serve), or @FILE with one in a line, read again and again.",
         ),
     ],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any.")] = 8080,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Key that clients must send, as the targets know it; may be repeated. Default: FOREWORD_API_KEY."
-        ),
-    ] = None,
-    allowed_hosts: Annotated[
-        str | None, typer.Option(help="Names that clients may call this router by, with commas; *: any.")
-    ] = None,
-    cors_origins: Annotated[
-        str | None, typer.Option(help="Web pages that may use this router, with commas; *: all.")
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen beyond this machine without an API key.")
-    ] = False,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8080,
+    api_key: ApiKeyOption = None,
+    allowed_hosts: AllowedHostsOption = None,
+    cors_origins: CorsOriginsOption = None,
+    insecure: InsecureOption = False,
     max_requests: Annotated[
         int, typer.Option(min=1, help="Requests under way at once; more get 429.")
     ] = 1024,
-    access_log: Annotated[bool, typer.Option("--access-log", help="Write a line for every request.")] = False,
-    drain_seconds: Annotated[
-        float, typer.Option(min=0, help="How long SIGTERM waits for running answers.")
-    ] = 30.0,
+    access_log: AccessLogOption = False,
+    drain_seconds: DrainSecondsOption = 30.0,
 ) -> None:
     """Pass requests on to the target that knows their beginning, or has the least to do; answers as they come.
 
