@@ -1,6 +1,7 @@
 """What the driver tells its worker processes, and what they answer: JSON, and bytes behind it where there are arrays.
 
-Nothing in it is code. A message has a number, which its answer repeats.
+Nothing in it is code, and nothing is needed for it that only servers install. A message has a number, which its
+answer repeats.
 """
 
 import json
