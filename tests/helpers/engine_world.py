@@ -21,6 +21,7 @@ from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry
 from helpers.checked_target import CheckedTarget, Definition, PlainAnswer
 from helpers.clocks import ScriptedClock
+from helpers.pending_drafts import left_pending
 from helpers.pretend_store import PRETEND_ROWS
 from helpers.saboteur import PlantedError, Saboteur, nonsense
 from helpers.scripted_drafters import RandomTreeDrafter
@@ -92,7 +93,8 @@ class PretendDrafter(RandomTreeDrafter):
         if self._world.saboteur.is_due("nonsense drafts"):
             self._world.saboteur.note("nonsense drafts")
             return nonsense(self._rng, drafts)
-        return drafts
+        is_known = all(0 <= token < VOCAB for draft in drafts for token in draft.tokens)
+        return [*left_pending(drafts)] if is_known and self._rng.random() < 0.5 else drafts
 
     def forget(self, request: DraftRequest) -> None:
         self.holds.discard(request.request_id)

@@ -1,13 +1,13 @@
 """The one call that judges every draft of a step: logits to distributions to verdicts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from foreword.acceptance.arrivals import OnItsWay
 from foreword.acceptance.batch import Judgement, RowStatus, Verdicts
 from foreword.acceptance.draw import best_per_row, sample
 from foreword.acceptance.noise import Keys, Stream, absorbed, branched, key_tensor, stems, uniforms
@@ -16,7 +16,7 @@ from foreword.acceptance.pipeline.distribution import RowShape, shape_rows
 from foreword.acceptance.rules import block, coupled, token, traversal
 from foreword.acceptance.rules.chains import ChainRows, draw_leftover, leftover
 from foreword.acceptance.rules.rule import Rule, check_exact
-from foreword.acceptance.rules.trees import NO_TOKEN, Floats, Ints
+from foreword.acceptance.rules.trees import NO_TOKEN, DraftTrees, Floats, Ints
 from foreword.kernels import sampler as native
 
 _COUPLED = int(Rule.COUPLED)
@@ -57,6 +57,10 @@ class Judging:
         """int64 [rows], what *coupled* draws after every row, where the logits are. Nobody waits for it."""
         return self._drawn.found[0]
 
+    def know(self, trees: DraftTrees) -> None:
+        """The same trees with the tokens that the draws were begun without."""
+        self.judged = replace(self.judged, trees=trees)
+
     def verdicts(self) -> Verdicts:
         """Waits for the device."""
         self._check()
@@ -79,34 +83,8 @@ class Judging:
         return corrected_logits(self.judged)
 
     @cached_property
-    def _drawn(self) -> "OnItsWay":
+    def _drawn(self) -> OnItsWay:
         return OnItsWay.begin(draw_rows(self.judged, self._logits))
-
-
-@dataclass(frozen=True)
-class OnItsWay:
-    """Numbers of a device whose copy to the host is under way."""
-
-    found: Tensor
-    copy: Tensor
-    arrived: "torch.cuda.Event | None"
-
-    @staticmethod
-    def begin(found: "Tensor | Ints") -> "OnItsWay":
-        tensor = found if isinstance(found, Tensor) else torch.from_numpy(found)
-        if tensor.device.type != "cuda":
-            return OnItsWay(tensor, tensor, None)
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        copy.copy_(tensor, non_blocking=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
-        return OnItsWay(tensor, copy, arrived)
-
-    def on_host(self) -> Tensor:
-        """Waits for this copy and for nothing that was handed over after it."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return self.copy
 
 
 def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:

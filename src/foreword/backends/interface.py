@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from foreword.acceptance.arrivals import OnItsWay
 from foreword.acceptance.batch import Records
 from foreword.backends.batch import BatchArrays, ForwardBatch, ForwardOutput, Ints
 from foreword.kv.spec import PageSpec, RowSpec
@@ -86,6 +87,14 @@ class ChainPlan:
     vocab_size: int  # ids below this can be drawn
 
 
+@dataclass(frozen=True)
+class PendingChains:
+    """The guesses of some requests while a device makes them."""
+
+    tokens: OnItsWay  # int64, the target's ids; -1 where there is no number
+    places: Sequence[Sequence[int]]  # of each request's guesses among them
+
+
 class HeadRunner(Protocol):
     """A draft head that was loaded beside a decoder. Its KV rows are in the pages of the decoder's store."""
 
@@ -100,10 +109,13 @@ class HeadRunner(Protocol):
         """One pass over all rows."""
         ...
 
-    def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> list[list[int]] | None:
+    def chain(
+        self, wanted: HeadInput, plan: ChainPlan, store: KvStore
+    ) -> list[list[int]] | PendingChains | None:
         """The guesses of every request, as the target's ids; None: it cannot, and is asked level by level.
 
-        `wanted` has the target's states and ends with the newest token of each. A chain ends where there is no number.
+        `wanted` has the target's states and ends with the newest token of each. A chain ends where there is no number;
+        on a device nobody waits to see it.
         """
         ...
 

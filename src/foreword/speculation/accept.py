@@ -10,7 +10,7 @@ from foreword.acceptance.batch import Judgement, RowStatus, Verdicts
 from foreword.acceptance.judge import Judging
 from foreword.acceptance.logprobs import TokenLogprobs, request_logprobs, score
 from foreword.kv.sequence import KvSequence
-from foreword.speculation.draft import Draft, stack
+from foreword.speculation.draft import Draft, PendingDraft, stack
 from foreword.speculation.requests import PassEntry, StepRequest
 from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
 
@@ -46,7 +46,7 @@ class Acceptance:
         drawing = [index for index, entry in enumerate(entries) if entry.draws]
         if not drawing:
             return Acceptance(entries, drafts, logits, drawing, None)
-        trees = stack([drafts[index] for index in drawing])
+        trees = stack([drafts[index] for index in drawing], known=False)
         judgement = Judgement.of(
             _judged_rows(logits, entries, drafts),
             trees,
@@ -75,6 +75,8 @@ class Acceptance:
         """Waits for the pass."""
         verdicts = [NOTHING_DRAWN] * len(self.entries)
         if self.judging is not None:
+            if any(isinstance(draft, PendingDraft) for draft in self.drafts):
+                self.judging.know(stack([self.drafts[index] for index in self.drawing]))
             found, judged = self.judging.verdicts(), self.judging.judged
             for place, index in enumerate(self.drawing):
                 verdicts[index] = _verdict(

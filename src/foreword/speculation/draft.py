@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import index
 
+from foreword.acceptance.arrivals import OnItsWay
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.trees import DraftTrees
 
@@ -54,7 +55,12 @@ class Draft:
         return Draft(tuple(tokens), _chain_parents(len(tokens)), committed_len, epoch, tuple(drawn))
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self.parents)
+
+    @property
+    def pass_ids(self) -> tuple[int, ...]:
+        """[nodes], the tokens as a pass is told of them."""
+        return self.tokens
 
     def depths(self) -> tuple[int, ...]:
         """Depth of every node; the first level is 1."""
@@ -88,7 +94,7 @@ class Draft:
 
     def within(self, max_nodes: int, max_depth: int) -> "Draft":
         """At most this many nodes, the first ones, and this many levels."""
-        if len(self.tokens) <= max_nodes and self.depth <= max_depth:
+        if len(self.parents) <= max_nodes and self.depth <= max_depth:
             return self
         if self.is_chain:
             return self._first(max(min(max_nodes, max_depth), 0))
@@ -158,6 +164,63 @@ class Draft:
         )
 
 
+class PendingDraft(Draft):
+    """Guesses that a device has drawn, or is about to: whoever reads `tokens` waits for it.
+
+    A pass over them is handed over before: it is told where they will stand.
+    """
+
+    source: OnItsWay  # int64
+    places: tuple[int, ...]  # [nodes], of their tokens in the source
+
+    @staticmethod
+    def of(
+        source: OnItsWay,
+        places: Sequence[int],
+        committed_len: int,
+        epoch: int = 0,
+        parents: tuple[int, ...] | None = None,
+    ) -> "PendingDraft":
+        """Of a chain unless there are `parents`. Its tokens are chosen: nobody has to know what from."""
+        draft = object.__new__(PendingDraft)
+        draft.__dict__.update(
+            source=source,
+            places=tuple(places),
+            parents=_chain_parents(len(places)) if parents is None else parents,
+            committed_len=committed_len,
+            epoch=epoch,
+            drawn=(),
+        )
+        return draft
+
+    @cached_property
+    def tokens(self) -> tuple[int, ...]:
+        """Where none could be drawn, the id that the pass has in its place."""
+        found = self.source.numbers
+        return tuple([max(found[place], 0) for place in self.places])
+
+    @cached_property
+    def pass_ids(self) -> tuple[int, ...]:
+        return tuple([-1 - place for place in self.places])
+
+    def known(self) -> Draft:
+        """The same with its tokens."""
+        return Draft(self.tokens, self.parents, self.committed_len, self.epoch)
+
+    def _after(self, passed: int, committed_len: int) -> Draft:
+        return self.known()._after(passed, committed_len)
+
+    def _first(self, end: int) -> Draft:
+        places, parents = self.places[:end], self.parents[:end]
+        return PendingDraft.of(self.source, places, self.committed_len, self.epoch, parents)
+
+    def _only(self, nodes: Iterable[int], numbers: dict[int, int], committed_len: int) -> Draft:
+        chosen = list(nodes)
+        places = [self.places[node] for node in chosen]
+        parents = tuple(numbers[self.parents[node]] for node in chosen)
+        return PendingDraft.of(self.source, places, committed_len, self.epoch, parents)
+
+
 # Most drafts are chains, so that a few shapes come back at every step.
 @lru_cache(maxsize=1024)
 def _stray_node(parents: tuple[int, ...]) -> int | None:
@@ -199,7 +262,8 @@ def _ancestor_masks(parents: tuple[int, ...]) -> tuple[int, ...]:
 NO_DRAFT = Draft()
 
 
-def stack(drafts: Sequence[Draft]) -> DraftTrees:
-    """Drafts as the flat arrays that acceptance judges."""
-    drawn = [draft.drawn or (None,) * len(draft.tokens) for draft in drafts]
-    return DraftTrees.stack([draft.tokens for draft in drafts], [draft.parents for draft in drafts], drawn)
+def stack(drafts: Sequence[Draft], *, known: bool = True) -> DraftTrees:
+    """Drafts as the flat arrays that acceptance judges; unless they are to be `known`, pending tokens stay pending."""
+    drawn = [draft.drawn or (None,) * len(draft) for draft in drafts]
+    tokens = [draft.tokens if known else draft.pass_ids for draft in drafts]
+    return DraftTrees.stack(tokens, [draft.parents for draft in drafts], drawn)

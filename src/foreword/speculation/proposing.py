@@ -4,9 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from torch import Tensor
+
+from foreword.acceptance.arrivals import OnItsWay
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.kv.paged_cache import PagedCache
-from foreword.speculation.draft import NO_DRAFT, ROOT, Draft
+from foreword.speculation.draft import NO_DRAFT, ROOT, Draft, PendingDraft
 from foreword.speculation.drafting import Ask, DraftRequest, KvMemory, needs_of
 from foreword.speculation.report import DrafterCall
 from foreword.speculation.requests import Aside, DraftPlan, PassEntry, as_drafter_sees
@@ -32,6 +35,30 @@ class Proposal:
     drafts: Sequence[Draft] = ()
     calls: Sequence[DrafterCall] = ()
     asked: Sequence[Asked] = ()
+    sources: Sequence[
+        OnItsWay | None
+    ] = ()  # of the calls: what a device was still drawing when they returned
+
+    @property
+    def pending(self) -> Tensor | None:
+        """int64, what the pending guesses of the pass will be; None: there are none."""
+        return next((draft.source.found for draft in self.drafts if isinstance(draft, PendingDraft)), None)
+
+    def arrived(self) -> "Proposal":
+        """The same once every draft is there: a call took as long as it kept the host or the device."""
+        if not any(self.sources):
+            return self
+        took = [0.0 if source is None else source.device_seconds for source in self.sources]
+        calls = [
+            replace(call, seconds=max(call.seconds, seconds))
+            for call, seconds in zip(self.calls, took, strict=True)
+        ]
+        share = {
+            call.method: (now.seconds - call.seconds) / call.asks
+            for call, now in zip(self.calls, calls, strict=True)
+        }
+        asked = [who._replace(seconds=who.seconds + share.get(who.method, 0.0)) for who in self.asked]
+        return replace(self, calls=calls, asked=asked)
 
     @property
     def seconds(self) -> float:
@@ -98,7 +125,7 @@ def propose(
             if plan.aside is not None:
                 other = plan.aside.plan
                 by_drafter.setdefault(id(other.drafter), []).append((index, other, plan.aside))
-    calls = []
+    calls, sources = [], []
     for group in by_drafter.values():
         first = group[0][1]
         asks = [_ask(entries[index], plan, memory) for index, plan, _ in group]
@@ -110,11 +137,11 @@ def propose(
         share, empty = seconds / len(group), 0
         for (index, plan, aside), ask, answer in zip(group, asks, answers, strict=True):
             draft = usable(answer, ask)
-            empty += not draft.tokens
+            empty += not len(draft)
             if aside is not None:
                 aside.keep(draft)
                 continue
-            drafts[index] = draft
+            drafts[index] = _read_if_needed(draft, entries[index], drafts)
             asked[index] = Asked(plan.method, share)
         calls.append(
             DrafterCall(
@@ -127,7 +154,16 @@ def propose(
                 behind=sum([plan.behind for _, plan, _ in group]),
             )
         )
-    return Proposal(drafts, calls, asked)
+        sources.append(next((draft.source for draft in answers if isinstance(draft, PendingDraft)), None))
+    return Proposal(drafts, calls, asked, sources)
+
+
+def _read_if_needed(draft: Draft, entry: PassEntry, others: Sequence[Draft]) -> Draft:
+    """Guesses stay pending where the target's draws do not depend on them. A pass takes those of one source."""
+    if not isinstance(draft, PendingDraft):
+        return draft
+    is_other = any(isinstance(one, PendingDraft) and one.source is not draft.source for one in others)
+    return draft.known() if is_other or not entry.request.sampler.can_be_followed else draft
 
 
 def _ask(entry: PassEntry, plan: DraftPlan, memory: KvMemory | None) -> Ask:
@@ -153,6 +189,8 @@ def usable(draft: Draft, ask: Ask) -> Draft:
 
 def known_tokens(draft: Draft, request: DraftRequest) -> Draft:
     """The draft without nodes that are, or could have been, outside the vocabulary."""
+    if isinstance(draft, PendingDraft):
+        return draft  # drawn from the vocabulary, by those who know it
     size, tokens = request.sampling.vocab_size, draft.tokens
     if not tokens or (not draft.drawn and min(tokens) >= 0 and max(tokens) < size):
         return draft

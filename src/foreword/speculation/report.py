@@ -40,7 +40,7 @@ class RequestReport(NamedTuple):
 
     @property
     def rows(self) -> int:
-        return self.run + len(self.verdict.draft.tokens)
+        return self.run + len(self.verdict.draft)
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class StepReport:
 
     def __post_init__(self) -> None:
         parts, spent = self.requests, self.seconds
-        self.guessing = [part for part in parts if part.asked or part.verdict.draft.tokens]
+        self.guessing = [part for part in parts if part.asked or part.verdict.draft.parents]
         runs = [part.run for part in parts]
-        self.rows = sum(runs) + sum([len(part.verdict.draft.tokens) for part in self.guessing])
+        self.rows = sum(runs) + sum([len(part.verdict.draft) for part in self.guessing])
         self.tokens = sum([len(part.verdict.tokens) for part in parts])
         self.decodes_only = runs.count(1) == len(runs)
         rows = max(self.rows, 1)

@@ -93,8 +93,9 @@ class Stepper:
                 observation.wanted,
                 before.drawn_at() if before is not None else None,
             )
-            if before is not None:
-                batch = replace(batch, drawn_before=before.newest)
+            drawn = proposal.pending if before is None else before.newest
+            if drawn is not None:
+                batch = replace(batch, drawn_before=drawn)
             handed_over = self.clock()
             output = self.target.forward(batch)
             verify_seconds = self.clock() - handed_over
@@ -132,8 +133,9 @@ class Stepper:
         accepting = self.clock() - waiting
         # Between the two halves other steps may have had their turn: that time is theirs.
         whole = launched.launch_seconds + accepting
-        seconds = StageSeconds(launched.proposal.seconds, launched.verify_seconds, accepting, whole)
-        report = _report(launched, verdicts, applied, seconds)
+        proposal = launched.proposal.arrived()
+        seconds = StageSeconds(proposal.seconds, launched.verify_seconds, accepting, whole)
+        report = _report(transaction.entries, proposal, verdicts, applied, seconds)
         self._unlearned.append(report)
         return report
 
@@ -163,7 +165,7 @@ class Stepper:
             return proposal
         with self.faults.forgiven("trim"):
             trimmed = self.policy.trim(entries, proposal.drafts, self.situation)
-            return Proposal(trimmed, proposal.calls, proposal.asked)
+            return replace(proposal, drafts=trimmed)
         return proposal
 
 
@@ -172,9 +174,12 @@ def plain(entries: Sequence[PassEntry]) -> Plans:
 
 
 def _report(
-    launched: Launched, verdicts: Sequence[Verdict], applied: Sequence[bool], seconds: StageSeconds
+    entries: Sequence[PassEntry],
+    proposal: Proposal,
+    verdicts: Sequence[Verdict],
+    applied: Sequence[bool],
+    seconds: StageSeconds,
 ) -> StepReport:
-    proposal, entries = launched.proposal, launched.transaction.entries
     asked = proposal.asked or [NOBODY] * len(entries)
     parts = [
         RequestReport(

@@ -86,7 +86,7 @@ class Transaction:
         drawing rows the pass before draws the tokens that are pending.
         """
         for entry, draft in zip(self.entries, drafts, strict=True):
-            count = entry.run + len(draft.tokens)
+            count = entry.run + len(draft)
             if entry.kv.reserved != entry.computed + count:
                 self._cache.reserve(entry.kv, count)
         moves = self._cache.take_moves()

@@ -27,7 +27,7 @@ class Verdict(NamedTuple):
         Where the path is not followed by a token of the target's own, the answer ended on it or its last row has no
         numbers: deeper guesses are neither right nor wrong.
         """
-        if not self.draft.tokens or len(self.tokens) > len(self.path):
+        if not self.draft.parents or len(self.tokens) > len(self.path):
             return self.draft
         return self.draft.within(len(self.draft), len(self.path))
 

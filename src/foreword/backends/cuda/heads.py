@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear as library_linear
 
+from foreword.acceptance.arrivals import OnItsWay, event
 from foreword.acceptance.noise import absorbed
 from foreword.backends.batch import ForwardBatch, Ints
 from foreword.backends.cuda.graphs import GraphsByMemory
@@ -17,7 +18,7 @@ from foreword.backends.cuda.kv_store import CudaKvStore
 from foreword.backends.cuda.layout import DECODE_ROWS, Layout, PassShape, power_of_two
 from foreword.backends.cuda.products import Products
 from foreword.backends.cuda.upload import PassUpload, TiledRows, UploadedPass, attended
-from foreword.backends.interface import ChainPlan, HeadInput, KvStore
+from foreword.backends.interface import ChainPlan, HeadInput, KvStore, PendingChains
 from foreword.backends.torch.heads import LentEnds, TorchHead
 from foreword.backends.torch.upload import Piece, Upload
 from foreword.kernels.triton_draw import draw_rows
@@ -96,7 +97,7 @@ class CudaHead(TorchHead):
         return sum(tensor.nbytes for name, tensor in self._weights.items() if "joined" not in name)
 
     @torch.inference_mode()
-    def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> list[list[int]] | None:
+    def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> PendingChains | None:
         """Filters of the distribution are left out: they would cut guesses that the target seldom makes."""
         names = self._names_of(plan)
         if not self._makes_chains or names is None or not isinstance(store, CudaKvStore):
@@ -111,6 +112,7 @@ class CudaHead(TorchHead):
             bool(plan.records["temperature"].any()),
             id(plan.token_ids),
         )
+        began = event(timed=True) if self._captures else None
         uploaded = self._upload.send(batch, layout, store.spare_slot)
         told = self._tell(wanted, plan, shape, store)
         features = self._placed(wanted.features, layout.shape.rows)
@@ -120,8 +122,11 @@ class CudaHead(TorchHead):
 
         captured = self._captures and layout.shape.is_decode and uploaded.stays
         guesses = self._graphs.of(store).run(shape, body) if captured else body()
-        found = guesses[:, : len(plan.steps)].t().tolist()  # waits for the device
-        return [_until_none(row[:count]) for row, count in zip(found, plan.steps.tolist(), strict=True)]
+        width = guesses.shape[1]
+        places = [
+            range(place, place + width * count, width) for place, count in enumerate(plan.steps.tolist())
+        ]
+        return PendingChains(OnItsWay.begin(guesses.view(-1), began), places)
 
     def _names_of(self, plan: ChainPlan) -> Tensor | None:
         """int64 [draft tokens], the target's ids of the head's tokens; None: some of them cannot be drawn."""
@@ -262,7 +267,3 @@ class CudaHead(TorchHead):
 def _words(array: np.ndarray) -> Ints:
     """Numbers of 64 bits as pairs of 32."""
     return np.ascontiguousarray(array).view(np.int32)
-
-
-def _until_none(tokens: list[int]) -> list[int]:
-    return tokens[: tokens.index(-1)] if -1 in tokens else tokens

@@ -7,12 +7,17 @@ pass. The target verifies and judges these as any others.
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+
+from foreword.acceptance.arrivals import OnItsWay
 from foreword.acceptance.params import SamplingParams
+from foreword.acceptance.pipeline.upload import uploaded
 from foreword.backends.interface import Decoder
 from foreword.bench.costs.batch import run_batch
 from foreword.bench.drafters.random_heads import write_random_head
@@ -27,7 +32,7 @@ from foreword.engine.messages import NewRequest
 from foreword.engine.stepping.pipeline import StepPipeline
 from foreword.kv.spec import RowSpec
 from foreword.models.heads.opening import open_head
-from foreword.speculation.draft import Draft
+from foreword.speculation.draft import Draft, PendingDraft
 from foreword.speculation.drafting import NO_NEEDS, Ask, Commit, Drafter, DrafterNeeds, DraftRequest, needs_of
 
 DEPTH = 5
@@ -62,9 +67,10 @@ class RecordedDrafter:
         return NO_NEEDS if self._payer is None else needs_of(self._payer)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        if self._payer is not None:
-            self._payer.propose(asks)
-        return [self._draft(ask) for ask in asks]
+        paid = [] if self._payer is None else self._payer.propose(asks)
+        drafts = [self._draft(ask) for ask in asks]
+        pending = next((draft.source for draft in paid if isinstance(draft, PendingDraft)), None)
+        return drafts if pending is None else _in_its_place(pending, drafts)
 
     def observe(self, commits: Sequence[Commit]) -> None:
         if self._payer is not None and self.needs:
@@ -84,6 +90,17 @@ class RecordedDrafter:
         guesses = known[place : place + min(ask.max_nodes, ask.max_depth)]
         spoilt = [token if self._dice.random() < self._rate else token ^ 1 for token in guesses]
         return Draft.chain(spoilt, len(tokens), ask.request.epoch)
+
+
+def _in_its_place(pending: OnItsWay, drafts: Sequence[Draft]) -> list[Draft]:
+    """Drafts that are known, for a pass that does not know it: they come when those come that are paid for."""
+    tokens = torch.tensor([token for draft in drafts for token in draft.tokens])
+    source = replace(pending, found=uploaded(tokens, pending.found.device), copy=tokens)
+    ends = list(accumulate([len(draft) for draft in drafts], initial=0))
+    return [
+        PendingDraft.of(source, range(first, end), draft.committed_len, draft.epoch)
+        for draft, (first, end) in zip(drafts, pairwise(ends), strict=True)
+    ]
 
 
 def rate_for(tokens_per_pass: float, depth: int) -> float:

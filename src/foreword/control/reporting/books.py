@@ -23,7 +23,7 @@ class PairBooks:
         self.asks += 1
         self.draft_seconds += part.draft_seconds
         verdict = part.verdict
-        if not verdict.draft.tokens:
+        if not len(verdict.draft):
             return
         accepted = len(verdict.path)
         has_stopped = len(verdict.tokens) > accepted and accepted < verdict.draft.depth
@@ -55,7 +55,7 @@ class SpeculationBooks:
         """A step, and all preemptions so far."""
         provisional, has_guesses = 0, False
         for part in report.guessing:
-            nodes = len(part.verdict.draft.tokens)
+            nodes = len(part.verdict.draft)
             if nodes:
                 has_guesses, sure = True, part.context + part.run
                 provisional += -(-(sure + nodes) // self.page_size) + -sure // self.page_size

@@ -168,13 +168,13 @@ class GuardedDrafter:
             answer.epoch == ask.request.epoch
         ):  # one that comes late is cut after what the text has passed is gone
             answer = answer.rebase(ask.request.tokens)
-        nodes = len(answer.tokens)
+        nodes = len(answer)
         if nodes > ask.max_nodes:
             self._fault("draft", f"{nodes} nodes where {ask.max_nodes} were asked for")
         elif answer.depth > ask.max_depth:
             self._fault("draft", f"a depth of {answer.depth} where {ask.max_depth} was asked for")
         known = known_tokens(answer.within(ask.max_nodes, ask.max_depth), ask.request)
-        if len(known.tokens) < min(nodes, ask.max_nodes) and answer.depth <= ask.max_depth:
+        if len(known) < min(nodes, ask.max_nodes) and answer.depth <= ask.max_depth:
             size = ask.request.sampling.vocab_size
             self._fault("draft", f"a token outside the vocabulary of {size}")
         return known

@@ -6,10 +6,10 @@ import numpy as np
 
 from foreword.acceptance.request import DraftSampling
 from foreword.acceptance.rules.rule import Rule
-from foreword.backends.interface import ChainPlan
+from foreword.backends.interface import ChainPlan, PendingChains
 from foreword.drafters.heads.vocabulary import DraftVocabulary
 from foreword.drafters.model.next_level import has_fixed_corrections
-from foreword.speculation.draft import Draft
+from foreword.speculation.draft import Draft, PendingDraft
 from foreword.speculation.drafting import Ask
 
 
@@ -28,8 +28,14 @@ def plan_chains(asks: Sequence[Ask], rooms: Sequence[int], vocabulary: DraftVoca
     )
 
 
-def drafted(asks: Sequence[Ask], guesses: Sequence[Sequence[int]]) -> list[Draft]:
+def drafted(asks: Sequence[Ask], guesses: Sequence[Sequence[int]] | PendingChains) -> list[Draft]:
     """The guesses after each text as its draft."""
+    if isinstance(guesses, PendingChains):
+        source = guesses.tokens
+        return [
+            PendingDraft.of(source, places, len(ask.request.tokens), ask.request.epoch)
+            for ask, places in zip(asks, guesses.places, strict=True)
+        ]
     return [
         Draft.chain(tokens, len(ask.request.tokens), ask.request.epoch)
         for ask, tokens in zip(asks, guesses, strict=True)

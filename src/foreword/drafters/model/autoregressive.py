@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from foreword.acceptance.arrivals import OnItsWay, event
 from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.backends.interface import Decoder
 from foreword.backends.runner import ModelRunner
@@ -109,6 +110,7 @@ class AutoregressiveDrafter:
         return self._known[request.request_id][1]
 
     def _write(self, trees: Sequence[GrowingTree]) -> None:
+        began = event(timed=True) if self._runner.decoder.device.type == "cuda" else None
         self._catch_up(trees)
         trees = [tree for tree in trees if self._kv(tree.request).computed == len(tree.request.tokens) - 1]
         if not trees:
@@ -117,7 +119,7 @@ class AutoregressiveDrafter:
         for tree in trees:
             self._cache.advance(self._kv(tree.request), 1)
         if self._size.tree_width == 1 and all(map(is_drawn_unread, trees)):
-            self._write_unread(trees, logits)
+            self._write_unread(trees, logits, began)
             return
         while trees:
             if self._size.tree_width == 1:
@@ -128,8 +130,10 @@ class AutoregressiveDrafter:
             if trees:
                 logits = self._run([self._newest_level(tree) for tree in trees])
 
-    def _write_unread(self, trees: Sequence[GrowingTree], logits: Tensor) -> None:
-        """Chains whose tokens are read when all are drawn: between levels nobody waits for the device."""
+    def _write_unread(
+        self, trees: Sequence[GrowingTree], logits: Tensor, began: "torch.cuda.Event | None"
+    ) -> None:
+        """Chains whose tokens are read when all are drawn, or later: between levels nobody waits for the device."""
         chains, levels = trees, []
         while trees:
             levels.append(draw_unread(trees, logits))
@@ -141,14 +145,15 @@ class AutoregressiveDrafter:
             if going_on:
                 logits = self._run([self._newest_level(tree) for tree in going_on], levels[-1])
             trees = going_on
-        tokens = iter(torch.cat(levels).tolist())
-        found: dict[GrowingTree, list[int]] = {tree: [] for tree in chains}
+        places: dict[GrowingTree, list[int]] = {tree: [] for tree in chains}
+        source, count = OnItsWay.begin(torch.cat(levels), began), 0
         for level in range(len(levels)):
             for tree in chains:
                 if tree.depth > level:
-                    found[tree].append(next(tokens))
-        for tree, drawn in found.items():
-            tree.name_tokens(drawn)
+                    places[tree].append(count)
+                    count += 1
+        for tree, its in places.items():
+            tree.stand_for(source, its)
 
     def _catch_up(self, trees: Sequence[GrowingTree]) -> None:
         """Compute committed tokens up to the newest, of many requests in one pass."""

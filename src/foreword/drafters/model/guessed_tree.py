@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from foreword.acceptance.arrivals import OnItsWay
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.drafters.model.tree_shape import Shape, fixed_shape
-from foreword.speculation.draft import ROOT, Draft
+from foreword.speculation.draft import ROOT, Draft, PendingDraft
 from foreword.speculation.drafting import Ask
 from foreword.structured.state import Path
 
@@ -27,6 +28,7 @@ class GrowingTree:
         self.frontier: list[int] = [ROOT]
         self.places: list[int] = [0]  # of the frontier's nodes in a shape that was fixed before
         self.depth = 0
+        self._pending: PendingDraft | None = None  # a chain that nobody has read
 
     @property
     def is_done(self) -> bool:
@@ -62,14 +64,20 @@ class GrowingTree:
             self._drawn.append(drawn)
         self.depth += 1
 
-    def name_tokens(self, tokens: Sequence[int]) -> None:
-        """What the nodes of a chain are, where they stood for what was not read yet; -1 ends it."""
-        there = list(tokens).index(-1) if -1 in tokens else len(tokens)
-        self.tokens = list(tokens[:there])
+    def stand_for(self, source: OnItsWay, places: Sequence[int]) -> None:
+        """Where the tokens of a chain are: on a device they stay unread, else -1 ends it."""
+        if source.arrived is not None:
+            self._pending = PendingDraft.of(source, places, len(self.request.tokens), self.request.epoch)
+            return
+        tokens = [source.numbers[place] for place in places]
+        there = tokens.index(-1) if -1 in tokens else len(tokens)
+        self.tokens = tokens[:there]
         del self._parents[there:], self._drawn[there:]
 
     def draft(self) -> Draft:
         """The draft as it stands."""
+        if self._pending is not None:
+            return self._pending
         drawn = tuple(self._drawn) if any(q is not None for q in self._drawn) else ()
         request = self.request
         return Draft(tuple(self.tokens), tuple(self._parents), len(request.tokens), request.epoch, drawn)

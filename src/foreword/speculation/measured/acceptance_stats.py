@@ -27,10 +27,10 @@ class AcceptanceStats:
         """Count a step: whether a drafter was asked, what was judged, and how many levels of it were committed."""
         self.asks += asked
         self.unjudged += unjudged
-        if not draft.tokens:
+        if not draft.parents:
             return
         self.drafts += 1
-        self.drafted += len(draft.tokens)
+        self.drafted += len(draft)
         self.accepted += accepted
         outcome = draft.depth, accepted
         self._outcomes[outcome] = self._outcomes.get(outcome, 0) + 1

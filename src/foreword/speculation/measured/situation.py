@@ -35,7 +35,7 @@ class Situation:
                 if key not in cohorts:
                     cohorts[key] = self._cohort(cohort_name(*key))
                 judged = verdict.judged
-                beyond = len(verdict.draft.tokens) - len(judged.tokens)
+                beyond = len(verdict.draft) - len(judged.tokens)
                 for stats in (part.request.acceptance, cohorts[key]):
                     stats.observe(bool(part.asked), judged, len(verdict.path), beyond)
 

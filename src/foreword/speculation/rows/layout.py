@@ -67,7 +67,7 @@ class BatchBuffers:
         arrays.logit_rows[:] = wanted
         if hidden:
             arrays.hidden_rows[:] = hidden
-        arrays.kv_lens[:] = [end + len(part.draft.tokens) for end, part in zip(rows.ends, parts, strict=True)]
+        arrays.kv_lens[:] = [end + len(part.draft) for end, part in zip(rows.ends, parts, strict=True)]
         arrays.row_starts[:] = rows.starts
         _fill_places(arrays, parts, rows, cache.page_size)
         _fill_tokens(arrays, parts, rows)
@@ -89,7 +89,7 @@ class _Rows(NamedTuple):
     def of(parts: Sequence[SequenceRows]) -> "_Rows":
         begins = [part.kv.computed if part.first is None else part.first for part in parts]
         ends = [begin + part.run for begin, part in zip(begins, parts, strict=True)]
-        counts = [part.run + len(part.draft.tokens) - part.first_node for part in parts]
+        counts = [part.run + len(part.draft) - part.first_node for part in parts]
         return _Rows(begins, ends, counts, [0, *accumulate(counts)])
 
 
@@ -137,10 +137,10 @@ def _fill_tokens(arrays: BatchArrays, parts: Sequence[SequenceRows], rows: "_Row
         if part.drawn_at is not None:
             tokens.append(-1 - part.drawn_at)
         draft = part.draft
-        if draft.tokens:
+        if draft.parents:
             first = part.first_node
-            nodes += range(len(tokens), len(tokens) + len(draft.tokens) - first)
-            tokens += draft.tokens[first:]
+            nodes += range(len(tokens), len(tokens) + len(draft) - first)
+            tokens += draft.pass_ids[first:]
             depths += draft.depths()[first:]
             masks += draft.ancestor_masks()[first:]
     if len(tokens) != len(arrays.token_ids):
