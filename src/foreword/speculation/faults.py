@@ -4,6 +4,8 @@ import logging
 from collections import Counter
 from types import TracebackType
 
+import torch
+
 _log = logging.getLogger(__name__)
 
 
@@ -17,7 +19,8 @@ class FaultLog:
         """Count a fault that cost nobody more than guesses or a try."""
         self.counts[stage] += 1
         if self.counts[stage] == 1:
-            _log.error("a %s failed and is recovered from: %s", stage, error, exc_info=error)
+            trace = None if isinstance(error, torch.OutOfMemoryError) else error  # nobody looks for its place
+            _log.error("a %s failed and is recovered from: %s", stage, error, exc_info=trace)
 
     def forgiven(self, stage: str) -> "_Forgiven":
         """Note what is raised inside, and go on after it."""

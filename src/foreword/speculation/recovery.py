@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from foreword.errors import EngineStopped
 from foreword.speculation.proposing import NOBODY, Proposal
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
@@ -62,7 +64,7 @@ class Recovery:
                 raise under_way.launched
             return self.stepper.resolve(under_way.launched)
         except Exception as error:
-            self.stepper.faults.note("step", error)
+            self._note("step", error)
         later = self.stepper.newest  # under way, and no other for those whose tokens it draws
         # One whose rows a later pass is moving takes part in the next step.
         free = [entry.again() for entry in mine if not self.stepper.cache.is_busy(entry.kv)]
@@ -76,7 +78,7 @@ class Recovery:
         except EngineStopped:
             raise
         except Exception as error:
-            self.stepper.faults.note("plain step", error)
+            self._note("plain step", error)
         return [self._alone(entry) for entry in present]
 
     def _plainly(self, entries: Sequence[PassEntry]) -> StepReport:
@@ -88,10 +90,25 @@ class Recovery:
         except EngineStopped:
             raise
         except Exception as error:
-            self.stepper.faults.note("request", error)
-            message = f"the model failed on this request: {type(error).__name__}: {error}"
+            self._note("request", error)
+            message = _why(error)
             entry.request.fail(message)
             return StepReport([RequestReport(entry.request, Verdict(error=message))])
+
+    def _note(self, what: str, error: Exception) -> None:
+        self.stepper.faults.note(what, error)
+        if isinstance(error, torch.OutOfMemoryError) and torch.cuda.is_available():
+            torch.cuda.empty_cache()  # what was kept for other shapes may be enough for the next try
+
+
+def _why(error: Exception) -> str:
+    """What the user of a request reads that failed alone, too."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return (
+            "the device has no memory left for this request; "
+            "lower --gpu-memory-utilization or --max-num-batched-tokens"
+        )
+    return f"the model failed on this request: {type(error).__name__}: {error}"
 
 
 def _merged(failed: UnderWay, reports: Sequence[StepReport], seconds: float) -> StepReport:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from foreword.acceptance.batch import Verdicts
 from foreword.acceptance.judge import Judging
@@ -224,3 +225,31 @@ def test_the_time_of_tries_that_failed_is_booked(fails_late: bool, monkeypatch: 
     assert spent.total == 2.0 + 3.0 + 3.0
     assert (spent.draft, spent.verify) == ((2.0, 6.0) if fails_late else (0.0, 3.0))
     assert request.ledger.seconds == core.seconds
+
+
+class SmallDevice(HistoryTarget):
+    """Has no memory for passes over many rows."""
+
+    def forward(self, batch: ForwardBatch, store: object = None) -> ForwardOutput:
+        if len(batch.token_ids) > 12:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB.")
+        return super().forward(batch, store)
+
+
+def test_a_pass_that_finds_no_memory_costs_those_alone_who_need_it(caplog: pytest.LogCaptureFixture):
+    cache = PagedCache(30)
+    requests = [lone_request([1] * length, vocab_size=11) for length in (9, 14, 9)]
+    for request in requests:
+        request.kv = cache.open()
+    stepper = Stepper(SmallDevice(), cache, FixedPolicy())
+    recovery = Recovery(stepper)
+    under_way = recovery.launch([PassEntry.of(request, request.lag) for request in requests])
+    assert under_way is not None
+    recovery.resolve(under_way)
+    assert [request.finish_reason for request in requests] == [None, "error", None]
+    assert requests[1].error == (
+        "the device has no memory left for this request; lower --gpu-memory-utilization or --max-num-batched-tokens"
+    )
+    assert [len(request.output_ids) for request in requests] == [1, 0, 1]
+    assert "Traceback" not in caplog.text
+    cache.check_integrity()
