@@ -18,6 +18,9 @@ from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 FILLED_AT_ONCE = 16
 """Committed rows that are left to the next guess; more of them are filled as soon as they are told of."""
 
+COPIED_TOGETHER = 256
+"""Rows whose features are copied in one go, and kept as long as any of them is: those of a pass without prompts."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -57,10 +60,10 @@ class HeadInPages:
     def observe(self, commits: Sequence[Commit]) -> None:
         """Keep the newest states; where guesses are wanted, long stretches get their rows at once."""
         runs = []
-        for commit in commits:
+        for commit, features in zip(commits, self._features(commits), strict=True):
             assert commit.pages is not None
             rows = self._rows_of(commit.pages)
-            rows.add(commit.first, self._features(commit))
+            rows.add(commit.first, features)
             first = rows.missing_from(self._lag)
             end = min(commit.settled, rows.known + self._lag)
             if commit.is_on and end - first > FILLED_AT_ONCE:
@@ -81,9 +84,13 @@ class HeadInPages:
     def _rows_of(self, pages: RequestRows) -> ExtraRows:
         return pages.kv.rows_of(self._kind, self._lag)
 
-    def _features(self, commit: Commit) -> Tensor:
-        # A copy even of one: a view of it would keep the states of all who were in the pass.
-        return torch.cat([commit.hidden[tap] for tap in self._taps], dim=-1)
+    def _features(self, commits: Sequence[Commit]) -> Sequence[Tensor]:
+        """Those of each, copied: a view would keep the states of all who were in the pass, other drafters' too."""
+        counts = [commit.rows for commit in commits]
+        if len(commits) == 1 or sum(counts) > COPIED_TOGETHER:
+            return [torch.cat([commit.hidden[tap] for tap in self._taps], dim=-1) for commit in commits]
+        taps = [torch.cat([commit.hidden[tap] for commit in commits]) for tap in self._taps]
+        return (taps[0] if len(taps) == 1 else torch.cat(taps, dim=-1)).split(counts)
 
     def _run_true(self, runs: Sequence[Run], wanted: int) -> tuple[HeadOutput, Ints]:
         """Make rows from the target's states; returns the outcome of the last `wanted` of each, and all their pages."""
