@@ -143,6 +143,11 @@ class RequestSampler:
         record["stem"] = stems(seed, sample, Stream.TARGET, 0)[0]
 
     @property
+    def nonce(self) -> int:
+        """Steps committed so far."""
+        return self._counters[_NONCE]
+
+    @property
     def can_be_followed(self) -> bool:
         """Whether the next draw but one can be handed to a device before the next is known on the host."""
         return (

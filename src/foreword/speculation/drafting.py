@@ -122,7 +122,9 @@ class Commit:
     request: DraftRequest  # with what was committed
     first: int  # position of the first token that got its KV row, and so its hidden states, in this pass
     rows: int  # how many did, one after the other; the newest token is not among them
-    hidden: Mapping[Tap, Tensor] = field(default_factory=dict)  # [rows, hidden size], if asked for
+    hidden: Mapping[Tap, Tensor] = field(
+        default_factory=dict
+    )  # [rows, hidden size], those that it asks for among them
     draft: Draft = field(default_factory=Draft)  # what was judged
     draws: tuple[int, ...] = ()  # what the target draws after the text, then after every node; if asked for
     pages: RequestRows | None = None  # for a drafter with rows of its own in them

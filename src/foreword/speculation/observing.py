@@ -1,12 +1,11 @@
 """Which drafters are told what a pass has made final, and what they are told."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from typing import cast
+from typing import NamedTuple, cast
 
-import torch
 from torch import Tensor
 
 from foreword.backends.batch import ForwardOutput, Tap
@@ -21,6 +20,7 @@ from foreword.speculation.drafting import (
     choices_of,
     needs_of,
 )
+from foreword.speculation.kept_states import KeptStates
 from foreword.speculation.proposing import Plans
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest, as_drafter_sees
 from foreword.speculation.verdict import Verdict
@@ -115,7 +115,7 @@ class Observation:
             final.request,
             first=entry.computed,
             rows=final.rows,
-            hidden={tap: final.hidden[tap] for tap in needs.taps},
+            hidden=final.hidden if needs.taps else {},
             draft=final.draft,
             draws=final.draws if needs.draws else (),
             pages=memory.of(entry.kv) if needs.rows and memory is not None else None,
@@ -147,13 +147,12 @@ def _parts(drafter: Drafter) -> Iterable[Drafter]:
     return choices_of(drafter).values() or (drafter,)
 
 
-@dataclass(frozen=True)
-class _Final:
+class _Final(NamedTuple):
     """What a pass has made final for one entry, whoever is told."""
 
     request: DraftRequest
     rows: int
-    hidden: dict[Tap, Tensor]
+    hidden: Mapping[Tap, Tensor]
     draft: Draft
     draws: tuple[int, ...]
 
@@ -163,13 +162,5 @@ class _Final:
     ) -> "_Final":
         """`first` is the entry's first row among those whose hidden states were kept; None: none were."""
         rows = entry.run + len(verdict.path)
-        hidden = {} if first is None else _kept(output, first, entry.run, verdict.path)
+        hidden = {} if first is None else KeptStates(output.hidden, first, entry.run, verdict.path)
         return _Final(as_drafter_sees(entry.request), rows, hidden, draft, verdict.draws)
-
-
-def _kept(output: ForwardOutput, first: int, run: int, path: Sequence[int]) -> dict[Tap, Tensor]:
-    """The hidden states of a run and of the accepted nodes behind it."""
-    if tuple(path) == tuple(range(len(path))):  # nothing lies between them: no copy
-        return {tap: states[first : first + run + len(path)] for tap, states in output.hidden.items()}
-    kept = torch.tensor([*range(first, first + run), *(first + run + node for node in path)])
-    return {tap: states[kept.to(states.device)] for tap, states in output.hidden.items()}

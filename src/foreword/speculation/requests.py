@@ -76,6 +76,10 @@ class DraftPlan:
         return gate is None or gate.lets_look
 
 
+Seen = tuple[int, int, int]
+"""When a drafter saw a request: its tokens, its epoch and its steps then."""
+
+
 class StepRequest(Protocol):
     """A request as the step sees it."""
 
@@ -89,6 +93,7 @@ class StepRequest(Protocol):
     sampler: RequestSampler  # its parameters, and what its committed tokens mean to them
     epoch: int  # advances when the request's state is rebuilt, so that older drafts show as stale
     speculation: DraftPlan | None  # who drafts for it, as it was asked for; None: nobody
+    seen: tuple[Seen, DraftRequest] | None  # as drafters saw it last
     asked: dict[int, Drafter]  # the drafters that were ever asked for it or told of it, by id()
     prediction: Sequence[int]  # what its user expects as the answer; empty: nothing is known
     acceptance: AcceptanceStats  # how its drafts have fared
@@ -130,8 +135,11 @@ class StepRequest(Protocol):
 
 
 def as_drafter_sees(request: StepRequest) -> DraftRequest:
-    """The request as it is now."""
-    return DraftRequest(
+    """The request as it is now; made once a step, whoever asks."""
+    now = (len(request.tokens), request.epoch, request.sampler.nonce)
+    if request.seen is not None and request.seen[0] == now:
+        return request.seen[1]
+    found = DraftRequest(
         request.request_id,
         Text(request.tokens),
         request.sampler.drafting(),
@@ -140,6 +148,8 @@ def as_drafter_sees(request: StepRequest) -> DraftRequest:
         request.epoch,
         request.prediction,
     )
+    request.seen = now, found
+    return found
 
 
 class PassEntry(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from foreword.acceptance.request import DraftSampling
+from foreword.acceptance.request import RECORD, DraftSampling
 from foreword.acceptance.rules.rule import Rule
 from foreword.backends.interface import ChainPlan, PendingChains
 from foreword.drafters.heads.vocabulary import DraftVocabulary
@@ -22,7 +22,7 @@ def plan_chains(asks: Sequence[Ask], rooms: Sequence[int], vocabulary: DraftVoca
     return ChainPlan(
         np.array([len(ask.request.tokens) for ask in asks], np.int32),
         np.array(steps, np.int32),
-        np.array([sampling.record for sampling in samplings]),
+        np.frombuffer(b"".join([sampling.record.tobytes() for sampling in samplings]), RECORD),
         vocabulary.token_ids,
         vocabulary.vocab_size,
     )

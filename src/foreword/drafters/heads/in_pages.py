@@ -13,13 +13,14 @@ from foreword.drafters.heads.loading import LoadedHead
 from foreword.kv.extra_rows import ExtraRows
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Commit, DrafterNeeds, DraftRequest, RequestRows
+from foreword.speculation.kept_states import KeptStates
 from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 
 FILLED_AT_ONCE = 16
 """Committed rows that are left to the next guess; more of them are filled as soon as they are told of."""
 
 COPIED_TOGETHER = 256
-"""Rows whose features are copied in one go, and kept as long as any of them is: those of a pass without prompts."""
+"""Rows of a pass whose features are copied in one go, and kept as long as any of them is: not those of prompts."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,16 @@ class HeadInPages:
 
     def _features(self, commits: Sequence[Commit]) -> Sequence[Tensor]:
         """Those of each, copied: a view would keep the states of all who were in the pass, other drafters' too."""
-        counts = [commit.rows for commit in commits]
-        if len(commits) == 1 or sum(counts) > COPIED_TOGETHER:
-            return [torch.cat([commit.hidden[tap] for tap in self._taps], dim=-1) for commit in commits]
-        taps = [torch.cat([commit.hidden[tap] for commit in commits]) for tap in self._taps]
-        return (taps[0] if len(taps) == 1 else torch.cat(taps, dim=-1)).split(counts)
+        states = [commit.hidden for commit in commits]
+        together = [one for one in states if isinstance(one, KeptStates) and one.are_together]
+        if len(commits) > 1 and len(together) == len(commits):
+            of_pass = together[0].of_pass
+            if len(of_pass[self._taps[0]]) <= COPIED_TOGETHER and all(
+                one.of_pass is of_pass for one in together
+            ):
+                joined = torch.cat([of_pass[tap] for tap in self._taps], dim=-1)
+                return [joined[one.first : one.stop] for one in together]
+        return [torch.cat([one[tap] for tap in self._taps], dim=-1) for one in states]
 
     def _run_true(self, runs: Sequence[Run], wanted: int) -> tuple[HeadOutput, Ints]:
         """Make rows from the target's states; returns the outcome of the last `wanted` of each, and all their pages."""

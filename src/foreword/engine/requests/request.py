@@ -14,9 +14,10 @@ from foreword.engine.messages import AnswerDelta, RequestStats, sampling_kind
 from foreword.engine.requests.identity import Identity
 from foreword.engine.requests.ledger import RequestLedger
 from foreword.kv.sequence import KvSequence
-from foreword.speculation.drafting import Drafter
+from foreword.speculation.drafting import Drafter, DraftRequest
 from foreword.speculation.measured.acceptance_stats import AcceptanceStats
 from foreword.speculation.measured.situation import cohort_name
+from foreword.speculation.requests import Seen
 from foreword.speculation.service import Deadline
 from foreword.speculation.verdict import Verdict
 
@@ -69,6 +70,7 @@ class Request:
         self.limits = limits
         self.speculation = identity.speculation
         self.asked: dict[int, Drafter] = {}
+        self.seen: tuple[Seen, DraftRequest] | None = None
         self.prediction = identity.prediction
         self.step_limit = identity.step_limit
         self.places = identity.places
