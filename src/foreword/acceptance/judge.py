@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -45,28 +45,30 @@ class Judging:
         in_use = set(judged.records["rule"].tolist())
         self._draws = _COUPLED in in_use or judged.wants_draws
         self._drawn_rules = [Rule(rule) for rule in sorted(in_use - {_COUPLED})]
+        self._logits: Tensor | None = None  # the corrected ones
+        self._drawn: OnItsWay | None = None
 
     def begin(self) -> None:
         """Hand the draws of *coupled* to the device, if there is one to wait for; raises if a rule is not exact."""
         self._check()
-        if self._draws and self.judged.logits.device.type != "cpu":
-            _ = self._drawn
+        if self._draws and self.judged.sampler is None and self.judged.logits.device.type != "cpu":
+            self._draw()
 
     @property
     def newest(self) -> Tensor:
         """int64 [rows], what *coupled* draws after every row, where the logits are. Nobody waits for it."""
-        return self._drawn.found[0]
+        return torch.as_tensor(self._draw().found)[0]
 
     def verdicts(self) -> Verdicts:
         """Waits for the device."""
         self._check()
         trees, requests = self.judged.trees, len(self.judged.records)
         if self._draws:
-            outcome = _run_coupled(self.judged, self._drawn.on_host())
+            outcome = _run_coupled(self.judged, self._draw().on_host())
         else:
             outcome = _Outcome(trees.starts[:-1], [NO_TOKEN] * requests, [int(RowStatus.OK)] * requests)
         if self._drawn_rules:
-            _run_drawn_rules(self.judged, self._logits, self._drawn_rules, outcome)
+            _run_drawn_rules(self.judged, self._corrected(), self._drawn_rules, outcome)
         return Verdicts.at(trees, outcome.stops, outcome.own, outcome.states, outcome.draws)
 
     def _check(self) -> None:
@@ -74,35 +76,35 @@ class Judging:
             its = self.judged.records["rule"] == rule
             check_exact(rule, bool(self.judged.trees.is_chain[its].all()))
 
-    @cached_property
-    def _logits(self) -> Tensor:
-        return corrected_logits(self.judged)
+    def _corrected(self) -> Tensor:
+        if self._logits is None:
+            self._logits = corrected_logits(self.judged)
+        return self._logits
 
-    @cached_property
-    def _drawn(self) -> "OnItsWay":
-        return OnItsWay.begin(draw_rows(self.judged, self._logits))
+    def _draw(self) -> "OnItsWay":
+        if self._drawn is None:
+            self._drawn = OnItsWay.begin(draw_rows(self.judged, self._corrected()))
+        return self._drawn
 
 
-@dataclass(frozen=True)
-class OnItsWay:
+class OnItsWay(NamedTuple):
     """Numbers of a device whose copy to the host is under way."""
 
-    found: Tensor
-    copy: Tensor
+    found: Tensor | Ints
+    copy: Tensor | Ints
     arrived: "torch.cuda.Event | None"
 
     @staticmethod
-    def begin(found: "Tensor | Ints") -> "OnItsWay":
-        tensor = found if isinstance(found, Tensor) else torch.from_numpy(found)
-        if tensor.device.type != "cuda":
-            return OnItsWay(tensor, tensor, None)
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        copy.copy_(tensor, non_blocking=True)
+    def begin(found: Tensor | Ints) -> "OnItsWay":
+        if not isinstance(found, Tensor) or found.device.type != "cuda":
+            return OnItsWay(found, found, None)
+        copy = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+        copy.copy_(found, non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        return OnItsWay(tensor, copy, arrived)
+        return OnItsWay(found, copy, arrived)
 
-    def on_host(self) -> Tensor:
+    def on_host(self) -> Tensor | Ints:
         """Waits for this copy and for nothing that was handed over after it."""
         if self.arrived is not None:
             self.arrived.synchronize()
@@ -119,7 +121,7 @@ def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:
     return sample(logits, RowShape.of(judged), _keys(judged, Stream.TARGET))
 
 
-def _run_coupled(judged: Judgement, drawn: Tensor) -> _Outcome:
+def _run_coupled(judged: Judgement, drawn: Tensor | Ints) -> _Outcome:
     """For all requests; those of other rules are overwritten."""
     draws, states = drawn.tolist()
     stops = coupled.stop_rows(judged.trees, draws)
