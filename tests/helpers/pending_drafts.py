@@ -1,7 +1,6 @@
 """Drafts whose tokens are still to come, as a device hands them in."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -9,21 +8,12 @@ from foreword.acceptance.arrivals import OnItsWay
 from foreword.speculation.draft import Draft, PendingDraft
 
 
-@dataclass(frozen=True)
-class Unread(OnItsWay):
-    """Knows whether anybody has waited for it."""
-
-    @property
-    def was_read(self) -> bool:
-        return "numbers" in self.__dict__
-
-
 def left_pending(drafts: Sequence[Draft]) -> list[PendingDraft]:
     """The same drafts, of one source, in which other numbers lie between theirs; a token of -1 was not to be had."""
     tokens = torch.tensor(
         [-7, *(number for draft in drafts for token in draft.tokens for number in (token, -7))]
     )
-    source, place, pending = Unread(tokens, tokens), 1, []
+    source, place, pending = OnItsWay(tokens, tokens), 1, []
     for draft in drafts:
         places = range(place, place + 2 * len(draft), 2)
         place += 2 * len(draft)

@@ -1,37 +1,58 @@
 """Numbers that a device makes and that the host reads later."""
 
-from dataclasses import dataclass
-from functools import cached_property
-
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+Found = Tensor | npt.NDArray[np.int64]
 
-@dataclass(frozen=True)
+
 class OnItsWay:
-    """Numbers of a device whose copy to the host is under way."""
+    """Numbers whose copy to the host is under way; those of the host itself are there."""
 
-    found: Tensor
-    copy: Tensor
-    arrived: "torch.cuda.Event | None" = None  # None: it is there
-    began: "torch.cuda.Event | None" = None  # before the device made them; None: nobody asks how long it took
+    __slots__ = ("_numbers", "arrived", "began", "copy", "found")
+
+    def __init__(
+        self,
+        found: Found,
+        copy: Found,
+        arrived: "torch.cuda.Event | None" = None,  # None: it is there
+        began: "torch.cuda.Event | None" = None,  # before they were made; None: nobody asks how long it took
+    ) -> None:
+        self.found, self.copy, self.arrived, self.began = found, copy, arrived, began
+        self._numbers: list[int] | None = None
 
     @staticmethod
-    def begin(found: "Tensor | npt.NDArray[np.int64]", began: "torch.cuda.Event | None" = None) -> "OnItsWay":
-        tensor = found if isinstance(found, Tensor) else torch.from_numpy(found)
-        if tensor.device.type != "cuda":
-            return OnItsWay(tensor, tensor)
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        copy.copy_(tensor, non_blocking=True)
-        return OnItsWay(tensor, copy, event(timed=began is not None), began)
+    def begin(found: Found, began: "torch.cuda.Event | None" = None) -> "OnItsWay":
+        if not isinstance(found, Tensor) or found.device.type != "cuda":
+            return OnItsWay(found, found)
+        copy = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+        copy.copy_(found, non_blocking=True)
+        return OnItsWay(found, copy, event(timed=began is not None), began)
 
-    def on_host(self) -> Tensor:
+    @property
+    def on_device(self) -> Tensor:
+        """Where they were made."""
+        return torch.as_tensor(self.found)
+
+    @property
+    def was_read(self) -> bool:
+        """Whether anybody has waited for all of them."""
+        return self._numbers is not None
+
+    def on_host(self) -> Found:
         """Waits for this copy and for nothing that was handed over after it."""
         if self.arrived is not None:
             self.arrived.synchronize()
         return self.copy
+
+    @property
+    def numbers(self) -> list[int]:
+        """All of them, once they are there."""
+        if self._numbers is None:
+            self._numbers = self.on_host().flatten().tolist()
+        return self._numbers
 
     @property
     def device_seconds(self) -> float:
@@ -40,12 +61,6 @@ class OnItsWay:
             return 0.0
         self.arrived.synchronize()
         return float(self.began.elapsed_time(self.arrived)) / 1e3
-
-    @cached_property
-    def numbers(self) -> list[int]:
-        """All of them, once they are there."""
-        numbers: list[int] = self.on_host().flatten().tolist()
-        return numbers
 
 
 def event(*, timed: bool) -> "torch.cuda.Event":

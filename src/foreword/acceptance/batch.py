@@ -1,7 +1,7 @@
 """What one call of `accept` is asked, and what it answers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 
@@ -34,7 +34,7 @@ class RowStatus(IntEnum):
 _OK = int(RowStatus.OK)  # members of an enumeration take longer to look up and compare, and every row is
 
 
-@dataclass(frozen=True)
+@dataclass
 class Judgement:
     """The rows to be judged in one step: logits, drafts, and every request's parameters as arrays."""
 
@@ -45,6 +45,16 @@ class Judgement:
     samplers: Sequence[RequestSampler]  # [requests], for the ragged parts (bias, bad words, seen tokens)
     records: Records  # [requests], RECORD
     wants_draws: bool = False  # whether the target's own draw after every row is wanted, whatever the rules
+    sampler: native.NativeSampler = field(init=False)  # who works on these rows, for every rule; None: torch
+    row_records: Records = field(init=False)  # [rows], the record of the row's request
+    # [requests], how many alternatives each wants with its log probabilities; -1: it wants none
+    logprobs: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        records, trees = self.records, self.trees
+        self.sampler = native.sampler_for(self.logits)
+        self.row_records = records if trees.is_plain else records[trees.request_of_row]
+        self.logprobs = records["logprobs"].tolist()
 
     @staticmethod
     def of(
@@ -70,22 +80,6 @@ class Judgement:
                 records[name] += pending
         known = logits if logits.shape[1] == vocab_size else logits[:, :vocab_size]
         return Judgement(within_grammars(known, trees, samplers), trees, samplers, records, wants_draws)
-
-    @cached_property
-    def sampler(self) -> native.NativeSampler:
-        """Who works on these rows: chosen here, once, for every rule; None: torch."""
-        return native.sampler_for(self.logits)
-
-    @cached_property
-    def row_records(self) -> Records:
-        """[rows], the record of the row's request."""
-        return self.records if self.trees.is_plain else self.records[self.trees.request_of_row]
-
-    @cached_property
-    def logprobs(self) -> list[int]:
-        """[requests], how many alternatives each wants with its log probabilities; -1: it wants none."""
-        wanted: list[int] = self.records["logprobs"].tolist()
-        return wanted
 
     def per_row(self, field: str) -> npt.NDArray[np.float64]:
         """[rows], a field of the row's request."""

@@ -1,8 +1,7 @@
 """The one call that judges every draft of a step: logits to distributions to verdicts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
@@ -45,32 +44,34 @@ class Judging:
         in_use = set(judged.records["rule"].tolist())
         self._draws = _COUPLED in in_use or judged.wants_draws
         self._drawn_rules = [Rule(rule) for rule in sorted(in_use - {_COUPLED})]
+        self._logits: Tensor | None = None  # the corrected ones
+        self._drawn: OnItsWay | None = None
 
     def begin(self) -> None:
         """Hand the draws of *coupled* to the device, if there is one to wait for; raises if a rule is not exact."""
         self._check()
-        if self._draws and self.judged.logits.device.type != "cpu":
-            _ = self._drawn
+        if self._draws and self.judged.sampler is None and self.judged.logits.device.type != "cpu":
+            self._draw()
 
     @property
     def newest(self) -> Tensor:
         """int64 [rows], what *coupled* draws after every row, where the logits are. Nobody waits for it."""
-        return self._drawn.found[0]
+        return self._draw().on_device[0]
 
     def know(self, trees: DraftTrees) -> None:
         """The same trees with the tokens that the draws were begun without."""
-        self.judged = replace(self.judged, trees=trees)
+        self.judged.trees = trees
 
     def verdicts(self) -> Verdicts:
         """Waits for the device."""
         self._check()
         trees, requests = self.judged.trees, len(self.judged.records)
         if self._draws:
-            outcome = _run_coupled(self.judged, self._drawn.on_host())
+            outcome = _run_coupled(self.judged, self._draw().on_host())
         else:
             outcome = _Outcome(trees.starts[:-1], [NO_TOKEN] * requests, [int(RowStatus.OK)] * requests)
         if self._drawn_rules:
-            _run_drawn_rules(self.judged, self._logits, self._drawn_rules, outcome)
+            _run_drawn_rules(self.judged, self._corrected(), self._drawn_rules, outcome)
         return Verdicts.at(trees, outcome.stops, outcome.own, outcome.states, outcome.draws)
 
     def _check(self) -> None:
@@ -78,13 +79,15 @@ class Judging:
             its = self.judged.records["rule"] == rule
             check_exact(rule, bool(self.judged.trees.is_chain[its].all()))
 
-    @cached_property
-    def _logits(self) -> Tensor:
-        return corrected_logits(self.judged)
+    def _corrected(self) -> Tensor:
+        if self._logits is None:
+            self._logits = corrected_logits(self.judged)
+        return self._logits
 
-    @cached_property
-    def _drawn(self) -> OnItsWay:
-        return OnItsWay.begin(draw_rows(self.judged, self._logits))
+    def _draw(self) -> OnItsWay:
+        if self._drawn is None:
+            self._drawn = OnItsWay.begin(draw_rows(self.judged, self._corrected()))
+        return self._drawn
 
 
 def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:
@@ -97,7 +100,7 @@ def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:
     return sample(logits, RowShape.of(judged), _keys(judged, Stream.TARGET))
 
 
-def _run_coupled(judged: Judgement, drawn: Tensor) -> _Outcome:
+def _run_coupled(judged: Judgement, drawn: Tensor | Ints) -> _Outcome:
     """For all requests; those of other rules are overwritten."""
     draws, states = drawn.tolist()
     stops = coupled.stop_rows(judged.trees, draws)

@@ -46,13 +46,15 @@ class FairShare:
         that of a drafter that only reads along.
         """
         plans = self._policy.plan(entries, situation)
+        self._plain = None
+        if not any(plans) and not any(entry.request.speculation for entry in entries):
+            return plans  # nobody is held up, and nothing is saved for anybody
         is_mixed = False
         for plan, entry in zip(plans, entries, strict=True):
             if plan is None and entry.request.speculation is None:
                 is_mixed = True
                 break
         limit = tightest_limit(entries)
-        self._plain = None
         if not is_mixed and limit is None:
             return plans
         rows, context = sum(entry.run for entry in entries), max(entry.computed for entry in entries)

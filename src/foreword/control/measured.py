@@ -58,6 +58,9 @@ class MeasuredPolicy:
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
         """Whom to ask for which request, and how deep."""
+        if not any(entry.request.speculation for entry in entries):
+            self._could_try = False
+            return [None] * len(entries)
         numbers = [entry.request.request_id for entry in entries]
         if numbers == self._idle and self._stays_idle(entries):
             return [None] * len(entries)
@@ -215,13 +218,15 @@ class MeasuredPolicy:
 
     def _measure(self, report: StepReport, live: Set[PairControl]) -> None:
         """What the step took, and what the same tokens would have taken plainly."""
-        table = self._decider.table
-        if report.passes != 1 or not report.decodes_only or not table:
+        table, rows = self._decider.table, len(report.requests)
+        if report.passes != 1 or not report.decodes_only:
             return
-        drawn, rows = sum([part.draws for part in report.requests]), len(report.requests)
         if not report.calls and report.rows == rows:
             self.reference.passes += 1
-        if not live or rows >= len(table) or not drawn:
+        if not live or rows >= len(table):
+            return
+        drawn = sum([part.draws for part in report.requests])
+        if not drawn:
             return
         tokens = sum([len(part.verdict.tokens) for part in report.requests])
         plain = table[rows] * tokens / drawn

@@ -73,9 +73,10 @@ def sample(
 
     Records are per row, with the fields named here; positions are those of the tokens that the rows are about.
     """
-    found = np.empty((2, len(logits)), np.int64)
+    rows = logits.numpy()
+    found = np.empty((2, len(rows)), np.int64)
     sampler.sample(
-        logits.numpy(),
+        rows,
         records["temperature"],
         records["top_k"],
         records["top_p"],

@@ -1,7 +1,7 @@
 """Logits to verdicts, for every request of a pass."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +24,7 @@ def accept(
     return Acceptance.begin(logits, entries, drafts, wants_draws).verdicts()
 
 
-@dataclass(frozen=True)
-class Acceptance:
+class Acceptance(NamedTuple):
     """The drafts of a pass, of every request whose next token can be drawn, while they are being judged."""
 
     entries: Sequence[PassEntry]
@@ -139,6 +138,8 @@ def _prompt_scores(
 ) -> dict[int, list[TokenLogprobs]]:
     """By entry."""
     scores: dict[int, list[TokenLogprobs]] = {}
+    if not any(entry.scored for entry in entries):
+        return scores
     row = 0
     for index, (entry, draft) in enumerate(zip(entries, drafts, strict=True)):
         if entry.scored:

@@ -42,7 +42,9 @@ class Proposal:
     @property
     def pending(self) -> Tensor | None:
         """int64, what the pending guesses of the pass will be; None: there are none."""
-        return next((draft.source.found for draft in self.drafts if isinstance(draft, PendingDraft)), None)
+        return next(
+            (draft.source.on_device for draft in self.drafts if isinstance(draft, PendingDraft)), None
+        )
 
     def arrived(self) -> "Proposal":
         """The same once every draft is there: a call took as long as it kept the host or the device."""

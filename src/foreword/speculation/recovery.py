@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -13,8 +14,7 @@ from foreword.speculation.step import Launched, Stepper, plain
 from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
 
 
-@dataclass(frozen=True)
-class UnderWay:
+class UnderWay(NamedTuple):
     """A step between its two halves; a launch that failed is recovered from when it is resolved."""
 
     entries: Sequence[PassEntry]

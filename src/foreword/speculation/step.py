@@ -7,6 +7,7 @@ chain is a tree of width one. None of them has a code path of its own.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
+from typing import NamedTuple
 
 from foreword.backends.batch import ForwardOutput
 from foreword.backends.interface import KvStore
@@ -25,8 +26,7 @@ from foreword.speculation.transaction import Transaction
 from foreword.speculation.verdict import Verdict
 
 
-@dataclass(frozen=True)
-class Launched:
+class Launched(NamedTuple):
     """A step under way: everything was handed to the device, nothing is committed."""
 
     transaction: Transaction
@@ -54,15 +54,13 @@ class Stepper:
     )
     _buffers: BatchBuffers = field(default_factory=BatchBuffers)
     _brought: list[Drafter] = field(init=False)  # drafters of the policy
+    _memory: KvMemory | None = field(init=False)  # for drafters that keep rows in the pages
     newest: Launched | None = None  # the last pass, as long as it is under way
     _unlearned: list[StepReport] = field(default_factory=list)  # of steps that nobody has learned from yet
 
     def __post_init__(self) -> None:
         self._brought = list(self.policy.drafters())
-
-    @property
-    def _memory(self) -> KvMemory | None:
-        return None if self.store is None else KvMemory(self.cache, self.store)
+        self._memory = None if self.store is None else KvMemory(self.cache, self.store)
 
     def step(self, entries: Sequence[PassEntry]) -> StepReport:
         """One pass over the entries."""

@@ -102,10 +102,10 @@ def test_native_and_torch_agree(vocab: int):
 def test_the_sampler_is_chosen_once_for_all_rules(monkeypatch: pytest.MonkeyPatch):
     rng = np.random.default_rng(8)
     judged, _ = batch_of([random_case(rng) for _ in range(40)], rng)
-    chains = judgement(judged.logits, [PLAIN] * len(judged.logits), [judged.samplers[0]] * len(judged.logits))
-    chains.records["rule"] = np.resize([Rule.COUPLED, Rule.TOKEN, Rule.BLOCK], len(chains.records))
     asked = []
     monkeypatch.setattr(native, "sampler_for", lambda logits: asked.append(len(logits)))
+    chains = judgement(judged.logits, [PLAIN] * len(judged.logits), [judged.samplers[0]] * len(judged.logits))
+    chains.records["rule"] = np.resize([Rule.COUPLED, Rule.TOKEN, Rule.BLOCK], len(chains.records))
     judge(chains)
     assert asked == [len(judged.logits)]
 

@@ -105,6 +105,31 @@ def test_any_pass_after_any_other_equals_the_definition(entries: int):
             assert batch.taps == taps
 
 
+@pytest.mark.parametrize("sequences", [1, 3, 20])
+def test_a_pass_of_single_rows_equals_the_definition(sequences: int):
+    rng = random.Random(sequences)
+    cache, buffers = PagedCache(400), BatchBuffers()
+    tokens = random_tokens(rng, 101)
+    for _ in range(4):
+        shares = [
+            SequenceRows(sequence(cache, computed, 1), tokens[: computed + 1], 1, Draft())
+            for computed in rng.choices([0, 1, 15, 16, 17, 100], k=sequences)
+        ]
+        assert as_lists(buffers.lay_out(cache, shares, [])) == by_definition(cache, shares, [])
+        for share in shares:
+            cache.close(share.kv)
+
+
+def test_parts_of_one_row_that_are_nodes_of_drafts_equal_the_definition():
+    cache = PagedCache(64)
+    chain = Draft.chain(range(4), 20)
+    shares = [
+        SequenceRows(sequence(cache, 20, 4), list(range(20)), 0, chain, first_node=3),
+        SequenceRows(sequence(cache, 20, 1), list(range(21)), 1, Draft()),
+    ]
+    assert as_lists(BatchBuffers().lay_out(cache, shares, [])) == by_definition(cache, shares, [])
+
+
 @pytest.mark.parametrize("missing", [0, 1])
 def test_memory_that_fits_exactly_and_memory_that_is_one_entry_short(missing: int):
     cache = PagedCache(64)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from foreword.acceptance.arrivals import OnItsWay
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.backends.batch import ForwardBatch, ForwardOutput
@@ -17,7 +18,7 @@ from foreword.speculation.report import DrafterCall
 from foreword.speculation.requests import DraftPlan, PassEntry
 from foreword.speculation.step import Stepper
 from helpers.history_target import HistoryTarget
-from helpers.pending_drafts import Unread, left_pending
+from helpers.pending_drafts import left_pending
 from helpers.scripted_drafters import RandomTreeDrafter
 
 TREE = Draft((5, 6, 7, 8), (ROOT, 0, ROOT, 2), committed_len=3)
@@ -30,7 +31,6 @@ def pending(draft: Draft) -> PendingDraft:
 
 def unread(draft: Draft) -> bool:
     assert isinstance(draft, PendingDraft)
-    assert isinstance(draft.source, Unread)
     return not draft.source.was_read
 
 
@@ -143,10 +143,10 @@ def test_a_pass_takes_the_guesses_of_one_source():
     assert all(passes == [True, False] for passes in both)
 
 
-class Slow(Unread):
+class Slow(OnItsWay):
     """What a device took long for."""
 
-    device_seconds = 0.3
+    device_seconds = 0.3  # type: ignore[assignment]
 
 
 def test_a_call_took_as_long_as_the_device_did():

@@ -7,7 +7,7 @@ pass. The target verifies and judges these as any others.
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -95,7 +95,8 @@ class RecordedDrafter:
 def _in_its_place(pending: OnItsWay, drafts: Sequence[Draft]) -> list[Draft]:
     """Drafts that are known, for a pass that does not know it: they come when those come that are paid for."""
     tokens = torch.tensor([token for draft in drafts for token in draft.tokens])
-    source = replace(pending, found=uploaded(tokens, pending.found.device), copy=tokens)
+    there = uploaded(tokens, pending.on_device.device)
+    source = OnItsWay(there, tokens, pending.arrived, pending.began)
     ends = list(accumulate([len(draft) for draft in drafts], initial=0))
     return [
         PendingDraft.of(source, range(first, end), draft.committed_len, draft.epoch)

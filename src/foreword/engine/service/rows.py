@@ -15,8 +15,9 @@ OTHERS = 8
 
 def tightest(requests: Sequence[Request]) -> float | None:
     """Seconds that a step may take which serves these; None: no bound."""
-    limits = (request.service.step_seconds for request in requests if request.lag == 1)
-    return min((limit for limit in limits if limit is not None), default=None)
+    limited = [request for request in requests if request.service.step_seconds is not None]
+    limits = [request.service.step_seconds for request in limited if request.lag == 1]
+    return min([limit for limit in limits if limit is not None], default=None)
 
 
 def short_runs(requests: Sequence[Request], limit: float, costs: StepCosts, max_rows: int) -> dict[int, int]:

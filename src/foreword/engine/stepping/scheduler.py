@@ -202,9 +202,11 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Let requests in while there are pages for all that they have to compute, and one more for each who runs."""
+        if not self.waiting:
+            return
         passed_over: set[int] = set()
         lines = Lines(self._candidates())
-        promised = self._promised() if self.waiting else 0
+        promised = self._promised()
         while (request := self._order.first(lines.heads(), self.running)) is not None:
             lines.leave(request)
             if _waits_for_leader(request):
@@ -230,7 +232,7 @@ class Scheduler:
 
     def _candidates(self) -> list[Request]:
         """Who may begin: where all places are taken, those for whom somebody gives way."""
-        if not self.waiting or not self._is_full:
+        if not self._is_full:
             return self.waiting
         return [request for request in self.waiting if gives_way(self.running[-1], request)]
 

@@ -69,7 +69,10 @@ class BatchBuffers:
             arrays.hidden_rows[:] = hidden
         arrays.kv_lens[:] = [end + len(part.draft) for end, part in zip(rows.ends, parts, strict=True)]
         arrays.row_starts[:] = rows.starts
-        _fill_places(arrays, parts, rows, cache.page_size)
+        if rows.counts.count(1) == len(parts) and not any(part.draft.tokens for part in parts):
+            _fill_single_places(arrays, parts, rows, cache.page_size)
+        else:
+            _fill_places(arrays, parts, rows, cache.page_size)
         _fill_tokens(arrays, parts, rows)
         if moves:
             arrays.kv_copies[:] = [(move.source, cache.slot(move.owner, move.row)) for move in moves]
@@ -124,6 +127,18 @@ def _fill_places(
     page, place = np.divmod(kv_row, page_size)
     np.add(arrays.block_tables[request_of, page] * page_size, place, out=arrays.slots)
     np.minimum(kv_row + 1, end, out=arrays.prefix_lens)
+
+
+def _fill_single_places(
+    arrays: BatchArrays, parts: Sequence[SequenceRows], rows: "_Rows", page_size: int
+) -> None:
+    """The same where every part is one committed token: for so few numbers, arrays in between take longer."""
+    arrays.positions[:] = rows.begins
+    arrays.prefix_lens[:] = rows.ends
+    arrays.slots[:] = [
+        part.kv.pages[row // page_size] * page_size + row % page_size
+        for part, row in zip(parts, rows.begins, strict=True)
+    ]
 
 
 def _fill_tokens(arrays: BatchArrays, parts: Sequence[SequenceRows], rows: "_Rows") -> None:
