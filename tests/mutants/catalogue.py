@@ -207,8 +207,8 @@ MUTANTS = (
         29,
         "room for four guesses only",
         "speculation/transaction.py",
-        "count = entry.run + len(draft.tokens)",
-        "count = entry.run + min(len(draft.tokens), 4)",
+        "count = entry.run + len(draft)",
+        "count = entry.run + min(len(draft), 4)",
         (STEP,),
     ),
     Mutant(

@@ -11,6 +11,7 @@ from grammars import GRAMMAR_MUTANTS
 from heads import HEAD_MUTANTS
 from house import HOUSE_MUTANTS
 from parallel_heads import PARALLEL_HEAD_MUTANTS
+from pending import PENDING_MUTANTS
 from predictions import PREDICTION_MUTANTS
 from rollouts import ROLLOUT_MUTANTS
 from service import SERVICE_MUTANTS
@@ -24,6 +25,7 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *END_MUTANTS,
     *CHAIN_MUTANTS,
     *HOUSE_MUTANTS,
+    *PENDING_MUTANTS,
     *PREDICTION_MUTANTS,
     *TRAVERSAL_MUTANTS,
     *WINDOW_MUTANTS,

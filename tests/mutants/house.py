@@ -134,9 +134,9 @@ HOUSE_MUTANTS = (
     Mutant(
         50,
         "the hidden states of an accepted path are those of the nodes in order of the draft",
-        "speculation/observing.py",
-        "*(first + run + node for node in path)]",
-        "*(first + run + place for place in range(len(path)))]",
+        "speculation/kept_states.py",
+        "*(self.stop + node for node in self._path)]",
+        "*(self.stop + place for place in range(len(self._path)))]",
         (HEARD,),
     ),
     Mutant(
