@@ -110,7 +110,7 @@ class HeadRunner(Protocol):
     def block(
         self, context: HeadInput | None, blocks: HeadInput, plan: ChainPlan, store: KvStore
     ) -> list[list[int]] | None:
-        """The same for a head that guesses all places at once (DFlash): the wanted rows of each block, in their order.
+        """The same for a head that guesses all places at once (DFlash, P-EAGLE): each one's wanted rows, in order.
 
         What of the `context` is not there yet is kept first. None: it cannot, and is asked for the one and the other.
         """
@@ -137,6 +137,10 @@ class MedusaRunner(Protocol):
 
     def forward(self, states: Tensor) -> Tensor:
         """Last hidden states after the final norm [rows, hidden] -> float32 [rows, heads, draft vocabulary]."""
+        ...
+
+    def chains(self, states: Tensor, plan: ChainPlan) -> list[list[int]] | None:
+        """One guess of each of the first heads for every row, as the target's ids; None: it is asked for logits."""
         ...
 
 
