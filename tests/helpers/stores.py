@@ -16,8 +16,8 @@ class NumberTokenizer:
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return [int(word[1:]) for word in text.split()]
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[int(word[1:]) for word in text.split()] for text in texts]
 
     def token_bytes(self, token: int, *, skip_special_tokens: bool = True) -> bytes:
         return f"w{token} ".encode()

@@ -7,7 +7,7 @@ import torch
 
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.bench.gpu.shapes import SHAPES, random_weights
-from foreword.bench.gpu.speculating import DEPTH, measure_speculation, rate_for
+from foreword.bench.gpu.speculating import DEPTH, measure_heads, measure_speculation, rate_for
 from foreword.models.config import ModelConfig
 
 
@@ -38,6 +38,14 @@ def test_every_drafter_pays_and_its_guesses_are_right_as_often_as_wanted():
     assert 2.0 < free.tokens_per_pass < 4.5  # of 64 tokens each: the dice decide
     assert min(head.tokens_per_pass, model.tokens_per_pass) > 2.5
     assert all(speed.tokens_per_second > 0 for speed in speeds)
+
+
+def test_heads_are_timed_as_they_run_and_in_torch():
+    speeds = measure_heads(
+        decoder(32), batches=[1], context=24, progress=lambda *_: None, methods=["p_eagle"]
+    )
+    assert [speed.drafter for speed in speeds] == ["p_eagle", "p_eagle in torch"]
+    assert all(speed.draft_ms > 0 and speed.tokens_per_pass > 2.5 for speed in speeds)
 
 
 @pytest.mark.parametrize("wanted", [1.5, 3.0, 3.9, 5.5])

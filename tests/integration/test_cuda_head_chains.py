@@ -29,6 +29,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     TinyHead(360, draft_vocab=201).eagle3().save(folder / "eagle3", draft_vocab_size=201)
     TinyHead(360).eagle().save(folder / "eagle")
     TinyHead(360, bias=True).mtp().save(folder / "mtp", {"": "model.layers.6."})
+    block = {"block_size": 6, "mask_token_id": 11}
+    TinyHead(360, draft_vocab=201).p_eagle().save_speculators(
+        folder / "p_eagle", "peagle", mask_token_id=11, eagle_aux_hidden_state_layer_ids=[1, 4, 6]
+    )
+    reduced = TinyHead(360, taps=2, layers=2, draft_vocab=201, qk_norm=True).dflash()
+    reduced.save_speculators(folder / "dflash", "dflash", aux_hidden_state_layer_ids=[2, 4], **block)
+    causal = TinyHead(360, taps=2, own_ends=False).dspark()
+    causal.save(folder / "dspark", target_layer_ids=[1, 4], is_causal=True, **block)
     return folder
 
 
@@ -57,7 +65,9 @@ def decoded(folder: Path, method: str, in_one_call: bool) -> tuple[Listener, lis
     return listener, [list(request.output_ids) for request in requests]
 
 
-@pytest.mark.parametrize("method", ["eagle3", "eagle", "mtp"] if has_gpu else ["eagle3"])
+@pytest.mark.parametrize(
+    "method", ["eagle3", "eagle", "mtp", "p_eagle", "dflash", "dspark"] if has_gpu else ["eagle3"]
+)
 def test_a_chain_has_the_guesses_of_one_call_per_level(folder: Path, method: str):
     together, texts = decoded(folder, method, in_one_call=True)
     levels, same_texts = decoded(folder, method, in_one_call=False)

@@ -87,7 +87,7 @@ def test_the_target_s_own_mtp_module(tmp_path: Path, layout: str, pre_norm: bool
     [
         ({"mlp.gate.weight": (4, HIDDEN)}, "unknown tensor layers.0.mlp.gate.weight"),
         ({"self_attn.qkv_proj.weight": (8, HIDDEN)}, "one matrix for queries, keys and values"),
-        ({"self_attn.q_proj.weight": (2 * HIDDEN, HIDDEN)}, "gated attention, which cannot be run yet"),
+        ({"self_attn.q_proj.weight": (2 * HIDDEN, HIDDEN)}, "lacks tensor layers.0.self_attn.k_norm.weight"),
         ({"extra.weight": (4,)}, "unknown tensor layers.0.extra.weight"),
         (None, "holds no MTP module"),
     ],

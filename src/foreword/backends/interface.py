@@ -95,6 +95,10 @@ class PendingChains:
     places: Sequence[Sequence[int]]  # of each request's guesses among them
 
 
+Chains = list[list[int]] | PendingChains
+"""The guesses of every request."""
+
+
 class HeadRunner(Protocol):
     """A draft head that was loaded beside a decoder. Its KV rows are in the pages of the decoder's store."""
 
@@ -109,9 +113,7 @@ class HeadRunner(Protocol):
         """One pass over all rows."""
         ...
 
-    def chain(
-        self, wanted: HeadInput, plan: ChainPlan, store: KvStore
-    ) -> list[list[int]] | PendingChains | None:
+    def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> Chains | None:
         """The guesses of every request, as the target's ids; None: it cannot, and is asked level by level.
 
         `wanted` has the target's states and ends with the newest token of each. A chain ends where there is no number;
@@ -121,8 +123,8 @@ class HeadRunner(Protocol):
 
     def block(
         self, context: HeadInput | None, blocks: HeadInput, plan: ChainPlan, store: KvStore
-    ) -> list[list[int]] | None:
-        """The same for a head that guesses all places at once (DFlash): the wanted rows of each block, in their order.
+    ) -> Chains | None:
+        """The same for a head that guesses all places at once (DFlash, P-EAGLE): each one's wanted rows, in order.
 
         What of the `context` is not there yet is kept first. None: it cannot, and is asked for the one and the other.
         """
@@ -149,6 +151,10 @@ class MedusaRunner(Protocol):
 
     def forward(self, states: Tensor) -> Tensor:
         """Last hidden states after the final norm [rows, hidden] -> float32 [rows, heads, draft vocabulary]."""
+        ...
+
+    def chains(self, states: Tensor, plan: ChainPlan) -> Chains | None:
+        """One guess of each of the first heads for every row, as the target's ids; None: it is asked for logits."""
         ...
 
 

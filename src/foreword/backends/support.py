@@ -13,6 +13,7 @@ class Part(Enum):
     WINDOW = "a sliding window"
     EXPERTS = "a mixture of experts"
     LATENT = "latent attention"
+    GATED = "gated attention"
     CAPS = "soft caps"
     NORMS = "norms after attention and MLP"
     WIDE_NORM = "norms over all heads"
@@ -27,7 +28,7 @@ class Part(Enum):
 
 SUPPORTED: dict[str, frozenset[Part]] = {
     "torch": frozenset(Part),
-    "cpu": frozenset(Part) - {Part.LATENT},
+    "cpu": frozenset(Part) - {Part.LATENT, Part.GATED},
     "cuda": frozenset(),
     "training": frozenset(),
 }
@@ -94,6 +95,7 @@ def _attention_parts(attention: AttentionSpec, config: ModelConfig) -> Iterator[
         Part.CAPS: attention.softcap is not None,
         Part.WIDE_NORM: attention.qk_norm and attention.wide_qk_norm,
         Part.SCALES: attention.scale is not None,
+        Part.GATED: attention.gated,
         Part.NO_ROPE: not attention.is_rotated,
         Part.OTHER_ROPE: attention.rope is not None,
         Part.PART_ROPE: rope.rotary_dim is not None,

@@ -45,11 +45,17 @@ class AttentionSpec:
     is_rotated: bool = True  # whether positions turn queries and keys (SmolLM3 has layers without)
     rope: RopeSpec | None = None  # other than the model's (Gemma 3's local layers)
     latent: LatentSpec | None = None  # None: keys and values are kept as they are
+    gated: bool = False  # what a head saw is weighed by a sigmoid, made beside its query (Qwen3-Next)
 
     @property
     def query_width(self) -> int:
-        """Columns of the query projection's output."""
+        """Numbers of all queries."""
         return self.num_heads * self.head_dim
+
+    @property
+    def query_rows(self) -> int:
+        """Columns of the query projection's output: of each head the query, and behind it the gate if there is one."""
+        return self.query_width * (2 if self.gated else 1)
 
     @property
     def kv_width(self) -> int:

@@ -72,7 +72,7 @@ def _linear(name: str, rows: int, columns: int, bias: bool) -> Shapes:
 
 def _attention_shapes(spec: AttentionSpec, hidden: int) -> Shapes:
     shapes = {
-        **_linear("self_attn.q_proj", spec.query_width, hidden, spec.bias),
+        **_linear("self_attn.q_proj", spec.query_rows, hidden, spec.bias),
         **_linear("self_attn.k_proj", spec.kv_width, hidden, spec.bias),
         **_linear("self_attn.v_proj", spec.kv_width, hidden, spec.bias),
     }

@@ -69,7 +69,9 @@ def test_of_many_matches_some_are_taken_at_even_distances(tmp_path: Path):
 
 def test_suffixes_are_in_order_however_a_text_repeats_itself():
     rng = np.random.default_rng(2)
-    for tokens in (rng.integers(0, 3, 200), np.zeros(100, np.int64), np.tile([1, 2], 60), np.array([4])):
+    texts = [rng.integers(0, 3, 200), np.zeros(100, np.int64), np.tile([1, 2], 60), np.array([4])]
+    texts += [np.array([most, most, 0, most, 3] * 8, np.uint32) for most in (0xFFFF, 0xFFFFFFFF)]
+    for tokens in texts:
         padded = [*tokens.tolist(), *[-1] * 16]
         order = sorted_suffixes(tokens, len(tokens), 16)
         keys = [(padded[start : start + 16], start) for start in order.tolist()]
@@ -92,13 +94,14 @@ def test_one_shard_is_sorted_at_a_time(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_texts_are_read_in_pieces_that_end_at_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("foreword.drafters.datastore.sources._TEXT_BYTES", 64)
+    monkeypatch.setattr("foreword.drafters.datastore.sources._TEXT_BYTES", 256)
+    monkeypatch.setattr("foreword.drafters.datastore.sources._PIECE_OF_TEXT", 40)
     tokenizer: Any = NumberTokenizer(1000)
     rng = random.Random(1)
     lines = [" ".join(f"w{rng.randrange(1000)}" for _ in range(rng.randint(1, 30))) for _ in range(40)]
     (tmp_path / "text.md").write_text("\n".join(lines), encoding="utf-8")
     header = build([tmp_path / "text.md"], tmp_path / "store", tokenizer, "numbers", lambda *_: None)
-    expected = tokenizer.encode("\n".join(lines))
+    (expected,) = tokenizer.encode_many(["\n".join(lines)])
     assert header.tokens == len(expected) + 1
     store = Datastore(tmp_path / "store")
     assert store.continuations(np.array([0]), len(expected) + 1)[0].tolist() == [*expected, -1]

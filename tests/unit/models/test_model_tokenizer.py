@@ -50,6 +50,15 @@ def test_nasty_texts(tokenizer, reference, text):
     assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
 
 
+def test_many_texts_are_read_as_each_by_itself(tokenizer):
+    texts = [*NASTY_TEXTS, ""]
+    assert tokenizer.encode_many(texts) == [
+        tokenizer.encode(text, add_special_tokens=False) for text in texts
+    ]
+    with pytest.raises(TokenizerError):
+        tokenizer.encode_many(["fine", "\ud800"])
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.text())
 def test_any_text_comes_back(tokenizer, text):

@@ -16,7 +16,8 @@ from foreword.backends.cpu.kv_store import HEAD_ALIGNMENT, CpuKvStore
 from foreword.backends.cpu.medusa import CpuMedusa
 from foreword.backends.cpu.packing import FORMS, MatrixPacker, WeightForm
 from foreword.backends.interface import KvStore
-from foreword.backends.support import require_supported
+from foreword.backends.support import Part, require_supported
+from foreword.errors import CheckpointError
 from foreword.kernels.native import choose_isa, choose_threads, native_status
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.adapters.lora import Lora
@@ -158,6 +159,10 @@ class CpuDecoder:
 
     def head(self, head: Head, rows: str) -> CpuHead:
         """A draft head in this decoder's numbers, on its threads."""
+        if any(layer.attention.gated for layer in head.spec.layers):
+            raise CheckpointError(
+                f"{head.files.path}: {Part.GATED.value} does not run on the CPU kernels; use --backend torch"
+            )
         ends = self._weights.embedding, self._weights.head
         return CpuHead(head, rows, self._packer(head), self._native, ends)
 

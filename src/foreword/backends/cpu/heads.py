@@ -180,8 +180,10 @@ class CpuHead:
 
     def block(
         self, context: HeadInput | None, blocks: HeadInput, plan: ChainPlan, store: KvStore
-    ) -> list[list[int]]:
-        """Context, blocks and what is drawn from them in one native call."""
+    ) -> list[list[int]] | None:
+        """Context, blocks and what is drawn from them in one native call; rows of P-EAGLE are one pass anyway."""
+        if not blocks.are_own:
+            return None
         memory, kind = self._place(store)
         kept = None if context is None else (context.arrays, context.starts, _features(context))
         tokens = _room(plan)

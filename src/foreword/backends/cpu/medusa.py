@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from foreword.backends.cpu.heads import HeadPacker
+from foreword.backends.interface import ChainPlan
 from foreword.models.heads.opening import Head
 
 if TYPE_CHECKING:
@@ -41,3 +42,7 @@ class CpuMedusa:
                 stream = stream + inner / (1 + np.exp(-inner))
             output.multiply(stream, logits[number], self._isa)
         return torch.from_numpy(logits).transpose(0, 1)
+
+    def chains(self, states: Tensor, plan: ChainPlan) -> list[list[int]] | None:
+        """It is asked for logits."""
+        return None

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps
 from foreword.backends.cuda.adapters import DOWN, GATE_UP, OUTPUT, QKV, AdapterTable, Place, RowAdapters
+from foreword.backends.cuda.block_heads import CudaBlockHead
 from foreword.backends.cuda.graphs import GraphsByMemory
 from foreword.backends.cuda.heads import CudaHead
 from foreword.backends.cuda.kernels.ancestors import ancestor_slots
@@ -21,6 +22,7 @@ from foreword.backends.cuda.kernels.rows import (
 )
 from foreword.backends.cuda.kv_store import CudaKvStore
 from foreword.backends.cuda.layout import Layout, PassShape
+from foreword.backends.cuda.medusa import CudaMedusa
 from foreword.backends.cuda.products import Products
 from foreword.backends.cuda.upload import PassUpload, UploadedPass, attended
 from foreword.backends.interface import KvStore
@@ -72,7 +74,13 @@ class CudaDecoder(TorchDecoder):
         """A draft head in the numbers of this decoder; layers that are not of the llama kind run on torch."""
         if not head.spec.is_plain:
             return super().head(head, rows)
-        return CudaHead(head, rows, LentEnds.of(self._weights))
+        # Only heads that guess many places at once have a token that stands for those not known yet.
+        kind = CudaHead if head.spec.mask_token_id is None else CudaBlockHead
+        return kind(head, rows, LentEnds.of(self._weights))
+
+    def medusa(self, head: Head) -> CudaMedusa:
+        """Medusa's heads in the numbers of this decoder."""
+        return CudaMedusa(head, LentEnds.of(self._weights))
 
     def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> CudaKvStore:
         """Memory for this decoder's rows and the `extra` ones, on its device."""

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear as library_linear
 
-from foreword.acceptance.arrivals import OnItsWay, event
+from foreword.acceptance.arrivals import event
 from foreword.acceptance.noise import absorbed
-from foreword.backends.batch import ForwardBatch, Ints
+from foreword.backends.batch import ForwardBatch
 from foreword.backends.cuda.graphs import GraphsByMemory
+from foreword.backends.cuda.guess_draws import GuessNames, as_chains, drawn_ids, draws_of, words
 from foreword.backends.cuda.kernels.attention import PART, RowTiles, Sight
 from foreword.backends.cuda.kernels.rows import add_norm, rotate_and_keep, silu_times_up, take_rows
 from foreword.backends.cuda.kv_store import CudaKvStore
@@ -21,7 +22,6 @@ from foreword.backends.cuda.upload import PassUpload, TiledRows, UploadedPass, a
 from foreword.backends.interface import ChainPlan, HeadInput, KvStore, PendingChains
 from foreword.backends.torch.heads import LentEnds, TorchHead
 from foreword.backends.torch.upload import Piece, Upload
-from foreword.kernels.triton_draw import draw_rows
 from foreword.models.heads.opening import Head
 from foreword.models.heads.spec import Join
 
@@ -58,6 +58,8 @@ class _Told:
 class CudaHead(TorchHead):
     """A head whose chains run on Triton kernels. Trees, and all other passes, are the reference's."""
 
+    captured_rows = DECODE_ROWS[-1]  # of the largest pass that is captured
+
     def __init__(self, head: Head, rows: str, ends: LentEnds) -> None:
         super().__init__(head, rows, ends, bucketed=True)
         attention = head.spec.layers[0].attention
@@ -67,13 +69,13 @@ class CudaHead(TorchHead):
         self._upload = PassUpload(ends.device)
         self._more = Upload(ends.device, _MORE_ENTRIES)
         width = head.spec.feature_width
-        self._features = torch.zeros((DECODE_ROWS[-1], width), dtype=ends.dtype, device=ends.device)
+        self._features = torch.zeros((self.captured_rows, width), dtype=ends.dtype, device=ends.device)
         self._graphs: GraphsByMemory[ChainShape, Tensor] = GraphsByMemory()
-        self._names: tuple[Ints, Tensor] | None = None
-        self._makes_chains = head.spec.join in (Join.CONCAT, Join.FUSED) and 2 * len(self._frequencies) == (
-            attention.head_dim
+        self._names = GuessNames(head.spec.draft_vocab_size, ends.device)
+        self._in_kernels = (
+            head.spec.join is not Join.NONE and 2 * len(self._frequencies) == attention.head_dim
         )
-        if self._makes_chains:
+        if self._in_kernels:
             for index in range(len(head.spec.layers)):
                 self._join(index, "self_attn.", ("q_proj", "k_proj", "v_proj"))
                 self._join(index, "mlp.", ("gate_proj", "up_proj"))
@@ -85,7 +87,7 @@ class CudaHead(TorchHead):
             parts = [self._weights.get(f"{whole}{name}.{kind}") for name in names]
             present = [part for part in parts if part is not None]
             if len(present) < len(parts):
-                self._makes_chains &= not present
+                self._in_kernels &= not present
                 continue
             joined = self._weights[f"{whole}joined.{kind}"] = torch.cat(present)
             sizes = [len(part) for part in present]
@@ -99,8 +101,8 @@ class CudaHead(TorchHead):
     @torch.inference_mode()
     def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> PendingChains | None:
         """Filters of the distribution are left out: they would cut guesses that the target seldom makes."""
-        names = self._names_of(plan)
-        if not self._makes_chains or names is None or not isinstance(store, CudaKvStore):
+        names = self._names.of(plan)
+        if not self._in_kernels or names is None or not isinstance(store, CudaKvStore):
             return None
         batch = ForwardBatch.of(wanted.arrays)
         layout = Layout.of(batch, store.page_size, self._group)
@@ -109,8 +111,7 @@ class CudaHead(TorchHead):
             layout.shape,
             levels,
             power_of_two(-(-(int(plan.lengths.max()) + levels) // PART)),
-            bool(plan.records["temperature"].any()),
-            id(plan.token_ids),
+            *draws_of(plan),
         )
         began = event(timed=True) if self._captures else None
         uploaded = self._upload.send(batch, layout, store.spare_slot)
@@ -122,24 +123,7 @@ class CudaHead(TorchHead):
 
         captured = self._captures and layout.shape.is_decode and uploaded.stays
         guesses = self._graphs.of(store).run(shape, body) if captured else body()
-        width = guesses.shape[1]
-        places = [
-            range(place, place + width * count, width) for place, count in enumerate(plan.steps.tolist())
-        ]
-        return PendingChains(OnItsWay.begin(guesses.view(-1), began), places)
-
-    def _names_of(self, plan: ChainPlan) -> Tensor | None:
-        """int64 [draft tokens], the target's ids of the head's tokens; None: some of them cannot be drawn."""
-        ids = plan.token_ids
-        if ids is None:
-            ids = np.arange(min(self.spec.draft_vocab_size, plan.vocab_size), dtype=np.int32)
-            if self._names is not None and len(self._names[0]) == len(ids):
-                return self._names[1]
-        if self._names is None or self._names[0] is not ids:
-            if int(ids.max()) >= plan.vocab_size:
-                return None
-            self._names = ids, torch.from_numpy(ids.astype(np.int64)).to(self._ends.device)
-        return self._names[1]
+        return as_chains(guesses, plan.steps, began)
 
     def _placed(self, features: Tensor, rows: int) -> Tensor:
         """The features where a captured pass finds them."""
@@ -161,8 +145,8 @@ class CudaHead(TorchHead):
         slots = np.where(is_read, pages * size + read % size, store.spare_slot).astype(np.int32)
         ones, places = np.ones(requests, np.int32), np.arange(room, dtype=np.int32)
         pieces = [
-            Piece(_words(keys), (levels, 2 * room), 0),
-            Piece(_words(plan.records["temperature"].astype(np.float64)), (2 * room,), 0),
+            Piece(words(keys), (levels, 2 * room), 0),
+            Piece(words(plan.records["temperature"].astype(np.float64)), (2 * room,), 0),
             Piece(wanted.starts, (shape.first.rows,), 0),
             Piece(read, (levels - 1, room), 0),
             Piece(slots, (levels - 1, room), store.spare_slot),
@@ -195,11 +179,8 @@ class CudaHead(TorchHead):
         guesses: list[Tensor] = []
         for level in range(shape.levels):
             normed = self._norm(last, "norm.weight")
-            logits = self._logits(normed)[:, : len(names)]
-            drawn = draw_rows(
-                logits, told.temperature, told.keys[level], None, samples=shape.samples, names=names
-            )[0]
-            tokens = torch.where(drawn < 0, drawn, names[drawn.clamp(min=0)])
+            logits = self._logits(normed)
+            tokens = drawn_ids(logits, told.temperature, told.keys[level], names, shape.samples)
             guesses.append(tokens)
             if level + 1 == shape.levels:
                 break
@@ -214,21 +195,27 @@ class CudaHead(TorchHead):
         return torch.stack(guesses)
 
     def _layers(
-        self, stream: Tensor, read: Tensor, sight: Sight, slots: Tensor, tiles: TiledRows, store: CudaKvStore
+        self,
+        stream: Tensor,
+        read: Tensor,
+        sight: Sight,
+        slots: Tensor,
+        tiles: TiledRows,
+        store: CudaKvStore,
+        places: Tensor | None = None,
     ) -> Tensor:
+        """The stream after all layers; `places` are the rows' positions, where they see further than themselves."""
         keys, values = store.arrays(self._rows)
-        angles = sight.positions.unsqueeze(1).float() * self._frequencies
-        cos_sin = angles.cos(), angles.sin()
+        cos_sin = self._angles(sight.positions if places is None else places)
         eps, stream = self.spec.norm.eps, stream.clone()
         for index, layer in enumerate(self.spec.layers):
             prefix, attention = f"layers.{index}.", layer.attention
             if index:
                 read = self._norm(stream, prefix + "input_layernorm.weight")
             qkv = self._linear(read, prefix + "self_attn.joined")
-            norms = [self._weights.get(f"{prefix}self_attn.{name}_norm.weight") for name in ("q", "k")]
             queries = qkv.new_empty((len(qkv), attention.num_heads, attention.head_dim))
-            pair = None if norms[0] is None or norms[1] is None else (norms[0], norms[1])
-            rotate_and_keep(qkv, cos_sin, slots, pair, eps, keys[index], values[index], queries)
+            norms = self._pair_of_norms(index)
+            rotate_and_keep(qkv, cos_sin, slots, norms, eps, keys[index], values[index], queries)
             seen = attended(queries, keys[index], values[index], sight, tiles)
             delta = self._linear(seen.view(len(seen), -1), prefix + "self_attn.o_proj")
             normed = self._added(stream, delta, prefix + "post_attention_layernorm.weight")
@@ -236,6 +223,18 @@ class CudaHead(TorchHead):
             active = silu_times_up(gate_up, gate_up.new_empty((len(gate_up), gate_up.shape[1] // 2)))
             stream += self._linear(active, prefix + "mlp.down_proj")
         return stream
+
+    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of every row, float32."""
+        angles = positions.unsqueeze(1).float() * self._frequencies
+        return angles.cos(), angles.sin()
+
+    def _pair_of_norms(self, index: int) -> tuple[Tensor, Tensor] | None:
+        """Of queries and keys, if a layer has them."""
+        query, key = (
+            self._weights.get(f"layers.{index}.self_attn.{name}_norm.weight") for name in ("q", "k")
+        )
+        return None if query is None or key is None else (query, key)
 
     def _added(self, stream: Tensor, delta: Tensor, name: str) -> Tensor:
         """Adds to the stream, and returns it normed if the head has such a norm."""
@@ -262,8 +261,3 @@ class CudaHead(TorchHead):
         if own is None or len(normed) >= LIBRARY_FROM:
             return super()._logits(normed)
         return self._products(normed.contiguous(), own, None).float()
-
-
-def _words(array: np.ndarray) -> Ints:
-    """Numbers of 64 bits as pairs of 32."""
-    return np.ascontiguousarray(array).view(np.int32)

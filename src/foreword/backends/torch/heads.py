@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
 
 from foreword.backends.batch import ForwardBatch
-from foreword.backends.interface import ChainPlan, HeadInput, HeadOutput, KvStore, PendingChains
+from foreword.backends.interface import ChainPlan, Chains, HeadInput, HeadOutput, KvStore
 from foreword.backends.torch.attention import GroupView, LayerRows, group_views, paged_attention
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.norms import rms_norm
@@ -92,15 +92,13 @@ class TorchHead:
         normed = self._norm(last, "norm.weight")
         return HeadOutput(self._logits(normed), normed if self.spec.norm_output else last)
 
-    def chain(
-        self, wanted: HeadInput, plan: ChainPlan, store: KvStore
-    ) -> list[list[int]] | PendingChains | None:
+    def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> Chains | None:
         """It is asked level by level."""
         return None
 
     def block(
         self, context: HeadInput | None, blocks: HeadInput, plan: ChainPlan, store: KvStore
-    ) -> list[list[int]] | None:
+    ) -> Chains | None:
         """It is asked for context and block by themselves."""
         return None
 

@@ -66,7 +66,7 @@ class TorchLayers:
     ) -> Tensor:
         normed = self.norm(stream, layer.input_norm)
         qkv = linear(normed, layer.qkv, layer.qkv_bias)
-        widths = (spec.query_width, spec.kv_width, spec.kv_width)
+        widths = (spec.query_rows, spec.kv_width, spec.kv_width)
         added.add(tuple(zip(MODULES[:3], widths, strict=True)), normed, qkv)
         if spec.latent is None:
             attended = self._attended(layer, spec, qkv, turns, kv)
@@ -81,7 +81,10 @@ class TorchLayers:
         self, layer: LayerWeights, spec: AttentionSpec, qkv: Tensor, turns: CosSin | None, kv: PagedKv
     ) -> Tensor:
         """Keep this pass's keys and values and attend over all that are seen: [rows, query width]."""
-        q, k, v = torch.split(qkv, [spec.query_width, spec.kv_width, spec.kv_width], dim=1)
+        q, k, v = torch.split(qkv, [spec.query_rows, spec.kv_width, spec.kv_width], dim=1)
+        gate: Tensor | None = None
+        if spec.gated:
+            q, gate = (part.flatten(1) for part in q.view(len(qkv), spec.num_heads, -1).chunk(2, dim=-1))
         if spec.wide_qk_norm:
             q, k = self._normed_heads(layer, q, k, self._exchange)
         q, k, v = (part.reshape(len(qkv), -1, spec.head_dim) for part in (q, k, v))  # [rows, heads, dim]
@@ -91,7 +94,8 @@ class TorchLayers:
             q, k = rotate(q, *turns), rotate(k, *turns)
         kv.keys[kv.slots] = k
         kv.values[kv.slots] = v
-        return paged_attention(q, kv.keys, kv.values, kv.views, spec.scale, spec.softcap).flatten(1)
+        seen = paged_attention(q, kv.keys, kv.values, kv.views, spec.scale, spec.softcap).flatten(1)
+        return seen if gate is None else seen * gate.sigmoid()
 
     def _normed_heads(
         self, layer: LayerWeights, q: Tensor, k: Tensor, exchange: Exchange = ALONE

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from foreword.backends.interface import ChainPlan, Chains
 from foreword.backends.torch.heads import LentEnds
 from foreword.models.heads.opening import Head
 
@@ -41,8 +42,16 @@ class TorchMedusa:
     @torch.inference_mode()
     def forward(self, states: Tensor) -> Tensor:
         """[rows, hidden] -> float32 [rows, heads, draft vocabulary]."""
-        stream = states.to(self._ends.dtype).expand(self.spec.num_heads, -1, -1)
+        return self._logits(states, self.spec.num_heads).transpose(0, 1)
+
+    def chains(self, states: Tensor, plan: ChainPlan) -> Chains | None:
+        """It is asked for logits."""
+        return None
+
+    def _logits(self, states: Tensor, heads: int) -> Tensor:
+        """Of the first `heads`: float32 [heads, rows, draft vocabulary]."""
+        stream = states.to(self._ends.dtype).expand(heads, -1, -1)
         for weight, bias in self._blocks:
-            stream = stream + silu(torch.baddbmm(bias.unsqueeze(1), stream, weight))
-        logits = self._ends.project(stream) if self._outputs is None else torch.bmm(stream, self._outputs)
-        return logits.float().transpose(0, 1)
+            stream = stream + silu(torch.baddbmm(bias[:heads].unsqueeze(1), stream, weight[:heads]))
+        outputs = self._outputs
+        return (self._ends.project(stream) if outputs is None else torch.bmm(stream, outputs[:heads])).float()

@@ -20,18 +20,13 @@ from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.pipeline.upload import uploaded
 from foreword.backends.interface import Decoder
 from foreword.bench.costs.batch import run_batch
-from foreword.bench.drafters.random_heads import write_random_head
 from foreword.bench.gpu.engines import DECODED, random_prompts, timed_engine
+from foreword.bench.gpu.random_drafters import METHODS, head_drafter, random_head
 from foreword.control.fixed import FixedPolicy
-from foreword.drafters.heads.loading import LoadedHead, taps_of
-from foreword.drafters.heads.stepwise import StepwiseHead
-from foreword.drafters.heads.vocabulary import DraftVocabulary
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.stepping.pipeline import StepPipeline
-from foreword.kv.spec import RowSpec
-from foreword.models.heads.opening import open_head
 from foreword.speculation.draft import Draft, PendingDraft
 from foreword.speculation.drafting import NO_NEEDS, Ask, Commit, Drafter, DrafterNeeds, DraftRequest, needs_of
 
@@ -124,7 +119,7 @@ def measure_speculation(
 ) -> list[SpeculativeSpeed]:
     """Guesses for nothing (as a lookup's) at 3.0 tokens a pass, those of an EAGLE-3 head and a draft model at 3.9."""
     with TemporaryDirectory() as folder:
-        head = _random_head(decoder, Path(folder) / "eagle3")
+        head = head_drafter(decoder, random_head(decoder, "eagle3", Path(folder) / "eagle3"))
     texts = max(batches, default=1) * (context + 6 * DECODED)
     draft_model = AutoregressiveDrafter(
         draft_decoder, decoder.config.vocab_size, DraftingSize(kv_tokens=texts, rows_per_pass=2048)
@@ -142,14 +137,32 @@ def measure_speculation(
     return found
 
 
-def _random_head(decoder: Decoder, path: Path) -> StepwiseHead:
-    head = open_head(write_random_head("eagle3", decoder.config, path)).fitted(decoder.config)
-    attention = head.spec.layers[0].attention
-    rows = RowSpec("eagle3", len(head.spec.layers), attention.num_kv_heads, attention.head_dim)
-    vocabulary = DraftVocabulary(head.token_ids, decoder.config.vocab_size, decoder.device)
-    return StepwiseHead(
-        LoadedHead(decoder.head(head, rows.name), rows, taps_of(head.spec), vocabulary), width=1
-    )
+def measure_heads(
+    decoder: Decoder,
+    *,
+    batches: Sequence[int],
+    context: int,
+    progress: Callable[[str, int, int], None],
+    methods: Sequence[str] = METHODS,
+) -> list[SpeculativeSpeed]:
+    """Every kind of head at 3.9 tokens a pass, as it runs and in plain torch."""
+    found: list[SpeculativeSpeed] = []
+    texts = {size: random_prompts(decoder, context, size) for size in batches}
+    cases = [(size, prompts, _truth(decoder, prompts)) for size, prompts in texts.items()]
+    stages = 2 * len(methods) * len(cases)
+    for method in methods:
+        with TemporaryDirectory() as folder:
+            head = random_head(decoder, method, Path(folder) / method)
+            drafters = {
+                name: head_drafter(decoder, head, name != method) for name in (method, f"{method} in torch")
+            }
+        for name, payer in drafters.items():
+            for size, prompts, truth in cases:
+                progress(f"{name}, batch {size}", len(found), stages)
+                drafter = RecordedDrafter(truth, rate_for(3.9, DEPTH), payer)
+                engine = timed_engine(decoder, context, size, FixedPolicy(drafter, DEPTH))
+                found.append(_speed(engine, name, prompts))
+    return found
 
 
 def _truth(decoder: Decoder, prompts: Sequence[Sequence[int]]) -> dict[tuple[int, ...], list[int]]:

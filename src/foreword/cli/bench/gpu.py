@@ -31,6 +31,12 @@ def gpu(
     speculation: Annotated[
         str, typer.Option(help="Batch sizes of speculative decoding, separated by commas; empty: none.")
     ] = "1,8,32",
+    heads: Annotated[
+        str,
+        typer.Option(
+            help="Instead, draft with every kind of head, captured and in torch, at these batch sizes."
+        ),
+    ] = "",
     backend: Annotated[str, typer.Option(help="cuda, or torch for the reference.")] = "cuda",
     as_json: JsonOption = False,
 ) -> None:
@@ -48,7 +54,7 @@ def gpu(
     from foreword.backends.loading import decoder_of
     from foreword.bench.gpu.report import measure_gpu
     from foreword.bench.gpu.shapes import draft_shape, named_shape, random_weights
-    from foreword.bench.gpu.speculating import measure_speculation
+    from foreword.bench.gpu.speculating import measure_heads, measure_speculation
 
     device = pick_device("cuda")
     choice = choose_backend(backend, "bfloat16", device)
@@ -58,6 +64,13 @@ def gpu(
         _print_tiles(weights, parse_sizes("--tiles", tiles))
         return
     decoder = decoder_of(choice, config, weights)
+    if heads:
+        with stage_bar() as on_progress:
+            by_head = measure_heads(
+                decoder, batches=parse_sizes("--heads", heads), context=context, progress=on_progress
+            )
+        _print_speculation(by_head)
+        return
     smaller = draft_shape(config)
     draft = decoder_of(choice, smaller, random_weights(smaller, torch.bfloat16, device))
     with stage_bar() as on_progress:

@@ -16,8 +16,10 @@ Ids = npt.NDArray[np.int64]
 TOKEN_SUFFIXES = (".npy", ".bin")
 """Files of token ids; all others are text."""
 
-_TEXT_BYTES = 1 << 20
+_TEXT_BYTES = 1 << 22
 _PIECE = 1 << 20
+_PIECE_OF_TEXT = 1 << 16
+"""Characters that one core takes at a time."""
 
 
 def read_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
@@ -64,8 +66,7 @@ def _text_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
         with path.open("rb") as file:
             while chunk := file.read(_TEXT_BYTES):
                 text = rest + decoder.decode(chunk)
-                cut = text.rfind("\n") + 1 or text.rfind(" ") or len(text)
-                cut = cut if cut > 0 else len(text)
+                cut = _cut(text, 0, len(text))
                 rest = text[cut:]
                 yield _encode(tokenizer, text[:cut]), len(chunk)
             rest += decoder.decode(b"", final=True)
@@ -76,5 +77,22 @@ def _text_ids(path: Path, tokenizer: Tokenizer) -> Iterator[tuple[Ids, int]]:
         yield _encode(tokenizer, rest), 0
 
 
+def _cut(text: str, start: int, end: int) -> int:
+    """The last end of a line between the two, else the last space, else `end`."""
+    after_line = text.rfind("\n", start, end) + 1
+    space = text.rfind(" ", start + 1, end)
+    return after_line if after_line > start else space if space > 0 else end
+
+
 def _encode(tokenizer: Tokenizer, text: str) -> Ids:
-    return np.array(tokenizer.encode(text, add_special_tokens=False), np.int64)
+    pieces, start = [], 0
+    while start < len(text):
+        end = start + _PIECE_OF_TEXT
+        cut = len(text) if end >= len(text) else _cut(text, start, end)
+        pieces.append(text[start:cut])
+        start = cut
+    return np.concatenate([np.empty(0, np.int64), *map(_as_array, tokenizer.encode_many(pieces))])
+
+
+def _as_array(ids: list[int]) -> Ids:
+    return np.array(ids, np.int64)

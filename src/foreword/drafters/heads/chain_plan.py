@@ -6,7 +6,7 @@ import numpy as np
 
 from foreword.acceptance.request import RECORD, DraftSampling
 from foreword.acceptance.rules.rule import Rule
-from foreword.backends.interface import ChainPlan, PendingChains
+from foreword.backends.interface import ChainPlan, Chains, PendingChains
 from foreword.drafters.heads.vocabulary import DraftVocabulary
 from foreword.drafters.model.next_level import has_fixed_corrections
 from foreword.speculation.draft import Draft, PendingDraft
@@ -28,7 +28,7 @@ def plan_chains(asks: Sequence[Ask], rooms: Sequence[int], vocabulary: DraftVoca
     )
 
 
-def drafted(asks: Sequence[Ask], guesses: Sequence[Sequence[int]] | PendingChains) -> list[Draft]:
+def drafted(asks: Sequence[Ask], guesses: Chains) -> list[Draft]:
     """The guesses after each text as its draft."""
     if isinstance(guesses, PendingChains):
         source = guesses.tokens

@@ -13,6 +13,7 @@ from foreword.acceptance.rules.rule import Rule
 from foreword.backends.batch import MAX_DRAFT_NODES, Tap
 from foreword.backends.interface import MedusaRunner
 from foreword.drafters.heads.at_once import grow_levels, guess_at_once
+from foreword.drafters.heads.chain_plan import drafted, plan_chains
 from foreword.drafters.heads.choices import (
     RANKS,
     Awaited,
@@ -108,18 +109,22 @@ class MedusaDrafter:
         ready = [index for index, ask in enumerate(asks) if self._is_ready(ask)]
         if not ready:
             return drafts
-        asked = [asks[index] for index in ready]
-        states = torch.cat([self._known[ask.request.request_id].state for ask in asked])
-        logits = self._runner.forward(states)  # [asks, heads, draft vocabulary]
-        heads = logits.shape[1]
-        if self._choices is None:
-            flat = logits.flatten(0, 1)
-            made = guess_at_once(asked, [heads] * len(asked), flat, self._vocabulary, self._width)
-        else:
-            made = [self._by_choices(ask, rows) for ask, rows in zip(asked, logits, strict=True)]
-        for index, draft in zip(ready, made, strict=True):
+        for index, draft in zip(ready, self._guess([asks[index] for index in ready]), strict=True):
             drafts[index] = draft
         return drafts
+
+    def _guess(self, asks: Sequence[Ask]) -> list[Draft]:
+        states = torch.cat([self._known[ask.request.request_id].state for ask in asks])
+        places = [self._runner.spec.num_heads] * len(asks)
+        is_chain = self._choices is None and self._width == 1
+        plan = plan_chains(asks, places, self._vocabulary) if is_chain else None
+        guesses = None if plan is None else self._runner.chains(states, plan)
+        if guesses is not None:
+            return drafted(asks, guesses)
+        logits = self._runner.forward(states)  # [asks, heads, draft vocabulary]
+        if self._choices is None:
+            return guess_at_once(asks, places, logits.flatten(0, 1), self._vocabulary, self._width)
+        return [self._by_choices(ask, rows) for ask, rows in zip(asks, logits, strict=True)]
 
     def forget(self, request: DraftRequest) -> None:
         """Drop its state."""

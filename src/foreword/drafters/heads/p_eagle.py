@@ -1,6 +1,7 @@
 """P-EAGLE: an EAGLE-3 head that guesses many tokens in one pass, with masks where it would read its own guesses."""
 
 from foreword.drafters.heads.at_once import guess_at_once
+from foreword.drafters.heads.chain_plan import drafted, plan_chains
 from foreword.drafters.heads.in_pages import Run, fill
 from foreword.drafters.heads.loading import HeadConfig, LoadedHead, load_head
 from foreword.drafters.heads.stepwise import StepwiseHead
@@ -27,9 +28,15 @@ class PEagleHead(StepwiseHead):
             for ask, run in zip(asks, runs, strict=True)
         ]
         rows = self._true_rows(runs, 1, tails, self._mask_features)
-        output = self._runner.forward(rows, runs[0].pages.store)
-        fill(runs)
         places = [1 + len(tail) for tail in tails]
+        store = runs[0].pages.store
+        plan = plan_chains(asks, places, self._vocabulary) if self._width == 1 else None
+        guesses = None if plan is None else self._runner.block(None, rows, plan, store)
+        if guesses is not None:
+            fill(runs)
+            return drafted(asks, guesses)
+        output = self._runner.forward(rows, store)
+        fill(runs)
         return guess_at_once(asks, places, output.logits, self._vocabulary, self._width)
 
 

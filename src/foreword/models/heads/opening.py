@@ -51,6 +51,8 @@ class Head:
 
     def load(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         """One of its tensors, in `dtype`."""
+        if self.spec.norms_minus_one and name.endswith("norm.weight"):
+            return (self.files.load(name) + 1).to(dtype)
         tensor = self.files.load(name, dtype)
         if name == "fc.weight" and self.spec.hidden_first:
             return tensor.roll(self.spec.hidden_size, dims=1)  # embedding first, as in all other heads

@@ -57,6 +57,7 @@ class HeadSpec:
     norm_before_residual: bool = False  # the residual stream starts with the normed features
     norm_output: bool = False  # what it feeds itself is normed
     interleaved: bool = False  # rotated pairs stand side by side in the stored weights
+    norms_minus_one: bool = False  # the weights of norms are stored less one
     hidden_first: bool = False  # a fused `fc.weight` is stored for features before the embedding
     mask_token_id: int | None = (
         None  # stands for tokens that are not known yet, in heads that guess many at once
@@ -77,7 +78,8 @@ class HeadSpec:
         """Whether its layers are of the llama kind."""
         turned_alike = self.rope.rotary_dim is None and self.rope.magnitude == 1
         return turned_alike and all(
-            layer.mlp.experts is None and layer.attention.latent is None for layer in self.layers
+            layer.mlp.experts is None and layer.attention.latent is None and not layer.attention.gated
+            for layer in self.layers
         )
 
     def has(self, name: str) -> bool:

@@ -11,6 +11,14 @@ from foreword.models.architectures.architecture import (
 from foreword.models.architectures.experts import DenseLayers, ExpertKeys
 from foreword.models.architectures.switch import Switch
 
+GATED_EXPERTS = ExpertKeys(
+    count=("num_experts", "num_local_experts"),
+    normalize=Switch(key="norm_topk_prob"),
+    shared_size="shared_expert_intermediate_size",
+    shared_gate=True,
+    dense=DenseLayers.BY_STEP,
+)
+
 QWEN2_MOE = Architecture(
     name="qwen2_moe",
     models="Qwen1.5-MoE, Qwen2-MoE",
@@ -18,12 +26,6 @@ QWEN2_MOE = Architecture(
     gguf=GgufNames("qwen2moe", interleaved=False, layer_tensors=LLAMA_TENSORS | EXPERT_TENSORS, settings={}),
     attention_bias=Switch(key="qkv_bias", default=True),
     window=QWEN_WINDOW,
-    experts=ExpertKeys(
-        count=("num_experts", "num_local_experts"),
-        normalize=Switch(key="norm_topk_prob"),
-        shared_size="shared_expert_intermediate_size",
-        shared_gate=True,
-        dense=DenseLayers.BY_STEP,
-    ),
+    experts=GATED_EXPERTS,
     stored=StoredTensors(renamed=((".shared_expert.", ".shared_experts."),)),
 )

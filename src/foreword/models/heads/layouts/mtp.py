@@ -1,11 +1,14 @@
 """MTP (NextN) modules, which come inside the checkpoints of their targets under many names."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from foreword.errors import CheckpointError
+from foreword.models.architectures.architecture import Architecture, Rope
+from foreword.models.architectures.mixtures.qwen2_moe import GATED_EXPERTS, QWEN2_MOE
+from foreword.models.architectures.switch import Switch
 from foreword.models.config import LayerSpec
 from foreword.models.formats.fields import ConfigFields, check_experts
 from foreword.models.formats.hf.config import hf_family
@@ -71,6 +74,19 @@ LAYOUTS = (
 )
 """Of several modules the first is used, again and again, as engines do."""
 
+GATED_LAYERS = replace(
+    QWEN2_MOE,
+    name="qwen3_next",
+    models="Qwen3-Next, Qwen3.5",
+    attention_bias=Switch(key="attention_bias"),
+    output_bias=Switch(key="attention_bias"),
+    qk_norm=Switch(always=True),
+    rope=Rope(partial=0.25),
+    window=None,
+    experts=replace(GATED_EXPERTS, normalize=Switch(key="norm_topk_prob", default=True)),
+)
+"""Layers of the models whose modules are gated; the models themselves have others too, which nobody runs here."""
+
 _LIKE_THE_MODELS_OWN = re.compile(r"self_attn\.kv_a_proj_with_mqa\.|mlp\.(experts|gate)\.")
 """Tensors of a layer that is not of the llama kind: it is then one of the model's family."""
 
@@ -96,7 +112,7 @@ def mtp_files(files: HeadFiles) -> HeadFiles:
     for name in files.shapes:
         if name.startswith(prefix):
             part, _, kind = name.removeprefix(prefix).rpartition(".")
-            inside = part.removeprefix(layout.layer)
+            inside = part.removeprefix(layout.layer).replace("shared_expert.", "shared_experts.")
             renamed[f"{layout.names.get(part, 'layers.0.' + inside)}.{kind}"] = name
     return files.renamed(renamed)
 
@@ -105,8 +121,7 @@ def read_mtp(files: HeadFiles) -> HeadSpec:
     """The module that `mtp_files` found, as a head; what no backend can run yet is refused."""
     fields = section(files.fields, "text_config") or files.fields
     _require_runnable(files)
-    read = _family_layer if _is_of_family(files) else _llama_layer
-    layer, rope, interleaved = read(fields, files)
+    layer, rope, interleaved = _reader(files)(fields, files)
     hidden, vocab = fields.count("hidden_size"), fields.count("vocab_size")
     required, optional = vocabulary_shapes(vocab, vocab, hidden)
     required = {
@@ -131,12 +146,17 @@ def read_mtp(files: HeadFiles) -> HeadSpec:
         shapes=checked_shapes(files, required, optional),
         norm_output=True,  # what it reads of itself is normed like what it reads of the target
         interleaved=interleaved,
+        norms_minus_one=layer.attention.gated,  # all who have the one have the other
         hidden_first=_stored_hidden_first(files),
     )
 
 
-def _is_of_family(files: HeadFiles) -> bool:
-    return any(map(_LIKE_THE_MODELS_OWN.search, files.shapes))
+def _reader(files: HeadFiles) -> Callable[[ConfigFields, HeadFiles], tuple[LayerSpec, RopeSpec, bool]]:
+    query, output = (files.shapes.get(f"layers.0.self_attn.{name}_proj.weight", (0, 0)) for name in "qo")
+    if query[0] == 2 * output[1] > 0:
+        return _gated_layer
+    is_of_family = any(map(_LIKE_THE_MODELS_OWN.search, files.shapes))
+    return _family_layer if is_of_family else _llama_layer
 
 
 def _llama_layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, RopeSpec, bool]:
@@ -147,7 +167,21 @@ def _llama_layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, Rop
 def _family_layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, RopeSpec, bool]:
     """The same of a module that is one more layer of its model, behind the last."""
     family = hf_family(fields.values, Path(fields.origin))
+    return _checked(layer_behind(fields, family), family, fields, files)
+
+
+def _gated_layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, RopeSpec, bool]:
+    """The same of Qwen3-Next's and Qwen3.5's: gated attention, with experts or without."""
+    has_experts = "layers.0.mlp.gate.weight" in files.shapes
+    family = GATED_LAYERS if has_experts else replace(GATED_LAYERS, experts=None)
     layer = layer_behind(fields, family)
+    layer = replace(layer, attention=replace(layer.attention, gated=True))
+    return _checked(layer, family, fields, files)
+
+
+def _checked(
+    layer: LayerSpec, family: Architecture, fields: ConfigFields, files: HeadFiles
+) -> tuple[LayerSpec, RopeSpec, bool]:
     check_experts((f"model.{name}" for name in files.shapes), [layer], str(files.path))
     return layer, rope_spec(fields, family.rope, layer.attention.turned), family.rope.interleaved
 
@@ -157,9 +191,6 @@ def _require_runnable(files: HeadFiles) -> None:
     reasons = []
     if any("self_attn.qkv_proj." in name for name in files.shapes):
         reasons.append("one matrix for queries, keys and values")
-    query, output = (files.shapes.get(f"layers.0.self_attn.{name}_proj.weight", (0, 0)) for name in "qo")
-    if query[0] == 2 * output[1] > 0:
-        reasons.append("gated attention")
     if "swa_num_attention_heads" in files.config:
         reasons.append("sliding-window attention")
     if reasons:

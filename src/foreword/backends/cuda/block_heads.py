@@ -1,0 +1,230 @@
+"""Heads on a GPU that guess all places in one pass (P-EAGLE, DFlash, DSpark): one captured graph, draws included."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foreword.acceptance.arrivals import event
+from foreword.acceptance.noise import absorbed
+from foreword.backends.batch import BatchArrays, ForwardBatch, Ints
+from foreword.backends.cuda.graphs import GraphsByMemory
+from foreword.backends.cuda.guess_draws import as_chains, drawn_ids, draws_of, words
+from foreword.backends.cuda.heads import CudaHead
+from foreword.backends.cuda.kernels.attention import Sight
+from foreword.backends.cuda.kernels.rows import rotate_and_keep, take_rows
+from foreword.backends.cuda.kv_store import CudaKvStore
+from foreword.backends.cuda.layout import Layout, PassShape, round_rows
+from foreword.backends.cuda.upload import UploadedPass
+from foreword.backends.interface import ChainPlan, HeadInput, HeadOutput, KvStore, PendingChains
+from foreword.backends.torch.heads import LentEnds
+from foreword.backends.torch.upload import Piece
+from foreword.models.heads.opening import Head
+from foreword.models.heads.spec import MARKOV, Join
+
+_KV = "self_attn.joined_kv"
+"""Keys and values of a layer in one matrix, a part of the one that has the queries too."""
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """Everything that a captured pass has built in."""
+
+    rows: PassShape
+    context: int  # rows that are kept before, 0: none
+    requests: int
+    levels: int  # places that are drawn, 0: none
+    samples: bool = False
+    names: Hashable = None  # of the tokens that can be guessed
+
+
+class _Told(NamedTuple):
+    """What a pass is told beside its arrays, on the device and padded."""
+
+    starts: Tensor  # int32 [rows], of requests: KV rows before these are not there
+    seen: Tensor  # int32 [rows], the last position that each row sees
+    positions: Tensor  # int32 [context]
+    slots: Tensor  # int32 [context]
+    keys: Tensor  # int64 [wanted rows], of the noise
+    temperature: Tensor  # float64 [wanted rows]
+    places: Tensor  # int32 [levels, requests], the wanted row of every place
+    newest: Tensor  # int32 [requests], the token before the first place
+
+
+class CudaBlockHead(CudaHead):
+    """Its passes over guesses run on Triton kernels. Prompts, and whatever branches, are the reference's."""
+
+    captured_rows = 512  # 32 requests with blocks of 16
+
+    def __init__(self, head: Head, rows: str, ends: LentEnds) -> None:
+        super().__init__(head, rows, ends)
+        self._reads_context = head.spec.join is Join.CONTEXT
+        self._is_markov = head.spec.has(MARKOV[0] + ".weight")
+        self._passes: GraphsByMemory[BlockShape, tuple[Tensor, Tensor]] = GraphsByMemory()
+        if self._in_kernels and self._reads_context:
+            for index, layer in enumerate(head.spec.layers):
+                for kind in ("weight", "bias"):
+                    whole = self._weights.get(f"layers.{index}.self_attn.joined.{kind}")
+                    if whole is not None:
+                        queries = layer.attention.num_heads * layer.attention.head_dim
+                        self._weights[f"layers.{index}.{_KV}.{kind}"] = whole[queries:]
+
+    @torch.inference_mode()
+    def block(
+        self, context: HeadInput | None, blocks: HeadInput, plan: ChainPlan, store: KvStore
+    ) -> PendingChains | None:
+        """Filters of the distribution are left out: they would cut guesses that the target seldom makes."""
+        names = self._names.of(plan)
+        began = event(timed=True) if self._captures else None
+        found = None if names is None else self._run(context, blocks, store, plan, names)
+        return None if found is None else as_chains(found[0], plan.steps, began)
+
+    @torch.inference_mode()
+    def forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
+        """What it returns holds until the next pass."""
+        is_guess = len(wanted.arrays.logit_rows) > 0 and wanted.are_own == self._reads_context
+        found = self._run(None, wanted, store) if is_guess else None
+        if found is None:
+            return super().forward(wanted, store)
+        logits, states = (rows[: len(wanted.arrays.logit_rows)] for rows in found)
+        return HeadOutput(logits, states)
+
+    def _run(
+        self,
+        context: HeadInput | None,
+        blocks: HeadInput,
+        store: KvStore,
+        plan: ChainPlan | None = None,
+        names: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Guesses [levels, requests] if there is a plan, else logits; and states. None: it cannot."""
+        if not self._in_kernels or not isinstance(store, CudaKvStore):
+            return None
+        batch = ForwardBatch.of(blocks.arrays)
+        layout = Layout.of(batch, store.page_size, self._group)
+        if layout.shape.has_trees or layout.shape.wide_tiles:
+            return None
+        shape = BlockShape(
+            layout.shape,
+            0 if context is None else round_rows(len(context.features)),
+            round_rows(len(blocks.starts)),
+            0 if plan is None else int(plan.steps.max()),
+            *((False, None) if plan is None else draws_of(plan)),
+        )
+        uploaded = self._upload.send(batch, layout, store.spare_slot)
+        told = self._told(context, blocks, plan, shape, store)
+        read = blocks if context is None and not self._reads_context else context
+        features = self._features[:0]
+        if read is not None:
+            features = self._placed(read.features, shape.context or shape.rows.rows)
+
+        def body() -> tuple[Tensor, Tensor]:
+            if context is not None:
+                self._keep(features, told, store)
+            logits, states = self._pass(shape, uploaded, told, features, store)
+            return (logits if names is None else self._drawn(logits, told, names, shape)), states
+
+        fits = max(shape.rows.rows, shape.context) <= self.captured_rows
+        captured = self._captures and uploaded.stays and fits
+        return self._passes.of(store).run(shape, body) if captured else body()
+
+    def _told(
+        self,
+        context: HeadInput | None,
+        blocks: HeadInput,
+        plan: ChainPlan | None,
+        shape: BlockShape,
+        store: CudaKvStore,
+    ) -> _Told:
+        rows, wanted, requests = shape.rows.rows, shape.rows.logit_rows, shape.requests
+        kept = None if context is None else context.arrays
+        none = np.empty(0, np.int32)
+        arrays, drawn = blocks.arrays, _Draws.of(plan, shape.levels)
+        pieces = [
+            Piece(words(drawn.keys), (2 * wanted,), 0),
+            Piece(words(drawn.temperature), (2 * wanted,), 0),
+            Piece(blocks.starts, (rows,), 0),
+            Piece(_seen(arrays), (rows,), 0),
+            Piece(none if kept is None else kept.positions, (shape.context,), 0),
+            Piece(none if kept is None else kept.slots, (shape.context,), store.spare_slot),
+            Piece(drawn.places, (shape.levels, requests), 0),
+            Piece(arrays.token_ids[arrays.row_starts[:-1]], (requests,), 0),
+        ]
+        keys, temperature, starts, seen, positions, slots, places, newest = self._more.copy(pieces)
+        draws = keys.view(torch.int64), temperature.view(torch.float64)
+        return _Told(starts, seen, positions, slots, *draws, places, newest)
+
+    def _keep(self, features: Tensor, told: _Told, store: CudaKvStore) -> None:
+        """The target's states become keys and values of every layer."""
+        context = self._norm(self._linear(features, "fc"), "hidden_norm.weight")
+        cos_sin, (keys, values) = self._angles(told.positions), store.arrays(self._rows)
+        no_queries = context.new_empty((len(context), 0, self.spec.layers[0].attention.head_dim))
+        for index in range(len(self.spec.layers)):
+            made = self._linear(context, f"layers.{index}.{_KV}")
+            norms, eps = self._pair_of_norms(index), self.spec.norm.eps
+            rotate_and_keep(made, cos_sin, told.slots, norms, eps, keys[index], values[index], no_queries)
+
+    def _pass(
+        self, shape: BlockShape, uploaded: UploadedPass, told: _Told, features: Tensor, store: CudaKvStore
+    ) -> tuple[Tensor, Tensor]:
+        """Logits and states of the wanted rows."""
+        batch = uploaded.batch
+        sight = Sight(
+            told.seen,
+            batch.prefix_lens,
+            batch.block_tables,
+            uploaded.requests,
+            store.page_size,
+            False,
+            told.starts,
+        )
+        stream, read = self._begin(batch.token_ids, features, are_own=self._reads_context)
+        stream = self._layers(stream, read, sight, batch.slots, uploaded.tiles, store, batch.positions)
+        last = take_rows(stream, batch.logit_rows, stream.new_empty((shape.rows.logit_rows, stream.shape[1])))
+        normed = self._norm(last, "norm.weight")
+        return self._logits(normed), normed if self.spec.norm_output else last
+
+    def _drawn(self, logits: Tensor, told: _Told, names: Tensor, shape: BlockShape) -> Tensor:
+        """int64 [levels, requests], the target's ids; -1 where there is no number."""
+        if not self._is_markov:
+            drawn = drawn_ids(logits, told.temperature, told.keys, names, shape.samples)
+            return drawn[told.places]
+        before, guesses = told.newest, []
+        for rows in told.places:
+            after = self.markov_after(self._weights[MARKOV[0] + ".weight"][before.clamp(min=0)])
+            told_now = told.temperature[rows], told.keys[rows]
+            before = drawn_ids(logits[rows] + after, *told_now, names, shape.samples)
+            guesses.append(before)
+        return torch.stack(guesses)
+
+
+class _Draws(NamedTuple):
+    """How the wanted rows of a pass are drawn."""
+
+    keys: np.ndarray  # uint64 [wanted rows]
+    temperature: np.ndarray  # float64 [wanted rows]
+    places: Ints  # [levels, requests]
+
+    @staticmethod
+    def of(plan: ChainPlan | None, levels: int) -> "_Draws":
+        if plan is None:
+            return _Draws(np.empty(0, np.uint64), np.empty(0, np.float64), np.empty((0, 0), np.int32))
+        ends = np.cumsum(plan.steps)
+        owners = np.repeat(np.arange(len(plan.steps)), plan.steps)
+        level = np.arange(ends[-1]) - np.repeat(ends - plan.steps, plan.steps)
+        # A request with fewer places draws its last one again: nobody reads that.
+        places = ends - plan.steps + np.minimum(np.arange(levels)[:, None], plan.steps - 1)
+        return _Draws(
+            absorbed(plan.records["stem"][owners], plan.lengths[owners] + level),
+            plan.records["temperature"][owners].astype(np.float64),
+            places.astype(np.int32),
+        )
+
+
+def _seen(arrays: BatchArrays) -> Ints:
+    """The last position that each row sees: its own, or where a block sees all of itself, the block's last."""
+    guesses: Ints = np.unpackbits(arrays.ancestor_masks.view(np.uint8), axis=1).sum(axis=1, dtype=np.int32)
+    return arrays.prefix_lens + guesses - 1

@@ -1,0 +1,57 @@
+"""What captured heads share when they draw their guesses on the device."""
+
+from collections.abc import Hashable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foreword.acceptance.arrivals import OnItsWay
+from foreword.backends.batch import Ints
+from foreword.backends.interface import ChainPlan, PendingChains
+from foreword.kernels.triton_draw import draw_rows
+
+
+class GuessNames:
+    """The target's ids of a head's tokens, on the device."""
+
+    def __init__(self, draft_vocab_size: int, device: torch.device) -> None:
+        self._size = draft_vocab_size
+        self._device = device
+        self._known: tuple[Ints, Tensor] | None = None
+
+    def of(self, plan: ChainPlan) -> Tensor | None:
+        """int64 [draft tokens]; None: some of them cannot be drawn."""
+        ids = plan.token_ids
+        if ids is None:
+            ids = np.arange(min(self._size, plan.vocab_size), dtype=np.int32)
+            if self._known is not None and len(self._known[0]) == len(ids):
+                return self._known[1]
+        if self._known is None or self._known[0] is not ids:
+            if int(ids.max()) >= plan.vocab_size:
+                return None
+            self._known = ids, torch.from_numpy(ids.astype(np.int64)).to(self._device)
+        return self._known[1]
+
+
+def draws_of(plan: ChainPlan) -> tuple[bool, Hashable]:
+    """What a capture has built in of how guesses are drawn."""
+    return bool(plan.records["temperature"].any()), id(plan.token_ids)
+
+
+def drawn_ids(logits: Tensor, temperature: Tensor, keys: Tensor, names: Tensor, samples: bool) -> Tensor:
+    """int64 [rows], the target's id that each row draws; -1 where there is no number."""
+    drawn = draw_rows(logits[:, : len(names)], temperature, keys, None, samples=samples, names=names)[0]
+    return torch.where(drawn < 0, drawn, names[drawn.clamp(min=0)])
+
+
+def words(array: np.ndarray) -> Ints:
+    """Numbers of 64 bits as pairs of 32."""
+    return np.ascontiguousarray(array).view(np.int32)
+
+
+def as_chains(guesses: Tensor, steps: Ints, began: "torch.cuda.Event | None") -> PendingChains:
+    """Guesses [levels, requests, some of them padding] as a chain for each; nobody waits for the device."""
+    width = guesses.shape[1]
+    places = [range(place, place + width * count, width) for place, count in enumerate(steps.tolist())]
+    return PendingChains(OnItsWay.begin(guesses.reshape(-1), began), places)

@@ -1,0 +1,91 @@
+"""Medusa's heads on a GPU: all places of all requests in one captured graph, draws included."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foreword.acceptance.arrivals import event
+from foreword.acceptance.noise import absorbed
+from foreword.backends.cuda.graphs import GraphCache
+from foreword.backends.cuda.guess_draws import GuessNames, as_chains, drawn_ids, draws_of, words
+from foreword.backends.cuda.layout import round_rows
+from foreword.backends.interface import ChainPlan, PendingChains
+from foreword.backends.torch.heads import LentEnds
+from foreword.backends.torch.medusa import TorchMedusa
+from foreword.backends.torch.upload import Piece, Upload
+from foreword.models.heads.opening import Head
+
+_MOST_ROWS = 64
+"""Requests of the largest pass that is captured; more of them keep the device busy by themselves."""
+
+_ENTRIES = 1 << 14
+"""32-bit numbers that a pass is told: more than the largest has."""
+
+
+@dataclass(frozen=True)
+class MedusaShape:
+    """Everything that a captured pass has built in."""
+
+    rows: int
+    heads: int
+    draws: bool
+    samples: bool = False
+    names: Hashable = None  # of the tokens that can be guessed
+
+
+class CudaMedusa(TorchMedusa):
+    """The reference's products, without its launches."""
+
+    def __init__(self, head: Head, ends: LentEnds) -> None:
+        super().__init__(head, ends)
+        self._captures = ends.device.type == "cuda"
+        self._states = torch.zeros((_MOST_ROWS, head.spec.hidden_size), dtype=ends.dtype, device=ends.device)
+        self._told = Upload(ends.device, _ENTRIES)
+        self._names = GuessNames(head.spec.draft_vocab_size, ends.device)
+        self._graphs: GraphCache[MedusaShape, Tensor] = GraphCache()
+
+    @torch.inference_mode()
+    def forward(self, states: Tensor) -> Tensor:
+        """What it returns holds until the next pass."""
+        if len(states) > _MOST_ROWS:
+            return super().forward(states)
+        read = self._placed(states)
+        shape = MedusaShape(len(read), self.spec.num_heads, draws=False)
+
+        def body() -> Tensor:
+            return self._logits(read, shape.heads)
+
+        return self._run(shape, body)[:, : len(states)].transpose(0, 1)
+
+    @torch.inference_mode()
+    def chains(self, states: Tensor, plan: ChainPlan) -> PendingChains | None:
+        names, heads = self._names.of(plan), int(plan.steps.max())
+        if names is None or len(states) > _MOST_ROWS:
+            return None
+        began = event(timed=True) if states.is_cuda else None
+        read = self._placed(states)
+        shape = MedusaShape(len(read), heads, True, *draws_of(plan))
+        keys = absorbed(plan.records["stem"], plan.lengths + np.arange(heads)[:, None])
+        pieces = [
+            Piece(words(keys), (heads, 2 * shape.rows), 0),
+            Piece(words(plan.records["temperature"].astype(np.float64)), (2 * shape.rows,), 0),
+        ]
+        told = self._told.copy(pieces)
+        noise, temperature = told[0].view(torch.int64), told[1].view(torch.float64)
+
+        def body() -> Tensor:
+            logits, each = self._logits(read, heads).flatten(0, 1), temperature.repeat(heads)
+            return drawn_ids(logits, each, noise.flatten(), names, shape.samples).view(heads, shape.rows)
+
+        return as_chains(self._run(shape, body), plan.steps, began)
+
+    def _placed(self, states: Tensor) -> Tensor:
+        """The states where a captured pass finds them, and some rows of what was there before."""
+        self._states[: len(states)] = states
+        return self._states[: round_rows(len(states))]
+
+    def _run(self, shape: MedusaShape, body: Callable[[], Tensor]) -> Tensor:
+        return self._graphs.run(shape, body) if self._captures else body()
