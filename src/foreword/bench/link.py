@@ -64,9 +64,10 @@ class LinkReport:
 
 
 @contextmanager
-def local_node(model: str, method: str) -> Iterator[NodeAddress]:
+def local_node(model: str, method: str, device: str = "auto") -> Iterator[NodeAddress]:
     """A node on this machine, in a process of its own."""
     command = [sys.executable, "-m", "foreword", "draft-node", "--model", model, "--method", method]
+    command += ["--device", device]
     node = subprocess.Popen([*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
     try:
         assert node.stdout is not None

@@ -84,15 +84,20 @@ def measure_batches(
 
 
 def run_batch(
-    engine: EngineCore, prompts: Sequence[Sequence[int]], tokens: int, speculate: bool, warm: int = 0
+    engine: EngineCore,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    speculate: SpeculationSetting,
+    warm: int = 0,
 ) -> BatchRun:
     """Read the prompts, then decode with all of them until they have gained this many tokens on average.
 
-    `warm` tokens before that do not count: drafters elsewhere have to read the prompts too.
+    With `speculate` the engine's own drafter guesses, or the one that it names. `warm` tokens before that do not count:
+    drafters elsewhere have to read the prompts too.
     """
     room = _room(engine, prompts, tokens + warm)
     params = SamplingParams(temperature=0, max_tokens=room, ignore_eos=True)
-    setting: SpeculationSetting = {"fixed": True} if speculate else False
+    setting = {"fixed": True} if speculate is True else speculate
     requests = [
         engine.add(NewRequest(f"batch-{index}", tuple(prompt), params, speculation=setting))[0]
         for index, prompt in enumerate(prompts)

@@ -19,6 +19,7 @@ from foreword.cli.bench import (
     link,
     overhead,
     pacing,
+    pools,
     serve,
     server_overhead,
     structured,
@@ -58,6 +59,7 @@ def _group() -> None:
 app.command("adapters")(adapters.adapters)
 app.command("batch")(batch.batch)
 app.command("compare")(compare.compare)
+app.command("pools")(pools.pools)
 app.command("control")(control.control)
 app.command("drafters")(drafters.drafters)
 app.command("gpu")(gpu.gpu)

@@ -1,0 +1,1 @@
+"""Drafting beside the target and on nodes, measured in one run."""

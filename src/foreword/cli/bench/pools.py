@@ -1,0 +1,119 @@
+"""`foreword bench pools`: drafting beside the target and on nodes."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from foreword.cli.console import (
+    DEFAULT_MODEL,
+    BackendOption,
+    DeviceOption,
+    DtypeOption,
+    JsonOption,
+    ModelOption,
+    load_llm,
+    parse_sizes,
+    print_json,
+    stage_bar,
+    stdout,
+)
+from foreword.errors import RequestError
+
+if TYPE_CHECKING:
+    from foreword.bench.pools.measuring import PoolSpeed
+
+
+def pools(
+    model: ModelOption = DEFAULT_MODEL,
+    draft: Annotated[str | None, typer.Option(help="The model that drafts.")] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Instead of both: a pair of this shape with random weights."),
+    ] = None,
+    nodes: Annotated[
+        str, typer.Option(metavar="DEVICES", help="A draft node is started on each of these: cuda,cpu.")
+    ] = "auto",
+    batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,8",
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens that each request gains, on average.")] = 48,
+    guesses: Annotated[int, typer.Option(min=1, max=32, help="Guesses for every pass.")] = 4,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each kind, in turns; medians count.")] = 3,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    backend: BackendOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """A target's speed with its draft model beside it and on draft nodes of this machine, in turns with plain decoding.
+
+    Nodes are processes of their own that share the machine with the target, and its GPU where they are on it.
+
+    Example: foreword bench pools --shape llama-1b --nodes cuda,cpu
+    """
+    from foreword.cluster.settings import need_frames
+
+    need_frames()
+    sizes = parse_sizes("--batches", batches)
+    if min(sizes) < 1:
+        raise RequestError(f"--batches must be at least 1, not {min(sizes)}")
+    devices = [name.strip() for name in nodes.split(",") if name.strip()]
+    if shape is None and draft is None:
+        raise RequestError("--draft must name the model that drafts, or --shape a pair with random weights")
+    from foreword.bench.costs.step_cost import random_tokens
+    from foreword.bench.pools.measuring import measure_pools, ways_of_drafting
+
+    with _pair(model, draft, shape) as (target, drafting), ExitStack() as running:
+        llm = load_llm(target, dtype, device, backend)
+        prompts = [random_tokens(65 + index, llm.engine.target.config.vocab_size)[1:] for index in range(max(sizes))]
+        with stage_bar() as on_progress:
+            ways = ways_of_drafting(drafting, devices, guesses, running)
+            rows = measure_pools(
+                llm.engine,
+                ways,
+                prompts,
+                batches=sizes,
+                tokens=tokens,
+                repeats=repeats,
+                progress=on_progress,
+            )
+        llm.close()
+    stdout.print(_table(rows))
+    if as_json:
+        print_json({"model": shape or model, "draft": draft, "rows": [asdict(row) for row in rows]})
+
+
+@contextmanager
+def _pair(model: str, draft: str | None, shape: str | None) -> Iterator[tuple[str, str]]:
+    """The target and its draft."""
+    if shape is None:
+        assert draft is not None
+        yield model, draft
+        return
+    from foreword.bench.gpu.shapes import named_shape
+    from foreword.bench.pools.random_pair import write_random_pair
+
+    config = named_shape(shape)
+    with TemporaryDirectory() as folder:
+        target, drafting = write_random_pair(config, max(1, len(config.layers) // 8), Path(folder))
+        yield str(target), str(drafting)
+
+
+def _table(rows: "Sequence[PoolSpeed]") -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    for name in ("draft model", "batch", "tok/s", "x plain", "tok/pass", "step ms"):
+        table.add_column(name, justify="left" if name == "draft model" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.way,
+            str(row.batch),
+            f"{row.tokens_per_second:.1f}",
+            f"{row.over_plain:.2f}",
+            f"{row.tokens_per_pass:.2f}",
+            f"{row.step_ms:.1f}",
+        )
+    return table
