@@ -28,7 +28,11 @@ def test_a_node_on_another_machine_needs_token_and_tls(monkeypatch: pytest.Monke
 
 def test_a_failed_handshake_is_told_with_its_address(tiny_model: Path):
     with socket.create_server(("127.0.0.1", 0)) as nobody:
-        hangs_up = threading.Thread(target=lambda: nobody.accept()[0].close())
+
+        def hang_up() -> None:
+            nobody.accept()[0].close()
+
+        hangs_up = threading.Thread(target=hang_up)
         hangs_up.start()
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
         with pytest.raises(RequestError, match=f"draft node {address}: .* during the handshake"):
