@@ -156,9 +156,10 @@ class Scenario:
                 )
         for failure in self.failures:
             if not failure.nodes or not failure.seconds or failure.at >= self.seconds:
+                given = f"{failure.kind}:{failure.nodes}@{failure.at:g}+{failure.seconds:g}"
                 raise RequestError(
-                    f"--fail {failure.kind}:{failure.nodes}@{failure.at:g}+{failure.seconds:g} changes nothing: it needs "
-                    f"a node, a duration, and a beginning before the end of the {self.seconds:g} s that are simulated"
+                    f"--fail {given} changes nothing: it needs a node, a duration, and a beginning before the end of "
+                    f"the {self.seconds:g} s that are simulated"
                 )
             if failure.nodes > fleet.nodes:
                 raise RequestError(
