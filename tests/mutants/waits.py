@@ -130,4 +130,22 @@ WAIT_MUTANTS = (
         "(sure >= self._confidence).all()",
         (f"{UNIT}/drafters/test_dspark_trees.py",),
     ),
+    Mutant(
+        96,
+        "draft nodes are added that do not earn what they cost",
+        "cluster/pools/scaling.py",
+        "worth = 0 if least >= 1 else full + (need - full > least)",
+        "worth = full + (need - full > least)",
+        (f"{UNIT}/cluster/test_scaling.py",),
+    ),
+    Mutant(
+        96,
+        "a member with bad input is started for ever",
+        "cluster/pools/running.py",
+        "        if code == REFUSED and not one.has_run:",
+        "        if False:",
+        (
+            f"{UNIT}/cluster/test_pools.py::test_a_member_that_cannot_use_what_it_was_given_is_not_started_again",
+        ),
+    ),
 )

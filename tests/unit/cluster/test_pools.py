@@ -99,6 +99,7 @@ def test_replicas_have_ports_of_their_own_and_what_listens_anywhere_is_found_on_
         ("{ray: {colour: red}, targets: [{name: a, model: m, port: 1}]}", "unknown key 'colour'"),
         ("{autoscale: {node: x}, targets: [{name: a, model: m, port: 1}]}", "autoscale.node"),
         ("{autoscale: {node: a, least: 0}, nodes: [{name: a, model: m, listen: 'h:1'}]}", "least"),
+        ("{autoscale: {node: a, node_price: 1}, nodes: [{name: a, model: m, listen: 'h:1'}]}", "both of"),
     ],
 )
 def test_what_is_wrong_is_refused_before_anything_starts(tmp_path: Path, text: str, why: str):

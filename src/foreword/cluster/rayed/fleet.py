@@ -30,8 +30,10 @@ class RayFleet:
         assert cluster.ray is not None
         self._cluster = cluster
         self._ray = import_ray()
-        where = f"the Ray at {cluster.ray.address}" if cluster.ray.address else "a Ray on this machine"
-        _log.info("%s ...", f"looking for {where}" if cluster.ray.address else f"starting {where}")
+        address = cluster.ray.address
+        _log.info(
+            "%s ...", f"looking for the Ray at {address}" if address else "starting a Ray on this machine"
+        )
         is_shared = connect(self._ray, cluster.ray, cluster.room)
         self._lifetime = "detached" if is_shared else None
         self._namespace = cluster.ray.namespace
