@@ -4,7 +4,9 @@ import re
 
 
 class ForewordError(Exception):
-    """One line that says what is wrong and what to do; the CLI prints it and exits with code 2."""
+    """One line that says what is wrong and what to do; the CLI prints it and exits with this code."""
+
+    exit_code = 2
 
 
 class ModelSourceError(ForewordError):
@@ -21,6 +23,12 @@ class TokenizerError(ForewordError):
 
 class RequestError(ForewordError):
     """A request that cannot be served as asked: its parameters or its length are out of bounds."""
+
+
+class AddressTaken(RequestError):  # noqa: N818 - reads as what is the case
+    """Somebody else listens there, who may be gone later: to try again is no use only for what is wrong by itself."""
+
+    exit_code = 1
 
 
 class EngineStopped(ForewordError):  # noqa: N818 - reads as what happened

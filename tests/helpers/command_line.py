@@ -24,8 +24,8 @@ def foreword(
     )
 
 
-def assert_one_line_error(run: subprocess.CompletedProcess[str], *words: str) -> None:
-    assert run.returncode == 2, run
+def assert_one_line_error(run: subprocess.CompletedProcess[str], *words: str, code: int = 2) -> None:
+    assert run.returncode == code, run
     assert run.stdout == ""
     lines = run.stderr.strip().splitlines()
     assert len(lines) == 1, run.stderr

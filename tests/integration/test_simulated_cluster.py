@@ -10,10 +10,10 @@ import pytest
 from foreword import LLM
 from foreword.bench.drafters.prompts import BenchPrompt, own_prompts
 from foreword.bench.link import LinkReport, PassCost
-from foreword.simulate.validation import Cluster, Plan, validate
 from helpers.draft_nodes import asking, remote_of
 from helpers.drafted_answers import noisy_copy
 from helpers.paced import NODE_PACE, TARGET_PACE, pace, paced_node
+from helpers.simulated_runs import Cluster, Plan, validate
 
 PROMPTS = [
     BenchPrompt(str(number), "some", " ".join(["one two three"] * (number + 1))) for number in range(4)

@@ -17,6 +17,7 @@ from rollouts import ROLLOUT_MUTANTS
 from service import SERVICE_MUTANTS
 from simulator import SIMULATOR_MUTANTS
 from traversal import TRAVERSAL_MUTANTS
+from waits import WAIT_MUTANTS
 from windows import WINDOW_MUTANTS
 
 EVERY_MUTANT: tuple[Mutant, ...] = (
@@ -37,5 +38,6 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *GRAMMAR_MUTANTS,
     *FAMILY_MUTANTS,
     *CLUSTER_MUTANTS,
+    *WAIT_MUTANTS,
     *SIMULATOR_MUTANTS,
 )

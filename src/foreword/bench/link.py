@@ -18,6 +18,7 @@ from foreword.cluster.address import NodeAddress
 from foreword.cluster.framing import FrameSplitter
 from foreword.cluster.handshake import PATIENCE, Identity, greet_node
 from foreword.cluster.messages import MAX_FRAME_BYTES, Ping, Pong, encode, from_node
+from foreword.cluster.ratio import gained_tokens
 from foreword.cluster.remote.drafter import RemoteDrafter
 from foreword.cluster.settings import RemoteConfig
 from foreword.errors import RequestError
@@ -59,8 +60,7 @@ class LinkReport:
         cost = min(self.costs, key=lambda one: one.batch)
         if not cost.levels:
             return None
-        gain = sum(acceptance**level for level in range(1, levels + 1))
-        return gain * pass_ms - levels * (cost.level_ms or 0.0)
+        return gained_tokens(acceptance, levels) * pass_ms - levels * (cost.level_ms or 0.0)
 
 
 @contextmanager

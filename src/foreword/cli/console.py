@@ -64,8 +64,14 @@ DEFAULT_MODEL = "smollm2-135m"
 
 
 @contextmanager
-def stage_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A transient bar on standard error; yields the function to call with (stage, done, total)."""
+def stage_bar(*, is_long: bool = False) -> Iterator[Callable[[str, int, int], None]]:
+    """A transient bar on standard error; yields the function to call with (stage, done, total).
+
+    What takes minutes (`is_long`) has a line for each stage where standard error is a file or a pipe.
+    """
+    if is_long and not stderr.is_terminal:
+        yield _stage_lines()
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     # Into a file or a pipe a bar that takes itself away would leave empty lines.
     with Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal) as bar:
@@ -75,6 +81,18 @@ def stage_bar() -> Iterator[Callable[[str, int, int], None]]:
             bar.update(task, description=stage, completed=done, total=total or None, visible=True)
 
         yield show
+
+
+def _stage_lines() -> Callable[[str, int, int], None]:
+    newest = ""
+
+    def show(stage: str, done: int, total: int) -> None:
+        nonlocal newest
+        if stage != newest:
+            newest = stage
+            stderr.print(f"{stage} ({done} of {total})" if total else stage, markup=False, soft_wrap=True)
+
+    return show
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def main() -> None:
         where = "" if error.ctx is None else f" (see {error.ctx.command_path} --help)"
         _end(f"{_plainly(error.format_message())}{where}", 2)
     except ForewordError as error:
-        _end(str(error), 2)
+        _end(str(error), error.exit_code)
     except typer.Abort:
         _end("stopped", 1)
 

@@ -1,11 +1,12 @@
 """Where draft nodes are."""
 
+import errno
 import ipaddress
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from foreword.errors import RequestError
+from foreword.errors import AddressTaken, RequestError
 
 _UNIX = "unix:"
 
@@ -74,12 +75,18 @@ class NodeAddress:
             listening.listen(128)
         except (OSError, OverflowError) as error:
             listening.close()
-            raise RequestError(f"cannot listen on {self}: {error}") from None
+            raise cannot_listen(str(self), error) from None
         return listening
 
     def bound(self, listening: socket.socket) -> "NodeAddress":
         """With the port that was given, where any would do."""
         return self if self.path else NodeAddress(self.host, listening.getsockname()[1])
+
+
+def cannot_listen(where: str, error: Exception) -> RequestError:
+    """What is to be raised."""
+    is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+    return (AddressTaken if is_taken else RequestError)(f"cannot listen on {where}: {error}")
 
 
 def without_delay(connected: socket.socket) -> None:

@@ -11,6 +11,7 @@ class Breaker:
     """Closed: the node may be waited for. Open: what it says is used if it is there, and nobody waits."""
 
     is_open: bool = True  # nothing was heard of it yet
+    is_late: bool = False  # and that is why it is open
     reason: str = "not connected yet"
     trips: int = 0
     _row: int = field(default=0, repr=False)  # trips without a calm time between them
@@ -19,18 +20,19 @@ class Breaker:
     def late(self, waited: float) -> None:
         """It was waited for in vain."""
         self._trip(f"no answer after {waited * 1e3:.1f} ms")
+        self.is_late = True
 
     def lost(self, reason: str) -> None:
         """The connection is gone: that it was late before does not count for the next one."""
         self._trip(reason)
-        self._row = 0
+        self._row, self.is_late = 0, False
 
     def in_time(self) -> None:
         """It has answered as it is expected to."""
         if self.is_open:
             self._needed -= 1
             if self._needed <= 0:
-                self.is_open, self.reason = False, ""
+                self.is_open, self.is_late, self.reason = False, False, ""
         elif self._row:
             self._row -= 1
 

@@ -21,6 +21,11 @@ class DraftWork:
     utilisation: float = UTILISATION
 
 
+def gained_tokens(acceptance: float, levels: int) -> float:
+    """Tokens that guesses add to a pass, each right with this chance if those before it are."""
+    return sum(acceptance**level for level in range(1, levels + 1))
+
+
 def requests_per_node(work: DraftWork, level_seconds: LevelSeconds, capacity: int) -> int:
     """The most requests m for which ahead · levels · level_seconds(m) fits into a node's part of a step.
 

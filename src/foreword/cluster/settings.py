@@ -41,6 +41,16 @@ class RemoteConfig:
         return list(dict.fromkeys(map(NodeAddress.parse, given)))
 
 
+def need_frames() -> None:
+    """Raises `RequestError` where the package is missing that frames are made with."""
+    try:
+        import msgspec  # noqa: F401
+    except ImportError as error:
+        raise RequestError(
+            f"draft nodes need one more package ({error.name}): pip install 'foreword[server]'"
+        ) from None
+
+
 def _listed(path: Path) -> list[str]:
     try:
         return path.read_text(encoding="utf-8").split()

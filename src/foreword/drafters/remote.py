@@ -1,22 +1,18 @@
 """Draft nodes on other machines, as one more drafter."""
 
-from foreword.cluster.settings import RemoteConfig
+from foreword.cluster.settings import RemoteConfig, need_frames
 from foreword.drafters.resources import DrafterResources
-from foreword.errors import RequestError
 from foreword.speculation.drafting import Drafter
 
 
 def build_remote(config: RemoteConfig, resources: DrafterResources) -> Drafter:
     """Connect to the nodes; those that are not there yet join when they come."""
-    try:
-        from foreword.cluster.handshake import Identity
-        from foreword.cluster.remote.drafter import RemoteDrafter
-        from foreword.cluster.security import Security, TlsFiles
-        from foreword.cluster.vocabulary import TokenIds
-    except ImportError as error:
-        raise RequestError(
-            f"draft nodes need one more package ({error.name}): pip install 'foreword[server]'"
-        ) from None
+    need_frames()
+    from foreword.cluster.handshake import Identity
+    from foreword.cluster.remote.drafter import RemoteDrafter
+    from foreword.cluster.security import Security, TlsFiles
+    from foreword.cluster.vocabulary import TokenIds
+
     files = (config.tls_certificate, config.tls_key, config.tls_authority)
     security = Security.of(config.token_file, TlsFiles(*files) if any(files) else None)
     for address in config.addresses():

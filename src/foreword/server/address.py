@@ -5,6 +5,7 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from foreword.cluster.address import cannot_listen
 from foreword.errors import RequestError
 
 
@@ -37,7 +38,7 @@ class Address:
             listening.bind((self.host, self.port))
         except (OSError, OverflowError) as error:
             listening.close()
-            raise RequestError(f"cannot listen on {self.host} port {self.port}: {error}") from None
+            raise cannot_listen(f"{self.host} port {self.port}", error) from None
         listening.listen(1024)
         return listening
 

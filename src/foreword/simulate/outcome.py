@@ -11,23 +11,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """After the warm-up, all targets together."""
+    """After the warm-up, all targets together. None: there was nothing to measure it by."""
 
     tokens: int
     seconds: float
     tokens_per_second: float
     tokens_per_second_per_target: float
-    tokens_per_pass: float  # of one request
+    tokens_per_pass: float | None  # of one request
     acceptance: float  # guesses accepted / guesses verified
-    token_ms_p50: float  # by request, the mean time of a token
-    token_ms_p95: float
-    latency_p50: float | None  # seconds from a request's arrival to its end; None: none has ended
+    token_ms_p50: float | None  # by request, the mean time of a token
+    token_ms_p95: float | None
+    latency_p50: float | None  # seconds from a request's arrival to its end
     latency_p95: float | None
     requests: int  # that have ended
     waiting_share: float  # of the targets' time, between the beginning of a step and that of its pass
     drafted_per_used: float | None  # levels that nodes have drafted for each that was verified
     node_busy_share: float | None
-    cost_per_million: float  # tokens, both pools paid by the hour
+    cost_per_million: float | None  # tokens, both pools paid by the hour
     moves: int  # requests that got another home
     waits_in_vain: int
     events: int
@@ -51,17 +51,17 @@ def outcome_of(world: "World") -> Outcome:
         seconds=seconds,
         tokens_per_second=tokens / seconds,
         tokens_per_second_per_target=tokens / seconds / len(tallies),
-        tokens_per_pass=tokens / max(passes, 1),
+        tokens_per_pass=tokens / passes if passes else None,
         acceptance=sum(tally.accepted for tally in tallies) / max(used, 1),
-        token_ms_p50=_percentile(times, 50) or 0.0,
-        token_ms_p95=_percentile(times, 95) or 0.0,
+        token_ms_p50=_percentile(times, 50),
+        token_ms_p95=_percentile(times, 95),
         latency_p50=_percentile(latencies, 50),
         latency_p95=_percentile(latencies, 95),
         requests=len(latencies),
         waiting_share=sum(tally.waited for tally in tallies) / seconds / len(tallies),
         drafted_per_used=0.9 * drafted / used if world.nodes and used else None,
         node_busy_share=sum(node.busy_seconds for node in world.nodes) / paid if paid else None,
-        cost_per_million=hours / 3600 / max(tokens, 1) * 1e6,
+        cost_per_million=hours / 3600 / tokens * 1e6 if tokens else None,
         moves=sum(target.chains.moves for target in world.targets),
         waits_in_vain=sum(target.chains.waits_in_vain for target in world.targets),
         events=world.events,
@@ -76,3 +76,8 @@ def _paid(born: float, gone: float | None, end: float) -> float:
 
 def _percentile(values: list[float], percent: float) -> float | None:
     return float(np.percentile(values, percent)) if values else None
+
+
+def figure(value: float | None, form: str) -> str:
+    """As people read it."""
+    return "-" if value is None else format(value, form)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from foreword.bench.page import Lines, chart, colours_of, html_page, section
-from foreword.simulate.outcome import Outcome
+from foreword.simulate.outcome import Outcome, figure
 from foreword.simulate.scenario import Scenario
 from foreword.simulate.sweep import Point
 
@@ -17,7 +17,7 @@ _HEADS = (
     "latency p95",
     "cost per million",
 )
-_FIGURES: tuple[tuple[str, Callable[[Outcome], float]], ...] = (
+_FIGURES: tuple[tuple[str, Callable[[Outcome], float | None]], ...] = (
     ("tokens per second and target", lambda one: one.tokens_per_second_per_target),
     ("milliseconds per token, p95 of requests", lambda one: one.token_ms_p95),
     ("cost of a million tokens", lambda one: one.cost_per_million),
@@ -35,7 +35,7 @@ def simulation_page(
     title = (
         f"simulated: {fleet.targets} targets, {fleet.nodes} draft nodes, batch {fleet.batch}, K {scenario.k}"
     )
-    colours = colours_of(list(compared))
+    colours = colours_of(list(dict.fromkeys([*compared, *(point.who for point in points)])))
     sections = [section("as it is", _over_time(scenario, compared, colours), _HEADS, _rows(compared))]
     for axis in dict.fromkeys(point.axis for point in points):
         own = [point for point in points if point.axis == axis]
@@ -59,10 +59,11 @@ def _over_time(scenario: Scenario, compared: Mapping[str, Outcome], colours: Map
     ]
 
 
-def _lines(points: Sequence[Point], read: Callable[[Outcome], float]) -> Lines:
+def _lines(points: Sequence[Point], read: Callable[[Outcome], float | None]) -> Lines:
     lines: dict[str, list[tuple[float, float]]] = {}
     for point in points:
-        lines.setdefault(point.who, []).append((point.value, read(point.outcome)))
+        if (value := read(point.outcome)) is not None:
+            lines.setdefault(point.who, []).append((point.value, value))
     return lines
 
 
@@ -75,9 +76,9 @@ def _row(who: str, one: Outcome) -> tuple[str, ...]:
         who,
         f"{one.tokens_per_second:.0f}",
         f"{one.tokens_per_second_per_target:.0f}",
-        f"{one.tokens_per_pass:.2f}",
-        f"{one.token_ms_p50:.2f}",
-        f"{one.token_ms_p95:.2f}",
+        figure(one.tokens_per_pass, ".2f"),
+        figure(one.token_ms_p50, ".2f"),
+        figure(one.token_ms_p95, ".2f"),
         "-" if one.latency_p95 is None else f"{one.latency_p95:.2f} s",
-        f"{one.cost_per_million:.3g}",
+        figure(one.cost_per_million, ".3g"),
     )

@@ -155,6 +155,12 @@ class Scenario:
                     f"--rate takes requests per second, each above 0 and at most {MOST_REQUESTS:g} in all, not {rate:g}"
                 )
         for failure in self.failures:
+            if not failure.nodes or not failure.seconds or failure.at >= self.seconds:
+                given = f"{failure.kind}:{failure.nodes}@{failure.at:g}+{failure.seconds:g}"
+                raise RequestError(
+                    f"--fail {given} changes nothing: it needs a node, a duration, and a beginning before the end of "
+                    f"the {self.seconds:g} s that are simulated"
+                )
             if failure.nodes > fleet.nodes:
                 raise RequestError(
                     f"--fail {failure.kind}: there are {fleet.nodes} nodes, not {failure.nodes}"

@@ -35,7 +35,8 @@ class Point:
 def axes_of(scenario: Scenario, points: int = 5) -> list[Axis]:
     """Draft nodes for each target, distance, acceptance, K and batch, around what the scenario has."""
     targets, network = scenario.fleet.targets, scenario.network
-    ratios = sorted({max(round(targets * part), 1) for part in (0.125, 0.25, 0.5, 1.0, 2.0)})[:points]
+    least = max((failure.nodes for failure in scenario.failures), default=1)  # that there are to fail
+    ratios = sorted({max(round(targets * part), least) for part in (0.125, 0.25, 0.5, 1.0, 2.0)})[:points]
     return [
         Axis(
             "draft nodes per target",
@@ -62,9 +63,14 @@ def axes_of(scenario: Scenario, points: int = 5) -> list[Axis]:
 
 
 def ways(scenario: Scenario) -> dict[str, Scenario]:
-    """The same traffic, guessed for by nobody, by the targets themselves and by nodes."""
-    found = {who.value: replace(scenario, drafting=who) for who in Drafting}
-    if scenario.runs_ahead:
+    """The same traffic, guessed for by nobody, by the targets themselves and by nodes, where there are any."""
+    has_nodes = scenario.fleet.nodes > 0 or scenario.autoscale is not None
+    found = {
+        who.value: replace(scenario, drafting=who)
+        for who in Drafting
+        if has_nodes or who is not Drafting.REMOTE
+    }
+    if scenario.runs_ahead and has_nodes:
         found[IN_STEP] = replace(scenario, drafting=Drafting.REMOTE, runs_ahead=False)
     return found
 
@@ -84,10 +90,10 @@ def compare_ways(scenario: Scenario, on_progress: StageProgress) -> dict[str, Ou
 def sweep(scenario: Scenario, axes: Sequence[Axis], on_progress: StageProgress) -> list[Point]:
     """Every value of every axis; where an axis does not matter to somebody, that one runs once."""
     runs = [
-        (axis, value, who, axis.vary(one, value))
+        (axis, value, who, one)
         for axis in axes
         for value in axis.values
-        for who, one in ways(scenario).items()
+        for who, one in ways(axis.vary(scenario, value)).items()
     ]
     known: dict[Scenario, Outcome] = {}
     points = []

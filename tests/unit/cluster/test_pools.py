@@ -1,12 +1,15 @@
 """A cluster from a file: what it says, who is started again, what is told of it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from foreword.cluster.pools.file import RaySettings, read_cluster
+from foreword.cluster.pools.fleet import MemberTold
 from foreword.cluster.pools.members import NODE, TARGET, Member, replica_number
-from foreword.cluster.pools.running import CALM_SECONDS, LONGEST_PAUSE, Pools
+from foreword.cluster.pools.news import News
+from foreword.cluster.pools.running import CALM_SECONDS, LONGEST_PAUSE, REFUSED, Pools
 from foreword.cluster.pools.status import cluster_status
 from foreword.errors import RequestError
 from helpers.clocks import ScriptedClock
@@ -96,6 +99,7 @@ def test_replicas_have_ports_of_their_own_and_what_listens_anywhere_is_found_on_
         ("{ray: {colour: red}, targets: [{name: a, model: m, port: 1}]}", "unknown key 'colour'"),
         ("{autoscale: {node: x}, targets: [{name: a, model: m, port: 1}]}", "autoscale.node"),
         ("{autoscale: {node: a, least: 0}, nodes: [{name: a, model: m, listen: 'h:1'}]}", "least"),
+        ("{autoscale: {node: a, node_price: 1}, nodes: [{name: a, model: m, listen: 'h:1'}]}", "both of"),
     ],
 )
 def test_what_is_wrong_is_refused_before_anything_starts(tmp_path: Path, text: str, why: str):
@@ -162,6 +166,65 @@ def test_members_that_end_are_started_again_ever_later_and_targets_end_first():
     assert pools.restarts() == {"node": 0, "target": 9}
     pools.close()
     assert ended == ["target", "node"]
+
+
+def test_a_member_that_cannot_use_what_it_was_given_is_not_started_again(caplog: pytest.LogCaptureFixture):
+    clock, started = ScriptedClock(), []
+
+    def start(member: Member) -> Child:
+        started.append(Child(member.name, []))
+        return started[-1]
+
+    pools = Pools([Member("node", NODE, ("draft-node",))], start, clock)
+    pools.look()
+    started[0].code = REFUSED
+    for _ in range(5):
+        clock.pass_by(LONGEST_PAUSE)
+        pools.look()
+    assert len(started) == 1
+    assert (pools.refused(), pools.restarts()) == ({"node"}, {"node": 0})
+    (line,) = caplog.messages
+    assert "not started again" in line
+    pools.close()
+
+
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_one_that_has_run_before_is_started_again_whatever_it_says(is_watched: bool):
+    """What it was given can be used: something else must be wrong, such as memory that is taken for now."""
+    clock, started = ScriptedClock(), []
+
+    def start(member: Member) -> Child:
+        started.append(Child(member.name, []))
+        return started[-1]
+
+    pools = Pools([Member("node", NODE, ("draft-node",))], start, clock, have_run=not is_watched)
+    pools.look()
+    clock.pass_by(CALM_SECONDS + 1 if is_watched else 1.0)
+    started[0].code = REFUSED
+    pools.look()
+    clock.pass_by(1.0)
+    pools.look()
+    assert len(started) == 2
+    started[1].code = REFUSED
+    clock.pass_by(1.0)
+    pools.look()
+    clock.pass_by(2.0)
+    pools.look()
+    assert len(started) == 3
+    assert not pools.refused()
+
+
+def test_of_members_elsewhere_everything_is_told_once(caplog: pytest.LogCaptureFixture):
+    news, here = News(), MemberTold("d", NODE, "m:1", machine="m")
+    with caplog.at_level("INFO"):
+        for told in ([], [here], [here], [replace(here, restarts=1)], [replace(here, is_refused=True)]):
+            news.tell(told)
+            news.tell(told)
+    assert [line.split(" and ")[0] for line in caplog.messages] == [
+        "d is started on m",
+        "d has ended",
+        "d cannot use what it was given",
+    ]
 
 
 def test_the_status_is_what_targets_tell():

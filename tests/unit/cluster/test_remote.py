@@ -215,6 +215,33 @@ def test_a_node_that_hangs_costs_one_bounded_wait():
     assert world.drafter.fault_counts()["remote/late"] == 1
 
 
+def test_a_chain_that_stops_growing_is_waited_for_once_until_something_is_heard():
+    """Its first level came in time, so that the node is not late; the next ones never come."""
+    world = World()
+    world.settle()
+    world.peers[0].estimates.level_seconds = 0.001
+    newest = world.texts[0][-1]
+    world.planned = [(0.001, lambda: world.say(0, [newest + 1]))]
+    assert world.ask(0) == [(newest + 1,)]
+    assert world.peers[0].waited_in_vain
+    world.waited.clear()
+    assert world.ask(0) == [(newest + 1,)]
+    assert world.waited == []
+    world.say(0, [newest + 1, newest + 2])
+    world.ask(0)
+    assert world.waited
+
+
+def test_a_pass_that_had_no_time_to_wait_has_not_waited_in_vain():
+    world = World()
+    world.settle()
+    world.drafter._rate._rate = 1e9  # tokens per second: nothing is worth a wait
+    world.waited.clear()
+    world.ask(0)
+    assert world.waited == []
+    assert not world.peers[0].waited_in_vain
+
+
 def test_it_is_waited_for_again_when_it_answers_in_time():
     world = World()
     world.settle()
@@ -262,15 +289,41 @@ def test_a_text_that_is_still_being_read_is_not_waited_for():
     assert world.waited == []
 
 
-def test_a_node_that_joins_is_compared_before_it_is_used():
+def test_a_node_that_joins_is_compared_before_it_is_used_or_waited_for():
+    """Its answers come a millisecond after every ask: that is soon enough to be judged, and costs no pass anything."""
     world = World(shadow=3)
-    for expected in ((), (), (), (8,)):
-        world.ask(0)
+    world.ask(0)
+    for judged in range(3):
+        (node,) = world.drafter.nodes()
+        assert (node.state, node.judged) == ("shadow", judged)
+        assert world.waited == []
         newest = world.texts[0][-1]
-        world.say(0, [newest + 1] if expected == () else [8], is_all=True)
+        world.clock.pass_by(0.001)
+        world.say(0, [newest + 1, newest + 2], is_all=True)
+        world.texts[0] += [newest + 1, newest + 2, newest + 3]
+        world.planned = [(0.001, lambda newest=newest: world.say(0, [newest + 4, newest + 5]))]
+        expected = (newest + 4, newest + 5) if judged == 2 else ()
         assert world.ask(0) == [expected]
-        world.texts[0] += [newest + 1, newest + 2]
-    assert world.drafter.nodes()[0].state == "up"
+    (node,) = world.drafter.nodes()
+    assert (node.state, node.waits, node.acceptance) == ("up", 1, 1.0)
+
+
+def test_what_a_node_was_told_before_it_guessed_does_not_speak_for_it():
+    world = World(shadow=3)
+    world.ask(0)
+    world.texts[0] += [4, 5]
+    world.ask(0)  # so that it knows
+    world.say(0, [4, 5, 8], length=3)
+    world.texts[0] += [6]
+    world.ask(0)
+    (node,) = world.drafter.nodes()
+    assert (node.judged, node.acceptance) == (1, 0.0)
+
+
+def test_a_node_that_was_never_asked_is_not_late():
+    for shadow, state in ((8, "shadow"), (0, "up")):
+        (node,) = World(shadow=shadow).drafter.nodes()
+        assert (node.state, node.reason) == (state, "nothing heard of it yet")
 
 
 def test_a_restarted_node_is_in_the_shadow_again_and_a_reconnected_one_is_not():

@@ -2,12 +2,12 @@
 
 from math import inf
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from foreword.cluster.remote.estimates import NodeEstimates, TokenRate
-from foreword.cluster.remote.prospects import FIRST_ANSWER, prospects_of
+from foreword.cluster.remote.prospects import FIRST_ANSWER, may_come, prospects_of
 from foreword.cluster.remote.waiting import UNKNOWN_SECONDS, Prospect, most_worth, worth_waiting
 from foreword.speculation.draft import Draft
 
@@ -105,42 +105,76 @@ def test_the_rate_is_of_tokens_that_came_between_two_asks():
     assert rate.per_second == pytest.approx(8.0)
 
 
-def test_a_node_that_never_answered_is_late_soon():
-    """However dear a token seems to be: after an idle hour the first one does."""
-    peer = SimpleNamespace(
-        name="node",
-        estimates=NodeEstimates(),
-        breaker=SimpleNamespace(is_open=False),
-        waited_in_vain=False,
-    )
-    pairing = SimpleNamespace(
-        peer=peer, is_warm=True, is_all=False, asked_at=5.0, level_at=5.0, behind=lambda _: Draft()
-    )
-    asked: Any = SimpleNamespace(request=None, max_depth=4, max_nodes=4)
-    (found,) = prospects_of([(asked, cast(Any, pairing))], now=5.0).values()
-    assert found.late_after == FIRST_ANSWER
-    assert most_worth([found], tokens_per_second=1 / 3600) <= FIRST_ANSWER + 3 * UNKNOWN_SECONDS
-
-
-def pairing_of(peer: Any, asked_at: float | None) -> Any:
-    return SimpleNamespace(
-        peer=peer, is_warm=True, is_all=False, asked_at=asked_at, level_at=5.0, behind=lambda _: Draft()
-    )
-
-
-@pytest.mark.parametrize("late_first", [True, False])
-def test_one_that_is_late_keeps_nobody_from_being_waited_for(late_first: bool):
+def node_of(**changes: Any) -> Any:
+    """A node that answers 2 ms after an ask, and then has a level every half millisecond."""
     estimates = NodeEstimates()
     for _ in range(20):
         estimates.first_came(0.002)
         estimates.level_came(0.0005)
-    peer = SimpleNamespace(
-        name="node", estimates=estimates, breaker=SimpleNamespace(is_open=False), waited_in_vain=False
+    facts = {"estimates": estimates, "breaker": SimpleNamespace(is_open=False), "waited_in_vain": False}
+    return SimpleNamespace(**{"name": "node", **facts, **changes})
+
+
+def pairing_of(peer: Any, asked_at: float | None, level_at: float = 5.0) -> Any:
+    return SimpleNamespace(
+        peer=peer, is_warm=True, is_all=False, asked_at=asked_at, level_at=level_at, behind=lambda _: Draft()
     )
+
+
+def only_prospect(pairings: list[Any], now: float, depth: int = 4, nodes: int = 4) -> Prospect:
+    asked: Any = SimpleNamespace(request=None, max_depth=depth, max_nodes=nodes)
+    (found,) = prospects_of([(asked, one) for one in pairings], now, shadow=0).values()
+    return found
+
+
+def test_a_node_that_never_answered_is_late_soon():
+    """However dear a token seems to be: after an idle hour the first one does."""
+    found = only_prospect([pairing_of(node_of(estimates=NodeEstimates()), asked_at=5.0)], now=5.0)
+    assert found.late_after == FIRST_ANSWER
+    assert most_worth([found], tokens_per_second=1 / 3600) <= FIRST_ANSWER + 3 * UNKNOWN_SECONDS
+
+
+def test_a_first_level_is_late_by_the_time_since_it_was_asked_for():
+    asked = [pairing_of(node_of(), asked_at=5.0)]
+    assert only_prospect(asked, now=5.0).late_after == pytest.approx(0.006)
+    later = only_prospect(asked, now=5.0015)
+    assert later.late_after == pytest.approx(0.0045)
+    assert later.first_seconds == pytest.approx(0.0005)
+
+
+def test_the_next_level_of_a_chain_is_expected_after_the_one_before():
+    found = only_prospect([pairing_of(node_of(), asked_at=None, level_at=5.0)], now=5.0002)
+    assert found.first_seconds == pytest.approx(0.0003)
+    assert found.late_after == pytest.approx(0.006)  # of a chain that goes on nobody was asked anything
+
+
+@pytest.mark.parametrize(("asked_at", "left"), [(5.0, 0.25 * 0.002), (None, 0.25 * 0.0005)])
+def test_what_should_be_there_already_is_expected_soon_but_not_at_once(asked_at: float | None, left: float):
+    found = only_prospect([pairing_of(node_of(), asked_at)], now=5.004)
+    assert found.first_seconds == pytest.approx(left)
+
+
+def test_levels_are_wanted_as_far_as_depth_and_nodes_both_reach():
+    asked = [pairing_of(node_of(), asked_at=5.0)]
+    assert only_prospect(asked, now=5.0, depth=2, nodes=6).wanted == 2
+    assert only_prospect(asked, now=5.0, depth=6, nodes=3).wanted == 3
+
+
+def test_who_is_not_waited_for():
+    def comes(**changes: Any) -> bool:
+        return may_come(pairing_of(node_of(**changes), asked_at=5.0), shadow=0)
+
+    assert comes()
+    assert not comes(waited_in_vain=True)
+    assert not comes(breaker=SimpleNamespace(is_open=True))
+    assert not may_come(pairing_of(node_of(), asked_at=5.0), shadow=1)
+
+
+@pytest.mark.parametrize("late_first", [True, False])
+def test_one_that_is_late_keeps_nobody_from_being_waited_for(late_first: bool):
+    peer = node_of()
     late, fresh = pairing_of(peer, 4.9), [pairing_of(peer, 5.0) for _ in range(7)]
-    asked: Any = SimpleNamespace(request=None, max_depth=4, max_nodes=4)
-    pairs = [(asked, one) for one in ([late, *fresh] if late_first else [*fresh, late])]
-    (found,) = prospects_of(cast(Any, pairs), now=5.0).values()
+    found = only_prospect([late, *fresh] if late_first else [*fresh, late], now=5.0)
     assert found.requests == 7
     assert worth_waiting([found], tokens_per_second=200) == pytest.approx(0.002 + 3 * 0.0005)
 

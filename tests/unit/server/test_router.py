@@ -8,6 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from foreword import __version__
 from foreword.errors import RequestError
 from foreword.server.router import prefixes
 from foreword.server.router.prefixes import BLOCK, PrefixMemory, prompt_of
@@ -172,6 +173,13 @@ def test_what_is_passed_on_and_what_is_not():
     fleet.answers["a"] = lambda request: said(200, {"data": []})
     told = run(call(fleet.app, "/v1/models", {"authorization": "Bearer secret"}, method="GET"))
     assert json.loads(told.body) == {"data": []}
+
+
+def test_the_router_tells_its_own_version():
+    fleet = Fleet("a")
+    told = run(call(fleet.app, "/version", {}, method="GET"))
+    assert json.loads(told.body) == {"version": __version__}
+    assert not fleet.asked
 
 
 def test_a_router_that_stops_takes_nothing_new():

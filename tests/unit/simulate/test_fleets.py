@@ -6,7 +6,7 @@ import pytest
 
 from foreword.errors import RequestError
 from foreword.simulate.guessing import Guessing
-from foreword.simulate.outcome import Outcome
+from foreword.simulate.outcome import Outcome, figure
 from foreword.simulate.scenario import (
     Autoscale,
     Drafting,
@@ -37,6 +37,19 @@ def test_every_session_that_is_left_belongs_to_a_request_that_is():
     world.run()
     homes = [home for target in world.targets for home in target.chains.homes]
     assert [node.sessions for node in world.nodes] == [homes.count(node.number) for node in world.nodes]
+
+
+def test_nothing_is_told_of_tokens_where_there_were_none():
+    found = run(replace(SMALL, traffic=Traffic((0.5,), prompt=10**9), seconds=1.0))
+    assert found.tokens == 0
+    assert (found.token_ms_p50, found.token_ms_p95, found.cost_per_million) == (None, None, None)
+    assert (figure(None, ".2f"), figure(1.5, ".2f")) == ("-", "1.50")
+
+
+@pytest.mark.parametrize("failure", ["kill:0@1+1", "kill:1@1+0", "kill:1@4+1", "hang:1@99"])
+def test_a_failure_that_would_change_nothing_is_refused(failure: str):
+    with pytest.raises(RequestError, match="changes nothing"):
+        replace(SMALL, failures=(Failure.parse(failure),))
 
 
 def test_nodes_that_are_gone_cost_guesses_and_not_more():

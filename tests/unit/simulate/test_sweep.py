@@ -4,7 +4,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 from foreword.simulate.page import simulation_page
-from foreword.simulate.scenario import Drafting, Fleet, Scenario, Traffic
+from foreword.simulate.scenario import Drafting, Failure, Fleet, Kind, Scenario, Traffic
 from foreword.simulate.sweep import IN_STEP, axes_of, compare_ways, sweep, ways
 
 SMALL = Scenario(Fleet(targets=2, nodes=1, batch=2), traffic=Traffic(prompt=0, answer=32), seconds=0.5)
@@ -27,6 +27,22 @@ def test_four_ways_to_draft_and_three_without_running_ahead():
     assert list(ways(SMALL)) == ["plain", "local", "remote", IN_STEP]
     assert not ways(SMALL)[IN_STEP].runs_ahead
     assert list(ways(replace(SMALL, runs_ahead=False))) == [who.value for who in Drafting]
+
+
+def test_without_nodes_nobody_is_asked_and_a_sweep_still_has_them():
+    alone = replace(SMALL, fleet=replace(SMALL.fleet, nodes=0))
+    assert list(ways(alone)) == ["plain", "local"]
+    ratios, network = axes_of(alone, points=1)[:2]
+    points = sweep(alone, [ratios, network], lambda *_: None)
+    assert [point.who for point in points] == ["plain", "local", "remote", IN_STEP, "plain", "local"]
+    assert "remote" in simulation_page(alone, compare_ways(alone, lambda *_: None), points, [])
+
+
+def test_there_are_never_fewer_nodes_than_fail():
+    failing = replace(
+        SMALL, fleet=replace(SMALL.fleet, targets=8, nodes=2), failures=(Failure(Kind.KILL, 2, 0.1, 0.1),)
+    )
+    assert axes_of(failing)[0].values[0] == 2 / 8
 
 
 def test_a_sweep_runs_once_what_an_axis_does_not_change():

@@ -7,7 +7,7 @@ import pytest
 from foreword.speculation.draft import Draft
 from foreword.speculation.measured.acceptance_stats import AcceptanceStats
 from foreword.speculation.measured.call_cost import CallCost
-from foreword.speculation.measured.costs import StepCosts
+from foreword.speculation.measured.costs import MOST_PACE, StepCosts
 from foreword.speculation.measured.situation import MAX_COHORTS, OTHER, Situation
 from foreword.speculation.measured.step_curve import StepCurve
 from foreword.speculation.report import DrafterCall, RequestReport, StageSeconds, StepReport
@@ -360,26 +360,47 @@ def test_scarce_rows_are_shared_evenly(wanted: list[int], total: int, shares: li
     assert fair_shares(wanted, total) == shares
 
 
+def decoding(costs: StepCosts, count: int, pace: float, *, asks: bool) -> None:
+    """Steps on a machine that is so many times as slow as at first."""
+    for number in range(count):
+        calls = [DrafterCall("head", 1, 2, 1 + number % 3, 0, pace * 1e-3)] if asks else []
+        total = pace * (10e-3 + (1e-3 if asks else 0.0))
+        part = RequestReport(lone_request([1]), Verdict(), run=1)
+        draft = pace * 1e-3 if asks else 0.0
+        costs.observe(StepReport([part], calls, StageSeconds(draft=draft, total=total)))
+
+
 def test_a_machine_that_has_become_faster_makes_drafters_faster_that_nobody_asks():
     """Else a drafter that was last asked in a slow minute would look too dear to be asked ever again."""
     costs = Situation().costs
-
-    def steps(count: int, pace: float, asks: bool) -> None:
-        for number in range(count):
-            calls = [DrafterCall("head", 1, 2, 1 + number % 3, 0, pace * 1e-3)] if asks else []
-            total = pace * (10e-3 + (1e-3 if asks else 0.0))
-            part = RequestReport(lone_request([1]), Verdict(), run=1)
-            draft = pace * 1e-3 if asks else 0.0
-            costs.observe(StepReport([part], calls, StageSeconds(draft=draft, total=total)))
-
-    steps(60, 1.0, asks=True)
+    decoding(costs, 60, 1.0, asks=True)
     usual = costs.draft_seconds("head", 2)
-    steps(60, 3.0, asks=True)
+    decoding(costs, 60, 3.0, asks=True)
     assert costs.draft_seconds("head", 2) == pytest.approx(3 * usual, rel=0.15)
-    steps(60, 1.0, asks=False)
+    decoding(costs, 60, 1.0, asks=False)
     assert costs.draft_seconds("head", 2) == pytest.approx(usual, rel=0.2)
-    steps(60, 1.0, asks=True)
+    decoding(costs, 60, 1.0, asks=True)
     assert costs.draft_seconds("head", 2) == pytest.approx(usual, rel=0.1)
+
+
+@pytest.mark.parametrize(("pace", "believed"), [(50.0, MOST_PACE), (1 / 50, 1 / MOST_PACE)])
+def test_nobody_is_taken_to_have_become_far_slower_or_faster_unasked(pace: float, believed: float):
+    costs = Situation().costs
+    decoding(costs, 60, 1.0, asks=True)
+    usual = costs.draft_seconds("head", 2)
+    decoding(costs, 200, pace, asks=False)
+    assert costs.draft_seconds("head", 2) == pytest.approx(believed * usual)
+
+
+def test_a_pace_that_has_gone_very_far_begins_anew_without_a_jump():
+    """Only what differs since an ask counts: the same factor for all changes nothing."""
+    costs = Situation().costs
+    decoding(costs, 60, 1.0, asks=True)
+    usual = costs.draft_seconds("head", 2)
+    costs._pace, costs._paces["head"] = 999.0, 999.0 / 2  # steps take twice as long as when it was asked
+    costs._go_at(1.01)
+    assert costs._pace == 1.0
+    assert costs.draft_seconds("head", 2) == pytest.approx(2.02 * usual)
 
 
 @pytest.mark.parametrize(("fixed", "per_token"), [(20e-3, 0.0), (2e-3, 0.1e-3)])

@@ -34,17 +34,23 @@ def link(
     levels: Annotated[int, typer.Option(min=1, max=64, help="Levels that are drafted.")] = 5,
     token_file: TokenFileOption = None,
     tls: TlsOption = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Reach a node on another machine without token and TLS.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Round trip to a draft node, time of its levels, the engine's own time per pass, and the break-even distance.
 
     The target is made up: it asks as one would, and takes --pass-ms between asks. --model gives the tokenizer.
     """
+    from foreword.cluster.settings import RemoteConfig, need_frames
+
+    need_frames()
     from foreword.bench.link import local_node, measure_link
     from foreword.cluster.address import NodeAddress
+    from foreword.cluster.framing import ChannelError
     from foreword.cluster.handshake import Identity
     from foreword.cluster.security import Security, TlsFiles
-    from foreword.cluster.settings import RemoteConfig
     from foreword.cluster.vocabulary import TokenIds
     from foreword.models.formats.opening import open_checkpoint
     from foreword.models.sources.resolve import resolve_model
@@ -54,6 +60,8 @@ def link(
         raise RequestError(f"--batch must be at least 1, not {min(sizes)}")
     security = Security.of(str(token_file or ""), None if files is None else TlsFiles(*files))
     given = None if drafters is None else NodeAddress.parse(drafters)
+    if given is not None:
+        security.check(given, insecure)
     with stage_bar() as on_stage:
         path = resolve_model(model, on_progress=on_stage)
     tokenizer = open_checkpoint(path).tokenizer()
@@ -65,8 +73,9 @@ def link(
         config = RemoteConfig(str(address), shadow=0)
         try:
             report = measure_link(address, identity, config, sizes, passes, pass_ms / 1e3)
-        except OSError as error:
-            raise RequestError(f"draft node {address}: {error.strerror or error}") from error
+        except (OSError, ChannelError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise RequestError(f"draft node {address}: {reason}") from error
     farthest = report.break_even_ms(acceptance, levels, pass_ms)
     if as_json:
         print_json(asdict(report) | {"break_even_ms": farthest})

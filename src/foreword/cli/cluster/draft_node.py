@@ -18,7 +18,6 @@ from foreword.cli.console import (
 )
 from foreword.cli.options.cluster import LabelsOption, TlsOption, TokenFileOption, tls_files
 from foreword.cli.options.common import json_object
-from foreword.errors import RequestError
 
 
 def draft_node(
@@ -56,10 +55,11 @@ def draft_node(
 
     Example: foreword draft-node --model smollm2-135m --listen 127.0.0.1:8400
     """
-    _need_frames()
+    from foreword.cluster.settings import need_frames, parse_labels
+
+    need_frames()
     from foreword.cluster.address import NodeAddress
     from foreword.cluster.security import Security, TlsFiles
-    from foreword.cluster.settings import parse_labels
     from foreword.cluster.stopping import Stopping
     from foreword.drafters.config import SpeculationConfig
     from foreword.engine.loader import load_model
@@ -93,12 +93,3 @@ def draft_node(
     stopping.wait()
     node.drain(drain_seconds)
     node.close()
-
-
-def _need_frames() -> None:
-    try:
-        import msgspec  # noqa: F401
-    except ImportError as error:
-        raise RequestError(
-            f"draft nodes need one more package ({error.name}): pip install 'foreword[server]'"
-        ) from None

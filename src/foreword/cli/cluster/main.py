@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +16,7 @@ from foreword.errors import RequestError
 
 if TYPE_CHECKING:
     from foreword.cluster.pools.file import Cluster
-    from foreword.cluster.pools.fleet import LocalFleet
+    from foreword.cluster.pools.fleet import LocalFleet, MemberTold
     from foreword.cluster.pools.state import ClusterState
     from foreword.cluster.rayed.fleet import RayFleet
 
@@ -32,7 +33,10 @@ MOST_PATIENCE = 120.0
 
 @app.command()
 def up(file: FileArgument, api_key: KeyOption = None) -> None:
-    """Start all members and keep them running, until `cluster down`, Ctrl-C or SIGTERM."""
+    """Start all members and keep them running, until `cluster down`, Ctrl-C or SIGTERM.
+
+    A member that cannot use what it was given says so and is not started again.
+    """
     from foreword.cluster.pools.autoscaling import Autoscaler
     from foreword.cluster.pools.file import read_cluster
     from foreword.cluster.pools.state import ClusterState
@@ -48,8 +52,14 @@ def up(file: FileArgument, api_key: KeyOption = None) -> None:
         node = cluster.member(cluster.scale.node)
         scaler = Autoscaler(cluster.scale, node, fleet, fetch_json(_key(api_key)))
 
+    members: Sequence[MemberTold] = ()
+
     def look() -> None:
-        state.write(fleet.members())
+        nonlocal members
+        members = fleet.members()
+        state.write(members)
+        if members and all(one.is_refused for one in members):
+            fleet.stopped.set()
         if scaler is not None:
             scaler.look()
 
@@ -58,6 +68,8 @@ def up(file: FileArgument, api_key: KeyOption = None) -> None:
         fleet.run(look)
     finally:
         state.forget()
+    if members and all(one.is_refused for one in members):
+        raise RequestError("no member of this cluster can use what it was given; see above")
 
 
 @app.command()

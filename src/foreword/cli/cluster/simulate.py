@@ -132,6 +132,8 @@ def simulate(
     for name, value in given_numbers.items():
         if value is not None and not isfinite(value):
             raise RequestError(f"{name} must be a number, not {value:g}")
+    if method is not None and drafters is None:
+        raise RequestError(f"--method {method} chooses from a file: give --drafters too, or leave it out")
     if page is not None and not page.parent.is_dir():
         raise RequestError(f"--page {page} cannot be written: there is no directory {page.parent}")
     calibration = _overridden(
@@ -154,7 +156,7 @@ def simulate(
     )
     with stage_bar() as on_stage:
         compared = compare_ways(scenario, on_stage)
-    about = _about(calibration, scenario)
+    about = _about(calibration, scenario, compared)
     stdout.print(_table(compared))
     for line in about:
         stdout.print(line, markup=False, soft_wrap=True)
@@ -200,13 +202,18 @@ def _rates(text: str | None) -> tuple[float, ...]:
         raise RequestError(f"--rate takes requests per second, numbers with commas, not {text!r}") from None
 
 
-def _about(calibration: "Calibration", scenario: "Scenario") -> list[str]:
+def _about(calibration: "Calibration", scenario: "Scenario", compared: "Mapping[str, Outcome]") -> list[str]:
     lines = [f"measured: {what} ({file})" for what, file in calibration.measured.items()]
     if calibration.assumed:
         lines.append(f"illustrative, nobody has measured it: {'; '.join(calibration.assumed)}")
     most, rows = scenario.costs.passes.most_measured, scenario.fleet.batch * (scenario.k + 1)
     if "steps" in calibration.measured and rows > most:
         lines.append(f"passes of up to {rows} rows are drawn on from those measured, up to {most}")
+    if "remote" not in compared:
+        lines.append("--nodes 0: nobody can be asked but the targets themselves, so only these are compared")
+    without = [who for who, one in compared.items() if not one.tokens]
+    if without:
+        lines.append(f"no tokens in the time that counts ({', '.join(without)}): simulate more --seconds")
     lines.append(
         f"{scenario.seconds:g} s simulated, seed {scenario.seed}; "
         f"an hour costs {scenario.prices.target:g} for a target, {scenario.prices.node:g} for a node"
@@ -215,6 +222,8 @@ def _about(calibration: "Calibration", scenario: "Scenario") -> list[str]:
 
 
 def _table(compared: "Mapping[str, Outcome]") -> Table:
+    from foreword.simulate.outcome import figure
+
     table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
     table.add_column("who drafts", no_wrap=True)
     names = (
@@ -235,12 +244,12 @@ def _table(compared: "Mapping[str, Outcome]") -> Table:
             who,
             f"{one.tokens_per_second:.0f}",
             f"{one.tokens_per_second / plain:.2f}" if plain else "-",
-            f"{one.tokens_per_pass:.2f}",
-            f"{one.token_ms_p50:.2f}",
-            f"{one.token_ms_p95:.2f}",
+            figure(one.tokens_per_pass, ".2f"),
+            figure(one.token_ms_p50, ".2f"),
+            figure(one.token_ms_p95, ".2f"),
             f"{one.waiting_share:.0%}",
-            "-" if one.node_busy_share is None else f"{one.node_busy_share:.0%}",
-            f"{one.cost_per_million:.3g}",
+            figure(one.node_busy_share, ".0%"),
+            figure(one.cost_per_million, ".3g"),
         )
     return table
 

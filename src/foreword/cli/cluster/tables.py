@@ -49,9 +49,9 @@ def show_status(
         _show(_TARGET, targets)
     if nodes:
         _show(_NODE, nodes)
-    reasons = [(one.name, one.reason) for one in targets] + [
-        (f"{one.node} for {one.target}", one.reason) for one in nodes
-    ]
+    reasons = [(one.name, "it cannot use what it was given") for one in members if one.is_refused]
+    reasons += [(one.name, one.reason) for one in targets]
+    reasons += [(f"{one.node} for {one.target}", one.reason) for one in nodes]
     for name, reason in reasons:
         if reason:
             stdout.print(f"{name}: {reason}", soft_wrap=True, markup=False, highlight=False)

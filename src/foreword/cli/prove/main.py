@@ -110,7 +110,7 @@ def prove_rules(*, full: bool, as_json: bool) -> None:
 
     size = FULL if full else QUICK
     began = perf_counter()
-    with stage_bar() as progress:
+    with stage_bar(is_long=full) as progress:
         rows = list(run_suites(size, progress))
     table = Table("rule", "case", "tried", "worst deviation", "limit", "power", "", title="exactness")
     for row in rows:

@@ -24,7 +24,7 @@ def prove_pair(target: str, draft: str, *, full: bool, as_json: bool) -> None:
 
     settings = PairSettings(max_tokens=128 if full else 48)
     prompts = take_per_category(own_prompts(), FULL_PROMPTS_PER_KIND if full else PROMPTS_PER_KIND)
-    with stage_bar() as show:
+    with stage_bar(is_long=True) as show:
         paths = [str(resolve_model(name, on_progress=show)) for name in (target, draft)]
         loaded = [load_model(path, progress=lambda a, b: show("loading", a, b)) for path in paths]
         bench = PairBench(loaded[0], loaded[1], paths[1], settings)

@@ -147,9 +147,9 @@ class DraftNode:
             reason = link.connection.run(
                 lambda message: self._take(link, message), lambda: self._report(link)
             )
+            _log.info("target %s is gone: %s", who, reason)
             with self._lock:
                 self._links.discard(link)
-            _log.info("target %s is gone: %s", who, reason)
             if not self._is_closed.is_set():
                 self._mail.put((link, None))
 

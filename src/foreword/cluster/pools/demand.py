@@ -17,7 +17,7 @@ class DemandWatch:
 
     def look(self, urls: Sequence[str]) -> tuple[list[Demand], NodeSpeed | None]:
         """Targets that do not answer ask for nothing."""
-        demands, levels, homes = [], [], []
+        demands, levels, homes, rates = [], [], [], []
         for url in urls:
             try:
                 health = self._fetch(f"{url}/health")
@@ -28,7 +28,9 @@ class DemandWatch:
                 continue
             levels += [node["level_ms"] / 1e3 for node in nodes]
             homes += [node["homes"] for node in nodes]
-        return demands, NodeSpeed(fmean(levels), fmean(homes)) if levels else None
+            rates += [rate for node in nodes if (rate := node.get("acceptance")) is not None]
+        acceptance = fmean(rates) if rates else None
+        return demands, NodeSpeed(fmean(levels), fmean(homes), acceptance) if levels else None
 
     def _demand(self, url: str, health: Mapping[str, Any]) -> list[Demand]:
         engine, usage = health["engine"], health["usage"]

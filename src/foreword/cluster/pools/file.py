@@ -184,6 +184,8 @@ def _scale(value: object, nodes: Sequence[Member]) -> ScaleRule:
             number = amount_of(given, field.name, "autoscale", 0.0)
             numbers[field.name] = int(number) if field.type == "int" or field.type is int else number
     rule = ScaleRule(node, **numbers)
+    if bool(rule.node_price) != bool(rule.token_price):
+        raise RequestError("cluster file: autoscale needs both of node_price and token_price, or neither")
     if (
         not 1 <= rule.least <= rule.most
         or not 0 < rule.idle <= rule.use <= 1

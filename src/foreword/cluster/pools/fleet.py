@@ -21,6 +21,7 @@ class MemberTold:
     address: str
     restarts: int = 0
     machine: str = ""  # where it was placed; empty: here
+    is_refused: bool = False  # it cannot use what it was given, and was not started again
 
 
 class Fleet(Protocol):
@@ -76,9 +77,10 @@ class LocalFleet:
         self._pools.run(and_then)
 
     def members(self) -> list[MemberTold]:
-        restarts = self._pools.restarts()
+        restarts, refused = self._pools.restarts(), self._pools.refused()
         return [
-            MemberTold(one.name, one.kind, one.address, restarts[one.name]) for one in self._pools.present()
+            MemberTold(one.name, one.kind, one.address, restarts[one.name], "", one.name in refused)
+            for one in self._pools.present()
         ]
 
     def names(self) -> list[str]:

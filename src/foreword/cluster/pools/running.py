@@ -21,6 +21,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 CALM_SECONDS = 60.0
 """A member that has run for so long begins with the first pause again."""
 
+REFUSED = 2
+"""Exit code of a member that cannot use what it was given: it would say the same again."""
+
 LOOK_SECONDS = 0.5
 
 
@@ -53,20 +56,23 @@ class _Running:
     again_at: float = 0.0
     restarts: int = 0
     is_leaving: bool = False
+    is_refused: bool = False
+    has_run: bool = False  # for some time, so that what it was given can be used
 
 
 @dataclass
 class Pools:
-    """Keeps all members running until it is stopped."""
+    """Keeps all members running until it is stopped; one that refuses what it was given is not started again."""
 
     members: Sequence[Member]
     start: Callable[[Member], Process]
     clock: Callable[[], float] = monotonic
+    have_run: bool = False  # before, under somebody else's watch
     stopped: Stopping = field(default_factory=Stopping)
     _running: list[_Running] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._running = [_Running(member) for member in self.members]
+        self._running = [_Running(member, has_run=self.have_run) for member in self.members]
 
     def restarts(self) -> dict[str, int]:
         """By name, how often each was started again."""
@@ -75,6 +81,10 @@ class Pools:
     def present(self) -> list[Member]:
         """Those that are to run."""
         return [one.member for one in self._running if not one.is_leaving]
+
+    def refused(self) -> set[str]:
+        """Names of those that will not be started again."""
+        return {one.member.name for one in self._running if one.is_refused}
 
     def add(self, member: Member) -> None:
         """One more, from the next look on."""
@@ -93,18 +103,28 @@ class Pools:
         now = self.clock()
         self._running = [one for one in self._running if not (one.is_leaving and _has_ended(one))]
         for one in self._running:
-            if one.is_leaving:
+            if one.is_leaving or one.is_refused:
                 continue
             if one.process is not None and (code := one.process.poll()) is not None:
-                if now - one.began > CALM_SECONDS:
-                    one.pause = FIRST_PAUSE
-                one.process, one.again_at = None, now + one.pause
-                _log.error("%s has ended (exit code %s); again in %g s", one.member.name, code, one.pause)
-                one.pause = min(2 * one.pause, LONGEST_PAUSE)
-                one.restarts += 1
-            if one.process is None and now >= one.again_at:
+                self._ended(one, code, now)
+            if one.process is None and now >= one.again_at and not one.is_refused:
                 one.process, one.began = self.start(one.member), now
                 _log.info("%s is started", one.member.name)
+
+    def _ended(self, one: _Running, code: int, now: float) -> None:
+        one.process = None
+        if now - one.began > CALM_SECONDS:
+            one.pause, one.has_run = FIRST_PAUSE, True
+        if code == REFUSED and not one.has_run:
+            one.is_refused = True
+            _log.error(
+                "%s cannot use what it was given (see above) and is not started again", one.member.name
+            )
+            return
+        one.again_at = now + one.pause
+        _log.error("%s has ended (exit code %s); again in %g s", one.member.name, code, one.pause)
+        one.pause = min(2 * one.pause, LONGEST_PAUSE)
+        one.restarts += 1
 
     def run(self, and_then: Callable[[], None] = lambda: None) -> None:
         """Until `stopped` is set; then targets end first, so that nobody drains for nobody."""

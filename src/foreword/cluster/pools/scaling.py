@@ -1,14 +1,17 @@
-"""How many draft nodes a fleet of targets needs: by what a level takes, and slow to change its mind."""
+"""How many draft nodes a fleet of targets needs: by what a level takes and a node costs, and after a while."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
-from foreword.cluster.ratio import DraftWork, requests_per_node
+from foreword.cluster.ratio import DraftWork, gained_tokens, requests_per_node
 
 UNBOUNDED = 1 << 20
 """Requests that a node's memory holds where nobody says how many."""
+
+KEPT_FOR = 0.8
+"""Part of its price that a node has to earn to stay: a little less than what one is added for."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,9 @@ class ScaleRule:
     idle: float = 0.5  # part below which there are too many nodes
     up_seconds: float = 10.0  # for which there have to be too few
     down_seconds: float = 300.0  # for which there have to be too many
+    # Nodes beyond `least` are there only while each earns what it costs; by need alone unless both are given.
+    node_price: float = 0.0  # of an hour of one node
+    token_price: float = 0.0  # of a million tokens that targets make
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class NodeSpeed:
 
     level_seconds: float
     requests: float  # of one node, when that was measured
+    acceptance: float | None = None  # of its first level; None: nobody knows
 
 
 def requests_served(speed: NodeSpeed, step_seconds: float, rule: ScaleRule, use: float) -> int:
@@ -62,10 +69,29 @@ def requests_served(speed: NodeSpeed, step_seconds: float, rule: ScaleRule, use:
 
 def nodes_needed(demands: Sequence[Demand], speed: NodeSpeed, rule: ScaleRule, use: float) -> int:
     """Of every target the requests by those that a node can serve beside steps as long as its own."""
-    needed = sum(
+    return min(max(math.ceil(_need(demands, speed, rule, use) - 1e-9), rule.least), rule.most)
+
+
+def nodes_worth(demands: Sequence[Demand], speed: NodeSpeed, rule: ScaleRule, part: float = 1.0) -> int:
+    """The most nodes of which each earns more than this part of its price, by the tokens that it adds.
+
+    Requests that no node has room for gain nothing, so that all nodes but the last earn the same.
+    """
+    need = _need(demands, speed, rule, rule.use)
+    if not (rule.node_price and rule.token_price and need) or speed.acceptance is None:
+        return rule.most
+    passes = sum(one.requests / one.step_seconds for one in demands if one.requests)  # of requests, a second
+    tokens = gained_tokens(speed.acceptance, rule.levels) * passes * 3600 / need  # of a full node, an hour
+    least = part * rule.node_price / (tokens * rule.token_price / 1e6) if tokens else math.inf
+    full = math.floor(need + 1e-9)
+    worth = 0 if least >= 1 else full + (need - full > least)
+    return min(max(worth, rule.least), rule.most)
+
+
+def _need(demands: Sequence[Demand], speed: NodeSpeed, rule: ScaleRule, use: float) -> float:
+    return sum(
         one.requests / requests_served(speed, one.step_seconds, rule, use) for one in demands if one.requests
     )
-    return min(max(math.ceil(needed - 1e-9), rule.least), rule.most)
 
 
 class Scaler:
@@ -89,8 +115,12 @@ class Scaler:
         if speed is None and not is_idle:
             self._few_since = self._many_since = None
             return bounded
-        needed = rule.least if speed is None else nodes_needed(demands, speed, rule, rule.use)
-        enough = rule.least if speed is None else nodes_needed(demands, speed, rule, rule.idle)
+        needed = enough = rule.least
+        if speed is not None:
+            needed = min(nodes_needed(demands, speed, rule, rule.use), nodes_worth(demands, speed, rule))
+            enough = min(
+                nodes_needed(demands, speed, rule, rule.idle), nodes_worth(demands, speed, rule, KEPT_FOR)
+            )
         self._few_since = _since(self._few_since, needed > have, now)
         self._many_since = _since(self._many_since, enough < have, now)
         if self._few_since is not None and now - self._few_since >= rule.up_seconds:

@@ -8,6 +8,7 @@ from typing import Any
 from foreword.cluster.pools.file import Cluster
 from foreword.cluster.pools.fleet import MemberTold, resize
 from foreword.cluster.pools.members import NODE, ROUTER, TARGET, Member
+from foreword.cluster.pools.news import News
 from foreword.cluster.pools.running import LOOK_SECONDS
 from foreword.cluster.rayed.connecting import check_guarded, connect, import_ray
 from foreword.cluster.rayed.member import LONGEST_LOOK, MemberActor
@@ -29,15 +30,21 @@ class RayFleet:
         assert cluster.ray is not None
         self._cluster = cluster
         self._ray = import_ray()
+        address = cluster.ray.address
+        _log.info(
+            "%s ...", f"looking for the Ray at {address}" if address else "starting a Ray on this machine"
+        )
         is_shared = connect(self._ray, cluster.ray, cluster.room)
         self._lifetime = "detached" if is_shared else None
         self._namespace = cluster.ray.namespace
         self._actors: dict[str, Any] = {}
+        self._news = News()
         self.stopped = Stopping()
         self._registry = self._started(Registry, REGISTRY, num_cpus=0)
 
     def up(self) -> None:
         """Start what is not there yet; raises `RequestError` if Ray asks for no token beyond one machine."""
+        _log.info("Ray is there; starting the registry ...")
         self._ray.get(self._registry.members.remote())  # it runs
         self.find()
         placed = self._place()
@@ -66,7 +73,9 @@ class RayFleet:
     def members(self) -> list[MemberTold]:
         """Those that have said that they are there."""
         told = self._ray.get(self._registry.members.remote(), timeout=LONGEST_LOOK)
-        return [MemberTold(**one) for one in told]
+        members = [MemberTold(**one) for one in told]
+        self._news.tell(members)
+        return members
 
     def names(self) -> list[str]:
         return list(self._actors)
@@ -106,6 +115,7 @@ class RayFleet:
             pair = [target, *map(self._cluster.member, target.near)]
             if len(pair) == 1 or target.name in self._actors:
                 continue
+            _log.info("placing %s ...", " beside ".join(one.name for one in pair))
             group = self._ray.util.placement_group(
                 [_bundle(one) for one in pair],
                 strategy="STRICT_PACK" if target.is_strict else "PACK",
@@ -125,6 +135,7 @@ class RayFleet:
         options = {"num_cpus": member.cpus, "num_gpus": member.gpus}
         if strategy is not None:
             options["scheduling_strategy"] = strategy
+        _log.info("%s waits for its place (%s)", member.name, _needs(member))
         self._actors[member.name] = self._started(RayMember, member.name, member, self._namespace, **options)
 
     def _started(self, kind: type, name: str, *arguments: object, **options: Any) -> Any:  # noqa: ANN401 - Ray's
@@ -160,14 +171,19 @@ class RayMember(MemberActor):
             members: list[dict[str, Any]] = ray.get(registry.tell.remote(told), timeout=LONGEST_LOOK)
             return members
 
-        here = ray.get_runtime_context().get_node_id()
+        context = ray.get_runtime_context()
+        here = context.get_node_id()
         machine = next(one["NodeManagerAddress"] for one in ray.nodes() if one["NodeID"] == here)
-        super().__init__(member, machine, tell)
+        super().__init__(member, machine, tell, has_run=context.was_current_actor_reconstructed)
         self.run()
 
 
 def _bundle(member: Member) -> dict[str, float]:
     return {"CPU": member.cpus} | ({"GPU": member.gpus} if member.gpus else {})
+
+
+def _needs(member: Member) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in _bundle(member).items())
 
 
 def _kind(known: dict[str, Member], name: str) -> str:

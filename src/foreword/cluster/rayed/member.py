@@ -36,13 +36,15 @@ class MemberActor:
         machine: str,
         tell: Tell,
         start: Callable[[Member, Path], Process] = launch,
+        has_run: bool = False,
     ) -> None:
+        """`has_run`: an actor before this one had it run, and its process may still be ending."""
         self._member = member.on(machine)
         self._machine = machine
         self._tell = tell
         self._lists = Path(mkdtemp(prefix="foreword-"))
         write_lists(self._lists, [])
-        self._pools = Pools([member], lambda one: start(one, self._lists))
+        self._pools = Pools([member], lambda one: start(one, self._lists), have_run=has_run)
         self._thread = threading.Thread(target=self._pools.run, args=(self.look,), name=member.name)
 
     def run(self) -> None:
@@ -56,8 +58,9 @@ class MemberActor:
 
     def told(self) -> dict[str, Any]:
         member = self._member
-        restarts = self._pools.restarts().get(member.name, 0)
-        return asdict(MemberTold(member.name, member.kind, member.address, restarts, self._machine))
+        restarts, is_refused = self._pools.restarts().get(member.name, 0), bool(self._pools.refused())
+        told = MemberTold(member.name, member.kind, member.address, restarts, self._machine, is_refused)
+        return asdict(told)
 
     def is_guarded(self) -> bool:
         """Whether Ray asks for a token here."""

@@ -248,7 +248,7 @@ class RemoteDrafter:
         until: float | None = None
         awaited: set[str] = set()
         while True:
-            prospects = prospects_of(pairs, now)
+            prospects = prospects_of(pairs, now, self._config.shadow)
             seconds = waiting.worth_waiting(list(prospects.values()), rate)
             if seconds <= 0:
                 break
@@ -268,7 +268,7 @@ class RemoteDrafter:
     def _waited_in_vain(self, pairs: _Pairs, now: float) -> None:
         """What was waited for has not come: its node is not waited for again before something does."""
         for _, pairing in pairs:
-            if pairing is not None and may_come(pairing):
+            if pairing is not None and may_come(pairing, self._config.shadow):
                 self._note_late(pairing, now)
                 pairing.peer.waited_in_vain = True
 

@@ -46,12 +46,18 @@ class Pairing:
         )
 
     def read(self, tokens: Sequence[int]) -> int:
-        """Compare what was last guessed with the text as it is now; how much it has grown."""
-        came, self.seen = len(tokens) - self.seen, len(tokens)
-        if came > 0:
-            self.peer.estimates.judge(self.given, tokens)
+        """Compare what was last guessed with the text as it is now; how much it has grown.
+
+        That is what was passed on, or what has come since if nothing was there by then.
+        """
+        before, self.seen = self.seen, len(tokens)
+        if self.seen > before:
+            guessed = self.given
+            if not guessed.tokens and self.tree.tokens:
+                guessed = self.tree.rebase(tokens[:before])  # without what the node was told itself
+            self.peer.estimates.judge(guessed, tokens)
             self.given = NOTHING
-        return max(came, 0)
+        return max(self.seen - before, 0)
 
     def commit(self, ask: Ask, now: float, value: float) -> Commit | None:
         """What the node is to hear before it guesses for this ask; None: it knows."""

@@ -103,7 +103,7 @@ class Peer:
         return NodeReport(
             self.name,
             self._state(shadow),
-            self.breaker.reason,
+            self._reason(shadow),
             "" if self.welcome is None else self.welcome.method,
             self.homes,
             self.breaker.trips,
@@ -115,12 +115,17 @@ class Peer:
             estimates.acceptance,
         )
 
+    def _reason(self, shadow: int) -> str:
+        judged = self.estimates.judged
+        is_shadow = not self.breaker.reason and judged < shadow
+        return f"{judged} of its first {shadow} drafts compared" if is_shadow else self.breaker.reason
+
     def _state(self, shadow: int) -> str:
         if not self.is_up:
             return "down"
         if self.is_draining:
             return "draining"
-        if self.breaker.is_open:
+        if self.breaker.is_late:
             return "late"
         return "shadow" if self.estimates.judged < shadow else "up"
 

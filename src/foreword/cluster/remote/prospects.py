@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from foreword.cluster.remote.pairing import Pairing
-from foreword.cluster.remote.peer import Peer
 from foreword.cluster.remote.waiting import UNKNOWN_SECONDS, Prospect
 from foreword.speculation.drafting import Ask
 
@@ -18,12 +17,14 @@ Group = tuple[str, int, int, bool]
 """Node, levels at hand, levels wanted, and whether a chain goes on that has begun."""
 
 
-def prospects_of(pairs: Sequence[tuple[Ask, Pairing | None]], now: float) -> dict[Group, Prospect]:
-    """What is on its way, for requests that are alike together."""
+def prospects_of(
+    pairs: Sequence[tuple[Ask, Pairing | None]], now: float, shadow: int
+) -> dict[Group, Prospect]:
+    """What is on its way, for requests that are alike together; `shadow` as in `may_come`."""
     counts: dict[Group, int] = {}
     first: dict[Group, Pairing] = {}
     for ask, pairing in pairs:  # at every level that comes, so whoever waits for nothing is left out first
-        if pairing is None or pairing.is_all or not may_come(pairing) or _is_late(pairing, now):
+        if pairing is None or not may_come(pairing, shadow) or _late_in(pairing, now) <= 0:
             continue
         at_hand, wanted = pairing.behind(ask.request).depth, min(ask.max_depth, ask.max_nodes)
         if at_hand < wanted:
@@ -33,50 +34,35 @@ def prospects_of(pairs: Sequence[tuple[Ask, Pairing | None]], now: float) -> dic
     return {key: _prospect(first[key], key[1], key[2], count, now) for key, count in counts.items()}
 
 
-def _is_late(pairing: Pairing, now: float) -> bool:
-    """Whether a first level should have come long ago: nobody waits for it, and others are waited for without it."""
+def may_come(pairing: Pairing, shadow: int) -> bool:
+    """Whether more is on its way that would be verified: from a node that speaks, for a text that it has read.
+
+    A node in the shadow, whose first so many drafts are only compared, is never waited for.
+    """
+    if pairing.is_all or not pairing.is_warm:
+        return False
+    peer = pairing.peer
+    return not peer.breaker.is_open and not peer.waited_in_vain and peer.estimates.judged >= shadow
+
+
+def _late_in(pairing: Pairing, now: float) -> float:
+    """Seconds until the next level is late: from the ask on for a first one, from now on where a chain goes on."""
     late_after = pairing.peer.estimates.late_after or FIRST_ANSWER
-    return pairing.asked_at is not None and now - pairing.asked_at >= late_after
-
-
-def may_come(pairing: Pairing) -> bool:
-    """Whether more is on its way: from a node that speaks, for a text that it has read."""
-    peer: Peer = pairing.peer
-    return pairing.is_warm and not pairing.is_all and not peer.breaker.is_open and not peer.waited_in_vain
+    return late_after if pairing.asked_at is None else late_after - (now - pairing.asked_at)
 
 
 def _prospect(pairing: Pairing, at_hand: int, wanted: int, requests: int, now: float) -> Prospect:
     estimates = pairing.peer.estimates
-    survival = estimates.survival(wanted)
-    level, first = _known(estimates.level_seconds), _known(estimates.first_seconds)
-    late_after = estimates.late_after or FIRST_ANSWER
+    level = _known(estimates.level_seconds)
     if pairing.asked_at is None:  # the chain goes on
-        return Prospect(
-            requests,
-            at_hand,
-            wanted,
-            survival,
-            _left(level, now - pairing.level_at),
-            level,
-            late_after,
-        )
-    since = now - pairing.asked_at
-    return Prospect(
-        requests,
-        at_hand,
-        wanted,
-        survival,
-        _left(first, since),
-        level,
-        max(late_after - since, 0.0),
-    )
+        usual, since = level, now - pairing.level_at
+    else:
+        usual, since = _known(estimates.first_seconds), now - pairing.asked_at
+    left = max(usual - since, _OVERDUE * usual)
+    survival = estimates.survival(wanted)
+    return Prospect(requests, at_hand, wanted, survival, left, level, _late_in(pairing, now))
 
 
 def _known(seconds: float | None) -> float:
-    return (
-        UNKNOWN_SECONDS if seconds is None else seconds
-    )  # levels of a lookup take no time: they come at once
-
-
-def _left(usual: float, since: float) -> float:
-    return max(usual - since, _OVERDUE * usual)
+    """Levels of a lookup take no time: they come at once."""
+    return UNKNOWN_SECONDS if seconds is None else seconds

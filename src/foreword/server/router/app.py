@@ -56,6 +56,9 @@ def create_router_app(
     async def page(request: Request) -> Response:
         return Response(metrics.page(targets), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    async def version(request: Request) -> Response:
+        return JSONResponse({"version": __version__})
+
     def add(paths: tuple[str, ...], answer: Callable[[Request], Awaitable[Response]], *methods: str) -> None:
         for path in paths:
             app.add_route(path, answer, list(methods))
@@ -63,6 +66,7 @@ def create_router_app(
     add(("/health",), health, "GET", "HEAD")
     add(("/ready",), ready, "GET", "HEAD")
     add(("/metrics",), page, "GET")
+    add(("/version",), version, "GET")
     add(ASKED, ask, "POST")
     add(READ, read, "GET")
     add(OF_ONE_TARGET, refuse, "GET", "POST")

@@ -1,0 +1,40 @@
+"""What `foreword bench link` refuses, and what it says of a node that cannot be measured."""
+
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from foreword.cli.bench.link import link
+from foreword.cli.cluster.draft_node import draft_node
+from foreword.errors import RequestError
+
+
+@pytest.mark.parametrize("command", [link, draft_node])
+def test_without_the_server_extra_one_line_says_what_to_install(command, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "msgspec", None)  # it is not installed
+    with pytest.raises(RequestError, match="one more package") as refused:
+        command()
+    assert "pip install 'foreword[server]'" in str(refused.value)
+
+
+def test_a_node_on_another_machine_needs_token_and_tls(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("FOREWORD_CLUSTER_TOKEN", raising=False)
+    with pytest.raises(RequestError, match=r"192\.0\.2\.1:8400 .* a cluster token .* TLS files"):
+        link(drafters="192.0.2.1:8400")
+
+
+def test_a_failed_handshake_is_told_with_its_address(tiny_model: Path):
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+
+        def hang_up() -> None:
+            nobody.accept()[0].close()
+
+        hangs_up = threading.Thread(target=hang_up)
+        hangs_up.start()
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        with pytest.raises(RequestError, match=f"draft node {address}: .* during the handshake"):
+            link(model=str(tiny_model), drafters=address)
+        hangs_up.join()
