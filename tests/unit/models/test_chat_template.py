@@ -173,6 +173,8 @@ ENDLESS = {
     "wide fields": "{{ '%99999999999d' % 1 }}",
     "wide fields by filter": "{{ '%99999999999d' | format(1) }}",
     "wide fields by method": "{{ '{:>99999999999}'.format(1) }}",
+    "wide fields by star": "{{ '%*d' % (10**11, 1) }}",
+    "wide fields by name": "{{ '{:>{w}}'.format(1, w=10**11) }}",
     "filling": "{{ 'a'.ljust(10**11) }}",
     "centering": "{{ 'a' | center(10**11) }}",
     "replacing": "{% set x = 'a' * 10**6 %}{{ x.replace('a', x) | length }}",
@@ -185,7 +187,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
 def test_what_a_template_does_is_bounded(source: str):
-    with pytest.raises(TokenizerError, match="refused the messages"):
+    with pytest.raises(TokenizerError, match="refused the messages: (a field|it )"):  # not for want of memory
         render(source)
 
 

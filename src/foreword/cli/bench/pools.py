@@ -69,7 +69,9 @@ def pools(
 
     with _pair(model, draft, shape) as (target, drafting), ExitStack() as running:
         llm = load_llm(target, dtype, device, backend)
-        prompts = [random_tokens(65 + index, llm.engine.target.config.vocab_size)[1:] for index in range(max(sizes))]
+        prompts = [
+            random_tokens(65 + index, llm.engine.target.config.vocab_size)[1:] for index in range(max(sizes))
+        ]
         with stage_bar() as on_progress:
             ways = ways_of_drafting(drafting, devices, guesses, running)
             rows = measure_pools(

@@ -29,7 +29,7 @@ MAX_CHARACTERS = 1 << 26
 
 _GROWING_METHODS = ("center", "expandtabs", "format", "ljust", "replace", "rjust", "zfill")
 _SIZED = (str, list, tuple)
-_WIDE_FIELD = re.compile(r"[%{][^%{}a-zA-Z]*\\d{7}")  # a width or a precision of millions
+_WIDE_FIELD = re.compile(r"[%{][^%{}a-zA-Z]*\d{7}")  # a width or a precision of millions
 
 
 class TemplateTooLarge(jinja2.TemplateError):
@@ -89,6 +89,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             _check_growth(owner, (*args, *kwargs.values()))
         return super().call(context, obj, *args, **kwargs)
 
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # noqa: ANN401
+        """The format method of a text, which the sandbox replaces before `call` sees it; None: it is something else."""
+        plain = super().wrap_str_format(value)
+        return None if plain is None else _bounded_method(plain, value.__self__)
+
 
 class _BoundedGenerator(CodeGenerator):
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - jinja2 names it so
@@ -132,7 +137,16 @@ def _check_growth(value: object, arguments: Iterable[object]) -> None:
     """No method or filter here gives a longer text than this, whatever its arguments mean."""
     if isinstance(value, str) and _WIDE_FIELD.search(value):
         raise TemplateTooLarge("a field of a format is too wide")
-    _check((_size(value) + 1) * max([1, *map(_size, arguments)]))
+    _check((_size(value) + 1) * max([1, *map(_reach, arguments)]))
+
+
+def _reach(argument: object) -> int:
+    """How far an argument can make a text grow: by its length, or as a width that is one of its parts."""
+    parts = argument.values() if isinstance(argument, Mapping) else argument
+    inner = (
+        [_size(part) for part in parts] if isinstance(parts, Iterable) and not isinstance(parts, str) else []
+    )
+    return max([_size(argument), *inner])
 
 
 def _check(length: int) -> None:
@@ -147,6 +161,15 @@ def _bounded(plain: Callable[..., Any]) -> Callable[..., Any]:
     def checked(value: object, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         _check_growth(value, (*args, *kwargs.values()))
         return plain(value, *args, **kwargs)
+
+    return checked
+
+
+def _bounded_method(plain: Callable[..., str], owner: str) -> Callable[..., str]:
+    @wraps(plain)
+    def checked(*args: Any, **kwargs: Any) -> str:  # noqa: ANN401
+        _check_growth(owner, (*args, *kwargs.values()))
+        return plain(*args, **kwargs)
 
     return checked
 
