@@ -226,8 +226,8 @@ CONTROL_MUTANTS = (
         61,
         "a head that is left out is told of every step in which another guesses",
         "speculation/observing.py",
-        "    own = (entry.request.speculation, plan) if is_told else (plan,)",
-        "    own = (entry.request.speculation, plan)",
+        "            own = entry.request.speculation if tells is None or tells(entry.request) else None",
+        "            own = entry.request.speculation",
         (
             f"{UNIT}/speculation/test_observing.py"
             "::test_a_head_that_a_policy_has_left_out_is_not_told_while_another_guesses",

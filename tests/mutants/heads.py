@@ -186,8 +186,8 @@ HEAD_MUTANTS = (
         71,
         "drafters that a policy brings are not told",
         "speculation/observing.py",
-        "    watching += brought\n",
-        "",
+        "for drafter in (*watching, *brought)}",
+        "for drafter in watching}",
         (f"{OBSERVING}::test_all_who_may_draft_for_a_request_are_told_with_the_states_that_each_needs",),
     ),
     Mutant(

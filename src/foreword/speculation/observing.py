@@ -59,16 +59,24 @@ class Observation:
         policy that leaves a drafter out for long may say so by `tells`: then of its own only the planned one is told.
         """
         watching = [drafter for drafter in brought if needs_of(drafter)]
-        observers = [
-            ()
-            if plan is None and entry.request.speculation is None and not watching
-            else _observers(entry, plan, watching, tells is None or tells(entry.request))
-            for entry, plan in zip(entries, plans, strict=True)
-        ]
+        # Most requests of a pass have the same drafters: who they are is worked out once.
+        known: dict[tuple[int, int], dict[int, Observer]] = {}
+        observers: list[Sequence[Observer]] = []
+        for entry, plan in zip(entries, plans, strict=True):
+            own = entry.request.speculation if tells is None or tells(entry.request) else None
+            if own is None and plan is None and not watching:
+                observers.append(())
+                continue
+            key = (id(None if own is None else own.drafter), id(None if plan is None else plan.drafter))
+            if key not in known:
+                known[key] = _observers(own, plan, watching)
+            for number, one in known[key].items():
+                entry.request.asked[number] = cast(Drafter, one.drafter)  # so that it hears of the end, too
+            observers.append(tuple(known[key].values()))
         if not any(observers):
             return Observation(observers)
-        needs = reduce(or_, (one.drafter.needs for some in observers for one in some), NO_NEEDS)
-        return Observation(observers, needs.taps, memory)
+        each = {number: one.drafter.needs for some in known.values() for number, one in some.items()}
+        return Observation(observers, reduce(or_, each.values(), NO_NEEDS).taps, memory)
 
     @property
     def wanted(self) -> list[bool]:
@@ -125,21 +133,19 @@ class Observation:
 
 
 def _observers(
-    entry: PassEntry, plan: DraftPlan | None, brought: Sequence[Drafter], is_told: bool
-) -> Sequence[Observer]:
-    own = (entry.request.speculation, plan) if is_told else (plan,)
+    own: DraftPlan | None, plan: DraftPlan | None, brought: Sequence[Drafter]
+) -> dict[int, Observer]:
+    """By the drafter's id()."""
     watching = [
-        drafter for one in own if one is not None for drafter in _parts(one.drafter) if needs_of(drafter)
+        drafter
+        for one in (own, plan)
+        if one is not None
+        for drafter in _parts(one.drafter)
+        if needs_of(drafter)
     ]
-    watching += brought
-    if not watching:
-        return ()
     planned = () if plan is None else [id(drafter) for drafter in _parts(plan.drafter)]
-    observers = []
-    for number, drafter in {id(drafter): drafter for drafter in watching}.items():
-        entry.request.asked[number] = drafter  # so that it hears of the end, too
-        observers.append(Observer(cast(Observes, drafter), number in planned))
-    return observers
+    found = {id(drafter): drafter for drafter in (*watching, *brought)}
+    return {number: Observer(cast(Observes, drafter), number in planned) for number, drafter in found.items()}
 
 
 def _parts(drafter: Drafter) -> Iterable[Drafter]:
