@@ -64,10 +64,12 @@ class LinkReport:
 
 
 @contextmanager
-def local_node(model: str, method: str, device: str = "auto") -> Iterator[NodeAddress]:
+def local_node(
+    model: str, method: str, device: str = "auto", *, run_ahead: bool = True
+) -> Iterator[NodeAddress]:
     """A node on this machine, in a process of its own."""
     command = [sys.executable, "-m", "foreword", "draft-node", "--model", model, "--method", method]
-    command += ["--device", device]
+    command += ["--device", device, "--run-ahead" if run_ahead else "--no-run-ahead"]
     node = subprocess.Popen([*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
     try:
         assert node.stdout is not None

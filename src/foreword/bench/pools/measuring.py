@@ -28,7 +28,7 @@ class PoolSpeed:
 
 
 def ways_of_drafting(
-    draft: str, devices: Sequence[str], guesses: int, nodes: ExitStack
+    draft: str, devices: Sequence[str], guesses: int, nodes: ExitStack, *, run_ahead: bool = True
 ) -> dict[str, SpeculationSetting]:
     """Nobody, the draft model in the target's process, and a node for each device, which `nodes` ends."""
     depth = {"num_speculative_tokens": guesses, "fixed": True}
@@ -37,7 +37,7 @@ def ways_of_drafting(
         "beside the target": {"method": "draft_model", "model": draft, **depth},
     }
     for device in devices:
-        address = nodes.enter_context(local_node(draft, "draft_model", device))
+        address = nodes.enter_context(local_node(draft, "draft_model", device, run_ahead=run_ahead))
         ways[f"node on {device}"] = {"method": "remote", "drafters": str(address), "shadow": 0, **depth}
     return ways
 

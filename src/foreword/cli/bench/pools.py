@@ -40,6 +40,10 @@ def pools(
     nodes: Annotated[
         str, typer.Option(metavar="DEVICES", help="A draft node is started on each of these: cuda,cpu.")
     ] = "auto",
+    run_ahead: Annotated[
+        bool,
+        typer.Option(help="Nodes go on drafting while the target verifies, on whatever they share with it."),
+    ] = True,
     batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,8",
     tokens: Annotated[int, typer.Option(min=2, help="Tokens that each request gains, on average.")] = 48,
     guesses: Annotated[int, typer.Option(min=1, max=32, help="Guesses for every pass.")] = 4,
@@ -73,7 +77,7 @@ def pools(
             random_tokens(65 + index, llm.engine.target.config.vocab_size)[1:] for index in range(max(sizes))
         ]
         with stage_bar() as on_progress:
-            ways = ways_of_drafting(drafting, devices, guesses, running)
+            ways = ways_of_drafting(drafting, devices, guesses, running, run_ahead=run_ahead)
             rows = measure_pools(
                 llm.engine,
                 ways,
