@@ -130,14 +130,17 @@ def _mixture_timers(
     target: "Decoder", dtype: str, device: str, backend: str, experts: int, context: int, most_tokens: int
 ) -> "dict[str, StepTimer]":
     """A random mixture of the model's shape, and a random dense model of the same active size."""
-    from foreword.backends.choice import choose_backend, pick_device
+    from foreword.backends.choice import choose_backend, fitted, pick_device
     from foreword.backends.loading import DecoderLoader
     from foreword.bench.costs.random_model import RandomCheckpoint, as_mixture
     from foreword.bench.costs.step_cost import DecoderTimer
 
     place = pick_device(device)
-    loader = DecoderLoader(choose_backend(backend, dtype, place), place)
     shapes = {OURS: as_mixture(target.config, experts), "dense": target.config}
+    chosen = choose_backend(backend, dtype, place)
+    loader = DecoderLoader(  # both on the one that can run the mixture
+        fitted(chosen, shapes[OURS], backend=backend, dtype=dtype, device=place), place
+    )
     return {
         name: DecoderTimer(loader.load(RandomCheckpoint(shape)), context, most_tokens)
         for name, shape in shapes.items()
