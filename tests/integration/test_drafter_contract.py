@@ -13,6 +13,7 @@ from foreword.cluster.node.serving import DraftNode
 from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.registry import drafter_kinds
+from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.loader import load_model
 from foreword.engine.messages import NewRequest
@@ -143,6 +144,7 @@ def engine_with(
 ) -> tuple[EngineCore, Drafter]:
     """An engine whose requests are all drafted for so, and the drafter."""
     parts = EngineParts(
+        EngineConfig(max_step_seconds=None, max_draft_share=1e9),  # the same passes, however fast
         policy=policy_type(**options),
         build_drafter=llm.build_drafter,
         speculation=SpeculationConfig.parse(form),
