@@ -187,7 +187,9 @@ ENDLESS = {
 
 @pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
 def test_what_a_template_does_is_bounded(source: str):
-    with pytest.raises(TokenizerError, match=r"refused the messages: (a field|it )"):  # not for want of memory
+    with pytest.raises(
+        TokenizerError, match=r"refused the messages: (a field|it )"
+    ):  # not for want of memory
         render(source)
 
 
