@@ -54,6 +54,7 @@ class MeasuredPolicy:
             int
         ] = []  # requests of the last pass, if nobody was asked and the same heads were told
         self._idle_records: list[RequestRecord | None] = []  # of those of them that could be asked
+        self._has_tried = False  # whether a drafter was tried for them in the last pass
         self._could_try = False  # whether the pass has requests that drafters can be tried for
         self._most_records = FEW_RECORDS
 
@@ -99,19 +100,21 @@ class MeasuredPolicy:
 
     def _tried(self, plans: list[DraftPlan | None], entries: Sequence[PassEntry]) -> list[DraftPlan | None]:
         """The plans of a pass in which nobody is asked, with what is tried in it."""
-        if (
-            self.steps % TRY_STEPS
-            or not self._could_try
-            or not self._decider.can_afford(self.bank, self.seconds)
-        ):
+        if self._has_tried:  # a pass that failed was never learned from
+            self._has_tried = False
+            for record in self._idle_records:
+                if record is not None:
+                    record.ask(None)
+        if self.steps % TRY_STEPS or not self._could_try:
             return plans
-        for record, entry in zip(self._idle_records, entries, strict=True):
-            if record is not None:
-                record.length = len(entry.request.tokens)
-        assert self._here is not None
-        Explorer(self.bank, self.steps, self.seconds).explore(self._idle_records, plans, self._here)
-        if any(plans):
-            self._idle, self._idle_records = [], []
+        affordable = self._decider.affordable(self.bank, self.seconds)
+        if affordable and self._here is not None:
+            for record, entry in zip(self._idle_records, entries, strict=True):
+                if record is not None:
+                    record.length = len(entry.request.tokens)
+            explorer = Explorer(self.bank, self.steps, self.seconds, affordable)
+            explorer.explore(self._idle_records, plans, self._here)
+            self._has_tried = any(plans)
         return plans
 
     def _decided(

@@ -60,9 +60,11 @@ class Observation:
         """
         watching = [drafter for drafter in brought if needs_of(drafter)]
         observers = [
-            ()
-            if plan is None and entry.request.speculation is None and not watching
-            else _observers(entry, plan, watching, tells is None or tells(entry.request))
+            _observers(entry, plan, watching, is_told)
+            if (is_told := entry.request.speculation is not None and (tells is None or tells(entry.request)))
+            or plan is not None
+            or watching
+            else ()
             for entry, plan in zip(entries, plans, strict=True)
         ]
         if not any(observers):

@@ -88,13 +88,13 @@ class Decider:
             return moved > STEADY
         return seconds - last.seconds >= self.settings.decision_seconds
 
-    def can_afford(self, bank: TimeBank, seconds: float) -> bool:
-        """Whether any drafter of the batch can be tried where nobody is asked; what is too dear is saved for."""
-        found = False
-        for control in self._controls if bank.has_any else ():
-            price = min(control.probe_seconds, control.live_loss(seconds))
-            found = bank.affords(control.estimate.method, price) or found
-        return found
+    def affordable(self, bank: TimeBank, seconds: float) -> set[str]:
+        """Drafters of the batch that can be tried where nobody is asked; what is too dear is saved for."""
+        return {
+            control.estimate.method
+            for control in (self._controls if bank.has_any else ())
+            if bank.affords(control.estimate.method, min(control.probe_seconds, control.live_loss(seconds)))
+        }
 
     def decide(
         self, records: Sequence[RequestRecord | None], here: Pass, situation: Situation, now: Moment
