@@ -11,7 +11,7 @@ from foreword.control.decisions.choosing import best_arm, can_ask, fixed_plan, p
 from foreword.control.decisions.deciding import Decider
 from foreword.control.decisions.records import RequestRecord
 from foreword.control.decisions.trimming import trimmed
-from foreword.control.guard import ReferenceWindows
+from foreword.control.guard import CallWatch, ReferenceWindows
 from foreword.control.learning.estimates import HEAD_COVERAGE, PRIOR_COVERAGE, Estimates, PairEstimate
 from foreword.control.learning.exploring import Explorer
 from foreword.control.learning.hindsight import RequestFit, Waiting
@@ -55,6 +55,7 @@ class MeasuredPolicy:
         ] = []  # requests of the last pass, if nobody was asked and the same heads were told
         self._idle_records: list[RequestRecord | None] = []  # of those of them that could be asked
         self._has_tried = False  # whether a drafter was tried for them in the last pass
+        self._call_watch = CallWatch()
         self._could_try = False  # whether the pass has requests that drafters can be tried for
         self._most_records = FEW_RECORDS
 
@@ -208,7 +209,12 @@ class MeasuredPolicy:
             return
         if not report.calls and report.rows == rows:
             self.reference.passes += 1
-        if not live or rows >= len(table):
+        if not live:
+            return
+        calls = {control.estimate.method: control.worth.draft_seconds for control in live}
+        if self._call_watch.are_slow(report.seconds, sum(calls.values())):
+            self._decider.look_again()
+        if rows >= len(table):
             return
         drawn = sum([part.draws for part in report.requests])
         if not drawn:
@@ -257,7 +263,8 @@ class MeasuredPolicy:
         control = self.controls.get(estimate)
         if control is None:
             control = self.controls[estimate] = PairControl(estimate)
-            self._decider.look_again()
+        if self.seconds - control.looked_at >= self.settings.decision_seconds:
+            self._decider.look_again()  # what was decided of it may hold no longer
         return Arm(plan, control, RequestFit(estimate))
 
     def _forget_controls(self) -> None:
