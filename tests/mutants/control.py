@@ -34,8 +34,8 @@ CONTROL_MUTANTS = (
         61,
         "an empty draft counts as a rejected one",
         "control/learning/estimates.py",
-        "        if not depth:\n            own.fade(self._fading())",
-        "        if not depth:\n            own.judged(0, 1, None)",
+        "        if not depth:\n            factor =",
+        "        if not depth:\n            own.judged(0, 1, None)\n            factor =",
         (f"{DECISIONS}::test_an_empty_answer_is_no_rejected_guess",),
     ),
     Mutant(
@@ -226,8 +226,8 @@ CONTROL_MUTANTS = (
         61,
         "a head that is left out is told of every step in which another guesses",
         "speculation/observing.py",
-        "            own = entry.request.speculation if tells is None or tells(entry.request) else None",
-        "            own = entry.request.speculation",
+        "            if own is not None and tells is not None and not tells(entry.request):\n                own = None\n",
+        "",
         (
             f"{UNIT}/speculation/test_observing.py"
             "::test_a_head_that_a_policy_has_left_out_is_not_told_while_another_guesses",
@@ -237,8 +237,8 @@ CONTROL_MUTANTS = (
         61,
         "a size that was measured once makes all larger ones as slow",
         "speculation/measured/step_curve.py",
-        "        points, most = self._rising(), 0.0",
-        "        points, most = self.points(), 0.0",
+        "        points, prior = self._rising(), self.PRIOR_ROWS",
+        "        points, prior = self.points(), self.PRIOR_ROWS",
         (f"{SITUATION}::test_a_size_that_was_only_measured_at_the_start_makes_no_larger_one_slower",),
     ),
     Mutant(

@@ -33,6 +33,8 @@ class FairShare:
     def __init__(self, policy: Policy, share: float) -> None:
         self._policy = policy
         self._share = share
+        # Whether a request's own drafter is told of it; it always is, if the inner policy does not say.
+        self.tells: Callable[[StepRequest], bool] = getattr(policy, "tells", _always)
         self._saved = (
             0.0  # seconds by which guesses may lengthen steps; less than 0: they were longer than expected
         )
@@ -118,10 +120,9 @@ class FairShare:
     def drafters(self) -> Sequence[Drafter]:
         return self._policy.drafters()
 
-    def tells(self, request: StepRequest) -> bool:
-        """Whether the request's own drafter is told of it; always, if the inner policy does not say."""
-        inner = getattr(self._policy, "tells", None)
-        return inner is None or bool(inner(request))
+
+def _always(request: StepRequest) -> bool:
+    return True
 
 
 def _draft_seconds(plans: Sequence[DraftPlan], situation: Situation) -> float:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from foreword.control.settings import ControlSettings
+from foreword.speculation.report import StageSeconds
 
 BLOCK = 64
 LEAST_STEPS = 8
@@ -16,6 +17,10 @@ FADING = 0.98
 LEAST_BLOCKS = 20
 LEAST_REFERENCE = 100
 """Measurements, and plain passes to compare with, before anything is concluded."""
+
+SLOW_CALL, SLOW_CALLS = 0.2, 4
+"""Calls take far longer than expected if that is this part of a step, in so many steps in a row: in one a drafter may
+have had to read a text first."""
 
 SURE = 2.33
 """Standard errors below the line: 1% of wrong alarms in one look; looks are not independent."""
@@ -86,6 +91,22 @@ class PairGuard:
 
     def holds(self, seconds: float) -> bool:
         return seconds < self.off_until
+
+
+@dataclass
+class CallWatch:
+    """Tells when drafting has become far slower than expected: every step with it may lose until that is looked at."""
+
+    _in_a_row: int = 0
+
+    def are_slow(self, seconds: StageSeconds, expected: float) -> bool:
+        """After a step whose calls should have taken this long; then it begins anew."""
+        is_slow = seconds.draft - expected > SLOW_CALL * seconds.total
+        self._in_a_row = self._in_a_row + 1 if is_slow else 0
+        if self._in_a_row < SLOW_CALLS:
+            return False
+        self._in_a_row = 0
+        return True
 
 
 class ReferenceWindows:

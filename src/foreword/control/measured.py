@@ -10,8 +10,8 @@ from foreword.control.decisions.asking import Pass
 from foreword.control.decisions.choosing import best_arm, can_ask, fixed_plan, plans_of, present_name
 from foreword.control.decisions.deciding import Decider
 from foreword.control.decisions.records import RequestRecord
-from foreword.control.decisions.trimming import Offer, choose, survivals, tightest_limit
-from foreword.control.guard import ReferenceWindows
+from foreword.control.decisions.trimming import trimmed
+from foreword.control.guard import CallWatch, ReferenceWindows
 from foreword.control.learning.estimates import HEAD_COVERAGE, PRIOR_COVERAGE, Estimates, PairEstimate
 from foreword.control.learning.exploring import Explorer
 from foreword.control.learning.hindsight import RequestFit, Waiting
@@ -53,6 +53,9 @@ class MeasuredPolicy:
         self._idle: list[
             int
         ] = []  # requests of the last pass, if nobody was asked and the same heads were told
+        self._idle_records: list[RequestRecord | None] = []  # of those of them that could be asked
+        self._has_tried = False  # whether a drafter was tried for them in the last pass
+        self._call_watch = CallWatch()
         self._could_try = False  # whether the pass has requests that drafters can be tried for
         self._most_records = FEW_RECORDS
 
@@ -63,7 +66,7 @@ class MeasuredPolicy:
             return [None] * len(entries)
         numbers = [entry.request.request_id for entry in entries]
         if numbers == self._idle and self._stays_idle(entries):
-            return [None] * len(entries)
+            return self._tried([None] * len(entries), entries)
         records = [self._record(entry.request) for entry in entries]
         asking = [
             record if record is not None and can_ask(entry, record) else None
@@ -86,15 +89,34 @@ class MeasuredPolicy:
         if is_turn and here is not None and not is_reference and self.bank.has_any:
             Explorer(self.bank, self.steps, self.seconds).explore(asking, plans, here)
         is_idle = not is_reference and not any(plans) and all(not r or r.is_steady for r in records)
-        self._idle = numbers if is_idle else []
+        self._idle, self._idle_records = (numbers, asking) if is_idle else ([], [])
         return plans
 
     def _stays_idle(self, entries: Sequence[PassEntry]) -> bool:
-        """Whether nothing is asked or tried for the same requests as in the step before, and it is no time to look."""
+        """Whether nothing is asked for the same requests as in the step before, and it is no time to look."""
         here = self._here
-        if here is None or not self.steps % TRY_STEPS or here.rows != sum([entry.run for entry in entries]):
+        if here is None or not self.steps % WATCH_STEPS or here.rows != sum([entry.run for entry in entries]):
             return False
         return not self._decider.is_due(here, self.steps, self.seconds)
+
+    def _tried(self, plans: list[DraftPlan | None], entries: Sequence[PassEntry]) -> list[DraftPlan | None]:
+        """The plans of a pass in which nobody is asked, with what is tried in it."""
+        if self._has_tried:  # a pass that failed was never learned from
+            self._has_tried = False
+            for record in self._idle_records:
+                if record is not None:
+                    record.ask(None)
+        if self.steps % TRY_STEPS or not self._could_try:
+            return plans
+        affordable = self._decider.affordable(self.bank, self.seconds)
+        if affordable and self._here is not None:
+            for record, entry in zip(self._idle_records, entries, strict=True):
+                if record is not None:
+                    record.length = len(entry.request.tokens)
+            explorer = Explorer(self.bank, self.steps, self.seconds, affordable)
+            explorer.explore(self._idle_records, plans, self._here)
+            self._has_tried = any(plans)
+        return plans
 
     def _decided(
         self,
@@ -114,46 +136,8 @@ class MeasuredPolicy:
     def trim(
         self, entries: Sequence[PassEntry], drafts: Sequence[Draft], situation: Situation
     ) -> Sequence[Draft]:
-        """The nodes with which the whole batch makes the most tokens per second.
-
-        Under *token* and *block* what was drawn is left as it is: its depth was fixed before.
-        """
-        here, kept = self._here, list(drafts)
-        offers: list[Offer] = []
-        places: list[int] = []
-        rows, tokens, spent = 0, 0.0, {}
-        limit = tightest_limit(entries)
-        for place, (entry, draft) in enumerate(zip(entries, drafts, strict=True)):
-            record = self._records.get(entry.request.request_id) if len(draft) else None
-            if record is None or record.asked is None:
-                rows += len(draft)
-                continue
-            arm = record.asked
-            record.offered_depth = draft.depth
-            if record.is_coupled or record.is_probe:
-                record.keep_aside(draft)
-            if record.is_probe:
-                kept[place] = draft.within(0, 0)
-                continue
-            is_alone = len(entries) == 1 and limit is None and not record.trial_depth
-            if is_alone and len(draft) <= arm.control.worth.kept:
-                continue  # alone, it was asked for what is worth verifying
-            is_trial = record.trial_depth > 0 and draft.is_chain and limit is None
-            if is_trial:
-                kept[place] = draft.within(record.trial_depth, record.trial_depth)
-            chances = survivals(kept[place], arm.control.estimate.rates, arm.fit.shift)
-            spent[arm.plan.method] = arm.control.worth.draft_seconds
-            if is_trial or (draft.drawn and not record.is_coupled):
-                rows, tokens = rows + len(kept[place]), tokens + sum(chances)
-            else:
-                offers.append(Offer(entry.request.request_id, draft, chances))
-                places.append(place)
-        if offers and here is not None:
-            beside = replace(here, rows=here.rows + rows, drawn=here.drawn + tokens) if rows else here
-            chosen = choose(offers, beside, sum(spent.values()), limit)
-            for place, draft in zip(places, chosen, strict=True):
-                kept[place] = draft
-        return kept
+        """The nodes with which the whole batch makes the most tokens per second."""
+        return trimmed(entries, drafts, self._records, self._here)
 
     def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation, beside: int = 1) -> int:
         """Rows that guesses for these requests are worth at present."""
@@ -181,6 +165,8 @@ class MeasuredPolicy:
             if record is None:
                 continue
             asked = record.asked
+            if asked is None and record.reader is None and not record.waiting:
+                continue
             if asked is not None and part.asked == asked.plan.method:
                 self._answered(record, asked, part)
                 if not record.is_probe:
@@ -223,13 +209,17 @@ class MeasuredPolicy:
             return
         if not report.calls and report.rows == rows:
             self.reference.passes += 1
-        if not live or rows >= len(table):
+        if not live:
+            return
+        calls = {control.estimate.method: control.worth.draft_seconds for control in live}
+        if self._call_watch.are_slow(report.seconds, sum(calls.values())):
+            self._decider.look_again()
+        if rows >= len(table):
             return
         drawn = sum([part.draws for part in report.requests])
         if not drawn:
             return
-        tokens = sum([len(part.verdict.tokens) for part in report.requests])
-        plain = table[rows] * tokens / drawn
+        plain = table[rows] * report.tokens / drawn
         for control in live:
             control.guard.gain.add(plain, report.seconds.total, drawn)
 
@@ -273,7 +263,8 @@ class MeasuredPolicy:
         control = self.controls.get(estimate)
         if control is None:
             control = self.controls[estimate] = PairControl(estimate)
-            self._decider.look_again()
+        if self.seconds - control.looked_at >= self.settings.decision_seconds:
+            self._decider.look_again()  # what was decided of it may hold no longer
         return Arm(plan, control, RequestFit(estimate))
 
     def _forget_controls(self) -> None:

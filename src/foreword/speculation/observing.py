@@ -63,7 +63,9 @@ class Observation:
         known: dict[tuple[int, int], dict[int, Observer]] = {}
         observers: list[Sequence[Observer]] = []
         for entry, plan in zip(entries, plans, strict=True):
-            own = entry.request.speculation if tells is None or tells(entry.request) else None
+            own = entry.request.speculation
+            if own is not None and tells is not None and not tells(entry.request):
+                own = None
             if own is None and plan is None and not watching:
                 observers.append(())
                 continue

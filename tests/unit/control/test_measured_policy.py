@@ -83,6 +83,41 @@ def test_a_drafter_that_becomes_ten_times_as_slow_is_left():
     assert _seconds_until(traffic, policy, lambda: not any(c.is_on for c in policy.controls.values())) < 3
 
 
+NO_LOOKS = ControlSettings(decision_steps=1_000_000, decision_seconds=1e9)
+
+
+def test_a_drafter_that_becomes_slow_is_looked_at_before_it_is_time():
+    drafter = head()
+    traffic, policy = Traffic(H200, [drafter], 1, cohorts=("code",)), MeasuredPolicy()
+    traffic.run(policy, 2000)
+    policy.use(NO_LOOKS)
+    (control,) = policy.controls.values()
+    traffic.run(policy, 2000)
+    assert control.is_on
+    _use(traffic, replace(drafter, level=10 * drafter.level))
+    assert _seconds_until(traffic, policy, lambda: not control.is_on) < 1
+
+
+def test_what_was_decided_of_a_cohort_long_ago_is_decided_again_when_it_comes_back():
+    drafter = head()
+    traffic, policy = Traffic(H200, [drafter], 1, cohorts=("code",)), MeasuredPolicy()
+    traffic.run(policy, 1000)
+    (code,) = policy.controls.values()
+    traffic.running, traffic.cohorts = [], ("chat",)
+    traffic.run(policy, 1000)
+    chat = next(control for control in policy.controls.values() if control is not code)
+    assert code.is_on and chat.is_on
+    policy.use(replace(NO_LOOKS, decision_seconds=1.0))
+    _use(traffic, replace(drafter, level=10 * drafter.level))
+    _seconds_until(traffic, policy, lambda: not chat.is_on)
+    traffic.run(policy, 200)
+    assert code.is_on
+    traffic.running, traffic.cohorts = [], ("code",)
+    traffic._fill()
+    assert policy.plan(entries_of(traffic.running), traffic.situation) == [None]
+    assert not code.is_on
+
+
 def test_what_a_level_costs_is_known_after_a_few_asks():
     """Else the first depth would be asked for ever: nothing tells that fewer levels cost less."""
     traffic = Traffic(H200, [head()], 1)

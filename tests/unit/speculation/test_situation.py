@@ -163,6 +163,19 @@ def test_a_level_costs_more_the_more_requests_are_in_it(per_level: float, per_ro
         assert found == pytest.approx(0.5 + (per_level + per_row * asks) * levels, rel=0.1)
 
 
+@pytest.mark.parametrize("slower", [10.0, 0.1])
+def test_what_makes_calls_far_slower_or_faster_makes_every_level_so(slower: float):
+    """Though only one depth is asked for since: what a level costs would else look as before, and deeper ones cheap."""
+    cost = CallCost()
+    for number in range(60):
+        cost.observe(1 + number % 4, 1.0 + number % 4)
+    for _ in range(60):
+        cost.observe(2, slower * 2.0)
+    assert cost.seconds(2) == pytest.approx(2.0 * slower, rel=0.2)
+    one_more = (cost.seconds(6) - cost.seconds(2)) / 4
+    assert 0.4 * slower < one_more < 2.5 * slower
+
+
 def test_a_lookup_costs_something_for_every_request():
     cost = CallCost()
     for asks in (1, 1, 2, 8, 5, 3):

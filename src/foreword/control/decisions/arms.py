@@ -64,6 +64,7 @@ class PairControl:
     is_left: bool = False  # whether others do as well in the present batch, for less
     reason: str = "new"
     is_cost_known: bool = False
+    looked_at: float = -math.inf  # seconds of engine time, when the last decision was made
     is_near: bool = True  # whether guessing pays, or nearly does
     could_pay: bool = True  # whether it would if every guess were right
     probe_depth: int = 0
@@ -84,6 +85,7 @@ class PairControl:
         to go on: where many requests come, some prompt is being read at nearly every step.
         """
         self.worth, self.usual_gain, self.is_cost_known = worth, usual_gain, is_cost_known
+        self.looked_at = now.seconds
         self.is_near = usual_gain >= settings.hopeless
         if self.guard.trip(settings, now.reference_passes, now.seconds) or self.guard.holds(now.seconds):
             self._switch(False, "guard", now)

@@ -123,28 +123,30 @@ def _choose(
     here: Pass, groups: Sequence[Group], levels: Sequence[_Level], depth: int, draft_seconds: DraftSeconds
 ) -> _Choice:
     """Levels above `depth` are taken from the likeliest on."""
-    kept, asked = [0] * len(groups), 0
-    answers = rows = 0.0
-    tokens = here.drawn
-    best = _Choice(depth, tuple(kept), 0.0, 0.0, 0.0)
-    plain = here.plain
+    taken: list[int] = []  # places of groups, one for every level
+    asked, answers, rows, drafting = 0, 0.0, 0.0, 0.0
+    tokens, plain = here.drawn, here.plain
+    best_rate, best_count, row_seconds, spent = 0.0, 0, 0.0, 0.0
     for chance, level, place in levels:
         if level >= depth:
             continue
         group = groups[place]
         often = group.asks * group.rates.coverage[level]
-        kept[place] += 1
+        taken.append(place)
         if level == 0:
             asked += group.asks
             answers += often
+            drafting = draft_seconds(depth, asked)
         tokens -= chance * often
         rows += often
         more = longer(here, asked, answers, rows)
-        drafting = draft_seconds(depth, asked)
         rate = tokens / (plain + more + drafting)
-        if rate > best.rate:
-            best = _Choice(depth, tuple(kept), rate, more / max(rows, 1e-9), drafting)
-    return best
+        if rate > best_rate:
+            best_rate, best_count, row_seconds, spent = rate, len(taken), more / max(rows, 1e-9), drafting
+    kept = [0] * len(groups)
+    for place in taken[:best_count]:
+        kept[place] += 1
+    return _Choice(depth, tuple(kept), best_rate, row_seconds, spent)
 
 
 def longer(here: Pass, asks: int, answers: float, rows: float) -> float:

@@ -3,13 +3,13 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from math import log
 
 from foreword.control.decisions.arms import Arm, Moment, PairControl
 from foreword.control.decisions.asking import NEGLIGIBLE, DraftSeconds, Group, Pass, Worth, best_case, weigh
 from foreword.control.decisions.records import RequestRecord
 from foreword.control.decisions.routing import Bid, Seats, best_together
+from foreword.control.learning.probes import TimeBank
 from foreword.control.settings import ControlSettings
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import PassEntry
@@ -39,6 +39,7 @@ class Decider:
         self.settings = settings
         self.table: list[float] = []  # [rows], expected seconds of a step
         self.methods: tuple[str, ...] = ()  # drafters of the batch
+        self._controls: list[PairControl] = []  # of the batch
         self._together: frozenset[str] = frozenset()  # those that are asked
         self.probe_share = settings.probe_share
         self.plain_share = 0.0  # of all steps, for plain windows
@@ -87,6 +88,14 @@ class Decider:
             return moved > STEADY
         return seconds - last.seconds >= self.settings.decision_seconds
 
+    def affordable(self, bank: TimeBank, seconds: float) -> set[str]:
+        """Drafters of the batch that can be tried where nobody is asked; what is too dear is saved for."""
+        return {
+            control.estimate.method
+            for control in (self._controls if bank.has_any else ())
+            if bank.affords(control.estimate.method, min(control.probe_seconds, control.live_loss(seconds)))
+        }
+
     def decide(
         self, records: Sequence[RequestRecord | None], here: Pass, situation: Situation, now: Moment
     ) -> Pass:
@@ -107,7 +116,7 @@ class Decider:
                     control.decide(
                         control.worth, control.usual_gain, control.is_cost_known, self.settings, now
                     )
-        self.methods = tuple(present)
+        self.methods, self._controls = tuple(present), controls
         self._route(records, controls, here, situation)
         self.probe_share = self._share_for_probes(controls)
         self.plain_share = self._share_for_reference(controls)
@@ -159,9 +168,13 @@ class Decider:
         situation: Situation,
         now: Moment,
     ) -> None:
-        @cache  # the same few are asked for again and again
+        known: dict[tuple[int, int], float] = {}  # the same few are asked for again and again
+
         def draft_seconds(levels: int, asks: int) -> float:
-            return situation.costs.draft_seconds(method, levels, asks)
+            found = known.get((levels, asks))
+            if found is None:
+                found = known[levels, asks] = situation.costs.draft_seconds(method, levels, asks)
+            return found
 
         groups = []
         for control, arms in pairs.items():

@@ -78,9 +78,10 @@ class RequestRecord:
 
     def heard(self, tokens: list[int]) -> None:
         """The pass is over: who was asked, or read along, knows the text."""
-        for arm in (self.asked, self.reader):
-            if arm is not None:
-                arm.heard = len(tokens)
+        if self.asked is not None:
+            self.asked.heard = len(tokens)
+        if self.reader is not None:
+            self.reader.heard = len(tokens)
         self.asked = self.reader = None
 
     def ask_aside(self, arm: Arm, depth: int) -> Aside:
@@ -100,7 +101,8 @@ class RequestRecord:
         """A draft that is compared with the text when it has come."""
         assert self.asked is not None
         self.waiting.append(Waiting(self.asked.fit, draft))
-        del self.waiting[:-MOST_WAITING]
+        if len(self.waiting) > MOST_WAITING:
+            del self.waiting[0]
 
     def waits_for(self, arm: Arm) -> bool:
         """Whether the text has not come yet that its last draft is compared with.
@@ -112,5 +114,8 @@ class RequestRecord:
 
     def follow(self, tokens: list[int]) -> None:
         """The text has grown."""
-        if self.waiting:
+        if len(self.waiting) == 1:  # nearly always
+            if self.waiting[0].follow(tokens):
+                self.waiting.clear()
+        else:
             self.waiting = [waiting for waiting in self.waiting if not waiting.follow(tokens)]

@@ -1,16 +1,17 @@
 """When the drafts are there: which nodes of the whole batch are worth a row."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from foreword.control.decisions.asking import Pass
+from foreword.control.decisions.records import RequestRecord
 from foreword.control.learning.estimates import Rates
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.requests import PassEntry
 
 
-@dataclass(frozen=True)
-class Offer:
+class Offer(NamedTuple):
     """A request's draft, and how likely each of its nodes is to be accepted."""
 
     order: int  # the same however the batch is ordered
@@ -37,6 +38,54 @@ def survivals(draft: Draft, rates: Rates, shift: int) -> list[float]:
     return found
 
 
+def trimmed(
+    entries: Sequence[PassEntry],
+    drafts: Sequence[Draft],
+    records: Mapping[int, RequestRecord],
+    here: Pass | None,
+) -> list[Draft]:
+    """The nodes with which the whole batch makes the most tokens per second; drafts of probes are kept aside.
+
+    Under *token* and *block* what was drawn is left as it is: its depth was fixed before.
+    """
+    kept = list(drafts)
+    offers: list[Offer] = []
+    places: list[int] = []
+    rows, tokens, spent = 0, 0.0, {}
+    limit = tightest_limit(entries)
+    for place, (entry, draft) in enumerate(zip(entries, drafts, strict=True)):
+        record = records.get(entry.request.request_id) if draft.tokens else None
+        if record is None or record.asked is None:
+            rows += len(draft.tokens)
+            continue
+        arm = record.asked
+        record.offered_depth = draft.depth
+        if record.is_coupled or record.is_probe:
+            record.keep_aside(draft)
+        if record.is_probe:
+            kept[place] = draft.within(0, 0)
+            continue
+        is_alone = len(entries) == 1 and limit is None and not record.trial_depth
+        if is_alone and len(draft.tokens) <= arm.control.worth.kept:
+            continue  # alone, it was asked for what is worth verifying
+        is_trial = record.trial_depth > 0 and draft.is_chain and limit is None
+        if is_trial:
+            kept[place] = draft.within(record.trial_depth, record.trial_depth)
+        chances = survivals(kept[place], arm.control.estimate.rates, arm.fit.shift)
+        spent[arm.plan.method] = arm.control.worth.draft_seconds
+        if is_trial or (draft.drawn and not record.is_coupled):
+            rows, tokens = rows + len(kept[place]), tokens + sum(chances)
+        else:
+            offers.append(Offer(entry.request.request_id, draft, chances))
+            places.append(place)
+    if offers and here is not None:
+        beside = replace(here, rows=here.rows + rows, drawn=here.drawn + tokens) if rows else here
+        chosen = choose(offers, beside, sum(spent.values()), limit)
+        for place, draft in zip(places, chosen, strict=True):
+            kept[place] = draft
+    return kept
+
+
 def tightest_limit(entries: Sequence[PassEntry]) -> float | None:
     """Seconds that guesses may make a step for these requests; None: no bound."""
     tightest: float | None = None
@@ -60,11 +109,12 @@ def choose(
         offer = offers[0]
         count = _best_count(offer.survival, here, spent, most_seconds)
         return [offer.draft.within(count, count)]
-    nodes = sorted(
+    nodes = [
         (-chance, offer.order, node, place)
         for place, offer in enumerate(offers)
         for node, chance in enumerate(offer.survival)
-    )
+    ]
+    nodes.sort()
     count = _best_count([-chance for chance, *_ in nodes], here, spent, most_seconds)
     kept: list[set[int]] = [set() for _ in offers]
     for _, _, node, place in nodes[:count]:
@@ -73,6 +123,8 @@ def choose(
 
 
 def _only(draft: Draft, nodes: set[int]) -> Draft:
+    if len(nodes) == len(draft.tokens):
+        return draft
     return draft.within(len(nodes), len(nodes)) if draft.is_chain else draft.keep(nodes.__contains__)
 
 

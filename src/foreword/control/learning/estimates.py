@@ -9,6 +9,7 @@ from foreword.control.learning.fading import (
     FADING,
     FAST_FADING,
     HALF_LIFE_SECONDS,
+    LARGEST_UNIT,
     MOST_LEVELS,
     FadingCounts,
 )
@@ -176,8 +177,9 @@ class PairEstimate:
         own.answered(asked_depth, depth)
         at_large.answered(asked_depth, depth)
         if not depth:
-            own.fade(self._fading())
-            at_large.fade(self._fading())
+            factor = FAST_FADING if self._fast_drafts else FADING
+            own.fade(factor)
+            at_large.fade(factor)
 
     def judged(self, level: int, children: int, accepted: int | None) -> None:
         """A level that was reached; 0 is the first."""
@@ -187,9 +189,11 @@ class PairEstimate:
     def finished(self, accepted: int, expected: float) -> None:
         """A draft has been judged to its end: what was accepted of it, and what was expected to be."""
         self.levels += accepted or 1
-        factor = self._fading()
-        self.counts.fade(factor)
-        self.drafter.counts.fade(factor)
+        factor = FAST_FADING if self._fast_drafts else FADING
+        for counts in (self.counts, self.drafter.counts):
+            counts.unit /= factor
+            if counts.unit > LARGEST_UNIT:
+                counts.rescale()
         if self._fast_drafts:
             self._fast_drafts -= 1
             if self._fast_drafts > CHANGE_DRAFTS // 2:
@@ -204,9 +208,6 @@ class PairEstimate:
             self.changes += 1
             self.counts.fade(min(KEPT_DRAFTS / max(self.counts.asks, 1.0), 0.25))
             self._rates = None
-
-    def _fading(self) -> float:
-        return FAST_FADING if self._fast_drafts else FADING
 
     @property
     def _strength(self) -> float:

@@ -1,6 +1,6 @@
 """Drafters that are not in use are tried now and then, so that it is known when they would pay."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from foreword.control.decisions.arms import Arm, PairControl
@@ -22,6 +22,7 @@ class Explorer:
     bank: TimeBank
     step: int
     seconds: float  # of engine time
+    only: Collection[str] | None = None  # drafters that the bank may pay for; None: perhaps all
     _expected: dict[str, float] = field(default_factory=dict)  # by drafter, what this step's probes will take
 
     def explore(self, records: Records, plans: list[DraftPlan | None], here: Pass) -> None:
@@ -66,12 +67,14 @@ class Explorer:
         arms = record.arms
         for turn in range(len(arms)):
             arm = arms[(self.step // running + turn) % len(arms)]
+            if self.only is not None and arm.plan.method not in self.only:
+                continue
+            if record.waiting and record.waits_for(arm):
+                continue
             may_use = arm.plan.allows(running)  # one in the shadow is only compared
             is_unlucky = may_use and arm.control.is_on and not arm.pays
             is_deaf = not record.may_ask(arm) or (arm.reading is not None and not record.was_told)
             if arm is record.asked or not arm.plan.may_be_tried or is_deaf or (is_unlucky and len(arms) == 1):
-                continue
-            if record.waits_for(arm):
                 continue
             yield arm
 

@@ -18,7 +18,7 @@ MOST_LEVELS = 16
 MOST_RANKS = 4
 """Children of one node that are counted apart, in the drafter's order."""
 
-_LARGEST_UNIT = 1e9
+LARGEST_UNIT = 1e9
 
 
 class FadingCounts:
@@ -39,10 +39,14 @@ class FadingCounts:
     def fade(self, factor: float) -> None:
         """What was counted weighs this much from now on."""
         self.unit /= factor
-        if self.unit > _LARGEST_UNIT:
-            for row in (*self.reached, *self.accepted, self.asked, self.offered, self.full):
-                row[:] = [count / self.unit for count in row]
-            self.unit = 1.0
+        if self.unit > LARGEST_UNIT:
+            self.rescale()
+
+    def rescale(self) -> None:
+        """The next observation weighs 1 again, and all others as little beside it as before."""
+        for row in (*self.reached, *self.accepted, self.asked, self.offered, self.full):
+            row[:] = [count / self.unit for count in row]
+        self.unit = 1.0
 
     def judged(self, level: int, children: int, accepted: int | None) -> None:
         """A level that was reached: how many children stood there, and which of them was right."""
@@ -65,19 +69,19 @@ class FadingCounts:
 
     def judged_run(self, first: int, right: int, is_stopped: bool) -> None:
         """Levels of a chain from `first` on: so many were right, and the next was wrong if it stopped there."""
-        unit, end = self.unit, first + right
+        unit, end, reached, accepted = self.unit, first + right, self.reached, self.accepted
         if end >= MOST_LEVELS:
             for level in range(first, end + is_stopped):
                 self.judged(level, 1, 0 if level < end else None)
             return
-        while len(self.reached) <= end:
-            self.reached.append([0.0])
-            self.accepted.append([0.0])
+        while len(reached) <= end:
+            reached.append([0.0])
+            accepted.append([0.0])
         for level in range(first, end):
-            self.reached[level][0] += unit
-            self.accepted[level][0] += unit
+            reached[level][0] += unit
+            accepted[level][0] += unit
         if is_stopped:
-            self.reached[end][0] += unit
+            reached[end][0] += unit
 
     def answered(self, asked_depth: int, depth: int) -> None:
         """An ask and how deep its answer was; 0: there was none."""
@@ -151,7 +155,7 @@ def _rows(value: object) -> list[list[float]]:
 
 def _numbers(value: object) -> list[float]:
     if not isinstance(value, list) or not all(
-        isinstance(n, int | float) and 0 <= n < _LARGEST_UNIT for n in value
+        isinstance(n, int | float) and 0 <= n < LARGEST_UNIT for n in value
     ):
         raise ValueError("no list of counts")
     return [float(number) for number in value]

@@ -9,6 +9,9 @@ UNCHANGED = 0.25
 TINY = 1e-3
 """Less than this a number of levels or asks has not changed."""
 
+SLOWER = 2.0
+"""Times as slow, or as fast, as was expected from which on a call is taken to be so in all of its parts."""
+
 FEW_CALLS, ENOUGH_CALLS = 4, 8
 """Calls of different depths that tell what a level costs, and calls of one depth after which it is believed of all."""
 
@@ -76,8 +79,11 @@ class CallCost:
             if left is None:
                 return
             seconds = left
+        expected = self.seconds(levels, asks)
         self._seen += 1
         new = max(self.MEMORY, 1 / self._seen)
+        if self._seen > ENOUGH_CALLS and not expected / SLOWER < seconds < expected * SLOWER:
+            self._go_at(1 + new * (seconds / max(expected, 1e-9) - 1))
         late_levels, late_asks, late_seconds = self._late
         self._late = (
             late_levels + new * (levels - late_levels),
@@ -85,6 +91,14 @@ class CallCost:
             late_seconds + new * (seconds - late_seconds),
         )
         self._observe_slopes(levels, asks, seconds)
+
+    def _go_at(self, slower: float) -> None:
+        """What makes a call far slower, or faster, makes every level so: it would else look fixed, and deeper drafts
+        cheap, until calls of other depths were seen."""
+        mean_levels, mean_asks, mean_seconds = self._means
+        self._means = mean_levels, mean_asks, slower * mean_seconds
+        ll, la, ls, aa, as_ = self._products
+        self._products = [ll, la, slower * ls, aa, slower * as_]
 
     def _is_usual(self, levels: int, seconds: float, asks: int, behind: int) -> bool:
         """Whether the call says nothing that is worth the time to note it."""

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from math import ceil
 
 DRIFT_MEMORY = 0.1
 """Weight of the newest step in what all row counts share: another process, a clock, a longer context."""
@@ -115,18 +116,14 @@ class StepCurve:
         """The same for 0 to `most_rows` rows, never falling: what noise says of a longer pass is not believed."""
         if not self._buckets:
             return None
-        points, most = self._rising(), 0.0
-        found: list[float] = []
-        for (low, shorter), (high, longer) in pairwise([(0.0, 0.0), *points]):
-            slope = (longer - shorter) / (high - low)
-            while len(found) < high and len(found) <= most_rows:
-                rows = len(found)
-                seconds = shorter + slope * (rows - low) if low else self._beyond(high, longer, rows)
-                most = seconds if seconds > most else most
-                found.append(most)
+        points, prior = self._rising(), self.PRIOR_ROWS
+        first, seconds = points[0]
+        found = _line(0, min(ceil(first), most_rows + 1), seconds / (first + prior), -prior, 0.0)
+        for (low, shorter), (high, longer) in pairwise(points):
+            end = min(ceil(high), most_rows + 1)
+            found += _line(len(found), end, (longer - shorter) / (high - low), low, shorter)
         last, seconds = points[-1]
-        beyond = [self._beyond(last, seconds, rows) for rows in range(len(found), most_rows + 1)]
-        return found + [one if one > most else most for one in beyond]
+        return found + _line(len(found), most_rows + 1, seconds / (last + prior), -prior, 0.0)
 
     def points(self) -> list[tuple[float, float]]:
         """What was measured: (rows, seconds), by rows."""
@@ -159,6 +156,11 @@ class StepCurve:
     def _beyond(self, nearest: float, seconds: float, rows: int) -> float:
         """Outside of what was measured."""
         return seconds * (rows + self.PRIOR_ROWS) / (nearest + self.PRIOR_ROWS)
+
+
+def _line(begin: int, end: int, slope: float, low: float, at_low: float) -> list[float]:
+    """The numbers of a straight line at every whole number of rows."""
+    return [at_low + slope * (rows - low) for rows in range(begin, end)]
 
 
 def _bucket(rows: int) -> int:
