@@ -42,7 +42,7 @@ def wait_patiently(monkeypatch: pytest.MonkeyPatch, seconds: float = 30.0) -> No
     monkeypatch.setattr(waiting, "most_worth", lambda prospects, rate: seconds)
     monkeypatch.setattr(TokenRate, "per_second", 1.0)
     for module in (prospects, remote):
-        monkeypatch.setattr(module, "may_come", lambda pairing: not pairing.is_all)
+        monkeypatch.setattr(module, "may_come", lambda pairing, shadow: not pairing.is_all)
 
 
 def asking(address: object, **more: Any) -> dict[str, Any]:

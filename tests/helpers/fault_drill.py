@@ -132,12 +132,14 @@ class Drill:
         llm.speculate({**speculation, "fixed": True, "shadow": 2})
         return Target(llm, plain)
 
-    def run(self, faults: int, pause: float) -> None:
-        """So many faults, one after the other, while all targets answer."""
-        is_over = threading.Event()
+    def run(self, pause: float, faults: int = 1 << 30, seconds: float = float("inf")) -> None:
+        """So many faults, or for so long, one after the other, while all targets answer."""
+        is_over, until_when = threading.Event(), time.monotonic() + seconds
         for target in self.targets:
             target.run(is_over)
         for _ in range(faults):
+            if time.monotonic() > until_when:
+                break
             time.sleep(pause * self._rng.random())
             place = self._rng.randrange(len(self._nodes))
             fault = self._rng.choice(list(self.faults))

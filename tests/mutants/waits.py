@@ -76,8 +76,8 @@ WAIT_MUTANTS = (
         96,
         "what a node was told before it guessed speaks for it",
         "cluster/remote/pairing.py",
-        "guessed = self.tree.rebase(tokens[:before])",
-        "guessed = self.tree",
+        "guessed = guessed.rebase(tokens[:before])",
+        "pass",
         (f"{REMOTE}::test_what_a_node_was_told_before_it_guessed_does_not_speak_for_it",),
     ),
     Mutant(

@@ -26,7 +26,8 @@ from foreword.speculation.drafting import Ask, DraftRequest, Text
 
 PINGS = 200
 PROMPT = 64
-"""Tokens of the made-up prompts."""
+WORDS = 23
+"""Tokens of the made-up prompts, and how many different ones."""
 
 
 @dataclass(frozen=True)
@@ -141,11 +142,16 @@ def _compute(seconds: float) -> None:
         _MATRIX @ _MATRIX
 
 
+def _token(place: int, number: int, size: int) -> int:
+    """Of a made-up text whose words come again and again, so that lookups have something to say."""
+    return (7 * place * place + place // 5 + 13 * number) % min(WORDS, size)
+
+
 def _cost(
     drafter: RemoteDrafter, identity: Identity, batch: int, passes: int, pass_seconds: float
 ) -> PassCost:
     size = identity.vocabulary.size
-    texts = [[(7 * place + 13 * number) % size for place in range(PROMPT)] for number in range(batch)]
+    texts = [[_token(place, number, size) for place in range(PROMPT)] for number in range(batch)]
     limits, params = TokenLimits(size), SamplingParams(temperature=0)
     samplers = [RequestSampler(params, limits, text, seed=0) for text in texts]
     numbers = [secrets.randbits(62) for _ in texts]
@@ -163,9 +169,9 @@ def _cost(
         waited += drafter.nodes()[0].wait_seconds - before
         levels += sum(draft.depth for draft in drafts)
         _compute(pass_seconds)
-        for text, draft in zip(texts, drafts, strict=True):
-            text.extend(draft.tokens[:2] or text[-1:])  # some are right, then another token comes
-            text.append((text[-1] + 1) % size)
+        for number, (text, draft) in enumerate(zip(texts, drafts, strict=True)):
+            text.extend(draft.tokens[:2])  # some are right, then another token comes
+            text.append(_token(len(text), number, size))
     node = drafter.nodes()[0]
     for place in range(batch):
         drafter.forget(request(place))

@@ -64,21 +64,21 @@ class Connection(Generic[_Heard]):
 
     def send(self, message: ToNode | FromNode) -> bool:
         """Hand a message over; False if it cannot be sent any more. Never waits."""
-        data = memoryview(encode(message))
+        data, sent = encode(message), 0
         with self._lock:
             if self._end is not None:
                 return False
             if self._sends_at_once and not self._unsent:
                 try:
-                    data = data[self._socket.send(data) :]
+                    sent = self._socket.send(data)
                 except (BlockingIOError, InterruptedError):
                     pass
                 except OSError as error:
                     self._end = f"it hung up ({error})"
-                if not data:
+                if sent == len(data):
                     return True
-            self._unsent.append(data)
-            self._unsent_bytes += len(data)
+            self._unsent.append(memoryview(data)[sent:])
+            self._unsent_bytes += len(data) - sent
             if self._unsent_bytes > self._max_unsent:
                 self._end = f"it does not read: {self._unsent_bytes} bytes wait for it"
         self._wake()

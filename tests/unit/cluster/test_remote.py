@@ -318,6 +318,12 @@ def test_what_a_node_was_told_before_it_guessed_does_not_speak_for_it():
     world.ask(0)
     (node,) = world.drafter.nodes()
     assert (node.judged, node.acceptance) == (1, 0.0)
+    world.say(0, [4, 5, 6, 7], length=3)
+    world.texts[0] += [7]  # of what came since, it has guessed all
+    world.ask(0)
+    (node,) = world.drafter.nodes()
+    assert node.judged == 2
+    assert node.acceptance == pytest.approx(0.5, abs=0.01)
 
 
 def test_a_node_that_was_never_asked_is_not_late():
@@ -467,7 +473,7 @@ def test_nothing_is_told_of_a_node_that_was_not_measured():
     world = World()
     (report,) = world.drafter.nodes()
     assert (report.first_ms, report.acceptance) == (None, None)
-    world.peers[0].estimates.judge(Draft.chain([7], 3), [1, 2, 3, 7])
+    world.peers[0].estimates.judge(Draft.chain([7], 3), [7])
     world.peers[0].estimates.first_came(0.002)
     (report,) = world.drafter.nodes()
     assert (report.first_ms, report.acceptance) == (2.0, 1.0)

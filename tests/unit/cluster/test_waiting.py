@@ -73,7 +73,7 @@ def test_survival_is_learned_from_what_came():
     estimates = NodeEstimates()
     text = [1, 2, 3, 4, 5]
     for _ in range(200):
-        estimates.judge(Draft.chain([4, 9, 9], 3), text)
+        estimates.judge(Draft.chain([4, 9, 9], 3), text[3:])
     first, second = estimates.survival(2)
     assert first > 0.95
     assert second < 0.1
@@ -84,13 +84,13 @@ def test_a_tree_is_judged_along_the_path_that_the_text_took():
     estimates = NodeEstimates()
     tree = Draft((7, 4, 5), (-1, -1, 1), 3)
     for _ in range(200):
-        estimates.judge(tree, [1, 2, 3, 4, 5])
+        estimates.judge(tree, [4, 5])
     assert estimates.survival(2)[1] > 0.95
 
 
 def test_a_draft_that_nothing_followed_yet_says_nothing():
     estimates = NodeEstimates()
-    estimates.judge(Draft.chain([4], 3), [1, 2, 3])
+    estimates.judge(Draft.chain([4], 3), [])
     estimates.judge(Draft(), [1, 2, 3])
     assert estimates.judged == 0
 

@@ -158,8 +158,8 @@ class RemoteDrafter:
         now = self._clock()
         for guess in message.guesses:
             pairing = self._sessions.get(guess.session)
-            if pairing is not None and pairing.peer is peer:
-                pairing.hear(guess, now)
+            if pairing is not None and pairing.peer is peer and not pairing.hear(guess, now):
+                self.faults["unknown token"] += 1
         peer.waited_in_vain = False
         self._arrived.notify_all()
 
@@ -200,7 +200,11 @@ class RemoteDrafter:
         if name is None:
             return None
         peer = next(peer for peer in self._peers if peer.name == name)
-        pairing = Pairing(next(self._numbers), peer, request.epoch, len(request.tokens), len(request.tokens))
+        length, sampling = len(request.tokens), request.sampling
+        is_tree = sampling.rule.takes_trees
+        pairing = Pairing(
+            next(self._numbers), peer, request.epoch, sampling.vocab_size, is_tree, length, length
+        )
         tenant = tenant_hash(request.tenant, self._identity.security.token)
         peer.send(pairing.opening(request, tenant, self._value))
         peer.homes += 1
@@ -222,17 +226,18 @@ class RemoteDrafter:
 
     def _tell(self, pairs: _Pairs, now: float) -> None:
         """One frame for every node: what was committed for its sessions, and how much is wanted."""
-        came = 0
+        came, value = 0, self._value
         by_peer: dict[str, tuple[Peer, list[Commit]]] = {}
         for ask, pairing in pairs:
             if pairing is None:
                 continue
             came += pairing.read(ask.request.tokens)
-            self._note_late(pairing, now)
+            if pairing.asked_at is not None:
+                self._note_late(pairing, now)
             if not pairing.told:  # it has missed everything
                 tenant = tenant_hash(ask.request.tenant, self._identity.security.token)
-                pairing.peer.send(pairing.opening(ask.request, tenant, self._value))
-            commit = pairing.commit(ask, now, self._value)
+                pairing.peer.send(pairing.opening(ask.request, tenant, value))
+            commit = pairing.commit(ask, now, value)
             if commit is not None:
                 by_peer.setdefault(pairing.peer.name, (pairing.peer, []))[1].append(commit)
         self._rate.came(came, now)
@@ -281,18 +286,8 @@ class RemoteDrafter:
             self.faults["late"] += 1
 
     def _draft(self, ask: Ask, pairing: Pairing) -> Draft:
-        request = ask.request
-        draft = pairing.behind(request)
-        tokens, parents = draft.tokens, draft.parents
-        if not tokens:
+        draft = pairing.behind(ask.request)
+        if not draft.tokens:
             return NOTHING
-        size, takes_trees = request.sampling.vocab_size, request.sampling.rule.takes_trees
-        is_known = max(tokens) < size
-        if not is_known:
-            self.faults["unknown token"] += 1
-        if not is_known or not (takes_trees or draft.is_chain):
-            draft = draft.keep(
-                lambda node: tokens[node] < size and (takes_trees or parents[node] == node - 1)
-            )
         draft = pairing.given = draft.within(ask.max_nodes, ask.max_depth)
         return draft if pairing.peer.estimates.judged >= self._config.shadow else NOTHING

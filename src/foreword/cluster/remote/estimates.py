@@ -1,5 +1,6 @@
 """What is known of a node, by what it did."""
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 
@@ -33,16 +34,25 @@ class NodeEstimates:
         self.judged = 0  # drafts that were compared with the text
         self.first_seconds: float | None = None  # from a text to the first level behind it
         self.level_seconds: float | None = None  # from one level to the next
-        self._firsts: deque[float] = deque(maxlen=_SAMPLES)
-        self._late_after: float | None = None
+        self.late_after: float | None = (
+            None  # seconds after which a first level is late; None: nobody knows yet
+        )
+        self._firsts: deque[float] = deque()  # of late
+        self._sorted: list[float] = []  # the same
         self._tried = [0.0] * MOST_LEVELS
         self._right = [0.0] * MOST_LEVELS
         self._coverage = [1.0] * MOST_LEVELS  # how often a level comes at all, of late
+        self._survival: list[
+            float
+        ] = []  # see `survival`; as far as somebody has asked since something changed
 
     def first_came(self, seconds: float) -> None:
         """The first level behind a text, after it was told."""
         self._firsts.append(seconds)
-        self._late_after = None
+        insort(self._sorted, seconds)
+        if len(self._firsts) > _SAMPLES:
+            del self._sorted[bisect_left(self._sorted, self._firsts.popleft())]
+        self.late_after = LATE_FACTOR * self._sorted[int(0.99 * (len(self._sorted) - 1))]
         self.first_seconds = _mixed(self.first_seconds, _believed(seconds, self.first_seconds))
 
     def level_came(self, seconds: float) -> None:
@@ -51,21 +61,15 @@ class NodeEstimates:
 
     def filled(self, levels: int, wanted: int) -> None:
         """All that came behind a text, and how much was wanted."""
+        self._survival = []
         for level in range(min(wanted, MOST_LEVELS)):
             self._coverage[level] += _MEMORY * ((level < levels) - self._coverage[level])
 
-    @property
-    def late_after(self) -> float | None:
-        """Seconds after which a first level is late; None: nobody knows yet."""
-        if self._late_after is None and self._firsts:
-            self._late_after = LATE_FACTOR * sorted(self._firsts)[int(0.99 * (len(self._firsts) - 1))]
-        return self._late_after
-
-    def judge(self, draft: Draft, text: Sequence[int]) -> None:
-        """Compare a draft with the text that came, as far as it goes."""
-        came = text[draft.committed_len :]
-        if not came or not draft.tokens:
+    def judge(self, draft: Draft, came: Sequence[int]) -> None:
+        """Compare a draft with what came behind its text, as far as it goes."""
+        if not draft.tokens or not came:
             return
+        self._survival = []
         right, tried = _followed(draft, came)
         for level in range(min(tried, MOST_LEVELS)):
             self._tried[level] = self._tried[level] * _KEPT + 1
@@ -79,12 +83,14 @@ class NodeEstimates:
 
     def survival(self, levels: int) -> list[float]:
         """By level, the chance that a guess comes and is right, and all above it are."""
-        chance, found = 1.0, []
-        for level in range(min(levels, MOST_LEVELS)):
-            right, tried = self._right[level], self._tried[level]
-            chance *= (right + PRIOR_RATE * PRIOR_WEIGHT) / (tried + PRIOR_WEIGHT)
-            found.append(chance * self._coverage[level])
-        return found
+        levels = min(levels, MOST_LEVELS)
+        if len(self._survival) < levels:
+            chance, self._survival = 1.0, []
+            for level in range(levels):
+                right, tried = self._right[level], self._tried[level]
+                chance *= (right + PRIOR_RATE * PRIOR_WEIGHT) / (tried + PRIOR_WEIGHT)
+                self._survival.append(chance * self._coverage[level])
+        return self._survival[:levels]
 
 
 def _believed(seconds: float, usual: float | None) -> float:
@@ -94,9 +100,12 @@ def _believed(seconds: float, usual: float | None) -> float:
 def _followed(draft: Draft, came: Sequence[int]) -> tuple[int, int]:
     """Levels of a draft that are in the text, and levels that could be compared with it."""
     if draft.is_chain:
-        most = min(len(draft.tokens), len(came))
-        right = next((n for n in range(most) if draft.tokens[n] != came[n]), most)
-        return right, min(right + 1, most)
+        right = 0
+        for guessed, token in zip(draft.tokens, came, strict=False):
+            if guessed != token:
+                break
+            right += 1
+        return right, min(right + 1, len(draft.tokens), len(came))
     node = ROOT
     for level, token in enumerate(came):
         followers = [n for n, parent in enumerate(draft.parents) if parent == node]

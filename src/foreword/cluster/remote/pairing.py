@@ -13,13 +13,15 @@ from foreword.speculation.drafting import Ask, DraftRequest
 NOTHING = Draft()
 
 
-@dataclass
+@dataclass(slots=True)
 class Pairing:
     """One session; after another epoch, or with another home, a request has another one."""
 
     session: int
     peer: Peer
     epoch: int
+    vocab_size: int
+    takes_trees: bool
     told: int  # tokens of the text that the node was told of
     seen: int  # tokens that it had when it was last asked for
     wants: tuple[int, int] = (0, 0)  # nodes and levels
@@ -50,14 +52,17 @@ class Pairing:
 
         That is what was passed on, or what has come since if nothing was there by then.
         """
-        before, self.seen = self.seen, len(tokens)
-        if self.seen > before:
-            guessed = self.given
-            if not guessed.tokens and self.tree.tokens:
-                guessed = self.tree.rebase(tokens[:before])  # without what the node was told itself
-            self.peer.estimates.judge(guessed, tokens)
-            self.given = NOTHING
-        return max(self.seen - before, 0)
+        before, length = self.seen, len(tokens)
+        if length <= before:
+            return 0
+        self.seen = length
+        guessed, self.given = self.given, NOTHING
+        if not guessed.tokens and self.tree.tokens:
+            guessed = self.tree
+            if guessed.committed_len != before:  # without what the node was told itself
+                guessed = guessed.rebase(tokens[:before])
+        self.peer.estimates.judge(guessed, tokens[before:])
+        return length - before
 
     def commit(self, ask: Ask, now: float, value: float) -> Commit | None:
         """What the node is to hear before it guesses for this ask; None: it knows."""
@@ -77,10 +82,13 @@ class Pairing:
             return Close(self.session)
         return Close(self.session, len(tokens), list(tokens[self.told :]))
 
-    def hear(self, guess: Guess, now: float) -> None:
-        """What the node says, unless it has said something newer; raises `ChannelError` for what is no draft."""
+    def hear(self, guess: Guess, now: float) -> bool:
+        """What the node says, unless it has said something newer; whether the target knows all of its tokens.
+
+        Raises `ChannelError` for what is no draft.
+        """
         if guess.number <= self.number:
-            return
+            return True
         try:
             if guess.parents:
                 tree = Draft(tuple(guess.tokens), tuple(guess.parents), guess.length, self.epoch)
@@ -105,14 +113,23 @@ class Pairing:
         if not self.is_warm:
             self.is_warm = True
             breaker.in_time()
-        self.tree, self.number, self.level_at = tree, guess.number, now
+        is_known = not tree.tokens or max(tree.tokens) < self.vocab_size
+        self.tree = tree if is_known and (self.takes_trees or tree.is_chain) else self._usable(tree)
+        self.number, self.level_at = guess.number, now
         is_all = guess.is_all and guess.length >= self.told
         if is_all and not self.is_all:
             estimates.filled(tree.depth, min(self.wants))
         self.is_all = is_all
+        return is_known
+
+    def _usable(self, tree: Draft) -> Draft:
+        tokens, parents = tree.tokens, tree.parents
+        return tree.keep(
+            lambda node: tokens[node] < self.vocab_size and (self.takes_trees or parents[node] == node - 1)
+        )
 
     def behind(self, request: DraftRequest) -> Draft:
         """What is guessed behind the request's text now."""
-        if self.tree.committed_len != len(request.tokens):
+        if self.tree.tokens and self.tree.committed_len != len(request.tokens):
             self.tree = self.tree.rebase(request.tokens)
         return self.tree

@@ -1,14 +1,13 @@
 """How long a pass waits for levels that are on their way: while one more is worth what the others lose by it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 UNKNOWN_SECONDS = 1e-3
 """What a level is expected to take before one was measured."""
 
 
-@dataclass(frozen=True)
-class Prospect:
+class Prospect(NamedTuple):
     """Levels that are on their way for some requests of one node which all have as many."""
 
     requests: int
@@ -19,11 +18,10 @@ class Prospect:
     level_seconds: float  # from one to the next
     late_after: float  # seconds from now after which the next level is late: nobody waits longer for it
 
-    def comes(self, level: int) -> float | None:
-        """Seconds until a level comes; None: by then its node is late. Levels behind the next one take their time."""
-        behind = (level - self.at_hand) * self.level_seconds
-        when = max(self.first_seconds, 0.0)
-        return when + behind if when <= self.late_after else None
+    @property
+    def gain(self) -> float:
+        """Tokens that all of it would bring."""
+        return self.requests * sum(self.survival[self.at_hand : self.wanted])
 
     @property
     def latest(self) -> float:
@@ -33,12 +31,15 @@ class Prospect:
 
 def worth_waiting(prospects: Sequence[Prospect], tokens_per_second: float) -> float:
     """Seconds until the moment that is worth most: tokens that come by then, less those that the wait costs."""
-    coming = sorted(
-        (when, one.requests * one.survival[level])
-        for one in prospects
-        for level in range(one.at_hand, min(one.wanted, len(one.survival)))
-        if (when := one.comes(level)) is not None
-    )
+    coming: list[tuple[float, float]] = []
+    for one in prospects:
+        when = max(one.first_seconds, 0.0)
+        if when > one.late_after:
+            continue
+        for chance in one.survival[one.at_hand : one.wanted]:
+            coming.append((when, one.requests * chance))
+            when += one.level_seconds  # levels behind the next one take their time
+    coming.sort()
     best, best_when, gained = 0.0, 0.0, 0.0
     for when, tokens in coming:
         gained += tokens
@@ -49,6 +50,6 @@ def worth_waiting(prospects: Sequence[Prospect], tokens_per_second: float) -> fl
 
 def most_worth(prospects: Sequence[Prospect], tokens_per_second: float) -> float:
     """Seconds beyond which a wait has cost more than all that could come would bring."""
-    gain = sum(one.requests * sum(one.survival[one.at_hand : one.wanted]) for one in prospects)
+    gain = sum(one.gain for one in prospects)
     late = max((one.latest for one in prospects), default=0.0)
     return min(gain / tokens_per_second, late) if tokens_per_second > 0 else late
