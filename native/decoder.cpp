@@ -79,7 +79,31 @@ void Decoder::forward(const Batch& batch, KvStore& store, float* logits, float* 
     workers_->pool.require_own_process();
     std::lock_guard<std::mutex> lock(workers_->one_pass);
     check(batch, store);
-    Pass(*this, batch, store, adapted_rows(batch), logits, hidden).run();
+    Pass(*this, {batch, store, 0, nullptr}, adapted_rows(batch), logits, hidden).run();
+}
+
+void Decoder::check_exit(const ExitRows& rows, const KvStore& store, size_t kind) const {
+    require(embedding_ && head_, "the decoder has no embedding or head yet");
+    require(kind > 0 && kind < store.kinds().size(), "there are no such KV rows");
+    const RowKind own{1, shape_.num_kv_heads, shape_.head_dim};
+    const RowKind& lent = store.kinds().front();
+    require(store.kinds()[kind] == own, "an exit keeps the rows of one layer");
+    require(lent.kv_heads == own.kv_heads && lent.head_dim == own.head_dim &&
+                lent.layers >= static_cast<int64_t>(layers_.size()) - 1,
+            "the KV store was made for another decoder");
+    check_rows(rows.batch, store, vocab_size_, rows.starts);
+    require(rows.batch.copies == 0 && rows.batch.taps.empty(), "an exit moves no rows and has no hidden states to tell");
+    require(!rows.states || rows.batch.wanted == 0, "nothing comes of rows that are kept");
+}
+
+void Decoder::exit(const ExitRows& rows, KvStore& store, size_t kind, float* logits) {
+    workers_->pool.require_own_process();
+    std::lock_guard<std::mutex> lock(workers_->one_pass);
+    check_exit(rows, store, kind);
+    const int64_t lent = static_cast<int64_t>(layers_.size()) - 1;
+    Pass pass(*this, {rows.batch, store, kind, rows.starts, lent}, {}, logits, nullptr);
+    if (rows.states) pass.keep(rows.states);
+    else pass.run();
 }
 
 }  // namespace foreword

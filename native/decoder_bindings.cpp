@@ -27,6 +27,19 @@ void forward(Decoder& decoder, KvStore& store, const nb::tuple& arrays, const st
     decoder.forward(batch, store, logits.data(), hidden.data());
 }
 
+void exit_forward(Decoder& decoder, KvStore& store, size_t kind, const nb::tuple& arrays, const Array<const int32_t, 1>& starts,
+                  const std::optional<Array<const float, 2>>& states, const Array<float, 2>& logits) {
+    const ExitRows rows{read_batch(arrays, {}), starts.data(), states ? states->data() : nullptr};
+    const bool fit = static_cast<int64_t>(starts.shape(0)) == rows.batch.requests &&
+                     static_cast<int64_t>(logits.shape(0)) == rows.batch.wanted &&
+                     static_cast<int64_t>(logits.shape(1)) == decoder.vocab_size() &&
+                     (!states || (static_cast<int64_t>(states->shape(0)) == rows.batch.rows &&
+                                  static_cast<int64_t>(states->shape(1)) == decoder.shape().hidden_size));
+    if (!fit) throw std::invalid_argument("the arrays beside the batch do not fit it");
+    nb::gil_scoped_release free;
+    decoder.exit(rows, store, kind, logits.data());
+}
+
 // Of every layer, for every matrix that can be added to: the two factors, or None.
 using Factors = std::vector<std::vector<std::optional<std::pair<Matrix, Matrix>>>>;
 
@@ -140,6 +153,8 @@ void bind_decoder(nb::module_& m) {
         }, nb::arg("embedding"), nb::arg("head"), nb::arg("final_norm"))
         .def("forward", &forward, nb::arg("store"), nb::arg("arrays"), nb::arg("taps"), nb::arg("logits"), nb::arg("hidden"),
              nb::arg("adapters") = std::vector<int32_t>{})
+        .def("exit", &exit_forward, nb::arg("store"), nb::arg("kind"), nb::arg("arrays"), nb::arg("starts"), nb::arg("states").none(),
+             nb::arg("logits"))
         .def("set_adapter", &set_adapter, nb::arg("slot"), nb::arg("layers").none())
         .def_prop_ro("threads", &Decoder::threads)
         .def_prop_ro("isa", &Decoder::isa)

@@ -69,6 +69,7 @@ void StackPass::attend(int64_t index, int thread) {
     const Layer& layer = stack_.layers_[static_cast<size_t>(index)];
     pool_.share(static_cast<int64_t>(tasks_.size()), 1, [&](int64_t number, int64_t) {
         AttentionTask task = tasks_[static_cast<size_t>(number)];
+        if (index < lent_) task.first = 0;
         task.window = layer.window;
         task.softcap = layer.softcap;
         if (layer.score_scale > 0.0f) task.scale = layer.score_scale;

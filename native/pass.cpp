@@ -4,11 +4,23 @@
 
 namespace foreword {
 
-Pass::Pass(Decoder& decoder, const Batch& batch, KvStore& store, std::vector<AdaptedRows> adapted, float* logits, float* hidden)
-    : StackPass(decoder, {batch, store, 0, nullptr}, 0, std::move(adapted)), decoder_(decoder), logits_(logits), hidden_(hidden) {}
+Pass::Pass(Decoder& decoder, const PassRows& rows, std::vector<AdaptedRows> adapted, float* logits, float* hidden)
+    : StackPass(decoder, rows, 0, std::move(adapted)), decoder_(decoder), logits_(logits), hidden_(hidden) {}
 
 void Pass::run() {
     pool_.run([this](int thread) { work(thread); });
+}
+
+void Pass::keep(const float* states) {
+    const int64_t last = static_cast<int64_t>(decoder_.layers_.size()) - 1, width = shape_.hidden_size;
+    pool_.run([&](int thread) {
+        pool_.share(batch_.rows, 1, [&](int64_t row, int64_t) {
+            std::copy_n(states + row * width, width, stream(row));
+            turn_row(row);
+        });
+        read_stream(last, thread);
+        keep_rows(last, thread);
+    });
 }
 
 void Pass::work(int thread) {

@@ -8,8 +8,10 @@ namespace foreword {
 
 class Pass : private StackPass {
 public:
-    Pass(Decoder& decoder, const Batch& batch, KvStore& store, std::vector<AdaptedRows> adapted, float* logits, float* hidden);
+    Pass(Decoder& decoder, const PassRows& rows, std::vector<AdaptedRows> adapted, float* logits, float* hidden);
     void run();
+    // Keys and values of the last layer alone, from the stream before it: [rows, hidden size].
+    void keep(const float* states);
 
 private:
     void work(int thread);

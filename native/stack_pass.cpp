@@ -37,7 +37,7 @@ int64_t panels_at_a_time(int64_t panels, int64_t rows, int threads, bool adapted
 
 StackPass::StackPass(Stack& stack, const PassRows& rows, int64_t widest, std::vector<AdaptedRows> adapted)
     : stack_(stack), batch_(rows.batch), store_(rows.store), shape_(stack.shape_), kernels_(stack.kernels_),
-      pool_(stack.workers_->pool), kind_(rows.kind),
+      pool_(stack.workers_->pool), kind_(rows.kind), lent_(rows.lent),
       widest_(std::max({widest, shape_.hidden_size, shape_.query_width(), shape_.intermediate_size, stack.mixtures_.size,
                         stack.mixtures_.count})),
       heads_width_(shape_.query_width() + 2 * shape_.kv_width()), adapted_(std::move(adapted)) {

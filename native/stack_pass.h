@@ -11,6 +11,8 @@ struct PassRows {
     KvStore& store;
     size_t kind;             // of KV rows
     const int32_t* starts;   // [requests], the first KV row that is seen; null: all are
+    // Layers before `lent` have rows of the first kind, of which all are seen, and those behind them have this kind's.
+    int64_t lent = 0;
 };
 
 // The matrices that read one input; what adapters add to them begins when it is there.
@@ -79,10 +81,11 @@ private:
     int64_t turns_at(size_t rope, int64_t row) const {
         return (static_cast<int64_t>(rope) * batch_.rows + row) * (shape_.head_dim / 2);
     }
-    KvView kv(int64_t layer) const { return store_.view(kind_, layer); }
+    KvView kv(int64_t layer) const { return layer < lent_ ? store_.view(0, layer) : store_.view(kind_, layer - lent_); }
     uint8_t* bytes_of(int thread) const { return reinterpret_cast<uint8_t*>(floats_of(thread)); }
 
     size_t kind_;
+    int64_t lent_;
     int64_t widest_;
 
     // Parts of the workspace.

@@ -25,6 +25,7 @@ ASKED: list[dict[str, Any]] = [
     {"method": "draft_model", "num_speculative_tokens": 12, "tree_width": 3},
     {"method": "layer_skip", "num_speculative_tokens": 3, "exit_layer": 1},
     {"method": "layer_skip", "num_speculative_tokens": 9, "layers": [1], "tree_width": 4, "max_depth": 3},
+    {"method": "layer_skip", "num_speculative_tokens": 6, "adapter": "an exit", "tree_width": 2},
     {"method": "self_quantized", "num_speculative_tokens": 4, "bits": 4},
     {"method": "self_quantized", "num_speculative_tokens": 10, "bits": 2, "tree_width": 2},
     {"method": "eagle3", "num_speculative_tokens": 4},

@@ -25,6 +25,7 @@ from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
 from helpers.draft_nodes import connect, running_node, wait_patiently
 from helpers.drafted_answers import PROMPTS, answers, mixed_params, noisy_copy, store_of_answers
 from helpers.drafter_forms import FORMS
+from helpers.exits import write_exit
 from helpers.taught_heads import taught_heads
 
 
@@ -51,6 +52,11 @@ def draft_path(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest.fixture(scope="module")
 def head_paths(llm: LLM, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return taught_heads(llm, tiny_model, tmp_path_factory.mktemp("heads"))
+
+
+@pytest.fixture(scope="module")
+def exit_path(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_exit(tiny_model, tmp_path_factory.mktemp("exit") / "model", layer=1)
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +88,8 @@ def form(
     if "remote" in methods:
         wait_patiently(monkeypatch)
         config |= {"drafters": str(request.getfixturevalue("node").address), "shadow": 0}
+    if "adapter" in config:
+        config["adapter"] = str(request.getfixturevalue("exit_path"))
     if "rest" in methods:
         config["datastore"] = str(datastore)
     return config

@@ -21,6 +21,7 @@ from foreword.speculation.drafting import Ask, needs_of
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
 from helpers.cpu import needs_cpu_kernels
+from helpers.exits import write_exit
 from helpers.fresh_rows import Fresh, read
 from helpers.taught_heads import hf_target, saved_heads, teach
 from helpers.tiny_heads import TinyHead
@@ -37,6 +38,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "mtp tree": {"method": "mtp", "num_speculative_tokens": 7, "tree_width": 3, "max_depth": 3},
     "dflash chain": {"method": "dflash", "num_speculative_tokens": 5},
     "dflash tree": {"method": "dflash", "num_speculative_tokens": 9, "tree_width": 3},
+    "exit chain": {"method": "layer_skip", "num_speculative_tokens": 3},
+    "exit tree": {"method": "layer_skip", "num_speculative_tokens": 7, "tree_width": 3, "max_depth": 3},
     "two layers": {"method": "eagle3", "num_speculative_tokens": 6, "tree_width": 2, "max_depth": 3},
 }
 SYSTEM = tuple(range(30, 64))  # two pages and two tokens that many prompts begin with
@@ -67,13 +70,15 @@ def heads(model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> dict[
     ids = {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
     head = TinyHead(vocab, draft_vocab=250, layers=2).eagle3()
     teach(head, target, texts, (1, 3, 5))
+    found["layer_skip"] = write_exit(model.checkpoint.path, folder / "exit", layer=4)
     return found | {"two layers": head.save(folder / "two layers", draft_vocab_size=250, **ids)}
 
 
 @pytest.fixture(params=FORMS)
 def form(request: pytest.FixtureRequest, heads: dict[str, Path]) -> dict[str, Any]:
     chosen = FORMS[request.param]
-    return {**chosen, "model": str(heads.get(request.param, heads[chosen["method"]]))}
+    key = "adapter" if chosen["method"] == "layer_skip" else "model"
+    return {**chosen, key: str(heads.get(request.param, heads[chosen["method"]]))}
 
 
 class Flickering(FixedPolicy):
@@ -191,7 +196,7 @@ def test_a_head_that_was_off_starts_again_from_the_last_states(model: LoadedMode
     core = EngineCore(model.decoder, model.vocabulary(), EngineParts(policy=policy))
     name = needs_of(drafter).rows[0].name
     passes = [0]
-    head: Any = drafter._drafter._runner
+    head: Any = drafter._drafter._filler
 
     def counted(run: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
@@ -200,7 +205,9 @@ def test_a_head_that_was_off_starts_again_from_the_last_states(model: LoadedMode
 
         return call
 
-    head.forward, head.chain, head.block = map(counted, (head.forward, head.chain, head.block))
+    for call in ("forward", "chain", "block"):
+        if hasattr(head, call):
+            setattr(head, call, counted(getattr(head, call)))
     params = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
     (request,) = core.add(NewRequest("one", SYSTEM, params))
     for _ in range(4):
@@ -214,7 +221,7 @@ def test_a_head_that_was_off_starts_again_from_the_last_states(model: LoadedMode
     core.step()
     rows = request.kv.extra[name]
     assert passes[0] > before
-    assert rows.begin == len(SYSTEM) + 100 - 1 - 64 + (0 if "dflash" in name else 1)
+    assert rows.begin == len(SYSTEM) + 100 - 1 - 64 + (0 if "dflash" in name or "exit" in name else 1)
     while core.has_requests:
         core.step()
     assert request.output_ids == plain_text(model, SYSTEM, 150)

@@ -11,6 +11,7 @@ LATENT = f"{UNIT}/backends/test_latent_rows.py"
 GGUF = "tests/integration/test_families.py::test_a_gguf_file_gives_the_same_logits"
 GGUF_FILES = f"{UNIT}/models/test_gguf_families.py"
 MODULES = "tests/integration/test_mtp_mixtures.py"
+GATED = "tests/integration/test_mtp_gated.py"
 
 FAMILY_MUTANTS = (
     Mutant(
@@ -164,6 +165,22 @@ FAMILY_MUTANTS = (
         '    check_experts((f"model.{name}" for name in files.shapes), [layer], str(files.path))\n',
         '    check_experts((f"model.{name}" for name in files.shapes), [], str(files.path))\n',
         (f"{MODULES}::test_experts_that_are_not_there_are_missed_before_they_cost_anything",),
+    ),
+    Mutant(
+        92,
+        "what gated attention saw is not weighed",
+        "backends/torch/layers.py",
+        "seen * gate.sigmoid()",
+        "seen",
+        (f"{GATED}::test_what_a_gated_module_says_is_what_it_should",),
+    ),
+    Mutant(
+        92,
+        "norms of a gated module are taken as they are stored",
+        "models/heads/opening.py",
+        "(self.files.load(name) + 1)",
+        "self.files.load(name)",
+        (f"{GATED}::test_what_a_gated_module_says_is_what_it_should",),
     ),
     Mutant(
         93,

@@ -10,6 +10,8 @@ ONE_CALL = "tests/integration/test_head_chains.py::test_one_call_gives_the_guess
 DSPARK = "tests/integration/test_dspark.py"
 CHOICES = f"{UNIT}/drafters/test_medusa_choices.py"
 
+BLOCKS = f"{UNIT}/backends/cuda/test_block_heads.py::test_a_block_in_one_call_is_the_reference_s"
+
 PARALLEL_HEAD_MUTANTS = (
     Mutant(
         73,
@@ -210,5 +212,29 @@ PARALLEL_HEAD_MUTANTS = (
         "is_worth(tree, first + tree.depth)",
         "is_worth(tree, first)",
         (f"{DSPARK}::test_a_draft_ends_where_the_head_is_not_sure",),
+    ),
+    Mutant(
+        76,
+        "rows of a captured block see no further than themselves",
+        "backends/cuda/block_heads.py",
+        "return arrays.prefix_lens + guesses - 1",
+        "return arrays.positions",
+        (f"{BLOCKS}[dflash]",),
+    ),
+    Mutant(
+        77,
+        "places of a captured block share the noise of the first",
+        "backends/cuda/block_heads.py",
+        "plan.lengths[owners] + level",
+        "plan.lengths[owners]",
+        (f"{BLOCKS}[p_eagle]",),
+    ),
+    Mutant(
+        78,
+        "an exit's rows of committed tokens are made of nothing",
+        "backends/torch/decoder.py",
+        "self._layers.keep(last, states,",
+        "self._layers.keep(last, 0 * states,",
+        ("tests/integration/test_exit_rows.py",),
     ),
 )

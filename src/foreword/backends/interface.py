@@ -99,10 +99,8 @@ Chains = list[list[int]] | PendingChains
 """The guesses of every request."""
 
 
-class HeadRunner(Protocol):
-    """A draft head that was loaded beside a decoder. Its KV rows are in the pages of the decoder's store."""
-
-    spec: HeadSpec
+class RowsRunner(Protocol):
+    """What has KV rows of its own in the pages of a decoder's store."""
 
     @property
     def weight_bytes(self) -> int:
@@ -110,8 +108,18 @@ class HeadRunner(Protocol):
         ...
 
     def forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:
-        """One pass over all rows."""
+        """One pass over all rows.
+
+        An exit (`Decoder.exit`) keeps what features say of committed tokens, as DFlash does; its other rows read their
+        token alone, go through the decoder's layers, on the decoder's KV rows, and return no states.
+        """
         ...
+
+
+class HeadRunner(RowsRunner, Protocol):
+    """A draft head that was loaded beside a decoder."""
+
+    spec: HeadSpec
 
     def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> Chains | None:
         """The guesses of every request, as the target's ids; None: it cannot, and is asked level by level.
@@ -207,6 +215,14 @@ class Decoder(Protocol):
 
     def medusa(self, head: Head) -> MedusaRunner:
         """Medusa's heads beside this decoder, which lends its output matrix to those that have none."""
+        ...
+
+    def exit(self, more: Checkpoint, layer: int, rows: str) -> RowsRunner | None:
+        """This one's first `layer` layers, then the one of another checkpoint and that one's final norm.
+
+        The KV rows of the first are this decoder's own in the store, `rows` names those of the other. None: the backend
+        runs such a decoder on KV rows of its own alone.
+        """
         ...
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:

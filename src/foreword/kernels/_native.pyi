@@ -127,6 +127,15 @@ class Decoder:
         hidden: Floats,
         adapters: Sequence[int] = (),
     ) -> None: ...
+    def exit(
+        self,
+        store: KvStore,
+        kind: int,
+        arrays: tuple[NDArray[Any], ...],
+        starts: Ints,
+        states: Floats | None,
+        logits: Floats,
+    ) -> None: ...
     def set_adapter(
         self, slot: int, layers: list[list[tuple[PackedMatrix, PackedMatrix] | None]] | None
     ) -> None: ...

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput
 from foreword.backends.cpu.adapters import AdapterPacker
+from foreword.backends.cpu.exits import CpuExit
 from foreword.backends.cpu.experts import load_experts
 from foreword.backends.cpu.heads import CpuHead, HeadPacker
 from foreword.backends.cpu.kv_store import HEAD_ALIGNMENT, CpuKvStore
@@ -156,6 +157,13 @@ class CpuDecoder:
             final_norm=packer.vector(FINAL_NORM),
         )
         return CpuDecoder(self.config.followed_by(more.config), weights, self.form, self.threads)
+
+    def exit(self, more: Checkpoint, layer: int, rows: str) -> CpuExit:
+        """The first layers on this decoder's KV rows, then the layer of another checkpoint on `rows`."""
+        lower = self.with_layers(range(layer))
+        whole = lower.followed_by(more)
+        own_bytes = whole.layer_bytes - lower.layer_bytes
+        return CpuExit(whole._native, self.config.vocab_size, rows, own_bytes)
 
     def head(self, head: Head, rows: str) -> CpuHead:
         """A draft head in this decoder's numbers, on its threads."""

@@ -32,6 +32,7 @@ from foreword.backends.torch.weights import DecoderWeights, LayerWeights
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
 from foreword.models.adapters.lora import Lora
 from foreword.models.config import ModelConfig
+from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.opening import Head
 from foreword.models.rope import inverse_frequencies
 
@@ -69,6 +70,9 @@ class CudaDecoder(TorchDecoder):
     def remade(self, config: ModelConfig, weights: DecoderWeights) -> "CudaDecoder":
         """A decoder of the same kind with other layers."""
         return CudaDecoder(config, weights, self._products)
+
+    def exit(self, more: Checkpoint, layer: int, rows: str) -> None:
+        """An exit has KV rows of its own here for all of its layers: then it runs in captured passes."""
 
     def head(self, head: Head, rows: str) -> TorchHead:
         """A draft head in the numbers of this decoder; layers that are not of the llama kind run on torch."""

@@ -101,6 +101,9 @@ class TensorParallelDecoder:
     def followed_by(self, more: Checkpoint) -> "TensorParallelDecoder":
         raise _refusal("a drafter with layers of its own behind the target's")
 
+    def exit(self, more: Checkpoint, layer: int, rows: str) -> None:
+        raise _refusal("a drafter with layers of its own behind the target's")
+
     def head(self, head: Head, rows: str) -> HeadRunner:
         """A draft head at the first rank, which reads the whole embedding and output matrix for it."""
         kind = TorchHead if head.spec.is_plain else TorchModule

@@ -8,12 +8,13 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps, known_ids
-from foreword.backends.interface import KvStore
+from foreword.backends.interface import HeadInput, KvStore
 from foreword.backends.support import require_supported
-from foreword.backends.torch.adapters import additions, on_device
+from foreword.backends.torch.adapters import Additions, additions, on_device
 from foreword.backends.torch.attention import GroupView, PagedKv, group_views, windowed
 from foreword.backends.torch.exchange import ALONE, Exchange
-from foreword.backends.torch.heads import LentEnds, TorchHead
+from foreword.backends.torch.exits import TorchExit
+from foreword.backends.torch.heads import LentEnds, TorchHead, seen_from
 from foreword.backends.torch.kv_store import TorchKvStore
 from foreword.backends.torch.layers import TorchLayers
 from foreword.backends.torch.medusa import TorchMedusa
@@ -112,6 +113,40 @@ class TorchDecoder:
     def remade(self, config: ModelConfig, weights: DecoderWeights) -> "TorchDecoder":
         """A decoder of the same kind with other layers."""
         return TorchDecoder(config, weights, bucketed=self._bucketed)
+
+    def exit(self, more: Checkpoint, layer: int, rows: str) -> TorchExit | None:
+        """The first layers on this decoder's KV rows, then the layer of another checkpoint on `rows`."""
+        if self._attention_spec.latent is not None:
+            return None
+        lower = self.with_layers(range(layer))
+        whole = lower.followed_by(more)
+        return TorchExit(whole, rows, whole.layer_bytes - lower.layer_bytes)
+
+    @torch.inference_mode()
+    def exit_logits(self, wanted: HeadInput, rows: str, store: KvStore) -> Tensor:
+        """A pass of a decoder whose last layer alone has `rows` of its own; see `RowsRunner.forward`."""
+        if not isinstance(store, TorchKvStore):
+            raise ValueError("the KV store was made for another backend")
+        staged = self._staging.stage(ForwardBatch.of(wanted.arrays), store.page_size, store.spare_slot)
+        batch, last = staged.batch, self.config.num_layers - 1
+        dtype, slots = self._weights.embedding.dtype, batch.slots.long()
+        turns = self._rotations.of(batch.positions, dtype)
+        (own_keys, own_values), (keys, values) = store.arrays(rows), store.arrays(DECODER_ROWS)
+        if not wanted.are_own:
+            padding = len(batch.token_ids) - len(wanted.features)
+            states = torch.nn.functional.pad(wanted.features.to(dtype), (0, 0, 0, padding))
+            self._layers.keep(last, states, turns[last], PagedKv(own_keys[0], own_values[0], slots, []))
+            return torch.empty((0, self.config.vocab_size), device=self.device)
+        stream, views = self._embed(batch.token_ids), self._views(staged, store)
+        for index, spec in enumerate(self.config.layers):
+            seen = views[spec.attention.window]
+            kv = PagedKv(keys[index], values[index], slots, seen)
+            if index == last:
+                kv = PagedKv(
+                    own_keys[0], own_values[0], slots, seen_from(wanted, staged, seen, store.empty_slot)
+                )
+            stream = self._layers.run(index, stream, turns[index], kv, Additions())
+        return self._logits(self._final_norm(stream[batch.logit_rows]))[: staged.num_logits]
 
     def head(self, head: Head, rows: str) -> TorchHead:
         """A draft head in the numbers of this decoder."""

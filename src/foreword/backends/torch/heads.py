@@ -83,7 +83,7 @@ class TorchHead:
         slots = batch.slots.long()
         if self.spec.join is Join.CONTEXT and not wanted.are_own:
             return self._keep_context(features, cos_sin, paged, slots)
-        views = _from(
+        views = seen_from(
             wanted, staged, group_views(staged, paged.page_size, paged.empty_slot), paged.empty_slot
         )
         begun = self._begin(batch.token_ids, features, wanted.are_own)
@@ -228,7 +228,9 @@ class TorchHead:
         return linear(x, self._weights[name + ".weight"], self._weights.get(name + ".bias"))
 
 
-def _from(wanted: HeadInput, staged: StagedBatch, views: list[GroupView], empty_slot: int) -> list[GroupView]:
+def seen_from(
+    wanted: HeadInput, staged: StagedBatch, views: list[GroupView], empty_slot: int
+) -> list[GroupView]:
     """The views without the KV rows before each request's start, which may hold anything, also NaN."""
     device = staged.batch.token_ids.device
     starts = torch.zeros(len(staged.batch.kv_lens), dtype=torch.int64, device=device)

@@ -46,6 +46,12 @@ class TorchLayers:
         said = self._exchange.total(self._mlp(layer, spec.mlp, stream, added))
         return self._added(stream, said, layer.after_mlp, spec)
 
+    def keep(self, index: int, stream: Tensor, turns: CosSin | None, kv: PagedKv) -> None:
+        """Keys and values of the rows whose stream before this layer is given; nothing else comes of them."""
+        layer = self._weights[index]
+        qkv = linear(self.norm(stream, layer.input_norm), layer.qkv, layer.qkv_bias)
+        self._placed(layer, self._specs[index].attention, qkv, turns, kv)
+
     def norm(self, rows: Tensor, weight: Tensor, exchange: Exchange = ALONE) -> Tensor:
         """Normed, if there is such a norm."""
         return rms_norm(rows, weight, self._eps, exchange) if len(weight) else rows
@@ -81,6 +87,14 @@ class TorchLayers:
         self, layer: LayerWeights, spec: AttentionSpec, qkv: Tensor, turns: CosSin | None, kv: PagedKv
     ) -> Tensor:
         """Keep this pass's keys and values and attend over all that are seen: [rows, query width]."""
+        q, gate = self._placed(layer, spec, qkv, turns, kv)
+        seen = paged_attention(q, kv.keys, kv.values, kv.views, spec.scale, spec.softcap).flatten(1)
+        return seen if gate is None else seen * gate.sigmoid()
+
+    def _placed(
+        self, layer: LayerWeights, spec: AttentionSpec, qkv: Tensor, turns: CosSin | None, kv: PagedKv
+    ) -> tuple[Tensor, Tensor | None]:
+        """Keep this pass's keys and values; returns queries [rows, heads, dim], and gates if there are any."""
         q, k, v = torch.split(qkv, [spec.query_rows, spec.kv_width, spec.kv_width], dim=1)
         gate: Tensor | None = None
         if spec.gated:
@@ -94,8 +108,7 @@ class TorchLayers:
             q, k = rotate(q, *turns), rotate(k, *turns)
         kv.keys[kv.slots] = k
         kv.values[kv.slots] = v
-        seen = paged_attention(q, kv.keys, kv.values, kv.views, spec.scale, spec.softcap).flatten(1)
-        return seen if gate is None else seen * gate.sigmoid()
+        return q, gate
 
     def _normed_heads(
         self, layer: LayerWeights, q: Tensor, k: Tensor, exchange: Exchange = ALONE

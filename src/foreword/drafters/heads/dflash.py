@@ -29,6 +29,8 @@ class DFlashHead(HeadInPages):
 
     def __init__(self, head: LoadedHead, width: int) -> None:
         super().__init__(head, LAG, scratch=head.spec.block_size)
+        self._runner = head.runner
+        self.acceptance_by_level = head.acceptance_by_level
         assert head.spec.mask_token_id is not None
         self._mask, self._spec, self._width = head.spec.mask_token_id, head.spec, width
         self._in_one_call = width == 1  # where the runner can

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foreword.backends.batch import Ints
 from foreword.backends.interface import HeadInput, HeadOutput
-from foreword.drafters.heads.loading import LoadedHead
+from foreword.drafters.heads.loading import LoadedRows
 from foreword.kv.extra_rows import ExtraRows
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Commit, DrafterNeeds, DraftRequest, RequestRows
@@ -47,16 +47,17 @@ class HeadInPages:
     the latter are made again when their tokens are committed.
     """
 
-    def __init__(self, head: LoadedHead, lag: int, scratch: int) -> None:
+    acceptance_by_level: tuple[float, ...] = ()  # as measured when it was made; empty: nobody knows
+
+    def __init__(self, head: LoadedRows, lag: int, scratch: int) -> None:
         """A row is made from the states of the position `lag` before it: so many first tokens have none."""
-        self._runner = head.runner
+        self._filler = head.runner
         self._kind = head.rows.name
         self._taps = head.taps
         self._vocabulary = head.vocabulary
         self._lag = lag
         self._buffers = BatchBuffers()
         self.needs = DrafterNeeds(head.taps, (head.rows,), scratch=scratch)
-        self.acceptance_by_level = head.acceptance_by_level
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Keep the newest states; where guesses are wanted, long stretches get their rows at once."""
@@ -80,7 +81,7 @@ class HeadInPages:
 
     def memory_bytes(self) -> int:
         """Its own weights; its KV rows are part of the engine's memory."""
-        return self._runner.weight_bytes
+        return self._filler.weight_bytes
 
     def _rows_of(self, pages: RequestRows) -> ExtraRows:
         return pages.kv.rows_of(self._kind, self._lag)
@@ -101,7 +102,7 @@ class HeadInPages:
     def _run_true(self, runs: Sequence[Run], wanted: int) -> tuple[HeadOutput, Ints]:
         """Make rows from the target's states; returns the outcome of the last `wanted` of each, and all their pages."""
         rows = self._true_rows(runs, wanted)
-        output = self._runner.forward(rows, runs[0].pages.store)
+        output = self._filler.forward(rows, runs[0].pages.store)
         fill(runs)
         return output, rows.arrays.block_tables
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from foreword.backends.batch import MAX_DRAFT_NODES, Tap
-from foreword.backends.interface import HeadRunner
+from foreword.backends.interface import HeadRunner, RowsRunner
 from foreword.drafters.heads.vocabulary import DraftVocabulary
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
@@ -30,13 +30,20 @@ class HeadConfig:
 
 
 @dataclass(frozen=True)
-class LoadedHead:
-    """What a drafter with a head is made of."""
+class LoadedRows:
+    """What a drafter with KV rows in the target's pages is made of."""
 
-    runner: HeadRunner
+    runner: RowsRunner
     rows: RowSpec  # its KV rows in the target's pages
     taps: tuple[Tap, ...]  # the target's states that it reads
     vocabulary: DraftVocabulary
+
+
+@dataclass(frozen=True)
+class LoadedHead(LoadedRows):
+    """What a drafter with a head is made of."""
+
+    runner: HeadRunner
     own: Mapping[str, Tensor] = field(default_factory=dict)  # what the drafter reads itself, in float32
     acceptance_by_level: tuple[float, ...] = ()  # as measured when it was made; empty: nobody knows
 

@@ -3,17 +3,13 @@
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from foreword.backends.batch import MAX_DRAFT_NODES
-from foreword.backends.interface import HeadInput
 from foreword.drafters.heads.chain_plan import drafted, plan_chains
+from foreword.drafters.heads.growing import Begun, grow_by_passes
 from foreword.drafters.heads.head_tree import HeadTree
 from foreword.drafters.heads.in_pages import HeadInPages, Run, fill
-from foreword.drafters.heads.levels import level_arrays
 from foreword.drafters.heads.loading import LoadedHead
-from foreword.drafters.model.next_level import add_tokens, are_plainly_greedy, grow_chains, grow_trees
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask
 
@@ -26,6 +22,8 @@ class StepwiseHead(HeadInPages):
 
     def __init__(self, head: LoadedHead, width: int) -> None:
         super().__init__(head, LAG, scratch=MAX_DRAFT_NODES if width > 1 else 0)
+        self._runner = head.runner
+        self.acceptance_by_level = head.acceptance_by_level
         self._width = width
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
@@ -76,37 +74,5 @@ class StepwiseHead(HeadInPages):
     def _grow_levels(self, trees: list[HeadTree], runs: list[Run]) -> None:
         output, tables = self._run_true(runs, wanted=1)
         starts = np.array([max(run.rows.begin, LAG) for run in runs], np.int32)
-        store, are_greedy = runs[0].pages.store, self._width == 1 and are_plainly_greedy(trees)
-        while True:
-            sizes = [len(tree.frontier) for tree in trees]
-            if are_greedy:
-                add_tokens(trees, self._vocabulary.likeliest(output.logits), {})
-            elif self._width == 1:
-                grow_chains(trees, self._vocabulary.spread(output.logits))
-            else:
-                grow_trees(trees, self._vocabulary.spread(output.logits))
-            sources = _sources(trees, sizes)
-            going = [place for place, tree in enumerate(trees) if not tree.is_done]
-            if not going:
-                return
-            if len(going) < len(trees):
-                trees, starts, tables = [trees[place] for place in going], starts[going], tables[going]
-            arrays = level_arrays(trees, tables, store.page_size)
-            states = _taken(output.states, sources)
-            output = self._runner.forward(HeadInput(arrays, starts, states, are_own=True), store)
-
-
-def _sources(trees: Sequence[HeadTree], sizes: Sequence[int]) -> list[int]:
-    """For every node that is read next, the row of its parent among those that were read last."""
-    rows: list[int] = []
-    first = 0
-    for tree, size in zip(trees, sizes, strict=True):
-        if not tree.is_done:
-            rows += (first + place for place in tree.sources)
-        first += size
-    return rows
-
-
-def _taken(states: Tensor, rows: list[int]) -> Tensor:
-    """These rows; no copy where they are all of them in their order, as with chains."""
-    return states if rows == list(range(len(states))) else states[torch.tensor(rows)]
+        begun = Begun(output, tables, starts)
+        grow_by_passes(trees, begun, self._runner, runs[0].pages.store, self._vocabulary)

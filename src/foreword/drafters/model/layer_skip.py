@@ -2,10 +2,16 @@
 
 from dataclasses import dataclass
 
+from foreword.backends.batch import Tap
+from foreword.drafters.heads.exit import ExitHead
+from foreword.drafters.heads.loading import LoadedRows
+from foreword.drafters.heads.vocabulary import DraftVocabulary
 from foreword.drafters.model.autoregressive import AutoregressiveDrafter, DraftingSize
-from foreword.drafters.model.exit_adapter import open_adapter
+from foreword.drafters.model.exit_adapter import AdapterCheckpoint, open_adapter
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
+from foreword.kv.spec import RowSpec
+from foreword.speculation.drafting import Drafter
 
 
 @dataclass(frozen=True)
@@ -16,6 +22,9 @@ class LayerSkipConfig:
     exit_layer: int = 0  # keep the first layers up to this many; 0: half of them
     adapter: str | None = None  # what `foreword train exit` wrote; it says itself after which layer it comes
     tree_width: int = 1  # nodes on every level of the draft; 1 is a chain
+    own_kv: bool = (
+        False  # an adapter's layers keep KV rows of their own, also where they could share the target's
+    )
 
     def __post_init__(self) -> None:
         if self.adapter is None:
@@ -32,10 +41,12 @@ class LayerSkipConfig:
         return tuple(self.layers)
 
 
-def build_layer_skip(config: LayerSkipConfig, resources: DrafterResources) -> AutoregressiveDrafter:
-    """A drafter that shares the target's weights and adds a KV cache, and the adapter's layer if there is one."""
+def build_layer_skip(config: LayerSkipConfig, resources: DrafterResources) -> Drafter:
+    """A drafter that shares the target's weights; with an adapter, where the backend can, its KV rows too."""
     num_layers = resources.target.config.num_layers
     adapter = None if config.adapter is None else open_adapter(config.adapter, resources.checkpoint)
+    if adapter is not None and (exit_head := _exit_head(config, adapter, resources)) is not None:
+        return exit_head
     kept = config.kept(num_layers) if adapter is None else tuple(range(adapter.exit_layer))
     if not kept or list(kept) != sorted(set(kept)) or not 0 <= kept[0] <= kept[-1] < num_layers:
         raise RequestError(
@@ -45,3 +56,20 @@ def build_layer_skip(config: LayerSkipConfig, resources: DrafterResources) -> Au
     decoder = lower if adapter is None else lower.followed_by(adapter)
     own_bytes = decoder.layer_bytes - lower.layer_bytes
     return AutoregressiveDrafter(decoder, resources.vocab_size, DraftingSize(config.tree_width), own_bytes)
+
+
+def _exit_head(
+    config: LayerSkipConfig, adapter: AdapterCheckpoint, resources: DrafterResources
+) -> ExitHead | None:
+    """None: it needs KV rows of its own for all layers."""
+    size = DraftingSize(config.tree_width)
+    attention, layer = adapter.config.layer.attention, adapter.exit_layer
+    if adapter.config.num_layers != 1 or config.own_kv:
+        return None
+    name = f"exit:{adapter.path.resolve()}"
+    runner = resources.target.exit(adapter, layer, name)
+    if runner is None:
+        return None
+    rows = RowSpec(name, 1, *attention.kept)
+    vocabulary = DraftVocabulary(None, resources.vocab_size, resources.target.device)
+    return ExitHead(LoadedRows(runner, rows, (Tap(layer),), vocabulary), size.tree_width)

@@ -166,22 +166,21 @@ def _llama_layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, Rop
 
 def _family_layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, RopeSpec, bool]:
     """The same of a module that is one more layer of its model, behind the last."""
-    family = hf_family(fields.values, Path(fields.origin))
-    return _checked(layer_behind(fields, family), family, fields, files)
+    return _layer_of(hf_family(fields.values, Path(fields.origin)), fields, files)
 
 
 def _gated_layer(fields: ConfigFields, files: HeadFiles) -> tuple[LayerSpec, RopeSpec, bool]:
     """The same of Qwen3-Next's and Qwen3.5's: gated attention, with experts or without."""
     has_experts = "layers.0.mlp.gate.weight" in files.shapes
     family = GATED_LAYERS if has_experts else replace(GATED_LAYERS, experts=None)
-    layer = layer_behind(fields, family)
-    layer = replace(layer, attention=replace(layer.attention, gated=True))
-    return _checked(layer, family, fields, files)
+    layer, rope, interleaved = _layer_of(family, fields, files)
+    return replace(layer, attention=replace(layer.attention, gated=True)), rope, interleaved
 
 
-def _checked(
-    layer: LayerSpec, family: Architecture, fields: ConfigFields, files: HeadFiles
+def _layer_of(
+    family: Architecture, fields: ConfigFields, files: HeadFiles
 ) -> tuple[LayerSpec, RopeSpec, bool]:
+    layer = layer_behind(fields, family)
     check_experts((f"model.{name}" for name in files.shapes), [layer], str(files.path))
     return layer, rope_spec(fields, family.rope, layer.attention.turned), family.rope.interleaved
 
