@@ -57,6 +57,8 @@ def test_the_command_writes_a_page_and_goes_on_where_it_was(tiny_model, tmp_path
         assert len(rows) == 8
         assert len(kept.read_text(encoding="utf-8").splitlines()) == 9
     assert "temperature 1" in page.read_text(encoding="utf-8")
+    data.write_text(data.read_text().replace("one two", "two one"))
+    assert_one_line_error(foreword("bench", "drafters", *options, *more), "was measured with prompts_digest")
 
 
 def test_bad_numbers_are_refused_in_one_line():

@@ -1,5 +1,6 @@
 """The grid of `foreword bench drafters`: kind of work, temperature, requests at once."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ class GridOptions:
     """What the command line says."""
 
     model: str
-    dataset: Path | None
+    dataset: Sequence[Path] | None
     limit_per_category: int | None
     max_tokens: int
     methods: str | None
@@ -41,7 +42,7 @@ def drafter_grid(given: GridOptions) -> None:
     from foreword.bench.drafters.grid import Cell, GridBench, GridRecord, GridSettings
     from foreword.bench.drafters.methods import default_methods, parse_methods
     from foreword.bench.drafters.page import grid_page, speedups
-    from foreword.bench.drafters.prompts import own_prompts, read_prompts, take_per_category
+    from foreword.bench.drafters.prompts import bench_prompts, prompts_digest
     from foreword.bench.drafters.resume import Ledger
 
     at_once = parse_sizes("--concurrency", given.concurrency or "1,4")
@@ -49,8 +50,7 @@ def drafter_grid(given: GridOptions) -> None:
         raise RequestError("--concurrency takes numbers from 1 on")
     temperatures = _numbers(given.temperatures or "0,0.7,1")
     methods = default_methods() if given.methods is None else parse_methods(given.methods)
-    found = own_prompts() if given.dataset is None else read_prompts(given.dataset)
-    prompts = take_per_category(found, given.limit_per_category)
+    prompts = bench_prompts(given.dataset, given.limit_per_category)
     kinds = list(dict.fromkeys(prompt.category for prompt in prompts))
     cells = [Cell(kind, warm, count) for kind in kinds for warm in temperatures for count in at_once]
     llm = load_llm(given.model, given.dtype, given.device, given.backend)
@@ -61,6 +61,7 @@ def drafter_grid(given: GridOptions) -> None:
         "decoder": type(llm.engine.target).__name__,
         "dtype": given.dtype,
         "prompts": len(prompts),
+        "prompts_digest": prompts_digest(prompts),
         **asdict(settings),
     }
     ledger = None if given.resume is None else Ledger(given.resume, made_with, GridRecord.from_json)
