@@ -26,6 +26,7 @@ def test_every_cell_is_measured_once(tiny_model):
     for record in records:
         assert record.requests == max(2 * record.concurrency, 1)
         assert record.tokens == record.requests * 8
+        assert record.cpu_seconds > 0
         assert 0 < record.latency_p50 <= record.latency_max <= record.seconds
     plain = [record for record in records if record.drafter == "plain"]
     assert all(record.passes == record.tokens and not record.drafted_per_position for record in plain)

@@ -8,7 +8,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 from foreword.acceptance.params import SamplingParams
@@ -55,6 +55,9 @@ class GridRecord:
     latency_max: float
     drafted_per_position: tuple[int, ...] = ()
     accepted_per_position: tuple[int, ...] = ()
+    cpu_seconds: float = (
+        0.0  # of this process, which others do not lengthen; 0: the processor does not do the work
+    )
 
     @property
     def cell(self) -> Cell:
@@ -147,7 +150,7 @@ class GridBench:
         live: dict[str, tuple[Request, float]] = {}
         done: list[Request] = []
         latencies: list[float] = []
-        before, began = engine.seconds, perf_counter()
+        before, began, worked = engine.seconds, perf_counter(), process_time()
         while waiting or live:
             while waiting and len(live) < cell.concurrency:
                 request = self._add(label, cell, *waiting.popleft())
@@ -159,6 +162,7 @@ class GridBench:
                     done.append(request)
                     del live[name]
         seconds, spent = perf_counter() - began, engine.seconds - before
+        cpu_seconds = process_time() - worked if engine.target.device.type == "cpu" else 0.0
         return GridRecord(
             label,
             cell.category,
@@ -175,6 +179,7 @@ class GridBench:
             latency_max=max(latencies),
             drafted_per_position=summed([request.acceptance.drafted_per_position for request in done]),
             accepted_per_position=summed([request.acceptance.accepted_per_position for request in done]),
+            cpu_seconds=cpu_seconds,
         )
 
     def _add(self, label: str, cell: Cell, number: int, prompt: Sequence[int]) -> Request:
