@@ -55,9 +55,7 @@ class GridRecord:
     latency_max: float
     drafted_per_position: tuple[int, ...] = ()
     accepted_per_position: tuple[int, ...] = ()
-    cpu_seconds: float = (
-        0.0  # of this process, which others do not lengthen; 0: the processor does not do the work
-    )
+    cpu_seconds: float = 0.0  # of this process, whatever else runs; 0 if the processor does not do the work
 
     @property
     def cell(self) -> Cell:
