@@ -9,6 +9,7 @@ from foreword import LLM
 from foreword.bench.drafters.grid import Cell, GridBench, GridSettings
 from foreword.bench.drafters.methods import parse_methods
 from foreword.bench.drafters.prompts import BenchPrompt
+from foreword.engine.config import EngineConfig
 from helpers.command_line import assert_one_line_error, foreword
 
 PROMPTS = [BenchPrompt("1", "chat", "one two one two one two"), BenchPrompt("2", "code", "def add(a, b):")]
@@ -32,6 +33,14 @@ def test_every_cell_is_measured_once(tiny_model):
     assert all(record.passes == record.tokens and not record.drafted_per_position for record in plain)
     rest = list(bench.measure(PROMPTS, cells, records[:-1], lambda stage, done, whole: None))
     assert [record.key for record in rest] == [records[-1].key]
+
+
+def test_passes_that_read_a_prompt_in_pieces_do_not_count(tiny_model):
+    llm = LLM(str(tiny_model), config=EngineConfig(max_num_batched_tokens=8))
+    bench = GridBench(llm, parse_methods("ngram"), GridSettings(max_tokens=8))
+    long = [BenchPrompt("1", "chat", "one two three four five six seven eight nine ten eleven twelve")]
+    plain, _ = bench.measure(long, [Cell("chat", 0.0, 2)], [], lambda stage, done, whole: None)
+    assert plain.tokens_per_pass == 1
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
+from foreword.engine.requests.ledger import RequestLedger
 from foreword.engine.requests.request import Request
 from foreword.progress import StageProgress
 
@@ -46,7 +47,7 @@ class GridRecord:
     concurrency: int
     requests: int
     tokens: int
-    passes: int  # of requests: a pass over a batch of four counts four times
+    passes: int  # that gave tokens, of requests: one over a batch of four counts four times
     seconds: float  # wall-clock of the whole cell
     draft_seconds: float
     verify_seconds: float
@@ -168,7 +169,7 @@ class GridBench:
             cell.concurrency,
             requests=count,
             tokens=sum(len(request.output_ids) for request in done),
-            passes=sum(request.ledger.passes for request in done),
+            passes=sum(_deciding(request.ledger) for request in done),
             seconds=seconds,
             draft_seconds=spent.draft,
             verify_seconds=spent.verify,
@@ -194,3 +195,8 @@ class GridBench:
             NewRequest(name, tuple(prompt), params, name, self._speculation[label])
         )
         return request
+
+
+def _deciding(ledger: RequestLedger) -> int:
+    """Passes from the first token on: those before it read a long prompt piece by piece."""
+    return ledger.passes - ledger.first_passes + 1
