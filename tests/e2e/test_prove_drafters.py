@@ -11,7 +11,7 @@ from foreword.drafters.names import OWN_METHODS
 from helpers.command_line import foreword
 from helpers.draft_nodes import asking, running_node
 from helpers.drafted_answers import noisy_copy, store_of_answers
-from helpers.serve_process import serve
+from helpers.serve_process import ServeProcess, serve
 from helpers.taught_heads import taught_heads
 
 pytestmark = pytest.mark.slow
@@ -31,10 +31,24 @@ def paths(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return {name: {"model": str(path)} for name, path in models.items()} | {"rest": {"datastore": str(store)}}
 
 
+NOTHING_TO_GUESS = ("prediction", "grammar")
+"""Methods that guess what a request expects or prescribes, which the examination's do not."""
+
+GUESSES = "foreword:spec_decode_num_draft_tokens_total{"
+
+
+def guesses(running: ServeProcess) -> float:
+    """How many the server has had judged so far."""
+    with running.http() as http:
+        lines = http.get("/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(GUESSES))
+
+
 def refuted(model: Path, config: dict[str, Any], *options: str) -> list[str]:
     with serve(model, "--speculative-config", json.dumps(config), factory=None) as running:
         asked = ("prove", "--url", running.url, "--tolerance", "0.001", "--json", *options)
         run = foreword(*asked, timeout=PATIENCE)
+        assert (guesses(running) > 0) == (config["method"] not in NOTHING_TO_GUESS)
     assert run.returncode in (0, 1), run.stderr
     found = json.loads(run.stdout)
     not_tried = {verdict["check"] for verdict in found["verdicts"] if verdict["verdict"] == "not tried"}

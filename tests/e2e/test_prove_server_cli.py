@@ -45,6 +45,10 @@ def test_the_cost_is_told_without_asking_for_it(server):
 
 def test_what_cannot_be_examined_is_one_line(server):
     assert_one_line_error(foreword("prove", "--url", "http://127.0.0.1:9/v1"), "no server answers")
+    plain = ("--plain-body", "[]")  # seen before anybody is asked
+    assert_one_line_error(
+        foreword("prove", "--url", "http://127.0.0.1:9/v1", *plain), 'such as {"speculation": false}'
+    )
     assert_one_line_error(foreword("prove", "--url", "nowhere"), "--url must be the server's address")
     assert_one_line_error(foreword("prove", "--url", server.url, "--only", "speed"), "no claim 'speed'")
     assert_one_line_error(

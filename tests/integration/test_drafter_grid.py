@@ -9,6 +9,7 @@ from foreword import LLM
 from foreword.bench.drafters.grid import Cell, GridBench, GridSettings
 from foreword.bench.drafters.methods import parse_methods
 from foreword.bench.drafters.prompts import BenchPrompt
+from foreword.engine.config import EngineConfig
 from helpers.command_line import assert_one_line_error, foreword
 
 PROMPTS = [BenchPrompt("1", "chat", "one two one two one two"), BenchPrompt("2", "code", "def add(a, b):")]
@@ -26,11 +27,20 @@ def test_every_cell_is_measured_once(tiny_model):
     for record in records:
         assert record.requests == max(2 * record.concurrency, 1)
         assert record.tokens == record.requests * 8
+        assert record.cpu_seconds > 0
         assert 0 < record.latency_p50 <= record.latency_max <= record.seconds
     plain = [record for record in records if record.drafter == "plain"]
     assert all(record.passes == record.tokens and not record.drafted_per_position for record in plain)
     rest = list(bench.measure(PROMPTS, cells, records[:-1], lambda stage, done, whole: None))
     assert [record.key for record in rest] == [records[-1].key]
+
+
+def test_passes_that_read_a_prompt_in_pieces_do_not_count(tiny_model):
+    llm = LLM(str(tiny_model), config=EngineConfig(max_num_batched_tokens=8))
+    bench = GridBench(llm, parse_methods("ngram"), GridSettings(max_tokens=8))
+    long = [BenchPrompt("1", "chat", "one two three four five six seven eight nine ten eleven twelve")]
+    plain, _ = bench.measure(long, [Cell("chat", 0.0, 2)], [], lambda stage, done, whole: None)
+    assert plain.tokens_per_pass == 1
 
 
 @pytest.mark.slow
@@ -57,6 +67,8 @@ def test_the_command_writes_a_page_and_goes_on_where_it_was(tiny_model, tmp_path
         assert len(rows) == 8
         assert len(kept.read_text(encoding="utf-8").splitlines()) == 9
     assert "temperature 1" in page.read_text(encoding="utf-8")
+    data.write_text(data.read_text().replace("one two", "two one"))
+    assert_one_line_error(foreword("bench", "drafters", *options, *more), "was measured with prompts_digest")
 
 
 def test_bad_numbers_are_refused_in_one_line():

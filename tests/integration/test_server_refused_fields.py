@@ -45,11 +45,20 @@ def test_what_is_not_supported_is_refused_by_name(server, client, field):
     assert "not supported" in caught.value.message
 
 
-@pytest.mark.parametrize(("field", "value"), [("suffix", "x"), ("best_of", 3)])
-def test_the_older_routes_oddities_are_refused_by_name(server, client, field, value):
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 3}, "best_of"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 0}, "best_of"),
+        ({"best_of": True}, "best_of"),
+    ],
+)
+def test_the_older_routes_oddities_are_refused_by_name(server, client, fields, param):
     with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model="tiny", prompt="x", extra_body={field: value})
-    assert caught.value.param == field
+        client.completions.create(model="tiny", prompt="x", extra_body=fields)
+    assert caught.value.param == param
 
 
 def test_values_that_ask_for_nothing_are_accepted(server, client):
@@ -72,6 +81,7 @@ def test_values_that_ask_for_nothing_are_accepted(server, client):
     client.completions.create(
         model="tiny", prompt="x", max_tokens=1, echo=False, suffix="", best_of=1, user="u"
     )
+    assert len(client.completions.create(model="tiny", prompt="x", max_tokens=1, n=2, best_of=2).choices) == 2
 
 
 @pytest.mark.parametrize(

@@ -320,8 +320,9 @@ def test_the_prompt_is_echoed_with_what_is_known_of_it(client):
         told = [
             c.choices[0].logprobs for c in twice if c.choices[0].index == choice and c.choices[0].logprobs
         ]
-        tokens = [token for part in told for token in part.tokens]
-        assert tokens[:-3] == echoed.logprobs.tokens[:-3]
+        for field in ("tokens", "token_logprobs", "text_offset"):
+            listed = [entry for part in told for entry in getattr(part, field)]
+            assert listed[:-3] == getattr(echoed.logprobs, field)[:-3]
     with pytest.raises(openai.BadRequestError, match="only with echo"):
         client.completions.create(**asked, max_tokens=0)
 

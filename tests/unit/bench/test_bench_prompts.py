@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from foreword.bench.drafters.prompts import own_prompts, parse_prompts, read_prompts, take_per_category
+from foreword.bench.drafters.prompts import (
+    bench_prompts,
+    own_prompts,
+    parse_prompts,
+    prompts_digest,
+    read_prompts,
+    take_per_category,
+)
 from foreword.errors import RequestError
 
 
@@ -72,3 +79,26 @@ def test_the_limit_counts_every_category_by_itself():
     assert take_per_category(prompts, None) == prompts
     with pytest.raises(RequestError, match="at least 1"):
         take_per_category(prompts, 0)
+
+
+def test_several_files_are_one_set_and_a_category_of_two_of_them_is_two(tmp_path: Path):
+    mixed = [{"category": kind, "turns": [f"{kind} {place}"]} for kind in ("math", "qa") for place in (1, 2)]
+    (tmp_path / "bench.jsonl").write_text("\n".join(map(json.dumps, mixed)))
+    (tmp_path / "school.jsonl").write_text('{"question": "1 + 1?"}\n{"question": "2 + 2?"}\n')
+    paths = [tmp_path / "bench.jsonl", tmp_path / "school.jsonl"]
+    found = bench_prompts(paths, 1)
+    assert [(prompt.category, prompt.text) for prompt in found] == [
+        ("math (bench)", "math 1"),
+        ("qa", "qa 1"),
+        ("math (school)", "1 + 1?"),
+    ]
+    assert [prompt.category for prompt in bench_prompts(paths[1:], 1)] == ["math"]
+    assert bench_prompts(None, 2) == take_per_category(own_prompts(), 2)
+    with pytest.raises(RequestError, match="the datasets: prompt 1 is there twice"):
+        bench_prompts([paths[1], paths[1]], None)
+
+
+def test_other_prompts_have_another_digest():
+    prompts = take_per_category(own_prompts(), 2)
+    assert prompts_digest(prompts) == prompts_digest(list(prompts))
+    assert len({prompts_digest(prompts), prompts_digest(prompts[1:]), prompts_digest(prompts[::-1])}) == 3

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from foreword.bench.drafters.grid import GridRecord
-from foreword.bench.drafters.page import grid_page, speedups
+from foreword.bench.drafters.page import cpu_speedups, grid_page, speedups
 
 PLAIN = GridRecord("plain", "chat", 0.0, 4, 8, 400, 400, 20.0, 0.0, 18.0, 1.0, 9.0, 11.0)
 GUESSED = replace(
@@ -28,6 +28,9 @@ def test_rates_and_costs_follow_from_a_record():
     assert GUESSED.cost_per_million(3.6) == pytest.approx(3.6 / 3600 * 10 / 400 * 1e6)
     assert speedups([PLAIN, GUESSED])[GUESSED.key] == 2
     assert speedups([GUESSED]) == {}
+    assert cpu_speedups([PLAIN, GUESSED]) == {}  # a device did the work
+    timed = [replace(PLAIN, cpu_seconds=6.0), replace(GUESSED, cpu_seconds=4.0)]
+    assert cpu_speedups(timed)[GUESSED.key] == 1.5
 
 
 def test_a_record_is_read_back():

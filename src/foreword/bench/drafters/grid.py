@@ -8,7 +8,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 from foreword.acceptance.params import SamplingParams
@@ -20,6 +20,7 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.overrides import SpeculationSetting
 from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
+from foreword.engine.requests.ledger import RequestLedger
 from foreword.engine.requests.request import Request
 from foreword.progress import StageProgress
 
@@ -46,7 +47,7 @@ class GridRecord:
     concurrency: int
     requests: int
     tokens: int
-    passes: int  # of requests: a pass over a batch of four counts four times
+    passes: int  # that gave tokens, of requests: one over a batch of four counts four times
     seconds: float  # wall-clock of the whole cell
     draft_seconds: float
     verify_seconds: float
@@ -55,6 +56,7 @@ class GridRecord:
     latency_max: float
     drafted_per_position: tuple[int, ...] = ()
     accepted_per_position: tuple[int, ...] = ()
+    cpu_seconds: float = 0.0  # of this process, whatever else runs; 0 if the processor does not do the work
 
     @property
     def cell(self) -> Cell:
@@ -147,7 +149,7 @@ class GridBench:
         live: dict[str, tuple[Request, float]] = {}
         done: list[Request] = []
         latencies: list[float] = []
-        before, began = engine.seconds, perf_counter()
+        before, began, worked = engine.seconds, perf_counter(), process_time()
         while waiting or live:
             while waiting and len(live) < cell.concurrency:
                 request = self._add(label, cell, *waiting.popleft())
@@ -159,6 +161,7 @@ class GridBench:
                     done.append(request)
                     del live[name]
         seconds, spent = perf_counter() - began, engine.seconds - before
+        cpu_seconds = process_time() - worked if engine.target.device.type == "cpu" else 0.0
         return GridRecord(
             label,
             cell.category,
@@ -166,7 +169,7 @@ class GridBench:
             cell.concurrency,
             requests=count,
             tokens=sum(len(request.output_ids) for request in done),
-            passes=sum(request.ledger.passes for request in done),
+            passes=sum(_deciding(request.ledger) for request in done),
             seconds=seconds,
             draft_seconds=spent.draft,
             verify_seconds=spent.verify,
@@ -175,6 +178,7 @@ class GridBench:
             latency_max=max(latencies),
             drafted_per_position=summed([request.acceptance.drafted_per_position for request in done]),
             accepted_per_position=summed([request.acceptance.accepted_per_position for request in done]),
+            cpu_seconds=cpu_seconds,
         )
 
     def _add(self, label: str, cell: Cell, number: int, prompt: Sequence[int]) -> Request:
@@ -191,3 +195,8 @@ class GridBench:
             NewRequest(name, tuple(prompt), params, name, self._speculation[label])
         )
         return request
+
+
+def _deciding(ledger: RequestLedger) -> int:
+    """Passes from the first token on: those before it read a long prompt piece by piece."""
+    return ledger.passes - ledger.first_passes + 1

@@ -1,6 +1,7 @@
 """The grid as one page."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from foreword.bench.drafters.grid import Cell, GridRecord
@@ -14,6 +15,7 @@ _HEADS = (
     "τ",
     "tokens/s",
     "speed-up",
+    "by CPU time",
     "latency p50",
     "draft",
     "verify",
@@ -42,6 +44,12 @@ def speedups(records: Sequence[GridRecord]) -> dict[tuple[str, Cell], float]:
     return {r.key: r.tokens_per_second / plain[r.cell] for r in records if r.cell in plain}
 
 
+def cpu_speedups(records: Sequence[GridRecord]) -> dict[tuple[str, Cell], float]:
+    """The same by the processor's time, where it does the work."""
+    timed = [record for record in records if record.cpu_seconds]
+    return speedups([replace(record, seconds=record.cpu_seconds) for record in timed])
+
+
 def _section(
     category: str,
     temperature: float,
@@ -49,7 +57,7 @@ def _section(
     colours: Mapping[str, str],
     cost_per_hour: float,
 ) -> str:
-    ratios = speedups(records)
+    ratios, by_cpu = speedups(records), cpu_speedups(records)
     by_drafter = {name: [r for r in records if r.drafter == name] for name in colours}
     rates: Lines = {n: [(r.concurrency, ratios.get(r.key, 0.0)) for r in rs] for n, rs in by_drafter.items()}
     costs: Lines = {
@@ -66,11 +74,13 @@ def _section(
         chart("cost of a million tokens by requests at once", costs, colours),
         chart(f"accepted up to guess k, {alone} at once", places, colours),
     ]
-    rows = [_row(record, ratios.get(record.key), cost_per_hour) for record in records]
+    rows = [_row(r, ratios.get(r.key), by_cpu.get(r.key), cost_per_hour) for r in records]
     return section(f"{category}, temperature {temperature:g}", charts, _HEADS, rows)
 
 
-def _row(record: GridRecord, ratio: float | None, cost_per_hour: float) -> tuple[str, ...]:
+def _row(
+    record: GridRecord, ratio: float | None, by_cpu: float | None, cost_per_hour: float
+) -> tuple[str, ...]:
     shares = (record.draft_seconds, record.verify_seconds, record.accept_seconds)
     return (
         record.drafter,
@@ -78,7 +88,7 @@ def _row(record: GridRecord, ratio: float | None, cost_per_hour: float) -> tuple
         "" if record.drafter == PLAIN else f"{record.acceptance:.0%}",
         f"{record.tokens_per_pass:.2f}",
         f"{record.tokens_per_second:.1f}",
-        "" if ratio is None else f"{ratio:.2f}",
+        *("" if found is None else f"{found:.2f}" for found in (ratio, by_cpu)),
         f"{record.latency_p50:.2f} s",
         *(f"{seconds / record.seconds:.0%}" for seconds in shares),
         f"{record.cost_per_million(cost_per_hour):.3g}",

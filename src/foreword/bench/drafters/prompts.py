@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,30 @@ def own_prompts() -> list[BenchPrompt]:
     return parse_prompts(resource.read_text(encoding="utf-8"), "the package's own prompts")
 
 
+def bench_prompts(paths: Sequence[Path] | None, limit: int | None) -> list[BenchPrompt]:
+    """The first `limit` prompts of every category of these files; our own without any.
+
+    A category that several files have is told apart by their names: GSM8K's "math" is not Spec-Bench's.
+    """
+    if not paths:
+        return take_per_category(own_prompts(), limit)
+    read = [(path, take_per_category(read_prompts(path), limit)) for path in paths]
+    seen = Counter(category for _, prompts in read for category in {prompt.category for prompt in prompts})
+    found = [
+        replace(prompt, category=f"{prompt.category} ({path.stem})") if seen[prompt.category] > 1 else prompt
+        for path, prompts in read
+        for prompt in prompts
+    ]
+    _refuse_twice(found, "the datasets")
+    return found
+
+
+def prompts_digest(prompts: Sequence[BenchPrompt]) -> str:
+    """The same for the same prompts in the same categories and order."""
+    told = "\n".join(f"{prompt.category} {prompt.key}" for prompt in prompts)
+    return hashlib.sha256(told.encode()).hexdigest()[:12]
+
+
 def read_prompts(path: Path) -> list[BenchPrompt]:
     """Prompts from a file of JSON lines, one of the formats that `parse_prompts` knows on every line."""
     try:
@@ -53,10 +77,14 @@ def parse_prompts(text: str, source: str) -> list[BenchPrompt]:
             raise RequestError(f"{source}, line {number}: {error}") from None
     if not prompts:
         raise RequestError(f"{source}: there are no prompts in it")
+    _refuse_twice(prompts, source)
+    return prompts
+
+
+def _refuse_twice(prompts: Sequence[BenchPrompt], source: str) -> None:
     twice = [key for key, count in Counter(prompt.key for prompt in prompts).items() if count > 1]
     if twice:
         raise RequestError(f"{source}: prompt {twice[0].rpartition('-')[0]} is there twice")
-    return prompts
 
 
 def take_per_category(prompts: Sequence[BenchPrompt], limit: int | None) -> list[BenchPrompt]:

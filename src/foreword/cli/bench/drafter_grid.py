@@ -1,5 +1,6 @@
 """The grid of `foreword bench drafters`: kind of work, temperature, requests at once."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ class GridOptions:
     """What the command line says."""
 
     model: str
-    dataset: Path | None
+    dataset: Sequence[Path] | None
     limit_per_category: int | None
     max_tokens: int
     methods: str | None
@@ -40,8 +41,8 @@ def drafter_grid(given: GridOptions) -> None:
     """Measure what is missing, then the table, the page and JSON."""
     from foreword.bench.drafters.grid import Cell, GridBench, GridRecord, GridSettings
     from foreword.bench.drafters.methods import default_methods, parse_methods
-    from foreword.bench.drafters.page import grid_page, speedups
-    from foreword.bench.drafters.prompts import own_prompts, read_prompts, take_per_category
+    from foreword.bench.drafters.page import cpu_speedups, grid_page, speedups
+    from foreword.bench.drafters.prompts import bench_prompts, prompts_digest
     from foreword.bench.drafters.resume import Ledger
 
     at_once = parse_sizes("--concurrency", given.concurrency or "1,4")
@@ -49,8 +50,7 @@ def drafter_grid(given: GridOptions) -> None:
         raise RequestError("--concurrency takes numbers from 1 on")
     temperatures = _numbers(given.temperatures or "0,0.7,1")
     methods = default_methods() if given.methods is None else parse_methods(given.methods)
-    found = own_prompts() if given.dataset is None else read_prompts(given.dataset)
-    prompts = take_per_category(found, given.limit_per_category)
+    prompts = bench_prompts(given.dataset, given.limit_per_category)
     kinds = list(dict.fromkeys(prompt.category for prompt in prompts))
     cells = [Cell(kind, warm, count) for kind in kinds for warm in temperatures for count in at_once]
     llm = load_llm(given.model, given.dtype, given.device, given.backend)
@@ -61,6 +61,7 @@ def drafter_grid(given: GridOptions) -> None:
         "decoder": type(llm.engine.target).__name__,
         "dtype": given.dtype,
         "prompts": len(prompts),
+        "prompts_digest": prompts_digest(prompts),
         **asdict(settings),
     }
     ledger = None if given.resume is None else Ledger(given.resume, made_with, GridRecord.from_json)
@@ -72,9 +73,9 @@ def drafter_grid(given: GridOptions) -> None:
             records.append(record)
             if ledger is not None:
                 ledger.add(record)
-    ratios = speedups(records)
+    ratios, by_cpu = speedups(records), cpu_speedups(records)
     title = f"{given.model}, {len(prompts)} prompts, answers of {given.max_tokens} tokens"
-    stdout.print(_table(records, ratios, given.cost_per_hour, title))
+    stdout.print(_table(records, ratios, by_cpu, given.cost_per_hour, title))
     origin = made()
     if given.page is not None:
         given.page.write_text(grid_page(records, title, origin, given.cost_per_hour), encoding="utf-8")
@@ -87,6 +88,7 @@ def drafter_grid(given: GridOptions) -> None:
                 "per_position": record.per_position,
                 "tokens_per_pass": record.tokens_per_pass,
                 "speedup": ratios.get(record.key),
+                "cpu_speedup": by_cpu.get(record.key),
                 "cost_per_million": record.cost_per_million(given.cost_per_hour),
             }
             for record in records
@@ -105,13 +107,28 @@ def _numbers(text: str) -> list[float]:
 
 
 def _table(
-    records: "list[GridRecord]", ratios: "dict[tuple[str, Cell], float]", cost_per_hour: float, title: str
+    records: "list[GridRecord]",
+    ratios: "dict[tuple[str, Cell], float]",
+    by_cpu: "dict[tuple[str, Cell], float]",
+    cost_per_hour: float,
+    title: str,
 ) -> Table:
-    table = Table(
-        "kind", "T", "at once", "drafter", "α", "τ", "tokens/s", "speed-up", "p50", "per million", title=title
+    heads = (
+        "kind",
+        "T",
+        "at once",
+        "drafter",
+        "α",
+        "τ",
+        "tokens/s",
+        "speed-up",
+        "by CPU",
+        "p50",
+        "per million",
     )
+    table = Table(*heads, title=title)
     for record in sorted(records, key=lambda r: (r.category, r.temperature, r.concurrency)):
-        ratio = ratios.get(record.key)
+        found = (ratios.get(record.key), by_cpu.get(record.key))
         table.add_row(
             record.category,
             f"{record.temperature:g}",
@@ -120,7 +137,7 @@ def _table(
             f"{record.acceptance:.0%}" if record.drafted_per_position else "",
             f"{record.tokens_per_pass:.2f}",
             f"{record.tokens_per_second:.1f}",
-            "" if ratio is None else f"{ratio:.2f}",
+            *("" if ratio is None else f"{ratio:.2f}" for ratio in found),
             f"{record.latency_p50:.2f} s",
             f"{record.cost_per_million(cost_per_hour):.3g}",
         )

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 def drafters(
     model: ModelOption = DEFAULT_MODEL,
     dataset: Annotated[
-        Path | None, typer.Option(help="JSON lines: Spec-Bench, HumanEval or GSM8K. Default: our own set.")
+        list[Path] | None,
+        typer.Option(
+            help="JSON lines: Spec-Bench, HumanEval or GSM8K. May be given several times. Default: our own set."
+        ),
     ] = None,
     limit_per_category: Annotated[
         int | None, typer.Option(help="First this many prompts of every category. Default: all.")
@@ -93,7 +96,7 @@ def drafters(
     from foreword.bench.drafters.measure import BenchSettings, DrafterBench
     from foreword.bench.drafters.methods import DEFAULT, default_methods, is_random, parse_methods
     from foreword.bench.drafters.plot import plot_rows
-    from foreword.bench.drafters.prompts import own_prompts, read_prompts, take_per_category
+    from foreword.bench.drafters.prompts import bench_prompts
     from foreword.bench.drafters.summary import summarise
     from foreword.bench.drafters.table import drafter_table
     from foreword.bench.drafters.worst import slowest_prompts
@@ -105,9 +108,7 @@ def drafters(
             "--history and --resume exclude each other: what drafters learned is not in the file"
         )
     wanted = None if methods is None else parse_methods(methods)
-    prompts = take_per_category(
-        own_prompts() if dataset is None else read_prompts(dataset), limit_per_category
-    )
+    prompts = bench_prompts(dataset, limit_per_category)
     llm = load_llm(model, dtype, device, backend)
     made_with = {"model": model, "dtype": dtype, "device": device, **asdict(settings)}
     ledger = _ledger(resume, llm, made_with)

@@ -102,7 +102,7 @@ def speculation_choice(speculation: str | None, speculative_config: str | None) 
 
 def _check_speculation(option: str, text: str) -> None:
     """Refuse what is no object or names no drafter; the rest is checked where the drafters are."""
-    method = json_object(option, text).get("method")
+    method = json_object(option, text, '{"method": "ngram"}').get("method")
     known = method_names()
     for name in method if isinstance(method, list) else [method]:
         if isinstance(name, str) and name not in known:
@@ -110,14 +110,15 @@ def _check_speculation(option: str, text: str) -> None:
             raise RequestError(f"{option}: there is no method {name!r}; there are {', '.join(known)}{also}")
 
 
-def json_object(option: str, text: str) -> dict[str, Any]:
+def json_object(option: str, text: str, example: str | None = None) -> dict[str, Any]:
     """An option that is a JSON object; what it says is checked elsewhere."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{option} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise RequestError(f'{option} must be an object such as {{"method": "ngram"}}')
+        advice = "" if example is None else f" such as {example}"
+        raise RequestError(f"{option} must be a JSON object{advice}")
     return value
 
 

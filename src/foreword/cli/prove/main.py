@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from foreword.cli.console import JsonOption, print_json, stage_bar, stdout
-from foreword.cli.options.common import one_of
+from foreword.cli.options.common import json_object, one_of
 from foreword.errors import RequestError
 
 LARGEST_SEED = 2**62
@@ -93,7 +93,10 @@ def prove(
         if full and small:
             raise RequestError("--full and --small exclude each other; give one")
         plan = FULL_PLAN if full else SMALL if small else STANDARD
-        asked = Asked(url, model, route, plain_url, plain_body, api_key, tolerance, seed, tuple(only or ()))
+        plain = (
+            None if plain_body is None else json_object("--plain-body", plain_body, '{"speculation": false}')
+        )
+        asked = Asked(url, model, route, plain_url, plain, api_key, tolerance, seed, tuple(only or ()))
         prove_server(asked, plan, dry_run=dry_run, as_json=as_json)
         return
     if pair is not None:

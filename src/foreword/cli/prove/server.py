@@ -10,7 +10,6 @@ import typer
 from rich.table import Table
 
 from foreword.cli.console import print_json, stage_bar, stdout
-from foreword.cli.options.common import json_object
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class Asked:
     model: str | None = None
     route: str = "completions"
     plain_url: str | None = None
-    plain_body: str | None = None
+    plain_body: dict[str, Any] | None = None
     api_key: str | None = None
     tolerance: float = 0.05
     seed: int = 0
@@ -93,13 +92,8 @@ async def _servers(asked: Asked, stack: AsyncExitStack) -> "tuple[Server, Server
     if asked.plain_url is not None:
         other = await stack.enter_async_context(open_client(base_address(asked.plain_url), asked.api_key))
         name = (await listed_model(other, asked.model or "")).name
-        extra = json_object("--plain-body", asked.plain_body) if asked.plain_body else {}
-        return server, Server(other, name, asked.route, extra)
-    switch = (
-        json_object("--plain-body", asked.plain_body)
-        if asked.plain_body
-        else _SWITCHES.get(model.owner or "")
-    )
+        return server, Server(other, name, asked.route, asked.plain_body or {})
+    switch = _SWITCHES.get(model.owner or "") if asked.plain_body is None else asked.plain_body
     return server, None if switch is None else Server(client, model.name, asked.route, switch)
 
 

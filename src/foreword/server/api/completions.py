@@ -58,10 +58,24 @@ def check_completion(body: CompletionRequest, settings: ServerSettings) -> int:
     check_logprobs(body.logprobs, settings.limits, "logprobs")
     if body.max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens can be 0 only with echo", param="max_tokens")
+    _check_best_of(body.best_of, body.n or 1)
     prompts = len(body.prompts())
     if prompts > settings.limits.prompts:
         raise ApiError(400, f"this server takes at most {settings.limits.prompts} prompts", param="prompt")
     return prompts * (body.n or 1)
+
+
+def _check_best_of(best_of: int | None, n: int) -> None:
+    if best_of is None or best_of == n:
+        return
+    if best_of < n:
+        raise ApiError(400, f"best_of is {best_of}, and n is {n}; it must be at least n", param="best_of")
+    raise ApiError(
+        400,
+        "best_of above n is not supported by this server: answers that nobody reads are not drawn; "
+        "ask for n of them with logprobs and choose",
+        param="best_of",
+    )
 
 
 class CompletionDialect:

@@ -26,13 +26,11 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "verbosity": (),
     "web_search_options": (),
     "suffix": ("",),
-    "best_of": (1,),
 }
 """OpenAI's fields that this server does not implement, with the values that ask for nothing (null always does)."""
 
 
 _REASONS = {
-    "best_of": ": answers that nobody reads are not drawn; ask for n of them with logprobs and choose",
     "suffix": ": the models here continue texts and fill no gaps",
     "functions": ": use tools",
     "function_call": ": use tool_choice",
@@ -118,7 +116,7 @@ class CompletionRequest(OpenAIFields, RawText):
     logprobs: int | None = Field(None, ge=0)
     echo: bool | None = None  # the prompt before the answer
     suffix: _unsupported("suffix") = None  # type: ignore[valid-type]
-    best_of: _unsupported("best_of") = None  # type: ignore[valid-type]
+    best_of: int | None = Field(None, ge=1)  # as many as n, if it is given
 
     def prompts(self) -> list[str | list[int]]:
         """One entry per prompt: text or token ids."""
