@@ -226,7 +226,8 @@ CONTROL_MUTANTS = (
         61,
         "a head that is left out is told of every step in which another guesses",
         "speculation/observing.py",
-        "            if own is not None and tells is not None and not tells(entry.request):\n                own = None\n",
+        "            if own is not None and tells is not None and not tells(entry.request):\n"
+        "                own = None\n",
         "",
         (
             f"{UNIT}/speculation/test_observing.py"
@@ -261,7 +262,7 @@ CONTROL_MUTANTS = (
         61,
         "a drafter is tried again and again within one stretch that it is right about",
         "control/learning/exploring.py",
-        "            if record.waits_for(arm):",
+        "            if record.waiting and record.waits_for(arm):",
         "            if False:",
         (f"{PROBES}::test_a_drafter_is_not_tried_again_before_the_text_of_its_last_draft_has_come",),
     ),

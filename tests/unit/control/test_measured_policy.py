@@ -1,7 +1,7 @@
 """The measured policy on scripted traffic: near an oracle, and never far below plain decoding."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ from foreword.control.measured import FEW_RECORDS, MeasuredPolicy
 from foreword.control.settings import ControlSettings
 from foreword.speculation.draft import Draft
 from foreword.speculation.requests import DraftPlan, PassEntry
+from helpers.pending_drafts import left_pending
 from helpers.traffic import CPU, H200, Kind, Oracle, PretendDrafter, PretendRequest, Traffic, head, lookup
 
 WARM = 3000
@@ -180,7 +181,7 @@ def test_what_is_kept_is_a_tree_within_the_draft_however_the_batch_is_ordered(se
     entries = entries_of(traffic.running)
     drafts = [random_tree(rng, len(e.request.tokens), rng.randint(0, 12)) for e in entries]
 
-    def kept(order: list[int]) -> dict[int, Draft]:
+    def kept(order: list[int], drafts: Sequence[Draft]) -> dict[int, Draft]:
         chosen = [entries[place] for place in order]
         plans = policy.plan(chosen, traffic.situation)
         assert len(plans) == len(chosen)
@@ -192,9 +193,13 @@ def test_what_is_kept_is_a_tree_within_the_draft_however_the_batch_is_ordered(se
 
     policy.bank.accounts = {}
     order = list(range(len(entries)))
-    first = kept(order)
+    first = kept(order, drafts)
     rng.shuffle(order)
-    assert kept(order) == first
+    assert kept(order, drafts) == first
+    unread = left_pending(drafts)
+    found = kept(order, unread)
+    assert not unread[0].source.was_read, "on a device, they are trimmed before anybody knows them"
+    assert {place: draft.tokens for place, draft in found.items()} == {p: d.tokens for p, d in first.items()}
     for place, draft in first.items():
         whole = {whole_path(drafts[place], node) for node in range(len(drafts[place]))}
         assert {whole_path(draft, node) for node in range(len(draft))} <= whole

@@ -54,9 +54,9 @@ def trimmed(
     rows, tokens, spent = 0, 0.0, {}
     limit = tightest_limit(entries)
     for place, (entry, draft) in enumerate(zip(entries, drafts, strict=True)):
-        record = records.get(entry.request.request_id) if draft.tokens else None
+        record = records.get(entry.request.request_id) if draft.parents else None
         if record is None or record.asked is None:
-            rows += len(draft.tokens)
+            rows += len(draft)
             continue
         arm = record.asked
         record.offered_depth = draft.depth
@@ -66,7 +66,7 @@ def trimmed(
             kept[place] = draft.within(0, 0)
             continue
         is_alone = len(entries) == 1 and limit is None and not record.trial_depth
-        if is_alone and len(draft.tokens) <= arm.control.worth.kept:
+        if is_alone and len(draft) <= arm.control.worth.kept:
             continue  # alone, it was asked for what is worth verifying
         is_trial = record.trial_depth > 0 and draft.is_chain and limit is None
         if is_trial:
@@ -123,7 +123,7 @@ def choose(
 
 
 def _only(draft: Draft, nodes: set[int]) -> Draft:
-    if len(nodes) == len(draft.tokens):
+    if len(nodes) == len(draft):
         return draft
     return draft.within(len(nodes), len(nodes)) if draft.is_chain else draft.keep(nodes.__contains__)
 

@@ -69,7 +69,7 @@ class BatchBuffers:
             arrays.hidden_rows[:] = hidden
         arrays.kv_lens[:] = [end + len(part.draft) for end, part in zip(rows.ends, parts, strict=True)]
         arrays.row_starts[:] = rows.starts
-        if rows.counts.count(1) == len(parts) and not any(part.draft.tokens for part in parts):
+        if rows.counts.count(1) == len(parts) and not any(part.draft.parents for part in parts):
             _fill_single_places(arrays, parts, rows, cache.page_size)
         else:
             _fill_places(arrays, parts, rows, cache.page_size)
