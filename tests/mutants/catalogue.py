@@ -255,8 +255,8 @@ MUTANTS = (
         41,
         "a drafter that was off does not catch up",
         "drafters/model/autoregressive.py",
-        "        if missed := self._missed(trees):",
-        "        if missed := self._missed(trees)[:0]:",
+        "SequenceRows(kv, tokens, share + 1, Draft())",
+        "SequenceRows(kv, tokens, 1, Draft(), first=len(tokens) - 1)",
         (f"{CONTRACT}::test_a_drafter_guesses_as_a_fresh_one_would",),
     ),
 )

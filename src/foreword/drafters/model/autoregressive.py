@@ -111,13 +111,9 @@ class AutoregressiveDrafter:
 
     def _write(self, trees: Sequence[GrowingTree]) -> None:
         began = event(timed=True) if self._runner.decoder.device.type == "cuda" else None
-        self._catch_up(trees)
-        trees = [tree for tree in trees if self._kv(tree.request).computed == len(tree.request.tokens) - 1]
+        trees, logits = self._catch_up(trees)
         if not trees:
             return
-        logits = self._run([SequenceRows(self._kv(t.request), t.request.tokens, 1, Draft()) for t in trees])
-        for tree in trees:
-            self._cache.advance(self._kv(tree.request), 1)
         if self._size.tree_width == 1 and all(map(is_drawn_unread, trees)):
             self._write_unread(trees, logits, began)
             return
@@ -155,28 +151,31 @@ class AutoregressiveDrafter:
         for tree, its in places.items():
             tree.stand_for(source, its)
 
-    def _catch_up(self, trees: Sequence[GrowingTree]) -> None:
-        """Compute committed tokens up to the newest, of many requests in one pass."""
-        if missed := self._missed(trees):
-            self._run(missed)
-            for rows in missed:
-                self._cache.advance(rows.kv, rows.run)
-                self._publish(rows.kv, rows.tokens)
+    def _catch_up(self, trees: Sequence[GrowingTree]) -> tuple[list[GrowingTree], Tensor]:
+        """Read committed tokens of many requests in one pass; returns who has read all, with what may follow."""
+        behind = [len(tree.request.tokens) - 1 - self._kv(tree.request).computed for tree in trees]
+        # Those with little first: a long text must not keep the others from guessing.
+        shares = fair_shares(behind, self._size.rows_per_pass)
+        rows, ready = [], []
+        for tree, missing, share in zip(trees, behind, shares, strict=True):
+            kv, tokens = self._kv(tree.request), tree.request.tokens
+            if share == missing:
+                ready.append(tree)
+                rows.append(SequenceRows(kv, tokens, share + 1, Draft()))
+            elif share > 0:
+                rows.append(SequenceRows(kv, tokens, share, Draft(), run_logits=0))
+        logits = self._run(rows)
+        for part in rows:
+            newest = part.run_logits
+            self._cache.advance(part.kv, part.run - newest)
+            self._publish(part.kv, part.tokens)
+            self._cache.advance(part.kv, newest)
+        return ready, logits
 
     def _publish(self, kv: KvSequence, tokens: Sequence[int]) -> None:
         """Let other requests start with the full pages; the newest token's row is computed again and stays out."""
         if kv.computed // PAGE_SIZE > kv.published:
             self._cache.publish(kv, tokens[:-1])
-
-    def _missed(self, trees: Sequence[GrowingTree]) -> list[SequenceRows]:
-        """What each has to read, those with little first: a long text must not keep the others from guessing."""
-        behind = [len(tree.request.tokens) - 1 - self._kv(tree.request).computed for tree in trees]
-        runs = fair_shares(behind, self._size.rows_per_pass)
-        return [
-            SequenceRows(self._kv(tree.request), tree.request.tokens, run, Draft(), run_logits=0)
-            for tree, run in zip(trees, runs, strict=True)
-            if run > 0
-        ]
 
     def _newest_level(self, tree: GrowingTree) -> SequenceRows:
         return SequenceRows(self._kv(tree.request), tree.request.tokens, 0, tree.draft(), tree.frontier[0])
