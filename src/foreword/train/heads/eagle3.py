@@ -45,8 +45,15 @@ class Eagle3Recipe:
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
-    """What EAGLE-3 heads read where their config does not say."""
-    return (min(2, num_layers), num_layers // 2, max(num_layers - 3, 1))
+    """What EAGLE-3 heads read where their config does not say; of small models, three boundaries one after the other.
+
+    Engines expect them in ascending order; below three layers there are not enough.
+    """
+    if num_layers < 3:
+        return (1, num_layers, num_layers)
+    low = min(2, num_layers - 2)
+    high = max(num_layers - 3, low + 2)
+    return (low, min(max(num_layers // 2, low + 1), high - 1), high)
 
 
 class Eagle3Head(Learner):

@@ -1,11 +1,12 @@
 """The unrolled chain against a head that drafts step by step as EAGLE-3 says, from its exported file."""
 
 import numpy as np
+import pytest
 import torch
 from torch.nn.functional import silu
 
 from foreword.models.rope import rotate
-from foreword.train.heads.eagle3 import Eagle3Recipe
+from foreword.train.heads.eagle3 import Eagle3Recipe, default_taps
 from foreword.train.passes.packing import BatchSize, pack, tail_begin
 from foreword.train.passes.target import Target
 from foreword.train.passes.vocabulary import DraftVocabulary, vocabulary_tensors
@@ -92,3 +93,11 @@ def test_unrolled_chains_are_the_chains_that_a_drafter_makes(target: Target):
                     torch.testing.assert_close(got, wanted[step], rtol=2e-2, atol=2e-2)
             row += 1
         begin += len(tokens)
+
+
+@pytest.mark.parametrize("layers", range(3, 40))
+def test_the_boundaries_that_are_read_by_default_ascend(layers: int):
+    taps = default_taps(layers)
+    assert 1 <= taps[0] < taps[1] < taps[2] <= layers
+    if layers >= 7:
+        assert taps == (2, layers // 2, layers - 3)  # as published
