@@ -50,7 +50,7 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
     Engines expect them in ascending order; below three layers there are not enough.
     """
     if num_layers < 3:
-        return (1, num_layers, num_layers)
+        return (num_layers, num_layers // 2, 1)
     low = min(2, num_layers - 2)
     high = max(num_layers - 3, low + 2)
     return (low, min(max(num_layers // 2, low + 1), high - 1), high)
