@@ -205,6 +205,7 @@ def test_help_and_version_answer_without_loading_torch():
         (["generate", "hi", "--top-p", "0"], ["top_p"]),
         (["bench", "accept", "--rule", "typical"], ["typical", "coupled"]),
         (["bench", "pools"], ["--draft", "--shape"]),
+        (["bench", "pools", "--shape", "llama-1b", "--draft", "x"], ["--shape", "leave out"]),
         (["generate", "hi", "--file", "x"], ["give one"]),
         (["generate", "hi", "--file", "no/such/file"], ["give one"]),
         (["generate", "--file", "no/such/file"], ["no/such/file", "No such file"]),

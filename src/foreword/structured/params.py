@@ -82,7 +82,7 @@ class StructuredOutputs:
         is_list = isinstance(self.choice, Sequence) and not isinstance(self.choice, str)
         listed = tuple(self.choice) if is_list else ()
         if not listed or not all(isinstance(text, str) and text for text in listed):
-            raise RequestError("structured outputs: choice must be a list of different, non-empty texts")
+            raise RequestError("structured outputs: choice must be a list of non-empty texts")
         if len(listed) > MAX_CHOICES:
             raise RequestError(f"structured outputs: choice has more than {MAX_CHOICES} texts")
         for text in listed:

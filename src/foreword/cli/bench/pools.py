@@ -66,6 +66,8 @@ def pools(
     if min(sizes) < 1:
         raise RequestError(f"--batches must be at least 1, not {min(sizes)}")
     devices = [name.strip() for name in nodes.split(",") if name.strip()]
+    if shape is not None and (draft is not None or model != DEFAULT_MODEL):
+        raise RequestError("--shape makes a target and a draft; leave out --model and --draft")
     if shape is None and draft is None:
         raise RequestError("--draft must name the model that drafts, or --shape a pair with random weights")
     from foreword.bench.costs.step_cost import random_tokens

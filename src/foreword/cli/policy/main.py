@@ -7,6 +7,7 @@ import typer
 
 from foreword.cli.console import JsonOption, print_json, stdout
 from foreword.cli.options.common import json_object, read_text
+from foreword.errors import RequestError
 
 if TYPE_CHECKING:
     from foreword.control.policy_file.document import PolicyFile
@@ -45,6 +46,7 @@ def explain(
     prompt_tokens: Annotated[
         int | None, typer.Option(min=1, help="Length of the prompt. Default: that of its ids, or a guess.")
     ] = None,
+    adapter: Annotated[str, typer.Option(help="The LoRA adapter that its model is, if it is one.")] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Tell which cohort a request belongs to, who may guess for it, and why."""
@@ -53,7 +55,7 @@ def explain(
 
     rules = _read(policy)
     body = json_object(str(request), read_text(request))
-    traits, notes = traits_of(body, tenant, prompt_tokens)
+    traits, notes = traits_of(body, tenant, prompt_tokens, adapter)
     found = explained(rules, traits, body.get("speculation"))
     _show(found, notes)
     if as_json:
@@ -65,7 +67,10 @@ def tenant() -> None:
     """Name the tenant that an API key, read from standard input, belongs to."""
     from foreword.server.settings import tenant_of
 
-    stdout.print(tenant_of(read_text(Path("-")).strip()))
+    key = read_text(Path("-")).strip()
+    if not key:
+        raise RequestError("there is no API key on standard input")
+    stdout.print(tenant_of(key))
 
 
 def _read(path: Path) -> "PolicyFile":

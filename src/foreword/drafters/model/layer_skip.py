@@ -28,6 +28,8 @@ class LayerSkipConfig:
 
     def __post_init__(self) -> None:
         if self.adapter is None:
+            if self.own_kv:
+                raise RequestError("speculation: own_kv is for an adapter; leave it out or name one")
             return
         if not isinstance(self.adapter, str):
             raise RequestError(f"speculation: adapter must be a directory, not {self.adapter!r}")

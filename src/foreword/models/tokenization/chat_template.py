@@ -10,7 +10,10 @@ from typing import Any, NoReturn
 import jinja2
 
 from foreword.errors import TokenizerError
-from foreword.models.tokenization.template_sandbox import BoundedEnvironment, render_bounded
+from foreword.models.tokenization.template_sandbox import BoundedEnvironment, TemplateTooLarge, render_bounded
+
+MOST_INDENT = 64
+"""Spaces by which a template may indent JSON."""
 
 
 class ChatTemplate:
@@ -81,6 +84,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """As transformers has it. Jinja2's own filter escapes HTML, which is not what a model was trained on."""
+    if isinstance(indent, int) and indent > MOST_INDENT:
+        raise TemplateTooLarge(f"it indents JSON by more than {MOST_INDENT}")
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

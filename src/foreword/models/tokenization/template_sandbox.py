@@ -15,11 +15,11 @@ import jinja2
 from jinja2 import nodes, pass_eval_context
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension, LoopControlExtension
-from jinja2.filters import do_replace, sync_do_join
+from jinja2.filters import do_format, do_replace, sync_do_join
 from jinja2.nodes import EvalContext
 from jinja2.parser import Parser
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 
 MAX_LINES = 2_000_000
 """Lines of Python that one rendering may run: a second or so. A conversation of 1,000 messages takes some 20,000."""
@@ -27,9 +27,10 @@ MAX_LINES = 2_000_000
 MAX_CHARACTERS = 1 << 26
 """Characters of any text that a template makes."""
 
-_GROWING_METHODS = ("center", "expandtabs", "format", "ljust", "replace", "rjust", "zfill")
+_GROWING_METHODS = ("center", "expandtabs", "ljust", "replace", "rjust", "zfill")
 _SIZED = (str, list, tuple)
-_WIDE_FIELD = re.compile(r"[%{][^%{}a-zA-Z]*\d{7}")  # a width or a precision of millions
+_NUMBER = re.compile(r"\d+")
+_PERCENT_FIELD = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\*|\d*)(?:\.(\*|\d*))?[hlL]?[a-zA-Z]")
 
 
 class TemplateTooLarge(jinja2.TemplateError):
@@ -66,16 +67,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         )
         self.code_generator_class = _BoundedGenerator
         self.concat = bounded_concat  # type: ignore[method-assign]
-        for name in ("center", "format", "indent"):
+        for name in ("batch", "center", "indent"):
             self.filters[name] = _bounded(self.filters[name])
-        self.filters |= {"join": _join, "replace": _replace}
+        self.filters |= {"format": _format, "join": _join, "replace": _replace}
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401
         """An operator whose result may be large."""
         if operator == "+":
             _check(_size(left) + _size(right) if isinstance(left, _SIZED) else 0)
         elif operator == "%":
-            _check_growth(left, (right,) if isinstance(left, str) else ())
+            _check_percent(left, right)
         elif operator == "**" or isinstance(left, _SIZED) or isinstance(right, _SIZED):
             _check((len(str(left)) if operator == "**" else _size(left)) * _size(right))
         return super().call_binop(context, operator, left, right)
@@ -85,6 +86,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
         if isinstance(owner, str) and name == "join":
             return _joined(owner, *args)
+        if isinstance(owner, str) and name == "translate":
+            _check(len(owner) * max([1, *_text_lengths(args)]))
         if isinstance(owner, str) and name in _GROWING_METHODS:
             _check_growth(owner, (*args, *kwargs.values()))
         return super().call(context, obj, *args, **kwargs)
@@ -92,7 +95,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # noqa: ANN401
         """The format method of a text, which the sandbox replaces before `call` sees it; None: it is something else."""
         plain = super().wrap_str_format(value)
-        return None if plain is None else _bounded_method(plain, value.__self__)
+        return None if plain is None else _bounded_format(plain, self, value)
 
 
 class _BoundedGenerator(CodeGenerator):
@@ -135,18 +138,45 @@ def _size(value: object) -> int:
 
 def _check_growth(value: object, arguments: Iterable[object]) -> None:
     """No method or filter here gives a longer text than this, whatever its arguments mean."""
-    if isinstance(value, str) and _WIDE_FIELD.search(value):
-        raise TemplateTooLarge("a field of a format is too wide")
-    _check((_size(value) + 1) * max([1, *map(_reach, arguments)]))
+    _check((_size(value) + 1) * max([1, *map(_size, arguments)]))
 
 
-def _reach(argument: object) -> int:
-    """How far an argument can make a text grow: by its length, or as a width that is one of its parts."""
-    parts = argument.values() if isinstance(argument, Mapping) else argument
-    inner = (
-        [_size(part) for part in parts] if isinstance(parts, Iterable) and not isinstance(parts, str) else []
-    )
-    return max([_size(argument), *inner])
+def _check_percent(value: object, right: object) -> None:
+    """`value % right`, where that is a text with fields: their widths, and the longest argument in each of them."""
+    if not isinstance(value, str):
+        return
+    given = right.values() if isinstance(right, Mapping) else right if isinstance(right, tuple) else (right,)
+    stars = max([abs(part) for part in given if isinstance(part, int)], default=0)
+    widths = [
+        stars if number == "*" else int(number)
+        for numbers in _PERCENT_FIELD.findall(value)
+        for number in numbers
+        if number
+    ]
+    _check(len(value) + sum(widths) + max([1, *_text_lengths(given)]) * value.count("%"))
+
+
+def _text_lengths(values: Iterable[object]) -> Iterable[int]:
+    """Of the texts among them, and in mappings among them."""
+    for value in values:
+        if isinstance(value, Mapping):
+            yield from _text_lengths(value.values())
+        elif isinstance(value, _SIZED):
+            yield len(value)
+
+
+class _FieldSizes(SandboxedFormatter):
+    """Goes through a format as formatting does and only counts: a width may be an argument, or a part of one."""
+
+    total = 0
+
+    def format_field(self, value: Any, format_spec: str) -> str:  # noqa: ANN401
+        widths = [int(number) for number in _NUMBER.findall(format_spec)]
+        self.total += sum(widths) + (len(value) if isinstance(value, _SIZED) else 1)
+        _check(self.total)
+        return (
+            str(value)[:32] if isinstance(value, int | str) else ""
+        )  # it may belong to another field's spec
 
 
 def _check(length: int) -> None:
@@ -165,13 +195,23 @@ def _bounded(plain: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def _bounded_method(plain: Callable[..., str], owner: str) -> Callable[..., str]:
+def _bounded_format(
+    plain: Callable[..., str],
+    environment: ImmutableSandboxedEnvironment,
+    method: Any,  # noqa: ANN401
+) -> Callable[..., str]:
     @wraps(plain)
     def checked(*args: Any, **kwargs: Any) -> str:  # noqa: ANN401
-        _check_growth(owner, (*args, *kwargs.values()))
+        given, named = ((), args[0]) if method.__name__ == "format_map" and args else (args, kwargs)
+        _FieldSizes(environment).vformat(method.__self__, given, named)
         return plain(*args, **kwargs)
 
     return checked
+
+
+def _format(value: object, *args: Any, **kwargs: Any) -> str:  # noqa: ANN401
+    _check_percent(str(value), kwargs or args)
+    return do_format(str(value), *args, **kwargs)
 
 
 @pass_eval_context

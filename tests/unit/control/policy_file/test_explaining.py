@@ -1,7 +1,12 @@
 """What a file says about a request, in words."""
 
+from typing import Any
+
+import pytest
+
 from foreword.control.policy_file.explaining import explain, traits_of
 from foreword.control.policy_file.parsing import parse_policy
+from foreword.errors import RequestError
 
 POLICY = parse_policy(
     {
@@ -32,6 +37,18 @@ def test_it_tells_the_rule_the_drafters_and_why():
     assert "rolled out from shadow" in found.drafters["head"]
     assert list(found.drafters) == ["ngram", "head"]
     assert not notes
+
+
+@pytest.mark.parametrize("form", [{"guided_regex": "a"}, {"response_format": {"type": "json_object"}}, {}])
+def test_forms_and_adapters_are_those_that_the_engine_sees(form: dict[str, Any]):
+    traits, _ = traits_of({"prompt": [1], "temperature": None, **form}, adapter="sql")
+    assert (traits.json_schema, traits.adapter, traits.temperature) == (bool(form), "sql", 1.0)
+
+
+@pytest.mark.parametrize("temperature", ["hot", True, -4, [1]])
+def test_a_temperature_that_is_none_is_refused(temperature: object):
+    with pytest.raises(RequestError, match="temperature must be a number"):
+        traits_of({"prompt": [1], "temperature": temperature})
 
 
 def test_it_tells_what_did_not_fit_and_what_was_guessed():
