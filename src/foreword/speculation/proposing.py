@@ -23,6 +23,7 @@ class Asked(NamedTuple):
 
     method: str = ""  # empty: nobody
     seconds: float = 0.0
+    call: int = -1  # which of the step's; two may have the same method
 
 
 NOBODY = Asked()
@@ -55,11 +56,10 @@ class Proposal:
             replace(call, seconds=max(call.seconds, seconds))
             for call, seconds in zip(self.calls, took, strict=True)
         ]
-        share = {
-            call.method: (now.seconds - call.seconds) / call.asks
-            for call, now in zip(self.calls, calls, strict=True)
-        }
-        asked = [who._replace(seconds=who.seconds + share.get(who.method, 0.0)) for who in self.asked]
+        more = [(now.seconds - call.seconds) / call.asks for call, now in zip(self.calls, calls, strict=True)]
+        asked = [
+            who if who.call < 0 else who._replace(seconds=who.seconds + more[who.call]) for who in self.asked
+        ]
         return replace(self, calls=calls, asked=asked)
 
     @property
@@ -144,7 +144,7 @@ def propose(
                 aside.keep(draft)
                 continue
             drafts[index] = _read_if_needed(draft, entries[index], drafts)
-            asked[index] = Asked(plan.method, share)
+            asked[index] = Asked(plan.method, share, len(calls))
         calls.append(
             DrafterCall(
                 first.method,

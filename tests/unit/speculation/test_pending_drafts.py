@@ -152,8 +152,8 @@ class Slow(OnItsWay):
 def test_a_call_took_as_long_as_the_device_did():
     draft = left_pending([Draft.chain((4,), 0)])[0]
     source = Slow(draft.source.found, draft.source.copy)
-    calls = [DrafterCall("head", 2, 8, 4, 0, seconds=0.1), DrafterCall("ngram", 1, 4, 4, 0, seconds=0.2)]
-    asked = [Asked("head", 0.05), Asked("head", 0.05), Asked("ngram", 0.2)]
+    calls = [DrafterCall("head", 2, 8, 4, 0, seconds=0.1), DrafterCall("head", 1, 4, 4, 0, seconds=0.2)]
+    asked = [Asked("head", 0.05, 0), Asked(), Asked("head", 0.05, 0), Asked("head", 0.2, 1)]
     proposal = Proposal([draft], calls, asked, [source, None]).arrived()
     assert [call.seconds for call in proposal.calls] == pytest.approx([0.3, 0.2])
-    assert [who.seconds for who in proposal.asked] == pytest.approx([0.15, 0.15, 0.2])
+    assert [who.seconds for who in proposal.asked] == pytest.approx([0.15, 0.0, 0.15, 0.2])
