@@ -40,7 +40,9 @@ Guesses = dict[tuple[int, ...], tuple[int, ...]]
 """By the text that they follow, and how many were asked for."""
 
 
-def decoded(folder: Path, backend: str, changes: dict[str, Any] | None) -> tuple[Guesses, list[list[int]]]:
+def decoded(
+    folder: Path, backend: str, changes: dict[str, Any] | None, **config: Any
+) -> tuple[Guesses, list[list[int]]]:
     """What was guessed, and the texts; without guesses if nothing is changed."""
     form = {
         "method": "layer_skip",
@@ -54,7 +56,7 @@ def decoded(folder: Path, backend: str, changes: dict[str, Any] | None) -> tuple
         dtype="float32",
         backend=backend,
         speculation=None if changes is None else form | changes,
-        config=EngineConfig(max_step_seconds=None),  # the same passes, however fast
+        config=EngineConfig(max_step_seconds=None, **config),  # the same passes, however fast
     )
     drafts: Guesses = {}
     if changes is not None:
@@ -91,6 +93,18 @@ def test_guesses_and_texts_are_those_of_an_exit_with_rows_of_its_own(folder: Pat
     assert len(both) > 5
     assert [shared[text] for text in both] == [own[text] for text in both]
     assert len(both) < sum(map(len, texts)) - 5, "some guesses are right"
+
+
+@needs_cpu_kernels
+@pytest.mark.parametrize("pages", range(9, 15))
+def test_a_tree_of_an_exit_stays_within_the_pages_that_it_is_lent(folder: Path, pages: int):
+    """Where few are left, a node too many would write another request's rows."""
+    _, plain = decoded(folder, "cpu", None)
+    size = pages * PAGE_SIZE * (LAYERS + 1) * 2 * KV_HEADS * HEAD_DIM * 4
+    changes = {"tree_width": 4, "num_speculative_tokens": 32}
+    guesses, texts = decoded(folder, "cpu", changes, kv_cache_memory_bytes=size, max_draft_share=1e9)
+    assert texts == plain
+    assert any(guesses.values())
 
 
 @needs_cpu_kernels

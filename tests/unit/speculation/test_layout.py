@@ -112,7 +112,7 @@ def test_a_pass_of_single_rows_equals_the_definition(sequences: int):
     tokens = random_tokens(rng, 101)
     for _ in range(4):
         shares = [
-            SequenceRows(sequence(cache, computed, 1), tokens[: computed + 1], 1, Draft())
+            SequenceRows(sequence(cache, computed, rng.choice([1, 20])), tokens[: computed + 1], 1, Draft())
             for computed in rng.choices([0, 1, 15, 16, 17, 100], k=sequences)
         ]
         assert as_lists(buffers.lay_out(cache, shares, [])) == by_definition(cache, shares, [])
