@@ -112,6 +112,14 @@ HEAD_MUTANTS = (
     ),
     Mutant(
         70,
+        "a tree of an exit has a row more than it was lent",
+        "drafters/heads/exit.py",
+        "found.kv.reserved - len(ask.request.tokens))",
+        "found.kv.reserved - len(ask.request.tokens) + 1)",
+        ("tests/integration/test_exit_rows.py",),
+    ),
+    Mutant(
+        70,
         "of a pass with several requests, all get the features of the first",
         "drafters/heads/in_pages.py",
         "[joined[one.first : one.stop] for one in together]",

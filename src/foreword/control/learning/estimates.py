@@ -9,7 +9,6 @@ from foreword.control.learning.fading import (
     FADING,
     FAST_FADING,
     HALF_LIFE_SECONDS,
-    LARGEST_UNIT,
     MOST_LEVELS,
     FadingCounts,
 )
@@ -177,7 +176,7 @@ class PairEstimate:
         own.answered(asked_depth, depth)
         at_large.answered(asked_depth, depth)
         if not depth:
-            factor = FAST_FADING if self._fast_drafts else FADING
+            factor = self._fading()
             own.fade(factor)
             at_large.fade(factor)
 
@@ -189,11 +188,9 @@ class PairEstimate:
     def finished(self, accepted: int, expected: float) -> None:
         """A draft has been judged to its end: what was accepted of it, and what was expected to be."""
         self.levels += accepted or 1
-        factor = FAST_FADING if self._fast_drafts else FADING
-        for counts in (self.counts, self.drafter.counts):
-            counts.unit /= factor
-            if counts.unit > LARGEST_UNIT:
-                counts.rescale()
+        factor = self._fading()
+        self.counts.fade(factor)
+        self.drafter.counts.fade(factor)
         if self._fast_drafts:
             self._fast_drafts -= 1
             if self._fast_drafts > CHANGE_DRAFTS // 2:
@@ -208,6 +205,9 @@ class PairEstimate:
             self.changes += 1
             self.counts.fade(min(KEPT_DRAFTS / max(self.counts.asks, 1.0), 0.25))
             self._rates = None
+
+    def _fading(self) -> float:
+        return FAST_FADING if self._fast_drafts else FADING
 
     @property
     def _strength(self) -> float:

@@ -18,7 +18,7 @@ MOST_LEVELS = 16
 MOST_RANKS = 4
 """Children of one node that are counted apart, in the drafter's order."""
 
-LARGEST_UNIT = 1e9
+_LARGEST_UNIT = 1e9
 
 
 class FadingCounts:
@@ -39,14 +39,10 @@ class FadingCounts:
     def fade(self, factor: float) -> None:
         """What was counted weighs this much from now on."""
         self.unit /= factor
-        if self.unit > LARGEST_UNIT:
-            self.rescale()
-
-    def rescale(self) -> None:
-        """The next observation weighs 1 again, and all others as little beside it as before."""
-        for row in (*self.reached, *self.accepted, self.asked, self.offered, self.full):
-            row[:] = [count / self.unit for count in row]
-        self.unit = 1.0
+        if self.unit > _LARGEST_UNIT:
+            for row in (*self.reached, *self.accepted, self.asked, self.offered, self.full):
+                row[:] = [count / self.unit for count in row]
+            self.unit = 1.0
 
     def judged(self, level: int, children: int, accepted: int | None) -> None:
         """A level that was reached: how many children stood there, and which of them was right."""
@@ -155,7 +151,7 @@ def _rows(value: object) -> list[list[float]]:
 
 def _numbers(value: object) -> list[float]:
     if not isinstance(value, list) or not all(
-        isinstance(n, int | float) and 0 <= n < LARGEST_UNIT for n in value
+        isinstance(n, int | float) and 0 <= n < _LARGEST_UNIT for n in value
     ):
         raise ValueError("no list of counts")
     return [float(number) for number in value]
