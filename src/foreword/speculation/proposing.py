@@ -127,7 +127,8 @@ def propose(
             if plan.aside is not None:
                 other = plan.aside.plan
                 by_drafter.setdefault(id(other.drafter), []).append((index, other, plan.aside))
-    calls, sources = [], []
+    calls: list[DrafterCall] = []
+    sources: list[OnItsWay | None] = []
     for group in by_drafter.values():
         first = group[0][1]
         asks = [_ask(entries[index], plan, memory) for index, plan, _ in group]
