@@ -1,5 +1,7 @@
 """Numbers that a device makes and that the host reads later."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -11,7 +13,7 @@ Found = Tensor | npt.NDArray[np.int64]
 class OnItsWay:
     """Numbers whose copy to the host is under way; those of the host itself are there."""
 
-    __slots__ = ("_numbers", "arrived", "began", "copy", "found")
+    __slots__ = ("_numbers", "_parts", "arrived", "began", "copy", "found")
 
     def __init__(
         self,
@@ -22,6 +24,7 @@ class OnItsWay:
     ) -> None:
         self.found, self.copy, self.arrived, self.began = found, copy, arrived, began
         self._numbers: list[int] | None = None
+        self._parts: Sequence[OnItsWay] = ()
 
     @staticmethod
     def begin(found: Found, began: "torch.cuda.Event | None" = None) -> "OnItsWay":
@@ -30,6 +33,13 @@ class OnItsWay:
         copy = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
         copy.copy_(found, non_blocking=True)
         return OnItsWay(found, copy, event(timed=began is not None), began)
+
+    @staticmethod
+    def joined(parts: "Sequence[OnItsWay]") -> "OnItsWay":
+        """The numbers of several, one after the other; nobody waits for them."""
+        whole = OnItsWay.begin(torch.cat([part.on_device.flatten() for part in parts]))
+        whole._parts = parts
+        return whole
 
     @property
     def on_device(self) -> Tensor:
@@ -57,6 +67,8 @@ class OnItsWay:
     @property
     def device_seconds(self) -> float:
         """That the device took for them, once they are there; 0 where nobody asked."""
+        if self._parts:
+            return sum(part.device_seconds for part in self._parts)
         if self.began is None or self.arrived is None:
             return 0.0
         self.arrived.synchronize()

@@ -77,6 +77,23 @@ class HeadOutput:
 
 
 @dataclass(frozen=True)
+class Unsettled:
+    """Texts whose last tokens a pass under way decides: chains of guesses, and what it draws after each of them.
+
+    A guess that is what the pass draws itself becomes part of the text, if all before it do; then comes one more token
+    that it draws.
+    """
+
+    drawn: Tensor  # int64, on the device: what the pass draws after every row that it judges
+    first: (
+        Ints  # int32 [requests], the row of each one's newest token among these; those of its guesses follow
+    )
+    guesses: Tensor  # int64, on the device
+    places: Ints  # int32 [requests, most guesses], of each one's among them; -1: it has no more
+    ends: Ints  # int32 [requests], KV rows from these on belong to nobody
+
+
+@dataclass(frozen=True)
 class ChainPlan:
     """Guesses that a head makes one after the other, each from its own states, after the newest token of some texts."""
 
@@ -85,6 +102,7 @@ class ChainPlan:
     records: Records  # [requests], how each is drawn, with the noise of *coupled*
     token_ids: Ints | None  # int32 [draft vocabulary], the target's ids of the head's tokens; None: the same
     vocab_size: int  # ids below this can be drawn
+    unsettled: Unsettled | None = None  # where each text ends: so many tokens after its length; None: there
 
 
 @dataclass(frozen=True)
@@ -120,12 +138,16 @@ class HeadRunner(RowsRunner, Protocol):
     """A draft head that was loaded beside a decoder."""
 
     spec: HeadSpec
+    anticipates: (
+        bool  # whether its chains may follow texts that are `Unsettled`, which no other runner is given
+    )
 
     def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> Chains | None:
         """The guesses of every request, as the target's ids; None: it cannot, and is asked level by level.
 
         `wanted` has the target's states and ends with the newest token of each. A chain ends where there is no number;
-        on a device nobody waits to see it.
+        on a device nobody waits to see it. Where the plan's texts are `Unsettled`, `wanted` has a row for every token
+        that each may gain, the id -1 - i standing for entry i of what is drawn, and its first one is the wanted one.
         """
         ...
 

@@ -5,10 +5,14 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import or_
 
+from torch import Tensor
+
+from foreword.backends.batch import Tap
 from foreword.cluster.reports import NodeReport, all_nodes
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import (
     NO_NEEDS,
+    Anticipates,
     Ask,
     Commit,
     Drafter,
@@ -16,9 +20,11 @@ from foreword.speculation.drafting import (
     DraftRequest,
     Expects,
     Observes,
+    Unjudged,
     absent_of,
     added_memory,
     all_faults,
+    anticipates,
     close_all,
     expects,
     may_be_absent,
@@ -33,6 +39,7 @@ class _Several:
         self._drafters = drafters
         self.needs: DrafterNeeds = reduce(or_, map(needs_of, drafters), NO_NEEDS)
         self.expects = any(map(expects, drafters))
+        self.anticipates = any(map(anticipates, drafters))
         self.may_be_absent = any(map(may_be_absent, drafters))
 
     @property
@@ -50,6 +57,12 @@ class _Several:
         for drafter in self._drafters:
             if isinstance(drafter, Observes) and drafter.needs:
                 drafter.observe(commits)
+
+    def anticipate(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> None:
+        """Let those go on that can."""
+        for drafter in self._drafters:
+            if isinstance(drafter, Anticipates) and drafter.anticipates:
+                drafter.anticipate(unjudged, hidden, drawn)
 
     def close(self) -> None:
         close_all(self._drafters)

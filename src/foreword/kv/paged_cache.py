@@ -231,7 +231,7 @@ class PagedCache:
                 self._moves.add(sequence, self.slot(sequence, base + node), base + step)
         sequence.computed = base + len(path)
         sequence.ahead = max(0, sequence.ahead - run)
-        self.rollback(sequence)
+        self._drop_provisional(sequence, kept=1)
         self._window.give_back(self.pool, sequence)
 
     def advance(self, sequence: KvSequence, rows: int) -> None:
@@ -250,10 +250,14 @@ class PagedCache:
 
     def rollback(self, sequence: KvSequence) -> None:
         """Drop the provisional rows that are not foreseen and the pages that only they needed. Safe to repeat."""
+        self._drop_provisional(sequence)
+
+    def _drop_provisional(self, sequence: KvSequence, kept: int = 0) -> None:
+        """The page of the next `kept` rows stays if it is there: they come next, and drafters may have filled theirs."""
         begin = sequence.reserved = sequence.begin
         for kind in sequence.extra.values():
             kind.clip(sequence.computed)
-        keep = self.pages_for(begin)
+        keep = self.pages_for(begin + kept)
         if keep < len(sequence.pages):
             self.pool.release(sequence.pages[keep:])
             del sequence.pages[keep:]

@@ -9,6 +9,7 @@ from torch import Tensor
 from foreword.acceptance.batch import Judgement, RowStatus, Verdicts
 from foreword.acceptance.judge import Judging
 from foreword.acceptance.logprobs import TokenLogprobs, request_logprobs, score
+from foreword.acceptance.pipeline.upload import uploaded
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.draft import Draft, PendingDraft, stack
 from foreword.speculation.requests import PassEntry, StepRequest
@@ -64,11 +65,14 @@ class Acceptance(NamedTuple):
 
     def drawn_at(self) -> dict[KvSequence, int]:
         """Of the requests whose next token is sure to be the only one, the row after which `newest` has it."""
+        rows = self.first_rows().items()
+        return {self.entries[index].kv: row for index, row in rows if not len(self.drafts[index])}
+
+    def first_rows(self) -> dict[int, int]:
+        """By entry, the row of its newest token among those that are judged."""
         if self.judging is None:
             return {}
-        starts = self.judging.judged.trees.starts
-        pairs = zip(self.drawing, starts, strict=False)
-        return {self.entries[index].kv: row for index, row in pairs if not len(self.drafts[index])}
+        return dict(zip(self.drawing, self.judging.judged.trees.starts, strict=False))
 
     def verdicts(self) -> list[Verdict]:
         """Waits for the pass."""
@@ -130,7 +134,7 @@ def _judged_rows(logits: Tensor, entries: Sequence[PassEntry], drafts: Sequence[
         if entry.draws:
             judged += range(row, row + 1 + len(draft))
             row += 1 + len(draft)
-    return logits[torch.tensor(judged, dtype=torch.int64, device=logits.device)]
+    return logits[uploaded(torch.tensor(judged), logits.device)]
 
 
 def _prompt_scores(

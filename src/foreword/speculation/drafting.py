@@ -14,7 +14,7 @@ from foreword.backends.interface import KvStore
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import KvSequence
 from foreword.kv.spec import RowSpec
-from foreword.speculation.draft import Draft
+from foreword.speculation.draft import Draft, PendingDraft
 
 _log = logging.getLogger(__name__)
 
@@ -158,6 +158,32 @@ class Observes(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Unjudged:
+    """A request's part of a pass under way: a chain of guesses of which only the device will know how many hold."""
+
+    ask: Ask  # for the guesses behind it; the request as it is before the pass ends
+    draft: PendingDraft
+    states_at: (
+        int  # the row of its newest token among the hidden states of the pass; those of its guesses follow
+    )
+    drawn_at: int  # and among what the pass draws
+
+
+@runtime_checkable
+class Anticipates(Protocol):
+    """A drafter that may guess behind a pass before anybody knows what that has made final."""
+
+    anticipates: bool  # whether it may
+
+    def anticipate(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> None:
+        """Begin to guess, if it can. It is asked as always when the pass has been judged, or never.
+
+        `drawn`, int64, is what the pass draws after every row that it judges; nobody waits for it, nor for the states.
+        """
+        ...
+
+
 @runtime_checkable
 class Expects(Protocol):
     """A drafter that may have a use for the time before a request's first pass."""
@@ -194,6 +220,11 @@ def expected_rates(drafter: object) -> tuple[float, ...]:
 def expects(drafter: object) -> bool:
     """Whether it wants to know of requests before it is asked for them."""
     return isinstance(drafter, Expects) and drafter.expects
+
+
+def anticipates(drafter: object) -> bool:
+    """Whether it may guess behind a pass that is under way."""
+    return bool(getattr(drafter, "anticipates", False))
 
 
 def absent_of(drafter: object) -> tuple[str, ...]:

@@ -87,6 +87,16 @@ class Observation:
             return [False] * len(self.observers)
         return [any(one.drafter.needs.taps for one in some) for some in self.observers]
 
+    def first_rows(self, entries: Sequence[PassEntry], drafts: Sequence[Draft]) -> list[int | None]:
+        """[entries], where the hidden states of each begin among those that are kept; None: its are not."""
+        places: list[int | None] = []
+        first = 0
+        for entry, draft, is_wanted in zip(entries, drafts, self.wanted, strict=True):
+            places.append(first if is_wanted else None)
+            if is_wanted:
+                first += entry.run + len(draft)
+        return places
+
     @property
     def wants_draws(self) -> bool:
         """Whether any of them needs the target's own draws."""
@@ -104,18 +114,13 @@ class Observation:
         if not any(self.observers):
             return
         told: dict[int, tuple[Observes, list[Commit]]] = {}
-        first = 0
+        first_rows = self.first_rows(entries, drafts)
         for index, (entry, some) in enumerate(zip(entries, self.observers, strict=True)):
-            has_states = any(one.drafter.needs.taps for one in some)
             if some and applied[index] and not verdicts[index].poisoned:
-                final = _Final.of(
-                    entry, drafts[index], verdicts[index], output, first if has_states else None
-                )
+                final = _Final.of(entry, drafts[index], verdicts[index], output, first_rows[index])
                 for one in some:
                     commit = self._commit(entry, one, final)
                     told.setdefault(id(one.drafter), (one.drafter, []))[1].append(commit)
-            if has_states:
-                first += entry.run + len(drafts[index])
         for drafter, commits in told.values():
             drafter.observe(commits)
 

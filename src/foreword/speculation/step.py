@@ -13,6 +13,7 @@ from foreword.backends.batch import ForwardOutput
 from foreword.backends.interface import KvStore
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.accept import Acceptance
+from foreword.speculation.anticipating import anticipate
 from foreword.speculation.drafting import Drafter, KvMemory
 from foreword.speculation.faults import FaultLog
 from foreword.speculation.measured.situation import Situation
@@ -91,13 +92,19 @@ class Stepper:
                 observation.wanted,
                 before.drawn_at() if before is not None else None,
             )
-            drawn = proposal.pending if before is None else before.newest
+            pending = proposal.pending
+            drawn = pending if before is None else before.newest
             if drawn is not None:
                 batch = replace(batch, drawn_before=drawn)
             handed_over = self.clock()
             output = self.target.forward(batch)
             verify_seconds = self.clock() - handed_over
             acceptance = Acceptance.begin(output.logits, entries, proposal.drafts, observation.wants_draws)
+            if pending is not None and self._memory is not None:
+                with self.faults.forgiven("anticipate"):
+                    anticipate(
+                        transaction, chosen, proposal.drafts, observation, acceptance, output, self._memory
+                    )
         except BaseException:
             transaction.abort()
             raise

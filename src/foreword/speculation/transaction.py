@@ -101,7 +101,7 @@ class Transaction:
                 run_logits=entry.scored + entry.draws,
                 wants_hidden=wants,
                 first=entry.computed,
-                drawn_at=drawn_at[entry.kv] if entry.pending and drawn_at is not None else None,
+                drawn_at=(drawn_at[entry.kv],) if entry.pending and drawn_at is not None else (),
                 adapter=entry.request.adapter_slot,
             )
             for entry, draft, wants in zip(self.entries, drafts, watched, strict=True)
@@ -111,6 +111,17 @@ class Transaction:
             if not len(draft):
                 entry.kv.foresee(entry.run)
         return batch
+
+    def reach(self, rows: Sequence[int]) -> None:
+        """Take pages for so many rows of every entry, its run and guesses included, as far as they are free.
+
+        For drafters that guess on while the pass is judged: what they write behind it is nobody's else until then.
+        """
+        cache = self._cache
+        for entry, count in zip(self.entries, rows, strict=True):
+            room = (len(entry.kv.pages) + cache.free_pages) * cache.page_size - entry.computed
+            if entry.kv.reserved < entry.computed + min(count, room):
+                cache.reserve(entry.kv, min(count, room))
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[bool]:
         """Everything about every request advances together; returns which of them were still there."""

@@ -21,11 +21,11 @@ def reserve_and_run(memory: PretendMemory, sequence: KvSequence, values: list[ob
 def test_a_chain_commits_without_moving_anything():
     cache = PagedCache(8, PAGE)
     memory, sequence = PretendMemory(cache), cache.open()
-    reserve_and_run(memory, sequence, ["a", "b", "c", "d", "e"])
+    reserve_and_run(memory, sequence, ["a", "b", "c", "d", "e", "f", "g", "h", "i"])
     cache.commit(sequence, 2, [0, 1])
     assert sequence.computed == 4
     assert cache.take_moves() == []
-    assert len(sequence.pages) == 1  # the page that only the rejected row needed is back
+    assert len(sequence.pages) == 2  # the page that only rejected rows needed is back, not that of the next row
     cache.check_integrity()
 
 

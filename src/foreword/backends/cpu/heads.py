@@ -81,6 +81,8 @@ class HeadPacker:
 class CpuHead:
     """One head; its threads are the decoder's."""
 
+    anticipates = False
+
     def __init__(
         self,
         head: Head,

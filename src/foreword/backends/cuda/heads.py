@@ -9,12 +9,18 @@ from torch import Tensor
 from torch.nn.functional import linear as library_linear
 
 from foreword.acceptance.arrivals import event
-from foreword.acceptance.noise import absorbed
 from foreword.backends.batch import ForwardBatch
 from foreword.backends.cuda.graphs import GraphsByMemory
 from foreword.backends.cuda.guess_draws import GuessNames, as_chains, drawn_ids, draws_of, words
 from foreword.backends.cuda.kernels.attention import PART, RowTiles, Sight
-from foreword.backends.cuda.kernels.rows import add_norm, rotate_and_keep, silu_times_up, take_rows
+from foreword.backends.cuda.kernels.chains import ChainEnds, chain_places, run_lengths
+from foreword.backends.cuda.kernels.rows import (
+    add_norm,
+    fill_in,
+    rotate_and_keep,
+    silu_times_up,
+    take_rows,
+)
 from foreword.backends.cuda.kv_store import CudaKvStore
 from foreword.backends.cuda.layout import DECODE_ROWS, Layout, PassShape, power_of_two
 from foreword.backends.cuda.products import Products
@@ -27,6 +33,9 @@ from foreword.models.heads.spec import Join
 
 LIBRARY_FROM = 65
 """Rows from which on the vendor's products are used: those of a prompt. Nothing here has to keep its bits."""
+
+_MOST_CHAINS = 1 << 12
+"""Requests of one call."""
 
 _MORE_ENTRIES = 1 << 17
 """32-bit numbers that a chain is told beside its first pass."""
@@ -47,11 +56,9 @@ class ChainShape:
 class _Told:
     """What a chain is told beside its first pass, on the device; requests are padded."""
 
-    keys: Tensor  # int64 [levels, requests], of the noise
+    ends: ChainEnds
     temperature: Tensor  # float64 [requests]
     starts: Tensor  # int32 [requests], KV rows before these are not there
-    positions: Tensor  # int32 [levels - 1, requests], of the guesses that are read
-    slots: Tensor  # int32 [levels - 1, requests], where their rows go
     tiles: RowTiles  # one row each
 
 
@@ -70,6 +77,7 @@ class CudaHead(TorchHead):
         self._more = Upload(ends.device, _MORE_ENTRIES)
         width = head.spec.feature_width
         self._features = torch.zeros((self.captured_rows, width), dtype=ends.dtype, device=ends.device)
+        self._behind = torch.zeros(_MOST_CHAINS, dtype=torch.int32, device=ends.device)
         self._graphs: GraphsByMemory[ChainShape, Tensor] = GraphsByMemory()
         self._names = GuessNames(head.spec.draft_vocab_size, ends.device)
         self._in_kernels = (
@@ -79,6 +87,7 @@ class CudaHead(TorchHead):
             for index in range(len(head.spec.layers)):
                 self._join(index, "self_attn.", ("q_proj", "k_proj", "v_proj"))
                 self._join(index, "mlp.", ("gate_proj", "up_proj"))
+        self.anticipates = self._in_kernels
 
     def _join(self, index: int, place: str, names: tuple[str, ...]) -> None:
         """One matrix for all; those that the reference uses become parts of it."""
@@ -104,18 +113,18 @@ class CudaHead(TorchHead):
         names = self._names.of(plan)
         if not self._in_kernels or names is None or not isinstance(store, CudaKvStore):
             return None
+        if len(plan.steps) > _MOST_CHAINS:
+            return None
         batch = ForwardBatch.of(wanted.arrays)
         layout = Layout.of(batch, store.page_size, self._group)
-        levels = int(plan.steps.max())
-        shape = ChainShape(
-            layout.shape,
-            levels,
-            power_of_two(-(-(int(plan.lengths.max()) + levels) // PART)),
-            *draws_of(plan),
-        )
+        levels, unsettled = int(plan.steps.max()), plan.unsettled
+        longest = int(plan.lengths.max()) + levels + (0 if unsettled is None else unsettled.places.shape[1])
+        shape = ChainShape(layout.shape, levels, power_of_two(-(-longest // PART)), *draws_of(plan))
         began = event(timed=True) if self._captures else None
         uploaded = self._upload.send(batch, layout, store.spare_slot)
-        told = self._tell(wanted, plan, shape, store)
+        told = self._tell(wanted, plan, shape, uploaded)
+        if unsettled is not None:
+            fill_in(uploaded.batch.token_ids, unsettled.drawn)
         features = self._placed(wanted.features, layout.shape.rows)
 
         def body() -> Tensor:
@@ -123,7 +132,8 @@ class CudaHead(TorchHead):
 
         captured = self._captures and layout.shape.is_decode and uploaded.stays
         guesses = self._graphs.of(store).run(shape, body) if captured else body()
-        return as_chains(guesses, plan.steps, began)
+        # Other chains may run before these guesses are verified, and a captured one has its result in one place.
+        return as_chains(guesses.clone(), plan.steps, began)
 
     def _placed(self, features: Tensor, rows: int) -> Tensor:
         """The features where a captured pass finds them."""
@@ -132,30 +142,33 @@ class CudaHead(TorchHead):
         self._features[: len(features)] = features
         return self._features[:rows]
 
-    def _tell(self, wanted: HeadInput, plan: ChainPlan, shape: ChainShape, store: CudaKvStore) -> _Told:
-        levels, room, requests = shape.levels, shape.first.logit_rows, len(plan.steps)
-        after = (
-            plan.lengths + np.arange(levels, dtype=np.int32)[:, None]
-        )  # [levels, requests], guesses' positions
-        keys = absorbed(plan.records["stem"], after)
-        read = after[:-1]
-        tables, size = wanted.arrays.block_tables, store.page_size
-        pages = tables[np.arange(requests), np.minimum(read // size, tables.shape[1] - 1)]
-        is_read = np.arange(1, levels)[:, None] < plan.steps
-        slots = np.where(is_read, pages * size + read % size, store.spare_slot).astype(np.int32)
-        ones, places = np.ones(requests, np.int32), np.arange(room, dtype=np.int32)
+    def _tell(self, wanted: HeadInput, plan: ChainPlan, shape: ChainShape, uploaded: UploadedPass) -> _Told:
+        room, unsettled = shape.first.logit_rows, plan.unsettled
+        ones, places = np.ones(len(plan.steps), np.int32), np.arange(room, dtype=np.int32)
         pieces = [
-            Piece(words(keys), (levels, 2 * room), 0),
+            Piece(words(plan.records["stem"]), (2 * room,), 0),
             Piece(words(plan.records["temperature"].astype(np.float64)), (2 * room,), 0),
             Piece(wanted.starts, (shape.first.rows,), 0),
-            Piece(read, (levels - 1, room), 0),
-            Piece(slots, (levels - 1, room), store.spare_slot),
+            Piece(plan.lengths, (room,), 0),
+            Piece(plan.steps, (room,), 0),
+            Piece(plan.lengths + plan.steps if unsettled is None else unsettled.ends, (room,), 0),
             Piece(ones, (room,), 0),
             Piece(places, (room,), 0),
         ]
-        noise, temperature, starts, positions, slot, counts, rows = self._more.copy(pieces)
-        tiles = RowTiles(rows, counts, rows, 1)
-        return _Told(noise.view(torch.int64), temperature.view(torch.float64), starts, positions, slot, tiles)
+        if unsettled is not None:  # behind what every chain is told, which stays in its place
+            pieces += [
+                Piece(unsettled.first, (room,), 0),
+                Piece(unsettled.places, (room, unsettled.places.shape[1]), -1),
+            ]
+        stems, temperature, starts, lengths, steps, ends, counts, rows, *judged = self._more.copy(pieces)
+        behind = self._behind[:room]
+        if unsettled is None:
+            behind.zero_()
+        else:
+            first, guesses = judged
+            run_lengths(unsettled.drawn, first, unsettled.guesses, guesses, behind)
+        chain = ChainEnds(uploaded.batch.logit_rows, behind, lengths, steps, ends, stems.view(torch.int64))
+        return _Told(chain, temperature.view(torch.float64), starts, RowTiles(rows, counts, rows, 1))
 
     def _run_chain(
         self,
@@ -173,25 +186,24 @@ class CudaHead(TorchHead):
         )
         stream, read = self._begin(batch.token_ids, features, are_own=False)
         stream = self._layers(stream, read, sight, batch.slots, uploaded.tiles, store)
-        last = take_rows(
-            stream, batch.logit_rows, stream.new_empty((shape.first.logit_rows, stream.shape[1]))
-        )
+        chain = chain_places(told.ends, tables, shape.levels, store.page_size, store.spare_slot)
+        last = take_rows(stream, chain.last, stream.new_empty((len(chain.last), stream.shape[1])))
         guesses: list[Tensor] = []
         for level in range(shape.levels):
             normed = self._norm(last, "norm.weight")
             logits = self._logits(normed)
-            tokens = drawn_ids(logits, told.temperature, told.keys[level], names, shape.samples)
+            tokens = drawn_ids(logits, told.temperature, chain.keys[level], names, shape.samples)
             guesses.append(tokens)
             if level + 1 == shape.levels:
                 break
-            positions = told.positions[level]
+            positions = chain.positions[level]
             sight = Sight(
                 positions, positions + 1, tables, told.tiles.requests, store.page_size, False, told.starts
             )
             states = normed if self.spec.norm_output else last
             stream, read = self._begin(tokens.clamp(min=0), states, are_own=True)
             tiles = TiledRows(told.tiles, shape.parts, None)
-            last = self._layers(stream, read, sight, told.slots[level], tiles, store)
+            last = self._layers(stream, read, sight, chain.slots[level], tiles, store)
         return torch.stack(guesses)
 
     def _layers(

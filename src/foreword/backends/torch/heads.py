@@ -52,6 +52,8 @@ class PagedRows:
 class TorchHead:
     """One head; its tensors go by speculators' names."""
 
+    anticipates = False
+
     def __init__(self, head: Head, rows: str, ends: LentEnds, bucketed: bool) -> None:
         self.spec = head.spec
         self._rows = rows

@@ -6,7 +6,7 @@ pass. The target verifies and judges these as any others.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -14,10 +14,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from foreword.acceptance.arrivals import OnItsWay
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.pipeline.upload import uploaded
+from foreword.backends.batch import Tap
 from foreword.backends.interface import Decoder
 from foreword.bench.costs.batch import run_batch
 from foreword.bench.gpu.engines import DECODED, random_prompts, timed_engine
@@ -28,7 +30,17 @@ from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest
 from foreword.engine.stepping.pipeline import StepPipeline
 from foreword.speculation.draft import Draft, PendingDraft
-from foreword.speculation.drafting import NO_NEEDS, Ask, Commit, Drafter, DrafterNeeds, DraftRequest, needs_of
+from foreword.speculation.drafting import (
+    NO_NEEDS,
+    Ask,
+    Commit,
+    Drafter,
+    DrafterNeeds,
+    DraftRequest,
+    Unjudged,
+    anticipates,
+    needs_of,
+)
 
 DEPTH = 5
 """Guesses of a pass."""
@@ -70,6 +82,13 @@ class RecordedDrafter:
     def observe(self, commits: Sequence[Commit]) -> None:
         if self._payer is not None and self.needs:
             self._payer.observe(commits)
+
+    @property
+    def anticipates(self) -> bool:
+        return anticipates(self._payer)
+
+    def anticipate(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> None:
+        self._payer.anticipate(unjudged, hidden, drawn)
 
     def forget(self, request: DraftRequest) -> None:
         self._known.pop(request.request_id, None)

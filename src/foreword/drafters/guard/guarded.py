@@ -2,13 +2,17 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import current_thread, main_thread
 from typing import Protocol, TypeVar
 
+from torch import Tensor
+
+from foreword.backends.batch import Tap
 from foreword.cluster.reports import NodeReport, all_nodes
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import (
+    Anticipates,
     Ask,
     Commit,
     Drafter,
@@ -16,9 +20,11 @@ from foreword.speculation.drafting import (
     DraftRequest,
     Expects,
     Observes,
+    Unjudged,
     absent_of,
     added_memory,
     all_faults,
+    anticipates,
     close_all,
     expected_rates,
     expects,
@@ -87,6 +93,7 @@ class GuardedDrafter:
         self._caller = caller or InlineCaller()
         self.needs: DrafterNeeds = needs_of(drafter)
         self.expects = expects(drafter)
+        self.anticipates = anticipates(drafter)
         self.may_be_absent = may_be_absent(drafter)
         self.acceptance_by_level = expected_rates(drafter)
         self.faults: Counter[str] = Counter()
@@ -110,6 +117,11 @@ class GuardedDrafter:
         drafter = self._drafter
         if isinstance(drafter, Observes):
             self._call(lambda: drafter.observe(commits))
+
+    def anticipate(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> None:
+        drafter = self._drafter
+        if isinstance(drafter, Anticipates):
+            self._call(lambda: drafter.anticipate(unjudged, hidden, drawn))
 
     def expect(self, request: DraftRequest) -> None:
         drafter = self._drafter

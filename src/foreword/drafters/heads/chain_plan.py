@@ -1,16 +1,18 @@
 """Chains that a head's runner makes by itself, without coming back for every guess."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+from torch import Tensor
 
 from foreword.acceptance.request import RECORD, DraftSampling
 from foreword.acceptance.rules.rule import Rule
-from foreword.backends.interface import ChainPlan, Chains, PendingChains
+from foreword.backends.interface import ChainPlan, Chains, PendingChains, Unsettled
 from foreword.drafters.heads.vocabulary import DraftVocabulary
 from foreword.drafters.model.next_level import has_fixed_corrections
 from foreword.speculation.draft import Draft, PendingDraft
-from foreword.speculation.drafting import Ask
+from foreword.speculation.drafting import Ask, Unjudged
 
 
 def plan_chains(asks: Sequence[Ask], rooms: Sequence[int], vocabulary: DraftVocabulary) -> ChainPlan | None:
@@ -26,6 +28,21 @@ def plan_chains(asks: Sequence[Ask], rooms: Sequence[int], vocabulary: DraftVoca
         vocabulary.token_ids,
         vocabulary.vocab_size,
     )
+
+
+def unsettled(plan: ChainPlan, unjudged: Sequence[Unjudged], drawn: Tensor) -> ChainPlan:
+    """The same for texts that a pass under way makes longer, by one token at least; their guesses are of one source."""
+    most = max([len(one.draft) for one in unjudged])
+    places = [(*one.draft.places, *[-1] * (most - len(one.draft))) for one in unjudged]
+    ends = [0 if one.ask.pages is None else one.ask.pages.kv.reserved for one in unjudged]
+    judged = Unsettled(
+        drawn,
+        np.array([one.drawn_at for one in unjudged], np.int32),
+        unjudged[0].draft.source.on_device,
+        np.array(places, np.int32),
+        np.array(ends, np.int32),
+    )
+    return replace(plan, lengths=plan.lengths + 1, unsettled=judged)
 
 
 def drafted(asks: Sequence[Ask], guesses: Chains) -> list[Draft]:

@@ -1,17 +1,23 @@
 """Heads that guess token by token: what EAGLE and its kin share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from foreword.backends.batch import MAX_DRAFT_NODES
-from foreword.drafters.heads.chain_plan import drafted, plan_chains
+from foreword.backends.batch import MAX_DRAFT_NODES, Tap
+from foreword.backends.interface import HeadInput, PendingChains
+from foreword.drafters.heads.begun import BegunChain, BegunChains, joined
+from foreword.drafters.heads.chain_plan import drafted, plan_chains, unsettled
 from foreword.drafters.heads.growing import Begun, grow_by_passes
 from foreword.drafters.heads.head_tree import HeadTree
 from foreword.drafters.heads.in_pages import HeadInPages, Run, fill
 from foreword.drafters.heads.loading import LoadedHead
-from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask
+from foreword.speculation.draft import NO_DRAFT, Draft
+from foreword.speculation.drafting import Ask, Commit, DraftRequest, RequestRows, Unjudged
+from foreword.speculation.rows.layout import SequenceRows
 
 LAG = 1
 """A row is made from its own token and the features of the position before: the first token has none."""
@@ -25,6 +31,8 @@ class StepwiseHead(HeadInPages):
         self._runner = head.runner
         self.acceptance_by_level = head.acceptance_by_level
         self._width = width
+        self.anticipates = width == 1 and head.runner.anticipates
+        self._begun = BegunChains()
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`; none where the newest token's states are not known."""
@@ -34,6 +42,50 @@ class StepwiseHead(HeadInPages):
         found = self._guess([asks[index] for index in runs], list(runs.values()))
         drafts = dict(zip(runs, found, strict=True))
         return [drafts.get(index, Draft()) for index in range(len(asks))]
+
+    def observe(self, commits: Sequence[Commit]) -> None:
+        """Keep the newest states; guesses that were begun behind a pass learn whom they are for."""
+        super().observe(commits)
+        self._begun.tell(commits)
+
+    def forget(self, request: DraftRequest) -> None:
+        """The rows go with the request's pages."""
+        self._begun.forget(request.request_id)
+
+    def anticipate(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> None:
+        """Chains behind whatever the pass makes final, with the rows of that."""
+        going = [one for one in unjudged if self._is_up_to_date(one)]
+        if not going:
+            return
+        asks = [one.ask for one in going]
+        plan = plan_chains(asks, [MAX_DRAFT_NODES] * len(asks), self._vocabulary)
+        if plan is None:
+            return
+        rows = self._rows_behind(going, hidden)
+        chains = self._runner.chain(rows, unsettled(plan, going, drawn), _pages(asks[0]).store)
+        if isinstance(chains, PendingChains):
+            for one, places in zip(going, chains.places, strict=True):
+                chain = BegunChain.of(one, self._rows_of(_pages(one.ask)), chains.tokens, places)
+                self._begun.keep(one.ask.request.request_id, chain)
+
+    def _is_up_to_date(self, unjudged: Unjudged) -> bool:
+        """Whether its next row is the one of the next token, and there is room for all that may come."""
+        pages, length = _pages(unjudged.ask), len(unjudged.ask.request.tokens)
+        return self._rows_of(pages).end == length and pages.kv.reserved > length + len(unjudged.draft)
+
+    def _rows_behind(self, going: Sequence[Unjudged], hidden: Mapping[Tap, Tensor]) -> HeadInput:
+        """A row for every token that the texts may gain; the first of each is the one that is guessed from."""
+        parts, starts, bounds = [], [], []
+        for one in going:
+            pages, tokens, rows = _pages(one.ask), one.ask.request.tokens, 1 + len(one.draft)
+            drawn_at = range(one.drawn_at, one.drawn_at + rows)
+            parts.append(SequenceRows(pages.kv, tokens, rows, NO_DRAFT, first=len(tokens), drawn_at=drawn_at))
+            starts.append(max(self._rows_of(pages).begin, LAG))
+            bounds.append((one.states_at, one.states_at + rows))
+        arrays = self._buffers.lay_out(_pages(going[0].ask).cache, parts, ()).arrays
+        arrays.logit_rows[:] = arrays.row_starts[:-1]
+        states = torch.cat([hidden[tap] for tap in self._taps], dim=-1)
+        return HeadInput(arrays, np.array(starts, np.int32), _taken(states, bounds), are_own=False)
 
     def _newest(self, ask: Ask) -> Run | None:
         """The rows up to the newest token's, which is always run: its logits are needed."""
@@ -51,6 +103,22 @@ class StepwiseHead(HeadInPages):
 
     def _chains(self, asks: list[Ask], runs: list[Run]) -> list[Draft] | None:
         """All guesses in one call of the runner; None if it cannot, or if a draft must tell what it was drawn from."""
+        begun = {
+            place: draft
+            for place, (ask, run) in enumerate(zip(asks, runs, strict=True))
+            if (draft := self._begun.take(run, ask)) is not None
+        }
+        others = [place for place in range(len(asks)) if place not in begun]
+        found = self._new_chains([asks[place] for place in others], [runs[place] for place in others])
+        if found is None:
+            return None
+        fill([runs[place] for place in begun])
+        drafts = {**begun, **dict(zip(others, found, strict=True))}
+        return joined([drafts[place] for place in range(len(asks))])
+
+    def _new_chains(self, asks: list[Ask], runs: list[Run]) -> list[Draft] | None:
+        if not asks:
+            return []
         # A guess that nothing follows needs no row.
         rooms = [run.pages.kv.reserved - run.end + 1 for run in runs]
         plan = plan_chains(asks, rooms, self._vocabulary)
@@ -76,3 +144,15 @@ class StepwiseHead(HeadInPages):
         starts = np.array([max(run.rows.begin, LAG) for run in runs], np.int32)
         begun = Begun(output, tables, starts)
         grow_by_passes(trees, begun, self._runner, runs[0].pages.store, self._vocabulary)
+
+
+def _pages(ask: Ask) -> RequestRows:
+    assert ask.pages is not None
+    return ask.pages
+
+
+def _taken(states: Tensor, bounds: Sequence[tuple[int, int]]) -> Tensor:
+    """The rows within these bounds; no copy where there is nothing between them."""
+    if all(end == first for (_, end), (first, _) in pairwise(bounds)):
+        return states[bounds[0][0] : bounds[-1][1]]
+    return torch.cat([states[first:end] for first, end in bounds])

@@ -29,7 +29,9 @@ class SequenceRows(NamedTuple):
     run_logits: int = 1  # how many of the last tokens of the run get their logits, if there are that many
     wants_hidden: bool = False  # whether the hidden states of all its rows in this pass are wanted
     first: int | None = None  # row of the run's first token; None: the first that is not computed
-    drawn_at: int | None = None  # where the pass before draws the last token of the run; None: it is known
+    drawn_at: Sequence[
+        int
+    ] = ()  # where the pass before draws the last tokens of the run; the others are known
     adapter: int = 0  # slot of its adapter; 0: the model itself
 
 
@@ -149,8 +151,8 @@ def _fill_tokens(arrays: BatchArrays, parts: Sequence[SequenceRows], rows: "_Row
     masks: list[int] = []
     for part, begin, end in zip(parts, rows.begins, rows.ends, strict=True):
         tokens += part.tokens[begin:end]
-        if part.drawn_at is not None:
-            tokens.append(-1 - part.drawn_at)
+        if part.drawn_at:
+            tokens += [-1 - place for place in part.drawn_at]
         draft = part.draft
         if draft.parents:
             first = part.first_node

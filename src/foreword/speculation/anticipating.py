@@ -1,0 +1,64 @@
+"""Guesses that are begun while those before them are judged, so that a device need not wait for the host."""
+
+from collections.abc import Sequence
+from typing import cast
+
+from foreword.backends.batch import ForwardOutput
+from foreword.speculation.accept import Acceptance
+from foreword.speculation.draft import Draft, PendingDraft
+from foreword.speculation.drafting import Anticipates, Ask, KvMemory, Unjudged, anticipates
+from foreword.speculation.observing import Observation
+from foreword.speculation.proposing import Plans
+from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
+from foreword.speculation.transaction import Transaction
+
+
+def anticipate(
+    transaction: Transaction,
+    plans: Plans,
+    drafts: Sequence[Draft],
+    observation: Observation,
+    acceptance: Acceptance,
+    output: ForwardOutput,
+    memory: KvMemory,
+) -> None:
+    """Let drafters go on behind a pass that was handed over, as far as they were meant to guess in it.
+
+    That is for chains whose tokens are still on the device: of the others, the host is told in time.
+    """
+    entries, drawn = transaction.entries, acceptance.newest
+    if drawn is None:
+        return
+    states_at, drawn_at = observation.first_rows(entries, drafts), acceptance.first_rows()
+    going: dict[int, tuple[Anticipates, list[Unjudged]]] = {}
+    reach = [0] * len(entries)
+    for index, (entry, plan, draft) in enumerate(zip(entries, plans, drafts, strict=True)):
+        state, row = states_at[index], drawn_at.get(index)
+        if plan is None or state is None or row is None or not _can_go_on(entry, draft):
+            continue
+        assert isinstance(draft, PendingDraft)
+        ask = Ask(as_drafter_sees(entry.request), plan.max_nodes, plan.max_depth, memory.of(entry.kv))
+        for observer in observation.observers[index]:
+            if observer.is_on and anticipates(observer.drafter):
+                reach[index] = _rows_behind(entry, draft, plan)
+                drafter = cast(Anticipates, observer.drafter)
+                going.setdefault(id(drafter), (drafter, []))[1].append(Unjudged(ask, draft, state, row))
+    if going:
+        transaction.reach(reach)
+    for drafter, unjudged in going.values():
+        drafter.anticipate(unjudged, output.hidden, drawn)
+
+
+def _can_go_on(entry: PassEntry, draft: Draft) -> bool:
+    """Whether the device alone decides what the pass makes final, and more may follow."""
+    return (
+        isinstance(draft, PendingDraft)
+        and draft.is_chain
+        and entry.run == 1
+        and entry.request.room > 2  # one token, a guess and what the target says after it
+    )
+
+
+def _rows_behind(entry: PassEntry, draft: Draft, plan: DraftPlan) -> int:
+    """Rows of the pass, of the token behind them, and of the guesses that are read behind that."""
+    return entry.run + len(draft) + 1 + min(plan.max_nodes, plan.max_depth) - 1

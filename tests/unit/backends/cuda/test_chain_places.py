@@ -1,0 +1,74 @@
+"""Where texts end and where guesses go, worked out on the device: as on the host."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from foreword.acceptance.noise import absorbed, key_tensor
+from helpers.cuda import KERNEL_DEVICE, has_gpu, needs_triton
+
+pytestmark = needs_triton
+SIZE, SPARE = 4, 999
+
+
+def ints(values: object) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=KERNEL_DEVICE)
+
+
+def test_a_run_ends_with_the_first_guess_that_is_not_drawn():
+    from foreword.backends.cuda.kernels.chains import run_lengths
+
+    drawn = torch.tensor([9, 1, 2, 3, 4, 5, 6, 7, 0, 8, -1], device=KERNEL_DEVICE)
+    guesses = torch.tensor([-7, 3, 2, 1, 4, 9, 6, 7, -1, -1], device=KERNEL_DEVICE)
+    cases = {
+        0: (0, []),
+        3: (1, [3, 2, 1]),  # 1 2 3
+        1: (4, [4, 5, 6]),  # 4, not 5, 6
+        2: (6, [6, 7, 3]),  # 6 7, not 0
+        # What could not be drawn was read as token 0; what the target could not draw is nobody's guess.
+        4: (7, [7, 8, -1]),
+    }
+    first = [row for row, _ in cases.values()]
+    places = [[*its, -1, -1, -1][:3] for _, its in cases.values()]
+    found = ints([77] * 5)
+    run_lengths(drawn, ints(first), guesses, ints(places), found)
+    assert found.tolist() == [0, 3, 1, 2, 2]
+    none = ints([77])
+    run_lengths(drawn, ints([10]), guesses, ints([[9]]), none)
+    assert none.tolist() == [0]
+
+
+@pytest.mark.parametrize("seed", range(20 if has_gpu else 3))
+def test_places_of_guesses(seed: int):
+    from foreword.backends.cuda.kernels.chains import ChainEnds, chain_places
+
+    rng = np.random.default_rng(seed)
+    requests, room, levels = 5, 8, 4
+    lengths, behind = rng.integers(1, 30, requests), rng.integers(0, 5, requests)
+    steps = rng.integers(1, levels + 1, requests)
+    ends = lengths + behind + rng.integers(0, 6, requests)
+    stems = rng.integers(0, 1 << 63, requests, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    tables, wanted = rng.permutation(100)[: 8 * 10].reshape(8, 10), rng.integers(0, 9, requests)
+
+    def padded(values: np.ndarray) -> Tensor:
+        return ints([*values.tolist(), *[0] * (room - requests)])
+
+    stem = torch.zeros(room, dtype=torch.int64, device=KERNEL_DEVICE)
+    stem[:requests] = key_tensor(stems)
+    of = ChainEnds(*map(padded, (wanted, behind, lengths, steps, ends)), stem)
+    found = chain_places(of, ints(tables.tolist()), levels, SIZE, SPARE)
+    assert found.last[:requests].tolist() == (wanted + behind).tolist()
+    for request in range(room):
+        for level in range(levels):
+            slot = int(found.slots[level, request])
+            if request >= requests or level + 1 >= steps[request]:
+                assert slot == SPARE
+                continue
+            position = int(lengths[request] + behind[request] + level)
+            assert int(found.positions[level, request]) == position
+            own = tables[request, min(position // SIZE, 9)] * SIZE + position % SIZE
+            assert slot == (own if position < ends[request] else SPARE)
+    at = (lengths + behind)[None, :] + np.arange(levels)[:, None]
+    keys = key_tensor(absorbed(stems, at), KERNEL_DEVICE)
+    assert torch.equal(found.keys[:, :requests], keys)
