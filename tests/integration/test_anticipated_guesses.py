@@ -16,9 +16,13 @@ from foreword.engine.core import EngineCore
 from foreword.engine.loader import LoadedModel
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.engine.parts import EngineParts
+from foreword.speculation import step
+from foreword.speculation.accept import Acceptance
 from foreword.speculation.drafting import needs_of
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry
+from foreword.speculation.transaction import Transaction
+from foreword.speculation.verdict import Verdict
 from helpers.anticipating import AnticipatingRunner, let_anticipate
 from helpers.cpu import needs_cpu_kernels
 from helpers.fresh_rows import Fresh
@@ -118,6 +122,28 @@ def _note(deltas: list[AnswerDelta], said: dict[tuple[str, int], Any]) -> None:
         guesses += [draft.tokens for draft in delta.drafts]
 
 
+@pytest.fixture
+def troubled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some passes fail when they are judged, and some rows of a head are lost: what was begun behind them must go."""
+    judge, go_on = Acceptance.verdicts, step.anticipate
+
+    def failing(self: Acceptance) -> list[Verdict]:
+        if sum(len(entry.request.tokens) for entry in self.entries) % 23 == 0 and any(map(len, self.drafts)):
+            raise ConnectionError("planted")
+        return judge(self)
+
+    def forgetful(transaction: Transaction, *args: Any) -> None:
+        for entry in transaction.entries:
+            if len(entry.request.tokens) % 11 == 0:
+                for rows in entry.kv.extra.values():
+                    rows.clip(rows.end - 2)
+        go_on(transaction, *args)
+
+    monkeypatch.setattr(Acceptance, "verdicts", failing)
+    monkeypatch.setattr(step, "anticipate", forgetful)
+
+
+@pytest.mark.usefixtures("troubled")
 @pytest.mark.parametrize("policy", [FixedPolicy, Breathing])
 @pytest.mark.parametrize("few_pages", [False, True])
 def test_they_are_the_guesses_of_a_text_that_is_known(
@@ -133,7 +159,7 @@ def test_they_are_the_guesses_of_a_text_that_is_known(
         found.append(answered(core))
         used.append(runner)
         assert not drafter.faults
-        assert not core.faults
+        assert set(core.faults) <= {"step"}
     assert found[0] == found[1]
     assert used[1].anticipated == 0
     if not few_pages:

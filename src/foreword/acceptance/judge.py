@@ -15,7 +15,7 @@ from foreword.acceptance.pipeline.distribution import RowShape, shape_rows
 from foreword.acceptance.rules import block, coupled, token, traversal
 from foreword.acceptance.rules.chains import ChainRows, draw_leftover, leftover
 from foreword.acceptance.rules.rule import Rule, check_exact
-from foreword.acceptance.rules.trees import NO_TOKEN, DraftTrees, Floats, Ints
+from foreword.acceptance.rules.trees import NO_TOKEN, Floats, Ints
 from foreword.kernels import sampler as native
 
 _COUPLED = int(Rule.COUPLED)
@@ -58,9 +58,9 @@ class Judging:
         """int64 [rows], what *coupled* draws after every row, where the logits are. Nobody waits for it."""
         return self._draw().on_device[0]
 
-    def know(self, trees: DraftTrees) -> None:
-        """The same trees with the tokens that the draws were begun without."""
-        self.judged.trees = trees
+    def know(self, tokens: Sequence[Sequence[int]]) -> None:
+        """The tokens that the draws were begun without, those of all nodes of every request."""
+        self.judged.trees = self.judged.trees.with_tokens(tokens)
 
     def verdicts(self) -> Verdicts:
         """Waits for the device."""

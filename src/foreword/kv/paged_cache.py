@@ -253,7 +253,7 @@ class PagedCache:
         self._drop_provisional(sequence)
 
     def _drop_provisional(self, sequence: KvSequence, kept: int = 0) -> None:
-        """The page of the next `kept` rows stays if it is there: they come next, and drafters may have filled theirs."""
+        """The page of the next `kept` rows stays if it is there: drafters may have filled theirs already."""
         begin = sequence.reserved = sequence.begin
         for kind in sequence.extra.values():
             kind.clip(sequence.computed)

@@ -46,7 +46,7 @@ class Acceptance(NamedTuple):
         drawing = [index for index, entry in enumerate(entries) if entry.draws]
         if not drawing:
             return Acceptance(entries, drafts, logits, drawing, None)
-        trees = stack([drafts[index] for index in drawing], known=False)
+        trees = stack([drafts[index] for index in drawing])
         judgement = Judgement.of(
             _judged_rows(logits, entries, drafts),
             trees,
@@ -79,7 +79,7 @@ class Acceptance(NamedTuple):
         verdicts = [NOTHING_DRAWN] * len(self.entries)
         if self.judging is not None:
             if any(isinstance(draft, PendingDraft) for draft in self.drafts):
-                self.judging.know(stack([self.drafts[index] for index in self.drawing]))
+                self.judging.know([self.drafts[index].tokens for index in self.drawing])
             found, judged = self.judging.verdicts(), self.judging.judged
             for place, index in enumerate(self.drawing):
                 verdicts[index] = _verdict(

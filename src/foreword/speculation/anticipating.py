@@ -42,11 +42,12 @@ def anticipate(
             if observer.is_on and anticipates(observer.drafter):
                 reach[index] = _rows_behind(entry, draft, plan)
                 drafter = cast(Anticipates, observer.drafter)
-                going.setdefault(id(drafter), (drafter, []))[1].append(Unjudged(ask, draft, state, row))
+                unjudged = Unjudged(ask, draft, state + entry.run - 1, row)
+                going.setdefault(id(drafter), (drafter, []))[1].append(unjudged)
     if going:
         transaction.reach(reach)
-    for drafter, unjudged in going.values():
-        drafter.anticipate(unjudged, output.hidden, drawn)
+    for drafter, some in going.values():
+        drafter.anticipate(some, output.hidden, drawn)
 
 
 def _can_go_on(entry: PassEntry, draft: Draft) -> bool:
@@ -54,7 +55,6 @@ def _can_go_on(entry: PassEntry, draft: Draft) -> bool:
     return (
         isinstance(draft, PendingDraft)
         and draft.is_chain
-        and entry.run == 1
         and entry.request.room > 2  # one token, a guess and what the target says after it
     )
 

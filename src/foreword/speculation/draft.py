@@ -262,8 +262,7 @@ def _ancestor_masks(parents: tuple[int, ...]) -> tuple[int, ...]:
 NO_DRAFT = Draft()
 
 
-def stack(drafts: Sequence[Draft], *, known: bool = True) -> DraftTrees:
-    """Drafts as the flat arrays that acceptance judges; unless they are to be `known`, pending tokens stay pending."""
+def stack(drafts: Sequence[Draft]) -> DraftTrees:
+    """Drafts as the flat arrays that acceptance judges; pending tokens stay pending."""
     drawn = [draft.drawn or (None,) * len(draft) for draft in drafts]
-    tokens = [draft.tokens if known else draft.pass_ids for draft in drafts]
-    return DraftTrees.stack(tokens, [draft.parents for draft in drafts], drawn)
+    return DraftTrees.stack([draft.pass_ids for draft in drafts], [draft.parents for draft in drafts], drawn)

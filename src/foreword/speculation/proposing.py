@@ -129,6 +129,7 @@ def propose(
                 by_drafter.setdefault(id(other.drafter), []).append((index, other, plan.aside))
     calls: list[DrafterCall] = []
     sources: list[OnItsWay | None] = []
+    pending: OnItsWay | None = None  # what the pass is told of where its guesses will be
     for group in by_drafter.values():
         first = group[0][1]
         asks = [_ask(entries[index], plan, memory) for index, plan, _ in group]
@@ -144,7 +145,13 @@ def propose(
             if aside is not None:
                 aside.keep(draft)
                 continue
-            drafts[index] = _read_if_needed(draft, entries[index], drafts)
+            if isinstance(draft, PendingDraft):
+                # Guesses stay pending where the target's draws do not depend on them. A pass takes those of one source.
+                if pending in (None, draft.source) and entries[index].request.sampler.can_be_followed:
+                    pending = draft.source
+                else:
+                    draft = draft.known()
+            drafts[index] = draft
             asked[index] = Asked(plan.method, share, len(calls))
         calls.append(
             DrafterCall(
@@ -159,14 +166,6 @@ def propose(
         )
         sources.append(next((draft.source for draft in answers if isinstance(draft, PendingDraft)), None))
     return Proposal(drafts, calls, asked, sources)
-
-
-def _read_if_needed(draft: Draft, entry: PassEntry, others: Sequence[Draft]) -> Draft:
-    """Guesses stay pending where the target's draws do not depend on them. A pass takes those of one source."""
-    if not isinstance(draft, PendingDraft):
-        return draft
-    is_other = any(isinstance(one, PendingDraft) and one.source is not draft.source for one in others)
-    return draft.known() if is_other or not entry.request.sampler.can_be_followed else draft
 
 
 def _ask(entry: PassEntry, plan: DraftPlan, memory: KvMemory | None) -> Ask:

@@ -25,7 +25,9 @@ def test_a_chain_commits_without_moving_anything():
     cache.commit(sequence, 2, [0, 1])
     assert sequence.computed == 4
     assert cache.take_moves() == []
-    assert len(sequence.pages) == 2  # the page that only rejected rows needed is back, not that of the next row
+    assert (
+        len(sequence.pages) == 2
+    )  # the page that only rejected rows needed is back, not that of the next row
     cache.check_integrity()
 
 

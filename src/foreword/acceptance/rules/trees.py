@@ -50,6 +50,11 @@ class DraftTrees:
         known = (None,) * nodes if drawn is None else tuple(q for of in drawn for q in of)
         return DraftTrees(starts, flat_tokens, flat_parents, known)
 
+    def with_tokens(self, tokens: Sequence[Sequence[int]]) -> "DraftTrees":
+        """The same trees once the tokens of their nodes are known, [requests] of them."""
+        known = [token for own in tokens for token in (NO_TOKEN, *own)]
+        return DraftTrees(self.starts, known, self.parent_list, self.drawn)
+
     @property
     def is_plain(self) -> bool:
         """Whether no request has a draft: rows are requests then."""

@@ -75,9 +75,14 @@ class RecordedDrafter:
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         paid = [] if self._payer is None else self._payer.propose(asks)
-        drafts = [self._draft(ask) for ask in asks]
+        said = [self._say(ask) for ask in asks]
         pending = next((draft.source for draft in paid if isinstance(draft, PendingDraft)), None)
-        return drafts if pending is None else _in_its_place(pending, drafts)
+        if pending is not None:
+            return _in_its_place(pending, asks, said)
+        return [
+            Draft.chain(tokens, len(ask.request.tokens), ask.request.epoch)
+            for tokens, ask in zip(said, asks, strict=True)
+        ]
 
     def observe(self, commits: Sequence[Commit]) -> None:
         if self._payer is not None and self.needs:
@@ -95,26 +100,25 @@ class RecordedDrafter:
         if self._payer is not None:
             self._payer.forget(request)
 
-    def _draft(self, ask: Ask) -> Draft:
+    def _say(self, ask: Ask) -> list[int]:
         tokens, prompt_len, number = ask.request.tokens, ask.request.prompt_len, ask.request.request_id
         if number not in self._known:
             self._known[number] = self._truth[tuple(tokens[:prompt_len])]
         known = self._known[number]
         place = len(tokens) - prompt_len
         guesses = known[place : place + min(ask.max_nodes, ask.max_depth)]
-        spoilt = [token if self._dice.random() < self._rate else token ^ 1 for token in guesses]
-        return Draft.chain(spoilt, len(tokens), ask.request.epoch)
+        return [token if self._dice.random() < self._rate else token ^ 1 for token in guesses]
 
 
-def _in_its_place(pending: OnItsWay, drafts: Sequence[Draft]) -> list[Draft]:
-    """Drafts that are known, for a pass that does not know it: they come when those come that are paid for."""
-    tokens = torch.tensor([token for draft in drafts for token in draft.tokens])
+def _in_its_place(pending: OnItsWay, asks: Sequence[Ask], said: Sequence[list[int]]) -> list[Draft]:
+    """Guesses that are known, for a pass that does not know it: they come when those come that are paid for."""
+    tokens = torch.tensor([token for its in said for token in its])
     there = uploaded(tokens, pending.on_device.device)
     source = OnItsWay(there, tokens, pending.arrived, pending.began)
-    ends = list(accumulate([len(draft) for draft in drafts], initial=0))
+    ends = list(accumulate(map(len, said), initial=0))
     return [
-        PendingDraft.of(source, range(first, end), draft.committed_len, draft.epoch)
-        for draft, (first, end) in zip(drafts, pairwise(ends), strict=True)
+        PendingDraft.of(source, range(first, end), len(ask.request.tokens), ask.request.epoch)
+        for ask, (first, end) in zip(asks, pairwise(ends), strict=True)
     ]
 
 

@@ -1,50 +1,49 @@
 """Chains that a head has begun behind passes whose verdict is not known yet."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from foreword.acceptance.arrivals import OnItsWay
 from foreword.drafters.heads.in_pages import Run
-from foreword.kv.extra_rows import ExtraRows
 from foreword.kv.sequence import KvSequence
 from foreword.speculation.draft import Draft, PendingDraft
 from foreword.speculation.drafting import Ask, Commit, Unjudged
 
 
-@dataclass(frozen=True)
+@dataclass
 class BegunChain:
     """Guesses behind a text that a pass is about to make longer, and the rows of what it gains."""
 
     draft: Draft  # what the pass judges
     kv: KvSequence
-    losses: int  # of the sequence then: if it has more, the pass came to nothing
-    rows: ExtraRows
     first: int  # the first row that was made: the text's length before the pass
     pages: tuple[int, ...]  # in which these rows lie, as far as the text can grow
     source: OnItsWay
     places: Sequence[int]  # of the guesses in it
-    length: int | None = None  # of the text behind which they are; None: nobody knows yet
+    length: int | None = (
+        None  # of the text behind which they are; None: the pass was not judged, or has failed
+    )
 
     @staticmethod
-    def of(unjudged: Unjudged, rows: ExtraRows, source: OnItsWay, places: Sequence[int]) -> "BegunChain":
+    def of(unjudged: Unjudged, source: OnItsWay, places: Sequence[int]) -> "BegunChain":
         pages, first = unjudged.ask.pages, len(unjudged.ask.request.tokens)
         assert pages is not None
         size = pages.cache.page_size
         held = pages.kv.pages[first // size : (first + len(unjudged.draft)) // size + 1]
-        return BegunChain(unjudged.draft, pages.kv, pages.kv.losses, rows, first, tuple(held), source, places)
+        return BegunChain(unjudged.draft, pages.kv, first, tuple(held), source, places)
 
-    def told(self, commit: Commit) -> "BegunChain | None":
-        """The same once it is known what the pass has made final; None: this was another pass."""
+    def learn(self, commit: Commit) -> bool:
+        """What the pass has made final; False: this was another pass."""
         is_its = self.length is None and commit.draft is self.draft
-        # The newest token has no row yet.
-        return replace(self, length=commit.first + commit.rows + 1) if is_its else None
+        self.length = commit.first + commit.rows + 1  # the newest token has no row yet
+        return is_its
 
     def behind(self, run: Run, ask: Ask) -> PendingDraft | None:
         """The guesses that are asked for, if they are behind this text and the rows of `run` are there with them."""
         kv, wanted = run.pages.kv, min(ask.max_nodes, ask.max_depth)
-        size, is_same = run.pages.cache.page_size, self.kv is kv and self.losses == kv.losses
-        if not is_same or self.rows is not run.rows or (self.first, self.length) != (run.first, run.end):
+        if self.kv is not kv or (self.first, self.length) != (run.first, run.end):
             return None
+        size = run.pages.cache.page_size
         held = kv.pages[run.first // size : (run.end - 1) // size + 1]
         if wanted > len(self.places) or tuple(held) != self.pages[: len(held)]:
             return None
@@ -64,10 +63,9 @@ class BegunChains:
         """What passes have made final."""
         if self._begun:
             for commit in commits:
-                number = commit.request.request_id
-                known = self._begun.pop(number, None)
-                if known is not None and (told := known.told(commit)) is not None:
-                    self._begun[number] = told
+                known = self._begun.get(commit.request.request_id)
+                if known is not None and not known.learn(commit):
+                    self.forget(commit.request.request_id)
 
     def take(self, run: Run, ask: Ask) -> PendingDraft | None:
         """What was begun for this text; whatever it is, it is asked for once."""

@@ -65,7 +65,7 @@ class StepwiseHead(HeadInPages):
         chains = self._runner.chain(rows, unsettled(plan, going, drawn), _pages(asks[0]).store)
         if isinstance(chains, PendingChains):
             for one, places in zip(going, chains.places, strict=True):
-                chain = BegunChain.of(one, self._rows_of(_pages(one.ask)), chains.tokens, places)
+                chain = BegunChain.of(one, chains.tokens, places)
                 self._begun.keep(one.ask.request.request_id, chain)
 
     def _is_up_to_date(self, unjudged: Unjudged) -> bool:
