@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from foreword.backends.torch.decoder import TorchDecoder
+from foreword.bench.gpu.controlled import measure_controller
 from foreword.bench.gpu.shapes import SHAPES, random_weights
 from foreword.bench.gpu.speculating import DEPTH, measure_heads, measure_speculation, rate_for
 from foreword.models.config import ModelConfig
@@ -46,6 +47,16 @@ def test_heads_are_timed_as_they_run_and_in_torch():
     )
     assert [speed.drafter for speed in speeds] == ["p_eagle", "p_eagle in torch"]
     assert all(speed.draft_ms > 0 and speed.tokens_per_pass > 2.5 for speed in speeds)
+
+
+def test_the_controller_is_timed_beside_plain_decoding():
+    told: list[str] = []
+    speeds = measure_controller(
+        decoder(32), batches=[2], context=24, progress=lambda what, _place, _all: told.append(what), rounds=1
+    )
+    assert [(speed.batch, speed.offered) for speed in speeds] == [(2, 3.9), (2, 1.2)]
+    assert told == ["batch 2, 3.9 offered", "batch 2, 1.2 offered"]
+    assert all(speed.lowest <= speed.ratio and speed.tokens_per_pass >= 0.9 for speed in speeds)
 
 
 @pytest.mark.parametrize("wanted", [1.5, 3.0, 3.9, 5.5])

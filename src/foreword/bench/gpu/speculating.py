@@ -151,7 +151,7 @@ def measure_speculation(
     found = []
     for place, batch in enumerate(batches):
         prompts = random_prompts(decoder, context, batch)
-        truth = _truth(decoder, prompts)
+        truth = recorded(decoder, prompts)
         for number, (name, wanted, payer) in enumerate(cases):
             progress(f"{name}, batch {batch}", place * len(cases) + number, len(batches) * len(cases))
             drafter = RecordedDrafter(truth, rate_for(wanted, DEPTH), payer)
@@ -171,7 +171,7 @@ def measure_heads(
     """Every kind of head at 3.9 tokens a pass, as it runs and in plain torch."""
     found: list[SpeculativeSpeed] = []
     texts = {size: random_prompts(decoder, context, size) for size in batches}
-    cases = [(size, prompts, _truth(decoder, prompts)) for size, prompts in texts.items()]
+    cases = [(size, prompts, recorded(decoder, prompts)) for size, prompts in texts.items()]
     stages = 2 * len(methods) * len(cases)
     for method in methods:
         with TemporaryDirectory() as folder:
@@ -188,7 +188,7 @@ def measure_heads(
     return found
 
 
-def _truth(decoder: Decoder, prompts: Sequence[Sequence[int]]) -> dict[tuple[int, ...], list[int]]:
+def recorded(decoder: Decoder, prompts: Sequence[Sequence[int]]) -> dict[tuple[int, ...], list[int]]:
     """What the target says after each prompt."""
     engine = timed_engine(decoder, len(prompts[0]), len(prompts))
     params = SamplingParams(temperature=0, max_tokens=4 * DECODED, ignore_eos=True)

@@ -12,6 +12,7 @@ from foreword.cli.console import JsonOption, parse_sizes, print_json, stage_bar,
 
 if TYPE_CHECKING:
     from foreword.backends.torch.weights import DecoderWeights
+    from foreword.bench.gpu.controlled import ControlledSpeed
     from foreword.bench.gpu.report import GpuReport
     from foreword.bench.gpu.speculating import SpeculativeSpeed
 
@@ -37,6 +38,13 @@ def gpu(
             help="Instead, draft with every kind of head, captured and in torch, at these batch sizes."
         ),
     ] = "",
+    control: Annotated[
+        str,
+        typer.Option(
+            help="Instead, the controller beside plain decoding at these batch sizes, with a head that is often "
+            "right and with one that seldom is."
+        ),
+    ] = "",
     backend: Annotated[str, typer.Option(help="cuda, or torch for the reference.")] = "cuda",
     as_json: JsonOption = False,
 ) -> None:
@@ -52,6 +60,7 @@ def gpu(
 
     from foreword.backends.choice import choose_backend, pick_device
     from foreword.backends.loading import decoder_of
+    from foreword.bench.gpu.controlled import measure_controller
     from foreword.bench.gpu.report import measure_gpu
     from foreword.bench.gpu.shapes import draft_shape, named_shape, random_weights
     from foreword.bench.gpu.speculating import measure_heads, measure_speculation
@@ -70,6 +79,15 @@ def gpu(
                 decoder, batches=parse_sizes("--heads", heads), context=context, progress=on_progress
             )
         _print_speculation(by_head)
+        return
+    if control:
+        with stage_bar() as on_progress:
+            controlled = measure_controller(
+                decoder, batches=parse_sizes("--control", control), context=context, progress=on_progress
+            )
+        _print_control(controlled)
+        if as_json:
+            print_json({"control": [asdict(speed) for speed in controlled]})
         return
     smaller = draft_shape(config)
     draft = decoder_of(choice, smaller, random_weights(smaller, torch.bfloat16, device))
@@ -146,3 +164,27 @@ def _print_speculation(speeds: "list[SpeculativeSpeed]") -> None:
         )
     if speeds:
         stdout.print(table)
+
+
+def _print_control(speeds: "list[ControlledSpeed]") -> None:
+    table = Table(
+        "batch",
+        "offered",
+        "plain, tokens/s",
+        "controller",
+        "over plain",
+        "lowest",
+        "tokens a pass",
+        box=SIMPLE_HEAD,
+    )
+    for speed in speeds:
+        table.add_row(
+            str(speed.batch),
+            f"{speed.offered:.1f}",
+            f"{speed.plain_tokens_per_second:.0f}",
+            f"{speed.tokens_per_second:.0f}",
+            f"{speed.ratio:.3f}",
+            f"{speed.lowest:.3f}",
+            f"{speed.tokens_per_pass:.2f}",
+        )
+    stdout.print(table)
