@@ -143,7 +143,7 @@ HOUSE_MUTANTS = (
         50,
         "the hidden states of another request",
         "speculation/observing.py",
-        "                first += entry.run + len(drafts[index])",
+        "                first += entry.run + len(draft)",
         "                first += 0",
         (f"{OVERLAP}::test_two_watched_requests_hear_of_their_own_rows",),
     ),

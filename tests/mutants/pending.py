@@ -3,6 +3,9 @@
 from catalogue import Mutant
 
 PENDING = "tests/unit/speculation/test_pending_drafts.py"
+BEGUN = "tests/unit/drafters/test_begun_chains.py"
+AHEAD = "tests/integration/test_anticipated_guesses.py"
+SAME_GUESSES = f"{AHEAD}::test_they_are_the_guesses_of_a_text_that_is_known"
 SAME_TEXT = f"{PENDING}::test_they_are_read_after_their_pass_and_the_text_is_the_plain_one"
 
 PENDING_MUTANTS = (
@@ -10,16 +13,16 @@ PENDING_MUTANTS = (
         48,
         "guesses stay unread where what is drawn depends on them",
         "speculation/proposing.py",
-        "    return draft.known() if is_other or not entry.request.sampler.can_be_followed else draft",
-        "    return draft.known() if is_other else draft",
+        " and entries[index].request.sampler.can_be_followed:",
+        ":",
         (SAME_TEXT,),
     ),
     Mutant(
         48,
         "a pass reads the guesses of two devices from one",
         "speculation/proposing.py",
-        "    return draft.known() if is_other or not entry.request.sampler.can_be_followed else draft",
-        "    return draft if entry.request.sampler.can_be_followed else draft.known()",
+        "                if pending in (None, draft.source) and ",
+        "                if ",
         (f"{PENDING}::test_a_pass_takes_the_guesses_of_one_source",),
     ),
     Mutant(
@@ -34,8 +37,8 @@ PENDING_MUTANTS = (
         48,
         "guesses are judged by where they stand instead of by what they are",
         "speculation/accept.py",
-        "                self.judging.know(stack([self.drafts[index] for index in self.drawing]))",
-        "                self.judging.know(self.judging.judged.trees)",
+        "self.judging.know([self.drafts[index].tokens for index in self.drawing])",
+        "self.judging.know([self.drafts[index].pass_ids for index in self.drawing])",
         (SAME_TEXT,),
     ),
     Mutant(
@@ -45,5 +48,55 @@ PENDING_MUTANTS = (
         "            replace(call, seconds=max(call.seconds, seconds))",
         "            replace(call, seconds=call.seconds)",
         (f"{PENDING}::test_a_call_took_as_long_as_the_device_did",),
+    ),
+    Mutant(
+        48,
+        "guesses begun behind a pass that failed are taken for those of the next",
+        "drafters/heads/begun.py",
+        "self.length is None and commit.draft is self.draft",
+        "self.length is None",
+        (f"{BEGUN}::test_what_does_not_follow_the_text_is_dropped", SAME_GUESSES),
+    ),
+    Mutant(
+        48,
+        "rows in a page that is another by now count as made",
+        "drafters/heads/begun.py",
+        " or tuple(held) != self.pages[: len(held)]",
+        "",
+        (f"{BEGUN}::test_what_does_not_follow_the_text_is_dropped",),
+    ),
+    Mutant(
+        48,
+        "a chain is begun with the states of the position behind",
+        "drafters/heads/stepwise.py",
+        "bounds.append((one.states_at, one.states_at + rows))",
+        "bounds.append((one.states_at + 1, one.states_at + 1 + rows))",
+        (f"{AHEAD}::test_rows_in_the_pages_are_those_of_the_text",),
+    ),
+    Mutant(
+        48,
+        "a chain is drawn with the noise of the position before",
+        "drafters/heads/chain_plan.py",
+        "lengths=plan.lengths + 1",
+        "lengths=plan.lengths",
+        (SAME_GUESSES,),
+    ),
+    Mutant(
+        48,
+        "rows that were made ahead are not counted",
+        "drafters/heads/stepwise.py",
+        "        fill([runs[place] for place in begun])\n",
+        "",
+        (f"{AHEAD}::test_rows_in_the_pages_are_those_of_the_text",),
+    ),
+    Mutant(
+        48,
+        "a run goes on behind a guess that was not drawn",
+        "backends/cuda/kernels/chains.py",
+        "        going = going & (tl.maximum(guess, 0) == own)\n        found += going.to(tl.int32)",
+        "        found += (going & (tl.maximum(guess, 0) == own)).to(tl.int32)",
+        (
+            "tests/unit/backends/cuda/test_chain_places.py::test_a_run_ends_with_the_first_guess_that_is_not_drawn",
+        ),
     ),
 )
