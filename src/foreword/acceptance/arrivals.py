@@ -13,7 +13,7 @@ Found = Tensor | npt.NDArray[np.int64]
 class OnItsWay:
     """Numbers whose copy to the host is under way; those of the host itself are there."""
 
-    __slots__ = ("_numbers", "_parts", "arrived", "began", "copy", "found")
+    __slots__ = ("_numbers", "_parts", "arrived", "began", "copy", "found", "is_cold")
 
     def __init__(
         self,
@@ -25,6 +25,7 @@ class OnItsWay:
         self.found, self.copy, self.arrived, self.began = found, copy, arrived, began
         self._numbers: list[int] | None = None
         self._parts: Sequence[OnItsWay] = ()
+        self.is_cold = False  # whether what was run for them was compiled or captured first
 
     @staticmethod
     def begin(found: Found, began: "torch.cuda.Event | None" = None) -> "OnItsWay":
@@ -39,6 +40,7 @@ class OnItsWay:
         """The numbers of several, one after the other; nobody waits for them."""
         whole = OnItsWay.begin(torch.cat([part.on_device.flatten() for part in parts]))
         whole._parts = parts
+        whole.is_cold = any(part.is_cold for part in parts)
         return whole
 
     @property

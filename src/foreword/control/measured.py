@@ -168,7 +168,7 @@ class MeasuredPolicy:
             if asked is None and record.reader is None and not record.waiting:
                 continue
             if asked is not None and part.asked == asked.plan.method:
-                self._answered(record, asked, part)
+                self._answered(record, asked, part, report.is_cold)
                 if not record.is_probe:
                     live.add(asked.control)
             record.heard(part.request.tokens)
@@ -195,17 +195,20 @@ class MeasuredPolicy:
         record = self._records.get(request.request_id)
         return record is None or record.is_told or not record.heads
 
-    def _answered(self, record: RequestRecord, asked: Arm, part: RequestReport) -> None:
+    def _answered(self, record: RequestRecord, asked: Arm, part: RequestReport, is_cold: bool) -> None:
         asked.control.estimate.answered(record.asked_depth, record.offered_depth)
         if record.is_probe:
-            self.bank.pay_probe(asked.plan.method, part.draft_seconds)
+            usual = asked.control.probe_seconds  # what is compiled once is no part of what probes take
+            self.bank.pay_probe(
+                asked.plan.method, min(part.draft_seconds, usual) if is_cold else part.draft_seconds
+            )
         elif part.applied and not record.is_coupled and len(part.draft):
             Waiting(asked.fit, part.draft).judge(part.verdict)
 
     def _measure(self, report: StepReport, live: Set[PairControl]) -> None:
         """What the step took, and what the same tokens would have taken plainly."""
         table, rows = self._decider.table, len(report.requests)
-        if report.passes != 1 or not report.decodes_only:
+        if report.passes != 1 or not report.decodes_only or report.is_cold:
             return
         if not report.calls and report.rows == rows:
             self.reference.passes += 1

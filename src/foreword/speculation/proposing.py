@@ -8,6 +8,7 @@ from torch import Tensor
 
 from foreword.acceptance.arrivals import OnItsWay
 from foreword.backends.batch import MAX_DRAFT_NODES
+from foreword.backends.cold import cold_runs
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.draft import NO_DRAFT, ROOT, Draft, PendingDraft
 from foreword.speculation.drafting import Ask, DraftRequest, KvMemory, needs_of
@@ -52,9 +53,10 @@ class Proposal:
         if not any(self.sources):
             return self
         took = [0.0 if source is None else source.device_seconds for source in self.sources]
+        cold = [source is not None and source.is_cold for source in self.sources]
         calls = [
-            replace(call, seconds=max(call.seconds, seconds))
-            for call, seconds in zip(self.calls, took, strict=True)
+            replace(call, seconds=max(call.seconds, seconds), is_cold=call.is_cold or is_cold)
+            for call, seconds, is_cold in zip(self.calls, took, cold, strict=True)
         ]
         more = [(now.seconds - call.seconds) / call.asks for call, now in zip(self.calls, calls, strict=True)]
         asked = [
@@ -135,7 +137,7 @@ def propose(
         asks = [_ask(entries[index], plan, memory) for index, plan, _ in group]
         for index, plan, _ in group:
             entries[index].request.asked[id(plan.drafter)] = plan.drafter
-        began = clock()
+        began, cold = clock(), cold_runs()
         answers = first.drafter.propose(asks)
         seconds = clock() - began
         share, empty = seconds / len(group), 0
@@ -162,6 +164,7 @@ def propose(
                 empty=empty,
                 seconds=seconds,
                 behind=sum([plan.behind for _, plan, _ in group]),
+                is_cold=cold_runs() > cold,
             )
         )
         sources.append(next((draft.source for draft in answers if isinstance(draft, PendingDraft)), None))

@@ -20,6 +20,7 @@ class DrafterCall:
     empty: int  # asks that it had nothing to say about
     seconds: float
     behind: int = 0  # tokens of all requests that came while it was not asked, which it had to read first
+    is_cold: bool = False  # something was compiled or captured in it: the next will not take as long
 
 
 class RequestReport(NamedTuple):
@@ -82,6 +83,7 @@ class StepReport:
     calls: Sequence[DrafterCall] = ()
     seconds: StageSeconds = StageSeconds()
     passes: int = 1  # more where a step was tried again
+    is_cold: bool = False  # something was compiled or captured in it: its time says nothing of the next
     guessing: Sequence[RequestReport] = field(
         init=False
     )  # for whom somebody was asked, or guesses were judged

@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from foreword.backends.batch import ForwardOutput
+from foreword.backends.cold import cold_runs
 from foreword.backends.interface import KvStore
 from foreword.kv.paged_cache import PagedCache
 from foreword.speculation.accept import Acceptance
@@ -37,6 +38,7 @@ class Launched(NamedTuple):
     observation: Observation
     launch_seconds: float  # of all of the launch
     verify_seconds: float  # of handing the pass over; on a CPU, of the pass
+    is_cold: bool  # whether something was compiled or captured
 
 
 @dataclass
@@ -75,7 +77,7 @@ class Stepper:
         If anything fails, nothing happened. `plans` are the policy's unless given. A pass that follows one under way
         for the same requests is plain: how that one ends must not depend on guesses of this one, nor they on its token.
         """
-        began = self.clock()
+        began, cold = self.clock(), cold_runs()
         before = self._before(entries)
         follows = any(entry.kv.passes for entry in entries)
         transaction = Transaction(self.cache, entries)
@@ -109,7 +111,14 @@ class Stepper:
             transaction.abort()
             raise
         self.newest = launched = Launched(
-            transaction, output, acceptance, proposal, observation, self.clock() - began, verify_seconds
+            transaction,
+            output,
+            acceptance,
+            proposal,
+            observation,
+            self.clock() - began,
+            verify_seconds,
+            cold_runs() > cold,
         )
         return launched
 
@@ -141,6 +150,7 @@ class Stepper:
         proposal = launched.proposal.arrived()
         seconds = StageSeconds(proposal.seconds, launched.verify_seconds, accepting, whole)
         report = _report(transaction.entries, proposal, verdicts, applied, seconds)
+        report.is_cold = launched.is_cold
         self._unlearned.append(report)
         return report
 

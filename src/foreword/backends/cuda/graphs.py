@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from foreword.backends.cold import note_cold_run
 from foreword.backends.interface import KvStore
 
 _log = logging.getLogger(__name__)
@@ -31,8 +32,11 @@ class GraphCache(Generic[Shape, T]):
     def run(self, shape: Shape, body: Callable[[], T]) -> T:
         """`body` hands the pass over to the device; it reads its input from memory that stays in its place."""
         known = self._captured.get(shape)
-        if known is None and shape in self._seen and len(self._captured) < self.limit:
-            known = self._capture(shape, body)
+        if known is None:
+            if shape not in self._seen or len(self._captured) < self.limit:
+                note_cold_run()
+            if shape in self._seen and len(self._captured) < self.limit:
+                known = self._capture(shape, body)
         if known is None:
             self._seen.add(shape)
             return body()

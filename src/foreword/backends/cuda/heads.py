@@ -10,6 +10,7 @@ from torch.nn.functional import linear as library_linear
 
 from foreword.acceptance.arrivals import event
 from foreword.backends.batch import ForwardBatch
+from foreword.backends.cold import cold_runs
 from foreword.backends.cuda.graphs import GraphsByMemory
 from foreword.backends.cuda.guess_draws import GuessNames, as_chains, drawn_ids, draws_of, words
 from foreword.backends.cuda.kernels.attention import PART, RowTiles, Sight
@@ -115,6 +116,7 @@ class CudaHead(TorchHead):
             return None
         if len(plan.steps) > _MOST_CHAINS:
             return None
+        cold = cold_runs()
         batch = ForwardBatch.of(wanted.arrays)
         layout = Layout.of(batch, store.page_size, self._group)
         levels, unsettled = int(plan.steps.max()), plan.unsettled
@@ -133,7 +135,9 @@ class CudaHead(TorchHead):
         captured = self._captures and layout.shape.is_decode and uploaded.stays
         guesses = self._graphs.of(store).run(shape, body) if captured else body()
         # Other chains may run before these guesses are verified, and a captured one has its result in one place.
-        return as_chains(guesses.clone(), plan.steps, began)
+        chains = as_chains(guesses.clone(), plan.steps, began)
+        chains.tokens.is_cold = cold_runs() > cold
+        return chains
 
     def _placed(self, features: Tensor, rows: int) -> Tensor:
         """The features where a captured pass finds them."""

@@ -7,6 +7,7 @@ from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
+from foreword.engine.guessing.cost_profile import measure_profile
 from foreword.engine.parts import EngineParts
 from foreword.engine.vocabulary import Vocabulary
 from foreword.speculation.drafting import Drafter
@@ -24,8 +25,9 @@ def controlled_engine(decoder: Decoder, context: int, batch: int, drafter: Draft
     """The same with the controller, and a drafter for those that do not decode plainly."""
     speculation = SpeculationConfig.parse({"method": "ngram", "num_speculative_tokens": depth})
     config = _config(decoder, context, batch)
-    parts = EngineParts(config, MeasuredPolicy(), lambda _: drafter, speculation)
-    return _engine(decoder, parts)
+    engine = _engine(decoder, EngineParts(config, MeasuredPolicy(), lambda _: drafter, speculation))
+    engine.situation.costs.begin_with(0, measure_profile(engine))
+    return engine
 
 
 def _config(decoder: Decoder, context: int, batch: int) -> EngineConfig:

@@ -81,7 +81,8 @@ def _measure_one(core: EngineCore, plan: DraftPlan, clock: Callable[[], float]) 
                 continue
             request.speculation = replace(plan, max_nodes=depth, max_depth=depth, is_fixed=True)
             run = len(request.tokens) - request.kv.computed
-            stepper.step([PassEntry.of(request, run)])
+            if (report := stepper.step([PassEntry.of(request, run)])).is_cold:
+                began += report.seconds.total
             if number >= WARM_UP + len(DEPTHS) and clock() - began > BUDGET_SECONDS:
                 break
     finally:

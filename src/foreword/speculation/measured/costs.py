@@ -45,10 +45,11 @@ class StepCosts:
         self._paces: dict[str, float] = {}  # the same when a drafter was asked of late
 
     def observe(self, report: StepReport) -> None:
-        """Learn from one step; one that had to be tried again teaches nothing."""
+        """Learn from one step; one that had to be tried again teaches nothing, nor does one that was compiled first."""
         for call in report.calls:
-            self._observe_call(call)
-        if not report.rows or report.passes != 1:
+            if not call.is_cold:
+                self._observe_call(call)
+        if not report.rows or report.passes != 1 or report.is_cold:
             return
         seconds = max(report.seconds.total - report.seconds.draft, 1e-9)
         if report.decodes_only:
