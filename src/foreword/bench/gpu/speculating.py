@@ -115,6 +115,7 @@ def _in_its_place(pending: OnItsWay, asks: Sequence[Ask], said: Sequence[list[in
     tokens = torch.tensor([token for its in said for token in its])
     there = uploaded(tokens, pending.on_device.device)
     source = OnItsWay(there, tokens, pending.arrived, pending.began)
+    source.is_cold = pending.is_cold
     ends = list(accumulate(map(len, said), initial=0))
     return [
         PendingDraft.of(source, range(first, end), len(ask.request.tokens), ask.request.epoch)

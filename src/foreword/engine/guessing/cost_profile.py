@@ -10,7 +10,6 @@ from time import perf_counter
 from foreword import __version__
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
-from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.backends.cold import cold_runs
 from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
@@ -19,13 +18,15 @@ from foreword.engine.guessing.draft_profile import begin_with_calls
 from foreword.engine.guessing.kept_estimates import KeptEstimates, write_atomically
 from foreword.engine.requests.request import Request, RequestLimits
 from foreword.kernels.native import choose_threads
+from foreword.kv.paged_cache import PAGE_SIZE
 from foreword.models.sources.builtin import cache_directory
 from foreword.speculation.draft import Draft
 from foreword.speculation.measured.costs import MOST_ROWS, SLOWEST
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
 
-ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
+ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+MOST_OF_ONE = 64  # rows of one request
 BUDGET_SECONDS = 1.0
 REPEATS = 3
 MOST_COLD = 4  # passes of one size in which something is compiled or captured
@@ -68,11 +69,11 @@ def begin_with_kept(
 
 
 def measure_profile(core: EngineCore, clock: Callable[[], float] = perf_counter) -> Points:
-    """Passes of one request with ever longer drafts, until the time is up. The engine must be idle."""
+    """Passes of one request with ever longer drafts, then of several, until the time is up. The engine must be idle."""
     _pass_seconds(core, 1, clock)  # fills caches
     began, points = clock(), []
     for rows in ROWS:
-        if rows - 1 > MAX_DRAFT_NODES or rows >= core.max_model_len:
+        if min(rows, MOST_OF_ONE) >= core.max_model_len or rows > core.cache.free_pages * PAGE_SIZE // 2:
             break
         times: list[float] = []
         for _ in range(REPEATS + MOST_COLD):
@@ -91,19 +92,28 @@ def measure_profile(core: EngineCore, clock: Callable[[], float] = perf_counter)
 
 
 def _pass_seconds(core: EngineCore, rows: int, clock: Callable[[], float]) -> float:
-    size = core.runner.vocab_size
-    params = SamplingParams(temperature=0)
-    sampler = RequestSampler(params, TokenLimits(size), [0], seed=0)
-    request = Request(0, [0], params, sampler, RequestLimits(core.max_model_len, frozenset()))
-    request.kv = core.cache.open()
+    count = -(-rows // MOST_OF_ONE)
+    requests = [_request(core) for _ in range(count)]
     try:
-        with Transaction(core.cache, [PassEntry.of(request, 1)]) as transaction:  # left without commit
-            batch = transaction.batch([Draft.chain([token % size for token in range(1, rows)], 1)])
+        entries = [PassEntry.of(request, 1) for request in requests]
+        size = core.runner.vocab_size
+        draft = Draft.chain([token % size for token in range(1, rows // count)], 1)
+        with Transaction(core.cache, entries) as transaction:  # left without commit
+            batch = transaction.batch([draft] * count)
             began = clock()
             core.runner.forward(batch).logits.cpu()  # waits for the device
             return clock() - began
     finally:
-        core.cache.close(request.kv)
+        for request in requests:
+            core.cache.close(request.kv)
+
+
+def _request(core: EngineCore) -> Request:
+    params = SamplingParams(temperature=0)
+    sampler = RequestSampler(params, TokenLimits(core.runner.vocab_size), [0], seed=0)
+    request = Request(0, [0], params, sampler, RequestLimits(core.max_model_len, frozenset()))
+    request.kv = core.cache.open()
+    return request
 
 
 def engine_key(core: EngineCore, drafter: str = "") -> str:
