@@ -17,7 +17,10 @@ QUALITIES = (3.9, 1.2)
 """Tokens that a pass with all guesses would make."""
 
 ROUNDS = 6
-"""Windows of each way that count; those before them capture what is captured, and show what guessing brings."""
+"""Windows of each way that count."""
+
+WARM_UP = 4
+"""Windows before them: what is captured is captured there, and what guessing brings is found out."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def _compared(
 ) -> ControlledSpeed:
     plain: list[BatchRun] = []
     controlled: list[BatchRun] = []
-    for number in range(-2, rounds):
+    for number in range(-WARM_UP, rounds):
         ways = [(plain, False), (controlled, None)]
         for runs, setting in ways if number % 2 else reversed(ways):
             run = run_batch(engine, prompts, DECODED, speculate=setting)
