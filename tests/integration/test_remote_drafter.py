@@ -10,6 +10,7 @@ import pytest
 
 from foreword import LLM, SamplingParams
 from foreword.cluster.handshake import Identity
+from foreword.cluster.remote.drafter import RemoteDrafter
 from foreword.cluster.security import Security, TlsFiles
 from foreword.cluster.vocabulary import TokenIds
 from foreword.drafters.registry import drafter_kinds
@@ -227,6 +228,23 @@ def test_texts_of_local_tenants_do_not_leave_the_target(llm: LLM, monkeypatch: p
         assert [len(draft) > 0 for draft in drafts] == [False, True]
         assert node.sessions == 1
         drafter.forget(open_one.request)
+
+
+@pytest.mark.usefixtures("closing")
+def test_a_request_that_asks_for_nodes_by_name_shares_the_engines_connection(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+):
+    wait_patiently(monkeypatch)
+    with running_node(llm.loaded, {"method": "ngram", "prompt_lookup_min": 1}) as node:
+        llm.speculate(asking(node.address, method=["remote", "ngram"]))
+        until(lambda: node.targets == 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(RemoteDrafter, "start", lambda _: pytest.fail("connected again"))
+            (output,) = llm.generate([PROMPTS[1]], PARAMS[1], speculation={"method": "remote", "fixed": True})
+        assert output.timings.draft_n > 0
+        assert len(llm.engine.drafters.nodes()) == 1  # told once
+        llm.speculate({"method": "ngram"})  # the default's use ends, the other one stays connected
+        assert [report.state for report in llm.engine.drafters.nodes()] == ["up"]
 
 
 def test_addresses_beyond_this_machine_need_a_token_and_tls(llm: LLM):

@@ -23,4 +23,4 @@ def build_remote(config: RemoteConfig, resources: DrafterResources) -> Drafter:
         return tokenizer.token_bytes(token, skip_special_tokens=False)
 
     identity = Identity(security, TokenIds(resources.vocab_size, bytes_of))
-    return RemoteDrafter(config, identity).start()
+    return resources.nodes.use(config, lambda: RemoteDrafter(config, identity).start())
