@@ -113,7 +113,10 @@ def test_replicas_have_ports_of_their_own_and_what_listens_anywhere_is_found_on_
         ("targets: [{name: a, model: m, port: 1, args: [1]}]", "args must be a list of texts"),
         ("targets: [{name: a, model: m, port: 1, cpus: many}]", "cpus must be a number"),
         ("targets: [{name: a, model: m, port: 1, near: [b]}]", "near 'b', which is no node"),
-        ("targets: [{name: a, model: m, port: 1, drafters: [d9]}]", "'d9', which is neither one of the nodes"),
+        (
+            "targets: [{name: a, model: m, port: 1, drafters: [d9]}]",
+            "'d9', which is neither one of the nodes",
+        ),
         ("targets: [{name: a, model: m, port: 1, drafters: 5}]", "drafters must be a text"),
         ("nodes: [{name: 'a:1', model: m, listen: 'h:1'}]", "no colon"),
         (
