@@ -82,6 +82,7 @@ class World:
             happens()
         else:
             self.clock.pass_by(seconds)
+            self.planned = [(after - seconds, happens) for after, happens in self.planned]
 
     def ask(self, *numbers: int, levels: int = 4) -> list[tuple[int, ...]]:
         """The guesses for these requests, after a pass of 10 ms has taken place."""
@@ -285,11 +286,14 @@ def test_whatever_happens_to_a_node_costs_one_bounded_wait_and_then_it_is_used_a
     for number in range(100):
         if fault == "partitioned" and number == 50:
             world.drafter.went_down(world.peers[0], "nothing was heard of it for 30 s")
+        if fault == "slowed":  # twenty times as slow as it was
+            world.planned = [(0.02, lambda: world.say(0, [8, 8], is_all=True))]
         world.ask(0)
-        world.texts[0] += [7]
-        if fault == "slowed" and 0 in world.drafter._pairings:
-            world.clock.pass_by(0.02)  # twenty times as slow as it was
-            world.say(0, [8, 8], is_all=True)
+        for after, happens in world.planned:
+            world.clock.pass_by(after)
+            happens()
+        world.planned = []
+        world.texts[0] += [7] * 5
     (node,) = world.drafter.nodes()
     assert node.waits <= 1
     assert node.wait_seconds <= late_after
@@ -302,6 +306,16 @@ def test_whatever_happens_to_a_node_costs_one_bounded_wait_and_then_it_is_used_a
     assert world.ask(0) == [(newest + 1,) * 4]
     (node,) = world.drafter.nodes()
     assert (node.state, node.waits) == ("up", 1)  # full drafting: it is waited for, and its guesses are used
+
+
+def test_a_text_that_was_read_is_no_answer_to_those_that_are_owed():
+    world = World()
+    world.settle()
+    world.ask(0)
+    assert world.drafter.nodes()[0].state == "late"
+    world.ask(1)
+    world.say(1, [4])  # another request's prompt, read at its leisure
+    assert world.drafter.nodes()[0].state == "late"
 
 
 def test_a_node_that_gives_a_session_up_ends_the_wait_for_it():
