@@ -247,7 +247,8 @@ def test_a_request_that_asks_for_nodes_by_name_shares_the_engines_connection(
         assert output.timings.draft_n > 0
         assert len(llm.engine.drafters.nodes()) == 1  # told once
         llm.speculate({"method": "ngram"})  # the default's use ends, the other one stays connected
-        assert [report.state for report in llm.engine.drafters.nodes()] == ["up"]
+        (report,) = llm.engine.drafters.nodes()
+        assert report.state != "down"
 
 
 def test_texts_of_classes_without_nodes_do_not_leave_the_target(
