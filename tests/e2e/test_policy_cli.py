@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from helpers.command_line import assert_one_line_error, foreword
 from helpers.fake_engine import FakeEngine
 from helpers.local_server import local_server
 
-POLICY = {
+POLICY: dict[str, Any] = {
     "version": 1,
     "drafters": {"quick": {"method": "ngram"}},
     "cohorts": [{"name": "code", "match": {"metadata.task": "code"}, "drafters": ["quick"]}],
@@ -29,7 +30,13 @@ def policy(tmp_path: Path) -> Path:
 def test_check_says_what_is_wrong_by_name(policy: Path):
     run = foreword("policy", "check", str(policy), "--json")
     assert run.returncode == 0, run.stderr
-    assert json.loads(run.stdout) == {"ok": True, "cohorts": ["code"], "drafters": ["quick"], "rollouts": []}
+    found = {"ok": True, "cohorts": ["code"], "drafters": ["quick"], "rollouts": []}
+    assert json.loads(run.stdout) == found | {"warnings": []}
+    behind = [{"name": "all"}, *POLICY["cohorts"]]
+    policy.write_text(json.dumps(POLICY | {"cohorts": behind}), encoding="utf-8")
+    run = foreword("policy", "check", str(policy))
+    assert run.returncode == 0, run.stderr
+    assert "warning: cohort code can never fit: all that it is for is taken by cohort all" in run.stdout
     policy.write_text(json.dumps(POLICY | {"drafters": {"quick": {"method": "ngrams"}}}), encoding="utf-8")
     assert_one_line_error(foreword("policy", "check", str(policy)), "drafters.quick", "'ngrams'")
 

@@ -32,5 +32,7 @@ def test_errors_are_one_line(tmp_path: Path):
     assert_one_line_error(foreword(*SMALL, "--level-ms", "inf"), "--level-ms", "not inf")
     assert_one_line_error(foreword(*SMALL, "--method", "suffix"), "--method suffix", "give --drafters")
     assert_one_line_error(foreword(*SMALL, "--waiting", "long"), "--waiting", "worth")
+    assert_one_line_error(foreword(*SMALL, "--zone-ms", "3"), "--zone-ms", "--zones 2")
+    assert_one_line_error(foreword(*SMALL, "--boot-s", "3"), "--boot-s", "--autoscale")
     assert_one_line_error(foreword(*SMALL, "--link", str(tmp_path / "none")), "--link", "cannot be read")
     assert_one_line_error(foreword(*SMALL, "--page", str(tmp_path / "a" / "b")), "--page", "no directory")

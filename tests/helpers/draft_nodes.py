@@ -14,6 +14,7 @@ from foreword.cluster.remote import drafter as remote
 from foreword.cluster.remote import prospects, waiting
 from foreword.cluster.remote.drafter import RemoteDrafter
 from foreword.cluster.remote.estimates import TokenRate
+from foreword.cluster.remote.shared import NodesUse
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.loader import LoadedModel
 from foreword.wire.draft_node import NodeSettings, make_node
@@ -61,9 +62,9 @@ def remote_of(llm: LLM) -> RemoteDrafter:
     """The drafter that an `LLM` asks."""
     plan = llm.engine.drafters.default
     assert plan is not None
-    found = plan.drafter._drafter  # type: ignore[attr-defined]
-    assert isinstance(found, RemoteDrafter)
-    return found
+    use = plan.drafter._drafter  # type: ignore[attr-defined]
+    assert isinstance(use, NodesUse)
+    return use.drafter
 
 
 def until(is_so: Callable[[], bool], seconds: float = 30.0) -> None:
@@ -82,5 +83,5 @@ def connect(drafter: Any) -> None:
     """Wait until a drafter that asks nodes can; others need not be waited for."""
     for guard in getattr(drafter, "_drafters", [drafter]):
         asked = getattr(guard, "_drafter", None)
-        if isinstance(asked, RemoteDrafter):
-            until_connected(asked)
+        if isinstance(asked, NodesUse):
+            until_connected(asked.drafter)

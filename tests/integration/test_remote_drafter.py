@@ -1,5 +1,6 @@
 """Draft nodes: whatever they are, do or suffer, every answer is the one that plain decoding gives."""
 
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ import pytest
 
 from foreword import LLM, SamplingParams
 from foreword.cluster.handshake import Identity
+from foreword.cluster.messages import Open
+from foreword.cluster.node.desk import DraftDesk
+from foreword.cluster.remote.drafter import RemoteDrafter
 from foreword.cluster.security import Security, TlsFiles
 from foreword.cluster.vocabulary import TokenIds
 from foreword.drafters.registry import drafter_kinds
@@ -227,6 +231,53 @@ def test_texts_of_local_tenants_do_not_leave_the_target(llm: LLM, monkeypatch: p
         assert [len(draft) > 0 for draft in drafts] == [False, True]
         assert node.sessions == 1
         drafter.forget(open_one.request)
+
+
+@pytest.mark.usefixtures("closing")
+def test_a_request_that_asks_for_nodes_by_name_shares_the_engines_connection(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+):
+    wait_patiently(monkeypatch)
+    with running_node(llm.loaded, {"method": "ngram", "prompt_lookup_min": 1}) as node:
+        llm.speculate(asking(node.address, method=["remote", "ngram"]))
+        until(lambda: node.targets == 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(RemoteDrafter, "start", lambda _: pytest.fail("connected again"))
+            (output,) = llm.generate([PROMPTS[1]], PARAMS[1], speculation={"method": "remote", "fixed": True})
+        assert output.timings.draft_n > 0
+        assert len(llm.engine.drafters.nodes()) == 1  # told once
+        llm.speculate({"method": "ngram"})  # the default's use ends, the other one stays connected
+        (report,) = llm.engine.drafters.nodes()
+        assert report.state != "down"
+
+
+def test_texts_of_classes_without_nodes_do_not_leave_the_target(
+    tiny_model: Path, llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    opened: list[Open] = []
+    opens = DraftDesk.open
+    monkeypatch.setattr(
+        DraftDesk, "open", lambda desk, link, told: opened.append(told) or opens(desk, link, told)
+    )
+    rules = {
+        "version": 1,
+        "drafters": {"quick": {"method": "ngram"}},
+        "cohorts": [{"name": "secret", "match": {"temperature": [0, 0.1]}, "drafters": ["quick"]}],
+    }
+    policy = tmp_path / "policy.json"
+    policy.write_text(json.dumps(rules))
+    config = EngineConfig(speculation_policy=str(policy))
+    with running_node(llm.loaded, {"method": "ngram", "prompt_lookup_min": 1}) as node:
+        own = asking(node.address)
+        other = LLM(str(tiny_model), dtype="float32", device="cpu", speculation=own, config=config)
+        until_connected(remote_of(other))
+        secret = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+        for wish in (None, {"method": "remote"}, {"num_speculative_tokens": 2}):
+            other.generate(PROMPTS[0], secret, speculation=wish)
+        other.generate(PROMPTS[1], SamplingParams(temperature=0.8, max_tokens=4, ignore_eos=True))
+        until(lambda: bool(opened))
+        other.close()
+    assert len(opened) == 1  # the last one's: frames of a connection come in order
 
 
 def test_addresses_beyond_this_machine_need_a_token_and_tls(llm: LLM):

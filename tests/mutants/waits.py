@@ -6,6 +6,7 @@ REMOTE = f"{UNIT}/cluster/test_remote.py"
 WAITING = f"{UNIT}/cluster/test_waiting.py"
 PROSPECTS = "cluster/remote/prospects.py"
 DRAFTER = "cluster/remote/drafter.py"
+ONE_WAIT = "test_whatever_happens_to_a_node_costs_one_bounded_wait_and_then_it_is_used_again"
 
 WAIT_MUTANTS = (
     Mutant(
@@ -147,5 +148,45 @@ WAIT_MUTANTS = (
         (
             f"{UNIT}/cluster/test_pools.py::test_a_member_that_cannot_use_what_it_was_given_is_not_started_again",
         ),
+    ),
+    Mutant(
+        97,
+        "a node that became slower is waited for again and again while its times are learned",
+        "cluster/breaker.py",
+        "return seconds <= max(self._limit, AS_USUAL * usual)",
+        "return True",
+        (f"{REMOTE}::{ONE_WAIT}[slowed]",),
+    ),
+    Mutant(
+        97,
+        "a wait that ends because it would be too late has cost nothing",
+        DRAFTER,
+        "            if pairing is not None and is_overdue(pairing, now):\n",
+        "            if False:\n",
+        (f"{REMOTE}::{ONE_WAIT}[slowed]",),
+    ),
+    Mutant(
+        97,
+        "a text that was read excuses answers that are owed",
+        "cluster/remote/pairing.py",
+        "            if not breaker.is_late:  # a text",
+        "            if True:  # a text",
+        (f"{REMOTE}::test_a_text_that_was_read_is_no_answer_to_those_that_are_owed",),
+    ),
+    Mutant(
+        97,
+        "a request of a class without nodes gets them by asking",
+        "engine/policy/steering.py",
+        "            plan = self._pool.resolve(wish, known)\n",
+        "            plan = self._pool.resolve(new.speculation, known)\n",
+        (f"{UNIT}/engine/policy/test_steering.py",),
+    ),
+    Mutant(
+        97,
+        "who shares a connection to nodes ends it for the others",
+        "cluster/remote/shared.py",
+        "        if uses and not left:\n",
+        "        if uses:\n",
+        (f"{UNIT}/cluster/test_shared_nodes.py",),
     ),
 )

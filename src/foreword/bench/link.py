@@ -66,12 +66,13 @@ class LinkReport:
 
 @contextmanager
 def local_node(
-    model: str, method: str, device: str = "auto", *, run_ahead: bool = True
+    model: str, method: str, device: str = "auto", *, run_ahead: bool = True, options: Sequence[str] = ()
 ) -> Iterator[NodeAddress]:
-    """A node on this machine, in a process of its own."""
+    """A node on this machine, in a process of its own, with more options of `foreword draft-node`."""
     command = [sys.executable, "-m", "foreword", "draft-node", "--model", model, "--method", method]
     command += ["--device", device, "--run-ahead" if run_ahead else "--no-run-ahead"]
-    node = subprocess.Popen([*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
+    command += [*options, "--listen", "127.0.0.1:0"]
+    node = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert node.stdout is not None
         line = node.stdout.readline()

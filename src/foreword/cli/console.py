@@ -14,6 +14,7 @@ from foreword.cli.options.common import BACKENDS, DTYPES, check_device, check_mo
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
+    from foreword.engine.config import EngineConfig
     from foreword.engine.llm import LLM
 
 stdout = Console(highlight=False)
@@ -110,6 +111,7 @@ def load_llm(
     speculation: str | None = None,
     generation_config: str = "none",
     tensor_parallel_size: int = 1,
+    config: "EngineConfig | None" = None,
 ) -> "LLM":
     """Fetch if need be, then load, showing both. Nothing is guessed or recommended unless it is asked for."""
     from foreword.models.sources.resolve import resolve_model
@@ -127,6 +129,7 @@ def load_llm(
             speculation=speculation,
             generation_config=generation_config,
             tensor_parallel_size=tensor_parallel_size,
+            config=config,
             progress=on_progress,
         )
 

@@ -2,10 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from foreword.cluster.address import NodeAddress
 from foreword.cluster.homes import LABELS
 from foreword.errors import RequestError
+
+if TYPE_CHECKING:
+    from foreword.cluster.security import Security
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,16 @@ class RemoteConfig:
         """Each node once."""
         given = _listed(Path(self.drafters[1:])) if self.is_listed else entries(self.drafters)
         return list(dict.fromkeys(map(NodeAddress.parse, given)))
+
+    def security(self) -> "Security":
+        """What connections are protected by; raises `RequestError` where a node may only be reached with more."""
+        from foreword.cluster.security import Security, TlsFiles
+
+        files = (self.tls_certificate, self.tls_key, self.tls_authority)
+        security = Security.of(self.token_file, TlsFiles(*files) if any(files) else None)
+        for address in self.addresses():
+            security.check(address, self.insecure)
+        return security
 
 
 def need_frames() -> None:

@@ -70,7 +70,7 @@ class SpeculationConfig:
         options = tuple((key, value) for key, value in given.items() if key not in _OWN_KEYS)
         config = SpeculationConfig(_methods(given["method"]), **own, options=options)
         for name in config.method:
-            config._settings(name)
+            config.settings_of(name)
         return config
 
     def __post_init__(self) -> None:
@@ -105,7 +105,9 @@ class SpeculationConfig:
     def makes_trees(self) -> bool:
         """Whether a draft may have more than one guess at the same place."""
         merged = len(self.method) > 1 and self.combine == "merge"
-        return merged or any(drafter_kinds()[name].makes_trees(self._settings(name)) for name in self.method)
+        return merged or any(
+            drafter_kinds()[name].makes_trees(self.settings_of(name)) for name in self.method
+        )
 
     @property
     def fixes_trees(self) -> bool:
@@ -116,7 +118,7 @@ class SpeculationConfig:
         if len(self.method) > 1 and self.combine == "merge":
             return True
         ranking = [name for name in self.method if drafter_kinds()[name].guesses is Guesses.RANKED]
-        return not any(drafter_kinds()[name].makes_trees(self._settings(name)) for name in ranking)
+        return not any(drafter_kinds()[name].makes_trees(self.settings_of(name)) for name in ranking)
 
     def as_mapping(self) -> dict[str, Any]:
         """The object that `parse` reads back as this."""
@@ -135,7 +137,7 @@ class SpeculationConfig:
     def _build_one(self, name: str, resources: DrafterResources) -> Drafter:
         kind = drafter_kinds()[name]
         try:
-            drafter = kind.build(self._settings(name), resources)
+            drafter = kind.build(self.settings_of(name), resources)
         except ForewordError:
             raise
         except Exception as error:  # a drafter may be anyone's code, and its settings anyone's JSON
@@ -151,7 +153,8 @@ class SpeculationConfig:
         known = {field.name for name in own for field in fields(drafter_kinds()[name].settings)}
         return {key: value for key, value in self.options if key in known}
 
-    def _settings(self, name: str) -> Any:  # noqa: ANN401 - of the drafter's own type
+    def settings_of(self, name: str) -> Any:  # noqa: ANN401 - of the drafter's own type
+        """What it says to one of its drafters."""
         kind = drafter_kinds()[name]
         own = {field.name for field in fields(kind.settings)}
         return kind.configure({key: value for key, value in self.options if key in own})

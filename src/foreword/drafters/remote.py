@@ -10,17 +10,13 @@ def build_remote(config: RemoteConfig, resources: DrafterResources) -> Drafter:
     need_frames()
     from foreword.cluster.handshake import Identity
     from foreword.cluster.remote.drafter import RemoteDrafter
-    from foreword.cluster.security import Security, TlsFiles
     from foreword.cluster.vocabulary import TokenIds
 
-    files = (config.tls_certificate, config.tls_key, config.tls_authority)
-    security = Security.of(config.token_file, TlsFiles(*files) if any(files) else None)
-    for address in config.addresses():
-        security.check(address, config.insecure)
+    security = config.security()
     tokenizer = resources.checkpoint.tokenizer()
 
     def bytes_of(token: int) -> bytes:
         return tokenizer.token_bytes(token, skip_special_tokens=False)
 
     identity = Identity(security, TokenIds(resources.vocab_size, bytes_of))
-    return RemoteDrafter(config, identity).start()
+    return resources.nodes.use(config, lambda: RemoteDrafter(config, identity).start())

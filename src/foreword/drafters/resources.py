@@ -1,9 +1,10 @@
 """What a drafter may be made from."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from foreword.backends.interface import Decoder
+from foreword.cluster.remote.shared import SharedNodes
 from foreword.models.formats.checkpoint import Checkpoint
 
 
@@ -16,3 +17,4 @@ class DrafterResources:
     encode: Callable[[str], list[int]]  # text to token ids, without special tokens
     load_decoder: Callable[[Checkpoint], Decoder]  # another model, on the target's device and backend
     vocab_size: int  # ids that the target can draw; a drafter guesses no others
+    nodes: SharedNodes = field(default_factory=SharedNodes)  # that drafters made from this are connected to

@@ -269,7 +269,7 @@ def make_core(
     if steering is not None:
         config = with_file_limits(config, steering)
         offered = [*offered, *steering.configs.values()]
-    parts = EngineParts(config, policy, loaded.build_drafter, chosen, offered=offered, steering=steering)
+    parts = EngineParts(config, policy, loaded.drafter_builder(), chosen, offered=offered, steering=steering)
     core = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
     if steering is not None or (chosen is not None and not chosen.fixed):
         core.kept = begin_with_kept(core, policy, offered)

@@ -60,6 +60,11 @@ class LoadedModel:
         """A drafter for this model."""
         return wanted.build(self.resources())
 
+    def drafter_builder(self) -> Callable[[SpeculationConfig], Drafter]:
+        """Makes the drafters of one engine, which share their connections to draft nodes."""
+        resources = self.resources()
+        return lambda wanted: wanted.build(resources)
+
     def choose_speculation(
         self, setting: SpeculationOption, acceptance_rule: str = "coupled"
     ) -> SpeculationChoice:

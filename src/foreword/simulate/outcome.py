@@ -33,6 +33,7 @@ class Outcome:
     events: int
     tokens_over_time: tuple[float, ...]  # per second, in equal parts of the time
     nodes_over_time: tuple[int, ...]
+    nodes_wanted: int | None  # by the autoscaler, at the end; None: there is none
 
 
 def outcome_of(world: "World") -> Outcome:
@@ -67,6 +68,7 @@ def outcome_of(world: "World") -> Outcome:
         events=world.events,
         tokens_over_time=tuple(count * len(world.bins) / scenario.seconds for count in world.bins),
         nodes_over_time=tuple(world.node_bins),
+        nodes_wanted=world.wanted,
     )
 
 

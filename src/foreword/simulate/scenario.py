@@ -149,6 +149,8 @@ class Scenario:
             raise RequestError(f"--k must be at most 60, not {self.k}")
         if not 0 < self.seconds < 1e6:
             raise RequestError(f"--seconds must be above 0 and below 1e6, not {self.seconds:g}")
+        if self.autoscale is not None and not fleet.nodes:
+            raise RequestError("--autoscale begins with the nodes that there are: --nodes must be at least 1")
         for rate in self.traffic.rates:
             if not 0 < rate * self.seconds <= MOST_REQUESTS:
                 raise RequestError(

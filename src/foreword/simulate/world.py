@@ -45,6 +45,7 @@ class World:
         self.bins = [0] * BINS
         self.node_bins = [0] * BINS
         self.events = 0
+        self.wanted: int | None = None  # nodes, by the autoscaler
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = count()
         self._near: dict[int, list[SimNode]] = {}
@@ -177,7 +178,7 @@ class World:
     def _scale(self, now: float, there: list[SimNode]) -> None:
         rule = self.scenario.autoscale
         assert rule is not None
-        wanted = min(max(self._wanted(), rule.least), rule.most)
+        wanted = self.wanted = min(max(self._wanted(), rule.least), rule.most)
         way = (wanted > len(there)) - (wanted < len(there))
         if not way:
             self._since = None

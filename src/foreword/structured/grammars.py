@@ -107,9 +107,12 @@ def _tag(place: int, entry: Any, triggers: list[str]) -> Any:  # noqa: ANN401 - 
     name = f"structured outputs: structural_tag: structure {place}"
     if not isinstance(entry, dict) or not isinstance(entry.get("begin"), str):
         raise RequestError(f"{name} has no text as its begin")
-    end, schema = entry.get("end", ""), entry.get("schema", {})
-    if not isinstance(end, str) or not isinstance(schema, dict):
-        raise RequestError(f"{name}: end must be a text and schema a JSON schema")
+    end, schema = entry.get("end", ""), entry.get("schema")
+    if not isinstance(end, str):
+        raise RequestError(f"{name}: its end must be a text")
+    if not isinstance(schema, dict):
+        given = "has no schema" if schema is None else "has a schema that is no object"
+        raise RequestError(f'{name} {given}: give a JSON schema as "schema", {{}} for any JSON')
     trigger = next((text for text in triggers if entry["begin"].startswith(text)), None)
     if trigger is None:
         raise RequestError(f"{name}: its begin starts with none of the triggers")

@@ -10,6 +10,8 @@ from foreword.errors import RequestError
 FORMS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 """Of these a request gives one."""
 
+_JSON_ONLY = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
+
 MAX_BYTES = 256 * 1024
 """Longest schema, grammar, expression or list of choices."""
 
@@ -53,6 +55,11 @@ class StructuredOutputs:
             raise RequestError(
                 "structured outputs: whitespace_pattern and disable_any_whitespace exclude each other"
             )
+        for name in _JSON_ONLY:
+            if getattr(self, name) and given[0] not in ("json", "json_object"):
+                raise RequestError(
+                    f"structured outputs: {name} is for json and json_object; leave it out beside {given[0]}"
+                )
         if sum(len(str(getattr(self, name)).encode("utf-8", "replace")) for name in FORMS) > MAX_BYTES:
             raise RequestError(f"structured outputs: {given[0]} is longer than {MAX_BYTES} bytes")
 

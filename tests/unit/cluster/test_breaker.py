@@ -60,3 +60,17 @@ def test_being_late_twice_while_it_is_open_counts_once():
     breaker.lost("it hung up")
     assert breaker.trips == 1
     assert breaker.reason == "it hung up"
+
+
+def test_a_node_that_became_slower_is_believed_when_that_is_what_is_expected_of_it():
+    breaker = closed()
+    assert breaker.believes(9.0, usual=0.001)  # it was not late
+    breaker.late(0.003)
+    assert breaker.believes(0.002, usual=0.001)
+    assert not breaker.believes(0.02, usual=0.001)
+    assert breaker.believes(0.02, usual=0.015)
+    breaker.in_time()
+    assert breaker.believes(9.0, usual=0.001)
+    breaker.late(0.003)
+    breaker.lost("it hung up")
+    assert breaker.believes(9.0, usual=0.001)  # of another connection nothing is known

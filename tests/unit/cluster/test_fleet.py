@@ -3,12 +3,13 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from foreword.cluster.pools.autoscaling import LOOK_SECONDS, Autoscaler
 from foreword.cluster.pools.file import Cluster
 from foreword.cluster.pools.fleet import LocalFleet, MemberTold, resize
-from foreword.cluster.pools.members import NODE, TARGET, Member
+from foreword.cluster.pools.members import NODE, NODES_LIST, TARGET, Member
 from foreword.cluster.pools.scaling import ScaleRule
 from foreword.cluster.pools.state import ClusterState
 from helpers.clocks import ScriptedClock
@@ -76,6 +77,26 @@ def test_nodes_come_and_go_with_the_list(tmp_path: Path):
     assert [one.name for one in world.fleet.members()] == ["d", "t", "d-2"]
     world.fleet._pools.close()
     assert all(child.is_told for child in world.children.values())
+
+
+def test_a_target_that_names_nodes_has_a_list_of_its_own(tmp_path: Path):
+    other = Member("e", NODE, ("draft-node", "--listen", "h:9"), "h:9")
+    picky = replace(SERVE, name="t/2", arguments=("serve", "--drafters", NODES_LIST), asks=("e", "far:1"))
+    started: dict[str, Path] = {}
+
+    def start(member: Member, lists: Path) -> Child:
+        started[member.name] = lists
+        return Child()
+
+    fleet = LocalFleet(Cluster([DRAFT, other, SERVE, picky]), tmp_path, start)
+    fleet._pools.look()
+    assert started["t"] == tmp_path
+    _, _, listed = picky.command(started["t/2"])
+    assert Path(listed[1:]).read_text().split() == ["h:9", "far:1"]
+    fleet.drop("e")
+    assert Path(listed[1:]).read_text().split() == ["far:1"]
+    assert (tmp_path / "nodes").read_text().split() == ["h:8400"]
+    fleet._pools.close()
 
 
 def test_nodes_are_added_and_drained_as_targets_need_them(tmp_path: Path):

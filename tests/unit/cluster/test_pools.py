@@ -63,6 +63,25 @@ def test_members_that_come_and_go_are_found_in_lists(tmp_path: Path):
     assert without.member("router").arguments[2] == "127.0.0.1:8000,[::1]:8001"
 
 
+@pytest.mark.parametrize("named", ['"d2, 127.0.0.1:9"', '[d2, "127.0.0.1:9"]'])
+def test_a_target_names_its_nodes_by_name_or_address(tmp_path: Path, named: str):
+    text = CLUSTER.replace('drafters: "127.0.0.1:8400"', f"drafters: {named}")
+    assert read_cluster(written(tmp_path, text)).member("t2").arguments[-1] == "unix:/run/d2,127.0.0.1:9"
+    listed = read_cluster(written(tmp_path, text + "ray:\n")).member("t2")
+    assert listed.command(Path("/lists"))[-1] == "@/lists/nodes"
+    assert listed.asks == ("d2", "127.0.0.1:9")
+    scaled = read_cluster(written(tmp_path, text + "autoscale: {node: d2, most: 3}\n"))
+    assert scaled.member("t2").asks == ("d2", "d2-2", "d2-3", "127.0.0.1:9")
+    assert scaled.member("t1").asks == ()
+
+
+def test_a_target_may_ask_nobody_or_whom_a_file_of_its_own_lists(tmp_path: Path):
+    nobody = CLUSTER.replace('drafters: "127.0.0.1:8400"', "drafters: []")
+    assert "--drafters" not in read_cluster(written(tmp_path, nobody)).member("t2").arguments
+    own = CLUSTER.replace('drafters: "127.0.0.1:8400"', 'drafters: "@/my/list"')
+    assert read_cluster(written(tmp_path, own)).member("t2").arguments[-1] == "@/my/list"
+
+
 def test_replicas_have_ports_of_their_own_and_what_listens_anywhere_is_found_on_its_machine():
     node = Member("d", NODE, ("draft-node", "--listen", "0.0.0.0:8400", "--no-run-ahead"), "0.0.0.0:8400")
     assert node.replica(1) is node
@@ -94,6 +113,16 @@ def test_replicas_have_ports_of_their_own_and_what_listens_anywhere_is_found_on_
         ("targets: [{name: a, model: m, port: 1, args: [1]}]", "args must be a list of texts"),
         ("targets: [{name: a, model: m, port: 1, cpus: many}]", "cpus must be a number"),
         ("targets: [{name: a, model: m, port: 1, near: [b]}]", "near 'b', which is no node"),
+        (
+            "targets: [{name: a, model: m, port: 1, drafters: [d9]}]",
+            "'d9', which is neither one of the nodes",
+        ),
+        ("targets: [{name: a, model: m, port: 1, drafters: 5}]", "drafters must be a text"),
+        ("nodes: [{name: 'a:1', model: m, listen: 'h:1'}]", "no colon"),
+        (
+            "{autoscale: {node: a}, nodes: [{name: a, model: m, listen: 'h:1'}, {name: a-2, model: m, listen: 'h:2'}]}",
+            "rename it",
+        ),
         ("router: {port: 1}", "neither nodes nor targets"),
         ("{router: {port: 1}, nodes: [{name: a, model: m, listen: 'h:1'}]}", "router needs targets"),
         ("{ray: {colour: red}, targets: [{name: a, model: m, port: 1}]}", "unknown key 'colour'"),

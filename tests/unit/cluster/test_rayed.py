@@ -1,6 +1,7 @@
 """What runs inside Ray, without it."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,11 @@ def test_a_member_tells_where_it_is_and_lists_who_is_there():
     actor.look()
     assert listed.read_text() == "10.0.0.1:8400\n"
     assert [one["address"] for one in registry.members()] == ["10.0.0.1:8400", "10.0.0.2:8000"]
+    picky = MemberActor(replace(target, name="u", asks=("e", "far:1")), "10.0.0.3", registry.tell, start)
+    picky.look()
+    assert (picky._lists / "nodes").read_text() == "far:1\n"  # not d
+    picky.stop()
+    registry.leave("u")
 
     def silent(told: dict[str, Any]) -> list[dict[str, Any]]:
         raise ConnectionError("being started again")

@@ -82,6 +82,7 @@ class World:
             happens()
         else:
             self.clock.pass_by(seconds)
+            self.planned = [(after - seconds, happens) for after, happens in self.planned]
 
     def ask(self, *numbers: int, levels: int = 4) -> list[tuple[int, ...]]:
         """The guesses for these requests, after a pass of 10 ms has taken place."""
@@ -268,7 +269,53 @@ def test_a_node_that_dies_while_it_is_waited_for_ends_the_wait():
     assert node.reason == "it hung up"
     assert node.wait_seconds == pytest.approx(0.0005)
     assert world.ask(0) == [()]
-    assert node.waits == 1
+    assert world.drafter.nodes()[0].waits == 1
+
+
+@pytest.mark.parametrize("fault", ["killed", "hung", "slowed", "partitioned", "replaced"])
+def test_whatever_happens_to_a_node_costs_one_bounded_wait_and_then_it_is_used_again(fault: str):
+    """A hundred passes of it, as they are counted; what is partitioned is given up after its silence."""
+    world = World(shadow=2)
+    world.settle()
+    late_after = world.peers[0].estimates.late_after
+    assert late_after is not None
+    if fault in ("killed", "replaced"):
+        world.drafter.went_down(world.peers[0], "it hung up")
+    if fault == "replaced":
+        world.links.append(world.connect(0, incarnation=2))
+    for number in range(100):
+        if fault == "partitioned" and number == 50:
+            world.drafter.went_down(world.peers[0], "nothing was heard of it for 30 s")
+        if fault == "slowed":  # twenty times as slow as it was
+            world.planned = [(0.02, lambda: world.say(0, [8, 8], is_all=True))]
+        world.ask(0)
+        for after, happens in world.planned:
+            world.clock.pass_by(after)
+            happens()
+        world.planned = []
+        world.texts[0] += [7] * 5
+    (node,) = world.drafter.nodes()
+    assert node.waits <= 1
+    assert node.wait_seconds <= late_after
+    if fault in ("killed", "partitioned"):
+        world.connect(0, incarnation=2)
+    world.clock.pass_by(30.0)
+    world.settle(rounds=150)
+    newest = world.texts[0][-1]
+    world.planned = [(0.001, lambda: world.say(0, [newest + 1] * 4, is_all=True))]
+    assert world.ask(0) == [(newest + 1,) * 4]
+    (node,) = world.drafter.nodes()
+    assert (node.state, node.waits) == ("up", 1)  # full drafting: it is waited for, and its guesses are used
+
+
+def test_a_text_that_was_read_is_no_answer_to_those_that_are_owed():
+    world = World()
+    world.settle()
+    world.ask(0)
+    assert world.drafter.nodes()[0].state == "late"
+    world.ask(1)
+    world.say(1, [4])  # another request's prompt, read at its leisure
+    assert world.drafter.nodes()[0].state == "late"
 
 
 def test_a_node_that_gives_a_session_up_ends_the_wait_for_it():

@@ -131,8 +131,9 @@ def test_what_is_no_text_is_refused_and_nothing_is_left(
     file = tmp_path / name
     np.save(file, np.array([1, 9])) if content is None else file.write_bytes(content)
     tokenizer: Any = NumberTokenizer(9)
-    with pytest.raises(RequestError, match=words):
-        build([file], tmp_path / "store", tokenizer, "numbers", lambda *_: None)
+    for out in (tmp_path / "store", tmp_path / "new" / "folder" / "store"):
+        with pytest.raises(RequestError, match=words):
+            build([file], out, tokenizer, "numbers", lambda *_: None)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
@@ -145,7 +146,7 @@ def test_a_build_that_is_interrupted_leaves_nothing(tmp_path: Path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build([tmp_path / "a.txt"], tmp_path / "store", tokenizer, "numbers", interrupt)
+        build([tmp_path / "a.txt"], tmp_path / "new" / "store", tokenizer, "numbers", interrupt)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
@@ -157,7 +158,10 @@ def test_an_output_that_exists_or_cannot_be_written_is_refused(tmp_path: Path):
     with pytest.raises(RequestError, match="cannot be written"):
         build([tmp_path / "a.txt"], tmp_path / "a.txt" / "b", tokenizer, "numbers", lambda *_: None)
     with pytest.raises(RequestError, match=r"missing\.txt cannot be read"):
-        build([tmp_path / "missing.txt"], tmp_path / "b", tokenizer, "numbers", lambda *_: None)
+        build([tmp_path / "missing.txt"], tmp_path / "b" / "c", tokenizer, "numbers", lambda *_: None)
+    assert not (tmp_path / "b").exists()
+    build([tmp_path / "a.txt"], tmp_path / "b" / "c", tokenizer, "numbers", lambda *_: None)
+    assert (tmp_path / "b" / "c").exists()
 
 
 @pytest.fixture

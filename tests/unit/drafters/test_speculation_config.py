@@ -50,6 +50,15 @@ def test_bad_settings_are_refused_by_name(given, word: str):
         ("draft_model", {}, "model"),
         ("draft_model", {"model": 5}, "model"),
         ("self_quantized", {"bits": 5}, "bits"),
+        (
+            "layer_skip",
+            {"layers": "0-3"},
+            r"a list of the layers that run, such as \[0, 1, 2, 3\], not '0-3'",
+        ),
+        ("layer_skip", {"layers": []}, "a list of the layers"),
+        ("layer_skip", {"layers": [0, "1"]}, "a list of the layers"),
+        ("layer_skip", {"layers": [0, 1], "exit_layer": 2}, "exclude each other"),
+        ("layer_skip", {"exit_layer": -1}, "exit_layer must be 0 or more"),
         ("lookahead", {"pool_from_prompt": 1}, "true or false"),
     ],
 )

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from foreword.errors import CheckpointError
 from foreword.models.adapters.peft import CONFIG_FILE, TENSOR_FILE, open_adapter
+from foreword.models.formats.opening import open_checkpoint
+from foreword.models.heads.files import HeadFiles
 from helpers.adapters import ADAPTED, ALL, adapter_tensors, write_adapter
 
 PREFIX = "base_model.model.model.layers.0."
@@ -116,7 +118,11 @@ def test_bad_tensors_are_named(tensors: Callable[[], dict[str, Tensor]], complai
         ({"target_modules": {"q_proj": 1}}, "target_modules must be names of modules, not {'q_proj': 1}"),
         ({"r": 0}, "r must be a positive number, not 0"),
         ({"lora_alpha": "16"}, "lora_alpha must be a positive number, not '16'"),
-        ({"target_modules": ["q_proj", "k_proj"]}, r"lora_A of layers\.\d\.self_attn\.k_proj is missing"),
+        (
+            {"target_modules": ["q_proj", "k_proj"]},
+            "names k_proj in target_modules, and .* has nothing of it",
+        ),
+        ({"layers_to_transform": [0, 1, 7]}, "layers_to_transform names layer 7, and the model has 2"),
     ],
 )
 def test_what_no_backend_does_is_refused_by_name(settings: dict[str, Any], complaint: str, tmp_path: Path):
@@ -125,6 +131,28 @@ def test_what_no_backend_does_is_refused_by_name(settings: dict[str, Any], compl
         (path / CONFIG_FILE).write_text((path / CONFIG_FILE).read_text())
     with pytest.raises(CheckpointError, match=complaint):
         open_adapter(path, ADAPTED)
+
+
+def test_an_adapter_of_another_model_is_told_as_such_and_not_as_incomplete(tmp_path: Path):
+    first = {name: tensor for name, tensor in adapter_tensors(4, ["q_proj"]).items() if ".0." in name}
+    path = write_adapter(tmp_path / "short", 4, ["q_proj"], tensors=first)
+    with pytest.raises(CheckpointError, match=r"ends before layer 1 .* an adapter of another model"):
+        open_adapter(path, ADAPTED)
+    wide = first | {Q_A: torch.ones(4, 95)}
+    path = write_adapter(tmp_path / "wide", 4, ["q_proj", "k_proj"], tensors=wide)
+    with pytest.raises(CheckpointError, match=r"has shape \(4, 95\).* an adapter of another model"):
+        open_adapter(path, ADAPTED)
+
+
+def test_an_adapter_in_place_of_a_model_and_the_reverse_are_told_by_name(tmp_path: Path):
+    path = write_adapter(tmp_path / "a", 4, ["q_proj"])
+    with pytest.raises(CheckpointError, match="holds a LoRA adapter, which is no model by itself"):
+        open_checkpoint(path)
+    (path / CONFIG_FILE).unlink()
+    with pytest.raises(CheckpointError, match=r"is missing; give a directory that holds a LoRA adapter \("):
+        open_adapter(path, ADAPTED)
+    with pytest.raises(CheckpointError, match="holds a draft head"):
+        HeadFiles(path)
 
 
 def test_a_rank_above_128_is_refused(tmp_path: Path):

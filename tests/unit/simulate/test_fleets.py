@@ -1,5 +1,6 @@
 """Fleets: failures, zones, load, autoscaling, money. Nothing here takes real time."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from foreword.errors import RequestError
 from foreword.simulate.guessing import Guessing
 from foreword.simulate.outcome import Outcome, figure
+from foreword.simulate.scaled import scaling_told
 from foreword.simulate.scenario import (
     Autoscale,
     Drafting,
@@ -131,6 +133,21 @@ def test_nodes_are_taken_on_when_the_formula_wants_them_and_given_back_later():
     assert max(found.nodes_over_time) >= 3
     assert found.nodes_over_time[-1] < max(found.nodes_over_time)
     assert any(node.born > 2 for node in world.nodes)
+    assert scaling_told(growing, found).startswith("--autoscale: nodes at first 1, at most")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "why"),
+    [
+        (1, "nodes wanted 2, there 1, but one is added after 10 s .* simulate --seconds 82 or more"),
+        (3, "nodes wanted 2, there 3, but one is given back .* simulate --seconds 337 or more"),
+        (2, "changed nothing: by the ratio formula 2 "),
+    ],
+)
+def test_an_autoscaler_that_does_nothing_says_why(nodes: int, why: str):
+    fleet = Fleet(targets=2, nodes=nodes, batch=4, capacity=4)
+    scenario = replace(SMALL, fleet=fleet, autoscale=Autoscale())
+    assert re.search(why, scaling_told(scenario, run(scenario)))
 
 
 def test_kinds_of_work_are_dealt_out_in_turn():

@@ -75,7 +75,27 @@ def test_how_json_is_laid_out(options, text: str, fits: bool):
         ({"grammar": "root ::= missing"}, "Rule 'missing' not found"),
         ({"grammar": 'start: "a" b'}, "grammar: "),
         ({"structural_tag": {"triggers": ["<f"]}}, "structural_tag needs"),
-        ({"structural_tag": {"triggers": ["<f"], "structures": [{"begin": "<g>"}]}}, "none of the triggers"),
+        (
+            {"structural_tag": {"triggers": ["<f"], "structures": [{"begin": "<g>", "schema": {}}]}},
+            "none of the triggers",
+        ),
+        (
+            {"structural_tag": {"triggers": ["<f"], "structures": [{"begin": "<f>"}]}},
+            "structure 0 has no schema: give",
+        ),
+        (
+            {"structural_tag": {"triggers": ["<f"], "structures": [{"begin": "<f>", "schema": "{}"}]}},
+            "structure 0 has a schema that is no object: give",
+        ),
+        (
+            {
+                "structural_tag": {
+                    "triggers": ["<f"],
+                    "structures": [{"begin": "<f>", "schema": {}, "end": 1}],
+                }
+            },
+            "its end must be a text",
+        ),
         ({"structural_tag": {"triggers": ["<f"], "structures": [{"end": "x"}]}}, "no text as its begin"),
     ],
 )

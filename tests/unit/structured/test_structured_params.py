@@ -36,6 +36,15 @@ def test_one_form_is_given():
             {"json_object": True, "whitespace_pattern": " ", "disable_any_whitespace": True},
             "exclude each other",
         ),
+        (
+            {"regex": "a", "whitespace_pattern": " "},
+            "whitespace_pattern is for json and json_object; .* regex",
+        ),
+        ({"choice": ["a"], "disable_any_whitespace": True}, "disable_any_whitespace is for json"),
+        (
+            {"grammar": "x", "disable_additional_properties": True},
+            "disable_additional_properties is for json",
+        ),
         ({"regex": "a" * (MAX_BYTES + 1)}, "longer than"),
         ({"guided": "x"}, "unknown key 'guided'"),
         ([], "must be an object"),

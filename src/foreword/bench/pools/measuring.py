@@ -28,17 +28,19 @@ class PoolSpeed:
 
 
 def ways_of_drafting(
-    draft: str, devices: Sequence[str], guesses: int, nodes: ExitStack, *, run_ahead: bool = True
+    draft: str, devices: Sequence[str], guesses: int, nodes: ExitStack, *, run_ahead: Sequence[bool] = (True,)
 ) -> dict[str, SpeculationSetting]:
-    """Nobody, the draft model in the target's process, and a node for each device, which `nodes` ends."""
+    """Nobody, the draft model in the target's process, and for each device a node of each kind, which `nodes` ends."""
     depth = {"num_speculative_tokens": guesses, "fixed": True}
     ways: dict[str, SpeculationSetting] = {
         PLAIN: False,
         "beside the target": {"method": "draft_model", "model": draft, **depth},
     }
     for device in devices:
-        address = nodes.enter_context(local_node(draft, "draft_model", device, run_ahead=run_ahead))
-        ways[f"node on {device}"] = {"method": "remote", "drafters": str(address), "shadow": 0, **depth}
+        for is_ahead in run_ahead:
+            address = nodes.enter_context(local_node(draft, "draft_model", device, run_ahead=is_ahead))
+            name = f"node on {device}{'' if is_ahead else ', no run-ahead'}"
+            ways[name] = {"method": "remote", "drafters": str(address), "shadow": 0, **depth}
     return ways
 
 

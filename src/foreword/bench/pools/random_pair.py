@@ -1,10 +1,13 @@
-"""A target and a draft model of a named shape with random weights, made where they are measured.
+"""A target and a draft model of named shapes with random weights, made where they are measured.
 
-The draft is the target's first layers. The others add little to what these say, so that its guesses are mostly right,
-as a trained draft's are.
+A draft without a shape of its own is the target's first layers. The others add little to what these say, so that its
+guesses are mostly right, as a trained draft's are. Two models of different shapes agree because both were given the
+same successor for every token but some, beside layers that cost their time and say little.
 """
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,8 +25,7 @@ _END = "<|end|>"
 
 def write_random_pair(config: ModelConfig, draft_layers: int, folder: Path) -> tuple[Path, Path]:
     """Directories of the target and of its draft, as transformers would write them."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    tensors = _tensors(config, draft_layers, device)
+    tensors = _tensors(config, lambda layer: 1.0 if layer < draft_layers else QUIET)
     target, draft = folder / "target", folder / "draft"
     _write(target, config, len(config.layers), tensors)
     kept = {name: tensor for name, tensor in tensors.items() if _layer_of(name) < draft_layers}
@@ -31,12 +33,38 @@ def write_random_pair(config: ModelConfig, draft_layers: int, folder: Path) -> t
     return target, draft
 
 
+def write_agreeing_pair(
+    target: ModelConfig, draft: ModelConfig, agreement: float, folder: Path
+) -> tuple[Path, Path]:
+    """Directories of two models; after this part of all tokens the draft's guess is the target's own token."""
+    size = target.vocab_size
+    generator = torch.Generator().manual_seed(1)
+    order = torch.randperm(size, generator=generator)
+    follows = torch.empty_like(order)
+    follows[order] = order.roll(-1)  # one circle of all tokens, so that texts pass by all kinds of them
+    wrong = torch.randperm(size, generator=generator)[: round((1 - agreement) * size)]
+    guessed = follows.clone()
+    guessed[wrong] = follows[wrong].roll(1)
+    written = []
+    for name, config, after in (("target", target, follows), ("draft", draft, guessed)):
+        untied = replace(config, vocab_size=size, tied_embeddings=False)
+        tensors = _tensors(untied, lambda layer: QUIET)
+        embedding = tensors["model.embed_tokens.weight"]
+        tensors["lm_head.weight"][after] = embedding
+        embedding *= config.hidden_size**0.5  # louder than all layers
+        _write(folder / name, untied, len(config.layers), tensors)
+        written.append(folder / name)
+    return written[0], written[1]
+
+
 def _layer_of(name: str) -> int:
     """-1: it belongs to none."""
     return int(name.split(".")[2]) if name.startswith("model.layers.") else -1
 
 
-def _tensors(config: ModelConfig, loud: int, device: torch.device) -> dict[str, Tensor]:
+def _tensors(config: ModelConfig, gain_of: Callable[[int], float]) -> dict[str, Tensor]:
+    """`gain_of` says how loud a layer is."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator(device).manual_seed(0)
     attention, mlp, width = config.layer.attention, config.layer.mlp.intermediate_size, config.hidden_size
 
@@ -52,7 +80,7 @@ def _tensors(config: ModelConfig, loud: int, device: torch.device) -> dict[str, 
     if not config.tied_embeddings:
         tensors["lm_head.weight"] = matrix(config.vocab_size, width)
     for index in range(len(config.layers)):
-        gain, layer = (1.0 if index < loud else QUIET), f"model.layers.{index}."
+        gain, layer = gain_of(index), f"model.layers.{index}."
         tensors |= {
             f"{layer}self_attn.q_proj.weight": matrix(attention.query_width, width),
             f"{layer}self_attn.k_proj.weight": matrix(attention.kv_width, width),

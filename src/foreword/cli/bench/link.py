@@ -69,7 +69,12 @@ def link(
         tokenizer.vocab_size, lambda token: tokenizer.token_bytes(token, skip_special_tokens=False)
     )
     identity = Identity(security, ids)
-    with local_node(str(path), method) if given is None else nullcontext(given) as address:
+    protection = [
+        *(["--token-file", str(token_file)] if token_file else []),
+        *(["--tls", tls] if tls else []),
+    ]
+    own = local_node(str(path), method, options=protection) if given is None else nullcontext(given)
+    with own as address:
         config = RemoteConfig(str(address), shadow=0)
         try:
             report = measure_link(address, identity, config, sizes, passes, pass_ms / 1e3)

@@ -37,17 +37,37 @@ def pools(
         str | None,
         typer.Option(metavar="NAME", help="Instead of both: a pair of this shape with random weights."),
     ] = None,
+    draft_shape: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The draft's own shape. Default: the first eighth of the target's layers."
+        ),
+    ] = None,
+    agreement: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=1, help="Part of the guesses of a --draft-shape that are right. Default: 0.8."
+        ),
+    ] = None,
     nodes: Annotated[
         str, typer.Option(metavar="DEVICES", help="A draft node is started on each of these: cuda,cpu.")
     ] = "auto",
     run_ahead: Annotated[
-        bool,
-        typer.Option(help="Nodes go on drafting while the target verifies, on whatever they share with it."),
-    ] = True,
+        bool | None,
+        typer.Option(
+            help="Nodes go on drafting while the target verifies, on whatever they share with it. Default: they do."
+        ),
+    ] = None,
+    both: Annotated[
+        bool, typer.Option("--both", help="Two nodes on each device: one that runs ahead, one that does not.")
+    ] = False,
     batches: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,8",
     tokens: Annotated[int, typer.Option(min=2, help="Tokens that each request gains, on average.")] = 48,
     guesses: Annotated[int, typer.Option(min=1, max=32, help="Guesses for every pass.")] = 4,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each kind, in turns; medians count.")] = 3,
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(help="Share of a GPU's memory for the target; its nodes need room beside it.")
+    ] = 0.6,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     backend: BackendOption = "auto",
@@ -57,7 +77,7 @@ def pools(
 
     Nodes are processes of their own that share the machine with the target, and its GPU where they are on it.
 
-    Example: foreword bench pools --shape llama-1b --nodes cuda,cpu
+    Example: foreword bench pools --shape llama-8b --draft-shape llama-1b --nodes cuda --both
     """
     from foreword.cluster.settings import need_frames
 
@@ -68,18 +88,32 @@ def pools(
     devices = [name.strip() for name in nodes.split(",") if name.strip()]
     if shape is not None and (draft is not None or model != DEFAULT_MODEL):
         raise RequestError("--shape makes a target and a draft; leave out --model and --draft")
+    if shape is None and (draft_shape is not None or agreement is not None):
+        raise RequestError(
+            "--draft-shape and --agreement are for a pair with random weights: give --shape too"
+        )
+    if agreement is not None and draft_shape is None:
+        raise RequestError("--agreement is for a draft of its own shape: give --draft-shape too")
+    if both and run_ahead is not None:
+        raise RequestError(
+            "--both measures nodes that run ahead and nodes that do not; leave out --run-ahead"
+        )
     if shape is None and draft is None:
         raise RequestError("--draft must name the model that drafts, or --shape a pair with random weights")
     from foreword.bench.costs.step_cost import random_tokens
     from foreword.bench.pools.measuring import measure_pools, ways_of_drafting
+    from foreword.engine.config import EngineConfig
 
-    with _pair(model, draft, shape) as (target, drafting), ExitStack() as running:
-        llm = load_llm(target, dtype, device, backend)
+    config = EngineConfig(gpu_memory_utilization=gpu_memory_utilization)
+    agree = 0.8 if agreement is None else agreement
+    with _pair(model, draft, shape, draft_shape, agree) as (target, drafting), ExitStack() as running:
+        llm = load_llm(target, dtype, device, backend, config=config)
         prompts = [
             random_tokens(65 + index, llm.engine.target.config.vocab_size)[1:] for index in range(max(sizes))
         ]
         with stage_bar() as on_progress:
-            ways = ways_of_drafting(drafting, devices, guesses, running, run_ahead=run_ahead)
+            kinds = [True, False] if both else [run_ahead is not False]
+            ways = ways_of_drafting(drafting, devices, guesses, running, run_ahead=kinds)
             rows = measure_pools(
                 llm.engine,
                 ways,
@@ -92,23 +126,31 @@ def pools(
         llm.close()
     stdout.print(_table(rows))
     if as_json:
-        print_json({"model": shape or model, "draft": draft, "rows": [asdict(row) for row in rows]})
+        print_json(
+            {"model": shape or model, "draft": draft_shape or draft, "rows": [asdict(row) for row in rows]}
+        )
 
 
 @contextmanager
-def _pair(model: str, draft: str | None, shape: str | None) -> Iterator[tuple[str, str]]:
+def _pair(
+    model: str, draft: str | None, shape: str | None, draft_shape: str | None, agreement: float
+) -> Iterator[tuple[str, str]]:
     """The target and its draft."""
     if shape is None:
         assert draft is not None
         yield model, draft
         return
     from foreword.bench.gpu.shapes import named_shape
-    from foreword.bench.pools.random_pair import write_random_pair
+    from foreword.bench.pools.random_pair import write_agreeing_pair, write_random_pair
 
     config = named_shape(shape)
+    other = None if draft_shape is None else named_shape(draft_shape)
     with TemporaryDirectory() as folder:
-        target, drafting = write_random_pair(config, max(1, len(config.layers) // 8), Path(folder))
-        yield str(target), str(drafting)
+        if other is None:
+            pair = write_random_pair(config, max(1, len(config.layers) // 8), Path(folder))
+        else:
+            pair = write_agreeing_pair(config, other, agreement, Path(folder))
+        yield str(pair[0]), str(pair[1])
 
 
 def _table(rows: "Sequence[PoolSpeed]") -> Table:

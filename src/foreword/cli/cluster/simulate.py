@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from foreword.simulate.calibration import Calibration
     from foreword.simulate.outcome import Outcome
-    from foreword.simulate.scenario import Scenario
+    from foreword.simulate.scenario import Autoscale, Scenario
 
 WAITING = ("worth", "all", "none")
 
@@ -59,7 +59,9 @@ def simulate(
         float | None, typer.Option(min=0, help="Round trip to a node. Default: that of --link, or 0.3.")
     ] = None,
     zones: Annotated[int, typer.Option(min=1, help="Targets and nodes are dealt out to so many.")] = 1,
-    zone_ms: Annotated[float, typer.Option(min=0, help="Round trip between zones.")] = 2.0,
+    zone_ms: Annotated[
+        float | None, typer.Option(min=0, help="Round trip between zones. Default: 2.")
+    ] = None,
     rate: Annotated[
         str | None,
         typer.Option(help="Requests per second of the fleet; 20,60,20 changes it. Default: always full."),
@@ -70,8 +72,15 @@ def simulate(
         list[str] | None,
         typer.Option(help="KIND:NODES@SECONDS+DURATION, kinds kill, hang, partition, slow: kill:1@5+10."),
     ] = None,
-    autoscale: Annotated[bool, typer.Option("--autoscale", help="Nodes by the ratio formula.")] = False,
-    boot_s: Annotated[float, typer.Option(min=0, help="Until a node that is wanted drafts.")] = 60.0,
+    autoscale: Annotated[
+        bool,
+        typer.Option(
+            "--autoscale", help="More or fewer nodes by the ratio formula; give it time (--seconds)."
+        ),
+    ] = False,
+    boot_s: Annotated[
+        float | None, typer.Option(min=0, help="Until a node that is wanted drafts. Default: 60.")
+    ] = None,
     run_ahead: Annotated[bool, typer.Option(help="Nodes draft on while targets verify.")] = True,
     waiting: Annotated[
         str, typer.Option(metavar="worth|all|none", help="How long passes wait for levels on their way.")
@@ -107,7 +116,6 @@ def simulate(
     """
     from foreword.simulate.calibration import calibrate
     from foreword.simulate.scenario import (
-        Autoscale,
         Failure,
         Fleet,
         Prices,
@@ -134,6 +142,10 @@ def simulate(
             raise RequestError(f"{name} must be a number, not {value:g}")
     if method is not None and drafters is None:
         raise RequestError(f"--method {method} chooses from a file: give --drafters too, or leave it out")
+    if zone_ms is not None and zones == 1:
+        raise RequestError("--zone-ms is the way between zones, and there is one: give --zones 2 or more too")
+    if boot_s is not None and not autoscale:
+        raise RequestError("--boot-s is for nodes that are added: give --autoscale too, or leave it out")
     if page is not None and not page.parent.is_dir():
         raise RequestError(f"--page {page} cannot be written: there is no directory {page.parent}")
     calibration = _overridden(
@@ -150,7 +162,7 @@ def simulate(
         runs_ahead=run_ahead,
         k=k,
         failures=tuple(Failure.parse(text) for text in fail or ()),
-        autoscale=Autoscale(boot_s) if autoscale else None,
+        autoscale=_autoscale(boot_s) if autoscale else None,
         seconds=seconds,
         seed=seed,
     )
@@ -167,19 +179,27 @@ def simulate(
         print_json({**given, "measured": calibration.measured, "ways": rows, "sweep": points})
 
 
+def _autoscale(boot_s: float | None) -> "Autoscale":
+    from foreword.simulate.scenario import Autoscale
+
+    return Autoscale() if boot_s is None else Autoscale(boot_s)
+
+
 def _overridden(
     found: "Calibration",
     alpha: float | None,
     pass_ms: float | None,
     level_ms: float | None,
     network_ms: float | None,
-    zone_ms: float,
+    zone_ms: float | None,
 ) -> "Calibration":
     """What options say comes before what files say."""
     from foreword.simulate.costs import PassTimes
     from foreword.simulate.guessing import Guessing
 
-    costs, network = found.costs, replace(found.network, zone_round_trip=zone_ms / 1e3)
+    costs, network = found.costs, found.network
+    if zone_ms is not None:
+        network = replace(network, zone_round_trip=zone_ms / 1e3)
     if pass_ms is not None:
         factor = pass_ms / 1e3 / costs.passes.seconds(1)
         times = tuple((rows, seconds * factor) for rows, seconds in costs.passes.points)
@@ -203,6 +223,8 @@ def _rates(text: str | None) -> tuple[float, ...]:
 
 
 def _about(calibration: "Calibration", scenario: "Scenario", compared: "Mapping[str, Outcome]") -> list[str]:
+    from foreword.simulate.scaled import scaling_told
+
     lines = [f"measured: {what} ({file})" for what, file in calibration.measured.items()]
     if calibration.assumed:
         lines.append(f"illustrative, nobody has measured it: {'; '.join(calibration.assumed)}")
@@ -211,6 +233,8 @@ def _about(calibration: "Calibration", scenario: "Scenario", compared: "Mapping[
         lines.append(f"passes of up to {rows} rows are drawn on from those measured, up to {most}")
     if "remote" not in compared:
         lines.append("--nodes 0: nobody can be asked but the targets themselves, so only these are compared")
+    elif scenario.autoscale is not None:
+        lines.append(scaling_told(scenario, compared["remote"]))
     without = [who for who, one in compared.items() if not one.tokens]
     if without:
         lines.append(f"no tokens in the time that counts ({', '.join(without)}): simulate more --seconds")

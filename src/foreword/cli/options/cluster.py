@@ -61,22 +61,23 @@ def node_options(
     insecure: bool,
 ) -> dict[str, Any]:
     """What `--drafters` and its company say, as keys of a configuration; nothing without it."""
-    from foreword.cluster.address import NodeAddress
+    from foreword.cluster.settings import RemoteConfig
 
     files = tls_files(tls)
     if drafters is None:
         if labels or token_file or files or local_tenants:
             raise RequestError("--drafters-..., --local-tenants: give --drafters too, or leave them out")
         return {}
-    if not drafters.startswith("@"):
-        for address in drafters.split(","):
-            NodeAddress.parse(address.strip())
     given: dict[str, Any] = {"drafters": drafters, "labels": labels, "local_tenants": local_tenants}
     if token_file is not None:
         given["token_file"] = str(token_file)
     if files is not None:
         given |= dict(zip(("tls_certificate", "tls_key", "tls_authority"), files, strict=True))
-    return given | {"insecure": insecure}
+    given["insecure"] = insecure
+    RemoteConfig(
+        **given
+    ).security()  # what cannot be reached so is refused before a model is fetched and loaded
+    return given
 
 
 def with_nodes(config: "SpeculationConfig | None", nodes: dict[str, Any]) -> "SpeculationConfig | None":
@@ -84,6 +85,8 @@ def with_nodes(config: "SpeculationConfig | None", nodes: dict[str, Any]) -> "Sp
     from foreword.drafters.config import SpeculationConfig
 
     if not nodes:
+        if config is not None and "remote" in config.method:
+            config.settings_of("remote").security()
         return config
     if config is None:
         return SpeculationConfig.parse({"method": "remote", "num_speculative_tokens": GUESSES, **nodes})

@@ -21,17 +21,22 @@ def check(
     file: Annotated[Path, typer.Argument(help="The policy file.")], as_json: JsonOption = False
 ) -> None:
     """Say what is wrong with a policy file, by the name of the place, or that nothing is."""
+    from foreword.control.policy_file.unreachable import unreachable
+
     policy = _read(file)
     found: dict[str, Any] = {
         "cohorts": [rule.name for rule in policy.cohorts],
         "drafters": list(policy.drafters),
         "rollouts": [[rule.drafter, rule.cohort] for rule in policy.rollouts],
+        "warnings": unreachable(policy),
     }
     named = ", ".join(found["cohorts"]) or "none"
     stdout.print(
         f"{file} is well-formed: cohorts {named}; drafters {', '.join(policy.drafters) or 'none'}",
         soft_wrap=True,
     )
+    for line in found["warnings"]:
+        stdout.print(f"warning: {line}", soft_wrap=True, markup=False)
     if as_json:
         print_json({"ok": True, **found})
 

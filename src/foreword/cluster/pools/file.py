@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from foreword.cluster.address import NodeAddress
+from foreword.cluster.pools.asked import AskedNodes
 from foreword.cluster.pools.fields import (
     amount_of,
     arguments_of,
@@ -16,7 +17,7 @@ from foreword.cluster.pools.fields import (
     number_of,
     text_of,
 )
-from foreword.cluster.pools.members import NODE, NODES_LIST, ROUTER, TARGET, TARGETS_LIST, Member
+from foreword.cluster.pools.members import NODE, ROUTER, TARGET, TARGETS_LIST, Member, replica_number
 from foreword.cluster.pools.scaling import ScaleRule
 from foreword.errors import RequestError
 
@@ -60,9 +61,9 @@ def read_cluster(path: Path) -> Cluster:
     scale = _scale(given["autoscale"], nodes) if "autoscale" in given else None
     ray = _ray(given["ray"]) if "ray" in given else None
     comes_and_goes = ray is not None or scale is not None
-    addresses = [NODES_LIST] if comes_and_goes and nodes else [member.address for member in nodes]
     listed = list_of(given, "targets")
-    targets = [_target(one, f"targets[{place}]", addresses) for place, one in enumerate(listed)]
+    asked = AskedNodes(nodes, scale, is_listed=comes_and_goes)
+    targets = [_target(one, f"targets[{place}]", asked) for place, one in enumerate(listed)]
     members = [*nodes, *targets]
     if "router" in given:
         behind = [TARGETS_LIST] if ray is not None else [member.address for member in targets]
@@ -131,13 +132,16 @@ def _node(value: object, place: str) -> Member:
     if "options" in given:
         arguments += ["--options", json.dumps(mapping_of(given["options"], f"{place}.options", None))]
     command = (*arguments, *arguments_of(given, place))
-    return _placed(Member(text_of(given, "name", place), NODE, command, listen), given, place)
+    name = text_of(given, "name", place)
+    if set(name) & set(":,"):  # targets ask for nodes by names or addresses, with commas
+        raise RequestError(f"cluster file: {place}.name must have no colon and no comma: {name!r}")
+    return _placed(Member(name, NODE, command, listen), given, place)
 
 
-def _target(value: object, place: str, nodes: Sequence[str]) -> Member:
+def _target(value: object, place: str, nodes: AskedNodes) -> Member:
     given = mapping_of(value, place, _TARGET_KEYS)
     listening, address = _listening(given, place)
-    drafters = text_of(given, "drafters", place) if "drafters" in given else ",".join(nodes)
+    drafters, asks = nodes.by(given, place)
     arguments = ["serve", text_of(given, "model", place), *listening]
     if drafters:
         arguments += ["--drafters", drafters]
@@ -146,7 +150,7 @@ def _target(value: object, place: str, nodes: Sequence[str]) -> Member:
     command = (*arguments, *arguments_of(given, place))
     member = Member(text_of(given, "name", place), TARGET, command, address)
     near = replace(member, near=names_of(given, "near", place), is_strict=given.get("strict") is True)
-    return _placed(near, given, place)
+    return _placed(replace(near, asks=asks), given, place)
 
 
 def _router(value: object, targets: Sequence[str]) -> Member:
@@ -178,6 +182,8 @@ def _scale(value: object, nodes: Sequence[Member]) -> ScaleRule:
     node = text_of(given, "node", "autoscale")
     if node not in {member.name for member in nodes}:
         raise RequestError(f"cluster file: autoscale.node must name one of the nodes, not {node!r}")
+    for taken in (member.name for member in nodes if replica_number(member.name, node) > 1):
+        raise RequestError(f"cluster file: {taken!r} is what autoscale would call one more {node}; rename it")
     numbers: dict[str, Any] = {}
     for field in fields(ScaleRule):
         if field.name in given and field.name != "node":

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from foreword.cluster.pools.file import Cluster
-from foreword.cluster.pools.lists import write_lists
+from foreword.cluster.pools.lists import lists_of, write_lists
 from foreword.cluster.pools.members import Member, replica_number
 from foreword.cluster.pools.running import Pools, Process, launch
 from foreword.cluster.stopping import Stopping
@@ -63,7 +63,7 @@ class LocalFleet:
         self, cluster: Cluster, lists: Path, start: Callable[[Member, Path], Process] = launch
     ) -> None:
         self._lists = lists
-        self._pools = Pools(cluster.members, lambda member: start(member, lists))
+        self._pools = Pools(cluster.members, lambda member: start(member, lists_of(member, lists)))
         self._list()
         if cluster.scale is not None:
             resize(self, cluster.member(cluster.scale.node), cluster.scale.least)
@@ -95,4 +95,9 @@ class LocalFleet:
         self._list()
 
     def _list(self) -> None:
-        write_lists(self._lists, [(one.kind, one.address) for one in self._pools.present()])
+        present = self._pools.present()
+        listed = [(one.name, one.kind, one.address) for one in present]
+        write_lists(self._lists, listed)
+        for member in present:
+            if member.asks:
+                write_lists(lists_of(member, self._lists), listed, member.asks)

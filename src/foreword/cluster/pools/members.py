@@ -25,6 +25,7 @@ class Member:
     cpus: float = 1.0  # that are kept for it, where somebody places it
     gpus: float = 0.0
     near: tuple[str, ...] = ()  # nodes that a target is placed beside
+    asks: tuple[str, ...] = ()  # names and addresses of the nodes in a target's list; empty: all of them
     is_strict: bool = False  # on the same machine or not at all
 
     @property

@@ -54,7 +54,8 @@ class MemberActor:
     def look(self) -> None:
         """Tell the registry, and list who is there."""
         with suppress(Exception):  # Ray's: the registry is being started again
-            write_lists(self._lists, [(one["kind"], one["address"]) for one in self._tell(self.told())])
+            listed = [(one["name"], one["kind"], one["address"]) for one in self._tell(self.told())]
+            write_lists(self._lists, listed, self._member.asks)
 
     def told(self) -> dict[str, Any]:
         member = self._member

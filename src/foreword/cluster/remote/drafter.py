@@ -27,7 +27,7 @@ from foreword.cluster.remote import waiting
 from foreword.cluster.remote.estimates import TokenRate
 from foreword.cluster.remote.pairing import NOTHING, Pairing
 from foreword.cluster.remote.peer import Peer
-from foreword.cluster.remote.prospects import may_come, prospects_of
+from foreword.cluster.remote.prospects import is_overdue, may_come, prospects_of
 from foreword.cluster.remote.roster import Roster
 from foreword.cluster.reports import NodeReport
 from foreword.cluster.security import tenant_hash
@@ -265,6 +265,9 @@ class RemoteDrafter:
             awaited |= {group[0] for group in prospects}
             self._arrived.wait(min(seconds, until - now))
             now = self._clock()
+        for _, pairing in pairs if awaited else ():
+            if pairing is not None and is_overdue(pairing, now):
+                self._note_late(pairing, now, after=0.0)
         for peer in self._peers if awaited else ():
             if peer.name in awaited:
                 peer.waits += 1
@@ -274,14 +277,15 @@ class RemoteDrafter:
         """What was waited for has not come: its node is not waited for again before something does."""
         for _, pairing in pairs:
             if pairing is not None and may_come(pairing, self._config.shadow):
-                self._note_late(pairing, now)
+                self._note_late(pairing, now, after=0.0)
                 pairing.peer.waited_in_vain = True
 
-    def _note_late(self, pairing: Pairing, now: float) -> None:
+    def _note_late(self, pairing: Pairing, now: float, after: float | None = None) -> None:
+        """It owes an answer; `after`: seconds that it had for it, unless by its own measure."""
         if pairing.asked_at is None or pairing.peer.breaker.is_open:
             return
-        late_after = pairing.peer.estimates.late_after
-        if late_after is not None and now - pairing.asked_at > late_after:
+        after = pairing.peer.estimates.late_after if after is None else after
+        if after is not None and now - pairing.asked_at >= after:
             pairing.peer.breaker.late(now - pairing.asked_at)
             self.faults["late"] += 1
 

@@ -106,13 +106,15 @@ class Pairing:
             estimates.first_came(seconds)
             if tree.depth > 1 and not self.tree.depth:
                 estimates.level_came(0.0)  # they come at once
-            if late_after is None or seconds <= late_after:
+            in_time = late_after is None or seconds <= late_after
+            if in_time and breaker.believes(seconds, estimates.first_seconds or seconds):
                 breaker.in_time()
         elif levels > 0 and self.number and guess.length == self.tree.committed_len:
             estimates.level_came((now - self.level_at) / levels)
         if not self.is_warm:
             self.is_warm = True
-            breaker.in_time()
+            if not breaker.is_late:  # a text that it has read is no answer to those that it owes
+                breaker.in_time()
         is_known = not tree.tokens or max(tree.tokens) < self.vocab_size
         self.tree = tree if is_known and (self.takes_trees or tree.is_chain) else self._usable(tree)
         self.number, self.level_at = guess.number, now

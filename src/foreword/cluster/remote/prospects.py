@@ -45,6 +45,21 @@ def may_come(pairing: Pairing, shadow: int) -> bool:
     return not peer.breaker.is_open and not peer.waited_in_vain and peer.estimates.judged >= shadow
 
 
+def is_overdue(pairing: Pairing, now: float) -> bool:
+    """Whether it owes an answer that nobody waits for any longer: it would be late."""
+    return pairing.asked_at is not None and _late_in(pairing, now) < _left(pairing, now)
+
+
+def _left(pairing: Pairing, now: float) -> float:
+    """Seconds until the next level is expected."""
+    estimates = pairing.peer.estimates
+    if pairing.asked_at is None:  # the chain goes on
+        usual, since = _known(estimates.level_seconds), now - pairing.level_at
+    else:
+        usual, since = _known(estimates.first_seconds), now - pairing.asked_at
+    return max(usual - since, _OVERDUE * usual)
+
+
 def _late_in(pairing: Pairing, now: float) -> float:
     """Seconds until the next level is late: from the ask on for a first one, from now on where a chain goes on."""
     late_after = pairing.peer.estimates.late_after or FIRST_ANSWER
@@ -53,14 +68,9 @@ def _late_in(pairing: Pairing, now: float) -> float:
 
 def _prospect(pairing: Pairing, at_hand: int, wanted: int, requests: int, now: float) -> Prospect:
     estimates = pairing.peer.estimates
-    level = _known(estimates.level_seconds)
-    if pairing.asked_at is None:  # the chain goes on
-        usual, since = level, now - pairing.level_at
-    else:
-        usual, since = _known(estimates.first_seconds), now - pairing.asked_at
-    left = max(usual - since, _OVERDUE * usual)
-    survival = estimates.survival(wanted)
-    return Prospect(requests, at_hand, wanted, survival, left, level, _late_in(pairing, now))
+    level, survival = _known(estimates.level_seconds), estimates.survival(wanted)
+    left, late_in = _left(pairing, now), _late_in(pairing, now)
+    return Prospect(requests, at_hand, wanted, survival, left, level, late_in)
 
 
 def _known(seconds: float | None) -> float:

@@ -71,7 +71,7 @@ def _drafters(policy: PolicyFile, rule: CohortRule, wish: object) -> dict[str, s
     if not policy.is_on(rule):
         return {"nobody": "the cohort is off, whatever requests ask for"}
     if wish is not None and wish is not True:
-        return {_name(wish): "the request asks for it; its depth is the most that is done"}
+        return _wished(policy, rule, _name(wish))
     named = rule.drafters or ()
     rolled = [one.drafter for one in policy.rollouts if one.cohort == rule.name]
     told = {name: "used where it is measured to pay" for name in named if name not in rolled}
@@ -83,6 +83,17 @@ def _drafters(policy: PolicyFile, rule: CohortRule, wish: object) -> dict[str, s
     if rule.drafters is None and not rolled:
         return {ENGINES_OWN: "the rule names no drafters"}
     return told or {"nobody": "the rule's list of drafters is empty"}
+
+
+def _wished(policy: PolicyFile, rule: CohortRule, name: str) -> dict[str, str]:
+    names = name.split("+")
+    if "remote" in names and rule.drafters is not None:
+        own = {*rule.drafters, *(one.drafter for one in policy.rollouts if one.cohort == rule.name)}
+        methods = [_name(policy.drafters[one].config).split("+") for one in own]
+        if not any("remote" in method for method in methods):
+            rest = "+".join(one for one in names if one != "remote") or "nobody"
+            return {rest: "the request asks for draft nodes, and none of the cohort's drafters asks any"}
+    return {name: "the request asks for it; its depth is the most that is done"}
 
 
 def _name(wish: object) -> str:

@@ -23,6 +23,7 @@ from foreword.control.policy_file.fields import Fields, refuse
 from foreword.control.policy_file.matching import FLAGS, METADATA, RANGES, TEXTS, Condition, Match
 from foreword.control.policy_file.service_rules import parse_service
 from foreword.control.settings import ControlSettings
+from foreword.errors import RequestError
 
 VERSION = 1
 SPLITS = ("temperature_band", "adapter", "priority", "stream")
@@ -38,8 +39,21 @@ def read_policy(path: Path) -> PolicyFile:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise refuse(str(path), f"cannot be read: {reason}") from None
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """JSON takes the last of two keys in silence."""
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [key for key, _ in pairs]
+            raise refuse(
+                str(path), f"has {next(n for n in names if names.count(n) > 1)!r} twice in one object"
+            )
+        return found
+
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=once)
+    except RequestError:
+        raise
     except (ValueError, RecursionError) as error:
         raise refuse(str(path), f"is not JSON: {error}") from None
     return parse_policy(value)

@@ -4,7 +4,7 @@ import os
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -144,6 +144,7 @@ def _write_order(
 @contextmanager
 def _unfinished(out: Path) -> Iterator[BinaryIO]:
     """A file beside `out` to write to, moved there at the end: a name that is there stands for a whole file."""
+    new = [folder for folder in out.parents if not folder.exists()]  # the deepest first
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=out.parent, prefix=f".{out.name}.", delete=False) as file:
@@ -154,5 +155,10 @@ def _unfinished(out: Path) -> Iterator[BinaryIO]:
             except BaseException:
                 Path(file.name).unlink(missing_ok=True)
                 raise
-    except OSError as error:
-        raise RequestError(f"{out} cannot be written: {error.strerror or error}") from None
+    except BaseException as error:
+        for folder in new:
+            with suppress(OSError):  # somebody else has put something there, or it was never made
+                folder.rmdir()
+        if isinstance(error, OSError):
+            raise RequestError(f"{out} cannot be written: {error.strerror or error}") from None
+        raise

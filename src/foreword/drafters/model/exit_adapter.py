@@ -58,7 +58,8 @@ class AdapterCheckpoint:
 def open_adapter(model: str, target: Checkpoint) -> AdapterCheckpoint:
     """The exit in a directory; one that was trained for a target of another shape is refused."""
     path = resolve_model(model)
-    fields = ConfigFields(read_json_object(path / "config.json"), str(path / "config.json"))
+    described = read_json_object(path / "config.json", "an exit adapter (`foreword train exit`)")
+    fields = ConfigFields(described, str(path / "config.json"))
     layer = fields.count("exit_layer")
     own, config = HfCheckpoint(path), target.config
     same = ("architecture", "vocab_size", "hidden_size", "norm", "tied_embeddings")

@@ -27,6 +27,15 @@ class LayerSkipConfig:
     )
 
     def __post_init__(self) -> None:
+        if self.layers is not None and not _are_numbers(self.layers):
+            raise RequestError(
+                "speculation: layers must be a list of the layers that run, such as [0, 1, 2, 3], "
+                f"not {self.layers!r}"[:300]
+            )
+        if self.layers is not None and self.exit_layer:
+            raise RequestError("speculation: layers and exit_layer exclude each other; give one")
+        if self.exit_layer < 0:
+            raise RequestError(f"speculation: exit_layer must be 0 or more, not {self.exit_layer}")
         if self.adapter is None:
             if self.own_kv:
                 raise RequestError("speculation: own_kv is for an adapter; leave it out or name one")
@@ -43,12 +52,22 @@ class LayerSkipConfig:
         return tuple(self.layers)
 
 
+def _are_numbers(value: object) -> bool:
+    """Whether it is a list of whole numbers, as JSON has one."""
+    listed = value if isinstance(value, list | tuple) else ()
+    return bool(listed) and all(isinstance(one, int) and not isinstance(one, bool) for one in listed)
+
+
 def build_layer_skip(config: LayerSkipConfig, resources: DrafterResources) -> Drafter:
     """A drafter that shares the target's weights; with an adapter, where the backend can, its KV rows too."""
     num_layers = resources.target.config.num_layers
     adapter = None if config.adapter is None else open_adapter(config.adapter, resources.checkpoint)
     if adapter is not None and (exit_head := _exit_head(config, adapter, resources)) is not None:
         return exit_head
+    if config.exit_layer > num_layers:
+        raise RequestError(
+            f"speculation: exit_layer is {config.exit_layer}, and the model has {num_layers} layers"
+        )
     kept = config.kept(num_layers) if adapter is None else tuple(range(adapter.exit_layer))
     if not kept or list(kept) != sorted(set(kept)) or not 0 <= kept[0] <= kept[-1] < num_layers:
         raise RequestError(

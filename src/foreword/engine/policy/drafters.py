@@ -6,7 +6,11 @@ from dataclasses import replace
 from foreword.control.policy_file.document import CohortRule, PolicyFile
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.names import method_names
+from foreword.drafters.overrides import REQUEST_KEYS, SpeculationSetting, parse_setting
 from foreword.errors import RequestError
+
+REMOTE = "remote"
+"""The drafter that sends texts to other machines."""
 
 Configs = Mapping[str, SpeculationConfig]
 
@@ -24,6 +28,30 @@ def drafter_configs(policy: PolicyFile) -> dict[str, SpeculationConfig]:
         if stopped not in known:
             raise RequestError(f"speculation policy: overload.stop: there is no drafter {stopped!r}")
     return configs
+
+
+def wish_within(
+    wish: SpeculationSetting,
+    default: SpeculationConfig | None,
+    policy: PolicyFile,
+    rule: CohortRule,
+    configs: Configs,
+) -> SpeculationSetting:
+    """What a request asks for, without draft nodes if its cohort names drafters and none of them asks nodes.
+
+    The texts of such a cohort stay where they are: whoever asks may choose among drafters, not take that back.
+    """
+    config = parse_setting(wish, default)
+    if rule.drafters is None or config is None or REMOTE not in config.method:
+        return wish
+    named = {*rule.drafters, *(one.drafter for one in policy.rollouts if one.cohort == rule.name)}
+    if any(REMOTE in configs[name].method for name in named):
+        return wish
+    rest = [method for method in config.method if method != REMOTE]
+    if not rest:
+        return False
+    sizes = {key: value for key, value in config.as_mapping().items() if key in REQUEST_KEYS}
+    return SpeculationConfig.parse(sizes | {"method": rest}, config).as_mapping()
 
 
 def config_for(policy: PolicyFile, rule: CohortRule, name: str, configs: Configs) -> SpeculationConfig:

@@ -18,7 +18,7 @@ from foreword.engine.guessing.drafter_pool import DrafterPool
 from foreword.engine.guessing.foreknowledge import Foreknowledge
 from foreword.engine.messages import NewRequest
 from foreword.engine.policy.assignment import Assignment, CanaryPlace
-from foreword.engine.policy.drafters import Configs, config_for, drafter_configs
+from foreword.engine.policy.drafters import Configs, config_for, drafter_configs, wish_within
 from foreword.engine.policy.health import Baselines, forecast
 from foreword.engine.policy.watching import WatchedFile
 from foreword.errors import ForewordError, RequestError
@@ -94,7 +94,8 @@ class Steering:
             return Assignment(label, None, limit)
         known = Foreknowledge.of(new)
         if new.speculation is not None and new.speculation is not True:
-            plan = self._pool.resolve(new.speculation, known)
+            wish = wish_within(new.speculation, self._pool.default_config, document, rule, configs)
+            plan = self._pool.resolve(wish, known)
             return Assignment(label, _no_deeper(plan, document.depth(rule)), limit)
         gates, places = self._gates(rule, new, configs)
         if rule.drafters is None and not gates:

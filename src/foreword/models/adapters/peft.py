@@ -40,25 +40,49 @@ def open_adapter(path: Path, config: ModelConfig) -> Lora:
     for name, tensor in tensors.items():
         layer, module, side = _place(name, path, config)
         sides.setdefault((layer, module), {})[side] = tensor
-    for layer, module in _expected(settings, config) | sides.keys():
-        for side in "AB":
-            if side not in sides.get((layer, module), {}):
-                raise CheckpointError(
-                    f"{path}: lora_{side} of layers.{layer}.{module} is missing; get the adapter again"
-                )
-    for layer, module in sides:
+    # What cannot be an adapter of this model is told before what is missing of one that could.
+    wanted = sorted(_expected(settings, config) | sides.keys())
+    for layer, module in wanted:
         _check_place(path, config, layer, module)
     factors = {
-        (layer, module): _factors(path, config, settings, (layer, module), pair["A"], pair["B"])
-        for (layer, module), pair in sorted(sides.items())
+        place: _factors(path, config, settings, place, pair["A"], pair["B"])
+        for place, pair in sorted(sides.items())
+        if len(pair) == len("AB")
     }
+    for place in wanted:
+        if place not in factors:
+            raise _missing(path, place, sides)
     if not factors:
         raise CheckpointError(f"{path}: the adapter has no tensors; get it again")
     return Lora(factors)
 
 
+def _missing(
+    path: Path, place: tuple[int, str], sides: Mapping[tuple[int, str], Mapping[str, Tensor]]
+) -> CheckpointError:
+    layer, module = place
+    if not any(its_module == module for _, its_module in sides):
+        short = module.rsplit(".", 1)[-1]
+        return CheckpointError(
+            f"{path}: {CONFIG_FILE} names {short} in target_modules, and {TENSOR_FILE} has nothing of it; "
+            "get the adapter again"
+        )
+    if layer > max(its_layer for its_layer, _ in sides):
+        return CheckpointError(
+            f"{path}: the adapter ends before layer {layer} of the model; it is an adapter of another model"
+        )
+    side = next(side for side in "AB" if side not in sides.get(place, {}))
+    return CheckpointError(
+        f"{path}: lora_{side} of layers.{layer}.{module} is missing; get the adapter again"
+    )
+
+
 def _check_place(path: Path, config: ModelConfig, layer: int, module: str) -> None:
     """Refuse what is added to matrices that a layer does not have as such."""
+    if not 0 <= layer < config.num_layers:
+        raise CheckpointError(
+            f"{path}: layers_to_transform names layer {layer}, and the model has {config.num_layers}"
+        )
     spec = config.layers[layer]
     if spec.attention.latent is not None and module.startswith("self_attn"):
         raise CheckpointError(f"{path}: adapters on latent attention ({module}) are not supported")
@@ -71,7 +95,7 @@ def _check_place(path: Path, config: ModelConfig, layer: int, module: str) -> No
 def _settings(path: Path) -> Mapping[str, Any]:
     if not path.is_dir():
         raise CheckpointError(f"{path} is no folder; give one with {CONFIG_FILE} and {TENSOR_FILE}")
-    settings = read_json_object(path / CONFIG_FILE)
+    settings = read_json_object(path / CONFIG_FILE, f"a LoRA adapter ({CONFIG_FILE} and {TENSOR_FILE})")
     kind = settings.get("peft_type")
     if kind != "LORA":
         raise CheckpointError(f"{path}: an adapter of type {kind!r} is not supported; use one of type LORA")
@@ -127,7 +151,7 @@ def _tensors(file: Path) -> dict[str, Tensor]:
         folder = file.parent
         if any(folder.glob("adapter_model.bin")):
             raise CheckpointError(f"{folder} holds a pickled adapter, which can run code; use {TENSOR_FILE}")
-        raise CheckpointError(f"{file} is missing; give a folder that holds a whole adapter")
+        raise CheckpointError(f"{file} is missing; give a directory that holds a whole LoRA adapter")
     with opened_safetensors(file) as opened:
         return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
 

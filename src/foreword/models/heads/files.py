@@ -36,7 +36,7 @@ class HeadFiles:
         self.path = path
         folder = path if path.is_dir() else path.parent
         self._places = _places(_safetensors(path))
-        self.config: Mapping[str, Any] = read_json_object(folder / "config.json")
+        self.config: Mapping[str, Any] = read_json_object(folder / "config.json", "a draft head")
 
     @property
     def fields(self) -> ConfigFields:

@@ -1,9 +1,11 @@
 """What `foreword bench link` refuses, and what it says of a node that cannot be measured."""
 
 import socket
+import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -24,6 +26,28 @@ def test_a_node_on_another_machine_needs_token_and_tls(monkeypatch: pytest.Monke
     monkeypatch.delenv("FOREWORD_CLUSTER_TOKEN", raising=False)
     with pytest.raises(RequestError, match=r"192\.0\.2\.1:8400 .* a cluster token .* TLS files"):
         link(drafters="192.0.2.1:8400")
+
+
+def test_the_node_that_is_started_gets_the_token_and_the_certificates(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    token, pem = tmp_path / "token", tmp_path / "one.pem"
+    token.write_text("a token of this cluster")
+    token.chmod(0o600)
+    pem.touch()
+    started: list[list[str]] = []
+
+    def start(command: list[str], **_: object) -> NoReturn:
+        started.append(command)
+        raise RequestError("enough")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    tls = ",".join([str(pem)] * 3)
+    with pytest.raises(RequestError, match="enough"):
+        link(model=str(tiny_model), token_file=token, tls=tls)
+    ((_, _, _, *given),) = started
+    assert given[given.index("--token-file") + 1] == str(token)
+    assert given[given.index("--tls") + 1] == tls
 
 
 def test_a_failed_handshake_is_told_with_its_address(tiny_model: Path):

@@ -69,3 +69,9 @@ def test_what_the_request_and_the_operator_forbid_wins():
     assert list(explain(POLICY, traits, {"method": "suffix"}).drafters) == ["suffix"]
     quiet, _ = traits_of({"prompt": [1], "priority": "batch"})
     assert "the cohort is off" in explain(POLICY, quiet, {"method": "suffix"}).drafters["nobody"]
+    told = explain(POLICY, traits, {"method": ["remote", "suffix"]}).drafters
+    assert list(told) == ["suffix"]
+    assert "none of the cohort's drafters asks any" in told["suffix"]
+    assert list(explain(POLICY, traits, {"method": "remote"}).drafters) == ["nobody"]
+    other, _ = traits_of({"prompt": [1]})
+    assert list(explain(POLICY, other, {"method": "remote"}).drafters) == ["remote"]

@@ -72,6 +72,32 @@ def test_a_request_may_say_no_or_choose(tmp_path: Path):
     assert (chosen.plan.method, chosen.plan.max_depth) == ("suffix", 3)
 
 
+@pytest.mark.parametrize(
+    ("wish", "method"),
+    [
+        ({"method": "remote"}, None),
+        ("remote", None),
+        ({"num_speculative_tokens": 2}, "ngram"),  # of the engine's own, which asks nodes first
+        ({"method": ["remote", "suffix"], "drafters": "127.0.0.1:1"}, "suffix"),
+        ({"method": "suffix"}, "suffix"),
+    ],
+)
+def test_a_cohort_whose_drafters_ask_no_nodes_keeps_its_texts_whatever_requests_ask_for(
+    tmp_path: Path, wish: Any, method: str | None
+):
+    here = world(tmp_path)
+    own = {"method": ["remote", "ngram"], "drafters": "127.0.0.1:1", "prompt_lookup_max": 3}
+    here.core.drafters.set_default(SpeculationConfig.parse(own))
+    found = assigned(here, speculation=wish, metadata={"task": "code"}).plan
+    assert (None if found is None else found.method) == method
+    if wish == {"num_speculative_tokens": 2}:
+        assert found is not None
+        assert found.max_nodes == 2
+    elsewhere = assigned(here, speculation=wish).plan  # no rule names drafters for these
+    assert elsewhere is not None
+    assert ("remote" in elsewhere.method) == (wish != {"method": "suffix"})
+
+
 def test_when_the_engine_is_full_the_named_drafters_rest(tmp_path: Path):
     here = world(tmp_path)
     plan = assigned(here, metadata={"task": "code"}).plan

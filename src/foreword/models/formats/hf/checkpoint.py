@@ -38,6 +38,7 @@ class HfCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        _refuse_lora(path)
         self._settings = read_json_object(path / "config.json")
         family = hf_family(self._settings, path / "config.json")
         self._files = without_draft_modules(_tensor_files(path), self._settings)
@@ -147,12 +148,12 @@ class HfCheckpoint:
         return tokenizer
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+def read_json_object(path: Path, what: str = "a whole model") -> dict[str, Any]:
+    """The object in a JSON file of a directory that should hold this."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing; give a directory that holds a whole model") from None
+        raise CheckpointError(f"{path} is missing; give a directory that holds {what}") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError):
@@ -160,6 +161,14 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds no JSON object; get the file again")
     return value
+
+
+def _refuse_lora(path: Path) -> None:
+    if not (path / "config.json").exists() and (path / "adapter_config.json").exists():
+        raise CheckpointError(
+            f"{path} holds a LoRA adapter, which is no model by itself; give the model that it is for, "
+            "and the adapter beside it"
+        )
 
 
 def _tensor_files(path: Path) -> dict[str, Path]:
