@@ -45,8 +45,8 @@ PENDING_MUTANTS = (
         48,
         "the time that a device drafts is nobody's",
         "speculation/proposing.py",
-        "            replace(call, seconds=max(call.seconds, seconds))",
-        "            replace(call, seconds=call.seconds)",
+        "            replace(call, seconds=max(call.seconds, seconds), is_cold",
+        "            replace(call, seconds=call.seconds, is_cold",
         (f"{PENDING}::test_a_call_took_as_long_as_the_device_did",),
     ),
     Mutant(
@@ -98,5 +98,13 @@ PENDING_MUTANTS = (
         (
             "tests/unit/backends/cuda/test_chain_places.py::test_a_run_ends_with_the_first_guess_that_is_not_drawn",
         ),
+    ),
+    Mutant(
+        48,
+        "what a device compiles first counts as what a draft costs",
+        "speculation/measured/costs.py",
+        "            if not call.is_cold:\n                self._observe_call(call)",
+        "            self._observe_call(call)",
+        ("tests/unit/speculation/test_cold_runs.py::test_they_teach_nothing_of_costs",),
     ),
 )
