@@ -24,6 +24,7 @@ class BatchRun:
     steps: int
     seconds: float
     host_seconds: float  # outside drafting, the forward pass and acceptance
+    draft_seconds: float
     drafted: int
     accepted: int
 
@@ -145,6 +146,7 @@ def _decode(engine: EngineCore, pipeline: StepPipeline, requests: Sequence[Reque
         steps=engine.steps - steps,
         seconds=seconds,
         host_seconds=seconds - spent.draft - spent.verify - spent.accept,
+        draft_seconds=spent.draft,
         drafted=all_drafted - drafted,
         accepted=all_accepted - accepted,
     )

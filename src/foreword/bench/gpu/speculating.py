@@ -8,7 +8,7 @@ pass. The target verifies and judges these as any others.
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, cycle, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -45,6 +45,9 @@ from foreword.speculation.drafting import (
 DEPTH = 5
 """Guesses of a pass."""
 
+DEALT = 24
+"""Drafts after which it begins again which guesses are wrong."""
+
 WARM_UP, RUNS = 2, 3
 """Runs in which what is captured is captured, and those of which the middle one counts."""
 
@@ -67,9 +70,8 @@ class RecordedDrafter:
     def __init__(self, truth: dict[tuple[int, ...], list[int]], rate: float, payer: Drafter | None) -> None:
         """`truth` are answers by prompt."""
         self._truth = truth
-        self._rate = rate
         self._payer: Any = payer
-        self._dice = random.Random(0)
+        self._runs = cycle(dealt_runs(rate))  # how many guesses of each draft are right
         self._known: dict[int, list[int]] = {}  # by request: a long prompt is looked up once
 
     @property
@@ -110,7 +112,8 @@ class RecordedDrafter:
         known = self._known[number]
         place = len(tokens) - prompt_len
         guesses = known[place : place + min(ask.max_nodes, ask.max_depth)]
-        return [token if self._dice.random() < self._rate else token ^ 1 for token in guesses]
+        right = next(self._runs)
+        return [token ^ (place == right) for place, token in enumerate(guesses)]
 
 
 def _in_its_place(pending: OnItsWay, asks: Sequence[Ask], said: Sequence[list[int]]) -> list[Draft]:
@@ -124,6 +127,18 @@ def _in_its_place(pending: OnItsWay, asks: Sequence[Ask], said: Sequence[list[in
         PendingDraft.of(source, range(first, end), len(ask.request.tokens), ask.request.epoch)
         for ask, (first, end) in zip(asks, pairwise(ends), strict=True)
     ]
+
+
+def dealt_runs(rate: float) -> list[int]:
+    """Right guesses of so many drafts as they come if each is right at this rate, all behind a wrong one being wrong.
+
+    They are dealt, not drawn: a short run would else make half a token more or less a pass.
+    """
+    chances = [rate**level for level in range(DEPTH + 1)]
+    least = [round(DEALT * chance) for chance in chances]  # drafts with at least so many
+    runs = [sum(count > place for count in least[1:]) for place in range(DEALT)]
+    random.Random(0).shuffle(runs)
+    return runs
 
 
 def rate_for(tokens_per_pass: float, depth: int) -> float:
@@ -211,9 +226,7 @@ def _speed(engine: EngineCore, name: str, prompts: Sequence[Sequence[int]]) -> S
         run_batch(engine, prompts, DECODED, speculate=False)
     speeds = []
     for _ in range(RUNS):
-        before = engine.seconds
         run = run_batch(engine, prompts, DECODED, speculate=False)
-        spent = engine.seconds - before
         speeds.append(
             SpeculativeSpeed(
                 name,
@@ -221,7 +234,7 @@ def _speed(engine: EngineCore, name: str, prompts: Sequence[Sequence[int]]) -> S
                 run.tokens / (run.steps * run.batch),
                 run.tokens_per_second,
                 1e3 * run.seconds / run.steps,
-                1e3 * spent.draft / run.steps,
+                1e3 * run.draft_seconds / run.steps,
             )
         )
     return sorted(speeds, key=lambda speed: speed.tokens_per_second)[RUNS // 2]
