@@ -282,4 +282,20 @@ CONTROL_MUTANTS = (
         "MOST_SAVED = 1.0",
         (f"{PROBES}::test_a_long_quiet_time_saves_no_more_than_a_little",),
     ),
+    Mutant(
+        61,
+        "telling a head of texts costs nothing",
+        "control/learning/watching.py",
+        "                self._bank.pay_telling(head.plan.method, TELLING)\n",
+        "",
+        (f"{PROBES}::test_a_head_is_told_only_while_it_can_be_tried",),
+    ),
+    Mutant(
+        61,
+        "what the host does for a probe is not paid",
+        "control/learning/exploring.py",
+        "lost + (0.0 if self._expected else BESIDE)",
+        "lost",
+        (f"{PROBES}::test_what_the_host_does_for_a_probe_is_paid_as_well",),
+    ),
 )

@@ -5,9 +5,16 @@ from dataclasses import replace
 from weakref import ref
 
 from foreword.acceptance.rules.rule import Rule
-from foreword.control.decisions.arms import TRIAL_STEPS, WATCH_STEPS, WATCHED, Arm, Moment, PairControl
+from foreword.control.decisions.arms import TRIAL_STEPS, Arm, Moment, PairControl
 from foreword.control.decisions.asking import Pass
-from foreword.control.decisions.choosing import best_arm, can_ask, fixed_plan, plans_of, present_name
+from foreword.control.decisions.choosing import (
+    best_arm,
+    can_ask,
+    fixed_plan,
+    plans_of,
+    present_name,
+    wanted_rows,
+)
 from foreword.control.decisions.deciding import Decider
 from foreword.control.decisions.records import RequestRecord
 from foreword.control.decisions.trimming import trimmed
@@ -16,6 +23,7 @@ from foreword.control.learning.estimates import HEAD_COVERAGE, PRIOR_COVERAGE, E
 from foreword.control.learning.exploring import Explorer
 from foreword.control.learning.hindsight import RequestFit, Waiting
 from foreword.control.learning.probes import TimeBank
+from foreword.control.learning.watching import WATCH_STEPS, Watch
 from foreword.control.settings import ControlSettings
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, expected_rates, may_be_absent, needs_of
@@ -25,6 +33,9 @@ from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
 
 TRY_STEPS = 3
 """Of so many steps, in one it is looked whether a drafter can be tried: looking takes time."""
+
+PAUSE = 4.0
+"""Times what was expected of a probe that it is billed at most: what interrupts it is not its own."""
 
 FEW_RECORDS = 64
 """Records of requests that are kept before those of requests that are gone are looked for."""
@@ -42,6 +53,7 @@ class MeasuredPolicy:
         self.settings = settings or ControlSettings()
         self.estimates = estimates or Estimates()
         self.bank = TimeBank()
+        self._watch = Watch(self.bank)
         self.reference = ReferenceWindows(self.settings)
         self.controls: dict[PairEstimate, PairControl] = {}
         self.steps = 0
@@ -50,12 +62,13 @@ class MeasuredPolicy:
         self._records: dict[int, RequestRecord] = {}
         self._decider = Decider(self.settings)
         self._here: Pass | None = None  # the next pass
-        self._idle: list[
-            int
-        ] = []  # requests of the last pass, if nobody was asked and the same heads were told
+        # Requests of the last pass, if nobody was asked and the same heads were told.
+        self._idle: list[int] = []
         self._idle_records: list[RequestRecord | None] = []  # of those of them that could be asked
         self._has_tried = False  # whether a drafter was tried for them in the last pass
         self._call_watch = CallWatch()
+        self._waits = False  # whether a draft for one of them waits for its text
+        self._is_quiet = False  # whether no request of the pass under way has anything to be learned from
         self._could_try = False  # whether the pass has requests that drafters can be tried for
         self._most_records = FEW_RECORDS
 
@@ -67,6 +80,7 @@ class MeasuredPolicy:
         numbers = [entry.request.request_id for entry in entries]
         if numbers == self._idle and self._stays_idle(entries):
             return self._tried([None] * len(entries), entries)
+        self._is_quiet, self._waits = False, True
         records = [self._record(entry.request) for entry in entries]
         asking = [
             record if record is not None and can_ask(entry, record) else None
@@ -75,6 +89,7 @@ class MeasuredPolicy:
         here = self._here = self._decided(entries, asking, situation)
         is_reference = here is None or self.reference.begin_step(self._decider.plain_share)
         plans: list[DraftPlan | None] = []
+        self._watch.begin_pass()
         running, could_try, self._could_try = len(entries), False, False
         for place, record in enumerate(records):
             if record is None:
@@ -87,7 +102,7 @@ class MeasuredPolicy:
                 could_try = could_try or record.asked is None or len(record.arms) > 1
         is_turn = could_try and not self.steps % TRY_STEPS
         if is_turn and here is not None and not is_reference and self.bank.has_any:
-            Explorer(self.bank, self.steps, self.seconds).explore(asking, plans, here)
+            Explorer(self.bank, self.steps, self.seconds, self._decider.pairs).explore(asking, plans, here)
         is_idle = not is_reference and not any(plans) and all(not r or r.is_steady for r in records)
         self._idle, self._idle_records = (numbers, asking) if is_idle else ([], [])
         return plans
@@ -106,9 +121,9 @@ class MeasuredPolicy:
             for record in self._idle_records:
                 if record is not None:
                     record.ask(None)
-        if self.steps % TRY_STEPS or not self._could_try:
-            return plans
-        affordable = self._decider.affordable(self.bank, self.seconds)
+        affordable: set[PairControl] = set()
+        if self._could_try and not self.steps % TRY_STEPS:
+            affordable = self._decider.affordable(self.bank, self.seconds)
         if affordable and self._here is not None:
             for record, entry in zip(self._idle_records, entries, strict=True):
                 if record is not None:
@@ -116,6 +131,7 @@ class MeasuredPolicy:
             explorer = Explorer(self.bank, self.steps, self.seconds, affordable)
             explorer.explore(self._idle_records, plans, self._here)
             self._has_tried = any(plans)
+        self._is_quiet = not self._waits and not self._has_tried
         return plans
 
     def _decided(
@@ -141,15 +157,8 @@ class MeasuredPolicy:
 
     def rows_wanted(self, requests: Sequence[StepRequest], situation: Situation, beside: int = 1) -> int:
         """Rows that guesses for these requests are worth at present."""
-        rows = 0
-        for request in requests:
-            record = self._records.get(request.request_id)
-            arm = None if record is None else best_arm(record, len(requests) + beside)
-            if arm is not None:
-                rows += min(arm.control.worth.kept, arm.plan.max_nodes)
-            elif request.speculation is not None and request.speculation.is_fixed:
-                rows += request.speculation.max_nodes
-        return rows
+        running = len(requests) + beside
+        return sum(wanted_rows(one, self._records.get(one.request_id), running) for one in requests)
 
     def learn(self, report: StepReport) -> None:
         """Compare drafts with what came of them, and the step's time with a plain one's."""
@@ -158,14 +167,19 @@ class MeasuredPolicy:
         if self._could_try and self._here is not None and self._here.rows == self._here.drawn:
             # Of decoding alone, for those that something could be found out about: it is paid by them.
             self.bank.earn(report.seconds.total, self._decider.probe_share, self._decider.methods)
+            if not self._watch.pay():
+                self._idle = []
+        self._measure(report, set() if self._is_quiet else self._follow(report))
+
+    def _follow(self, report: StepReport) -> set[PairControl]:
+        """Compare drafts with the text that came; returns whose were verified."""
         live: set[PairControl] = set()
+        self._waits = False
         for part in report.requests:
             # Most are plain, and finding nothing takes as long as finding something.
             record = None if part.request.speculation is None else self._records.get(part.request.request_id)
-            if record is None:
-                continue
-            asked = record.asked
-            if asked is None and record.reader is None and not record.waiting:
+            asked = None if record is None else record.asked
+            if record is None or (asked is None and record.reader is None and not record.waiting):
                 continue
             if asked is not None and part.asked == asked.plan.method:
                 self._answered(record, asked, part, report.is_cold)
@@ -176,7 +190,8 @@ class MeasuredPolicy:
                 record.follow(part.request.tokens)
             else:
                 record.waiting.clear()
-        self._measure(report, live)
+            self._waits = self._waits or bool(record.waiting)
+        return live
 
     def drafters(self) -> Sequence[Drafter]:
         return ()
@@ -198,10 +213,9 @@ class MeasuredPolicy:
     def _answered(self, record: RequestRecord, asked: Arm, part: RequestReport, is_cold: bool) -> None:
         asked.control.estimate.answered(record.asked_depth, record.offered_depth)
         if record.is_probe:
-            usual = asked.control.probe_seconds  # what is compiled once is no part of what probes take
-            self.bank.pay_probe(
-                asked.plan.method, min(part.draft_seconds, usual) if is_cold else part.draft_seconds
-            )
+            # What is compiled once is no part of what probes take, and a pause little of it.
+            most = asked.control.probe_seconds * (1 if is_cold else PAUSE)
+            self.bank.pay_probe(asked.plan.method, min(part.draft_seconds, most))
         elif part.applied and not record.is_coupled and len(part.draft):
             Waiting(asked.fit, part.draft).judge(part.verdict)
 
@@ -217,10 +231,8 @@ class MeasuredPolicy:
         calls = {control.estimate.method: control.worth.draft_seconds for control in live}
         if self._call_watch.are_slow(report.seconds, sum(calls.values())):
             self._decider.look_again()
-        if rows >= len(table):
-            return
         drawn = sum([part.draws for part in report.requests])
-        if not drawn:
+        if rows >= len(table) or not drawn:
             return
         plain = table[rows] * report.tokens / drawn
         for control in live:
@@ -244,9 +256,7 @@ class MeasuredPolicy:
             if before is not None and not record.is_told:
                 record.is_whole = False
             record.was_told = record.is_told
-            # In turns where one has to join late; where it may not, the same ones from their beginning on.
-            turn = self.steps // WATCH_STEPS if len(record.arms) == 1 else 0
-            record.is_watched = (request.request_id + turn) % WATCHED == 0
+            record.is_watched = self._watch.takes(record, request.request_id, self.steps)
         return record
 
     def _new_record(self, request: StepRequest, plan: DraftPlan) -> RequestRecord:
@@ -278,7 +288,7 @@ class MeasuredPolicy:
     def _ask(self, record: RequestRecord, running: int, is_reference: bool) -> DraftPlan | None:
         arm = None if is_reference else best_arm(record, running)
         if record.heads:
-            record.is_told = record.is_watched or record.has_head_in_use
+            record.is_told = self._watch.tells(record)
         if arm is None:
             return record.ask(None)
         if arm.reading is not None and not record.was_told:

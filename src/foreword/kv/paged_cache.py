@@ -256,7 +256,8 @@ class PagedCache:
         """The page of the next `kept` rows stays if it is there: drafters may have filled theirs already."""
         begin = sequence.reserved = sequence.begin
         for kind in sequence.extra.values():
-            kind.clip(sequence.computed)
+            if kind.end > sequence.computed:
+                kind.clip(sequence.computed)
         keep = self.pages_for(begin + kept)
         if keep < len(sequence.pages):
             self.pool.release(sequence.pages[keep:])

@@ -29,7 +29,8 @@ class KeptStates(Mapping[Tap, Tensor]):
     def __getitem__(self, tap: Tap) -> Tensor:
         states = self.of_pass[tap]
         if self._path is None:
-            return states[self.first : self.stop]
+            is_all = self.stop - self.first == states.shape[0]
+            return states if is_all else states[self.first : self.stop]
         kept = torch.tensor([*range(self.first, self.stop), *(self.stop + node for node in self._path)])
         return states[kept.to(states.device)]
 

@@ -83,7 +83,9 @@ def fit_to_room(
     if not any(wanted):
         return fitted
     if max_rows is not None:
-        wanted = guess_shares(wishes(entries, wanted), max_rows - sum(entry.run for entry in entries))
+        left = max_rows - sum([entry.run for entry in entries])
+        if sum(wanted) > left:
+            wanted = guess_shares(wishes(entries, wanted), left)
     free_pages = cache.free_pages
     for place, (entry, plan, most) in enumerate(zip(entries, fitted, wanted, strict=True)):
         if plan is None:

@@ -1,15 +1,24 @@
 """Drafts that are only compared with the text: when they are asked for, and what they may cost."""
 
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from foreword.control.decisions.arms import Arm, PairControl
+from foreword.control.decisions.asking import Group, Pass
+from foreword.control.decisions.records import RequestRecord
+from foreword.control.learning.estimates import Estimates
 from foreword.control.learning.exploring import Explorer
-from foreword.control.learning.probes import MOST_SAVED, Account, TimeBank
+from foreword.control.learning.hindsight import RequestFit
+from foreword.control.learning.probes import BESIDE, BESIDE_EACH, MOST_PROBES, MOST_SAVED, Account, TimeBank
+from foreword.control.learning.watching import BEFORE_A_PROBE, TELLING, Watch
 from foreword.control.measured import MeasuredPolicy
-from helpers.traffic import CPU, Kind, Traffic, lookup
+from foreword.speculation.drafting import Drafter
+from foreword.speculation.requests import DraftPlan
+from helpers.traffic import CPU, Kind, Traffic, lookup, states_head
 
 
 def test_a_drafter_is_not_tried_again_before_the_text_of_its_last_draft_has_come():
@@ -39,10 +48,11 @@ def test_a_drafter_whose_cost_nobody_knows_is_tried_where_passes_are_long(batch:
 @pytest.mark.parametrize(("behind", "price"), [(0, 0.1), (50, 0.6), (200, None)])
 def test_what_a_drafter_has_to_catch_up_with_is_part_of_the_price(behind: int, price: float | None):
     bank = TimeBank(accounts={"head": Account(1.0)})
-    control = SimpleNamespace(probe_seconds=0.1, probe_more=0.1, probe_behind=0.01)
+    control = PairControl(Estimates().pair("head", "", "chat"))
+    control.probe_seconds, control.probe_more, control.probe_behind = 0.1, 0.1, 0.01
     arm: Any = SimpleNamespace(plan=SimpleNamespace(method="head"), control=control, heard=20)
     record: Any = SimpleNamespace(length=20 + behind)
-    found = Explorer(bank, 0, 0.0)._price(record, arm, 0.0)
+    found = Explorer(bank, 0, 0.0, {control})._price(record, arm, 0.0)
     assert found == (None if price is None else pytest.approx(price))
 
 
@@ -54,3 +64,63 @@ def test_a_long_quiet_time_saves_no_more_than_a_little():
     assert not bank.affords("lookup", 0.05)
     bank.earn(1e6, 0.01, ["lookup"])
     assert bank.affords("lookup", 0.05), "one that is dearer is saved for"
+
+
+@pytest.mark.parametrize(("draft", "each", "saves_for"), [(1e-4, 0.0, 8), (1e-4, 1e-3, 1), (5e-3, 0.0, 1)])
+def test_where_the_host_takes_most_of_a_probe_several_are_saved_for(
+    draft: float, each: float, saves_for: int
+):
+    """It finds whom to ask, asks and sorts out what was said as fast for eight requests as for one."""
+    control = PairControl(Estimates().pair("lookup", "", "chat"), is_cost_known=True)
+    here, group = Pass.of(16, 16, [1.0 + rows for rows in range(64)]), Group(control.estimate.rates, 16, 4)
+    control.price(group, here, lambda levels, asks: draft + each * (asks - 1))
+    assert control.probe_seconds == draft
+    several = draft + MOST_PROBES * BESIDE_EACH
+    assert control.probe_pass == pytest.approx(several if saves_for == MOST_PROBES else draft)
+
+
+def tries(policy: MeasuredPolicy, traffic: Traffic, steps: int) -> list[int]:
+    """Drafters' asks of every step."""
+    found = []
+    for _ in range(steps):
+        before = sum(control.estimate.asks for control in policy.controls.values())
+        traffic.run(policy, 1)
+        found.append(sum(control.estimate.asks for control in policy.controls.values()) - before)
+    return found
+
+
+def test_what_the_host_does_for_a_probe_is_paid_as_well():
+    """A lookup that is all but free is tried no more often than the time around its calls allows."""
+    free = replace(lookup(code=Kind(0.02, 0.5)), call=1e-6, ask=0.0)
+    traffic = Traffic(CPU, [free], 16, ("code",))
+    policy = MeasuredPolicy()
+    traffic.run(policy, 200 * 16)
+    spent, earning = policy.bank.spent, policy.bank.earned_from
+    found = tries(policy, traffic, 600)
+    passes = sum(asks > 0 for asks in found)
+    assert passes
+    assert policy.bank.spent - spent >= passes * BESIDE + sum(found) * BESIDE_EACH
+    assert policy.bank.spent - spent <= 0.01 * (policy.bank.earned_from - earning) + MOST_SAVED
+    assert sum(found) >= 3 * passes, "for several requests at once"
+
+
+def told_record() -> RequestRecord:
+    head = states_head()
+    plan = DraftPlan("eagle", cast(Drafter, head), 4, 4)
+    estimate = Estimates().pair("eagle", "", "chat")
+    control = PairControl(estimate, probe_seconds=3e-3, probe_pass=3e-3)
+    return RequestRecord("eagle", [Arm(plan, control, RequestFit(estimate))], True, lambda: None)
+
+
+def test_a_head_is_told_only_while_it_can_be_tried():
+    bank = TimeBank(accounts={"eagle": Account(3e-3 + BESIDE)})
+    watch, record = Watch(bank), told_record()
+    assert not watch.takes(record, 0, 0), "all would be spent before it can be asked"
+    bank.accounts["eagle"].balance += (BEFORE_A_PROBE + 0.5) * TELLING
+    assert not watch.takes(record, 1, 0), "another request's turn"
+    record.is_watched = watch.takes(record, 0, 0)
+    assert record.is_watched
+    assert watch.tells(record)
+    assert [watch.pay() for _ in range(BEFORE_A_PROBE + 1)] == [True] * BEFORE_A_PROBE + [False]
+    assert bank.spent == pytest.approx((BEFORE_A_PROBE + 1) * TELLING)
+    assert not watch.takes(record, 0, 0)

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from foreword.control.fixed import FixedPolicy
+from foreword.control.learning.probes import MOST_SAVED
+from foreword.control.learning.watching import BEFORE_A_PROBE, TELLING
 from foreword.control.measured import MeasuredPolicy
 from foreword.control.settings import ControlSettings
 from foreword.speculation.measured.call_cost import CallCost
@@ -105,32 +107,39 @@ def test_a_lookup_is_not_planned_for_a_chunk_that_draws_nothing():
     assert policy.plan([PassEntry(request, request.kv, 0, 100, 0, False)], traffic.situation) == [None]
 
 
-def test_a_head_that_is_far_from_paying_reads_only_some_prompts():
+@pytest.mark.parametrize(("saved", "least", "most"), [(0.0, 0, 0), (1.0, 1, 6)])
+def test_a_head_that_is_far_from_paying_reads_only_some_prompts(saved: float, least: int, most: int):
+    """And none while it could not be tried behind them."""
     head = states_head(per_level=20e-3)
     traffic = Traffic(TWO_CORES, [head], 1, ("creative",), prompt=30)
     policy = MeasuredPolicy()
     traffic.run(policy, 6000)
+    policy.bank.accounts[head.name].balance = saved
     read = []
     for _ in range(64):
         traffic.running.clear()
         traffic._fill()
         (plan,) = policy.plan(prompt_entries(traffic, 30), traffic.situation)
         read.append(plan is not None)
-    assert 1 <= sum(read) <= 6
+    assert least <= sum(read) <= most
 
 
-def test_a_head_that_is_not_in_use_is_told_of_few_requests_only():
-    """Telling costs time at every step."""
-    head = states_head(per_level=20e-3)
-    traffic = Traffic(TWO_CORES, [head], 4, ("creative",))
+def test_a_head_that_is_not_in_use_is_told_no_more_than_the_bank_pays_for():
+    """Telling costs time at every step: more than trying it does, if it is told of every step and seldom tried."""
+    head = states_head(per_level=2e-3)
+    traffic = Traffic(TWO_CORES, [head], 32, ("creative",))
     policy = MeasuredPolicy()
-    traffic.run(policy, 3000)
-    told = total = 0
-    for _ in range(1500):
+    traffic.run(policy, 24_000)
+    (control,) = policy.controls.values()
+    asks, spent, earning, told = control.estimate.asks, policy.bank.spent, policy.bank.earned_from, 0
+    for _ in range(400):
         traffic.run(policy, 1)
         told += sum(policy.tells(request) for request in traffic.running)  # type: ignore[arg-type]
-        total += len(traffic.running)
-    assert 0.01 < told / total < 0.08
+    tried = control.estimate.asks - asks
+    assert tried, "it is tried all the same"
+    assert told <= 3 * BEFORE_A_PROBE * tried, "for a few steps each time"
+    assert told * TELLING < policy.bank.spent - spent, "and that is paid"
+    assert policy.bank.spent - spent <= 0.0015 * (policy.bank.earned_from - earning) + 2 * MOST_SAVED
 
 
 def test_a_head_that_was_told_nothing_hears_the_newest_token_before_it_is_asked():

@@ -9,6 +9,7 @@ from foreword.control.decisions.asking import NO_WORTH, DraftSeconds, Group, Pas
 from foreword.control.guard import PairGuard
 from foreword.control.learning.estimates import PairEstimate
 from foreword.control.learning.hindsight import RequestFit
+from foreword.control.learning.probes import BESIDE, BESIDE_EACH, MOST_PROBES
 from foreword.control.settings import ControlSettings
 from foreword.speculation.drafting import needs_of
 from foreword.speculation.requests import DraftPlan
@@ -22,12 +23,6 @@ PROBE_DEPTH = 4
 TRIAL_STEPS = 64
 """In one step of so many a level more, or one less, is verified than seems best: what was measured once of a depth that
 is not in use may have been an accident, and would else be believed for ever."""
-
-WATCHED = 32
-WATCH_STEPS = 128
-"""Of requests whose head is not in use, one in so many is told to it all the same, for so many steps in turn: telling
-costs time, and a head that was told nothing cannot be tried."""
-
 
 MOST_DECISIONS = 20
 """Of a pair, that are remembered."""
@@ -69,6 +64,7 @@ class PairControl:
     could_pay: bool = True  # whether it would if every guess were right
     probe_depth: int = 0
     probe_seconds: float = 0.0  # expected
+    probe_pass: float = 0.0  # the same of as many requests as it is worth saving for, to be asked for at once
     probe_more: float = 0.0  # the same of one more request in the same call
     probe_behind: float = 0.0  # and of every token that the drafter has to catch up with
     _try_seconds: float = 0.0  # expected loss of one step in which its guesses are verified
@@ -119,6 +115,10 @@ class PairControl:
         self.probe_depth = min(depth, PROBE_DEPTH) if costs_levels or not self.is_cost_known else depth
         self.probe_seconds = draft_seconds(self.probe_depth, 1) or here.plain
         self.probe_more = draft_seconds(self.probe_depth, 2) - draft_seconds(self.probe_depth, 1)
+        several = min(group.asks, MOST_PROBES)
+        together = draft_seconds(self.probe_depth, several) + several * BESIDE_EACH
+        # Of what it takes to try a lookup for one request, most is the host's, and the same for several.
+        self.probe_pass = together if self.probe_seconds < together <= 4 * BESIDE else self.probe_seconds
         self._try_seconds = self._live_price(group, here, draft_seconds)
 
     def _live_price(self, group: Group, here: Pass, draft_seconds: DraftSeconds) -> float:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from foreword.control.decisions.arms import Arm
 from foreword.control.decisions.records import RequestRecord
 from foreword.speculation.drafting import absent_of, choices_of
-from foreword.speculation.requests import DraftPlan, PassEntry
+from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
 
 
 def best_arm(record: RequestRecord, running: int) -> Arm | None:
@@ -22,6 +22,15 @@ def best_arm(record: RequestRecord, running: int) -> Arm | None:
 def fixed_plan(plan: DraftPlan | None, running: int) -> DraftPlan | None:
     """A plan that is done as it stands; None: there is none."""
     return plan if plan is not None and plan.is_fixed and plan.allows(running) else None
+
+
+def wanted_rows(request: StepRequest, record: RequestRecord | None, running: int) -> int:
+    """Rows that guesses for a request are worth at present; nothing is decided for one without a record."""
+    arm = None if record is None else best_arm(record, running)
+    if arm is not None:
+        return min(arm.control.worth.kept, arm.plan.max_nodes)
+    plan = request.speculation
+    return plan.max_nodes if plan is not None and plan.is_fixed else 0
 
 
 def can_ask(entry: PassEntry, record: RequestRecord) -> bool:

@@ -9,7 +9,7 @@ from foreword.control.decisions.arms import Arm, Moment, PairControl
 from foreword.control.decisions.asking import NEGLIGIBLE, DraftSeconds, Group, Pass, Worth, best_case, weigh
 from foreword.control.decisions.records import RequestRecord
 from foreword.control.decisions.routing import Bid, Seats, best_together
-from foreword.control.learning.probes import TimeBank
+from foreword.control.learning.probes import BESIDE, TimeBank
 from foreword.control.settings import ControlSettings
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import PassEntry
@@ -88,12 +88,19 @@ class Decider:
             return moved > STEADY
         return seconds - last.seconds >= self.settings.decision_seconds
 
-    def affordable(self, bank: TimeBank, seconds: float) -> set[str]:
-        """Drafters of the batch that can be tried where nobody is asked; what is too dear is saved for."""
+    @property
+    def pairs(self) -> set[PairControl]:
+        """Those that were looked at last."""
+        return set(self._controls)
+
+    def affordable(self, bank: TimeBank, seconds: float) -> set[PairControl]:
+        """Of the batch, those that can be tried; what is too dear is saved for."""
         return {
-            control.estimate.method
+            control
             for control in (self._controls if bank.has_any else ())
-            if bank.affords(control.estimate.method, min(control.probe_seconds, control.live_loss(seconds)))
+            if bank.affords(
+                control.estimate.method, BESIDE + min(control.probe_pass, control.live_loss(seconds))
+            )
         }
 
     def decide(

@@ -1,16 +1,13 @@
 """Drafters that are not in use are tried now and then, so that it is known when they would pay."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from foreword.control.decisions.arms import Arm, PairControl
 from foreword.control.decisions.asking import Pass
 from foreword.control.decisions.records import RequestRecord
-from foreword.control.learning.probes import TimeBank
+from foreword.control.learning.probes import BESIDE, BESIDE_EACH, MOST_PROBES, TimeBank
 from foreword.speculation.requests import DraftPlan
-
-MOST_PROBES = 8
-"""Of one step."""
 
 Records = Sequence[RequestRecord | None]
 
@@ -22,7 +19,7 @@ class Explorer:
     bank: TimeBank
     step: int
     seconds: float  # of engine time
-    only: Collection[str] | None = None  # drafters that the bank may pay for; None: perhaps all
+    affordable: set[PairControl]  # those that the bank may still pay for
     _expected: dict[str, float] = field(default_factory=dict)  # by drafter, what this step's probes will take
 
     def explore(self, records: Records, plans: list[DraftPlan | None], here: Pass) -> None:
@@ -59,7 +56,7 @@ class Explorer:
                     )
                     probes += 1
                     break
-            if probes == MOST_PROBES:
+            if probes == MOST_PROBES or not self.affordable:
                 return
 
     def _in_turn(self, record: RequestRecord, running: int) -> Iterator[Arm]:
@@ -67,7 +64,7 @@ class Explorer:
         arms = record.arms
         for turn in range(len(arms)):
             arm = arms[(self.step // running + turn) % len(arms)]
-            if self.only is not None and arm.plan.method not in self.only:
+            if arm.control not in self.affordable:
                 continue
             if record.waiting and record.waits_for(arm):
                 continue
@@ -83,13 +80,18 @@ class Explorer:
         method, control = arm.plan.method, arm.control
         before = self._expected.get(method)
         price = control.probe_seconds if before is None else control.probe_more
+        at_once = lost + (0.0 if self._expected else BESIDE)  # in a pass with guesses the host does it anyway
+        if not self.bank.affords(method, price + (before or 0.0) + at_once):
+            if control.live_loss(self.seconds) >= control.probe_seconds:
+                self.affordable.discard(control)  # nor is it tried for any other request of this step
+            return None
         price += control.probe_behind * max(record.length - arm.heard, 0)
         expected = price + (before or 0.0)
-        if not self.bank.affords(method, expected + lost):
+        if not self.bank.affords(method, expected + at_once):
             return None
-        if lost:
-            self.bank.pay(method, lost)  # the draft itself is paid for when it is known what it took
-        self._expected[method] = expected
+        if at_once:
+            self.bank.pay(method, at_once)  # the draft itself is paid for when it is known what it took
+        self._expected[method] = expected + BESIDE_EACH
         return price
 
     def _try_live(self, control: PairControl, records: Records, plans: list[DraftPlan | None]) -> bool:
@@ -103,7 +105,7 @@ class Explorer:
             and arm.plan.allows(len(records))
             and (record.was_told or arm.reading is None)
         ]
-        loss, method = control.live_loss(self.seconds), control.estimate.method
+        loss, method = BESIDE + control.live_loss(self.seconds), control.estimate.method
         if not found or not self.bank.affords(method, loss):
             return False
         self.bank.pay(method, loss)

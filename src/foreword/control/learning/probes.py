@@ -7,8 +7,12 @@ MOST_SAVED = 0.01
 """Seconds that an account keeps at most, or the price of a probe if that is more: what was saved in quiet times would
 else be spent at once when others come."""
 
-BESIDE = 2e-4
-"""Seconds that asking a drafter and comparing its guesses with the text take the host beside the draft itself."""
+BESIDE, BESIDE_EACH = 4e-4, 1e-4
+"""Seconds that trying a drafter takes the host beside the draft itself: finding whom to ask, asking, sorting out what
+it said; and, for each request, comparing its guesses with the text."""
+
+MOST_PROBES = 8
+"""Of one step."""
 
 START = 0.01
 """Seconds of the first account to begin with, so that a first request is not over before anything was tried."""
@@ -43,7 +47,12 @@ class TimeBank:
 
     def pay_probe(self, method: str, draft_seconds: float) -> None:
         """Of a draft that was only compared with the text."""
-        self.pay(method, draft_seconds + BESIDE)
+        self.pay(method, draft_seconds + BESIDE_EACH)
+
+    def pay_telling(self, method: str, seconds: float) -> None:
+        """Of a drafter that was told of a text so that it can be tried."""
+        self._account(method).balance -= seconds
+        self.spent += seconds
 
     def pay(self, method: str, seconds: float) -> None:
         """A probe was dearer than expected: the next one waits the longer."""

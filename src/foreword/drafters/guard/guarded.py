@@ -97,6 +97,8 @@ class GuardedDrafter:
         self.may_be_absent = may_be_absent(drafter)
         self.acceptance_by_level = expected_rates(drafter)
         self.faults: Counter[str] = Counter()
+        # Asked of a protocol once: it takes longer than what a head does when it is told of a step.
+        self._observes = drafter if isinstance(drafter, Observes) else None
 
     @property
     def absent(self) -> tuple[str, ...]:
@@ -114,8 +116,8 @@ class GuardedDrafter:
         return [self._checked(answer, ask) for answer, ask in zip(answers, asks, strict=True)]
 
     def observe(self, commits: Sequence[Commit]) -> None:
-        drafter = self._drafter
-        if isinstance(drafter, Observes):
+        drafter = self._observes
+        if drafter is not None:
             self._call(lambda: drafter.observe(commits))
 
     def anticipate(self, unjudged: Sequence[Unjudged], hidden: Mapping[Tap, Tensor], drawn: Tensor) -> None:

@@ -123,7 +123,7 @@ def test_one_that_changes_the_law_of_drawn_texts_is_found_out(
 )
 def test_a_bad_one_is_given_up_for_the_right_reason(tmp_path: Path, guesser: Any, stage: Stage, reason: str):
     world = RolloutWorld(tmp_path, guesser)
-    world.run_until(lambda: world.pair.stage in (Stage.OFF, Stage.HELD), most=400)
+    world.run_until(lambda: world.pair.stage in (Stage.OFF, Stage.HELD), most=500)
     assert (world.pair.stage, world.pair.reason.split(":")[0]) == (stage, reason)
 
 
