@@ -158,6 +158,7 @@ def test_they_are_the_guesses_of_a_text_that_is_known(
         drafter.anticipates = ahead
         found.append(answered(core))
         used.append(runner)
+        assert not drafter._drafter._begun._begun, "nothing is kept for requests that have ended"
         assert not drafter.faults
         assert set(core.faults) <= {"step"}
     assert found[0] == found[1]

@@ -236,7 +236,7 @@ def test_a_chain_that_stops_growing_is_waited_for_once_until_something_is_heard(
 def test_a_pass_that_had_no_time_to_wait_has_not_waited_in_vain():
     world = World()
     world.settle()
-    world.drafter._rate._rate = 1e9  # tokens per second: nothing is worth a wait
+    world.drafter._rate._tokens = 1e12  # nothing is worth a wait
     world.waited.clear()
     world.ask(0)
     assert world.waited == []

@@ -103,6 +103,20 @@ def test_the_rate_is_of_tokens_that_came_between_two_asks():
     assert rate.per_second == pytest.approx(8.0)
     rate.came(0, 10.6)
     assert rate.per_second == pytest.approx(8.0)
+    rate.came(4, 11.0)
+    assert rate.per_second == pytest.approx(8.0)
+    rate.came(0, 90.0)  # nothing was to be done
+    rate.came(4, 90.5)
+    assert rate.per_second == pytest.approx(8.0)
+
+
+def test_the_rate_is_the_same_where_several_ask_in_one_step():
+    alone, together = TokenRate(), TokenRate()
+    for step in range(50):
+        alone.came(2, 0.01 * step)
+        together.came(1, 0.01 * step)
+        together.came(1, 0.01 * step + 50e-6)
+    assert together.per_second == pytest.approx(alone.per_second, rel=0.1)
 
 
 def node_of(**changes: Any) -> Any:

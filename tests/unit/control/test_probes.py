@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from foreword.backends.batch import Tap
 from foreword.control.decisions.arms import Arm, PairControl
 from foreword.control.decisions.asking import Group, Pass
 from foreword.control.decisions.records import RequestRecord
@@ -16,7 +17,7 @@ from foreword.control.learning.hindsight import RequestFit
 from foreword.control.learning.probes import BESIDE, BESIDE_EACH, MOST_PROBES, MOST_SAVED, Account, TimeBank
 from foreword.control.learning.watching import BEFORE_A_PROBE, TELLING, Watch
 from foreword.control.measured import MeasuredPolicy
-from foreword.speculation.drafting import Drafter
+from foreword.speculation.drafting import Drafter, DrafterNeeds
 from foreword.speculation.requests import DraftPlan
 from helpers.traffic import CPU, Kind, Traffic, lookup, states_head
 
@@ -45,12 +46,20 @@ def test_a_drafter_whose_cost_nobody_knows_is_tried_where_passes_are_long(batch:
     assert sum(control.estimate.asks for control in policy.controls.values()) >= 3
 
 
-@pytest.mark.parametrize(("behind", "price"), [(0, 0.1), (50, 0.6), (200, None)])
-def test_what_a_drafter_has_to_catch_up_with_is_part_of_the_price(behind: int, price: float | None):
+@pytest.mark.parametrize(
+    ("is_head", "behind", "price"),
+    [(False, 0, 0.1), (False, 50, 0.6), (False, 200, None), (True, 50, 0.6), (True, 20_000, 0.74)],
+)
+def test_what_a_drafter_has_to_catch_up_with_is_part_of_the_price(
+    is_head: bool, behind: int, price: float | None
+):
+    """A head catches up with as much as there are states of, however long it was left out."""
     bank = TimeBank(accounts={"head": Account(1.0)})
     control = PairControl(Estimates().pair("head", "", "chat"))
     control.probe_seconds, control.probe_more, control.probe_behind = 0.1, 0.1, 0.01
-    arm: Any = SimpleNamespace(plan=SimpleNamespace(method="head"), control=control, heard=20)
+    drafter: Any = SimpleNamespace(needs=DrafterNeeds(taps=(Tap(1),) if is_head else ()))
+    fit: Any = None
+    arm = Arm(DraftPlan("head", drafter, 4, 4), control, fit, heard=20)
     record: Any = SimpleNamespace(length=20 + behind)
     found = Explorer(bank, 0, 0.0, {control})._price(record, arm, 0.0)
     assert found == (None if price is None else pytest.approx(price))
@@ -124,3 +133,31 @@ def test_a_head_is_told_only_while_it_can_be_tried():
     assert [watch.pay() for _ in range(BEFORE_A_PROBE + 1)] == [True] * BEFORE_A_PROBE + [False]
     assert bank.spent == pytest.approx((BEFORE_A_PROBE + 1) * TELLING)
     assert not watch.takes(record, 0, 0)
+
+
+@pytest.mark.parametrize(("is_cold", "billed"), [(False, 4.0), (True, 1.0)])
+def test_a_pause_is_little_of_what_a_probe_is_billed_and_what_is_compiled_first_none(
+    is_cold: bool, billed: float
+):
+    traffic = Traffic(CPU, [lookup()], 1, ("chat",))
+    policy = MeasuredPolicy()
+    traffic.run(policy, 50)
+    (control,) = policy.controls.values()
+    record: Any = SimpleNamespace(is_probe=True, asked_depth=1, offered_depth=1)
+    arm: Any = SimpleNamespace(control=control, plan=SimpleNamespace(method=control.estimate.method))
+    part: Any = SimpleNamespace(draft_seconds=1e3)
+    control.probe_seconds, spent = 2e-3, policy.bank.spent
+    policy._answered(record, arm, part, is_cold)
+    assert policy.bank.spent - spent == pytest.approx(billed * 2e-3, abs=1e-3)
+
+
+def test_a_head_is_tried_again_in_a_text_that_it_was_left_out_of_for_long():
+    """However long that is, it reads no more than the states that are kept: the price does not grow with the text."""
+    head = states_head(chat=Kind(0.9))
+    policy, traffic = MeasuredPolicy(), Traffic(CPU, [head], 1, ("chat",))
+    traffic.run(policy, 50)
+    (record,) = [one for one in policy._records.values() if one.request() is not None][-1:]
+    (arm,) = record.arms
+    arm.control.probe_behind, record.length, arm.heard = 64e-6, 50_000, 10
+    watch = Watch(TimeBank(accounts={head.name: Account(0.02)}))
+    assert watch._can_try(record, arm, 0.0)

@@ -139,7 +139,8 @@ def test_a_head_that_is_not_in_use_is_told_no_more_than_the_bank_pays_for():
     assert tried, "it is tried all the same"
     assert told <= 3 * BEFORE_A_PROBE * tried, "for a few steps each time"
     assert told * TELLING < policy.bank.spent - spent, "and that is paid"
-    assert policy.bank.spent - spent <= 0.0015 * (policy.bank.earned_from - earning) + 2 * MOST_SAVED
+    share = policy.settings.watch_share
+    assert policy.bank.spent - spent <= share * (policy.bank.earned_from - earning) + 2 * MOST_SAVED
 
 
 def test_a_head_that_was_told_nothing_hears_the_newest_token_before_it_is_asked():

@@ -157,3 +157,15 @@ def test_a_call_took_as_long_as_the_device_did():
     proposal = Proposal([draft], calls, asked, [source, None]).arrived()
     assert [call.seconds for call in proposal.calls] == pytest.approx([0.3, 0.2])
     assert [who.seconds for who in proposal.asked] == pytest.approx([0.15, 0.0, 0.15, 0.2])
+
+
+def test_sources_that_were_joined_took_as_long_as_all_of_them_and_are_cold_if_one_is():
+    parts = [
+        Slow(draft.source.found, draft.source.copy) for draft in left_pending([Draft.chain((4,), 0)]) * 2
+    ]
+    whole = OnItsWay.joined(parts)
+    assert (whole.device_seconds, whole.is_cold) == (pytest.approx(0.6), False)
+    parts[1].is_cold = True
+    calls = [DrafterCall("head", 1, 4, 4, 0, seconds=0.1)]
+    proposal = Proposal([], calls, [], [OnItsWay.joined(parts)]).arrived()
+    assert [call.is_cold for call in proposal.calls] == [True]

@@ -13,7 +13,7 @@ Listed = tuple[str, str, str]
 
 def lists_of(member: Member, folder: Path) -> Path:
     """Where its lists are: in a folder of its own if it asks some of the nodes only."""
-    return folder / quote(member.name, safe="") if member.asks else folder
+    return folder / f"of-{quote(member.name, safe='')}" if member.asks else folder
 
 
 def write_lists(folder: Path, members: Iterable[Listed], asks: Collection[str] = ()) -> None:

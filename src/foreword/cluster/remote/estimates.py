@@ -19,6 +19,9 @@ PRIOR_RATE = 0.7
 PRIOR_WEIGHT = 4.0
 """What is believed of a level before guesses were judged, and how many of them that counts for."""
 
+IDLE = 0.5
+"""Seconds without a token from which on nothing was to be done."""
+
 _KEPT = 0.98
 """Of what was counted, the part that is left after every new draft."""
 
@@ -117,22 +120,28 @@ def _followed(draft: Draft, came: Sequence[int]) -> tuple[int, int]:
 
 
 class TokenRate:
-    """Tokens per second of the requests that are asked for."""
+    """Tokens per second of the requests that are asked for.
+
+    Tokens and seconds are counted apart: several may ask in one step, one right after the other.
+    """
 
     def __init__(self) -> None:
         self._at: float | None = None
-        self._rate: float | None = None
+        self._tokens = self._seconds = 0.0  # of late
 
     @property
     def per_second(self) -> float | None:
         """None: nobody knows yet."""
-        return self._rate
+        return self._tokens / self._seconds if self._seconds else None
 
     def came(self, tokens: int, now: float) -> None:
         """So many since the last call."""
-        if self._at is not None and tokens and now > self._at:
-            self._rate = _mixed(self._rate, tokens / (now - self._at))
-        self._at = now
+        if self._at is None or (not tokens and now - self._at > IDLE):
+            self._at = now
+        elif tokens and now > self._at:
+            kept = 1 - _MEMORY
+            self._tokens, self._seconds = kept * self._tokens + tokens, kept * self._seconds + now - self._at
+            self._at = now
 
 
 def _mixed(late: float | None, new: float) -> float:

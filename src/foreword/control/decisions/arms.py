@@ -11,6 +11,7 @@ from foreword.control.learning.estimates import PairEstimate
 from foreword.control.learning.hindsight import RequestFit
 from foreword.control.learning.probes import BESIDE, BESIDE_EACH, MOST_PROBES
 from foreword.control.settings import ControlSettings
+from foreword.kv.extra_rows import KEPT_STATES
 from foreword.speculation.drafting import needs_of
 from foreword.speculation.requests import DraftPlan
 
@@ -164,6 +165,11 @@ class Arm:
     fit: RequestFit
     heard: int = 0  # tokens of the text that the drafter has been told of, or has read
     _planned: DraftPlan | None = None
+
+    def behind(self, length: int) -> int:
+        """Tokens of a text of this length that it has to catch up with; of a head, those whose states are kept."""
+        missed = max(length - self.heard, 0)
+        return missed if self.reading is None else min(missed, KEPT_STATES)
 
     def planned(self, depth: int, behind: int) -> DraftPlan:
         """The plan for drafts of at most this depth, by a drafter that has this much to catch up with."""

@@ -38,7 +38,7 @@ class RequestRecord:
         """A new pass, in which this drafter is asked; None: nobody."""
         self.asked, self.asked_depth, self.is_probe, self.offered_depth = arm, depth, is_probe, 0
         self.trial_depth = 0
-        return None if arm is None else arm.planned(depth, self.length - arm.heard)
+        return None if arm is None else arm.planned(depth, arm.behind(self.length))
 
     @cached_property
     def heads(self) -> list[Arm]:
@@ -93,7 +93,7 @@ class RequestRecord:
             if len(draft):
                 self.waiting.append(Waiting(fit, draft))
 
-        plan = arm.planned(depth, self.length - arm.heard)
+        plan = arm.planned(depth, arm.behind(self.length))
         arm.heard = self.length
         return Aside(plan, keep)
 

@@ -85,7 +85,7 @@ class Explorer:
             if control.live_loss(self.seconds) >= control.probe_seconds:
                 self.affordable.discard(control)  # nor is it tried for any other request of this step
             return None
-        price += control.probe_behind * max(record.length - arm.heard, 0)
+        price += control.probe_behind * arm.behind(record.length)
         expected = price + (before or 0.0)
         if not self.bank.affords(method, expected + at_once):
             return None

@@ -57,5 +57,5 @@ class Watch:
 
     def _can_try(self, record: RequestRecord, head: Arm, before: float) -> bool:
         control = head.control
-        behind = control.probe_behind * max(record.length - head.heard, 0)
+        behind = control.probe_behind * head.behind(record.length)
         return self._bank.affords(head.plan.method, control.probe_pass + behind + BESIDE + before)

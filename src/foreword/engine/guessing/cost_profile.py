@@ -128,6 +128,7 @@ def engine_key(core: EngineCore, drafter: str = "") -> str:
         target.weight_bytes,
         str(target.device),
         choose_threads(),
+        min(core.max_model_len, ROWS[-1]),  # of a smaller one less can be measured
         platform.node(),
         platform.machine(),
         drafter,
