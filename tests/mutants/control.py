@@ -270,7 +270,7 @@ CONTROL_MUTANTS = (
         61,
         "catching up costs a probe nothing",
         "control/learning/exploring.py",
-        "        price += control.probe_behind * max(record.length - arm.heard, 0)\n",
+        "        price += control.probe_behind * arm.behind(record.length)\n",
         "",
         (f"{PROBES}::test_what_a_drafter_has_to_catch_up_with_is_part_of_the_price",),
     ),

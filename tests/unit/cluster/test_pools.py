@@ -7,6 +7,7 @@ import pytest
 
 from foreword.cluster.pools.file import RaySettings, read_cluster
 from foreword.cluster.pools.fleet import MemberTold
+from foreword.cluster.pools.lists import lists_of
 from foreword.cluster.pools.members import NODE, TARGET, Member, replica_number
 from foreword.cluster.pools.news import News
 from foreword.cluster.pools.running import CALM_SECONDS, LONGEST_PAUSE, REFUSED, Pools
@@ -277,3 +278,10 @@ def test_the_status_is_what_targets_tell():
     assert (targets[0].tokens_per_pass, targets[0].cost_per_million) == (2.5, 3.0)
     assert targets[1].reason == "nobody"
     assert [(one.target, one.node, one.homes) for one in nodes] == [("a", "127.0.0.1:1", 3)]
+
+
+@pytest.mark.parametrize("name", ["nodes", "targets", "..", "a/b"])
+def test_whatever_a_target_is_called_its_lists_are_in_a_folder_of_their_own(tmp_path: Path, name: str):
+    folder = lists_of(Member(name, TARGET, ("serve",), "x:1", asks=("a",)), tmp_path)
+    assert folder.parent == tmp_path
+    assert folder.name not in ("nodes", "targets", "..")

@@ -29,6 +29,7 @@ ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MOST_OF_ONE = 64  # rows of one request
 BUDGET_SECONDS = 1.0
 REPEATS = 3
+MOST_PAGES = 2 * ROWS[-1] // PAGE_SIZE  # with so many, all of them are measured
 MOST_COLD = 4  # passes of one size in which something is compiled or captured
 
 Points = list[tuple[float, float]]
@@ -128,7 +129,8 @@ def engine_key(core: EngineCore, drafter: str = "") -> str:
         target.weight_bytes,
         str(target.device),
         choose_threads(),
-        min(core.max_model_len, ROWS[-1]),  # of a smaller one less can be measured
+        # Of a smaller engine less can be measured.
+        (ROWS[-1], min(core.max_model_len, ROWS[-1]), min(core.cache.pool.num_pages, MOST_PAGES)),
         platform.node(),
         platform.machine(),
         drafter,
