@@ -27,7 +27,7 @@ from helpers.anticipating import AnticipatingRunner, let_anticipate
 from helpers.cpu import needs_cpu_kernels
 from helpers.fresh_rows import Fresh
 from helpers.taught_heads import hf_target, saved_heads
-from integration.test_head_rows import TAUGHT, Flickering, _run, model, plain_text  # noqa: F401
+from integration.test_head_rows import TAUGHT, Flickering, _run, failing_passes, model, plain_text  # noqa: F401
 
 pytestmark = needs_cpu_kernels
 
@@ -60,19 +60,8 @@ def engine(
 def test_rows_in_the_pages_are_those_of_the_text(model: LoadedModel, form: dict[str, Any]):  # noqa: F811
     """Through chunks, forks, preemptions, prefix hits, failures and steps without guesses."""
     core, runner, drafter = engine(model, form, Flickering)
-    forward, calls = core.runner.decoder.forward, [0]
-
-    def failing(*args: Any) -> Any:
-        calls[0] += args[1] is core.runner.store
-        if calls[0] % 9 == 0 and args[1] is core.runner.store:
-            raise ConnectionError("planted")
-        return forward(*args)
-
-    core.runner.decoder.forward = failing
-    try:
+    with failing_passes(core):
         compared, _, _ = _run(core, Fresh(model, form), needs_of(drafter).rows[0].name, random.Random(2))
-    finally:
-        core.runner.decoder.forward = forward
     assert compared > 400
     assert core.cache.prefix_hits > 0
     assert core.scheduler.preemptions > 0

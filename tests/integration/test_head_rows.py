@@ -1,7 +1,8 @@
 """The KV rows of heads in the target's pages: whatever happened to a request, they are those of its text."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,16 +94,9 @@ class Flickering(FixedPolicy):
         return [plan if self.rng.random() < 0.8 else None for plan in plans]
 
 
-def test_rows_in_the_pages_are_those_of_the_text(model: LoadedModel, form: dict[str, Any]):
-    """Through chunks, trees, forks, preemptions, prefix hits, failures and steps without guesses."""
-    config = SpeculationConfig.parse(form)
-    drafter = model.build_drafter(config)
-    policy = Flickering(drafter, config.num_speculative_tokens, config.max_depth)
-    sizes = EngineConfig(
-        max_num_batched_tokens=48, max_num_seqs=4, kv_cache_memory_bytes=32 << 20, max_draft_share=100.0
-    )
-    core = EngineCore(model.decoder, model.vocabulary(), EngineParts(sizes, policy))
-    fresh, rng, name = Fresh(model, form), random.Random(2), needs_of(drafter).rows[0].name
+@contextmanager
+def failing_passes(core: EngineCore) -> Iterator[None]:
+    """Every ninth pass of the target fails."""
     forward, calls = core.runner.decoder.forward, [0]
 
     def failing(*args: Any) -> Any:
@@ -113,9 +107,23 @@ def test_rows_in_the_pages_are_those_of_the_text(model: LoadedModel, form: dict[
 
     core.runner.decoder.forward = failing
     try:
-        compared, late, moved = _run(core, fresh, name, rng)
+        yield
     finally:
         core.runner.decoder.forward = forward
+
+
+def test_rows_in_the_pages_are_those_of_the_text(model: LoadedModel, form: dict[str, Any]):
+    """Through chunks, trees, forks, preemptions, prefix hits, failures and steps without guesses."""
+    config = SpeculationConfig.parse(form)
+    drafter = model.build_drafter(config)
+    policy = Flickering(drafter, config.num_speculative_tokens, config.max_depth)
+    sizes = EngineConfig(
+        max_num_batched_tokens=48, max_num_seqs=4, kv_cache_memory_bytes=32 << 20, max_draft_share=100.0
+    )
+    core = EngineCore(model.decoder, model.vocabulary(), EngineParts(sizes, policy))
+    fresh, rng, name = Fresh(model, form), random.Random(2), needs_of(drafter).rows[0].name
+    with failing_passes(core):
+        compared, late, moved = _run(core, fresh, name, rng)
     assert compared > 400
     assert moved > 20 or "tree_width" not in form
     assert late < compared / 10

@@ -60,5 +60,5 @@ def _can_go_on(entry: PassEntry, draft: Draft) -> bool:
 
 
 def _rows_behind(entry: PassEntry, draft: Draft, plan: DraftPlan) -> int:
-    """Rows of the pass, of the token behind them, and of the guesses that are read behind that."""
-    return entry.run + len(draft) + 1 + min(plan.max_nodes, plan.max_depth) - 1
+    """Rows of the pass, of the token behind it, and of the guesses behind that, of which the last one needs none."""
+    return entry.run + len(draft) + min(plan.max_nodes, plan.max_depth)

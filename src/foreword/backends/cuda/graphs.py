@@ -33,9 +33,10 @@ class GraphCache(Generic[Shape, T]):
         """`body` hands the pass over to the device; it reads its input from memory that stays in its place."""
         known = self._captured.get(shape)
         if known is None:
-            if shape not in self._seen or len(self._captured) < self.limit:
+            is_new, has_room = shape not in self._seen, len(self._captured) < self.limit
+            if is_new or has_room:
                 note_cold_run()
-            if shape in self._seen and len(self._captured) < self.limit:
+            if not is_new and has_room:
                 known = self._capture(shape, body)
         if known is None:
             self._seen.add(shape)

@@ -7,6 +7,7 @@ from typing import Any
 
 from foreword.control.policy_file.document import CohortRule, PolicyFile
 from foreword.control.policy_file.matching import Traits
+from foreword.control.policy_file.nodes import methods_within
 from foreword.errors import RequestError
 
 CHARACTERS_PER_TOKEN = 4
@@ -87,12 +88,10 @@ def _drafters(policy: PolicyFile, rule: CohortRule, wish: object) -> dict[str, s
 
 def _wished(policy: PolicyFile, rule: CohortRule, name: str) -> dict[str, str]:
     names = name.split("+")
-    if "remote" in names and rule.drafters is not None:
-        own = {*rule.drafters, *(one.drafter for one in policy.rollouts if one.cohort == rule.name)}
-        methods = [_name(policy.drafters[one].config).split("+") for one in own]
-        if not any("remote" in method for method in methods):
-            rest = "+".join(one for one in names if one != "remote") or "nobody"
-            return {rest: "the request asks for draft nodes, and none of the cohort's drafters asks any"}
+    rest = methods_within(policy, rule, names, lambda one: _name(policy.drafters[one].config).split("+"))
+    if rest != names:
+        why = "the request asks for draft nodes, and none of the cohort's drafters asks any"
+        return {"+".join(rest) or "nobody": why}
     return {name: "the request asks for it; its depth is the most that is done"}
 
 

@@ -8,15 +8,12 @@ from pathlib import Path
 from time import perf_counter
 
 from foreword import __version__
-from foreword.acceptance.params import SamplingParams
-from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.backends.cold import cold_runs
 from foreword.control.measured import MeasuredPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.core import EngineCore
-from foreword.engine.guessing.draft_profile import begin_with_calls
+from foreword.engine.guessing.draft_profile import begin_with_calls, unwanted_request
 from foreword.engine.guessing.kept_estimates import KeptEstimates, write_atomically
-from foreword.engine.requests.request import Request, RequestLimits
 from foreword.kernels.native import choose_threads
 from foreword.kv.paged_cache import PAGE_SIZE
 from foreword.models.sources.builtin import cache_directory
@@ -94,7 +91,7 @@ def measure_profile(core: EngineCore, clock: Callable[[], float] = perf_counter)
 
 def _pass_seconds(core: EngineCore, rows: int, clock: Callable[[], float]) -> float:
     count = -(-rows // MOST_OF_ONE)
-    requests = [_request(core) for _ in range(count)]
+    requests = [unwanted_request(core, [0]) for _ in range(count)]
     try:
         entries = [PassEntry.of(request, 1) for request in requests]
         size = core.runner.vocab_size
@@ -102,21 +99,12 @@ def _pass_seconds(core: EngineCore, rows: int, clock: Callable[[], float]) -> fl
         with Transaction(core.cache, entries) as transaction:  # left without commit
             batch = transaction.batch([draft] * count)
             began = clock()
-            core.runner.forward(batch).logits[
-                :1, :1
-            ].cpu()  # waits for the device; to copy all of them takes longer
+            output = core.runner.forward(batch)
+            output.logits[:1, :1].cpu()  # waits for the device; to copy all of them takes longer
             return clock() - began
     finally:
         for request in requests:
             core.cache.close(request.kv)
-
-
-def _request(core: EngineCore) -> Request:
-    params = SamplingParams(temperature=0)
-    sampler = RequestSampler(params, TokenLimits(core.runner.vocab_size), [0], seed=0)
-    request = Request(0, [0], params, sampler, RequestLimits(core.max_model_len, frozenset()))
-    request.kv = core.cache.open()
-    return request
 
 
 def engine_key(core: EngineCore, drafter: str = "") -> str:

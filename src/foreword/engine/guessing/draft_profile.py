@@ -69,8 +69,7 @@ def measure_calls(core: EngineCore, plan: DraftPlan, clock: Callable[[], float] 
 
 def _measure_one(core: EngineCore, plan: DraftPlan, clock: Callable[[], float]) -> Calls:
     stepper = Stepper(core.runner, core.cache, FixedPolicy(), clock=clock, store=core.runner.store)
-    request = _request(core)
-    request.kv = core.cache.open()
+    request = unwanted_request(core, PROMPT)
     began = clock()
     try:
         for number in range(WARM_UP + ROUNDS * len(DEPTHS)):
@@ -92,9 +91,12 @@ def _measure_one(core: EngineCore, plan: DraftPlan, clock: Callable[[], float]) 
     return calls
 
 
-def _request(core: EngineCore) -> Request:
+def unwanted_request(core: EngineCore, prompt: Sequence[int]) -> Request:
+    """One whose passes are only timed; whoever made it closes its KV rows."""
     size = core.runner.vocab_size
     params = SamplingParams(temperature=0, ignore_eos=True)
-    prompt = [token % size for token in PROMPT]
-    sampler = RequestSampler(params, TokenLimits(size), prompt, seed=0)
-    return Request(0, prompt, params, sampler, RequestLimits(core.max_model_len, frozenset()))
+    tokens = [token % size for token in prompt]
+    sampler = RequestSampler(params, TokenLimits(size), tokens, seed=0)
+    request = Request(0, tokens, params, sampler, RequestLimits(core.max_model_len, frozenset()))
+    request.kv = core.cache.open()
+    return request

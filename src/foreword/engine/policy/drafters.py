@@ -4,13 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from foreword.control.policy_file.document import CohortRule, PolicyFile
+from foreword.control.policy_file.nodes import methods_within
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.names import method_names
 from foreword.drafters.overrides import REQUEST_KEYS, SpeculationSetting, parse_setting
 from foreword.errors import RequestError
-
-REMOTE = "remote"
-"""The drafter that sends texts to other machines."""
 
 Configs = Mapping[str, SpeculationConfig]
 
@@ -37,17 +35,13 @@ def wish_within(
     rule: CohortRule,
     configs: Configs,
 ) -> SpeculationSetting:
-    """What a request asks for, without draft nodes if its cohort names drafters and none of them asks nodes.
-
-    The texts of such a cohort stay where they are: whoever asks may choose among drafters, not take that back.
-    """
+    """What a request asks for, as far as the texts of its cohort may go to draft nodes."""
     config = parse_setting(wish, default)
-    if rule.drafters is None or config is None or REMOTE not in config.method:
+    if config is None:
         return wish
-    named = {*rule.drafters, *(one.drafter for one in policy.rollouts if one.cohort == rule.name)}
-    if any(REMOTE in configs[name].method for name in named):
+    rest = methods_within(policy, rule, config.method, lambda name: configs[name].method)
+    if len(rest) == len(config.method):
         return wish
-    rest = [method for method in config.method if method != REMOTE]
     if not rest:
         return False
     sizes = {key: value for key, value in config.as_mapping().items() if key in REQUEST_KEYS}
