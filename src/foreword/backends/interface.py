@@ -188,6 +188,14 @@ class MedusaRunner(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class DecodeSize:
+    """Requests that decode in one pass, with texts of one length."""
+
+    requests: int
+    length: int  # tokens of each that are computed already
+
+
 class Decoder(Protocol):
     """A loaded model. It holds weights only: where its KV is, every pass is told."""
 
@@ -260,6 +268,14 @@ class Decoder(Protocol):
 
     def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> KvStore:
         """Memory for this decoder's rows and the `extra` ones, on its device."""
+        ...
+
+    def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
+        """Passes that are worth running at the start, because the first of their kind take longer; likely ones first.
+
+        Of up to so many requests with texts of up to this length and `rows` new rows each. Empty: a pass takes as long
+        the first time as ever.
+        """
         ...
 
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:

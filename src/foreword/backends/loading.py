@@ -23,13 +23,15 @@ def is_shape_invariant(choice: BackendChoice) -> bool:
     return choice.name != "torch"
 
 
-def decoder_of(choice: BackendChoice, config: ModelConfig, weights: DecoderWeights) -> TorchDecoder:
-    """A decoder on torch or CUDA from weights that are there already."""
+def decoder_of(
+    choice: BackendChoice, config: ModelConfig, weights: DecoderWeights, *, enforce_eager: bool = False
+) -> TorchDecoder:
+    """A decoder on torch or CUDA from weights that are there already; torch captures nothing anyway."""
     if choice.name == "torch":
         return TorchDecoder(config, weights)
     from foreword.backends.cuda.decoder import CudaDecoder  # Triton is there only where it is used
 
-    return CudaDecoder(config, weights)
+    return CudaDecoder(config, weights, enforce_eager=enforce_eager)
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class DecoderLoader:
 
     choice: BackendChoice
     device: torch.device
+    enforce_eager: bool = False  # whether nothing is captured
 
     def load(self, checkpoint: Checkpoint, progress: Progress | None = None) -> Decoder:
         """A decoder with the checkpoint's weights, in the target's numbers; what it cannot run is not read."""
@@ -45,7 +48,7 @@ class DecoderLoader:
         if self.choice.form is not None:
             return load_cpu_decoder(checkpoint, self.choice.form, progress=progress)
         weights = load_weights(checkpoint, self.choice.torch_dtype, self.device, progress)
-        return decoder_of(self.choice, checkpoint.config, weights)
+        return decoder_of(self.choice, checkpoint.config, weights, enforce_eager=self.enforce_eager)
 
 
 def load_on_ranks(

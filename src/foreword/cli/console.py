@@ -120,7 +120,7 @@ def load_llm(
         path = resolve_model(model, on_progress=on_stage)
     from foreword.engine.llm import LLM  # after the model is there: it brings torch along
 
-    with progress_bar(f"loading {model}") as on_progress:
+    with stage_bar() as on_stage:
         return LLM(
             str(path),
             dtype=dtype,
@@ -130,7 +130,8 @@ def load_llm(
             generation_config=generation_config,
             tensor_parallel_size=tensor_parallel_size,
             config=config,
-            progress=on_progress,
+            progress=lambda done, total: on_stage(f"loading {model}", done, total),
+            preparing=lambda done, total: on_stage("preparing passes", done, total),
         )
 
 

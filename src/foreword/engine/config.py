@@ -32,6 +32,9 @@ class EngineConfig:
     max_draft_share: float = 0.03  # most that guesses may lengthen steps that also serve plain requests
     # Passes under way at once, so that a GPU need not wait for the host; None: 2 on a GPU, else 1.
     steps_ahead: int | None = None
+    enforce_eager: bool = (
+        False  # capture no passes on a GPU: nothing is prepared at the start, each one takes longer
+    )
     speculation_policy: str | None = None  # file with rules for cohorts of requests: docs/policy.md
 
     def __post_init__(self) -> None:

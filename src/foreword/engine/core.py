@@ -57,6 +57,7 @@ class EngineCore:
         self.runner = ModelRunner.allocate(target, num_pages, PAGE_SIZE, needs.rows, vocabulary.size)
         window = None if needs.rows else target.kv_rows().window  # rows of drafters have none
         self.cache = PagedCache(num_pages, prefix_caching=config.enable_prefix_caching, window=window)
+        self.max_rows = config.max_num_batched_tokens  # of a pass
         self._clock = parts.clock
         self._stepper = Stepper(
             self.runner,

@@ -84,6 +84,7 @@ class Engine:
         tensor_parallel_size: int = 1,
         config: EngineConfig | None = None,
         progress: Progress | None = None,
+        preparing: Progress | None = None,
     ) -> "Engine":
         """Load a model and start an engine for it; the arguments are those of `LLM`."""
         check_choice(speculation)
@@ -94,9 +95,10 @@ class Engine:
             backend=backend,
             generation_config=generation_config,
             tensor_parallel_size=tensor_parallel_size,
+            enforce_eager=config is not None and config.enforce_eager,
             progress=progress,
         )
-        core = make_core(loaded, config, speculation)
+        core = make_core(loaded, config, speculation, preparing=preparing)
         engine = Engine(core, loaded.tokenizer, sampling=loaded.sampling, on_close=loaded.close)
         loaded.when_lost(lambda reason: engine._mail.put(lambda: give_up(reason)))
         return engine

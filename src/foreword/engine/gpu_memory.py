@@ -27,6 +27,11 @@ def memory_for_kv(target: Decoder, utilization: float, max_rows: int) -> int:
     return room
 
 
+def free_memory(device: torch.device) -> int:
+    """Bytes of a GPU that nobody uses; of a CPU, whose memory no captures fill, none are counted."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+
+
 def _largest_pass(target: Decoder, rows: int) -> int:
     """Bytes that a pass over this many tokens of a prompt takes beside the weights and its KV rows."""
     cache = PagedCache(-(-rows // PAGE_SIZE))

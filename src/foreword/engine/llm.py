@@ -20,6 +20,7 @@ from foreword.engine.loader import LoadedModel, load_model
 from foreword.engine.messages import NewRequest
 from foreword.engine.parts import EngineParts
 from foreword.engine.policy.making import make_steering, with_file_limits
+from foreword.engine.preparing import prepare_passes
 from foreword.engine.requests.arguments import (
     ParamsChoice,
     either,
@@ -63,8 +64,11 @@ class LLM:
         tensor_parallel_size: int = 1,
         config: EngineConfig | None = None,
         progress: Progress | None = None,
+        preparing: Progress | None = None,
     ) -> None:
         """Load `model`: a built-in name, a local path or a hub id; `progress` is told of loaded tensors.
+
+        `preparing` is told of passes that a GPU is made ready for, then (`EngineConfig.enforce_eager`).
 
         `speculation` says who guesses ahead, as vLLM's `speculative_config`:
         `{"method": "ngram", "num_speculative_tokens": 5}`; "off" or None: nobody; "auto": see docs/drafters.md.
@@ -73,6 +77,8 @@ class LLM:
         share of the model each, on a GPU each or all on this CPU: docs/cluster.md.
         """
         check_choice(speculation)
+        self._config = config or EngineConfig()
+        self._preparing = preparing
         self.loaded = load_model(
             model,
             dtype=dtype,
@@ -81,10 +87,10 @@ class LLM:
             progress=progress,
             generation_config=generation_config,
             tensor_parallel_size=tensor_parallel_size,
+            enforce_eager=self._config.enforce_eager,
         )
         self.tokenizer = self.loaded.tokenizer
-        self._config = config or EngineConfig()
-        self._take(make_core(self.loaded, self._config, speculation))
+        self._take(make_core(self.loaded, self._config, speculation, preparing=preparing))
         self._numbers = itertools.count()
         self._is_busy = False
 
@@ -123,9 +129,9 @@ class LLM:
         self.engine.close()
         del self.engine, self._pipeline
         try:
-            self._take(make_core(self.loaded, self._config, speculation, offered))
+            self._take(make_core(self.loaded, self._config, speculation, offered, preparing=self._preparing))
         except BaseException:
-            self._take(make_core(self.loaded, self._config, before))
+            self._take(make_core(self.loaded, self._config, before, preparing=self._preparing))
             raise
         finally:
             adapters.move_to(self.engine.adapters)
@@ -261,8 +267,9 @@ def make_core(
     config: EngineConfig | None,
     speculation: SpeculationOption = None,
     offered: Sequence[SpeculationConfig] = (),
+    preparing: Progress | None = None,
 ) -> EngineCore:
-    """An engine for a loaded model."""
+    """An engine for a loaded model, ready for requests; `preparing` is told of passes that a GPU is prepared for."""
     config, policy = config or EngineConfig(), MeasuredPolicy()
     chosen = _chosen(speculation, loaded, config)
     steering = make_steering(config, policy, loaded)
@@ -271,6 +278,7 @@ def make_core(
         offered = [*offered, *steering.configs.values()]
     parts = EngineParts(config, policy, loaded.drafter_builder(), chosen, offered=offered, steering=steering)
     core = EngineCore(loaded.decoder, loaded.vocabulary(), parts)
+    prepare_passes(core, config.max_num_seqs, preparing)
     if steering is not None or (chosen is not None and not chosen.fixed):
         core.kept = begin_with_kept(core, policy, offered)
     elif any(not config.fixed for config in offered):

@@ -95,6 +95,7 @@ def load_model(
     backend: str = "auto",
     generation_config: str = "auto",
     tensor_parallel_size: int = 1,
+    enforce_eager: bool = False,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Load a model by built-in name, local path or hub id."""
@@ -106,7 +107,7 @@ def load_model(
     checkpoint = open_checkpoint(resolve_model(model))
     tokenizer, sampling = checkpoint.tokenizer(), sampling_defaults(checkpoint, generation_config)
     fitting = fitted(choice, checkpoint.config, backend=backend, dtype=dtype, device=place)
-    loader = DecoderLoader(fitting, place)
+    loader = DecoderLoader(fitting, place, enforce_eager)
     if tensor_parallel_size == 1:
         decoder: Decoder = loader.load(checkpoint, progress)
     else:

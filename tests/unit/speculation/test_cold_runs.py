@@ -1,6 +1,8 @@
 """Steps in which a device compiles or captures something first: what they take is not what the next ones take."""
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -83,6 +85,39 @@ def test_a_shape_is_cold_until_it_is_captured(monkeypatch: pytest.MonkeyPatch):
         graphs.run(shape, lambda: 7)
         cold.append(cold_runs() - before)
     assert cold == [1, 1, 0, 1, 0, 0]  # there is no room for the capture of another
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory")]
+)
+def test_no_memory_for_a_capture_costs_the_capture_alone(
+    error: RuntimeError, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    @contextmanager
+    def capturing(*_: object, **__: object) -> Iterator[None]:
+        yield
+        raise error
+
+    for name in ("CUDAGraph", "graph_pool_handle"):
+        monkeypatch.setattr(torch.cuda, name, object)
+    monkeypatch.setattr(torch.cuda, "graph", capturing)
+    graphs: GraphCache[str, int] = GraphCache()
+    assert [graphs.run(shape, lambda: 7) for shape in ("a", "a", "a", "b", "b")] == [7] * 5
+    assert caplog.messages == ["no memory is left to capture a: such passes run without"]
+    assert graphs.captured == 0
+
+
+def test_a_capture_that_fails_for_another_reason_is_not_hidden(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    for name in ("CUDAGraph", "graph_pool_handle"):
+        monkeypatch.setattr(torch.cuda, name, object)
+    monkeypatch.setattr(torch.cuda, "graph", refuse)
+    graphs: GraphCache[str, int] = GraphCache()
+    graphs.run("a", lambda: 7)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        graphs.run("a", lambda: 7)
 
 
 def test_a_profile_is_of_passes_that_are_ready():

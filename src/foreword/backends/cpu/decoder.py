@@ -16,7 +16,7 @@ from foreword.backends.cpu.heads import CpuHead, HeadPacker
 from foreword.backends.cpu.kv_store import HEAD_ALIGNMENT, CpuKvStore
 from foreword.backends.cpu.medusa import CpuMedusa
 from foreword.backends.cpu.packing import FORMS, MatrixPacker, WeightForm
-from foreword.backends.interface import KvStore
+from foreword.backends.interface import DecodeSize, KvStore
 from foreword.backends.support import Part, require_supported
 from foreword.errors import CheckpointError
 from foreword.kernels.native import choose_isa, choose_threads, native_status
@@ -197,6 +197,10 @@ class CpuDecoder:
     def weight_bytes(self) -> int:
         """Memory of the packed matrices."""
         return self._native.weight_bytes
+
+    def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
+        """Nothing is compiled or captured."""
+        return ()
 
     def kv_rows(self) -> RowSpec:
         """Keys and values of all layers."""

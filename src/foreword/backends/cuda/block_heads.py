@@ -59,8 +59,8 @@ class CudaBlockHead(CudaHead):
 
     captured_rows = 512  # 32 requests with blocks of 16
 
-    def __init__(self, head: Head, rows: str, ends: LentEnds) -> None:
-        super().__init__(head, rows, ends)
+    def __init__(self, head: Head, rows: str, ends: LentEnds, *, captures: bool) -> None:
+        super().__init__(head, rows, ends, captures=captures)
         self._reads_context = head.spec.join is Join.CONTEXT
         self._is_markov = head.spec.has(MARKOV[0] + ".weight")
         self._passes: GraphsByMemory[BlockShape, tuple[Tensor, Tensor]] = GraphsByMemory()
@@ -78,7 +78,7 @@ class CudaBlockHead(CudaHead):
     ) -> PendingChains | None:
         """Filters of the distribution are left out: they would cut guesses that the target seldom makes."""
         names = self._names.of(plan)
-        began = event(timed=True) if self._captures else None
+        began = event(timed=True) if self._features.is_cuda else None
         found = None if names is None else self._run(context, blocks, store, plan, names)
         return None if found is None else as_chains(found[0], plan.steps, began)
 

@@ -21,11 +21,11 @@ from foreword.backends.cuda.kernels.rows import (
     take_rows,
 )
 from foreword.backends.cuda.kv_store import CudaKvStore
-from foreword.backends.cuda.layout import Layout, PassShape
+from foreword.backends.cuda.layout import Layout, PassShape, decode_sizes
 from foreword.backends.cuda.medusa import CudaMedusa
 from foreword.backends.cuda.products import Products
 from foreword.backends.cuda.upload import PassUpload, UploadedPass, attended
-from foreword.backends.interface import KvStore
+from foreword.backends.interface import DecodeSize, KvStore
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.heads import LentEnds, TorchHead
 from foreword.backends.torch.weights import DecoderWeights, LayerWeights
@@ -47,17 +47,23 @@ class CudaDecoder(TorchDecoder):
     is_shape_invariant = True  # tests/integration/test_shape_invariance.py
 
     def __init__(
-        self, config: ModelConfig, weights: DecoderWeights, products: Products | None = None
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        products: Products | None = None,
+        *,
+        enforce_eager: bool = False,
     ) -> None:
+        """With `enforce_eager` nothing is captured, neither here nor of the heads beside it."""
         super().__init__(config, weights)
         self._inverse_frequencies = inverse_frequencies(config).to(self.device)
         self._group = self._attention_spec.num_heads // self._attention_spec.num_kv_heads
         self._upload = PassUpload(self.device)
         self._graphs: GraphsByMemory[PassShape, Result] = GraphsByMemory()
-        self._captures = self.device.type == "cuda"
+        self._captures = self.device.type == "cuda" and not enforce_eager
         self._table = AdapterTable(config, self.device)
         self._products = products or Products()
-        if products is None and self._captures:
+        if products is None and self.device.type == "cuda":
             layer = weights.layers[0]
             self._products.check_library([layer.qkv, layer.output, layer.gate_up, layer.down, weights.head])
 
@@ -69,7 +75,7 @@ class CudaDecoder(TorchDecoder):
 
     def remade(self, config: ModelConfig, weights: DecoderWeights) -> "CudaDecoder":
         """A decoder of the same kind with other layers."""
-        return CudaDecoder(config, weights, self._products)
+        return CudaDecoder(config, weights, self._products, enforce_eager=not self._captures)
 
     def exit(self, more: Checkpoint, layer: int, rows: str) -> None:
         """An exit has KV rows of its own here for all of its layers: then it runs in captured passes."""
@@ -80,15 +86,19 @@ class CudaDecoder(TorchDecoder):
             return super().head(head, rows)
         # Only heads that guess many places at once have a token that stands for those not known yet.
         kind = CudaHead if head.spec.mask_token_id is None else CudaBlockHead
-        return kind(head, rows, LentEnds.of(self._weights))
+        return kind(head, rows, LentEnds.of(self._weights), captures=self._captures)
 
     def medusa(self, head: Head) -> CudaMedusa:
         """Medusa's heads in the numbers of this decoder."""
-        return CudaMedusa(head, LentEnds.of(self._weights))
+        return CudaMedusa(head, LentEnds.of(self._weights), captures=self._captures)
 
     def new_kv_store(self, num_pages: int, page_size: int, extra: Sequence[RowSpec] = ()) -> CudaKvStore:
         """Memory for this decoder's rows and the `extra` ones, on its device."""
         return CudaKvStore(PageSpec.of(self.kv_rows(), extra), num_pages, page_size, self.device)
+
+    def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
+        """Those whose passes are captured."""
+        return decode_sizes(requests, length, rows) if self._captures else ()
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, store: KvStore) -> ForwardOutput:

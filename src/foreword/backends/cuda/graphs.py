@@ -56,7 +56,10 @@ class GraphCache(Generic[Shape, T]):
         try:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 result = body()
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            # The allocator's error has a type of its own, the driver's, while a graph is made, only a text.
+            if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error):
+                raise
             _log.warning("no memory is left to capture %s: such passes run without", shape)
             self.limit = len(self._captured)
             return None

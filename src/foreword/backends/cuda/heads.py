@@ -68,12 +68,12 @@ class CudaHead(TorchHead):
 
     captured_rows = DECODE_ROWS[-1]  # of the largest pass that is captured
 
-    def __init__(self, head: Head, rows: str, ends: LentEnds) -> None:
+    def __init__(self, head: Head, rows: str, ends: LentEnds, *, captures: bool) -> None:
         super().__init__(head, rows, ends, bucketed=True)
         attention = head.spec.layers[0].attention
         self._group = attention.num_heads // attention.num_kv_heads
         self._products = Products()
-        self._captures = ends.device.type == "cuda"
+        self._captures = captures
         self._upload = PassUpload(ends.device)
         self._more = Upload(ends.device, _MORE_ENTRIES)
         width = head.spec.feature_width
@@ -122,7 +122,7 @@ class CudaHead(TorchHead):
         levels, unsettled = int(plan.steps.max()), plan.unsettled
         longest = int(plan.lengths.max()) + levels + (0 if unsettled is None else unsettled.places.shape[1])
         shape = ChainShape(layout.shape, levels, power_of_two(-(-longest // PART)), *draws_of(plan))
-        began = event(timed=True) if self._captures else None
+        began = event(timed=True) if self._features.is_cuda else None
         uploaded = self._upload.send(batch, layout, store.spare_slot)
         told = self._tell(wanted, plan, shape, uploaded)
         if unsettled is not None:

@@ -10,12 +10,16 @@ from numpy.typing import NDArray
 
 from foreword.backends.batch import MASK_WORDS, BatchSizes, ForwardBatch, Ints, Tap
 from foreword.backends.cuda.kernels.attention import PART
+from foreword.backends.interface import DecodeSize
 
 DECODE_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows of passes that are captured."""
 
 PROMPT_STEP = 256
 """Larger passes have a multiple of this many rows: their matrix products are checked size by size."""
+
+PREPARED_LENGTHS = (PART // 2, *(3 * PART * parts // 4 for parts in (2, 4, 8, 16)))
+"""One text for each number of parts that is common: steps of a start leave it within them."""
 
 NARROW_LINES = 64
 """Most lines (rows times heads of a group) of a tile whose positions are split into parts."""
@@ -146,6 +150,15 @@ def _tiles(requests: NDArray[np.intp], starts: Ints, counts: Ints, rows: int) ->
         np.minimum(counts[owner] - first, rows).astype(np.int32),
         owner,
     )
+
+
+def decode_sizes(requests: int, length: int, rows: int) -> list[DecodeSize]:
+    """Of all captured passes with `rows` rows a request that differ in shape, one each; short texts first."""
+    largest: dict[tuple[int, int], int] = {}
+    for count in range(1, min(requests, DECODE_ROWS[-1] // rows) + 1):
+        largest[round_rows(count), round_rows(count * rows)] = count
+    lengths = [known for known in PREPARED_LENGTHS if known < length]
+    return [DecodeSize(count, known) for known in lengths for count in largest.values()]
 
 
 def power_of_two(count: int) -> int:

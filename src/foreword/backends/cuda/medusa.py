@@ -39,9 +39,9 @@ class MedusaShape:
 class CudaMedusa(TorchMedusa):
     """The reference's products, without its launches."""
 
-    def __init__(self, head: Head, ends: LentEnds) -> None:
+    def __init__(self, head: Head, ends: LentEnds, *, captures: bool) -> None:
         super().__init__(head, ends)
-        self._captures = ends.device.type == "cuda"
+        self._captures = captures
         self._states = torch.zeros((_MOST_ROWS, head.spec.hidden_size), dtype=ends.dtype, device=ends.device)
         self._told = Upload(ends.device, _ENTRIES)
         self._names = GuessNames(head.spec.draft_vocab_size, ends.device)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput, check_taps
-from foreword.backends.interface import HeadRunner, KvStore, MedusaRunner
+from foreword.backends.interface import DecodeSize, HeadRunner, KvStore, MedusaRunner
 from foreword.backends.parallel.messages import (
     Forward,
     Load,
@@ -125,6 +125,10 @@ class TensorParallelDecoder:
         payloads = [packed_adapter(share) for share in shares[1:]]
         order = SetAdapter(self._number, slot)
         self.workers.run(order, lambda: self._own.set_adapter(slot, shares[0]), payloads)
+
+    def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
+        """Nothing is captured."""
+        return ()
 
     def kv_rows(self) -> RowSpec:
         """What a token keeps at each rank."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear
 
 from foreword.backends.batch import ForwardBatch, ForwardOutput, Tap, check_taps, known_ids
-from foreword.backends.interface import HeadInput, KvStore
+from foreword.backends.interface import DecodeSize, HeadInput, KvStore
 from foreword.backends.support import require_supported
 from foreword.backends.torch.adapters import Additions, additions, on_device
 from foreword.backends.torch.attention import GroupView, PagedKv, group_views, windowed
@@ -156,6 +156,10 @@ class TorchDecoder:
     def medusa(self, head: Head) -> TorchMedusa:
         """Medusa's heads in the numbers of this decoder."""
         return TorchMedusa(head, LentEnds.of(self._weights))
+
+    def sizes_to_prepare(self, requests: int, length: int, rows: int) -> Sequence[DecodeSize]:
+        """Nothing is captured."""
+        return ()
 
     def kv_rows(self) -> RowSpec:
         """Keys and values of all layers, in the numbers of the weights."""

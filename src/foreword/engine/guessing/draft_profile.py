@@ -13,6 +13,7 @@ from foreword.control.fixed import FixedPolicy
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.requests.request import Request, RequestLimits
+from foreword.kv.sequence import KvSequence
 from foreword.speculation.drafting import choices_of
 from foreword.speculation.measured.costs import StepCosts
 from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
@@ -25,6 +26,9 @@ ROUNDS = 4
 BUDGET_SECONDS = 0.5
 
 PROMPT = (0, 0, 0, 0)
+NOBODYS = "nobody's"
+"""The tenant of texts that nobody reads; others are hashes of keys, or empty."""
+
 WARM_UP = 2  # steps: the first has no states of the prompt, the second fills caches
 
 Calls = dict[str, list[float]]
@@ -91,12 +95,20 @@ def _measure_one(core: EngineCore, plan: DraftPlan, clock: Callable[[], float]) 
     return calls
 
 
-def unwanted_request(core: EngineCore, prompt: Sequence[int]) -> Request:
-    """One whose passes are only timed; whoever made it closes its KV rows."""
+def unwanted_request(
+    core: EngineCore,
+    prompt: Sequence[int],
+    *,
+    number: int = 0,
+    temperature: float = 0.0,
+    kv: KvSequence | None = None,
+) -> Request:
+    """One whose text nobody reads, the engine being idle; whoever made it closes its KV rows."""
     size = core.runner.vocab_size
-    params = SamplingParams(temperature=0, ignore_eos=True)
+    params = SamplingParams(temperature=temperature, ignore_eos=True)
     tokens = [token % size for token in prompt]
     sampler = RequestSampler(params, TokenLimits(size), tokens, seed=0)
-    request = Request(0, tokens, params, sampler, RequestLimits(core.max_model_len, frozenset()))
-    request.kv = core.cache.open()
+    request = Request(number, tokens, params, sampler, RequestLimits(core.max_model_len, frozenset()))
+    request.tenant = NOBODYS  # drafters that remember answers have them for nobody else
+    request.kv = core.cache.open(NOBODYS) if kv is None else kv
     return request

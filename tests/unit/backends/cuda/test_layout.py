@@ -54,3 +54,30 @@ def test_passes_of_like_size_have_one_shape():
     shape = shapes.pop()
     assert shape.is_decode and (shape.rows, shape.narrow_rows, shape.wide_tiles) == (16, 4, 0)
     assert not shape.has_trees
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_sizes_to_prepare_are_one_for_each_shape_that_a_batch_can_have(rows: int):
+    from foreword.backends.cuda.layout import PREPARED_LENGTHS, decode_sizes
+
+    def shape(count: int):
+        return laid_out([1] * count, [Draft.chain([1] * (rows - 1), 1)] * count, 4)[1].shape
+
+    sizes = decode_sizes(12, 500, rows)
+    lengths = [length for length in PREPARED_LENGTHS if length < 500]
+    assert [size.length for size in sizes] == sorted(size.length for size in sizes), "short texts come first"
+    assert {size.length for size in sizes} == set(lengths)
+    shortest = [size.requests for size in sizes if size.length == lengths[0]]
+    shapes = [shape(count) for count in shortest]
+    assert len(set(shapes)) == len(shapes)
+    assert {shape(count) for count in range(1, 13)} == set(shapes)
+
+
+def test_sizes_to_prepare_are_of_passes_that_are_captured():
+    from foreword.backends.cuda.layout import DECODE_ROWS, decode_sizes
+
+    assert len(decode_sizes(256, 1 << 17, 1)) == len(DECODE_ROWS) * 5
+    assert max(size.requests * 9 for size in decode_sizes(256, 1 << 17, 9)) <= DECODE_ROWS[-1]
+    assert not decode_sizes(256, 1 << 17, DECODE_ROWS[-1] + 1)
+    parts = {-(-size.length // 128) for size in decode_sizes(1, 1 << 17, 1)}
+    assert {1 << (count - 1).bit_length() for count in parts} == {1, 2, 4, 8, 16}

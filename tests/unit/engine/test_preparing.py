@@ -1,0 +1,130 @@
+"""Passes that are run before the first request, on a backend whose first ones of a size are cold."""
+
+import logging
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+
+from foreword.acceptance.params import SamplingParams
+from foreword.backends.cold import note_cold_run
+from foreword.backends.interface import DecodeSize
+from foreword.backends.torch.decoder import TorchDecoder
+from foreword.backends.torch.weights import load_weights
+from foreword.drafters.config import SpeculationConfig
+from foreword.drafters.lookup.ngram import NgramConfig, NgramDrafter
+from foreword.engine import preparing
+from foreword.engine.config import EngineConfig
+from foreword.engine.core import EngineCore
+from foreword.engine.messages import NewRequest
+from foreword.engine.parts import EngineParts
+from foreword.engine.preparing import MEMORY_SHARE, SECONDS, prepare_passes
+from foreword.engine.vocabulary import Vocabulary
+from helpers.clocks import ScriptedClock
+from helpers.mixed_configs import CONFIGS
+from helpers.random_checkpoint import RandomCheckpoint
+
+CONFIG = CONFIGS["experts"]
+WEIGHTS = load_weights(RandomCheckpoint(CONFIG), torch.float32, torch.device("cpu"))
+SIZES = [DecodeSize(1, 16), DecodeSize(3, 16), DecodeSize(2, 32)]
+
+
+class Device(TorchDecoder):
+    """Compiles in the first pass of a size, captures in the second; `fails_at` has no memory for that."""
+
+    def __init__(self, sizes: list[DecodeSize] = SIZES, fails_at: tuple[int, int] | None = None) -> None:
+        super().__init__(CONFIG, WEIGHTS)
+        self.sizes, self.fails_at = sizes, fails_at
+        self.asked: list[tuple[int, int]] = []
+        self.seen: Counter[tuple[int, int]] = Counter()  # (requests, rows of all), decoding ones
+
+    def sizes_to_prepare(self, requests: int, length: int, rows: int) -> list[DecodeSize]:
+        self.asked.append((requests, rows))
+        return [size for size in self.sizes if size.requests <= requests and size.length < length]
+
+    def forward(self, batch: Any, store: Any) -> Any:
+        size = len(batch.kv_lens), len(batch.token_ids)
+        if len(batch.logit_rows):
+            self.seen[size] += 1
+            if self.seen[size] < 3:
+                note_cold_run()
+            if size == self.fails_at:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().forward(batch, store)
+
+
+def engine(device: Device, guesses: int = 0, pages: int = 64) -> EngineCore:
+    memory = pages * 16 * device.kv_rows().bytes_per_row
+    speculation = SpeculationConfig.parse({"method": "ngram", "num_speculative_tokens": max(1, guesses)})
+    build = (lambda _: NgramDrafter(NgramConfig())) if guesses else None
+    config = EngineConfig(kv_cache_memory_bytes=memory, steps_ahead=2)
+    parts = EngineParts(config, build_drafter=build, speculation=speculation if guesses else None)
+    return EngineCore(device, Vocabulary(CONFIG.vocab_size), parts)
+
+
+def answer(core: EngineCore) -> list[int]:
+    params = SamplingParams(max_tokens=6, ignore_eos=True, seed=1)
+    (request,) = core.add(NewRequest("r", (4, 5, 6), params))
+    while core.has_requests:
+        core.step()
+    return request.output_ids
+
+
+@pytest.mark.parametrize("guesses", [0, 2])
+def test_every_size_is_run_until_it_is_ready_and_nothing_else_changes(guesses: int):
+    device, told = Device(), []
+    core = engine(device, guesses)
+    found = prepare_passes(core, 3, lambda done, total: told.append((done, total)))
+    wanted = {(1, 1), (3, 3), (2, 2)} | ({(1, 3), (3, 9), (2, 6)} if guesses else set())
+    assert wanted <= set(device.seen)
+    assert all(device.seen[size] >= 3 for size in wanted)
+    assert found.sizes == found.wanted == len(wanted)
+    assert told == [(done, len(wanted)) for done in range(len(wanted) + 1)]
+    assert core.cache.num_open == 0
+    assert core.cache.free_pages == core.cache.pool.num_pages, "nobody finds these texts later"
+    assert core.situation.costs.step_seconds(1) is None
+    assert core.steps == 0 and not core.faults
+    core.check_integrity()
+    assert answer(core) == answer(engine(Device(), guesses))
+
+
+def test_a_backend_that_has_nothing_to_prepare_runs_nothing():
+    device, told = Device([]), []
+    assert prepare_passes(engine(device), 3, lambda *at: told.append(at)).wanted == 0
+    assert not device.seen and not told
+
+
+def test_requests_rows_and_pages_bound_what_is_asked_for():
+    device = Device()
+    found = prepare_passes(engine(device, 2), 2)
+    assert device.asked == [(2, 1), (2, 3)]
+    assert found.wanted == 4
+    assert prepare_passes(engine(Device(), pages=5), 3).wanted == 1, "three texts do not fit"
+
+
+def test_the_rest_is_left_to_its_first_request_when_the_time_is_up():
+    clock = ScriptedClock(tick=SECONDS / 4)
+    device = Device([DecodeSize(count, 16) for count in (1, 2, 3, 4, 5, 6)])
+    found = prepare_passes(engine(device), 6, clock=clock)
+    assert 0 < found.sizes < found.wanted == 6
+    assert max(device.seen) == (found.sizes, found.sizes)
+
+
+def test_the_rest_is_left_out_when_half_of_the_free_memory_is_gone(monkeypatch: pytest.MonkeyPatch):
+    left = iter([100, 100, 70, 100 * (1 - MEMORY_SHARE) - 1])
+    monkeypatch.setattr(preparing, "free_memory", lambda _: next(left))
+    assert prepare_passes(engine(Device()), 3).sizes == 2
+
+
+def test_out_of_memory_costs_a_line_and_no_engine(caplog: pytest.LogCaptureFixture):
+    device = Device(fails_at=(3, 3))
+    core = engine(device)
+    with caplog.at_level(logging.WARNING, "foreword"):
+        found = prepare_passes(core, 3)
+    assert (found.sizes, found.wanted) == (1, 3)
+    (line,) = caplog.messages
+    assert line.startswith("no memory is left to prepare more passes")
+    assert core.cache.num_open == 0
+    core.check_integrity()
+    assert answer(core) == answer(engine(Device()))
