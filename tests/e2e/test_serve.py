@@ -140,6 +140,7 @@ def test_options_of_the_engine_reach_it(tiny_model, capfd):
         "--max-num-seqs=3",
         "--max-model-len=100",
         "--gpu-memory-utilization=0.5",
+        "--enforce-eager",
     ]
     with serve(tiny_model, *options, factory="load_telling") as server:
         assert server.process.wait(30) == 2
@@ -153,6 +154,7 @@ def test_options_of_the_engine_reach_it(tiny_model, capfd):
         "max_num_seqs": 3,
         "max_model_len": 100,
         "gpu_memory_utilization": 0.5,
+        "enforce_eager": True,
     }
     assert EngineConfig(**{key: value for key, value in told.items() if key != "speculation"})
 

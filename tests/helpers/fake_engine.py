@@ -19,6 +19,7 @@ from foreword.control.reporting.figures import ControlReport
 from foreword.engine.answers.stream import AnswerStream
 from foreword.engine.messages import AnswerDelta, DraftShown, EngineStats, NewRequest, RequestStats
 from foreword.errors import CheckpointError, EngineStopped, RequestError
+from foreword.progress import StageProgress
 from foreword.wire.frames import Start
 
 FIRST_VISIBLE = 3
@@ -276,28 +277,29 @@ class FakeAdapters:
         del self.loaded[name]
 
 
-def load_fake(start: Start) -> FakeEngine:
+def load_fake(start: Start, on_stage: StageProgress) -> FakeEngine:
     """For `Supervisor` and `foreword serve --engine-factory`: settings come as fields of the engine's config."""
+    on_stage("loading", 1, 2)
     known = {k: v for k, v in start.config.items() if k in ("step_seconds", "capacity", "drafting")}
     return FakeEngine(max_model_len=start.config.get("max_model_len") or 512, **known)
 
 
-def load_slow_fake(start: Start) -> FakeEngine:
+def load_slow_fake(start: Start, on_stage: StageProgress) -> FakeEngine:
     """The same with steps long enough to be interrupted."""
     return FakeEngine(step_seconds=0.05, capacity=16)
 
 
-def load_broken(start: Start) -> FakeEngine:
+def load_broken(start: Start, on_stage: StageProgress) -> FakeEngine:
     """An engine that cannot be loaded."""
     raise RequestError("this model is broken; get another")
 
 
-def load_telling(start: Start) -> FakeEngine:
+def load_telling(start: Start, on_stage: StageProgress) -> FakeEngine:
     """An engine that only says what it was started with."""
     raise RequestError(json.dumps({"speculation": start.speculation} | start.config, sort_keys=True))
 
 
-def load_dying(start: Start) -> FakeEngine:
+def load_dying(start: Start, on_stage: StageProgress) -> FakeEngine:
     """An engine that dies of its first request."""
     engine = FakeEngine()
     engine.close()
@@ -311,7 +313,7 @@ class LostEngine(FakeEngine):
         threading.Thread(target=tell, args=(EngineStopped("rank 1 is gone"),)).start()
 
 
-def load_lost(start: Start) -> FakeEngine:
+def load_lost(start: Start, on_stage: StageProgress) -> FakeEngine:
     return LostEngine()
 
 
@@ -330,6 +332,6 @@ class HangingEngine(FakeEngine):
         return super().submit(request)
 
 
-def load_hanging(start: Start) -> FakeEngine:
+def load_hanging(start: Start, on_stage: StageProgress) -> FakeEngine:
     """An engine that some requests bring to a halt."""
     return HangingEngine()

@@ -27,10 +27,13 @@ def connected(
     async def run() -> None:
         ours, theirs = socket.socketpair()
         host = asyncio.create_task(engine_process.run(theirs, factory))
-        link = EngineLink(wire.Channel(*await asyncio.open_connection(sock=ours)))
+        stages: list[tuple[str, int, int]] = []
+        channel = wire.Channel(*await asyncio.open_connection(sock=ours))
+        link = EngineLink(channel, lambda *stage: stages.append(stage))
         listening = asyncio.create_task(link.listen())
         link.send(wire.Start("model", config=dict(config)))
         await asyncio.wait((link.ready, host), return_when=asyncio.FIRST_COMPLETED)
+        assert stages == ([("loading", 1, 2)] if factory == FAKE else [])
         try:
             await test(link, host)
         finally:

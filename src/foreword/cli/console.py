@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -112,14 +113,22 @@ def load_llm(
     generation_config: str = "none",
     tensor_parallel_size: int = 1,
     config: "EngineConfig | None" = None,
+    answers: int | None = None,
 ) -> "LLM":
-    """Fetch if need be, then load, showing both. Nothing is guessed or recommended unless it is asked for."""
+    """Fetch if need be, then load, showing both. Nothing is guessed or recommended unless it is asked for.
+
+    `answers` is how many will be worked on at once, where that is known: a GPU is prepared for no more.
+    """
     from foreword.models.sources.resolve import resolve_model
 
     with stage_bar() as on_stage:
         path = resolve_model(model, on_progress=on_stage)
-    from foreword.engine.llm import LLM  # after the model is there: it brings torch along
+    from foreword.engine.config import EngineConfig  # after the model is there: these bring torch along
+    from foreword.engine.llm import LLM
 
+    config = config or EngineConfig()
+    if answers is not None:
+        config = replace(config, max_num_seqs=min(answers, config.max_num_seqs))
     with stage_bar() as on_stage:
         return LLM(
             str(path),

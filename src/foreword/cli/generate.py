@@ -122,7 +122,7 @@ def generate(
         raise RequestError("--raw continues a text as it is; a --system message needs the chat template")
     question = read_prompt(prompt, file, stdin_is_free=prediction != Path("-"))
     expected = None if prediction is None else read_text(prediction)
-    llm = load_llm(model, dtype, device, backend, setting, generation_config, tensor_parallel_size)
+    llm = load_llm(model, dtype, device, backend, setting, generation_config, tensor_parallel_size, answers=n)
     from foreword.cli.chat.text import visible
 
     params = llm.loaded.sampling.params(**given)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -118,6 +119,10 @@ def serve(
     gpu_memory_utilization: Annotated[
         float, typer.Option(help="Share of a GPU's memory that weights, passes and KV may take together.")
     ] = 0.9,
+    enforce_eager: Annotated[
+        bool,
+        typer.Option("--enforce-eager", help="On a GPU, capture no passes: a quicker start, slower steps."),
+    ] = False,
     enable_prefix_caching: Annotated[
         bool, typer.Option(help="Reuse the KV of equal beginnings, within an API key.")
     ] = True,
@@ -182,6 +187,7 @@ def serve(
         "enable_prefix_caching": enable_prefix_caching,
         "acceptance_rule": acceptance_rule,
         "gpu_memory_utilization": gpu_memory_utilization,
+        "enforce_eager": enforce_eager,
     }
     if speculation_policy is not None:
         config["speculation_policy"] = str(checked_policy(speculation_policy))
@@ -267,7 +273,14 @@ def _run(
     )
     run = ServerRun(settings, supervision, checkpoint.tokenizer(), listening)
     stderr.print(f"[dim]loading {settings.model_name} ...[/dim]")
-    asyncio.run(run.run(lambda url: _tell_ready(url, settings)))
+    with ExitStack() as until_ready:
+        on_stage = until_ready.enter_context(stage_bar())
+
+        def tell(url: str) -> None:
+            until_ready.close()  # the bar goes before the line comes
+            _tell_ready(url, settings)
+
+        asyncio.run(run.run(tell, on_stage))
 
 
 def _tell_ready(url: str, settings: "ServerSettings") -> None:

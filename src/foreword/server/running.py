@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 
 from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.progress import StageProgress
 from foreword.server.app import create_app, create_context
 from foreword.server.context import ServerContext
 from foreword.server.quiet_log import on_loop_error, quieten
@@ -34,10 +35,10 @@ class ServerRun:
         self._listening = listening
         self._stopping = asyncio.Event()
 
-    async def run(self, on_ready: Callable[[str], None]) -> None:
-        """Serve; `on_ready` is called with the server's URL when the engine takes requests."""
+    async def run(self, on_ready: Callable[[str], None], on_stage: StageProgress = lambda *_: None) -> None:
+        """Serve; `on_ready` is called with the server's URL when the engine takes requests, `on_stage` until then."""
         listening = self._listening
-        supervisor = Supervisor(self._supervision)
+        supervisor = Supervisor(self._supervision, on_stage)
         context = create_context(self._settings, supervisor, self._tokenizer)
         web = WebServer(create_app(context), self._settings.limits)
         quieten()

@@ -2,12 +2,13 @@
 
 from foreword.engine.config import EngineConfig
 from foreword.engine.engine import Engine
+from foreword.progress import StageProgress
 from foreword.wire.engine_like import EngineLike
 from foreword.wire.frames import Start
 
 
-def load_engine(start: Start) -> EngineLike:
-    """Load the model and start the engine's thread."""
+def load_engine(start: Start, on_stage: StageProgress) -> EngineLike:
+    """Load the model and start the engine's thread; `on_stage` is told how far that is."""
     engine = Engine.load(
         start.model,
         dtype=start.dtype,
@@ -16,6 +17,8 @@ def load_engine(start: Start) -> EngineLike:
         tensor_parallel_size=start.tensor_parallel_size,
         speculation=start.speculation,  # None: nobody; what "auto" means was decided before
         config=EngineConfig(**start.config),
+        progress=lambda done, total: on_stage("loading", done, total),
+        preparing=lambda done, total: on_stage("preparing passes", done, total),
     )
     try:
         for name, path in start.adapters.items():

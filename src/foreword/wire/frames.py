@@ -80,6 +80,14 @@ class Drain(_Message, frozen=True):
     deadline: float
 
 
+class Starting(_Message, frozen=True):
+    """From the engine process, before it is ready: what it does, and how far it is."""
+
+    stage: str
+    done: int
+    total: int
+
+
 class Ready(_Message, frozen=True):
     """From the engine process: requests can come."""
 
@@ -120,7 +128,7 @@ class Fatal(_Message, frozen=True):
 
 
 ToEngine = Start | Submit | Abort | Speculate | MovePair | SetAdapter | StatsWanted | Drain
-FromEngine = Ready | Deltas | Refused | Stats | AdapterSet | Fatal
+FromEngine = Starting | Ready | Deltas | Refused | Stats | AdapterSet | Fatal
 _Kind = TypeVar("_Kind")
 
 

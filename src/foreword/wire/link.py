@@ -9,6 +9,7 @@ from typing import Any
 from foreword.engine.answers.ends import OpenAnswers
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.errors import EngineUnavailable, RequestError
+from foreword.progress import StageProgress
 from foreword.wire import frames as wire
 from foreword.wire.client import OnLate
 
@@ -34,8 +35,10 @@ class _Left:
 class EngineLink:
     """Lives as long as the engine process does."""
 
-    def __init__(self, channel: wire.Channel) -> None:
+    def __init__(self, channel: wire.Channel, on_stage: StageProgress = lambda *_: None) -> None:
+        """`on_stage` is told how far an engine is that starts."""
         self._channel = channel
+        self._on_stage = on_stage
         self._inboxes: dict[str, _Inbox] = {}
         self._left: dict[str, _Left] = {}
         self._stats: dict[int, asyncio.Future[EngineStats]] = {}
@@ -135,6 +138,8 @@ class EngineLink:
             case wire.AdapterSet(number, error):
                 if (told := self._adapters.get(number)) is not None and not told.done():
                     told.set_result(error)
+            case wire.Starting(stage, done, total):
+                self._on_stage(stage, done, total)
             case wire.Ready():
                 if not self.ready.done():
                     self.ready.set_result(message)

@@ -17,14 +17,15 @@ from functools import partial
 from foreword.cluster.framing import ChannelError
 from foreword.engine.messages import AnswerDelta, NewRequest
 from foreword.errors import EngineStopped, ForewordError, RequestError
+from foreword.progress import StageProgress
 from foreword.wire import frames as wire
 from foreword.wire.engine_like import EngineLike
 from foreword.wire.frames import Channel
 
 log = logging.getLogger("foreword.wire.process")
 
-EngineFactory = Callable[[wire.Start], EngineLike]
-"""Makes the engine that a `Start` message describes."""
+EngineFactory = Callable[[wire.Start, StageProgress], EngineLike]
+"""Makes the engine that a `Start` message describes, and tells how far it is."""
 
 
 def find_factory(name: str) -> EngineFactory:
@@ -173,8 +174,11 @@ async def run(connection: socket.socket, factory: str) -> int:
 async def _load_and_serve(
     channel: Channel, incoming: AsyncIterator[bytes], factory: str, start: wire.Start
 ) -> int:
+    def on_stage(stage: str, done: int, total: int) -> None:
+        channel.send(wire.Starting(stage, done, total))
+
     try:
-        engine = find_factory(factory)(start)
+        engine = find_factory(factory)(start, on_stage)
     except Exception as error:
         if not isinstance(error, ForewordError):  # those are told by whoever reads the channel
             log.exception("the engine cannot start")

@@ -14,6 +14,7 @@ import msgspec
 from foreword.cluster.framing import ChannelError
 from foreword.engine.messages import AnswerDelta, EngineStats, NewRequest
 from foreword.errors import EngineUnavailable, ForewordError
+from foreword.progress import StageProgress
 from foreword.wire import frames as wire
 from foreword.wire.client import EngineLimits, EngineState, OnLate
 from foreword.wire.link import EngineLink
@@ -46,8 +47,10 @@ class SupervisorSettings:
 class Supervisor:
     """An `EngineClient` whose engine is a child process."""
 
-    def __init__(self, settings: SupervisorSettings) -> None:
+    def __init__(self, settings: SupervisorSettings, on_stage: StageProgress = lambda *_: None) -> None:
+        """`on_stage` is told how far an engine is that starts."""
         self._settings = settings
+        self._on_stage = on_stage
         self._state = EngineState.STARTING
         self._link: EngineLink | None = None
         self._process: Process | None = None
@@ -197,7 +200,7 @@ class Supervisor:
             except OSError:
                 ours.close()
                 raise
-        link = EngineLink(wire.Channel(*await asyncio.open_connection(sock=ours)))
+        link = EngineLink(wire.Channel(*await asyncio.open_connection(sock=ours)), self._on_stage)
         first = self._settings.start.adapters.items() & self._adapters.items()
         link.send(msgspec.structs.replace(self._settings.start, adapters=dict(first)))
         self._link = link

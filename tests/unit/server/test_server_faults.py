@@ -72,7 +72,7 @@ def test_an_engine_that_cannot_start_says_so_once(monkeypatch, caplog, error: Ex
 
         async def flush(self) -> None: ...
 
-    def refuse(start: wire.Start) -> None:
+    def refuse(start: wire.Start, _: object) -> None:
         raise error
 
     monkeypatch.setattr(process, "find_factory", lambda name: refuse)

@@ -99,6 +99,7 @@ TO_ENGINE = [
     wire.Drain(1.5),
 ]
 FROM_ENGINE = [
+    wire.Starting("loading", 3, 7),
     wire.Ready(8192),
     wire.Deltas([AnswerDelta("a", 2, "text ✓", (1, 2), from_draft=1), AnswerDelta("b", 0, "", ())]),
     wire.Deltas(
