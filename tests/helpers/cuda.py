@@ -22,10 +22,10 @@ needs_cuda = pytest.mark.skipif(not has_gpu or find_spec("triton") is None, reas
 KERNEL_DEVICE = torch.device("cuda" if has_gpu else "cpu")
 
 
-def cuda_decoder(path: Path, dtype: str = "float32") -> Decoder:
+def cuda_decoder(path: Path, dtype: str = "float32", *, enforce_eager: bool = False) -> Decoder:
     """On a GPU as it is used; on the CPU its kernels are interpreted, which is slow and right in float32 alone."""
     from foreword.backends.cuda.decoder import CudaDecoder
 
     checkpoint = open_checkpoint(path)
     weights = load_weights(checkpoint, getattr(torch, dtype), KERNEL_DEVICE)
-    return CudaDecoder(checkpoint.config, weights)
+    return CudaDecoder(checkpoint.config, weights, enforce_eager=enforce_eager)

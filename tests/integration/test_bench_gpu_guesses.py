@@ -9,7 +9,10 @@ from foreword.backends.torch.decoder import TorchDecoder
 from foreword.bench.gpu.controlled import measure_controller
 from foreword.bench.gpu.shapes import SHAPES, random_weights
 from foreword.bench.gpu.speculating import DEPTH, dealt_runs, measure_heads, measure_speculation, rate_for
+from foreword.bench.gpu.start import measure_start
+from foreword.engine.config import EngineConfig
 from foreword.models.config import ModelConfig
+from helpers.clocks import ScriptedClock
 
 
 def tiny(hidden: int) -> ModelConfig:
@@ -66,3 +69,19 @@ def test_guesses_are_spoilt_at_the_rate_that_gives_the_wanted_tokens_per_pass(wa
     runs = dealt_runs(rate)
     assert 1 + sum(runs) / len(runs) == pytest.approx(wanted, abs=0.1)
     assert max(runs) <= DEPTH
+
+
+def test_the_start_is_timed_part_by_part():
+    config = EngineConfig(kv_cache_memory_bytes=1 << 22, max_num_seqs=2)
+    made, started = measure_start(lambda: decoder(32), 24, lambda *_: None, config, ScriptedClock(tick=0.3))
+    assert isinstance(made, TorchDecoder)
+    parts = (
+        started.decoder_seconds,
+        started.memory_seconds,
+        started.prepare_seconds,
+        started.profile_seconds,
+        started.first_token_seconds,
+    )
+    assert started.seconds == pytest.approx(sum(parts)) and min(parts) >= 0
+    assert started.second_token_seconds >= 0
+    assert started.wanted == 0, "torch has nothing to prepare"

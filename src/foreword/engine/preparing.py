@@ -1,12 +1,14 @@
 """Passes that will surely come, run once before the first request: none waits while they are compiled and captured."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from time import perf_counter
 
 import torch
 
+from foreword.backends.interface import DecodeSize
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
 from foreword.engine.gpu_memory import free_memory
@@ -16,7 +18,7 @@ from foreword.engine.requests.request import Request
 from foreword.errors import EngineStopped
 from foreword.progress import Progress
 from foreword.speculation.drafting import Drafter, choices_of, needs_of
-from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
+from foreword.speculation.requests import PassEntry, as_drafter_sees
 from foreword.speculation.step import Stepper
 
 _log = logging.getLogger(__name__)
@@ -44,14 +46,21 @@ class Prepared:
 
 
 @dataclass(frozen=True)
+class _Way:
+    """How requests decode."""
+
+    drafter: Drafter | None = None  # who guesses; None: nobody
+    guesses: int = 0
+    depth: int = 0
+    most: int | None = None  # requests that do so at once; None: as many as there may be
+
+
+@dataclass(frozen=True)
 class _Case:
     """Steps of one size."""
 
-    requests: int
-    length: int
-    drafter: Drafter | None  # who guesses; None: nobody
-    guesses: int = 0
-    depth: int = 0
+    size: DecodeSize
+    way: _Way
 
 
 def prepare_passes(
@@ -92,55 +101,64 @@ def prepare_passes(
 
 
 def _cases(core: EngineCore, requests: int) -> list[_Case]:
-    """Short texts first; of those of one length, first without guesses, then with as many as the default asks for."""
-    found = _sizes(core, requests, None)
-    plan = core.drafters.default
-    if plan is not None and plan.max_nodes:
-        for drafter in choices_of(plan.drafter).values() or [plan.drafter]:
-            found += _sizes(core, requests, plan, drafter)
-    return sorted(found, key=lambda case: case.length)
+    """Few requests with short texts first: every engine begins with them."""
+    cases = []
+    for way in _ways(core):
+        most = requests if way.most is None else min(requests, way.most)
+        length = core.max_model_len - _tokens(way) - 1
+        sizes = core.target.sizes_to_prepare(most, length, 1 + way.guesses)
+        cases += [_Case(size, way) for size in sizes if _pages(core, size, way) <= core.cache.free_pages]
+    return sorted(cases, key=lambda case: case.size.requests * case.size.length)
 
 
-def _sizes(
-    core: EngineCore, requests: int, plan: DraftPlan | None, drafter: Drafter | None = None
-) -> list[_Case]:
-    guesses, depth = (0, 0) if plan is None else (plan.max_nodes, plan.max_depth)
-    if plan is not None and plan.max_batch is not None:
-        requests = min(requests, plan.max_batch - 1)
-    # A drafter that is told of states has to be the one that the plan has; of the others full drafts can be asked.
-    if drafter is not None and not needs_of(drafter):
-        drafter = FullDrafts(drafter)
-    length = core.max_model_len - MOST_STEPS * (1 + depth) - 1
-    sizes = core.target.sizes_to_prepare(requests, length, 1 + guesses)
-    cases = [_Case(size.requests, size.length, drafter, guesses, depth) for size in sizes]
-    return [case for case in cases if _pages(core, case) <= core.cache.free_pages]
+def _ways(core: EngineCore) -> Iterator[_Way]:
+    """Without guesses, with as many as the default asks for, and for a single request with fewer."""
+    yield _Way()
+    plan, config = core.drafters.default, core.drafters.default_config
+    if plan is None or config is None:
+        return
+    most = None if plan.max_batch is None else plan.max_batch - 1
+    for choice in choices_of(plan.drafter).values() or [plan.drafter]:
+        # One that is told of hidden states has to be the plan's own; it always guesses.
+        drafter = choice if needs_of(choice) else FullDrafts(choice)
+        yield _Way(drafter, plan.max_nodes, plan.max_depth, most)
+        for fewer in takewhile(lambda count: count < plan.max_nodes, (1, 3, 7)):
+            yield _Way(drafter, fewer, min(fewer, plan.max_depth), 1)
+        if drafter is not choice and config.makes_trees:
+            yield _Way(FullDrafts(choice, branches=True), plan.max_nodes, plan.max_depth, most)
 
 
-def _pages(core: EngineCore, case: _Case) -> int:
-    """That its steps need at most: the text is shared."""
-    of_one = core.cache.pages_for(MOST_STEPS * (1 + case.depth) + 2 * case.guesses) + 1
-    return core.cache.pages_for(case.length) + case.requests * of_one
+def _tokens(way: _Way) -> int:
+    """By which a text grows at most."""
+    return MOST_STEPS * (1 + way.depth)
+
+
+def _pages(core: EngineCore, size: DecodeSize, way: _Way) -> int:
+    """That steps need at most, both kinds of requests having theirs; the text is shared."""
+    of_one = core.cache.pages_for(_tokens(way) + 2 * way.guesses) + 1
+    return core.cache.pages_for(size.length) + len(TEMPERATURES) * size.requests * of_one
 
 
 def _run(core: EngineCore, case: _Case) -> None:
-    policy = FixedPolicy() if case.drafter is None else FixedPolicy(case.drafter, case.guesses, case.depth)
+    size, way = case.size, case.way
+    policy = FixedPolicy() if way.drafter is None else FixedPolicy(way.drafter, way.guesses, way.depth)
     stepper = Stepper(core.runner, core.cache, policy, core.max_rows, store=core.runner.store)
-    text = [0] * (case.length + 1)
+    text = [0] * (size.length + 1)
     source = unwanted_request(core, text)
     made = [source]
     try:
-        _take_part(core, source, case)
-        while (left := case.length - source.kv.computed) > 0:
+        _take_part(core, source, way)
+        while (left := size.length - source.kv.computed) > 0:
             stepper.step([PassEntry.of(source, min(left, core.max_rows))])
         for temperature in TEMPERATURES:
             group = []
-            for _ in range(case.requests):
+            for _ in range(size.requests):
                 kv = core.cache.fork(source.kv)
                 one = unwanted_request(core, text, number=len(made), temperature=temperature, kv=kv)
                 made.append(one)
                 group.append(one)
-                _take_part(core, one, case)
-            _step_until_ready(stepper, group, case, core.steps_ahead)
+                _take_part(core, one, way)
+            _step_until_ready(stepper, group, way, core.steps_ahead)
     finally:
         for request in made:
             core.cache.close(request.kv)
@@ -148,18 +166,18 @@ def _run(core: EngineCore, case: _Case) -> None:
                 drafter.forget(as_drafter_sees(request))
 
 
-def _take_part(core: EngineCore, request: Request, case: _Case) -> None:
+def _take_part(core: EngineCore, request: Request, way: _Way) -> None:
     """As a request that asks for guesses, or for none; nobody else is to find its text."""
     request.kv.publishes = False
-    request.speculation = None if case.drafter is None else core.drafters.default
+    request.speculation = None if way.drafter is None else core.drafters.default
 
 
-def _step_until_ready(stepper: Stepper, requests: Sequence[Request], case: _Case, ahead: int) -> None:
-    least = 1 if case.drafter is None else 3
+def _step_until_ready(stepper: Stepper, requests: Sequence[Request], way: _Way, ahead: int) -> None:
+    least = 3 if way.drafter is not None and needs_of(way.drafter) else 1
     for number in range(MOST_STEPS):
         launched = stepper.launch([_entry(request) for request in requests])
         is_cold = launched.is_cold
-        if case.drafter is None and ahead > 1 and number == 0:  # the next one reads what this one draws
+        if way.drafter is None and ahead > 1 and number == 0:  # the next one reads what this one draws
             behind = stepper.launch([PassEntry.of(request, 1) for request in requests])
             stepper.resolve(launched)
             launched = behind

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from foreword.bench.gpu.controlled import ControlledSpeed
     from foreword.bench.gpu.report import GpuReport
     from foreword.bench.gpu.speculating import SpeculativeSpeed
+    from foreword.bench.gpu.start import StartTime
+    from foreword.bench.gpu.tiles import TileTime
 
 
 def gpu(
@@ -38,6 +40,9 @@ def gpu(
             help="Instead, draft with every kind of head, captured and in torch, at these batch sizes."
         ),
     ] = "",
+    start: Annotated[
+        bool, typer.Option("--start", help="Only the time from weights on the device to the first token.")
+    ] = False,
     control: Annotated[
         str,
         typer.Option(
@@ -48,7 +53,7 @@ def gpu(
     backend: Annotated[str, typer.Option(help="cuda, or torch for the reference.")] = "cuda",
     as_json: JsonOption = False,
 ) -> None:
-    """Copy and matrix rates of the device, then passes by rows, plain and speculative decoding, and a long prompt.
+    """The start of an engine, copy and matrix rates, passes by rows, plain and speculative decoding, a long prompt.
 
     Nothing is downloaded: the model has random weights, which cost what trained ones do. Guesses are known beforehand
     and spoilt at a rate: 3.0 tokens a pass where they cost nothing, 3.9 where an EAGLE-3 head or a draft model of the
@@ -64,23 +69,30 @@ def gpu(
     from foreword.bench.gpu.report import measure_gpu
     from foreword.bench.gpu.shapes import draft_shape, named_shape, random_weights
     from foreword.bench.gpu.speculating import measure_heads, measure_speculation
+    from foreword.bench.gpu.start import measure_start
 
     device = pick_device("cuda")
     choice = choose_backend(backend, "bfloat16", device)
     config = named_shape(shape)
     weights = random_weights(config, torch.bfloat16, device)
     if tiles:
-        _print_tiles(weights, parse_sizes("--tiles", tiles))
+        ways = _fastest(weights, parse_sizes("--tiles", tiles))
+        _print_tiles(ways)
+        if as_json:
+            print_json({"tiles": [{"product": name} | asdict(way) for name, way in ways]})
         return
-    decoder = decoder_of(choice, config, weights)
     if heads:
+        decoder = decoder_of(choice, config, weights)
         with stage_bar() as on_progress:
             by_head = measure_heads(
                 decoder, batches=parse_sizes("--heads", heads), context=context, progress=on_progress
             )
         _print_speculation(by_head)
+        if as_json:
+            print_json({"heads": [asdict(speed) for speed in by_head]})
         return
     if control:
+        decoder = decoder_of(choice, config, weights)
         with stage_bar() as on_progress:
             controlled = measure_controller(
                 decoder, batches=parse_sizes("--control", control), context=context, progress=on_progress
@@ -88,6 +100,17 @@ def gpu(
         _print_control(controlled)
         if as_json:
             print_json({"control": [asdict(speed) for speed in controlled]})
+        return
+    with stage_bar() as on_progress:
+        decoder, started = measure_start(
+            lambda: decoder_of(choice, config, weights),
+            context,
+            lambda done, total: on_progress("preparing passes", done, total),
+        )
+    _print_start(started)
+    if start:
+        if as_json:
+            print_json({"start": asdict(started)})
         return
     smaller = draft_shape(config)
     draft = decoder_of(choice, smaller, random_weights(smaller, torch.bfloat16, device))
@@ -97,11 +120,13 @@ def gpu(
     _print(report)
     _print_speculation(speeds)
     if as_json:
-        print_json(asdict(report) | {"speculation": [asdict(speed) for speed in speeds]})
+        print_json(
+            {"start": asdict(started)} | asdict(report) | {"speculation": [asdict(speed) for speed in speeds]}
+        )
 
 
-def _print_tiles(weights: "DecoderWeights", rows: list[int]) -> None:
-    """The fastest ways, by shape and number of rows."""
+def _fastest(weights: "DecoderWeights", rows: list[int]) -> "list[tuple[str, TileTime]]":
+    """The fastest ways and the library's, by product and number of rows."""
     from foreword.bench.gpu.tiles import candidates, compile_ahead, time_products
 
     layer = weights.layers[0]
@@ -112,20 +137,42 @@ def _print_tiles(weights: "DecoderWeights", rows: list[int]) -> None:
         "down": layer.down,
         "head": weights.head,
     }
-    table = Table("product", "rows", "way", "µs", "TB/s", "same bits", box=SIMPLE_HEAD)
+    fastest = []
     for count in rows:
         ways = list(candidates(count))
         compile_ahead(ways, workers=os.cpu_count() or 1)
         for name, matrix in matrices.items():
             found = time_products(matrix, count, ways)
-            for way in (*found[:3], next(way for way in found if way.tile is None)):
-                shape = "library" if way.tile is None else str(way.tile)
-                figures = (
-                    f"{way.microseconds:.1f}",
-                    f"{way.terabytes:.2f}",
-                    "yes" if way.same_bits else "no",
-                )
-                table.add_row(name, str(count), shape, *figures)
+            library = next(way for way in found if way.tile is None)
+            fastest += [(name, way) for way in (*found[:3], library)]
+    return fastest
+
+
+def _print_tiles(ways: "list[tuple[str, TileTime]]") -> None:
+    table = Table("product", "rows", "way", "µs", "TB/s", "same bits", box=SIMPLE_HEAD)
+    for name, way in ways:
+        shape = "library" if way.tile is None else str(way.tile)
+        figures = f"{way.microseconds:.1f}", f"{way.terabytes:.2f}", "yes" if way.same_bits else "no"
+        table.add_row(name, str(way.rows), shape, *figures)
+    stdout.print(table)
+
+
+def _print_start(start: "StartTime") -> None:
+    stdout.print(
+        f"start to first token: {start.seconds:.1f} s from weights on the device, of which captures "
+        f"{start.prepare_seconds:.1f} s ({start.prepared} of {start.wanted} sizes of passes)"
+    )
+    table = Table(
+        "products", "KV memory", "captures", "cost profile", "first token", "second token", box=SIMPLE_HEAD
+    )
+    table.add_row(
+        f"{start.decoder_seconds:.2f} s",
+        f"{start.memory_seconds:.2f} s",
+        f"{start.prepare_seconds:.2f} s",
+        f"{start.profile_seconds:.2f} s",
+        f"{1e3 * start.first_token_seconds:.0f} ms",
+        f"{1e3 * start.second_token_seconds:.0f} ms",
+    )
     stdout.print(table)
 
 

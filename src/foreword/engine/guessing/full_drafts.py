@@ -2,26 +2,32 @@
 
 from collections.abc import Sequence
 
-from foreword.speculation.draft import Draft, PendingDraft
+from foreword.speculation.draft import ROOT, Draft, PendingDraft
 from foreword.speculation.drafting import Ask, Drafter, DraftRequest
 
 
 class FullDrafts:
     """A drafter that needs nothing but the text; where it has little to say, any tokens stand for its guesses."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, *, branches: bool = False) -> None:
+        """With `branches` what stands for its guesses is no chain."""
         self._drafter = drafter
+        self._branches = branches
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         found = self._drafter.propose(asks)
-        return [_filled(draft, ask) for draft, ask in zip(found, asks, strict=True)]
+        return [self._filled(draft, ask) for draft, ask in zip(found, asks, strict=True)]
 
     def forget(self, request: DraftRequest) -> None:
         self._drafter.forget(request)
 
-
-def _filled(draft: Draft, ask: Ask) -> Draft:
-    if isinstance(draft, PendingDraft) or len(draft) >= min(ask.max_nodes, ask.max_depth):
-        return draft
-    tokens = [0] * min(ask.max_nodes, ask.max_depth)
-    return Draft.chain(tokens, len(ask.request.tokens), ask.request.epoch)
+    def _filled(self, draft: Draft, ask: Ask) -> Draft:
+        depth = min(ask.max_nodes, ask.max_depth)
+        if isinstance(draft, PendingDraft) or (len(draft) >= depth and draft.is_chain is not self._branches):
+            return draft
+        now = len(ask.request.tokens), ask.request.epoch
+        if not self._branches:
+            return Draft.chain([0] * depth, *now)
+        depth = min(depth, ask.max_nodes - 1)
+        more = ask.max_nodes - depth
+        return Draft((*[0] * depth, *range(1, 1 + more)), (*range(ROOT, depth + ROOT), *[ROOT] * more), *now)

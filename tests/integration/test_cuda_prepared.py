@@ -1,0 +1,70 @@
+"""Engines that capture before their first request, on a GPU."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foreword.acceptance.params import SamplingParams
+from foreword.backends.cold import cold_runs
+from foreword.engine.config import EngineConfig
+from foreword.engine.core import EngineCore
+from foreword.engine.llm import make_core
+from foreword.engine.loader import load_model
+from foreword.engine.messages import NewRequest
+from foreword.engine.preparing import prepare_passes
+from foreword.engine.stepping.pipeline import StepPipeline
+from helpers.cuda import cuda_decoder, needs_cuda
+from integration.test_cuda_head_chains import folder  # noqa: F401 - a fixture
+
+pytestmark = needs_cuda
+
+METHODS = ["eagle3", "eagle", "mtp", "p_eagle", "dflash", "dspark"]
+
+
+def engine(path: Path, speculation: dict[str, Any] | None, *, eager: bool = False) -> EngineCore:
+    """Not yet prepared."""
+    loaded = load_model(str(path), dtype="float32", device="cpu", backend="torch")
+    decoder: Any = cuda_decoder(path, enforce_eager=eager)
+    decoder.sizes_to_prepare = lambda *_: ()
+    sizes = EngineConfig(kv_cache_memory_bytes=1 << 26, max_num_seqs=4)
+    core = make_core(replace(loaded, decoder=decoder), sizes, speculation)
+    del decoder.sizes_to_prepare
+    return core
+
+
+def texts(core: EngineCore, count: int) -> list[list[int]]:
+    requests = []
+    for number in range(count):
+        params = SamplingParams(max_tokens=30, ignore_eos=True, seed=number, temperature=number % 2)
+        requests += core.add(NewRequest(f"r{number}", tuple(range(20 + number, 30 + number)), params))
+    pipeline = StepPipeline(core)
+    while core.has_requests or pipeline.is_busy:
+        pipeline.advance()
+    assert not core.faults
+    return [request.output_ids for request in requests]
+
+
+def test_nothing_is_captured_in_a_request(folder: Path, caplog: pytest.LogCaptureFixture):  # noqa: F811
+    core = engine(folder / "target", None)
+    prepared = prepare_passes(core, 4)
+    assert prepared.sizes == prepared.wanted > 0 and not caplog.messages
+    before = cold_runs()
+    found = texts(core, 3)
+    assert cold_runs() == before
+    assert found == texts(engine(folder / "target", None, eager=True), 3)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_heads_are_prepared_and_say_the_same(
+    folder: Path,  # noqa: F811
+    method: str,
+    caplog: pytest.LogCaptureFixture,
+):
+    config = {"method": method, "model": str(folder / method), "num_speculative_tokens": 4, "fixed": True}
+    core = engine(folder / "target", config)
+    prepared = prepare_passes(core, 2)
+    assert prepared.sizes > 0 and not caplog.messages
+    assert not core.drafters.fault_counts()
+    assert texts(core, 2) == texts(engine(folder / "target", config), 2)
