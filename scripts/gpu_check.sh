@@ -2,7 +2,9 @@
 # Builds the kernels and runs the tests on a machine without a network, with its own Python and torch: on a GPU the
 # CUDA tests run too. What else the tests need lies as wheels in carry/, put there by `scripts/gpu_check.sh carry`
 # (for CPython 3.12 on x86_64 unless CARRY_PYTHON and CARRY_PLATFORM say otherwise). Further arguments go to pytest;
-# `scripts/gpu_check.sh mutants` runs the mutants instead, `scripts/gpu_check.sh bench [options]` foreword bench gpu.
+# `scripts/gpu_check.sh mutants` runs the mutants instead, `scripts/gpu_check.sh bench [options]` foreword bench gpu,
+# `scripts/gpu_check.sh sanitize [memcheck|racecheck|initcheck|synccheck] [tests]` the tests of the GPU's kernels under
+# compute-sanitizer, in SANITIZE_JOBS processes that have SANITIZE_SECONDS.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -33,15 +35,65 @@ echo "== machine"
 uname -m; nproc; grep -m1 'model name' /proc/cpuinfo || true
 "$PYTHON" -c 'import sys, torch; print(sys.version.split()[0], "torch", torch.__version__, torch.cuda.is_available() and torch.cuda.get_device_name())'
 
-echo "== build"
-BUILD=build/check-$(uname -m)
-GENERATOR=$(command -v ninja > /dev/null && echo Ninja || echo "Unix Makefiles")
-cmake -S . -B "$BUILD" -G "$GENERATOR" -DPython_EXECUTABLE="$(command -v "$PYTHON")" \
-    -Dnanobind_DIR="$("$PYTHON" -m nanobind --cmake_dir)" > /dev/null
-cmake --build "$BUILD" -j "$(nproc)" | tail -1
-rm -f src/foreword/kernels/_native*.so
-cp "$BUILD"/_native*.so src/foreword/kernels/
-"$PYTHON" -c 'from foreword.kernels import _native; print("instruction sets:", _native.instruction_sets())'
+build() {
+    echo "== build"
+    BUILD=build/check-$(uname -m)
+    GENERATOR=$(command -v ninja > /dev/null && echo Ninja || echo "Unix Makefiles")
+    cmake -S . -B "$BUILD" -G "$GENERATOR" -DPython_EXECUTABLE="$(command -v "$PYTHON")" \
+        -Dnanobind_DIR="$("$PYTHON" -m nanobind --cmake_dir)" > /dev/null
+    cmake --build "$BUILD" -j "$(nproc)" | tail -1
+    rm -f src/foreword/kernels/_native*.so
+    cp "$BUILD"/_native*.so src/foreword/kernels/
+    "$PYTHON" -c 'from foreword.kernels import _native; print("instruction sets:", _native.instruction_sets())'
+}
+
+sanitize() {
+    local tool=${1:-memcheck} sanitizer logs jobs seconds total
+    shift || true
+    local tests=("$@")
+    if [ ${#tests[@]} = 0 ]; then
+        tests=(tests/unit/backends/cuda tests/unit/kernels/test_triton_draw.py)
+        # Whole models as well where that takes seconds: the other tools look at every access several times.
+        [ "$tool" != memcheck ] || tests+=(tests/integration/test_cuda_{adapters,decoder,graphs,head_chains}.py)
+    fi
+    sanitizer=$(command -v compute-sanitizer || find /usr/local -name compute-sanitizer -type f -perm -u+x 2> /dev/null | head -1)
+    if [ -z "$sanitizer" ]; then
+        echo "compute-sanitizer is not installed; it comes with the CUDA toolkit" >&2
+        exit 2
+    fi
+    jobs=${SANITIZE_JOBS:-$(nproc)} seconds=${SANITIZE_SECONDS:-140} logs=$(mktemp -d)
+    local options=(--tool "$tool" --target-processes application-only --error-exitcode 99)
+    # torch asks the driver for what it may not have, and goes on: only accesses count.
+    [ "$tool" != memcheck ] || options+=(--report-api-errors no)
+    # Without caching every tensor has bounds of its own; nothing can be captured then (tests/helpers/cuda.py).
+    export PYTORCH_NO_CUDA_MEMORY_CACHING=1 OMP_NUM_THREADS=1 FOREWORD_THREADS=1
+    local pytest=("$PYTHON" -m pytest -p no:cacheprovider -W ignore -o addopts=--import-mode=importlib)
+    "${pytest[@]}" --collect-only -q -m "not slow and not model" "${tests[@]}" | grep :: > "$logs/all"
+    total=$(wc -l < "$logs/all")
+    split -n "r/$jobs" --additional-suffix .tests "$logs/all" "$logs/"
+    for part in "$logs"/*.tests; do
+        timeout -k 5 "$seconds" "$sanitizer" "${options[@]}" \
+            "${pytest[@]}" -v --no-header "@$part" > "${part%.tests}.log" 2>&1 &
+    done
+    wait || true
+    count() { cat "$logs"/*.log | { grep -cE "$1" || true; }; }
+    local passed failed skipped reports
+    passed=$(count '::.* PASSED') failed=$(count '::.* (FAILED|ERROR)') skipped=$(count '::.* SKIPPED')
+    reports=$(count '^========= (Invalid|Uninitialized|Error: |ERROR: |Race|Barrier|Misaligned)')
+    grep -hE '^========= (Invalid|Uninitialized|Error: |ERROR: |Race|Barrier|Misaligned)|^(FAILED|ERROR) ' "$logs"/*.log \
+        | sort | uniq -c | sort -rn | head -20 || true
+    echo "$tool: $total tests, $passed passed, $failed failed, $skipped skipped," \
+        "$((total - passed - failed - skipped)) not finished in $seconds s; $reports reports (logs in $logs)"
+    [ "$failed" = 0 ] && [ "$reports" = 0 ] && [ "$((passed + skipped))" = "$total" ]
+}
+
+if [ "${1:-}" = sanitize ]; then
+    "$PYTHON" -c 'from foreword.kernels import _native' 2> /dev/null || build
+    sanitize "${@:2}"
+    exit
+fi
+
+build
 
 if [ "${1:-}" = mutants ]; then
     OMP_NUM_THREADS=1 FOREWORD_THREADS=1 exec "$PYTHON" tests/mutants/run.py --json --jobs "$(nproc)"

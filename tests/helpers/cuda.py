@@ -19,10 +19,11 @@ if not has_gpu:
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton")
 needs_cuda = pytest.mark.skipif(not has_gpu or find_spec("triton") is None, reason="no CUDA GPU with Triton")
+EAGER = "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ  # captures need memory that is cached
 KERNEL_DEVICE = torch.device("cuda" if has_gpu else "cpu")
 
 
-def cuda_decoder(path: Path, dtype: str = "float32", *, enforce_eager: bool = False) -> Decoder:
+def cuda_decoder(path: Path, dtype: str = "float32", *, enforce_eager: bool = EAGER) -> Decoder:
     """On a GPU as it is used; on the CPU its kernels are interpreted, which is slow and right in float32 alone."""
     from foreword.backends.cuda.decoder import CudaDecoder
 

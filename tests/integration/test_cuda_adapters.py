@@ -13,7 +13,7 @@ from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
 from foreword.speculation.transaction import Transaction
 from helpers.adapters import ADAPTED, ALL, MergedCheckpoint, decoder_of, write_adapter
-from helpers.cuda import KERNEL_DEVICE, has_gpu, needs_cuda, needs_triton
+from helpers.cuda import EAGER, KERNEL_DEVICE, has_gpu, needs_cuda, needs_triton
 from helpers.passes import adapted_logits, all_logits, compute, fragmented_cache, make_request
 from helpers.random_checkpoint import RandomCheckpoint
 
@@ -28,7 +28,8 @@ def tokens(count: int, seed: int = 0) -> list[int]:
 def cuda_decoder(dtype: torch.dtype = torch.float32):
     from foreword.backends.cuda.decoder import CudaDecoder
 
-    return CudaDecoder(ADAPTED, load_weights(RandomCheckpoint(ADAPTED), dtype, KERNEL_DEVICE))
+    weights = load_weights(RandomCheckpoint(ADAPTED), dtype, KERNEL_DEVICE)
+    return CudaDecoder(ADAPTED, weights, enforce_eager=EAGER)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def texts(core: EngineCore, count: int) -> list[list[int]]:
     requests = []
     for number in range(count):
         params = SamplingParams(max_tokens=30, ignore_eos=True, seed=number, temperature=number % 2)
-        requests += core.add(NewRequest(f"r{number}", tuple(range(20 + number, 30 + number)), params))
+        requests += core.add(NewRequest(f"r{number}", tuple(range(20 + number, 60 + number)), params))
     pipeline = StepPipeline(core)
     while core.has_requests or pipeline.is_busy:
         pipeline.advance()
