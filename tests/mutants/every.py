@@ -13,6 +13,7 @@ from house import HOUSE_MUTANTS
 from parallel_heads import PARALLEL_HEAD_MUTANTS
 from pending import PENDING_MUTANTS
 from predictions import PREDICTION_MUTANTS
+from preparing import PREPARING_MUTANTS
 from rollouts import ROLLOUT_MUTANTS
 from service import SERVICE_MUTANTS
 from simulator import SIMULATOR_MUTANTS
@@ -32,6 +33,7 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *WINDOW_MUTANTS,
     *HEAD_MUTANTS,
     *PARALLEL_HEAD_MUTANTS,
+    *PREPARING_MUTANTS,
     *ROLLOUT_MUTANTS,
     *CONTROL_MUTANTS,
     *SERVICE_MUTANTS,
