@@ -19,7 +19,7 @@ PREPARING_MUTANTS = (
         98,
         "texts that nobody wrote are found in the prefix cache",
         "engine/preparing.py",
-        "    request.kv.publishes = False\n",
+        "        made.kv.publishes = False\n",
         "",
         (EVERY_SIZE,),
     ),

@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import count, takewhile
 from time import perf_counter
 
 import torch
 
 from foreword.backends.interface import DecodeSize
+from foreword.cluster.reports import all_nodes
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
 from foreword.engine.gpu_memory import free_memory
@@ -77,14 +78,14 @@ def prepare_passes(
     if not cases:
         return Prepared()
     began, free = clock(), free_memory(core.target.device)
-    done = 0
+    done, texts = 0, _Texts(core)
     try:
         while done < len(cases) and clock() - began < SECONDS:
             if free_memory(core.target.device) < free * (1 - MEMORY_SHARE):
                 break
             if progress is not None:
                 progress(done, len(cases))
-            _run(core, cases[done])
+            _run(core, cases[done], texts)
             done += 1
     except EngineStopped:
         raise
@@ -93,6 +94,8 @@ def prepare_passes(
         torch.cuda.empty_cache()
     except Exception as error:
         _log.warning("passes could not be prepared: %s: %s", type(error).__name__, error)
+    finally:
+        texts.close()
     found = Prepared(done, len(cases), clock() - began)
     _log.info("%d of %d sizes of passes were prepared in %.1f s", done, len(cases), found.seconds)
     if progress is not None:
@@ -106,9 +109,11 @@ def _cases(core: EngineCore, requests: int) -> list[_Case]:
     for way in _ways(core):
         most = requests if way.most is None else min(requests, way.most)
         length = core.max_model_len - _tokens(way) - 1
-        sizes = core.target.sizes_to_prepare(most, length, 1 + way.guesses)
-        cases += [_Case(size, way) for size in sizes if _pages(core, size, way) <= core.cache.free_pages]
-    return sorted(cases, key=lambda case: case.size.requests * case.size.length)
+        cases += [_Case(size, way) for size in core.target.sizes_to_prepare(most, length, 1 + way.guesses)]
+    texts = {(case.size.length, case.way.drafter is None) for case in cases}
+    left = core.cache.free_pages - sum(core.cache.pages_for(length) for length, _ in texts)
+    fitting = [case for case in cases if _pages(core, case) <= left]
+    return sorted(fitting, key=lambda case: case.size.requests * case.size.length)
 
 
 def _ways(core: EngineCore) -> Iterator[_Way]:
@@ -119,13 +124,16 @@ def _ways(core: EngineCore) -> Iterator[_Way]:
         return
     most = None if plan.max_batch is None else plan.max_batch - 1
     for choice in choices_of(plan.drafter).values() or [plan.drafter]:
+        here = (
+            None if all_nodes([choice]) else choice
+        )  # draft nodes are not asked: nothing runs on this device
         # One that is told of hidden states has to be the plan's own; it always guesses.
-        drafter = choice if needs_of(choice) else FullDrafts(choice)
+        drafter = choice if needs_of(choice) else FullDrafts(here)
         yield _Way(drafter, plan.max_nodes, plan.max_depth, most)
-        for fewer in takewhile(lambda count: count < plan.max_nodes, (1, 3, 7)):
+        for fewer in takewhile(lambda guesses: guesses < plan.max_nodes, (1, 3, 7)):
             yield _Way(drafter, fewer, min(fewer, plan.max_depth), 1)
         if drafter is not choice and config.makes_trees:
-            yield _Way(FullDrafts(choice, branches=True), plan.max_nodes, plan.max_depth, most)
+            yield _Way(FullDrafts(here, branches=True), plan.max_nodes, plan.max_depth, most)
 
 
 def _tokens(way: _Way) -> int:
@@ -133,43 +141,68 @@ def _tokens(way: _Way) -> int:
     return MOST_STEPS * (1 + way.depth)
 
 
-def _pages(core: EngineCore, size: DecodeSize, way: _Way) -> int:
-    """That steps need at most, both kinds of requests having theirs; the text is shared."""
-    of_one = core.cache.pages_for(_tokens(way) + 2 * way.guesses) + 1
-    return core.cache.pages_for(size.length) + len(TEMPERATURES) * size.requests * of_one
+def _pages(core: EngineCore, case: _Case) -> int:
+    """That its requests need at most beside the text, which they share."""
+    of_one = core.cache.pages_for(_tokens(case.way) + 2 * case.way.guesses) + 1
+    return case.size.requests * of_one
 
 
-def _run(core: EngineCore, case: _Case) -> None:
-    size, way = case.size, case.way
-    policy = FixedPolicy() if way.drafter is None else FixedPolicy(way.drafter, way.guesses, way.depth)
-    stepper = Stepper(core.runner, core.cache, policy, core.max_rows, store=core.runner.store)
-    text = [0] * (size.length + 1)
-    source = unwanted_request(core, text)
-    made = [source]
-    try:
-        _take_part(core, source, way)
-        while (left := size.length - source.kv.computed) > 0:
-            stepper.step([PassEntry.of(source, min(left, core.max_rows))])
-        for temperature in TEMPERATURES:
-            group = []
-            for _ in range(size.requests):
-                kv = core.cache.fork(source.kv)
-                one = unwanted_request(core, text, number=len(made), temperature=temperature, kv=kv)
-                made.append(one)
-                group.append(one)
-                _take_part(core, one, way)
-            _step_until_ready(stepper, group, way, core.steps_ahead)
-    finally:
-        for request in made:
-            core.cache.close(request.kv)
+class _Texts:
+    """Texts that nobody wrote: computed once, and shared by all requests that begin with them."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._known: dict[tuple[int, bool], Request] = {}
+        self._numbers = count()
+
+    def request(self, case: _Case, temperature: float) -> Request:
+        """One that decodes behind such a text; whoever asks for it ends it."""
+        guessed = case.way.drafter is not None
+        source = self._source(case.size.length, guessed)
+        return self._new(source.tokens, guessed, temperature, source)
+
+    def end(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._core.cache.close(request.kv)
             for drafter in request.asked.values():
                 drafter.forget(as_drafter_sees(request))
 
+    def close(self) -> None:
+        self.end(list(self._known.values()))
 
-def _take_part(core: EngineCore, request: Request, way: _Way) -> None:
-    """As a request that asks for guesses, or for none; nobody else is to find its text."""
-    request.kv.publishes = False
-    request.speculation = None if way.drafter is None else core.drafters.default
+    def _source(self, length: int, guessed: bool) -> Request:
+        if (length, guessed) not in self._known:
+            core, source = self._core, self._new([0] * (length + 1), guessed)
+            self._known[length, guessed] = source
+            stepper = Stepper(core.runner, core.cache, FixedPolicy(), store=core.runner.store)
+            while (left := length - source.kv.computed) > 0:
+                stepper.step([PassEntry.of(source, min(left, core.max_rows))])
+        return self._known[length, guessed]
+
+    def _new(
+        self, tokens: Sequence[int], guessed: bool, temperature: float = 0.0, source: Request | None = None
+    ) -> Request:
+        """As one that asks for the default's guesses, or for none; nobody else is to find its text."""
+        core = self._core
+        kv = None if source is None else core.cache.fork(source.kv)
+        made = unwanted_request(core, tokens, number=next(self._numbers), temperature=temperature, kv=kv)
+        made.kv.publishes = False
+        made.speculation = core.drafters.default if guessed else None
+        return made
+
+
+def _run(core: EngineCore, case: _Case, texts: _Texts) -> None:
+    way = case.way
+    policy = FixedPolicy() if way.drafter is None else FixedPolicy(way.drafter, way.guesses, way.depth)
+    stepper = Stepper(core.runner, core.cache, policy, core.max_rows, store=core.runner.store)
+    for temperature in TEMPERATURES:
+        requests: list[Request] = []
+        try:
+            for _ in range(case.size.requests):
+                requests.append(texts.request(case, temperature))
+            _step_until_ready(stepper, requests, way, core.steps_ahead)
+        finally:
+            texts.end(requests)
 
 
 def _step_until_ready(stepper: Stepper, requests: Sequence[Request], way: _Way, ahead: int) -> None:

@@ -9,17 +9,18 @@ from foreword.speculation.drafting import Ask, Drafter, DraftRequest
 class FullDrafts:
     """A drafter that needs nothing but the text; where it has little to say, any tokens stand for its guesses."""
 
-    def __init__(self, drafter: Drafter, *, branches: bool = False) -> None:
-        """With `branches` what stands for its guesses is no chain."""
+    def __init__(self, drafter: Drafter | None, *, branches: bool = False) -> None:
+        """With `branches` what stands for its guesses is no chain; None: nobody is asked, all are made up."""
         self._drafter = drafter
         self._branches = branches
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        found = self._drafter.propose(asks)
+        found = [Draft()] * len(asks) if self._drafter is None else self._drafter.propose(asks)
         return [self._filled(draft, ask) for draft, ask in zip(found, asks, strict=True)]
 
     def forget(self, request: DraftRequest) -> None:
-        self._drafter.forget(request)
+        if self._drafter is not None:
+            self._drafter.forget(request)
 
     def _filled(self, draft: Draft, ask: Ask) -> Draft:
         depth = min(ask.max_nodes, ask.max_depth)

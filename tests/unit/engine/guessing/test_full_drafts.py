@@ -21,13 +21,13 @@ class Says:
     def forget(self, request: object) -> None: ...
 
 
-def asked(draft: Draft, nodes: int, depth: int, branches: bool = False) -> Draft:
+def asked(draft: Draft | None, nodes: int, depth: int, branches: bool = False) -> Draft:
     ask = Ask(as_drafter_sees(lone_request([1, 2])), nodes, depth)
-    return FullDrafts(Says(draft), branches=branches).propose([ask])[0]
+    return FullDrafts(None if draft is None else Says(draft), branches=branches).propose([ask])[0]
 
 
-@pytest.mark.parametrize("said", [Draft(), Draft.chain([4], 2)])
-def test_what_is_missing_is_made_up(said: Draft):
+@pytest.mark.parametrize("said", [None, Draft(), Draft.chain([4], 2)])
+def test_what_is_missing_is_made_up(said: Draft | None):
     chain = asked(said, 4, 3)
     assert chain.is_chain and len(chain) == 3 and chain.committed_len == 2
     tree = asked(said, 4, 3, branches=True)
