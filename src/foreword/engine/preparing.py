@@ -195,7 +195,9 @@ def _run(core: EngineCore, case: _Case, texts: _Texts) -> None:
     way = case.way
     policy = FixedPolicy() if way.drafter is None else FixedPolicy(way.drafter, way.guesses, way.depth)
     stepper = Stepper(core.runner, core.cache, policy, core.max_rows, store=core.runner.store)
-    for temperature in TEMPERATURES:
+    # A head's first chain for a request is unlike the later ones, which begin before the verdict: it takes two requests.
+    rounds = 2 if _is_told(way) else 1
+    for temperature in (temperature for temperature in TEMPERATURES for _ in range(rounds)):
         requests: list[Request] = []
         try:
             for _ in range(case.size.requests):
@@ -206,7 +208,7 @@ def _run(core: EngineCore, case: _Case, texts: _Texts) -> None:
 
 
 def _step_until_ready(stepper: Stepper, requests: Sequence[Request], way: _Way, ahead: int) -> None:
-    least = 3 if way.drafter is not None and needs_of(way.drafter) else 1
+    least = 3 if _is_told(way) else 1
     for number in range(MOST_STEPS):
         launched = stepper.launch([_entry(request) for request in requests])
         is_cold = launched.is_cold
@@ -217,6 +219,11 @@ def _step_until_ready(stepper: Stepper, requests: Sequence[Request], way: _Way, 
         stepper.resolve(launched)
         if number + 1 >= least and not is_cold:
             return
+
+
+def _is_told(way: _Way) -> bool:
+    """Whether its drafter begins only when it was told of a step."""
+    return way.drafter is not None and bool(needs_of(way.drafter))
 
 
 def _entry(request: Request) -> PassEntry:
