@@ -8,6 +8,7 @@ import pytest
 
 from foreword.acceptance.params import SamplingParams
 from foreword.backends.cold import cold_runs
+from foreword.engine import preparing
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.llm import make_core
@@ -61,7 +62,9 @@ def test_heads_are_prepared_and_say_the_same(
     folder: Path,  # noqa: F811
     method: str,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setattr(preparing, "SECONDS", 3.0)
     config = {"method": method, "model": str(folder / method), "num_speculative_tokens": 4, "fixed": True}
     core = engine(folder / "target", config)
     prepared = prepare_passes(core, 2)
