@@ -195,7 +195,7 @@ def _run(core: EngineCore, case: _Case, texts: _Texts) -> None:
     way = case.way
     policy = FixedPolicy() if way.drafter is None else FixedPolicy(way.drafter, way.guesses, way.depth)
     stepper = Stepper(core.runner, core.cache, policy, core.max_rows, store=core.runner.store)
-    # A head's first chain for a request is unlike the later ones, which begin before the verdict: two requests make two.
+    # A head's first chain for a request is unlike the later ones, which begin before the verdict: it takes two of them.
     rounds = 2 if _is_told(way) else 1
     for temperature in (temperature for temperature in TEMPERATURES for _ in range(rounds)):
         requests: list[Request] = []
