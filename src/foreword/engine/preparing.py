@@ -24,7 +24,7 @@ from foreword.speculation.step import Stepper
 
 _log = logging.getLogger(__name__)
 
-SECONDS = 10.0
+SECONDS = 8.0
 """After so many nothing more is prepared: the rest is captured when it comes."""
 
 MEMORY_SHARE = 0.5
