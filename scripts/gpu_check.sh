@@ -56,7 +56,7 @@ sanitize() {
         # Whole models as well where that takes seconds: the other tools look at every access several times.
         [ "$tool" != memcheck ] || tests+=(tests/integration/test_cuda_{adapters,decoder,graphs,head_chains}.py)
     fi
-    sanitizer=$(command -v compute-sanitizer || find /usr/local -name compute-sanitizer -type f -perm -u+x 2> /dev/null | head -1)
+    sanitizer=$(command -v compute-sanitizer || find "${CUDA_HOME:-/usr/local}" /usr/local /opt -name compute-sanitizer -type f -perm -u+x 2> /dev/null | head -1)
     if [ -z "$sanitizer" ]; then
         echo "compute-sanitizer is not installed; it comes with the CUDA toolkit" >&2
         exit 2
@@ -68,7 +68,9 @@ sanitize() {
     # Without caching every tensor has bounds of its own; nothing can be captured then (tests/helpers/cuda.py).
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1 OMP_NUM_THREADS=1 FOREWORD_THREADS=1
     local pytest=("$PYTHON" -m pytest -p no:cacheprovider -W ignore -o addopts=--import-mode=importlib)
-    "${pytest[@]}" --collect-only -q -m "not slow and not model" "${tests[@]}" | grep :: > "$logs/all"
+    "${pytest[@]}" --collect-only -q -m "not slow and not model" "${tests[@]}" > "$logs/collected" 2>&1 \
+        || { tail -5 "$logs/collected" >&2; exit 1; }
+    grep :: "$logs/collected" > "$logs/all"
     total=$(wc -l < "$logs/all")
     split -n "r/$jobs" --additional-suffix .tests "$logs/all" "$logs/"
     for part in "$logs"/*.tests; do
