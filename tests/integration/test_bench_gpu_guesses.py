@@ -1,6 +1,8 @@
 """Speculative rows of `foreword bench gpu`, on a model small enough for a CPU."""
 
+import weakref
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -73,8 +75,19 @@ def test_guesses_are_spoilt_at_the_rate_that_gives_the_wanted_tokens_per_pass(wa
 
 def test_the_start_is_timed_part_by_part():
     config = EngineConfig(kv_cache_memory_bytes=1 << 22, max_num_seqs=2)
-    made, started = measure_start(lambda: decoder(32), 24, lambda *_: None, config, ScriptedClock(tick=0.3))
-    assert isinstance(made, TorchDecoder)
+    timed: Any = decoder(32)
+    stores: list[weakref.ref[Any]] = []
+    allocate = timed.new_kv_store
+
+    def new_store(*sizes: Any) -> Any:
+        store = allocate(*sizes)
+        stores.append(weakref.ref(store))
+        return store
+
+    timed.new_kv_store = new_store
+    made, started = measure_start(lambda: timed, 24, lambda *_: None, config, ScriptedClock(tick=0.3))
+    assert made is timed
+    assert stores and not any(store() for store in stores), "what follows needs the memory"
     parts = (
         started.decoder_seconds,
         started.memory_seconds,
