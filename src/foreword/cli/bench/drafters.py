@@ -91,8 +91,8 @@ def drafters(
         from foreword.cli.bench.drafter_grid import GridOptions, drafter_grid
 
         options = GridOptions(
-            model, dataset, limit_per_category, max_tokens, ignore_eos, methods, seed, concurrency, temperatures, cost_per_hour,
-            resume, page, dtype, device, backend, as_json,
+            model, dataset, limit_per_category, max_tokens, ignore_eos, methods, seed, concurrency, temperatures,
+            cost_per_hour, resume, page, dtype, device, backend, as_json,
         )  # fmt: skip
         drafter_grid(options)
         return
