@@ -16,8 +16,8 @@ from foreword.models.heads.opening import Head
 
 _OUTER_KEYS = frozenset(
     "acceptance_by_level architectures auto_map bias draft_vocab_size dtype eagle_config fc_norm norm_before_fc "
-    "norm_before_residual norm_output num_aux_hidden_states quantization_config target_hidden_size target_layer_ids torch_dtype "
-    f"transformers_version use_aux_norm {IDS}".split()
+    "norm_before_residual norm_output num_aux_hidden_states quantization_config target_hidden_size target_layer_ids "
+    f"torch_dtype transformers_version use_aux_norm {IDS}".split()
 )
 """What a flat config says that is not about the layer."""
 
