@@ -93,7 +93,9 @@ def validate(
 
 
 def _drafter(llm: LLM, plan: Plan) -> DrafterRows:
-    bench = DrafterBench(llm, [Method(plan.method, plan.config)], BenchSettings(plan.warm + plan.tokens))
+    bench = DrafterBench(
+        llm, [Method(plan.method, plan.config)], BenchSettings(plan.warm + plan.tokens, ignore_eos=True)
+    )
     records = list(bench.measure(plan.prompts, [], lambda *_: None))
     # Every prompt is a kind of its own: a batch has each of them once.
     rows = summarise([replace(record, category=record.prompt) for record in records])

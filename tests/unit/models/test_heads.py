@@ -202,10 +202,13 @@ def test_a_pickle_with_more_than_tensors_is_not_run(tmp_path: Path):
 @pytest.mark.parametrize("options", [{}, {"norms": "each"}, {"norms": "whole", "bias": True}, {"layers": 2}])
 def test_a_converted_head_is_the_same_head(tmp_path: Path, options: dict[str, Any]):
     flags = {"norm_output": True, "eagle_config": {IDS: [1, 2, 3]}}
-    path = eagle3(**options).save(tmp_path / "head", {"layers.0.": "midlayer."}, draft_vocab_size=40, **flags)
+    path = eagle3(**options).save(
+        tmp_path / "head", {"layers.0.": "midlayer."}, draft_vocab_size=40, acceptance_by_level=[0.7], **flags
+    )
     convert_head(path, tmp_path / "converted")
     before, after = open_head(path), open_head(tmp_path / "converted")
     assert after.spec == before.spec
+    assert after.acceptance_by_level == (0.7,)
     with pytest.raises(RequestError, match="exists"):
         convert_head(path, tmp_path / "converted")
 
@@ -213,9 +216,12 @@ def test_a_converted_head_is_the_same_head(tmp_path: Path, options: dict[str, An
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_eight_bits_are_close_and_small(tmp_path: Path, kind: str):
     head = TinyHead(VOCAB, fc_bias=True).eagle() if kind == "eagle" else eagle3()
-    path = head.save(tmp_path / "head", draft_vocab_size=40 if kind == "eagle3" else None)
+    path = head.save(
+        tmp_path / "head", draft_vocab_size=40 if kind == "eagle3" else None, acceptance_by_level=[0.7, 0.6]
+    )
     quantize_head(open_head(path), tmp_path / "small")
     small = open_head(tmp_path / "small")
+    assert small.acceptance_by_level == (0.7, 0.6)
     assert small.spec.shapes == open_head(path).spec.shapes
     for name, tensor in head.tensors.items():
         if tensor.ndim == 2:

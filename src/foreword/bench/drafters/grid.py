@@ -109,6 +109,7 @@ class GridSettings:
 
     max_tokens: int = 64
     seed: int = 0
+    ignore_eos: bool = False  # go on to `max_tokens` behind an answer's end
 
 
 class GridBench:
@@ -187,7 +188,7 @@ class GridBench:
             temperature=cell.temperature,
             max_tokens=settings.max_tokens,
             seed=settings.seed + number,
-            ignore_eos=True,
+            ignore_eos=settings.ignore_eos,
         )
         # A tenant of its own: nothing is in the prefix cache, and no drafter has seen the answer.
         name = f"{self._name}: {label}, {cell}, {number}"

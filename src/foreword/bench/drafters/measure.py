@@ -29,11 +29,12 @@ OnProgress = Callable[[str, int, int, str], None]
 class BenchSettings:
     """The same for every drafter and prompt."""
 
-    max_tokens: int = 64  # length of every answer; an end-of-sequence token does not end it
+    max_tokens: int = 64  # most tokens of an answer
     temperature: float = 0.0  # 0 is greedy
     seed: int = 0  # of every answer
     repeats: int = 1  # answers for each drafter and prompt; the one with the median time counts
     history: bool = False  # whether drafters may learn from earlier answers of the run
+    ignore_eos: bool = False  # go on to `max_tokens` behind an answer's end
 
     def __post_init__(self) -> None:
         if self.max_tokens < 2:
@@ -43,7 +44,10 @@ class BenchSettings:
 
     def sampling(self) -> SamplingParams:
         return SamplingParams(
-            temperature=self.temperature, max_tokens=self.max_tokens, seed=self.seed, ignore_eos=True
+            temperature=self.temperature,
+            max_tokens=self.max_tokens,
+            seed=self.seed,
+            ignore_eos=self.ignore_eos,
         )
 
     def tenant(self, prompt: BenchPrompt, repeat: int) -> str:

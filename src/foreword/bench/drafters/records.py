@@ -47,10 +47,11 @@ class Record:
 def cpu_speedup(records: Sequence[Record]) -> float | None:
     """Tokens per second of the processor's time, which other programs do not lengthen, relative to plain decoding.
 
-    None: for some of them it did not do the work.
+    None: for some of them it did not do the work. Answers that ended with their first token took no time.
     """
-    guessing, plain = [record.speculative for record in records], [record.plain for record in records]
-    if not records or not all(run.cpu_seconds and run.tokens for run in (*guessing, *plain)):
+    decoded = [record for record in records if record.plain.tokens and record.speculative.tokens]
+    guessing, plain = [record.speculative for record in decoded], [record.plain for record in decoded]
+    if not decoded or not all(run.cpu_seconds for run in (*guessing, *plain)):
         return None
     rates = [
         sum(run.tokens for run in runs) / sum(run.cpu_seconds for run in runs) for runs in (guessing, plain)

@@ -11,13 +11,16 @@ LEAST_RATIO = 0.95
 
 MOST_SHOWN = 5
 
+LEAST_TOKENS = 16
+"""Of an answer that is judged by itself: a few steps are over before a clock tells them apart."""
+
 
 @dataclass(frozen=True)
 class Slowest:
     """Of one drafter, the prompts with the lowest speed-up."""
 
     drafter: str
-    prompts: int
+    prompts: int  # with answers of at least `LEAST_TOKENS`
     below: int  # prompts with less than `LEAST_RATIO`
     worst: Sequence[tuple[str, str, float]]  # (category, key of the prompt, speed-up), the lowest first
     cpu_speedup: float | None = (
@@ -48,13 +51,16 @@ def slowest_prompts(records: Sequence[Record], most: int = MOST_SHOWN) -> list[S
     """For every drafter, in order of appearance."""
     found = []
     for drafter in dict.fromkeys(record.drafter for record in records):
-        own = [record for record in records if record.drafter == drafter]
+        all_own = [record for record in records if record.drafter == drafter]
+        own = [record for record in all_own if record.plain.tokens >= LEAST_TOKENS]
         below, worst = _lowest([(record.speedup, record) for record in own], most)
         by_cpu = [(ratio, record) for record in own if (ratio := cpu_speedup([record])) is not None]
         if len(by_cpu) < len(own):
             found.append(Slowest(drafter, len(own), below, worst))
         else:
-            found.append(Slowest(drafter, len(own), below, worst, cpu_speedup(own), *_lowest(by_cpu, most)))
+            found.append(
+                Slowest(drafter, len(own), below, worst, cpu_speedup(all_own), *_lowest(by_cpu, most))
+            )
     return found
 
 

@@ -24,6 +24,7 @@ class GridOptions:
     dataset: Sequence[Path] | None
     limit_per_category: int | None
     max_tokens: int
+    ignore_eos: bool
     methods: str | None
     seed: int
     concurrency: str | None
@@ -54,7 +55,7 @@ def drafter_grid(given: GridOptions) -> None:
     kinds = list(dict.fromkeys(prompt.category for prompt in prompts))
     cells = [Cell(kind, warm, count) for kind in kinds for warm in temperatures for count in at_once]
     llm = load_llm(given.model, given.dtype, given.device, given.backend)
-    settings = GridSettings(given.max_tokens, given.seed)
+    settings = GridSettings(given.max_tokens, given.seed, given.ignore_eos)
     made_with = {
         "model": given.model,
         "version": __version__,
@@ -74,7 +75,7 @@ def drafter_grid(given: GridOptions) -> None:
             if ledger is not None:
                 ledger.add(record)
     ratios, by_cpu = speedups(records), cpu_speedups(records)
-    title = f"{given.model}, {len(prompts)} prompts, answers of {given.max_tokens} tokens"
+    title = f"{given.model}, {len(prompts)} prompts, answers of up to {given.max_tokens} tokens"
     stdout.print(_table(records, ratios, by_cpu, given.cost_per_hour, title))
     origin = made()
     if given.page is not None:

@@ -41,7 +41,10 @@ def drafters(
     limit_per_category: Annotated[
         int | None, typer.Option(help="First this many prompts of every category. Default: all.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Length of every answer.")] = 64,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on to --max-tokens behind an answer's end.")
+    ] = False,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -79,7 +82,7 @@ def drafters(
 ) -> None:
     """Acceptance, tokens per pass and speed of every drafter, by kind of work, relative to plain decoding.
 
-    Every prompt is decoded plainly and with every drafter, in turn, to the same length.
+    Every prompt is decoded plainly and with every drafter, in turn; the texts are the same.
 
     With --concurrency, --temperatures or --page: a grid of kind of work, temperature and requests at once, with
     acceptance by position, latency, where the time went and the cost of a million tokens.
@@ -88,8 +91,8 @@ def drafters(
         from foreword.cli.bench.drafter_grid import GridOptions, drafter_grid
 
         options = GridOptions(
-            model, dataset, limit_per_category, max_tokens, methods, seed, concurrency, temperatures, cost_per_hour,
-            resume, page, dtype, device, backend, as_json,
+            model, dataset, limit_per_category, max_tokens, ignore_eos, methods, seed, concurrency, temperatures,
+            cost_per_hour, resume, page, dtype, device, backend, as_json,
         )  # fmt: skip
         drafter_grid(options)
         return
@@ -101,7 +104,7 @@ def drafters(
     from foreword.bench.drafters.table import drafter_table
     from foreword.bench.drafters.worst import slowest_prompts
 
-    settings = BenchSettings(max_tokens, temperature, seed, repeats, history)
+    settings = BenchSettings(max_tokens, temperature, seed, repeats, history, ignore_eos)
     settings.sampling()  # refuses bad parameters before anything is loaded
     if history and resume is not None:
         raise RequestError(
@@ -118,7 +121,7 @@ def drafters(
     bench = DrafterBench(llm, wanted, settings)
     records = _measure(bench, prompts, [method.label for method in wanted], ledger)
     rows = summarise(records)
-    title = f"{model}, {len(prompts)} prompts × {max_tokens} tokens, plain decoding = 1"
+    title = f"{model}, {len(prompts)} prompts × up to {max_tokens} tokens, plain decoding = 1"
     stdout.print(drafter_table(rows, title))
     slowest = slowest_prompts([record for record in records if not is_random(record.drafter)])
     for one in slowest:

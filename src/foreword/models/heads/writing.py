@@ -15,9 +15,9 @@ from foreword.models.heads.layouts.names import SCALE
 from foreword.models.heads.opening import Head
 
 _OUTER_KEYS = frozenset(
-    "architectures auto_map bias draft_vocab_size dtype eagle_config fc_norm norm_before_fc norm_before_residual "
-    "norm_output num_aux_hidden_states quantization_config target_hidden_size target_layer_ids torch_dtype "
-    f"transformers_version use_aux_norm {IDS}".split()
+    "acceptance_by_level architectures auto_map bias draft_vocab_size dtype eagle_config fc_norm norm_before_fc "
+    "norm_before_residual norm_output num_aux_hidden_states quantization_config target_hidden_size target_layer_ids "
+    f"torch_dtype transformers_version use_aux_norm {IDS}".split()
 )
 """What a flat config says that is not about the layer."""
 
@@ -66,5 +66,5 @@ def speculators_config(head: Head) -> dict[str, Any]:
     }
     if spec.boundaries is not None:
         config[IDS] = list(spec.boundaries)
-    kept = ("speculators_config", "speculators_version", "quantization_config")
+    kept = ("speculators_config", "speculators_version", "quantization_config", "acceptance_by_level")
     return config | {key: given[key] for key in kept if key in given}

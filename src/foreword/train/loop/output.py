@@ -102,8 +102,8 @@ def join_pieces(pieces: Path, out: Path, checkpoint: Checkpoint) -> None:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a trained directory's file."""
-    return _read(path)[0]
+    """The tensors of a trained directory's file; matrices in 8 bits as the numbers that they stand for."""
+    return _in_16_bits(_read(path)[0])
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], frozenset[str]]:

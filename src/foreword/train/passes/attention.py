@@ -54,22 +54,53 @@ def chain_attention(
     return seen.to(q.dtype)
 
 
-def decode_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
-    """One query [rows, heads, dim] per row over the first `lengths` of its keys [rows, context, kv heads, dim]."""
-    rows, context, kv_heads, dim = k.shape
+@dataclass(frozen=True)
+class CacheRows:
+    """The rows of a static cache [rows, context, ...], one text each, and how much of each is seen."""
+
+    numbers: Tensor  # int32 [rows]: 0, 1, 2, ...
+    ones: Tensor  # int32 [rows]
+    lengths: Tensor  # int32 [rows]
+
+    @staticmethod
+    def of(lengths: Tensor) -> "CacheRows":
+        numbers = torch.arange(len(lengths), dtype=torch.int32, device=lengths.device)
+        return CacheRows(numbers, torch.ones_like(numbers), lengths.to(torch.int32))
+
+    def seeing(self, lengths: Tensor) -> "CacheRows":
+        return CacheRows(self.numbers, self.ones, lengths.to(torch.int32))
+
+
+def decode_attention(q: Tensor, k: Tensor, v: Tensor, rows: CacheRows) -> Tensor:
+    """One query [rows, heads, dim] per row over what it sees of its keys [rows, context, kv heads, dim]."""
+    number, context, kv_heads, dim = k.shape
     if q.is_cuda:
-        bounds = torch.arange(rows + 1, dtype=torch.int32, device=q.device)
-        flat = (rows * context, kv_heads, dim)
-        out: Tensor = torch.ops.aten._flash_attention_forward(
-            q, k.view(flat), v.view(flat), bounds, bounds * context, 1, context, 0.0, False, False,
-            seqused_k=lengths,
-        )[0]  # fmt: skip
-        return out
-    grouped = q.view(rows, kv_heads, -1, dim).float()
+        return _paged(q, k, v, rows)
+    grouped = q.view(number, kv_heads, -1, dim).float()
     scores = torch.einsum("rhgd,rchd->rhgc", grouped, k.float()) / math.sqrt(dim)
-    unseen = torch.arange(context, device=q.device)[None] >= lengths[:, None]
+    unseen = torch.arange(context, device=q.device)[None] >= rows.lengths[:, None]
     weights = scores.masked_fill(unseen[:, None, None], -math.inf).softmax(-1)
     return torch.einsum("rhgc,rchd->rhgd", weights, v.float()).to(q.dtype).view(q.shape)
+
+
+def _paged(q: Tensor, k: Tensor, v: Tensor, rows: CacheRows) -> Tensor:
+    """The engine's kernel, for which every row is a page: the heads that share keys read them once.
+
+    A flash kernel for whole texts takes 64 queries at a time, of which 63 would be nobody's.
+    """
+    from foreword.backends.cuda.kernels.attention import RowTiles, Sight, attend
+
+    context = k.shape[1]
+    sight = Sight(
+        positions=rows.lengths - 1,
+        prefix_lens=rows.lengths,
+        block_tables=rows.numbers[:, None],
+        ancestors=rows.numbers,  # nobody has any
+        page_size=context,
+        has_trees=False,
+    )
+    tiles = RowTiles(rows.numbers, rows.ones, rows.numbers, rows=1)
+    return attend(q, k.flatten(0, 1), v.flatten(0, 1), sight, tiles, torch.empty_like(q), None)
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, queries: Spans, keys: Spans) -> tuple[Tensor, Tensor]:

@@ -7,16 +7,19 @@ The host looks at the results of one stretch of steps while the next one runs.
 from collections import deque
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from foreword.train.passes.attention import Spans, decode_attention
+from foreword.acceptance.noise import gumbel
+from foreword.train.passes.attention import CacheRows, Spans, decode_attention
 from foreword.train.passes.devices import to_device
 from foreword.train.passes.target import Target, wide_logits
-from foreword.train.texts.jobs import Job, Row
+from foreword.train.texts.jobs import Job
 
 _NOTHING = -1  # stands where a row wrote no token
+_NEXT_KEY = 0x1E3779B97F4A7C15  # from one token's noise to the next: odd, so that none comes twice
 
 
 class EndlessBatch:
@@ -29,8 +32,8 @@ class EndlessBatch:
         rows: int,
         context: int,
         stop_ids: frozenset[int],
-        steps: int = 16,
-        prefill_tokens: int = 16384,
+        steps: int = 8,
+        prefill_tokens: int = 32768,
         seed: int = 0,
     ) -> None:
         """`context` bounds prompt and answer together; `steps` are decoded between two looks at the results."""
@@ -45,6 +48,10 @@ class EndlessBatch:
         self._keys = [torch.zeros(shape, dtype=target.dtype, device=device) for _ in layers]
         self._values = [torch.zeros(shape, dtype=target.dtype, device=device) for _ in layers]
         self._numbers = torch.arange(rows, device=device)
+        self._cache_rows = CacheRows.of(self._numbers)
+        self._noise_keys = torch.randint(1 << 62, (rows,), generator=torch.Generator().manual_seed(seed)).to(
+            device
+        )
         self._tokens = torch.zeros(
             rows, dtype=torch.int64, device=device
         )  # newest of each row, not in the cache
@@ -53,22 +60,20 @@ class EndlessBatch:
         self._temperatures = torch.zeros(rows, device=device)
         self._written = torch.full((steps, rows), _NOTHING, dtype=torch.int64, device=device)
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
-        self._stop_ids = stop_ids
         self._stops = torch.zeros(target.config.vocab_size, dtype=torch.bool, device=device)
         self._stops[sorted(stop_ids)] = True
-        self._rows: list[Row | None] = [None] * rows
+        self._texts = HostTexts(rows, context, self._stops.cpu().numpy())
         self._waiting: deque[Job] = deque()
         self._copies = [self._host_copy() for _ in range(2)]
         self._graph: torch.cuda.CUDAGraph | None = None
         self.tokens_written = 0
-        torch.manual_seed(seed)
 
     def run(self, jobs: Iterator[Job]) -> Iterator[None]:
         """Work on `jobs`, and yield after every stretch; ends when there is nothing left to do."""
         pending: tuple[Tensor, torch.cuda.Event | None] | None = None
         turn = 0
         self._admit(jobs)
-        while pending is not None or any(self._rows):
+        while pending is not None or self._texts.under_way:
             self._decode()
             copy, turn = self._copies[turn], 1 - turn
             copy.copy_(self._written, non_blocking=True)
@@ -76,7 +81,7 @@ class EndlessBatch:
             if pending is not None:
                 self._collect(*pending)
             self._admit(jobs)
-            pending = (copy, event) if any(self._rows) else None
+            pending = (copy, event) if self._texts.under_way else None
             yield
 
     def _host_copy(self) -> Tensor:
@@ -94,21 +99,11 @@ class EndlessBatch:
         """Hand out what the rows wrote in a stretch."""
         if event is not None:
             event.synchronize()
-        columns = copy.t().tolist()
-        for number, column in enumerate(columns):
-            row = self._rows[number]
-            if row is None or column[0] == _NOTHING:
-                continue
-            tokens = [token for token in column if token != _NOTHING]
-            self.tokens_written += len(tokens)
-            row.written.extend(tokens)
-            if len(row.written) == row.job.max_new or tokens[-1] in self._stop_ids:
-                self._rows[number] = None
-                row.job.on_done(row.written)
+        self.tokens_written += self._texts.collect(copy.numpy())
 
     def _admit(self, jobs: Iterator[Job]) -> None:
         """Give free rows new prompts, in passes of bounded size."""
-        free = [number for number, row in enumerate(self._rows) if row is None]
+        free = self._texts.free
         while free:
             taken: list[tuple[int, Job]] = []
             size = 0
@@ -129,18 +124,16 @@ class EndlessBatch:
         """Keys and values of all prompts but for their last tokens, which the next step reads."""
         device = self._target.device
         for number, job in taken:
-            self._rows[number] = Row(job)
+            self._texts.begin(number, job)
         runs = [(number, job.prompt[:-1]) for number, job in taken if len(job.prompt) > 1]
         if runs:
             lengths = [len(run) for _, run in runs]
-            host = torch.tensor(
-                [
-                    [token for _, run in runs for token in run],
-                    [place for length in lengths for place in range(length)],
-                    [number for number, run in runs for _ in run],
-                ]
+            host = (
+                np.concatenate([run for _, run in runs], dtype=np.int64),
+                np.concatenate([np.arange(length) for length in lengths]),
+                np.repeat([number for number, _ in runs], lengths),
             )
-            token_ids, positions, numbers = to_device(host, device)
+            token_ids, positions, numbers = to_device(torch.from_numpy(np.stack(host)), device)
 
             def keep(layer: int, k: Tensor, v: Tensor) -> None:
                 self._keys[layer][numbers, positions] = k
@@ -189,14 +182,16 @@ class EndlessBatch:
         """One token for every row. Resting rows run along, and their cache row is written anew when they start."""
         target = self._target
         rotation = target.rotation(self._positions)
-        lengths = (self._positions + 1).to(torch.int32)
+        seen = self._cache_rows.seeing(self._positions + 1)
         stream = embedding(self._tokens, target.weights.embedding)
         for index, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
             q, k, v = target.before(index, stream, *rotation)
             keys[self._numbers, self._positions] = k
             values[self._numbers, self._positions] = v
-            stream = target.after(index, stream, decode_attention(q, keys, values, lengths))
-        drawn = _draw(wide_logits(target.final_norm(stream), target.weights.head), self._temperatures)
+            stream = target.after(index, stream, decode_attention(q, keys, values, seen))
+        logits = wide_logits(target.final_norm(stream), target.weights.head)
+        drawn = _draw(logits, self._temperatures, self._noise_keys)
+        self._noise_keys.add_(_NEXT_KEY)
         active = self._left > 0
         self._written.index_copy_(0, self._step, drawn.where(active, _NOTHING).unsqueeze(0))
         self._step.copy_((self._step + 1) % self._steps)
@@ -205,7 +200,48 @@ class EndlessBatch:
         self._positions.add_(active.long()).clamp_(max=self._context - 1)
 
 
-def _draw(logits: Tensor, temperatures: Tensor) -> Tensor:
+class HostTexts:
+    """What the rows have written so far, as far as the host knows. Only who has ended is looked at one by one."""
+
+    def __init__(self, rows: int, context: int, stops: np.ndarray) -> None:
+        """`stops` says of every token whether it ends a text."""
+        self._stops = stops
+        self._jobs: list[Job | None] = [None] * rows
+        self._tokens = np.zeros((rows, context), dtype=np.int64)
+        self._lengths = np.zeros(rows, dtype=np.int64)
+        self._longest = np.zeros(rows, dtype=np.int64)
+        self.free = list(range(rows))[::-1]  # rows without a job
+
+    @property
+    def under_way(self) -> int:
+        return len(self._jobs) - len(self.free)
+
+    def begin(self, row: int, job: Job) -> None:
+        """A job in a row that was taken off `free`."""
+        self._jobs[row], self._lengths[row], self._longest[row] = job, 0, job.max_new
+
+    def collect(self, written: np.ndarray) -> int:
+        """Take what a stretch [steps, rows] wrote, and hand out the texts that have ended; how many tokens it was."""
+        columns = written.T
+        rows, steps = (columns != _NOTHING).nonzero()  # a row that rests has nothing from there on
+        self._tokens[rows, self._lengths[rows] + steps] = columns[rows, steps]
+        self._lengths += np.bincount(rows, minlength=len(self._lengths))
+        wrote = np.unique(rows)
+        last = self._tokens[wrote, self._lengths[wrote] - 1]
+        for row in wrote[self._stops[last] | (self._lengths[wrote] == self._longest[wrote])]:
+            job, self._jobs[row] = self._jobs[row], None
+            self.free.append(int(row))
+            if job is not None:
+                job.on_done(self._tokens[row, : self._lengths[row]].tolist())
+        return len(rows)
+
+
+def _draw(logits: Tensor, temperatures: Tensor, noise_keys: Tensor) -> Tensor:
     """A token per row: the most likely one, or by Gumbel noise where the temperature is above 0."""
-    noise = torch.empty_like(logits).exponential_().clamp_(min=1e-20).log_()  # minus Gumbel noise
-    return (logits - noise.mul_(temperatures.unsqueeze(1))).argmax(-1)
+    if logits.is_cuda:
+        from foreword.kernels.triton_draw import draw_rows
+
+        return draw_rows(logits, temperatures.double(), noise_keys, None)[0]
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    noise = gumbel(noise_keys[:, None], ids) * temperatures.double().unsqueeze(1)
+    return (logits.double() + noise).argmax(-1)

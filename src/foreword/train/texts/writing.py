@@ -14,7 +14,7 @@ from foreword.train.texts.jobs import Job
 from foreword.train.texts.prompts import FilePrompt
 
 KIND_WEIGHTS = {
-    "chat": 22, "code": 22, "math": 11, "qa": 11, "translation": 9, "passage": 5, "summary": 9, "rag": 9, "prompts": 9
+    "chat": 26, "code": 14, "math": 11, "qa": 13, "translation": 9, "passage": 5, "summary": 12, "rag": 10, "prompts": 9
 }  # fmt: skip
 _ANSWER_LENGTHS = (96, 128, 128, 192, 256, 320)
 _PASSAGES_KEPT = 4096

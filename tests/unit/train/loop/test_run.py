@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from foreword.errors import RequestError
 from foreword.models.formats.opening import open_checkpoint
 from foreword.train import files
 from foreword.train.heads.medusa import MedusaRecipe
-from foreword.train.loop.output import digest_of, read_weights
+from foreword.train.loop.output import _in_8_bits, digest_of, read_weights
 from foreword.train.loop.run import TrainRun, train
 from foreword.train.loop.texts import FILES, HELD_OUT, gather_texts
 from foreword.train.passes.target import Target
@@ -132,6 +133,20 @@ def test_it_begins_with_weights_that_were_trained_before(
     first, second = (read_weights(tmp_path / name / "model.safetensors") for name in ("first", "second"))
     for name, tensor in first.items():
         assert torch.equal(second[name], tensor), name
+
+
+def test_it_begins_with_a_head_in_8_bits(target: Target, texts, tiny_model: Path, tmp_path: Path):
+    checkpoint = open_checkpoint(tiny_model)
+    train(checkpoint, target, _run(tmp_path / "first"), texts, _Silent())
+    wide = read_weights(tmp_path / "first" / "model.safetensors")
+    (tmp_path / "small").mkdir()
+    save_file(_in_8_bits(wide), tmp_path / "small" / "model.safetensors")
+    train(checkpoint, target, _run(tmp_path / "second", begin=tmp_path / "small", steps=0), texts, _Silent())
+    second = read_weights(tmp_path / "second" / "model.safetensors")
+    assert second.keys() == wide.keys()
+    for name, tensor in wide.items():
+        close = 0.02 * float(tensor.float().abs().max())
+        assert (second[name].float() - tensor.float()).abs().max() <= close, name
 
 
 def test_too_little_disk_is_told_before_training(

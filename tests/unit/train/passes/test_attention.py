@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from foreword.train.passes import attention
-from foreword.train.passes.attention import Spans, causal_attention, chain_attention, decode_attention
+from foreword.train.passes.attention import (
+    CacheRows,
+    Spans,
+    causal_attention,
+    chain_attention,
+    decode_attention,
+)
+from helpers.cuda import KERNEL_DEVICE, needs_triton
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 LENGTHS, TAILS = [5, 3, 7], [2, 3, 4]
@@ -86,12 +93,24 @@ def test_decoding_reads_only_what_a_row_has():
     q = torch.randn(2, HEADS, DIM, generator=generator)
     k, v = torch.randn(2, 2, 6, KV_HEADS, DIM, generator=generator)
     lengths = torch.tensor([3, 6])
-    out = decode_attention(q, k, v, lengths)
+    out = decode_attention(q, k, v, CacheRows.of(lengths))
     for row, length in enumerate([3, 6]):
         one = Spans.of([1], CPU), Spans.of([length], CPU)
         torch.testing.assert_close(
             out[row : row + 1], causal_attention(q[row : row + 1], k[row, :length], v[row, :length], *one)
         )
+
+
+@needs_triton
+def test_the_engines_kernel_reads_a_static_cache_row_by_row():
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(3, HEADS, 16, generator=generator)  # fewer numbers no tensor core takes
+    k, v = torch.randn(2, 3, 150, KV_HEADS, 16, generator=generator)
+    rows = CacheRows.of(torch.tensor([1, 70, 150]))
+    wanted = decode_attention(q, k, v, rows)
+    given = [tensor.to(KERNEL_DEVICE) for tensor in (q, k, v)]
+    got = attention._paged(*given, CacheRows.of(rows.lengths.to(KERNEL_DEVICE)))
+    torch.testing.assert_close(got.cpu(), wanted, rtol=5e-3, atol=5e-3)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -118,6 +137,7 @@ def test_flash_kernels_agree_with_the_dense_form():
         for shape in ((3, HEADS, 64), *[(3, 32, KV_HEADS, 64)] * 2)
     )
     lengths = torch.tensor([1, 17, 32], dtype=torch.int32)
-    wanted = decode_attention(q.float(), k.float(), v.float(), lengths)
-    got = decode_attention(*(tensor.to(device) for tensor in (q, k, v, lengths))).cpu().float()
+    wanted = decode_attention(q.float(), k.float(), v.float(), CacheRows.of(lengths))
+    rows = CacheRows.of(lengths.to(device))
+    got = decode_attention(*(tensor.to(device) for tensor in (q, k, v)), rows).cpu().float()
     assert (got - wanted).norm() / wanted.norm() < 2e-2
