@@ -4,6 +4,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from operator import index
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from foreword.acceptance.arrivals import OnItsWay
 from foreword.acceptance.rules.drawn import Drawn
@@ -11,6 +15,13 @@ from foreword.acceptance.rules.trees import DraftTrees
 
 ROOT = -1
 """Parent of a node that follows the committed prefix directly."""
+
+
+class NodeColumns(NamedTuple):
+    """What a pass is told of the nodes of a draft; not to be written to."""
+
+    depths: NDArray[np.int32]  # [nodes], the first level is 1
+    masks: NDArray[np.uint64]  # [nodes], a bit for every node on the way from the root to it, itself included
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,10 @@ class Draft:
     def pass_ids(self) -> tuple[int, ...]:
         """[nodes], the tokens as a pass is told of them."""
         return self.tokens
+
+    def node_columns(self) -> NodeColumns:
+        """What a pass is told of its nodes beside their tokens."""
+        return _node_columns(self.parents)
 
     def depths(self) -> tuple[int, ...]:
         """Depth of every node; the first level is 1."""
@@ -172,6 +187,7 @@ class PendingDraft(Draft):
 
     source: OnItsWay  # int64
     places: tuple[int, ...]  # [nodes], of their tokens in the source
+    _pass_ids: tuple[int, ...]
 
     @staticmethod
     def of(
@@ -186,6 +202,7 @@ class PendingDraft(Draft):
         draft.__dict__.update(
             source=source,
             places=tuple(places),
+            _pass_ids=tuple([-1 - place for place in places]),
             parents=_chain_parents(len(places)) if parents is None else parents,
             committed_len=committed_len,
             epoch=epoch,
@@ -197,11 +214,12 @@ class PendingDraft(Draft):
     def tokens(self) -> tuple[int, ...]:
         """Where none could be drawn, the id that the pass has in its place."""
         found = self.source.numbers
-        return tuple([max(found[place], 0) for place in self.places])
+        tokens = tuple([found[place] for place in self.places])
+        return tokens if min(tokens, default=0) >= 0 else tuple([max(token, 0) for token in tokens])
 
-    @cached_property
+    @property
     def pass_ids(self) -> tuple[int, ...]:
-        return tuple([-1 - place for place in self.places])
+        return self._pass_ids
 
     def known(self) -> Draft:
         """The same with its tokens."""
@@ -257,6 +275,11 @@ def _ancestor_masks(parents: tuple[int, ...]) -> tuple[int, ...]:
     for node, parent in enumerate(parents):
         masks.append((0 if parent == ROOT else masks[parent]) | 1 << node)
     return tuple(masks)
+
+
+@lru_cache(maxsize=1024)
+def _node_columns(parents: tuple[int, ...]) -> NodeColumns:
+    return NodeColumns(np.array(_depths(parents), np.int32), np.array(_ancestor_masks(parents), np.uint64))
 
 
 NO_DRAFT = Draft()

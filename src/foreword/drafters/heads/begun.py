@@ -17,7 +17,7 @@ class BegunChain:
     draft: Draft  # what the pass judges
     kv: KvSequence
     first: int  # the first row that was made: the text's length before the pass
-    pages: tuple[int, ...]  # in which these rows lie, as far as the text can grow
+    pages: list[int]  # in which these rows lie, as far as the text can grow
     source: OnItsWay
     places: Sequence[int]  # of the guesses in it
     length: int | None = (
@@ -30,7 +30,7 @@ class BegunChain:
         assert pages is not None
         size = pages.cache.page_size
         held = pages.kv.pages[first // size : (first + len(unjudged.draft)) // size + 1]
-        return BegunChain(unjudged.draft, pages.kv, first, tuple(held), source, places)
+        return BegunChain(unjudged.draft, pages.kv, first, held, source, places)
 
     def learn(self, commit: Commit) -> bool:
         """What the pass has made final; False: this was another pass."""
@@ -41,11 +41,11 @@ class BegunChain:
     def behind(self, run: Run, ask: Ask) -> PendingDraft | None:
         """The guesses that are asked for, if they are behind this text and the rows of `run` are there with them."""
         kv, wanted = run.pages.kv, min(ask.max_nodes, ask.max_depth)
-        if self.kv is not kv or (self.first, self.length) != (run.first, run.end):
+        if self.kv is not kv or self.first != run.first or self.length != run.end:
             return None
         size = run.pages.cache.page_size
         held = kv.pages[run.first // size : (run.end - 1) // size + 1]
-        if wanted > len(self.places) or tuple(held) != self.pages[: len(held)]:
+        if wanted > len(self.places) or held != self.pages[: len(held)]:
             return None
         return PendingDraft.of(self.source, self.places[:wanted], run.end, ask.request.epoch)
 
