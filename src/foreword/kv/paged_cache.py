@@ -125,7 +125,7 @@ class PagedCache:
 
     def is_busy(self, sequence: KvSequence) -> bool:
         """Whether a pass under way writes or moves its rows so that what comes next depends on how that ends."""
-        return sequence.awaits_pass or self._moves.is_moving(sequence)
+        return (sequence.passes > 0 and sequence.awaits_pass) or self._moves.is_moving(sequence)
 
     def begin_pass(self, sequences: Sequence[KvSequence]) -> None:
         """A pass will write rows of these; raises, and begins nothing, if it has to wait for another one."""

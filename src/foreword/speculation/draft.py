@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from operator import index
 from typing import NamedTuple
 
@@ -188,6 +188,7 @@ class PendingDraft(Draft):
     source: OnItsWay  # int64
     places: tuple[int, ...]  # [nodes], of their tokens in the source
     _pass_ids: tuple[int, ...]
+    _tokens: tuple[int, ...] | None  # once somebody has waited for them
 
     @staticmethod
     def of(
@@ -203,6 +204,7 @@ class PendingDraft(Draft):
             source=source,
             places=tuple(places),
             _pass_ids=tuple([-1 - place for place in places]),
+            _tokens=None,
             parents=_chain_parents(len(places)) if parents is None else parents,
             committed_len=committed_len,
             epoch=epoch,
@@ -210,16 +212,26 @@ class PendingDraft(Draft):
         )
         return draft
 
-    @cached_property
+    @property
     def tokens(self) -> tuple[int, ...]:
         """Where none could be drawn, the id that the pass has in its place."""
-        found = self.source.numbers
-        tokens = tuple([found[place] for place in self.places])
-        return tokens if min(tokens, default=0) >= 0 else tuple([max(token, 0) for token in tokens])
+        if self._tokens is None:
+            found = self.source.numbers
+            tokens = [found[place] for place in self.places]
+            if min(tokens, default=0) < 0:
+                tokens = [max(token, 0) for token in tokens]
+            self.__dict__["_tokens"] = tuple(tokens)
+        return self._tokens or ()
 
     @property
     def pass_ids(self) -> tuple[int, ...]:
         return self._pass_ids
+
+    def behind(self, committed_len: int, epoch: int) -> "PendingDraft":
+        """The same for a text of which only the device knew how long it would be."""
+        draft = object.__new__(PendingDraft)
+        draft.__dict__.update(self.__dict__, committed_len=committed_len, epoch=epoch)
+        return draft
 
     def known(self) -> Draft:
         """The same with its tokens."""

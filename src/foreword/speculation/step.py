@@ -60,7 +60,9 @@ class Stepper:
     _memory: KvMemory | None = field(init=False)  # for drafters that keep rows in the pages
     newest: Launched | None = None  # the last pass, as long as it is under way
     _unlearned: list[StepReport] = field(default_factory=list)  # of steps that nobody has learned from yet
-    _uncounted: list[StepReport] = field(default_factory=list)  # of steps whose drafts are in no statistics yet
+    _uncounted: list[StepReport] = field(
+        default_factory=list
+    )  # of steps whose drafts are in no statistics yet
 
     def __post_init__(self) -> None:
         self._brought = list(self.policy.drafters())

@@ -26,9 +26,7 @@ def stop_rows(trees: DraftTrees, draws: Sequence[int]) -> list[int]:
     return stops
 
 
-def _deepest(
-    tokens: Sequence[int], parents: Sequence[int], draws: Sequence[int], root: int, end: int
-) -> int:
+def _deepest(tokens: Sequence[int], parents: Sequence[int], draws: Sequence[int], root: int, end: int) -> int:
     """Of a tree, whose rows are those from its root to `end`."""
     stop, depths = root, {root: 0}  # of the rows on whose way every token was drawn
     for row in range(root + 1, end):  # parents come before their children

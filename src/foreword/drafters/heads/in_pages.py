@@ -61,9 +61,10 @@ class HeadInPages:
     def observe(self, commits: Sequence[Commit]) -> None:
         """Keep the newest states; where guesses are wanted, long stretches get their rows at once."""
         runs, heard, lag = [], [], self._lag
+        kind = self._kind
         for commit, (features, at) in zip(commits, self._features(commits), strict=True):
             assert commit.pages is not None
-            rows = self._rows_of(commit.pages)
+            rows = commit.pages.kv.rows_of(kind, lag)
             rows.add(commit.first, features, at, commit.rows)
             heard.append(rows)
             if commit.is_on and commit.settled - rows.end > FILLED_AT_ONCE:

@@ -104,9 +104,7 @@ class StepwiseHead(HeadInPages):
 
     def _chains(self, asks: list[Ask], runs: list[Run]) -> list[Draft] | None:
         """All guesses in one call of the runner; None if it cannot, or if a draft must tell what it was drawn from."""
-        drafts: list[Draft | None] = [
-            self._begun.take(run, ask) for run, ask in zip(runs, asks, strict=True)
-        ]
+        drafts: list[Draft | None] = [self._begun.take(run, ask) for run, ask in zip(runs, asks, strict=True)]
         others = [place for place, draft in enumerate(drafts) if draft is None]
         found = self._new_chains([asks[place] for place in others], [runs[place] for place in others])
         if found is None:

@@ -39,7 +39,9 @@ class Situation:
                     cohorts[key] = self._cohort(cohort_name(*key))
                 judged = verdict.judged
                 beyond = len(verdict.draft.parents) - len(judged.parents)
-                outcome = Outcome(bool(part.asked), len(judged.parents), judged.depth, len(verdict.path), beyond)
+                outcome = Outcome(
+                    bool(part.asked), len(judged.parents), judged.depth, len(verdict.path), beyond
+                )
                 part.request.acceptance.observe(outcome)
                 cohorts[key].observe(outcome)
 

@@ -69,7 +69,9 @@ class BatchBuffers:
         arrays.logit_rows[:] = wanted
         if taps:
             arrays.hidden_rows[:] = hidden
-        arrays.kv_lens[:] = [end + len(part.draft.parents) for end, part in zip(rows.ends, parts, strict=True)]
+        arrays.kv_lens[:] = [
+            end + len(part.draft.parents) for end, part in zip(rows.ends, parts, strict=True)
+        ]
         arrays.row_starts[:] = rows.starts
         drafted = [part for part in parts if part.draft.parents]
         if rows.counts.count(1) == len(parts) and not drafted:
