@@ -133,6 +133,8 @@ class RequestSampler:
         self.seen = SeenTokens()
         self.tail: Ints = np.full(max(self.bad_words.shape[1] - 1, 0), -1, np.int64)  # newest token last
         self.seed, self.rule = int(seed), rule  # the seed in use, given or fresh; how its drafts are judged
+        # Whether no draw depends on the tokens before it, as far as its parameters go: every step asks.
+        self._draws_alone = rule is Rule.COUPLED and not self._counts_tokens and not len(self.tail)
         self._drafting: dict[str, Any] | None = None  # what drafters are told at every step
         self._learn(prompt, generated=False)
 
@@ -157,12 +159,7 @@ class RequestSampler:
     @property
     def can_be_followed(self) -> bool:
         """Whether the next draw but one can be handed to a device before the next is known on the host."""
-        return (
-            self.rule is Rule.COUPLED
-            and not self._counts_tokens
-            and not len(self.tail)
-            and self.grammar is None
-        )
+        return self._draws_alone and self.grammar is None
 
     def restrictions(self) -> list[str]:
         """The parameters that rule out tokens, as users call them."""

@@ -63,7 +63,18 @@ class Draft:
         tokens: Sequence[int], committed_len: int, epoch: int = 0, drawn: Sequence[Drawn | None] = ()
     ) -> "Draft":
         """A draft in which every token follows the one before it."""
-        return Draft(tuple(tokens), _chain_parents(len(tokens)), committed_len, epoch, tuple(drawn))
+        if drawn or committed_len < 0:
+            return Draft(tuple(tokens), _chain_parents(len(tokens)), committed_len, epoch, tuple(drawn))
+        # Lookups make one for every request of every step, and there is nothing else to be checked.
+        chain = object.__new__(Draft)
+        chain.__dict__.update(
+            tokens=tuple(map(index, tokens)),
+            parents=_chain_parents(len(tokens)),
+            committed_len=index(committed_len),
+            epoch=epoch,
+            drawn=(),
+        )
+        return chain
 
     def __len__(self) -> int:
         return len(self.parents)

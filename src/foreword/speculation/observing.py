@@ -146,7 +146,10 @@ class Observation:
                     settled,
                     is_on,
                 )
-                told.setdefault(id(drafter), (drafter, []))[1].append(commit)
+                heard = told.get(id(drafter))
+                if heard is None:
+                    heard = told[id(drafter)] = drafter, []
+                heard[1].append(commit)
         for drafter, commits in told.values():
             drafter.observe(commits)
 

@@ -147,10 +147,10 @@ def propose(
         began, cold = clock(), cold_runs()
         answers = first.drafter.propose(asks)
         seconds = clock() - began
-        share, empty = seconds / len(group), 0
+        share, empty, who = seconds / len(group), 0, NOBODY
         for (index, plan, aside), ask, answer in zip(group, asks, answers, strict=True):
             draft = usable(answer, ask)
-            empty += not len(draft)
+            empty += not draft.parents
             if aside is not None:
                 aside.keep(draft)
                 continue
@@ -161,7 +161,9 @@ def propose(
                 else:
                     draft = draft.known()
             drafts[index] = draft
-            asked[index] = Asked(plan.method, share, len(calls))
+            if who.method != plan.method:  # most have the same
+                who = Asked(plan.method, share, len(calls))
+            asked[index] = who
         calls.append(
             DrafterCall(
                 first.method,

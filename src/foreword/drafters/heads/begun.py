@@ -46,7 +46,8 @@ class BegunChain:
         held = kv.pages[run.first // size : (run.end - 1) // size + 1]
         if wanted > len(self.guesses.places) or held != self.pages[: len(held)]:
             return None
-        return self.guesses.behind(run.end, ask.request.epoch).within(wanted, wanted)
+        draft = self.guesses.behind(run.end, ask.request.epoch)
+        return draft if wanted == len(draft.places) else draft.within(wanted, wanted)
 
 
 class BegunChains:
