@@ -119,8 +119,8 @@ HOUSE_MUTANTS = (
         48,
         "a request whose history matters is followed before its token is known",
         "acceptance/request.py",
-        "            and not self._counts_tokens\n            and not len(self.tail)\n",
-        "",
+        "rule is Rule.COUPLED and not self._counts_tokens and not len(self.tail)",
+        "rule is Rule.COUPLED",
         (f"{UNIT}/engine/stepping/test_lookout.py::test_who_can_be_followed",),
     ),
     Mutant(
