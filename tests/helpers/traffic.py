@@ -337,6 +337,7 @@ class Traffic:
             )
         report = StepReport(parts, calls, StageSeconds(drafting, 0.0, 0.0, total))
         self.situation.learn(report)
+        self.situation.count(report)
         policy.learn(report)
         return report
 

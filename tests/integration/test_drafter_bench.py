@@ -1,10 +1,12 @@
 """Measuring on a tiny model."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from foreword.acceptance.params import SamplingParams
+from foreword.bench.costs import verdict_time
 from foreword.bench.costs.host_time import WAYS, measure_host_time
 from foreword.bench.drafters.decode import decode
 from foreword.bench.drafters.measure import PLAIN, BenchSettings, DrafterBench
@@ -103,6 +105,22 @@ def test_host_time_is_that_of_steps_which_do_what_they_say(llm: LLM):
     assert by_way["plain"].tokens == 1
     assert min(by_way["ngram"].tokens, by_way["suffix"].tokens) > 1.5, by_way  # they guess, and are right
     assert all(one.step_ms > 0 for one in found)
+
+
+def test_verdicts_are_timed_on_steps_whose_guesses_are_right(llm: LLM, monkeypatch: pytest.MonkeyPatch):
+    begun: list[int] = []
+    chain = verdict_time._FreeChains.chain
+
+    def seen(self: Any, wanted: Any, plan: Any, store: Any) -> Any:
+        begun.append(plan.unsettled is not None)
+        return chain(self, wanted, plan, store)
+
+    monkeypatch.setattr(verdict_time._FreeChains, "chain", seen)
+    found = verdict_time.measure_verdicts(llm.engine.target, [2], 1, lambda *_: None)
+    assert [(one.guesses, one.batch) for one in found] == [("lookup", 2), ("head", 2)]
+    assert all(3 < one.tokens < 1 + verdict_time.GUESSES for one in found), found
+    assert all(min(one.verdict_ms, one.launch_ms, one.beside_ms) > 0 for one in found)
+    assert sum(begun) == len(begun) - 1  # all but the first are begun behind passes that are still judged
 
 
 def test_random_heads_are_measured_for_what_they_cost(llm: LLM):

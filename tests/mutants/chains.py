@@ -59,8 +59,8 @@ CHAIN_MUTANTS = (
         16,
         "a draft is judged again when the text has gone on",
         "speculation/proposing.py",
-        "known_tokens(draft.rebase(ask.request.tokens), ask.request)",
-        "known_tokens(draft, ask.request)",
+        "known_tokens(draft.rebase(request.tokens), request)",
+        "known_tokens(draft, request)",
         (f"{CHAINS}::test_a_draft_that_is_handed_in_again_is_not_judged_again",),
     ),
     Mutant(

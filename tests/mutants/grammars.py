@@ -92,8 +92,8 @@ GRAMMAR_MUTANTS = (
         92,
         "guesses that cannot come cost rows",
         "speculation/proposing.py",
-        "    known = within_grammar(known, ask.request)\n",
-        "",
+        "known = within_grammar(known_tokens(draft.rebase(request.tokens), request), request)",
+        "known = known_tokens(draft.rebase(request.tokens), request)",
         (f"{DRAFTS}::test_a_chosen_node_that_cannot_come_costs_no_row",),
     ),
     Mutant(

@@ -34,8 +34,8 @@ SERVICE_MUTANTS = (
         91,
         "guesses of a request are computed without its adapter",
         "speculation/transaction.py",
-        "                adapter=entry.request.adapter_slot,",
-        "                adapter=0 if len(draft) else entry.request.adapter_slot,",
+        "                entry.request.adapter_slot,",
+        "                0 if len(draft) else entry.request.adapter_slot,",
         (f"{ADAPTERS}::test_guesses_change_no_text_and_are_counted_by_adapter",),
     ),
     Mutant(

@@ -111,8 +111,11 @@ class Verdicts:
         draws: Sequence[int] = (),
     ) -> "Verdicts":
         """Verdicts from the last accepted row of every request, the root if no node was accepted."""
+        parents = trees.parent_list
         paths = [
-            [row - root - 1 for row in trees.path_to(stop)] if stop != root else []
+            list(range(stop - root))
+            if parents[root + 1 : stop + 1] == list(range(root, stop))  # along a chain
+            else [row - root - 1 for row in trees.path_to(stop)]
             for root, stop in zip(trees.starts, stops, strict=False)
         ]
         kept = [token if state == _OK else NO_TOKEN for token, state in zip(own, states, strict=True)]
@@ -136,8 +139,10 @@ class Verdicts:
         """What one request commits: its accepted tokens, then the target's own; a failed request has none of those."""
         tokens, own = [], self.own[request]
         if path := self.paths[request]:
-            first = trees.starts[request] + 1
-            tokens = [trees.token_list[first + node] for node in path]
+            first, count = trees.starts[request] + 1, len(path)
+            tokens = trees.token_list[first : first + path[-1] + 1]
+            if path[-1] >= count:  # nodes on other branches lie between
+                tokens = [tokens[node] for node in path]
         if own != NO_TOKEN:
             tokens.append(own)
         return tokens

@@ -156,7 +156,15 @@ class ForwardBatch:
     def of(arrays: BatchArrays, taps: tuple[Tap, ...] = ()) -> "ForwardBatch":
         """A batch that looks at the same memory."""
         tensors: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays._asdict().items()}
-        return ForwardBatch(**tensors, taps=taps)
+        batch = ForwardBatch(**tensors, taps=taps)
+        batch.__dict__["arrays"] = arrays  # known: it need not be made of the tensors again
+        return batch
+
+    def behind(self, drawn: Tensor) -> "ForwardBatch":
+        """The same arrays, of a pass behind the one that draws this."""
+        batch = object.__new__(ForwardBatch)
+        batch.__dict__.update(self.__dict__, drawn_before=drawn)
+        return batch
 
     @cached_property
     def arrays(self) -> BatchArrays:

@@ -49,7 +49,7 @@ def heard(sampling: Sampling, vocab_size: int) -> DraftSampling:
     allowed = None if sampling.allowed_ids is None else np.array(sampling.allowed_ids, np.int64)
     return DraftSampling(
         size,
-        record,
+        record.tobytes(),
         np.array(sampling.bias_ids, np.int64),
         np.array(sampling.bias_values, np.float64),
         allowed,

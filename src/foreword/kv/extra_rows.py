@@ -13,11 +13,17 @@ KEPT_STATES = 64
 
 
 class _Stretch(NamedTuple):
-    """The states of some tokens in a row."""
+    """The states of some tokens in a row. They are taken out when they are read: a slice takes longer than the rest."""
 
     first: int  # position
     end: int
-    states: Tensor  # [end - first, numbers]
+    of: Tensor  # [rows, numbers], they are some of these
+    at: int  # from this row on
+
+    def states(self, first: int, stop: int) -> Tensor:
+        """Of those of the positions from `first` to `stop` that are its own."""
+        shift = self.at - self.first
+        return self.of[max(first, self.first) + shift : min(stop, self.end) + shift]
 
 
 class ExtraRows:
@@ -44,12 +50,17 @@ class ExtraRows:
         """The first position whose states are known."""
         return self._states[0].first if self._states else 0
 
-    def add(self, first: int, states: Tensor) -> None:
-        """The states of the tokens from `first` on; they replace what was known of these, and a gap ends what was."""
-        if first > self.known:
+    def add(self, first: int, states: Tensor, at: int = 0, count: int | None = None) -> None:
+        """The states of the tokens from `first` on; they replace what was known of these, and a gap ends what was.
+
+        They are `count` rows of `states` from row `at` on; None: all of them.
+        """
+        known = self.known
+        if first > known:
             self._states = []
-        self._drop_from(first)
-        self._states.append(_Stretch(first, first + len(states), states))
+        elif first < known:
+            self._drop_from(first)
+        self._states.append(_Stretch(first, first + (len(states) if count is None else count), states, at))
 
     def states(self, first: int, stop: int) -> Tensor:
         """[stop - first, numbers], of positions that are known."""
@@ -60,7 +71,7 @@ class ExtraRows:
             if stretch.end <= first:
                 break
             if stretch.first < stop:
-                parts.append(stretch.states[max(first - stretch.first, 0) : stop - stretch.first])
+                parts.append(stretch.states(first, stop))
         return parts[0] if len(parts) == 1 else torch.cat(parts[::-1])
 
     def missing_from(self, lag: int) -> int:
@@ -84,7 +95,8 @@ class ExtraRows:
         # A long stretch is copied, or its last rows would keep all of it.
         if self._states and self._states[0].end - self._states[0].first > count:
             oldest = self._states[0]
-            self._states[0] = _Stretch(oldest.end - count, oldest.end, oldest.states[-count:].clone())
+            newest = oldest.states(oldest.end - count, oldest.end).clone()
+            self._states[0] = _Stretch(oldest.end - count, oldest.end, newest, 0)
 
     def clip(self, rows: int) -> None:
         """Rows from `rows` on are gone."""
@@ -125,8 +137,7 @@ class ExtraRows:
         while self._states and self._states[-1].first >= position:
             self._states.pop()
         if self._states and self.known > position:
-            last = self._states[-1]
-            self._states[-1] = _Stretch(last.first, position, last.states[: position - last.first])
+            self._states[-1] = self._states[-1]._replace(end=position)
 
 
 def leading_pages(name: str, chain: Sequence[PrefixNode]) -> int:

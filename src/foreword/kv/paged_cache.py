@@ -125,7 +125,7 @@ class PagedCache:
 
     def is_busy(self, sequence: KvSequence) -> bool:
         """Whether a pass under way writes or moves its rows so that what comes next depends on how that ends."""
-        return sequence.awaits_pass or self._moves.is_moving(sequence)
+        return (sequence.passes > 0 and sequence.awaits_pass) or self._moves.is_moving(sequence)
 
     def begin_pass(self, sequences: Sequence[KvSequence]) -> None:
         """A pass will write rows of these; raises, and begins nothing, if it has to wait for another one."""
@@ -226,9 +226,10 @@ class PagedCache:
         base = sequence.computed + run
         if base + (path[-1] + 1 if path else 0) > sequence.reserved:
             raise ValueError("more rows are committed than were reserved")
-        for step, node in enumerate(path):
-            if node != step:
-                self._moves.add(sequence, self.slot(sequence, base + node), base + step)
+        if path and path[-1] >= len(path):  # nodes of other branches lie between
+            for step, node in enumerate(path):
+                if node != step:
+                    self._moves.add(sequence, self.slot(sequence, base + node), base + step)
         sequence.computed = base + len(path)
         sequence.ahead = max(0, sequence.ahead - run)
         self._drop_provisional(sequence, kept=1)

@@ -68,9 +68,9 @@ class KvSequence:
 
     def rows_of(self, name: str, lag: int = 0) -> ExtraRows:
         """What it has of one kind of extra rows, of which the first `lag` do not exist."""
-        if name not in self.extra:
-            self.extra[name] = ExtraRows(name)
-        rows = self.extra[name]
+        rows = self.extra.get(name)
+        if rows is None:
+            rows = self.extra[name] = ExtraRows(name)
         rows.end = max(rows.end, lag)
         return rows
 

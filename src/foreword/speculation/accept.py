@@ -15,7 +15,7 @@ from foreword.speculation.draft import Draft, PendingDraft, stack
 from foreword.speculation.requests import PassEntry, StepRequest
 from foreword.speculation.verdict import NOTHING_DRAWN, Verdict
 
-NOT_FINITE, ALL_MASKED = int(RowStatus.NOT_FINITE), int(RowStatus.ALL_MASKED)
+OK, NOT_FINITE, ALL_MASKED = int(RowStatus.OK), int(RowStatus.NOT_FINITE), int(RowStatus.ALL_MASKED)
 
 
 def accept(
@@ -81,10 +81,9 @@ class Acceptance(NamedTuple):
             if any(isinstance(draft, PendingDraft) for draft in self.drafts):
                 self.judging.know([self.drafts[index].tokens for index in self.drawing])
             found, judged = self.judging.verdicts(), self.judging.judged
+            entries, drafts = self.entries, self.drafts
             for place, index in enumerate(self.drawing):
-                verdicts[index] = _verdict(
-                    place, self.entries[index].request, self.drafts[index], judged, found
-                )
+                verdicts[index] = _verdict(place, entries[index].request, drafts[index], judged, found)
         for index, scores in _prompt_scores(self.logits, self.entries, self.drafts).items():
             verdicts[index] = verdicts[index]._replace(prompt_logprobs=tuple(scores))
         return verdicts
@@ -99,15 +98,17 @@ def _verdict(place: int, request: StepRequest, draft: Draft, judged: Judgement, 
         block, path = block[:kept], path[:kept]
     if judged.logprobs[place] >= 0:
         logprobs = tuple(request_logprobs(judged, found, place)[:kept])
+    state = found.states[place]
     return Verdict(
         tuple(path),
         tuple(block),
         logprobs,
-        error=_error(request, found, place),
-        is_asked=found.states[place] == ALL_MASKED,
-        poisoned=found.states[place] == NOT_FINITE,
-        draft=draft,
-        draws=found.draws_of(judged.trees, place) if judged.wants_draws else (),
+        (),
+        None if state == OK else _error(request, found, place),
+        state == ALL_MASKED,
+        state == NOT_FINITE,
+        draft,
+        found.draws_of(judged.trees, place) if judged.wants_draws else (),
     )
 
 

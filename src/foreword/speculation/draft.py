@@ -2,8 +2,12 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from operator import index
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from foreword.acceptance.arrivals import OnItsWay
 from foreword.acceptance.rules.drawn import Drawn
@@ -11,6 +15,13 @@ from foreword.acceptance.rules.trees import DraftTrees
 
 ROOT = -1
 """Parent of a node that follows the committed prefix directly."""
+
+
+class NodeColumns(NamedTuple):
+    """What a pass is told of the nodes of a draft; not to be written to."""
+
+    depths: NDArray[np.int32]  # [nodes], the first level is 1
+    masks: NDArray[np.uint64]  # [nodes], a bit for every node on the way from the root to it, itself included
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,18 @@ class Draft:
         tokens: Sequence[int], committed_len: int, epoch: int = 0, drawn: Sequence[Drawn | None] = ()
     ) -> "Draft":
         """A draft in which every token follows the one before it."""
-        return Draft(tuple(tokens), _chain_parents(len(tokens)), committed_len, epoch, tuple(drawn))
+        if drawn or committed_len < 0:
+            return Draft(tuple(tokens), _chain_parents(len(tokens)), committed_len, epoch, tuple(drawn))
+        # Lookups make one for every request of every step, and there is nothing else to be checked.
+        chain = object.__new__(Draft)
+        chain.__dict__.update(
+            tokens=tuple(map(index, tokens)),
+            parents=_chain_parents(len(tokens)),
+            committed_len=index(committed_len),
+            epoch=epoch,
+            drawn=(),
+        )
+        return chain
 
     def __len__(self) -> int:
         return len(self.parents)
@@ -61,6 +83,10 @@ class Draft:
     def pass_ids(self) -> tuple[int, ...]:
         """[nodes], the tokens as a pass is told of them."""
         return self.tokens
+
+    def node_columns(self) -> NodeColumns:
+        """What a pass is told of its nodes beside their tokens."""
+        return _node_columns(self.parents)
 
     def depths(self) -> tuple[int, ...]:
         """Depth of every node; the first level is 1."""
@@ -172,6 +198,8 @@ class PendingDraft(Draft):
 
     source: OnItsWay  # int64
     places: tuple[int, ...]  # [nodes], of their tokens in the source
+    _pass_ids: tuple[int, ...]
+    _tokens: tuple[int, ...] | None  # once somebody has waited for them
 
     @staticmethod
     def of(
@@ -186,6 +214,8 @@ class PendingDraft(Draft):
         draft.__dict__.update(
             source=source,
             places=tuple(places),
+            _pass_ids=tuple([-1 - place for place in places]),
+            _tokens=None,
             parents=_chain_parents(len(places)) if parents is None else parents,
             committed_len=committed_len,
             epoch=epoch,
@@ -193,15 +223,26 @@ class PendingDraft(Draft):
         )
         return draft
 
-    @cached_property
+    @property
     def tokens(self) -> tuple[int, ...]:
         """Where none could be drawn, the id that the pass has in its place."""
-        found = self.source.numbers
-        return tuple([max(found[place], 0) for place in self.places])
+        if self._tokens is None:
+            found = self.source.numbers
+            tokens = [found[place] for place in self.places]
+            if min(tokens, default=0) < 0:
+                tokens = [max(token, 0) for token in tokens]
+            self.__dict__["_tokens"] = tuple(tokens)
+        return self._tokens or ()
 
-    @cached_property
+    @property
     def pass_ids(self) -> tuple[int, ...]:
-        return tuple([-1 - place for place in self.places])
+        return self._pass_ids
+
+    def behind(self, committed_len: int, epoch: int) -> "PendingDraft":
+        """The same for a text of which only the device knew how long it would be."""
+        draft = object.__new__(PendingDraft)
+        draft.__dict__.update(self.__dict__, committed_len=committed_len, epoch=epoch)
+        return draft
 
     def known(self) -> Draft:
         """The same with its tokens."""
@@ -257,6 +298,11 @@ def _ancestor_masks(parents: tuple[int, ...]) -> tuple[int, ...]:
     for node, parent in enumerate(parents):
         masks.append((0 if parent == ROOT else masks[parent]) | 1 << node)
     return tuple(masks)
+
+
+@lru_cache(maxsize=1024)
+def _node_columns(parents: tuple[int, ...]) -> NodeColumns:
+    return NodeColumns(np.array(_depths(parents), np.int32), np.array(_ancestor_masks(parents), np.uint64))
 
 
 NO_DRAFT = Draft()

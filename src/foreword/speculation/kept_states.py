@@ -17,8 +17,8 @@ class KeptStates(Mapping[Tap, Tensor]):
         """Its rows begin at `first` with its run; those of the accepted nodes are behind it."""
         self.of_pass = of_pass
         self.first = first
-        # Of a chain, nothing lies between them.
-        self._path = None if tuple(path) == tuple(range(len(path))) else path
+        # Of a chain, nothing lies between them: node numbers rise along a path.
+        self._path = None if not path or path[-1] == len(path) - 1 else path
         self.stop = first + run + (len(path) if self._path is None else 0)
 
     @property

@@ -2,19 +2,18 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from operator import or_
 from typing import NamedTuple, cast
-
-from torch import Tensor
 
 from foreword.backends.batch import ForwardOutput, Tap
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import (
     NO_NEEDS,
+    NO_STATES,
     Commit,
     Drafter,
-    DraftRequest,
+    DrafterNeeds,
     KvMemory,
     Observes,
     choices_of,
@@ -29,11 +28,11 @@ Tells = Callable[[StepRequest], bool]
 """Whether a request's own drafter is told of it."""
 
 
-@dataclass(frozen=True)
-class Observer:
+class Observer(NamedTuple):
     """A drafter that is told of an entry."""
 
     drafter: Observes
+    needs: DrafterNeeds
     is_on: bool  # whether it was meant to guess for it in this step
 
 
@@ -60,7 +59,7 @@ class Observation:
         """
         watching = [drafter for drafter in brought if needs_of(drafter)]
         # Most requests of a pass have the same drafters: who they are is worked out once.
-        known: dict[tuple[int, int], dict[int, Observer]] = {}
+        known: dict[tuple[int, int], tuple[Mapping[int, Drafter], Sequence[Observer]]] = {}
         observers: list[Sequence[Observer]] = []
         for entry, plan in zip(entries, plans, strict=True):
             own = entry.request.speculation
@@ -72,20 +71,26 @@ class Observation:
             key = (id(None if own is None else own.drafter), id(None if plan is None else plan.drafter))
             if key not in known:
                 known[key] = _observers(own, plan, watching)
-            for number, one in known[key].items():
-                entry.request.asked[number] = cast(Drafter, one.drafter)  # so that it hears of the end, too
-            observers.append(tuple(known[key].values()))
+            drafters, some = known[key]
+            entry.request.asked.update(drafters)  # so that they hear of the end, too
+            observers.append(some)
         if not any(observers):
             return Observation(observers)
-        each = {number: one.drafter.needs for some in known.values() for number, one in some.items()}
-        return Observation(observers, reduce(or_, each.values(), NO_NEEDS).taps, memory)
+        each = [one.needs for _, some in known.values() for one in some]
+        return Observation(observers, reduce(or_, each, NO_NEEDS).taps, memory)
 
-    @property
+    @cached_property
     def wanted(self) -> list[bool]:
         """[entries], whose hidden states are kept."""
         if not self.taps:
             return [False] * len(self.observers)
-        return [any(one.drafter.needs.taps for one in some) for some in self.observers]
+        known = {number: any(one.needs.taps for one in some) for number, some in self._distinct.items()}
+        return [known[id(some)] for some in self.observers]
+
+    @cached_property
+    def _distinct(self) -> dict[int, Sequence[Observer]]:
+        """Those of all entries by their id(): most have the same."""
+        return {id(some): some for some in self.observers}
 
     def first_rows(self, entries: Sequence[PassEntry], drafts: Sequence[Draft]) -> list[int | None]:
         """[entries], where the hidden states of each begin among those that are kept; None: its are not."""
@@ -100,7 +105,7 @@ class Observation:
     @property
     def wants_draws(self) -> bool:
         """Whether any of them needs the target's own draws."""
-        return any(one.drafter.needs.draws for some in self.observers for one in some)
+        return any(one.needs.draws for some in self._distinct.values() for one in some)
 
     def tell(
         self,
@@ -114,35 +119,45 @@ class Observation:
         if not any(self.observers):
             return
         told: dict[int, tuple[Observes, list[Commit]]] = {}
-        first_rows = self.first_rows(entries, drafts)
-        for index, (entry, some) in enumerate(zip(entries, self.observers, strict=True)):
-            if some and applied[index] and not verdicts[index].poisoned:
-                final = _Final.of(entry, drafts[index], verdicts[index], output, first_rows[index])
-                for one in some:
-                    commit = self._commit(entry, one, final)
-                    told.setdefault(id(one.drafter), (one.drafter, []))[1].append(commit)
+        hidden, memory = output.hidden, self.memory
+        of_all = zip(
+            entries,
+            self.observers,
+            drafts,
+            verdicts,
+            applied,
+            self.first_rows(entries, drafts),
+            strict=True,
+        )
+        for entry, some, draft, verdict, is_there, first in of_all:
+            if not some or not is_there or verdict.poisoned:
+                continue
+            request, settled = as_drafter_sees(entry.request), entry.computed + entry.run
+            states = NO_STATES if first is None else KeptStates(hidden, first, entry.run, verdict.path)
+            for drafter, needs, is_on in some:
+                commit = Commit(
+                    request,
+                    entry.computed,
+                    entry.run + len(verdict.path),
+                    states if needs.taps else NO_STATES,
+                    draft,
+                    verdict.draws if needs.draws else (),
+                    memory.of(entry.kv) if needs.rows and memory is not None else None,
+                    settled,
+                    is_on,
+                )
+                heard = told.get(id(drafter))
+                if heard is None:
+                    heard = told[id(drafter)] = drafter, []
+                heard[1].append(commit)
         for drafter, commits in told.values():
             drafter.observe(commits)
-
-    def _commit(self, entry: PassEntry, observer: Observer, final: "_Final") -> Commit:
-        needs, memory = observer.drafter.needs, self.memory
-        return Commit(
-            final.request,
-            first=entry.computed,
-            rows=final.rows,
-            hidden=final.hidden if needs.taps else {},
-            draft=final.draft,
-            draws=final.draws if needs.draws else (),
-            pages=memory.of(entry.kv) if needs.rows and memory is not None else None,
-            settled=entry.computed + entry.run,
-            is_on=observer.is_on,
-        )
 
 
 def _observers(
     own: DraftPlan | None, plan: DraftPlan | None, brought: Sequence[Drafter]
-) -> dict[int, Observer]:
-    """By the drafter's id()."""
+) -> tuple[Mapping[int, Drafter], Sequence[Observer]]:
+    """The drafters by their id(), and what they are told."""
     watching = [
         drafter
         for one in (own, plan)
@@ -152,28 +167,13 @@ def _observers(
     ]
     planned = () if plan is None else [id(drafter) for drafter in _parts(plan.drafter)]
     found = {id(drafter): drafter for drafter in (*watching, *brought)}
-    return {number: Observer(cast(Observes, drafter), number in planned) for number, drafter in found.items()}
+    observers = [
+        Observer(cast(Observes, drafter), needs_of(drafter), number in planned)
+        for number, drafter in found.items()
+    ]
+    return found, observers
 
 
 def _parts(drafter: Drafter) -> Iterable[Drafter]:
     """Those that a policy chooses between are told one by one: the one that it has chosen only once."""
     return choices_of(drafter).values() or (drafter,)
-
-
-class _Final(NamedTuple):
-    """What a pass has made final for one entry, whoever is told."""
-
-    request: DraftRequest
-    rows: int
-    hidden: Mapping[Tap, Tensor]
-    draft: Draft
-    draws: tuple[int, ...]
-
-    @staticmethod
-    def of(
-        entry: PassEntry, draft: Draft, verdict: Verdict, output: ForwardOutput, first: int | None
-    ) -> "_Final":
-        """`first` is the entry's first row among those whose hidden states were kept; None: none were."""
-        rows = entry.run + len(verdict.path)
-        hidden = {} if first is None else KeptStates(output.hidden, first, entry.run, verdict.path)
-        return _Final(as_drafter_sees(entry.request), rows, hidden, draft, verdict.draws)

@@ -59,9 +59,11 @@ class Proposal:
             for call, seconds, is_cold in zip(self.calls, took, cold, strict=True)
         ]
         more = [(now.seconds - call.seconds) / call.asks for call, now in zip(self.calls, calls, strict=True)]
-        asked = [
-            who if who.call < 0 else who._replace(seconds=who.seconds + more[who.call]) for who in self.asked
-        ]
+        later = {
+            who: who if who.call < 0 else who._replace(seconds=who.seconds + more[who.call])
+            for who in set(self.asked)
+        }
+        asked = [later[who] for who in self.asked]
         return replace(self, calls=calls, asked=asked)
 
     @property
@@ -79,7 +81,7 @@ def fit_to_room(
     if not any(plans):
         return [None] * len(entries)
     fitted = [_sensible(entry, plan) for entry, plan in zip(entries, plans, strict=True)]
-    wanted = [0 if plan is None else plan.max_nodes for plan in fitted]
+    asked_for = wanted = [0 if plan is None else plan.max_nodes for plan in fitted]
     if not any(wanted):
         return fitted
     if max_rows is not None:
@@ -87,6 +89,8 @@ def fit_to_room(
         if sum(wanted) > left:
             wanted = guess_shares(wishes(entries, wanted), left)
     free_pages = cache.free_pages
+    if wanted == asked_for and sum(wanted) // cache.page_size + len(wanted) <= free_pages:
+        return fitted  # whatever pages they begin in
     for place, (entry, plan, most) in enumerate(zip(entries, fitted, wanted, strict=True)):
         if plan is None:
             continue
@@ -136,16 +140,17 @@ def propose(
     pending: OnItsWay | None = None  # what the pass is told of where its guesses will be
     for group in by_drafter.values():
         first = group[0][1]
-        asks = [_ask(entries[index], plan, memory) for index, plan, _ in group]
-        for index, plan, _ in group:
-            entries[index].request.asked[id(plan.drafter)] = plan.drafter
+        lent = memory if needs_of(first.drafter).rows else None
+        asks = [_ask(entries[index], plan, lent) for index, plan, _ in group]
+        for index, _, _ in group:
+            entries[index].request.asked[id(first.drafter)] = first.drafter
         began, cold = clock(), cold_runs()
         answers = first.drafter.propose(asks)
         seconds = clock() - began
-        share, empty = seconds / len(group), 0
+        share, empty, who = seconds / len(group), 0, NOBODY
         for (index, plan, aside), ask, answer in zip(group, asks, answers, strict=True):
             draft = usable(answer, ask)
-            empty += not len(draft)
+            empty += not draft.parents
             if aside is not None:
                 aside.keep(draft)
                 continue
@@ -156,7 +161,9 @@ def propose(
                 else:
                     draft = draft.known()
             drafts[index] = draft
-            asked[index] = Asked(plan.method, share, len(calls))
+            if who.method != plan.method:  # most have the same
+                who = Asked(plan.method, share, len(calls))
+            asked[index] = who
         calls.append(
             DrafterCall(
                 first.method,
@@ -173,8 +180,8 @@ def propose(
     return Proposal(drafts, calls, asked, sources)
 
 
-def _ask(entry: PassEntry, plan: DraftPlan, memory: KvMemory | None) -> Ask:
-    pages = memory.of(entry.kv) if memory is not None and needs_of(plan.drafter).rows else None
+def _ask(entry: PassEntry, plan: DraftPlan, lent: KvMemory | None) -> Ask:
+    pages = None if lent is None else lent.of(entry.kv)
     return Ask(as_drafter_sees(entry.request), plan.max_nodes, plan.max_depth, pages)
 
 
@@ -184,11 +191,11 @@ def usable(draft: Draft, ask: Ask) -> Draft:
     A node is left out for its place, for its parent, or because q reaches outside the vocabulary: all fixed before
     its token was drawn. A chosen token has no q and may be left out for what it is.
     """
-    if draft.epoch != ask.request.epoch:
+    request = ask.request
+    if draft.epoch != request.epoch:
         return NO_DRAFT
-    known = known_tokens(draft.rebase(ask.request.tokens), ask.request)
-    known = within_grammar(known, ask.request)
-    if not ask.request.sampling.rule.takes_trees:
+    known = within_grammar(known_tokens(draft.rebase(request.tokens), request), request)
+    if not known.is_chain and not request.sampling.rule.takes_trees:
         parents = known.parents
         known = known.keep(lambda node: parents[node] == node - 1)
     return known.within(ask.max_nodes, ask.max_depth)

@@ -18,7 +18,8 @@ class Policy(Protocol):
         """One plan for every entry, in the same order.
 
         Also for a prompt that is still being read: a head that is meant to guess behind it reads along. `situation`
-        has what was measured so far; each request has its own statistics and what was asked for it.
+        has what was measured so far; each request has its own statistics and what was asked for it. How drafts
+        have fared is counted while the next pass is under way: where steps overlap, the last one's are not in it yet.
         """
         ...
 

@@ -60,6 +60,9 @@ class Stepper:
     _memory: KvMemory | None = field(init=False)  # for drafters that keep rows in the pages
     newest: Launched | None = None  # the last pass, as long as it is under way
     _unlearned: list[StepReport] = field(default_factory=list)  # of steps that nobody has learned from yet
+    _uncounted: list[StepReport] = field(
+        default_factory=list
+    )  # of steps whose drafts are in no statistics yet
 
     def __post_init__(self) -> None:
         self._brought = list(self.policy.drafters())
@@ -97,7 +100,7 @@ class Stepper:
             pending = proposal.pending
             drawn = pending if before is None else before.newest
             if drawn is not None:
-                batch = replace(batch, drawn_before=drawn)
+                batch = batch.behind(drawn)
             handed_over = self.clock()
             output = self.target.forward(batch)
             verify_seconds = self.clock() - handed_over
@@ -152,10 +155,19 @@ class Stepper:
         report = _report(transaction.entries, proposal, verdicts, applied, seconds)
         report.is_cold = launched.is_cold
         self._unlearned.append(report)
+        self._uncounted.append(report)
         return report
 
     def learn(self) -> None:
         """What the steps since the last time have shown: costs, acceptance, and whatever the policy makes of it."""
+        self._learn()
+        reports, self._uncounted = self._uncounted, []
+        for report in reports:
+            with self.faults.forgiven("books"):
+                self.situation.count(report)
+
+    def _learn(self) -> None:
+        """What the next plan depends on; statistics can wait until its pass is on its way."""
         reports, self._unlearned = self._unlearned, []
         for report in reports:
             with self.faults.forgiven("books"):
@@ -164,7 +176,7 @@ class Stepper:
                 self.policy.learn(report)
 
     def _plan(self, entries: Sequence[PassEntry]) -> Plans:
-        self.learn()  # a policy compares what it has planned with what came of it before it plans anew
+        self._learn()  # a policy compares what it has planned with what came of it before it plans anew
         if self.situation.speculating:
             with self.faults.forgiven("plan"):  # a policy that fails costs guesses, never a request
                 return self.policy.plan(entries, self.situation)

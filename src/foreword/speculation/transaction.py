@@ -61,7 +61,9 @@ class Transaction:
         ]
         for entry, plan, _ in asked:
             self._cache.reserve(entry.kv, entry.run + plan.max_nodes)
-        for entry, _, scratch in asked:
+        for entry, plan, scratch in asked:
+            if scratch <= plan.max_nodes:
+                continue
             room = (len(entry.kv.pages) + self._cache.free_pages) * self._cache.page_size - entry.computed
             self._cache.reserve(
                 entry.kv, max(entry.kv.reserved - entry.computed, min(entry.run + scratch, room))
@@ -86,7 +88,7 @@ class Transaction:
         drawing rows the pass before draws the tokens that are pending.
         """
         for entry, draft in zip(self.entries, drafts, strict=True):
-            count = entry.run + len(draft)
+            count = entry.run + len(draft.parents)
             if entry.kv.reserved != entry.computed + count:
                 self._cache.reserve(entry.kv, count)
         moves = self._cache.take_moves()
@@ -98,17 +100,18 @@ class Transaction:
                 entry.request.tokens,
                 entry.run,
                 draft,
-                run_logits=entry.scored + entry.draws,
-                wants_hidden=wants,
-                first=entry.computed,
-                drawn_at=(drawn_at[entry.kv],) if entry.pending and drawn_at is not None else (),
-                adapter=entry.request.adapter_slot,
+                0,  # all of its nodes
+                entry.scored + entry.draws,
+                wants,
+                entry.computed,
+                (drawn_at[entry.kv],) if entry.pending and drawn_at is not None else (),
+                entry.request.adapter_slot,
             )
             for entry, draft, wants in zip(self.entries, drafts, watched, strict=True)
         ]
         batch = (buffers or BatchBuffers(entries=0)).lay_out(self._cache, rows, moves, taps)
         for entry, draft in zip(self.entries, drafts, strict=True):
-            if not len(draft):
+            if not draft.parents:
                 entry.kv.foresee(entry.run)
         return batch
 

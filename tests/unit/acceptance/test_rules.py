@@ -1,18 +1,22 @@
 """The rules against their scalar references, noise and all, and what they refuse."""
 
+import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from foreword.acceptance.batch import Verdicts
 from foreword.acceptance.judge import judge
 from foreword.acceptance.noise import Stream
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.reference import noise, rules
 from foreword.acceptance.request import RequestSampler, TokenLimits
+from foreword.acceptance.rules import coupled
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.rule import Rule
+from foreword.acceptance.rules.trees import DraftTrees
 from foreword.errors import RequestError
 from foreword.proofs.cases import Case, random_case
 from foreword.proofs.draft_models import DraftModel, Guessing
@@ -38,6 +42,29 @@ def test_coupled_is_its_reference():
         path = [tree.tokens[node] for node in verdicts.path(0)]
         assert path == [tree.tokens[node] for node in expected[0]]
         assert verdicts.own_tokens[0] == expected[1]
+
+
+def test_coupled_goes_down_chains_and_trees_as_far_as_they_were_drawn():
+    rng = random.Random(5)
+    for _ in range(60):
+        sizes = [rng.randrange(7) for _ in range(4)]
+        parents = [
+            [node - 1 if request % 2 else rng.randrange(-1, node) for node in range(size)]
+            for request, size in enumerate(sizes)
+        ]
+        tokens = [[rng.randrange(2) for _ in range(size)] for size in sizes]
+        trees = DraftTrees.stack(tokens, parents)
+        draws = [rng.randrange(2) for _ in trees.token_list]
+        found = Verdicts.at(trees, coupled.stop_rows(trees, draws), draws[:4], [0] * 4)
+        for request, root in enumerate(trees.starts[:-1]):
+            ways = [trees.path_to(row) for row in range(root, trees.starts[request + 1])]
+            drawn = [
+                way
+                for way in ways
+                if all(trees.token_list[row] == draws[trees.parent_list[row]] for row in way)
+            ]
+            deepest = max(drawn, key=len)  # the first of equals
+            assert found.path(request) == [row - root - 1 for row in deepest]
 
 
 @pytest.mark.parametrize("guessing", list(Guessing))

@@ -247,7 +247,7 @@ def test_what_would_break_the_drafter_for_all_targets_ends_the_connection(messag
 def test_a_node_draws_with_the_noise_of_the_request():
     record = text_request([1, 2, 3]).sampling.record.copy()
     record["temperature"], record["stem"] = 0.7, 12345
-    here = replace(text_request([1, 2, 3]).sampling, record=record)
+    here = replace(text_request([1, 2, 3]).sampling, record_bytes=record.tobytes())
     there = heard(told(here), 1 << 20)
     assert isinstance(there, DraftSampling)
     assert there.keys(5) == here.keys(5)

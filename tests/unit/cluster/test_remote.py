@@ -498,7 +498,7 @@ def test_rules_that_a_node_could_bias_tell_it_nothing_of_their_noise(rule: Rule)
     """Who knows the numbers that guesses are judged by could choose what is accepted."""
     record = text_request([1]).sampling.record.copy()
     record["temperature"], record["stem"], record["seed"] = 0.7, 99, 5
-    sampling = replace(text_request([1]).sampling, record=record)
+    sampling = replace(text_request([1]).sampling, record_bytes=record.tobytes())
     other = replace(sampling, rule=rule)
     assert (told(other).temperature, told(other).stem) == (0.0, 0)
     assert (told(sampling).temperature, told(sampling).stem) == (0.7, 99)

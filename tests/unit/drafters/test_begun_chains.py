@@ -1,7 +1,6 @@
 """Chains begun behind a pass are for the text that the pass makes, in the pages that it had, and for one ask."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -75,7 +74,7 @@ def other_pages(begun: Begun) -> None:
 
 def other_sequence(begun: Begun) -> None:
     begun.commit(accepted=2)
-    begun.rows = replace(begun.rows, kv=begun.cache.open())
+    begun.rows = begun.rows._replace(kv=begun.cache.open())
     begun.rows.kv.pages[:] = begun.kv.pages
 
 

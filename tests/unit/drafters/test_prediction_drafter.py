@@ -1,7 +1,6 @@
 """Following an expected answer through edits."""
 
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -143,7 +142,7 @@ def test_a_request_is_followed_from_its_prompts_end_until_it_ends():
     assert (again.tokens, again.epoch) == (tuple(EXPECTED[5:13]), 2)
     assert drafter.memory_bytes() > 0
     prompt = EXPECTED[:2]  # what the prompt says is not yet answered
-    other = replace(request([*prompt], EXPECTED), request_id=2)
+    other = request([*prompt], EXPECTED)._replace(request_id=2)
     assert drafter.propose([Ask(other, 3, 3)])[0].tokens == tuple(EXPECTED[:3])
     drafter.forget(other)
     drafter.forget(asks[0].request)

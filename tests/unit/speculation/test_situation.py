@@ -5,7 +5,7 @@ import random
 import pytest
 
 from foreword.speculation.draft import Draft
-from foreword.speculation.measured.acceptance_stats import AcceptanceStats
+from foreword.speculation.measured.acceptance_stats import AcceptanceStats, Outcome
 from foreword.speculation.measured.call_cost import CallCost
 from foreword.speculation.measured.costs import MOST_PACE, StepCosts
 from foreword.speculation.measured.situation import MAX_COHORTS, OTHER, Situation
@@ -18,10 +18,10 @@ from helpers.requests import lone_request
 
 def test_acceptance_is_counted_by_position():
     stats = AcceptanceStats()
-    stats.observe(True, Draft.chain([1] * 5, 0), accepted=2)
-    stats.observe(True, Draft((1,) * 7, (-1, -1, -1, 0, 1, 3, 3), 0), accepted=3)  # a tree of three levels
-    stats.observe(True, Draft(), accepted=0)  # it had nothing to say
-    stats.observe(False, Draft(), accepted=0)  # nobody was asked
+    stats.observe(Outcome(True, nodes=5, depth=5, accepted=2))
+    stats.observe(Outcome(True, nodes=7, depth=3, accepted=3))  # a tree of three levels
+    stats.observe(Outcome(True, nodes=0, depth=0, accepted=0))  # it had nothing to say
+    stats.observe(Outcome(False, nodes=0, depth=0, accepted=0))  # nobody was asked
     assert (stats.asks, stats.drafts, stats.drafted, stats.accepted) == (3, 2, 12, 5)
     assert stats.coverage == pytest.approx(2 / 3)
     assert stats.drafted_per_position == [2, 2, 2, 1, 1]
@@ -40,7 +40,7 @@ def test_guesses_beyond_an_answers_end_are_neither_right_nor_wrong():
     broken = Verdict((), (), error="no numbers", draft=draft)
     assert len(broken.judged) == 0
     situation, request = Situation(), lone_request([1])
-    situation.learn(StepReport([RequestReport(request, ended, run=1, asked="ngram")]))
+    situation.count(StepReport([RequestReport(request, ended, run=1, asked="ngram")]))
     stats = request.acceptance
     assert (stats.drafts, stats.drafted, stats.accepted, stats.unjudged) == (1, 3, 2, 2)
     assert (stats.drafted_per_position, stats.accepted_per_position) == ([1, 1], [1, 1])
@@ -353,7 +353,7 @@ def test_users_cannot_name_any_number_of_cohorts():
     situation = Situation()
     for number in range(3 * MAX_COHORTS):
         part = RequestReport(lone_request([1]), Verdict(), asked=f"method-{number}")
-        situation.learn(StepReport([part]))
+        situation.count(StepReport([part]))
     assert len(situation.cohorts) == MAX_COHORTS + 1
     assert situation.cohorts[OTHER].asks == 2 * MAX_COHORTS
 

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from foreword.acceptance.rules.trees import DraftTrees
 
-REFUSED = -1
-
 
 def stop_rows(trees: DraftTrees, draws: Sequence[int]) -> list[int]:
     """[requests], the deepest row all of whose tokens are what the target drew; draws are per row."""
@@ -17,12 +15,24 @@ def stop_rows(trees: DraftTrees, draws: Sequence[int]) -> list[int]:
     if trees.is_plain:
         return stops
     tokens, parents = trees.token_list, trees.parent_list
-    depths = [0] * len(tokens)  # REFUSED where a token on the way was not drawn
     for request, (root, end) in enumerate(zip(trees.starts, trees.starts[1:], strict=False)):
-        for row in range(root + 1, end):  # parents come before their children
-            parent = parents[row]
-            hit = depths[parent] != REFUSED and tokens[row] == draws[parent]
-            depths[row] = depths[parent] + 1 if hit else REFUSED
-            if depths[row] > depths[stops[request]]:
-                stops[request] = row
+        if parents[root + 1 : end] == list(range(root, end - 1)):  # a chain, as most are
+            row = root
+            while row + 1 < end and tokens[row + 1] == draws[row]:
+                row += 1
+            stops[request] = row
+        else:
+            stops[request] = _deepest(tokens, parents, draws, root, end)
     return stops
+
+
+def _deepest(tokens: Sequence[int], parents: Sequence[int], draws: Sequence[int], root: int, end: int) -> int:
+    """Of a tree, whose rows are those from its root to `end`."""
+    stop, depths = root, {root: 0}  # of the rows on whose way every token was drawn
+    for row in range(root + 1, end):  # parents come before their children
+        parent = parents[row]
+        if parent in depths and tokens[row] == draws[parent]:
+            depths[row] = depths[parent] + 1
+            if depths[row] > depths[stop]:
+                stop = row
+    return stop

@@ -41,7 +41,9 @@ _WORDS, _FIRST = 64, 300
 _TURNS = np.random.default_rng(0).random(997) < 0.15
 """By position: where the text leaves its usual way."""
 
-_VOCABULARY = _FIRST + _WORDS
+VOCABULARY = _FIRST + _WORDS
+"""Ids of the tokens are below this."""
+
 _PASS_SECONDS, _ROW_SECONDS = 5e-3, 5e-6  # of the clock that the engine sees: on it guesses pay
 
 
@@ -80,12 +82,12 @@ def _measure(llm: LLM, way: str, setting: Mapping[str, Any] | bool, batch: int, 
     config = EngineConfig(
         max_num_seqs=batch, max_num_batched_tokens=batch * (CONTEXT + GUESSES + 1), max_step_seconds=None
     )
-    vocabulary = Vocabulary(_VOCABULARY, frozenset(), llm.tokenizer)
+    vocabulary = Vocabulary(VOCABULARY, frozenset(), llm.tokenizer)
     parts = EngineParts(config, MeasuredPolicy(), llm.build_drafter, clock=lambda: target.clock)
     engine = EngineCore(cast(Decoder, target), vocabulary, parts)
     params = SamplingParams(temperature=0, max_tokens=steps * (GUESSES + 1), ignore_eos=True)
     for index in range(batch):
-        engine.add(NewRequest(f"host-{index}", _text(index), params, speculation=setting))
+        engine.add(NewRequest(f"host-{index}", prompt(index), params, speculation=setting))
     for _ in range(GROUP + 1):  # the prompts, and what is only done once
         engine.step()
     tokens, seconds = 0, []
@@ -98,7 +100,7 @@ def _measure(llm: LLM, way: str, setting: Mapping[str, Any] | bool, batch: int, 
     return HostTime(way, batch, 1e3 * median(seconds), tokens / (groups * GROUP * batch))
 
 
-def _text(start: int) -> tuple[int, ...]:
+def prompt(start: int) -> tuple[int, ...]:
     """A prompt that goes the usual way of the text."""
     tokens = [_FIRST + start % _WORDS]
     while len(tokens) < CONTEXT:
@@ -108,7 +110,12 @@ def _text(start: int) -> tuple[int, ...]:
 
 def _next(token: Any, position: Any) -> Any:  # noqa: ANN401 - numbers or arrays of them
     """The token that follows: guesses from what was are right until the text turns."""
-    return _FIRST + (5 * (token - _FIRST) + 1 + _TURNS[position % len(_TURNS)]) % _WORDS
+    return usual_way(token, _TURNS[position % len(_TURNS)])
+
+
+def usual_way(token: Any, turn: Any = 0) -> Any:  # noqa: ANN401 - the same
+    """The token that follows where the text does not turn."""
+    return _FIRST + (5 * (token - _FIRST) + 1 + turn) % _WORDS
 
 
 @dataclass(frozen=True)
@@ -131,10 +138,10 @@ class FreePasses:
     device = torch.device("cpu")
 
     def __init__(self, like: Decoder, context_length: int) -> None:
-        self.config = replace(like.config, vocab_size=_VOCABULARY, context_length=context_length)
+        self.config = replace(like.config, vocab_size=VOCABULARY, context_length=context_length)
         self.clock = 0.0  # seconds, as the engine sees them: a pass takes as long as a real one might
         self.spent = 0.0  # seconds of the processor in passes
-        self._logits = np.eye(_VOCABULARY, dtype=np.float32)
+        self._logits = np.eye(VOCABULARY, dtype=np.float32)
 
     def kv_rows(self) -> RowSpec:
         return RowSpec(DECODER_ROWS, num_layers=1, num_kv_heads=1, head_dim=1)

@@ -113,7 +113,9 @@ class RecordedDrafter:
         place = len(tokens) - prompt_len
         guesses = known[place : place + min(ask.max_nodes, ask.max_depth)]
         right = next(self._runs)
-        return [token ^ (place == right) for place, token in enumerate(guesses)]
+        if right < len(guesses):
+            guesses[right] ^= 1
+        return guesses
 
 
 def _in_its_place(pending: OnItsWay, asks: Sequence[Ask], said: Sequence[list[int]]) -> list[Draft]:

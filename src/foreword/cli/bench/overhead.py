@@ -24,6 +24,7 @@ from foreword.cli.console import (
 
 if TYPE_CHECKING:
     from foreword.bench.costs.host_time import HostTime
+    from foreword.bench.costs.verdict_time import VerdictTime
 
 
 def overhead(
@@ -46,10 +47,11 @@ def overhead(
     """Milliseconds of one draft, the guard's included, relative to target passes at the same context.
 
     Then the processor's time for one step of the engine, drafting included, on passes that take no time: to compare two
-    versions of it on any machine, busy or not.
+    versions of it on any machine, busy or not. Last, of steps with guesses as on a GPU, what of it a device waits for.
     """
     lengths, sizes = parse_sizes("--contexts", contexts), parse_sizes("--batches", batches)
     from foreword.bench.costs.host_time import measure_host_time
+    from foreword.bench.costs.verdict_time import measure_verdicts
     from foreword.bench.drafters.methods import parse_methods
     from foreword.bench.drafters.overhead import VERIFY_ROWS, measure_overhead
 
@@ -58,6 +60,7 @@ def overhead(
     with stage_bar() as on_progress:
         found = measure_overhead(llm, wanted, lengths, repeats, on_progress)
         host = measure_host_time(llm, sizes, repeats, on_progress)
+        verdicts = measure_verdicts(llm.engine.target, sizes, repeats, on_progress)
     table = Table("drafter", "context", box=SIMPLE_HEAD, padding=0)
     for name in ("draft ms", "first ms", *(f"of a pass over {rows}" for rows in VERIFY_ROWS)):
         table.add_column(name, justify="right", no_wrap=True)
@@ -66,9 +69,10 @@ def overhead(
         table.add_row(one.drafter, str(one.context), f"{one.draft_ms:.3f}", f"{one.first_ms:.1f}", *shares)
     stdout.print(table)
     stdout.print(_host_table(host, sizes))
+    stdout.print(_verdict_table(verdicts))
     if as_json:
-        rows, times = [asdict(one) for one in found], [asdict(one) for one in host]
-        print_json({"model": model, "rows": rows, "host": times})
+        rows, times, parts = ([asdict(one) for one in some] for some in (found, host, verdicts))
+        print_json({"model": model, "rows": rows, "host": times, "verdicts": parts})
 
 
 def _host_table(host: "Sequence[HostTime]", batches: Sequence[int]) -> Table:
@@ -78,4 +82,14 @@ def _host_table(host: "Sequence[HostTime]", batches: Sequence[int]) -> Table:
     for way in dict.fromkeys(one.way for one in host):
         times = [one for one in host if one.way == way]
         table.add_row(way, *(f"{one.step_ms:.2f} ({one.request_us:.0f})" for one in times))
+    return table
+
+
+def _verdict_table(times: "Sequence[VerdictTime]") -> Table:
+    table = Table("host ms per step, guesses of", "batch", box=SIMPLE_HEAD, padding=0)
+    for name in ("tokens", "verdict", "next pass", "together", "beside it"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in times:
+        parts = (one.verdict_ms, one.launch_ms, one.waited_ms, one.beside_ms)
+        table.add_row(one.guesses, str(one.batch), f"{one.tokens:.1f}", *(f"{ms:.2f}" for ms in parts))
     return table

@@ -1,7 +1,6 @@
 """Guesses of heads that say in one pass what stands at all the places ahead, each for itself."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import accumulate
 
 from torch import Tensor
@@ -37,7 +36,7 @@ def guess_at_once(
 def new_trees(asks: Sequence[Ask], places: Sequence[int], width: int) -> tuple[list[HeadTree], list[int]]:
     """Trees to grow, and the row of each one's first place."""
     trees = [
-        HeadTree(replace(ask, max_depth=min(ask.max_depth, count)), width, room=width * count)
+        HeadTree(ask._replace(max_depth=min(ask.max_depth, count)), width, room=width * count)
         for ask, count in zip(asks, places, strict=True)
     ]
     return trees, list(accumulate(places, initial=0))[:-1]

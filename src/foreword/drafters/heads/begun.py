@@ -17,9 +17,8 @@ class BegunChain:
     draft: Draft  # what the pass judges
     kv: KvSequence
     first: int  # the first row that was made: the text's length before the pass
-    pages: tuple[int, ...]  # in which these rows lie, as far as the text can grow
-    source: OnItsWay
-    places: Sequence[int]  # of the guesses in it
+    pages: list[int]  # in which these rows lie, as far as the text can grow
+    guesses: PendingDraft  # what was begun; behind which text, nobody knows at first
     length: int | None = (
         None  # of the text behind which they are; None: the pass was not judged, or has failed
     )
@@ -30,7 +29,7 @@ class BegunChain:
         assert pages is not None
         size = pages.cache.page_size
         held = pages.kv.pages[first // size : (first + len(unjudged.draft)) // size + 1]
-        return BegunChain(unjudged.draft, pages.kv, first, tuple(held), source, places)
+        return BegunChain(unjudged.draft, pages.kv, first, held, PendingDraft.of(source, places, first))
 
     def learn(self, commit: Commit) -> bool:
         """What the pass has made final; False: this was another pass."""
@@ -38,16 +37,17 @@ class BegunChain:
         self.length = commit.first + commit.rows + 1  # the newest token has no row yet
         return is_its
 
-    def behind(self, run: Run, ask: Ask) -> PendingDraft | None:
+    def behind(self, run: Run, ask: Ask) -> Draft | None:
         """The guesses that are asked for, if they are behind this text and the rows of `run` are there with them."""
         kv, wanted = run.pages.kv, min(ask.max_nodes, ask.max_depth)
-        if self.kv is not kv or (self.first, self.length) != (run.first, run.end):
+        if self.kv is not kv or self.first != run.first or self.length != run.end:
             return None
         size = run.pages.cache.page_size
         held = kv.pages[run.first // size : (run.end - 1) // size + 1]
-        if wanted > len(self.places) or tuple(held) != self.pages[: len(held)]:
+        if wanted > len(self.guesses.places) or held != self.pages[: len(held)]:
             return None
-        return PendingDraft.of(self.source, self.places[:wanted], run.end, ask.request.epoch)
+        draft = self.guesses.behind(run.end, ask.request.epoch)
+        return draft if wanted == len(draft.places) else draft.within(wanted, wanted)
 
 
 class BegunChains:
@@ -67,7 +67,7 @@ class BegunChains:
                 if known is not None and not known.learn(commit):
                     self.forget(commit.request.request_id)
 
-    def take(self, run: Run, ask: Ask) -> PendingDraft | None:
+    def take(self, run: Run, ask: Ask) -> Draft | None:
         """What was begun for this text; whatever it is, it is asked for once."""
         known = self._begun.pop(ask.request.request_id, None)
         return None if known is None else known.behind(run, ask)

@@ -24,7 +24,7 @@ def plan_chains(asks: Sequence[Ask], rooms: Sequence[int], vocabulary: DraftVoca
     return ChainPlan(
         np.array([len(ask.request.tokens) for ask in asks], np.int32),
         np.array(steps, np.int32),
-        np.frombuffer(b"".join([sampling.record.tobytes() for sampling in samplings]), RECORD),
+        np.frombuffer(b"".join([sampling.record_bytes for sampling in samplings]), RECORD),
         vocabulary.token_ids,
         vocabulary.vocab_size,
     )

@@ -1,7 +1,7 @@
 """Heads with KV rows in the target's pages: how the rows of committed tokens come about."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,8 +23,7 @@ COPIED_TOGETHER = 256
 """Rows of a pass whose features are copied in one go, and kept as long as any of them is: not those of prompts."""
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """Rows of one request that are made from the target's own states."""
 
     pages: RequestRows
@@ -61,20 +60,21 @@ class HeadInPages:
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Keep the newest states; where guesses are wanted, long stretches get their rows at once."""
-        runs = []
-        for commit, features in zip(commits, self._features(commits), strict=True):
+        runs, heard, lag = [], [], self._lag
+        kind = self._kind
+        for commit, (features, at) in zip(commits, self._features(commits), strict=True):
             assert commit.pages is not None
-            rows = self._rows_of(commit.pages)
-            rows.add(commit.first, features)
-            first = rows.missing_from(self._lag)
-            end = min(commit.settled, rows.known + self._lag)
-            if commit.is_on and end - first > FILLED_AT_ONCE:
-                runs.append(Run(commit.pages, rows, commit.request.tokens, first, end, self._lag))
+            rows = commit.pages.kv.rows_of(kind, lag)
+            rows.add(commit.first, features, at, commit.rows)
+            heard.append(rows)
+            if commit.is_on and commit.settled - rows.end > FILLED_AT_ONCE:
+                first, end = rows.missing_from(lag), min(commit.settled, rows.known + lag)
+                if end - first > FILLED_AT_ONCE:
+                    runs.append(Run(commit.pages, rows, commit.request.tokens, first, end, lag))
         if runs:
             self._run_true(runs, wanted=0)
-        for commit in commits:
-            if commit.pages is not None:
-                self._rows_of(commit.pages).keep_newest()
+        for rows in heard:
+            rows.keep_newest()
 
     def forget(self, request: DraftRequest) -> None:
         """Nothing is kept here: the rows go with the request's pages."""
@@ -86,8 +86,11 @@ class HeadInPages:
     def _rows_of(self, pages: RequestRows) -> ExtraRows:
         return pages.kv.rows_of(self._kind, self._lag)
 
-    def _features(self, commits: Sequence[Commit]) -> Sequence[Tensor]:
-        """Those of each, copied: a view would keep the states of all who were in the pass, other drafters' too."""
+    def _features(self, commits: Sequence[Commit]) -> Sequence[tuple[Tensor, int]]:
+        """A tensor and the row of it with which those of each begin.
+
+        They are copied: else one request would keep the states of all who were in the pass, other drafters' too.
+        """
         states = [commit.hidden for commit in commits]
         together = [one for one in states if isinstance(one, KeptStates) and one.are_together]
         if len(commits) > 1 and len(together) == len(commits):
@@ -96,8 +99,8 @@ class HeadInPages:
                 one.of_pass is of_pass for one in together
             ):
                 joined = torch.cat([of_pass[tap] for tap in self._taps], dim=-1)
-                return [joined[one.first : one.stop] for one in together]
-        return [torch.cat([one[tap] for tap in self._taps], dim=-1) for one in states]
+                return [(joined, one.first) for one in together]
+        return [(torch.cat([one[tap] for tap in self._taps], dim=-1), 0) for one in states]
 
     def _run_true(self, runs: Sequence[Run], wanted: int) -> tuple[HeadOutput, Ints]:
         """Make rows from the target's states; returns the outcome of the last `wanted` of each, and all their pages."""

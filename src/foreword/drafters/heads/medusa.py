@@ -1,7 +1,7 @@
 """Medusa: heads that each guess one place ahead from the target's last hidden state alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -152,7 +152,7 @@ class MedusaDrafter:
             paths = fitting(self._choices, ask.max_nodes, depth)
         sampling, spread = ask.request.sampling, self._vocabulary.spread(logits)
         if sampling.rule is Rule.TRAVERSAL and sampling.record["temperature"] > 0:
-            tree = _ShapedTree(replace(ask, max_depth=depth), paths)
+            tree = _ShapedTree(ask._replace(max_depth=depth), paths)
             grow_levels([tree], [0], lambda _, rows: spread[rows], branches=True)
             return tree.draft()
         ranked = _ranked(ask, spread)

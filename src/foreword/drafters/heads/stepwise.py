@@ -37,11 +37,12 @@ class StepwiseHead(HeadInPages):
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """A chain, or a tree of `tree_width`; none where the newest token's states are not known."""
         runs = {index: run for index, ask in enumerate(asks) if (run := self._newest(ask)) is not None}
-        if not runs:
-            return [Draft()] * len(asks)
-        found = self._guess([asks[index] for index in runs], list(runs.values()))
-        drafts = dict(zip(runs, found, strict=True))
-        return [drafts.get(index, Draft()) for index in range(len(asks))]
+        drafts = [NO_DRAFT] * len(asks)
+        if runs:
+            found = self._guess([asks[index] for index in runs], list(runs.values()))
+            for index, draft in zip(runs, found, strict=True):
+                drafts[index] = draft
+        return drafts
 
     def observe(self, commits: Sequence[Commit]) -> None:
         """Keep the newest states; guesses that were begun behind a pass learn whom they are for."""
@@ -93,7 +94,7 @@ class StepwiseHead(HeadInPages):
             return None
         rows, end = self._rows_of(ask.pages), len(ask.request.tokens)
         first = min(rows.missing_from(LAG), end - 1)
-        if not rows.first_known <= first - LAG or rows.known < end - LAG or end <= LAG:
+        if first - LAG < rows.first_known or rows.known < end - LAG or end <= LAG:
             return None
         return Run(ask.pages, rows, ask.request.tokens, first, end, LAG)
 
@@ -103,18 +104,15 @@ class StepwiseHead(HeadInPages):
 
     def _chains(self, asks: list[Ask], runs: list[Run]) -> list[Draft] | None:
         """All guesses in one call of the runner; None if it cannot, or if a draft must tell what it was drawn from."""
-        begun = {
-            place: draft
-            for place, (ask, run) in enumerate(zip(asks, runs, strict=True))
-            if (draft := self._begun.take(run, ask)) is not None
-        }
-        others = [place for place in range(len(asks)) if place not in begun]
+        drafts: list[Draft | None] = [self._begun.take(run, ask) for run, ask in zip(runs, asks, strict=True)]
+        others = [place for place, draft in enumerate(drafts) if draft is None]
         found = self._new_chains([asks[place] for place in others], [runs[place] for place in others])
         if found is None:
             return None
-        fill([runs[place] for place in begun])
-        drafts = {**begun, **dict(zip(others, found, strict=True))}
-        return joined([drafts[place] for place in range(len(asks))])
+        fill([run for run, draft in zip(runs, drafts, strict=True) if draft is not None])
+        for place, draft in zip(others, found, strict=True):
+            drafts[place] = draft
+        return joined([draft for draft in drafts if draft is not None])
 
     def _new_chains(self, asks: list[Ask], runs: list[Run]) -> list[Draft] | None:
         if not asks:

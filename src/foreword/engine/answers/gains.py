@@ -22,8 +22,8 @@ class Gains:
         self.text += text
         self.token_ids += verdict.tokens
         self.logprobs += verdict.logprobs
-        if verdict.draft.tokens:
-            self.drafted += len(verdict.judged)
+        if verdict.draft.parents:
+            self.drafted += len(verdict.judged.parents)
             self.from_draft += len(verdict.path)
         if shows and verdict.tokens:
             draft = verdict.draft

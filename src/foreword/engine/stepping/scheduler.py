@@ -109,14 +109,10 @@ class Scheduler:
         runs = self._runs(free)
         self._make_room(runs)
         self._passes += 1
-        for request in self.running:
-            if request.request_id in runs:
-                request.served = self._passes
-        return [
-            PassEntry.of(request, runs[request.request_id])
-            for request in self.running
-            if request.request_id in runs
-        ]
+        chosen = [request for request in self.running if request.request_id in runs]
+        for request in chosen:
+            request.served = self._passes
+        return [PassEntry.of(request, runs[request.request_id]) for request in chosen]
 
     def _is_free(self, request: Request) -> bool:
         is_busy = self._cache.is_busy(request.kv)
@@ -184,6 +180,8 @@ class Scheduler:
 
     def _make_room(self, runs: dict[int, int]) -> None:
         """Preempt from the last on until the pages of everyone else's rows are there."""
+        if len(runs) + sum(runs.values()) // self._cache.page_size <= self._cache.free_pages:
+            return  # whatever pages they begin in
         while self._missing_in_all(runs) > self._cache.available_pages:
             if self.kept_prompts.give_up():
                 continue

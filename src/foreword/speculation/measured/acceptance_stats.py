@@ -2,8 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from foreword.speculation.draft import Draft
+
+class Outcome(NamedTuple):
+    """What came of a draft, for whoever counts it."""
+
+    asked: bool  # whether a drafter was asked
+    nodes: int  # that were judged
+    depth: int  # levels of these
+    accepted: int  # levels that were committed
+    unjudged: int = 0
 
 
 @dataclass
@@ -23,17 +32,18 @@ class AcceptanceStats:
         """Share of the asks that had an answer; None before the first."""
         return self.drafts / self.asks if self.asks else None
 
-    def observe(self, asked: bool, draft: Draft, accepted: int, unjudged: int = 0) -> None:
-        """Count a step: whether a drafter was asked, what was judged, and how many levels of it were committed."""
+    def observe(self, outcome: Outcome) -> None:
+        """Count a step."""
+        asked, nodes, depth, accepted, unjudged = outcome
         self.asks += asked
         self.unjudged += unjudged
-        if not draft.parents:
+        if not nodes:
             return
         self.drafts += 1
-        self.drafted += len(draft)
+        self.drafted += nodes
         self.accepted += accepted
-        outcome = draft.depth, accepted
-        self._outcomes[outcome] = self._outcomes.get(outcome, 0) + 1
+        key = depth, accepted
+        self._outcomes[key] = self._outcomes.get(key, 0) + 1
 
     @property
     def drafted_per_position(self) -> list[int]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from foreword.speculation.measured.acceptance_stats import AcceptanceStats
+from foreword.speculation.measured.acceptance_stats import AcceptanceStats, Outcome
 from foreword.speculation.measured.costs import StepCosts
 from foreword.speculation.report import StepReport
 
@@ -26,8 +26,11 @@ class Situation:
     cohorts: dict[str, AcceptanceStats] = field(default_factory=dict)
 
     def learn(self, report: StepReport) -> None:
-        """Take one step into account."""
+        """Take what one step has cost into account."""
         self.costs.observe(report)
+
+    def count(self, report: StepReport) -> None:
+        """Count how the drafts of a step have fared."""
         cohorts: dict[tuple[str, str], AcceptanceStats] = {}  # of this step: most requests are of the same
         for part in report.guessing:
             if part.applied:
@@ -35,9 +38,12 @@ class Situation:
                 if key not in cohorts:
                     cohorts[key] = self._cohort(cohort_name(*key))
                 judged = verdict.judged
-                beyond = len(verdict.draft) - len(judged.tokens)
-                for stats in (part.request.acceptance, cohorts[key]):
-                    stats.observe(bool(part.asked), judged, len(verdict.path), beyond)
+                beyond = len(verdict.draft.parents) - len(judged.parents)
+                outcome = Outcome(
+                    bool(part.asked), len(judged.parents), judged.depth, len(verdict.path), beyond
+                )
+                part.request.acceptance.observe(outcome)
+                cohorts[key].observe(outcome)
 
     def _cohort(self, name: str) -> AcceptanceStats:
         if name not in self.cohorts and len(self.cohorts) >= MAX_COHORTS:

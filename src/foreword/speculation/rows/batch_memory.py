@@ -65,10 +65,11 @@ class PageTables:
 
     def _write(self, row: int, pages: list[int], settled: int) -> None:
         """Only what is after the `settled` pages, if the row's other entries are right already."""
-        known = self._known[row]
+        known, end = self._known[row], len(pages)
         kept = settled if known[:settled] == pages[:settled] else 0
-        self._table[row, kept : len(pages)] = pages[kept:]
-        if GONE in pages:  # any page will do: nobody reads it
-            np.maximum(self._table[row], 0, out=self._table[row])
-        self._table[row, len(pages) : len(known)] = 0
-        self._known[row] = pages.copy()
+        changed = pages[kept:]
+        # Any page will do for those that are gone: nobody reads it.
+        self._table[row, kept:end] = [max(page, 0) for page in changed] if GONE in changed else changed
+        if end < len(known):
+            self._table[row, end : len(known)] = 0
+        known[kept:] = changed

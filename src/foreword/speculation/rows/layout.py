@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from foreword.backends.batch import BatchArrays, BatchSizes, ForwardBatch, Tap
+from foreword.backends.batch import BatchArrays, BatchSizes, ForwardBatch, Ints, Tap
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import KvSequence, RowMove
 from foreword.speculation.draft import Draft
@@ -62,20 +62,26 @@ class BatchBuffers:
         tables = self._tables.of([part.kv for part in parts], cache.page_size)
         rows = _Rows.of(parts)
         wanted = _logit_rows(parts, rows.starts)
-        hidden = _hidden_rows(parts, rows.starts) if taps else []
+        hidden = _hidden_rows(parts, rows.starts) if taps else ()
         sizes = BatchSizes(rows.starts[-1], len(parts), tables.shape[1], len(wanted), len(moves), len(hidden))
         arrays, batch = self._memory.views(sizes, taps)
         arrays.block_tables[:] = tables
         arrays.logit_rows[:] = wanted
-        if hidden:
+        if taps:
             arrays.hidden_rows[:] = hidden
-        arrays.kv_lens[:] = [end + len(part.draft) for end, part in zip(rows.ends, parts, strict=True)]
+        arrays.kv_lens[:] = [
+            end + len(part.draft.parents) for end, part in zip(rows.ends, parts, strict=True)
+        ]
         arrays.row_starts[:] = rows.starts
-        if rows.counts.count(1) == len(parts) and not any(part.draft.parents for part in parts):
+        drafted = [part for part in parts if part.draft.parents]
+        if rows.counts.count(1) == len(parts) and not drafted:
             _fill_single_places(arrays, parts, rows, cache.page_size)
         else:
             _fill_places(arrays, parts, rows, cache.page_size)
         _fill_tokens(arrays, parts, rows)
+        arrays.ancestor_masks.fill(0)
+        if drafted:
+            _fill_nodes(arrays, drafted)
         if moves:
             arrays.kv_copies[:] = [(move.source, cache.slot(move.owner, move.row)) for move in moves]
         adapters = tuple(part.adapter for part in parts)
@@ -94,18 +100,22 @@ class _Rows(NamedTuple):
     def of(parts: Sequence[SequenceRows]) -> "_Rows":
         begins = [part.kv.computed if part.first is None else part.first for part in parts]
         ends = [begin + part.run for begin, part in zip(begins, parts, strict=True)]
-        counts = [part.run + len(part.draft) - part.first_node for part in parts]
+        counts = [part.run + len(part.draft.parents) - part.first_node for part in parts]
         return _Rows(begins, ends, counts, [0, *accumulate(counts)])
 
 
-def _logit_rows(parts: Sequence[SequenceRows], starts: Sequence[int]) -> list[int]:
+def _logit_rows(parts: Sequence[SequenceRows], starts: Sequence[int]) -> Sequence[int] | Ints:
+    if all(part.run_logits >= part.run for part in parts):  # as where answers are decoded
+        return np.arange(starts[-1], dtype=np.int32)
     rows: list[int] = []
     for part, start, end in zip(parts, starts, starts[1:], strict=False):
         rows += range(start + part.run - min(part.run_logits, part.run), end)
     return rows
 
 
-def _hidden_rows(parts: Sequence[SequenceRows], starts: Sequence[int]) -> list[int]:
+def _hidden_rows(parts: Sequence[SequenceRows], starts: Sequence[int]) -> Sequence[int] | Ints:
+    if all(part.wants_hidden for part in parts):
+        return np.arange(starts[-1], dtype=np.int32)
     rows: list[int] = []
     for part, start, end in zip(parts, starts, starts[1:], strict=False):
         if part.wants_hidden:
@@ -144,26 +154,23 @@ def _fill_single_places(
 
 
 def _fill_tokens(arrays: BatchArrays, parts: Sequence[SequenceRows], rows: "_Rows") -> None:
-    """Every row's token, and the masks and positions of nodes."""
+    """Every row's token."""
     tokens: list[int] = []
-    nodes: list[int] = []  # rows
-    depths: list[int] = []
-    masks: list[int] = []
     for part, begin, end in zip(parts, rows.begins, rows.ends, strict=True):
         tokens += part.tokens[begin:end]
         if part.drawn_at:
             tokens += [-1 - place for place in part.drawn_at]
-        draft = part.draft
-        if draft.parents:
-            first = part.first_node
-            nodes += range(len(tokens), len(tokens) + len(draft) - first)
-            tokens += draft.pass_ids[first:]
-            depths += draft.depths()[first:]
-            masks += draft.ancestor_masks()[first:]
+        tokens += part.draft.pass_ids[part.first_node :]
     if len(tokens) != len(arrays.token_ids):
         raise ValueError("a part's run goes behind its last token")
     arrays.token_ids[:] = tokens
-    arrays.ancestor_masks.fill(0)
-    if nodes:
-        arrays.positions[nodes] = arrays.prefix_lens[nodes] + np.array(depths, dtype=np.int32) - 1
-        arrays.ancestor_masks.view(np.uint64)[nodes, 0] = masks
+
+
+def _fill_nodes(arrays: BatchArrays, drafted: Sequence[SequenceRows]) -> None:
+    """The positions and masks of guesses, which stand behind all that they see in full."""
+    nodes = np.flatnonzero(arrays.positions >= arrays.prefix_lens)
+    columns = [(part.draft.node_columns(), part.first_node) for part in drafted]
+    depths = np.concatenate([column.depths[first:] for column, first in columns])
+    masks = np.concatenate([column.masks[first:] for column, first in columns])
+    arrays.positions[nodes] = arrays.prefix_lens[nodes] + depths - 1
+    arrays.ancestor_masks.view(np.uint64)[nodes, 0] = masks
