@@ -128,12 +128,12 @@ class EndlessBatch:
         runs = [(number, job.prompt[:-1]) for number, job in taken if len(job.prompt) > 1]
         if runs:
             lengths = [len(run) for _, run in runs]
-            host = (
+            columns = (
                 np.concatenate([run for _, run in runs], dtype=np.int64),
                 np.concatenate([np.arange(length) for length in lengths]),
                 np.repeat([number for number, _ in runs], lengths),
             )
-            token_ids, positions, numbers = to_device(torch.from_numpy(np.stack(host)), device)
+            token_ids, positions, numbers = to_device(torch.from_numpy(np.stack(columns)), device)
 
             def keep(layer: int, k: Tensor, v: Tensor) -> None:
                 self._keys[layer][numbers, positions] = k
