@@ -20,6 +20,7 @@ if not has_gpu:
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton")
 needs_cuda = pytest.mark.skipif(not has_gpu or find_spec("triton") is None, reason="no CUDA GPU with Triton")
 EAGER = "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ  # captures need memory that is cached
+captures = has_gpu and not EAGER
 KERNEL_DEVICE = torch.device("cuda" if has_gpu else "cpu")
 
 
