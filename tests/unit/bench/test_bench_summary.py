@@ -114,3 +114,26 @@ def test_the_processor_s_time_tells_a_busy_machine_from_a_bad_prompt():
     assert (one.below, one.cpu_below, one.cpu_speedup) == (1, 0, pytest.approx(2.0))
     assert one.cpu_worst == (("chat", "slow", pytest.approx(2.0)),)
     assert "by the processor's time 2.00× in all, 0 below: 2.00× chat slow" in one.told
+
+
+def test_answers_of_a_few_tokens_are_not_judged_by_themselves():
+    """One ended with its first token, which the pass over the prompt gave: it took no time at all."""
+    long, short, none = (record("a", name, tokens=tokens) for name, tokens in (("l", 60), ("s", 3), ("n", 0)))
+    records = [
+        replace(
+            found,
+            speculative=replace(
+                found.speculative, seconds=2.0, cpu_seconds=2.0 * bool(found.speculative.tokens)
+            ),
+            plain=replace(
+                found.plain,
+                tokens=found.speculative.tokens,
+                seconds=1.0,
+                cpu_seconds=float(found is not none),
+            ),
+        )
+        for found in (long, short, none)
+    ]
+    (one,) = slowest_prompts(records)
+    assert (one.prompts, one.below) == (1, 1)
+    assert one.cpu_speedup == pytest.approx(0.5)
