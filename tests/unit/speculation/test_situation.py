@@ -437,7 +437,7 @@ def test_one_that_is_always_as_far_behind_is_taken_to_cost_what_it_takes():
 
 
 def test_calls_that_are_nearly_up_to_date_say_little_of_what_catching_up_takes():
-    """A lookup that is tried for new texts and then every few tokens, and is faster than it was when it was measured."""
+    """A lookup that is tried for new texts and then every few tokens, and is faster than when it was measured."""
     cost = CallCost()
     for number in range(12):
         cost.observe(1 + number % 4, 0.6)

@@ -254,10 +254,8 @@ class Decider:
 
 
 def _is_in_use(pairs: Mapping[PairControl, Sequence[Arm]], running: int) -> bool:
-    """Whether a drafter guesses for all of these; one in the shadow does not."""
-    return all(
-        control.in_use and all(arm.plan.allows(running) for arm in arms) for control, arms in pairs.items()
-    )
+    """Whether a drafter guesses for all of these: one in the shadow does not, nor for those with bad luck."""
+    return all(arm.pays and arm.plan.allows(running) for arms in pairs.values() for arm in arms)
 
 
 def _about(seconds: float) -> int:

@@ -19,8 +19,8 @@ FEW_BEHIND = 8
 """Tokens to catch up with from which on most of what a call takes beyond the expected is for them."""
 
 FARTHEST_FADING = 0.98
-"""What remains, after a call, of the most tokens that a drafter was behind by. A call that is nearly up to date says next
-to nothing of what a token takes, where others were far behind."""
+"""What remains, after a call, of the most tokens that a drafter was behind by. Where it was far behind, a call that is
+nearly up to date says next to nothing of what a token takes."""
 
 MOST_SAVED = 50
 """Calls that what was saved counts as at most."""

@@ -164,9 +164,7 @@ class StepCurve:
         for known in sorted(self._buckets.values(), key=lambda bucket: bucket.rows):
             age = self._seen - known.at
             weight, is_settled = min(known.seen, SETTLED) / (1 + age / SETTLED), known.seen >= SETTLED
-            block = _Block(
-                weight, self._drift * known.seconds, [known.rows], is_settled and age < LONG_AGO
-            )
+            block = _Block(weight, self._drift * known.seconds, [known.rows], is_settled and age < LONG_AGO)
             while blocks and blocks[-1].contradicts(block):
                 block = blocks.pop().together(block)
             blocks.append(block)
