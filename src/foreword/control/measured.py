@@ -166,7 +166,7 @@ class MeasuredPolicy:
         self.seconds += report.seconds.total
         if self._could_try and self._here is not None and self._here.rows == self._here.drawn:
             # Of decoding alone, for those that something could be found out about: it is paid by them.
-            self.bank.earn(report.seconds.total, self._decider.probe_share, self._decider.methods)
+            self.bank.earn(report.seconds.total, self._decider.probe_share, self._decider.idle_methods)
             if not self._watch.pay():
                 self._idle = []
         self._measure(report, set() if self._is_quiet else self._follow(report))

@@ -1,10 +1,14 @@
 """Single decisions of the measured policy, by hand."""
 
+from collections.abc import Sequence
+
 import pytest
 
-from foreword.control.decisions.asking import Group, Pass, weigh
+from foreword.control.decisions.arms import Moment, PairControl
+from foreword.control.decisions.asking import Group, Pass, Worth, weigh
 from foreword.control.decisions.trimming import Offer, choose, survivals
 from foreword.control.learning.estimates import Estimates, Rates
+from foreword.control.settings import ControlSettings
 from foreword.speculation.draft import Draft
 
 FLAT = [1.0 + 0.001 * rows for rows in range(40)]
@@ -54,3 +58,24 @@ def test_a_drafter_that_seldom_answers_is_worth_less():
         for coverage in (0.9, 0.1)
     )
     assert often.gain > 5 * seldom.gain
+
+
+@pytest.mark.parametrize(
+    ("asks", "promises", "states"),
+    [
+        (0, (0.01, 0.02, 0.01, -0.01), (False, True, True, False)),
+        (30, (0.02, 0.015, 0.03, 0.03, 0.045), (True, False, False, False, True)),
+        (3000, (0.02, 0.01, -0.01, 0.025, 0.03), (True, True, False, True, True)),
+    ],
+)
+def test_what_was_tried_has_to_promise_more_the_less_is_known_of_it(
+    asks: int, promises: Sequence[float], states: Sequence[bool]
+):
+    """Costs and acceptance are known within a few per cent: where nothing is gained half of the looks promise some."""
+    control = PairControl(Estimates().pair("head", "", "chat"))
+    control.estimate.counts.asked[1] = float(asks)
+    settings, found = ControlSettings(dwell_steps=0), []
+    for step, promise in enumerate(promises):
+        control.decide(Worth(1, 1, promise), promise, True, settings, Moment(step, 0.0, 0))
+        found.append(control.is_on)
+    assert found == list(states)

@@ -26,6 +26,7 @@ def test_the_longest_match_wins_over_a_newer_shorter_one():
 
 def test_the_most_frequent_continuation_wins_then_the_most_recent():
     assert guess([1, 2, 5, 1, 2, 5, 1, 2, 6, 1, 2], 1, prompt_lookup_max=2) == [5]
+    assert guess([1, 2, 5, 1, 2, 6, 1, 2, 5, 1, 2], 1, prompt_lookup_max=2) == [5]
     assert guess([1, 2, 5, 1, 2, 6, 1, 2], 1, prompt_lookup_max=2) == [6]
 
 

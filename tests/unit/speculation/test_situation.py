@@ -434,3 +434,30 @@ def test_one_that_is_always_as_far_behind_is_taken_to_cost_what_it_takes():
     for _ in range(10):
         cost.observe(1, 20e-3, behind=100)
     assert cost.seconds(1) == pytest.approx(20e-3, rel=0.1)
+
+
+def test_calls_that_are_nearly_up_to_date_say_little_of_what_catching_up_takes():
+    """A lookup that is tried for new texts and then every few tokens, and is faster than when it was measured."""
+    cost = CallCost()
+    for number in range(12):
+        cost.observe(1 + number % 4, 0.6)
+    for _ in range(20):
+        for behind in (720, *[4] * 12):
+            cost.observe(4, 0.2 + 0.005 * behind, behind=behind)
+    assert cost.per_token_behind == pytest.approx(0.005, rel=0.15)
+    assert cost.seconds(4) == pytest.approx(0.2, rel=0.15)
+
+
+def test_where_one_row_takes_longer_than_two_two_are_not_taken_to_take_as_long():
+    """One may be computed in another way: what is expected of two without guesses would make guesses look cheap."""
+    curve = StepCurve()
+    curve.begin_with([(1, 11.0), (2, 10.0), (4, 15.0)])
+    for _ in range(100):
+        curve.observe(1, 11.0)
+    for _ in range(100):
+        curve.observe(2, 10.0)
+        curve.observe(4, 15.0)
+    table = curve.table(4)
+    assert table is not None
+    assert table[2] == pytest.approx(10.0, rel=0.01)
+    assert table[1] > table[2]

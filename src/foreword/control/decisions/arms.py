@@ -7,7 +7,7 @@ from functools import cached_property
 
 from foreword.control.decisions.asking import NO_WORTH, DraftSeconds, Group, Pass, Worth
 from foreword.control.guard import PairGuard
-from foreword.control.learning.estimates import PairEstimate
+from foreword.control.learning.estimates import NEW_ASKS, PairEstimate
 from foreword.control.learning.hindsight import RequestFit
 from foreword.control.learning.probes import BESIDE, BESIDE_EACH, MOST_PROBES
 from foreword.control.settings import ControlSettings
@@ -78,15 +78,17 @@ class PairControl:
     ) -> None:
         """Take a new look at what asking promises.
 
+        What is new is tried on its promise. Once it was, it has to promise more than what noise may make of nothing.
         In a step with prompts rows are dear: that guesses do not pay in it is no reason to give them up. Nor is it one
         to go on: where many requests come, some prompt is being read at nearly every step.
         """
         self.worth, self.usual_gain, self.is_cost_known = worth, usual_gain, is_cost_known
         self.looked_at = now.seconds
         self.is_near = usual_gain >= settings.hopeless
+        least = settings.margin_off + (0.0 if self.estimate.is_new else self._doubt(settings))
         if self.guard.trip(settings, now.reference_passes, now.seconds) or self.guard.holds(now.seconds):
             self._switch(False, "guard", now)
-        elif self.is_on and usual_gain < settings.margin_off:
+        elif self.is_on and usual_gain < least:
             self._switch(False, "loses", now)
         elif not self.is_on and (is_cost_known or self.is_new) and self._promises(settings, now):
             self._switch(True, "gains" if is_cost_known else "tried", now)
@@ -107,7 +109,12 @@ class PairControl:
 
     def _promises(self, settings: ControlSettings, now: Moment) -> bool:
         has_rested = self.off_since is None or now.step - self.off_since >= settings.dwell_steps
-        return has_rested and self.usual_gain >= settings.margin_on
+        least = settings.margin_on + (0.0 if self.is_new else self._doubt(settings))
+        return has_rested and self.usual_gain >= least
+
+    def _doubt(self, settings: ControlSettings) -> float:
+        """What noise may make of no gain at all: the more was asked the less."""
+        return settings.doubt * math.sqrt(NEW_ASKS / max(self.estimate.counts.asks, NEW_ASKS))
 
     def price(self, group: Group, here: Pass, draft_seconds: DraftSeconds) -> None:
         """How deep probes go, and what they cost; what nobody has measured is taken to be as dear as a pass."""

@@ -1,7 +1,7 @@
 """When to take a new look at what guessing promises, and what comes of it for all pairs of a batch."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import log
 
@@ -39,6 +39,7 @@ class Decider:
         self.settings = settings
         self.table: list[float] = []  # [rows], expected seconds of a step
         self.methods: tuple[str, ...] = ()  # drafters of the batch
+        self.idle_methods: tuple[str, ...] = ()  # of these, those that are not in use for everyone
         self._controls: list[PairControl] = []  # of the batch
         self._together: frozenset[str] = frozenset()  # those that are asked
         self.probe_share = settings.probe_share
@@ -125,6 +126,9 @@ class Decider:
                     )
         self.methods, self._controls = tuple(present), controls
         self._route(records, controls, here, situation)
+        self.idle_methods = tuple(
+            method for method, pairs in present.items() if not _is_in_use(pairs, len(records))
+        )
         self.probe_share = self._share_for_probes(controls)
         self.plain_share = self._share_for_reference(controls)
         after = [(control.in_use, control.worth.kept, control.worth.depth) for control in controls]
@@ -247,6 +251,11 @@ class Decider:
         if least < WELL_ABOVE or not control.is_cost_known:
             return 1.0
         return self.settings.sure_reference if measured is not None and least >= FAR_ABOVE else 0.5
+
+
+def _is_in_use(pairs: Mapping[PairControl, Sequence[Arm]], running: int) -> bool:
+    """Whether a drafter guesses for all of these: one in the shadow does not, nor for those with bad luck."""
+    return all(arm.pays and arm.plan.allows(running) for arms in pairs.values() for arm in arms)
 
 
 def _about(seconds: float) -> int:

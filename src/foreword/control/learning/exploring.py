@@ -68,10 +68,8 @@ class Explorer:
                 continue
             if record.waiting and record.waits_for(arm):
                 continue
-            may_use = arm.plan.allows(running)  # one in the shadow is only compared
-            is_unlucky = may_use and arm.control.is_on and not arm.pays
             is_deaf = not record.may_ask(arm) or (arm.reading is not None and not record.was_told)
-            if arm is record.asked or not arm.plan.may_be_tried or is_deaf or (is_unlucky and len(arms) == 1):
+            if arm is record.asked or not arm.plan.may_be_tried or is_deaf:
                 continue
             yield arm
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-MOST_SAVED = 0.01
+MOST_SAVED = 0.005
 """Seconds that an account keeps at most, or the price of a probe if that is more: what was saved in quiet times would
 else be spent at once when others come."""
 
@@ -43,7 +43,8 @@ class TimeBank:
         for method in methods:
             account = self._account(method)
             most = max(MOST_SAVED, account.dearest)
-            account.balance = min(account.balance + share * step_seconds / len(methods), most)
+            earned = account.balance + share * step_seconds / len(methods)
+            account.balance = max(account.balance, min(earned, most))
 
     def pay_probe(self, method: str, draft_seconds: float) -> None:
         """Of a draft that was only compared with the text."""

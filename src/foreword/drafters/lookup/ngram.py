@@ -7,8 +7,9 @@ from foreword.errors import RequestError
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask, DraftRequest
 
-_BYTES_PER_RUN = 400
-"""Memory of one indexed run with its key and followers, as tracemalloc has it on CPython 3.11."""
+_BYTES_PER_RUN, _BYTES_PER_REPEATED = 120, 300
+"""Memory of one indexed run with its key, and of what followed one that was seen again, as tracemalloc has it on
+CPython 3.11."""
 
 _BYTES_PER_TOKEN = 8
 """Memory of one token of an indexed text beside its runs."""
@@ -30,14 +31,19 @@ class NgramConfig:
 
 
 class _Followers:
-    """What came after one run of tokens."""
+    """What came after a run of tokens that was seen more than once."""
 
     __slots__ = ("best", "counts", "most")
 
-    def __init__(self) -> None:
-        self.counts: dict[int, int] = {}  # next token -> how often
-        self.most = 0  # of the counts
-        self.best = 0  # newest position of the most frequent follower; of equals the newer one
+    def __init__(self, first: int, position: int) -> None:
+        self.counts = {first: 1}  # next token -> how often
+        self.most = 1  # of the counts
+        self.best = position  # newest of the most frequent follower; of equals the newer one
+
+    def add(self, token: int, position: int) -> None:
+        count = self.counts[token] = self.counts.get(token, 0) + 1
+        if count >= self.most:
+            self.most, self.best = count, position
 
 
 class NgramIndex:
@@ -48,7 +54,9 @@ class NgramIndex:
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._sizes = range(longest, shortest - 1, -1)
-        self._followers: dict[tuple[int, ...], _Followers] = {}
+        # By run; a number is the place of what followed one that was seen once, as most are.
+        self._followers: dict[tuple[int, ...], _Followers | int] = {}
+        self._repeated = 0  # runs that were seen more than once
         self._tokens: list[int] = []
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -60,13 +68,13 @@ class NgramIndex:
                 if size > position:
                     continue
                 run = tail[-size:]
-                found = followers.get(run)
-                if found is None:
-                    found = followers[run] = _Followers()
-                counts = found.counts
-                count = counts[token] = counts.get(token, 0) + 1
-                if count >= found.most:
-                    found.most, found.best = count, position
+                found = followers.setdefault(run, position)
+                if found == position:
+                    continue
+                if isinstance(found, int):
+                    found = followers[run] = _Followers(known[found], found)
+                    self._repeated += 1
+                found.add(token, position)
             known.append(token)
 
     def guess(self, count: int) -> list[int]:
@@ -74,7 +82,7 @@ class NgramIndex:
         for size in self._sizes:
             found = self._followers.get(tuple(self._tokens[-size:]))
             if found is not None and size <= len(self._tokens):
-                return self._copy_from(found.best, count)
+                return self._copy_from(found if isinstance(found, int) else found.best, count)
         return []
 
     def _copy_from(self, start: int, count: int) -> list[int]:
@@ -83,7 +91,8 @@ class NgramIndex:
 
     def memory_bytes(self) -> int:
         """About what the index takes, by the number of its entries."""
-        return len(self._followers) * _BYTES_PER_RUN + len(self._tokens) * _BYTES_PER_TOKEN
+        runs = len(self._followers) * _BYTES_PER_RUN + self._repeated * _BYTES_PER_REPEATED
+        return runs + len(self._tokens) * _BYTES_PER_TOKEN
 
     def __len__(self) -> int:
         return len(self._tokens)

@@ -18,6 +18,10 @@ FEW_CALLS, ENOUGH_CALLS = 4, 8
 FEW_BEHIND = 8
 """Tokens to catch up with from which on most of what a call takes beyond the expected is for them."""
 
+FARTHEST_FADING = 0.98
+"""What remains, after a call, of the most tokens that a drafter was behind by. Where it was far behind, a call that is
+nearly up to date says next to nothing of what a token takes."""
+
 MOST_SAVED = 50
 """Calls that what was saved counts as at most."""
 
@@ -62,7 +66,8 @@ class CallCost:
         self._means = (0.0, 0.0, 0.0)
         self._products = [0.0] * 5  # mean products of what differs from the means: see `_observe_slopes`
         self._seen_at = (1.0, 1.0)  # asks where levels have differed, levels where asks have
-        self._caught_up = 0  # calls that had to
+        self._caught_up = 0.0  # calls that had to, by how much they tell of it
+        self._farthest = 0.0  # tokens that one of these was behind by of late
         self._behind = (0.0, 0.0, 0.0, 0.0)  # of these: tokens, seconds, and mean products of what differs
         self.per_token_behind = 0.0  # seconds
 
@@ -148,11 +153,13 @@ class CallCost:
 
     def _without_catching_up(self, levels: int, seconds: float, asks: int, behind: int) -> float | None:
         """What the call would have taken; None if all that it tells is what catching up takes."""
-        self._caught_up += 1
-        weight = max(self.MEMORY, 1 / self._caught_up)
         if not self._seen:
-            return self._split(seconds, behind, weight)
-        share = behind * behind / (behind * behind + FEW_BEHIND * FEW_BEHIND)
+            self._caught_up += 1
+            return self._split(seconds, behind, max(self.MEMORY, 1 / self._caught_up))
+        self._farthest = max(behind, FARTHEST_FADING * self._farthest, FEW_BEHIND)
+        share = (behind / self._farthest) ** 2
+        self._caught_up += share
+        weight = max(self.MEMORY, 1 / max(self._caught_up, 1.0))
         beyond = seconds - self.seconds(levels, asks) - self.per_token_behind * behind
         self.per_token_behind = max(self.per_token_behind + weight * share * beyond / behind, 0.0)
         if not self.per_token_behind:  # it is faster than it was, catching up or not
@@ -196,7 +203,7 @@ class CallCost:
         if min(*numbers[:7], *numbers[12:]) < 0:  # only products can be
             raise ValueError("costs of calls below zero")
         cost = CallCost()
-        cost._seen, cost._caught_up = int(numbers[0]), int(numbers[14])
+        cost._seen, cost._caught_up = int(numbers[0]), numbers[14]
         cost._late, cost._means = tuple(numbers[1:4]), tuple(numbers[4:7])  # type: ignore[assignment]
         cost._products, cost._seen_at = numbers[7:12], (max(numbers[12], 1.0), max(numbers[13], 0.0))
         cost.per_token_behind = max(numbers[15], 0.0)

@@ -1,10 +1,12 @@
 """What steps take by their rows."""
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
+from typing import NamedTuple
 
 DRIFT_MEMORY = 0.1
 """Weight of the newest step in what all row counts share: another process, a clock, a longer context."""
@@ -22,6 +24,10 @@ USUAL = 1.05
 LOOKED_AT = 4
 """After so many steps of a row count, of those that take as long as expected, within this factor, only every fourth is
 looked at: looking takes time."""
+
+BEYOND_NOISE, LONG_AGO = 1.03, 1000
+"""Times as long as a longer pass that a pass is believed to take if both were seen so often, and not so many steps ago:
+one row may be computed in another way than two."""
 
 FARTHEST = 4.0
 """A step counts as at most this many times as slow, or as fast, as was expected: one pause is no change."""
@@ -44,6 +50,25 @@ class _Bucket:
     seen: int  # steps
     at: int = 0  # number of the last of them
     fresh: int = 0  # steps for which it still counts as having come back
+
+
+class _Block(NamedTuple):
+    """Row counts that are believed to take the same time."""
+
+    weight: float
+    seconds: float
+    rows: list[float]
+    is_settled: bool  # whether what it takes beside others is beyond doubt
+
+    def contradicts(self, longer: "_Block") -> bool:
+        """Whether noise makes it look slower than one with more rows."""
+        noise = BEYOND_NOISE if self.is_settled and longer.is_settled else math.inf
+        return longer.seconds < self.seconds < noise * longer.seconds
+
+    def together(self, longer: "_Block") -> "_Block":
+        weight = self.weight + longer.weight
+        seconds = (self.weight * self.seconds + longer.weight * longer.seconds) / weight
+        return _Block(weight, seconds, self.rows + longer.rows, self.is_settled and longer.is_settled)
 
 
 class StepCurve:
@@ -135,16 +160,15 @@ class StepCurve:
         Those that were seen often and of late weigh most: one that was measured at the start and never since must not
         make all larger ones look as slow.
         """
-        blocks: list[tuple[float, float, list[float]]] = []  # weight, seconds, rows
+        blocks: list[_Block] = []
         for known in sorted(self._buckets.values(), key=lambda bucket: bucket.rows):
-            weight = min(known.seen, SETTLED) / (1 + (self._seen - known.at) / SETTLED)
-            block = weight, self._drift * known.seconds, [known.rows]
-            while blocks and blocks[-1][1] > block[1]:
-                other, seconds, rows = blocks.pop()
-                both = other + block[0]
-                block = both, (other * seconds + block[0] * block[1]) / both, rows + block[2]
+            age = self._seen - known.at
+            weight, is_settled = min(known.seen, SETTLED) / (1 + age / SETTLED), known.seen >= SETTLED
+            block = _Block(weight, self._drift * known.seconds, [known.rows], is_settled and age < LONG_AGO)
+            while blocks and blocks[-1].contradicts(block):
+                block = blocks.pop().together(block)
             blocks.append(block)
-        return [(at, seconds) for _, seconds, rows in blocks for at in rows]
+        return [(at, block.seconds) for block in blocks for at in block.rows]
 
     def _at(self, points: list[tuple[float, float]], rows: int) -> float:
         place = bisect_left(points, (rows, 0.0))
