@@ -17,8 +17,8 @@ def data(
     only_prompts: Annotated[
         bool, typer.Option("--only-prompts", help="Answer the prompts of the files and write no others.")
     ] = False,
-    minutes: Annotated[float | None, typer.Option(help="Write this long.")] = None,
-    tokens: Annotated[int | None, typer.Option(help="Write this many answer tokens.")] = None,
+    minutes: Annotated[float | None, typer.Option(min=0.01, help="Write this long.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Write this many answer tokens.")] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Texts at a time.")] = None,
     context: Annotated[int, typer.Option(min=32, help="Longest prompt and answer together.")] = 1280,
     seed: Annotated[int | None, typer.Option(help="Default: another one with every call.")] = None,

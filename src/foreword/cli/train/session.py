@@ -214,11 +214,15 @@ def write_texts(
     report = write_training_set(batch, tokenizer, out, settings, prompts=prompts, on_progress=on_progress)
     seconds = max(report.seconds, 1e-9)
     watcher.say(
-        f"{report.documents} texts, {report.tokens / 1e6:.2f}M tokens, {report.answer_tokens / 1e6:.2f}M in answers "
-        f"in {report.seconds:.0f} s: {report.answer_tokens / seconds / 1e3:.1f}k answer tokens/s, "
-        f"{report.written_tokens / seconds / 1e3:.1f}k drawn/s"
+        f"{report.documents} texts, {_counted(report.tokens)} tokens, {_counted(report.answer_tokens)} in answers "
+        f"in {report.seconds:.0f} s: {_counted(report.answer_tokens / seconds)} answer tokens/s, "
+        f"{_counted(report.written_tokens / seconds)} drawn/s"
     )
-    watcher.say(", ".join(f"{kind} {count / 1e6:.2f}M" for kind, count in report.kinds.most_common()))
+    watcher.say(", ".join(f"{kind} {_counted(count)}" for kind, count in report.kinds.most_common()))
+
+
+def _counted(number: float) -> str:
+    return f"{number / 1e6:.2f}M" if number >= 1e6 else f"{number:,.0f}"
 
 
 def read_prompts(paths: Sequence[Path] | None) -> "list[FilePrompt]":

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foreword.errors import RequestError
 from foreword.train.passes.attention import Spans
 from foreword.train.passes.devices import to_device
 from foreword.train.texts.documents import Document
@@ -88,7 +89,10 @@ def batches(
             if count > skip:
                 yield pack(chosen, size, device)
         if count == before:
-            raise ValueError("no document fits into a batch")
+            shortest = min(len(document.tokens) for document in documents)
+            raise RequestError(
+                f"no text fits into a step of {size.rows} tokens, the shortest has {shortest}; give more --batch-tokens"
+            )
         epoch += 1
 
 

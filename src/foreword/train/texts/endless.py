@@ -210,7 +210,7 @@ class HostTexts:
         self._tokens = np.zeros((rows, context), dtype=np.int64)
         self._lengths = np.zeros(rows, dtype=np.int64)
         self._longest = np.zeros(rows, dtype=np.int64)
-        self.free = list(range(rows))[::-1]  # rows without a job
+        self.free = list(range(rows))  # rows without a job
 
     @property
     def under_way(self) -> int:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from foreword.errors import RequestError
 from foreword.train.passes.packing import BatchSize, batches, pack, tail_begin
 from foreword.train.texts.documents import Document, make_document
 
@@ -65,5 +66,5 @@ def test_what_fits_into_no_batch_is_refused_or_left_out():
     documents = _documents(5)
     with pytest.raises(ValueError, match="do not fit"):
         pack(documents, BatchSize(20, 10), CPU)
-    with pytest.raises(ValueError, match="no document fits"):
+    with pytest.raises(RequestError, match="no text fits into a step"):
         next(batches(documents, BatchSize(4, 2), (0,), CPU))
