@@ -19,7 +19,7 @@ MACHINE = re.compile(r"Neoverse|H200|x86")
 # Times that are settings or definitions, not measurements.
 SETTINGS = (
     "sampled every 50 ms",
-    "No more than 10 ms are saved",
+    "No more than 5 ms are saved",
     "0.2% of them 20 ms longer",
     "0.4 ms of the host for a pass in which somebody is tried and 0.1 ms for each request",
     "0.3 ms for each step in which a head is told",
