@@ -37,7 +37,7 @@ def tune(
         typer.Option(help="Drafters as `bench drafters` takes them. Default: all that need no settings."),
     ] = None,
     limit_per_category: Annotated[int, typer.Option(help="First this many prompts of every category.")] = 2,
-    max_tokens: Annotated[int, typer.Option(help="Length of every answer.")] = 64,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
@@ -77,7 +77,7 @@ def tune(
     order = {method.label: place for place, method in enumerate(tried)}
     rows = summarise(sorted(records, key=lambda record: order[record.drafter]))
     stdout.print(
-        drafter_table(rows, f"{model}, {len(listed)} prompts × {max_tokens} tokens, plain decoding = 1")
+        drafter_table(rows, f"{model}, {len(listed)} prompts × up to {max_tokens} tokens, plain decoding = 1")
     )
     policy = recommend(rows, tried, _made_with(llm, model))
     out.write_text(json.dumps(policy, indent=2) + "\n", encoding="utf-8")

@@ -13,13 +13,13 @@ from foreword.cluster.reports import all_nodes
 from foreword.control.fixed import FixedPolicy
 from foreword.engine.core import EngineCore
 from foreword.engine.gpu_memory import free_memory
-from foreword.engine.guessing.draft_profile import unwanted_request
+from foreword.engine.guessing.draft_profile import as_unanswered, unwanted_request
 from foreword.engine.guessing.full_drafts import FullDrafts
 from foreword.engine.requests.request import Request
 from foreword.errors import EngineStopped
 from foreword.progress import Progress
 from foreword.speculation.drafting import Drafter, choices_of, needs_of
-from foreword.speculation.requests import PassEntry, as_drafter_sees
+from foreword.speculation.requests import PassEntry
 from foreword.speculation.step import Stepper
 
 _log = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ class _Texts:
         for request in requests:
             self._core.cache.close(request.kv)
             for drafter in request.asked.values():
-                drafter.forget(as_drafter_sees(request))
+                drafter.forget(as_unanswered(request))
 
     def close(self) -> None:
         self.end(list(self._known.values()))

@@ -60,6 +60,8 @@ def test_what_nobody_knows_is_not_zero():
 def test_an_answer_that_ended_with_its_prompt_divides_by_nothing():
     row = summarise([record("a", "1", tokens=0, passes=0, seconds=0.0)])[0]
     assert (row.tau, row.speedup, row.draft_ms) == (0.0, 0.0, 0.0)
+    found = record("a", "1", tokens=0, passes=0, seconds=0.0)
+    assert summarise([replace(found, plain=replace(found.plain, tokens=0, seconds=0.0))])[0].speedup == 1.0
 
 
 def test_of_several_repeats_the_median_counts():

@@ -14,6 +14,7 @@ from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.lookup.ngram import NgramConfig, NgramDrafter
+from foreword.drafters.lookup.suffix import SuffixConfig, SuffixDrafter
 from foreword.engine import preparing
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
@@ -21,6 +22,7 @@ from foreword.engine.messages import NewRequest
 from foreword.engine.parts import EngineParts
 from foreword.engine.preparing import MEMORY_SHARE, SECONDS, prepare_passes
 from foreword.engine.vocabulary import Vocabulary
+from foreword.speculation.drafting import Drafter
 from helpers.clocks import ScriptedClock
 from helpers.mixed_configs import CONFIGS
 from helpers.random_checkpoint import RandomCheckpoint
@@ -54,10 +56,10 @@ class Device(TorchDecoder):
         return super().forward(batch, store)
 
 
-def engine(device: Device, guesses: int = 0, pages: int = 64) -> EngineCore:
+def engine(device: Device, guesses: int = 0, pages: int = 64, drafter: Drafter | None = None) -> EngineCore:
     memory = pages * 16 * device.kv_rows().bytes_per_row
     speculation = SpeculationConfig.parse({"method": "ngram", "num_speculative_tokens": max(1, guesses)})
-    build = (lambda _: NgramDrafter(NgramConfig())) if guesses else None
+    build = (lambda _: drafter or NgramDrafter(NgramConfig())) if guesses else None
     config = EngineConfig(kv_cache_memory_bytes=memory, steps_ahead=2)
     parts = EngineParts(config, build_drafter=build, speculation=speculation if guesses else None)
     return EngineCore(device, Vocabulary(CONFIG.vocab_size), parts)
@@ -87,6 +89,12 @@ def test_every_size_is_run_until_it_is_ready_and_nothing_else_changes(guesses: i
     assert core.steps == 0 and not core.faults
     core.check_integrity()
     assert answer(core) == answer(engine(Device(), guesses))
+
+
+def test_drafters_remember_nothing_of_it():
+    drafter = SuffixDrafter(SuffixConfig())
+    prepare_passes(engine(Device(), 2, drafter=drafter), 3)
+    assert drafter.memory_bytes() == 0
 
 
 def test_a_backend_that_has_nothing_to_prepare_runs_nothing():

@@ -16,6 +16,9 @@ class Kept(Protocol):
 
 R = TypeVar("R", bound=Kept)
 
+_BEFORE = {"ignore_eos": True}
+"""What files were measured with that do not say it."""
+
 
 class Ledger(Generic[R]):
     """One JSON line for the settings, then one for every measurement."""
@@ -62,6 +65,7 @@ class Ledger(Generic[R]):
             found.keys()
         except (ValueError, KeyError, TypeError, AttributeError):
             raise RequestError(f"--resume {self._path} is not a file of this benchmark") from None
+        found = {key: value for key, value in _BEFORE.items() if key in settings} | found
         for key in sorted(settings.keys() | found.keys()):
             if settings.get(key) != found.get(key):
                 raise RequestError(

@@ -71,7 +71,7 @@ def _row(drafter: str, category: str, records: Sequence[Record]) -> Row:
         tau=_share(sum(run.tokens for run in guessing), steps),
         plain_tokens_per_second=_rate(plain),
         tokens_per_second=_rate(guessing),
-        speedup=_share(_rate(guessing), _rate(plain)),
+        speedup=_share(_rate(guessing), _rate(plain)) if _rate(plain) else 1.0,  # nothing to be faster at
         draft_ms=ms_per_step(sum(run.draft_seconds for run in guessing)),
         verify_ms=ms_per_step(sum(run.verify_seconds for run in guessing)),
         accept_ms=ms_per_step(sum(run.accept_seconds for run in guessing)),

@@ -14,7 +14,7 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.requests.request import Request, RequestLimits
 from foreword.kv.sequence import KvSequence
-from foreword.speculation.drafting import choices_of
+from foreword.speculation.drafting import DraftRequest, choices_of
 from foreword.speculation.measured.costs import StepCosts
 from foreword.speculation.requests import DraftPlan, PassEntry, as_drafter_sees
 from foreword.speculation.step import Stepper
@@ -90,9 +90,14 @@ def _measure_one(core: EngineCore, plan: DraftPlan, clock: Callable[[], float]) 
                 break
     finally:
         core.cache.close(request.kv)
-        plan.drafter.forget(as_drafter_sees(request))
+        plan.drafter.forget(as_unanswered(request))
     calls: Calls = stepper.situation.costs.as_json()["calls"]
     return calls
+
+
+def as_unanswered(request: Request) -> DraftRequest:
+    """As if all of its text had been asked: drafters that remember answers are to remember none of it."""
+    return as_drafter_sees(request)._replace(prompt_len=len(request.tokens))
 
 
 def unwanted_request(
