@@ -122,7 +122,7 @@ CONTROL_MUTANTS = (
         61,
         "what a profile has drafted stays with the drafter",
         "engine/guessing/draft_profile.py",
-        "        plan.drafter.forget(as_drafter_sees(request))",
+        "        plan.drafter.forget(as_unanswered(request))",
         "        pass",
         (f"{UNIT}/engine/guessing/test_draft_profile.py::test_an_engine_is_none_the_wiser",),
     ),
