@@ -10,7 +10,7 @@ import torch
 
 from foreword.backends.batch import MAX_DRAFT_NODES, ForwardBatch, Tap
 from foreword.kv.paged_cache import PagedCache
-from foreword.kv.sequence import KvSequence, RowMove
+from foreword.kv.sequence import GONE, KvSequence, RowMove
 from foreword.speculation.draft import Draft
 from foreword.speculation.rows.batch_memory import PageTables
 from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
@@ -193,6 +193,18 @@ def test_a_growing_request_does_not_make_room_for_more_requests():
         cache.reserve(kv, rows)
         assert tables.of([kv], 16).tolist() == [kv.pages]
     assert tables.of([kv], 16).base.size <= 2 * 1000
+
+
+def test_pages_that_are_gone_are_no_numbers_in_a_table():
+    """Behind a window: a kernel may look at any entry, so all of them have to be pages."""
+    cache, tables = PagedCache(8), PageTables()
+    kv = cache.open()
+    cache.reserve(kv, 64)
+    before = list(kv.pages)
+    assert tables.of([kv], 16).tolist() == [before]
+    kv.computed = 64
+    kv.pages[:2] = [GONE, GONE]
+    assert tables.of([kv], 16).tolist() == [[0, 0, *before[2:]]]
 
 
 def test_a_run_behind_the_last_token_is_refused():
