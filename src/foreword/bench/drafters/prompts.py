@@ -61,7 +61,8 @@ def read_prompts(path: Path) -> list[BenchPrompt]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"dataset {path} cannot be read as text: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RequestError(f"dataset {path} cannot be read as text: {reason}") from None
     return parse_prompts(text, str(path))
 
 

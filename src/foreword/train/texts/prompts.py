@@ -27,13 +27,16 @@ def read_prompt_file(path: Path) -> list[FilePrompt]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"prompts file {path} cannot be read as text: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RequestError(f"prompts file {path} cannot be read as text: {reason}") from None
     prompts = []
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:
             prompts.append(_parse(json.loads(line), path.stem))
+        except json.JSONDecodeError as error:
+            raise RequestError(f"{path}, line {number}: not JSON ({error.msg})") from None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise RequestError(f"{path}, line {number}: no prompt in it ({error})") from None
     if not prompts:
