@@ -45,7 +45,7 @@ def test_plain_prompts_chat_turns_and_sharegpt(tmp_path: Path):
         ('{"text": "x"}', "none of prompt"),
         ('{"messages": []}', "no turn of a user"),
         ("[1]", "no prompt in it"),
-        ("{", "no prompt in it"),
+        ("{", "not JSON"),
     ],
 )
 def test_a_line_that_is_no_prompt_is_named(line: str, reason: str, tmp_path: Path):
