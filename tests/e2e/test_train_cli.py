@@ -133,7 +133,7 @@ def test_a_full_device_is_told_in_a_line(
     [
         (("--out", "OUT"), "--minutes or --steps"),
         (("--out", "OUT", "--steps", "1", "--eval", "EMPTY"), "has no prompts in it"),
-        (("--out", "OUT", "--steps", "1", "--eval", "BROKEN"), "line 1: no prompt in it"),
+        (("--out", "OUT", "--steps", "1", "--eval", "BROKEN"), "line 1: not JSON"),
         (("--out", "OUT", "--steps", "1", "--data", "NOWHERE"), "no training texts"),
         (("--out", "OUT", "--steps", "1", "--data", "NOWHERE", "--prompts", "EMPTY"), "train data"),
         (("--out", "OUT", "--steps", "1", "--export-bits", "4"), "--export-bits must be 8 or 16"),
