@@ -10,9 +10,7 @@ class ControlSettings:
     max_depth: int = 16  # levels of a draft, whatever is asked for
     margin_on: float = 0.02  # a drafter is switched on if it promises at least this gain over plain decoding
     margin_off: float = 0.0  # and off if it promises less than this
-    doubt: float = (
-        0.02  # what both margins are higher by for a drafter that was tried: noise promises as much
-    )
+    doubt: float = 0.02  # more than both margins for a drafter that was tried: noise promises as much
     dwell_steps: int = 32  # steps that a drafter that was switched off stays off at least
     decision_steps: int = (
         64  # steps between two looks at the estimates; four times as many while nothing changes

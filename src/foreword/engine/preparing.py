@@ -124,9 +124,8 @@ def _ways(core: EngineCore) -> Iterator[_Way]:
         return
     most = None if plan.max_batch is None else plan.max_batch - 1
     for choice in choices_of(plan.drafter).values() or [plan.drafter]:
-        here = (
-            None if all_nodes([choice]) else choice
-        )  # draft nodes are not asked: nothing runs on this device
+        # Draft nodes are not asked: nothing of theirs runs on this device.
+        here = None if all_nodes([choice]) else choice
         # One that is told of hidden states has to be the plan's own; it always guesses.
         drafter = choice if needs_of(choice) else FullDrafts(here)
         yield _Way(drafter, plan.max_nodes, plan.max_depth, most)

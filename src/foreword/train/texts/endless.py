@@ -16,9 +16,9 @@ from foreword.acceptance.noise import gumbel
 from foreword.train.passes.attention import CacheRows, Spans, decode_attention
 from foreword.train.passes.devices import to_device
 from foreword.train.passes.target import Target, wide_logits
+from foreword.train.texts.host_texts import NOTHING, HostTexts
 from foreword.train.texts.jobs import Job
 
-_NOTHING = -1  # stands where a row wrote no token
 _NEXT_KEY = 0x1E3779B97F4A7C15  # from one token's noise to the next: odd, so that none comes twice
 
 
@@ -58,7 +58,7 @@ class EndlessBatch:
         self._positions = torch.zeros(rows, dtype=torch.int64, device=device)
         self._left = torch.zeros(rows, dtype=torch.int64, device=device)  # tokens to write; 0: the row rests
         self._temperatures = torch.zeros(rows, device=device)
-        self._written = torch.full((steps, rows), _NOTHING, dtype=torch.int64, device=device)
+        self._written = torch.full((steps, rows), NOTHING, dtype=torch.int64, device=device)
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
         self._stops = torch.zeros(target.config.vocab_size, dtype=torch.bool, device=device)
         self._stops[sorted(stop_ids)] = True
@@ -193,47 +193,11 @@ class EndlessBatch:
         drawn = _draw(logits, self._temperatures, self._noise_keys)
         self._noise_keys.add_(_NEXT_KEY)
         active = self._left > 0
-        self._written.index_copy_(0, self._step, drawn.where(active, _NOTHING).unsqueeze(0))
+        self._written.index_copy_(0, self._step, drawn.where(active, NOTHING).unsqueeze(0))
         self._step.copy_((self._step + 1) % self._steps)
         self._left.sub_(active.long()).mul_((~self._stops[drawn]).long())
         self._tokens.copy_(drawn.where(active, self._tokens))
         self._positions.add_(active.long()).clamp_(max=self._context - 1)
-
-
-class HostTexts:
-    """What the rows have written so far, as far as the host knows. Only who has ended is looked at one by one."""
-
-    def __init__(self, rows: int, context: int, stops: np.ndarray) -> None:
-        """`stops` says of every token whether it ends a text."""
-        self._stops = stops
-        self._jobs: list[Job | None] = [None] * rows
-        self._tokens = np.zeros((rows, context), dtype=np.int64)
-        self._lengths = np.zeros(rows, dtype=np.int64)
-        self._longest = np.zeros(rows, dtype=np.int64)
-        self.free = list(range(rows))  # rows without a job
-
-    @property
-    def under_way(self) -> int:
-        return len(self._jobs) - len(self.free)
-
-    def begin(self, row: int, job: Job) -> None:
-        """A job in a row that was taken off `free`."""
-        self._jobs[row], self._lengths[row], self._longest[row] = job, 0, job.max_new
-
-    def collect(self, written: np.ndarray) -> int:
-        """Take what a stretch [steps, rows] wrote, and hand out the texts that have ended; how many tokens it was."""
-        columns = written.T
-        rows, steps = (columns != _NOTHING).nonzero()  # a row that rests has nothing from there on
-        self._tokens[rows, self._lengths[rows] + steps] = columns[rows, steps]
-        self._lengths += np.bincount(rows, minlength=len(self._lengths))
-        wrote = np.unique(rows)
-        last = self._tokens[wrote, self._lengths[wrote] - 1]
-        for row in wrote[self._stops[last] | (self._lengths[wrote] == self._longest[wrote])]:
-            job, self._jobs[row] = self._jobs[row], None
-            self.free.append(int(row))
-            if job is not None:
-                job.on_done(self._tokens[row, : self._lengths[row]].tolist())
-        return len(rows)
 
 
 def _draw(logits: Tensor, temperatures: Tensor, noise_keys: Tensor) -> Tensor:
