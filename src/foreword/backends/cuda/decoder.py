@@ -16,9 +16,11 @@ from foreword.backends.cuda.kernels.rows import (
     add_norm,
     embed,
     fill_in,
+    join_parts,
     rotate_and_keep,
     silu_times_up,
     take_rows,
+    widen,
 )
 from foreword.backends.cuda.kv_store import CudaKvStore
 from foreword.backends.cuda.layout import Layout, PassShape, decode_sizes
@@ -65,7 +67,7 @@ class CudaDecoder(TorchDecoder):
         self._products = products or Products()
         if products is None and self.device.type == "cuda":
             layer = weights.layers[0]
-            self._products.check_library([layer.qkv, layer.output, layer.gate_up, layer.down, weights.head])
+            self._products.check_library([layer.qkv, layer.gate_up, weights.head], [layer.output, layer.down])
 
     def set_adapter(self, slot: int, adapter: Lora | None) -> None:
         """What is added for the requests whose slot in a batch is this one; None takes it away."""
@@ -120,7 +122,7 @@ class CudaDecoder(TorchDecoder):
         captured = self._captures and layout.shape.is_decode and uploaded.stays
         logits, hidden = self._graphs.of(store).run(layout.shape, body) if captured else body()
         kept = {tap: rows[: len(batch.hidden_rows)].clone() for tap, rows in hidden.items()}
-        return ForwardOutput(logits[: len(batch.logit_rows)].to(torch.float32, copy=True), kept)
+        return ForwardOutput(widen(logits[: len(batch.logit_rows)]), kept)
 
     def _run(self, shape: PassShape, uploaded: UploadedPass, store: CudaKvStore) -> Result:
         batch, weights = uploaded.batch, self._weights
@@ -141,11 +143,11 @@ class CudaDecoder(TorchDecoder):
             self._keep(hidden, Tap(index), shape, batch, stream)
             qkv = self._product(normed, layer.qkv, layer.qkv_bias, added, (index, QKV))
             seen = self._attend(layer, qkv, cos_sin, keys[index], values[index], sight, uploaded)
-            delta = self._product(seen, layer.output, layer.output_bias, added, (index, OUTPUT))
+            delta = self._addend(seen, layer.output, layer.output_bias, added, (index, OUTPUT))
             add_norm(stream, delta, layer.mlp_norm, self.config.norm.eps, normed)
             gate_up = self._product(normed, layer.gate_up, layer.gate_up_bias, added, (index, GATE_UP))
             active = silu_times_up(gate_up, gate_up.new_empty((shape.rows, gate_up.shape[1] // 2)))
-            delta = self._product(active, layer.down, layer.down_bias, added, (index, DOWN))
+            delta = self._addend(active, layer.down, layer.down_bias, added, (index, DOWN))
         add_norm(stream, delta, weights.final_norm, self.config.norm.eps, normed)
         self._keep(hidden, Tap(self.config.num_layers), shape, batch, stream)
         self._keep(hidden, Tap(self.config.num_layers, normed=True), shape, batch, normed)
@@ -157,6 +159,18 @@ class CudaDecoder(TorchDecoder):
     ) -> Tensor:
         """With what the rows' adapters add to it."""
         y = self._products(x, weight, bias)
+        return y if added is None else added.add(place, x, y)
+
+    def _addend(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, added: RowAdapters | None, place: Place
+    ) -> Tensor:
+        """A product that is added to the stream, in parts if nothing comes between."""
+        if not self._products.splits(weight):
+            return self._product(x, weight, bias, added, place)
+        parts = self._products.parts(x, weight)
+        if bias is None and added is None:
+            return parts
+        y = join_parts(parts, bias, x.new_empty((len(x), len(weight))))
         return y if added is None else added.add(place, x, y)
 
     def _keep(

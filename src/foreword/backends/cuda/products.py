@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from foreword.backends.cuda.kernels.linear import Tile, linear
+from foreword.backends.cuda.kernels.tall import TallTile, can_be_tall, tall_linear
 from foreword.backends.cuda.layout import DECODE_ROWS, PROMPT_STEP
 
 _log = logging.getLogger(__name__)
@@ -18,8 +19,14 @@ REFERENCE_TILE = Tile(rows=16, columns=32, depth=128)
 WIDE = 16_384
 """Columns from which on a product has work for every processor several times over, and needs less of it at a time."""
 
-DEEP = 8192
-"""Depth from which on narrow tiles of great depth are best."""
+ENOUGH_COLUMNS = 8192
+"""Columns with which, times its parts, a product has work for every processor."""
+
+MOST_PARTS = 4
+"""That K is cut into: each is written and read again."""
+
+LEAST_PART = 1024
+"""Of K: less is not worth it."""
 
 LIBRARY_FROM, LIBRARY_FROM_WIDE = 64, 96
 """Rows from which on the library is faster than the kernels: for narrow weights, for wide ones."""
@@ -28,51 +35,130 @@ LARGEST_CHECKED = 4096
 """Rows up to which the library's products are checked; larger passes do not use it."""
 
 
+_LIBRARY_ADDS_PARTS = "dtype_out" in torch.ops.aten.addmm.overloads()
+"""Since torch 2.8; prompts would be slow without it."""
+
+
 @dataclass
 class Products:
     """Matrix products of one model: kernels for few rows, the vendor's library where it adds up in the same order."""
 
-    _library_sizes: dict[tuple[int, int], frozenset[int]] = field(default_factory=dict)  # (N, K) -> rows
+    least_part: int = LEAST_PART  # of K
+    # Rows for which the library is used, by (N, K, depth of a part)
+    _library_sizes: dict[tuple[int, int, int], frozenset[int]] = field(default_factory=dict)
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x [rows, K] times weight [N, K], + bias: [rows, N]."""
-        if len(x) in self._library_sizes.get((weight.shape[0], weight.shape[1]), ()):
+        depth, out_shape = x.shape[1], (len(x), len(weight))
+        if self._uses_library(x, weight, depth):
             return functional.linear(x, weight, bias)
-        out = x.new_empty((len(x), len(weight)))
-        return linear(x, weight, bias, out, tile_for(len(x), *weight.shape))
+        tall = tall_for(len(x), len(weight)) if bias is None else None
+        if tall is not None and can_be_tall(x, weight, tall, depth):
+            return tall_linear(x, weight, x.new_empty(out_shape), tall)
+        return linear(x, weight, bias, x.new_empty(out_shape), tile_for(len(x), len(weight), depth))
 
-    def check_library(self, weights: list[Tensor]) -> None:
+    def part_depth(self, weight: Tensor) -> int:
+        """How much of K is added up by itself where a product may come in parts: decided by its shape alone."""
+        columns, depth = weight.shape
+        if not _LIBRARY_ADDS_PARTS:
+            return depth
+        parts = MOST_PARTS
+        while parts > 1 and (
+            columns * parts > ENOUGH_COLUMNS or depth % parts or depth // parts < self.least_part
+        ):
+            parts //= 2
+        return depth // parts
+
+    def splits(self, weight: Tensor) -> bool:
+        """Whether products with these weights may come in parts."""
+        return self.part_depth(weight) < weight.shape[1]
+
+    def parts(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [rows, K] times weight [N, K], where it `splits`: float32 [parts, rows, N], to be added up in this order.
+
+        Few columns do not occupy a GPU, and more programs that share them would each read the input again. So K is cut,
+        for every number of rows in the same way. Where the library has added the parts up already, there is one.
+        """
+        rows, columns, depth = len(x), len(weight), self.part_depth(weight)
+        if self._uses_library(x, weight, depth):
+            return library_sum(x, weight, depth).unsqueeze(0)
+        out = torch.empty((x.shape[1] // depth, rows, columns), dtype=torch.float32, device=x.device)
+        tall = tall_for(rows, columns)
+        if tall is not None and can_be_tall(x, weight, tall, depth):
+            return tall_linear(x, weight, out, tall, depth)
+        return linear(x, weight, None, out, tile_for(rows, columns, depth), depth)
+
+    def _uses_library(self, x: Tensor, weight: Tensor, depth: int) -> bool:
+        return len(x) in self._library_sizes.get((*weight.shape, depth), ())
+
+    def check_library(self, whole: list[Tensor], in_parts: list[Tensor]) -> None:
         """Find out for which sizes the library gives the same bits as the kernels do, on this GPU."""
-        for weight in weights:
-            shape = (weight.shape[0], weight.shape[1])
+        depths = [(weight, weight.shape[1]) for weight in whole]
+        depths += [(weight, self.part_depth(weight)) for weight in in_parts]
+        for weight, depth in depths:
+            shape = (weight.shape[0], weight.shape[1], depth)
             if shape not in self._library_sizes:
-                self._library_sizes[shape] = _equal_sizes(weight)
+                self._library_sizes[shape] = _equal_sizes(weight, depth)
                 _log.debug("products with %s: library for rows %s", shape, sorted(self._library_sizes[shape]))
 
 
 def tile_for(rows: int, columns: int, depth: int) -> Tile:
     """The fastest tile on an H200 for x [rows, depth] times weight [columns, depth]: `foreword bench gpu --tiles 8`."""
     if rows <= 16:
-        return Tile(16, 64, 128, stages=4 if columns >= WIDE else 6, swapped=True)
-    if rows <= 32:
         if columns >= WIDE:
-            return Tile(32, 64, 128, stages=4, swapped=True)
-        return Tile(32, 32, 512) if depth >= DEEP else Tile(32, 64, 128, stages=6, swapped=True)
+            return Tile(16, 64, 128, stages=4, swapped=True)
+        return Tile(16, 64, 256, stages=4, swapped=True) if depth >= 4096 else Tile(16, 64, 128, stages=6, swapped=True)
+    if rows <= 32:
+        return Tile(32, 64, 128, stages=4 if columns >= WIDE else 6, swapped=True)
     if rows <= 64:
-        return Tile(64, 128, 128, stages=4) if columns >= WIDE else Tile(64, 32, 256, stages=4)
+        return Tile(64, 64, 64, stages=6 if columns >= WIDE else 8, swapped=True)
     if columns >= WIDE:
         return Tile(128, 128, 64, warps=8)
     return Tile(64, 64, 128, stages=6) if rows <= 128 else Tile(128, 64, 64, warps=8, stages=6)
 
 
-def _equal_sizes(weight: Tensor) -> frozenset[int]:
+def tall_for(rows: int, columns: int) -> TallTile | None:
+    """The fastest tile of the other kind, if there is one that is worth it."""
+    if not 64 < rows <= DECODE_ROWS[-1]:
+        return None
+    if columns >= WIDE:
+        return TallTile(128, 64, 256, 64, warps=8) if 128 < rows <= 192 else None
+    if rows <= 96:
+        return TallTile(64, 32, 64, 128)
+    return TallTile(128, 64 if 128 < rows <= 192 else 0, 64, 64, stages=6 if rows <= 192 else 4)
+
+
+def _beats_library(rows: int, columns: int) -> bool:
+    """Where the kernels of whole products are faster than the library's among those that it computes."""
+    return columns >= WIDE and tall_for(rows, columns) is not None
+
+
+def library_sum(x: Tensor, weight: Tensor, depth: int) -> Tensor:
+    """The parts of a product added up by the library, float32 [rows, N]."""
+    total = torch.mm(x[:, :depth], weight[:, :depth].T, out_dtype=torch.float32)
+    for first in range(depth, x.shape[1], depth):
+        k = slice(first, first + depth)
+        torch.ops.aten.addmm.dtype_out(total, x[:, k], weight[:, k].T, torch.float32, out=total)
+    return total
+
+
+def _equal_sizes(weight: Tensor, depth: int) -> frozenset[int]:
     """Numbers of rows for which the library's product equals the reference tile's in every bit."""
     generator = torch.Generator(weight.device).manual_seed(0)
-    sizes = [
-        rows for rows in DECODE_ROWS if rows >= (LIBRARY_FROM_WIDE if len(weight) >= WIDE else LIBRARY_FROM)
-    ]
-    sizes += range(2 * PROMPT_STEP, LARGEST_CHECKED + 1, PROMPT_STEP)
-    x = torch.randn((sizes[-1], weight.shape[1]), generator=generator, device=weight.device).to(weight.dtype)
-    expected = linear(x, weight, None, x.new_empty((len(x), len(weight))), REFERENCE_TILE)
-    equal = [rows for rows in sizes if torch.equal(functional.linear(x[:rows], weight), expected[:rows])]
-    return frozenset(equal)
+    columns, whole = weight.shape
+    sizes = list(range(2 * PROMPT_STEP, LARGEST_CHECKED + 1, PROMPT_STEP))
+    if depth == whole:  # for few rows the kernels are faster in parts
+        least = LIBRARY_FROM_WIDE if columns >= WIDE else LIBRARY_FROM
+        sizes += [rows for rows in DECODE_ROWS if rows >= least and not _beats_library(rows, columns)]
+    x = torch.randn((max(sizes), whole), generator=generator, device=weight.device).to(weight.dtype)
+    if depth == whole:
+        expected = linear(x, weight, None, x.new_empty((len(x), columns)), REFERENCE_TILE)
+        return frozenset(
+            rows for rows in sizes if torch.equal(functional.linear(x[:rows], weight), expected[:rows])
+        )
+    parts = torch.empty((whole // depth, len(x), columns), dtype=torch.float32, device=x.device)
+    linear(x, weight, None, parts, REFERENCE_TILE, depth)
+    expected = parts[0]
+    for part in parts[1:]:
+        expected += part
+    return frozenset(rows for rows in sizes if torch.equal(library_sum(x[:rows], weight, depth), expected[:rows]))

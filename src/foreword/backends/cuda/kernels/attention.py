@@ -1,11 +1,10 @@
 """Attention of any number of rows per request over paged KV: committed prefix, then the ancestors of a guess.
 
 A row's result is the same bits whatever runs beside it. The positions that it sees are cut into parts of PART
-positions, a part into tiles of TILE; within a part the softmax is followed tile by tile, and parts are merged in the
-order of their positions. A key stands in the lane of its position, not of its slot: an ancestor on another branch
-of a tree is gathered to where it will be once it is committed. Sums over a tile are taken by the tensor cores, whose
-order does not depend on how many lines they work on. Two kernels share this: one gives every part a program of its
-own and merges afterwards (few rows, long context), the other goes through all parts itself (prompt chunks).
+positions, and parts are merged in their order. A key stands in the lane of its position, not of its slot: an ancestor
+on another branch of a tree is gathered to where it will be once it is committed. Sums over a part are taken by the
+tensor cores, whose order does not depend on how many lines they work on. Two kernels share this: one gives every part
+a program of its own and merges afterwards (few requests), the other goes through all parts itself (many, prompts).
 """
 
 from dataclasses import dataclass
@@ -19,9 +18,6 @@ from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.backends.cuda.kernels.linear import precision_of
 
 PART = 128
-"""Positions of a part: what one program reads."""
-
-TILE = 64
 """Positions whose keys are looked at together."""
 
 LOG2E = 1.4426950408889634
@@ -31,7 +27,7 @@ LOG2E = 1.4426950408889634
 def _follow(
     q, keys_at, values_at, seen, peak, mass, total, ones, scale, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """Softmax over one more tile: q [lines, dim], keys_at [dim, TILE], values_at [TILE, dim], seen [lines, TILE]."""
+    """Softmax over some more positions: q [lines, dim], keys_at [dim, PART], values_at [PART, dim], seen [lines, PART]."""
     scores = tl.dot(q, keys_at, input_precision=PRECISION) * scale
     scores = tl.where(seen, scores, -float("inf"))
     higher = tl.maximum(peak, tl.max(scores, axis=1))
@@ -56,51 +52,54 @@ def _merge(peak, mass, total, peak2, mass2, total2):
 
 
 @triton.jit
+def _rows_at(
+    keys, values, slot, there, kv_head, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr
+):  # fmt: skip
+    """Keys [dim, PART] and values [PART, dim] of these slots: both are on their way before either is used."""
+    dim = tl.arange(0, DIM_BLOCK)
+    at = (slot[None, :] * KV_HEADS + kv_head) * DIM + dim[:, None]
+    k = tl.load(keys + at, mask=there[None, :] & (dim < DIM)[:, None], other=0.0)
+    at = (slot[:, None] * KV_HEADS + kv_head) * DIM + dim[None, :]
+    v = tl.load(values + at, mask=there[:, None] & (dim < DIM)[None, :], other=0.0)
+    return k, v
+
+
+@triton.jit
 def _part(
     part, q, line_row, lengths, prefixes, first_row, least, most, least_prefix,
     keys, values, table, ancestors, kv_head, scale,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, LINES: tl.constexpr, ROWS: tl.constexpr,
-    PAGE: tl.constexpr, NODES: tl.constexpr, PART: tl.constexpr, TILE: tl.constexpr,
-    TREES: tl.constexpr, PRECISION: tl.constexpr,
+    PAGE: tl.constexpr, NODES: tl.constexpr, PART: tl.constexpr, TREES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The softmax of all lines over one part: peak [LINES], mass [LINES], total [LINES, DIM_BLOCK]."""
-    lane = tl.arange(0, TILE)
     dim = tl.arange(0, DIM_BLOCK)
-    ones = tl.full((TILE, 16), 1.0, dtype=keys.dtype.element_ty)
+    ones = tl.full((PART, 16), 1.0, dtype=keys.dtype.element_ty)
     peak = tl.full((LINES,), -float("inf"), dtype=tl.float32)
     mass = tl.zeros((LINES, 16), dtype=tl.float32)
     total = tl.zeros((LINES, DIM_BLOCK), dtype=tl.float32)
-    end = tl.minimum((part + 1) * PART, most)
-    for start in range(part * PART, end, TILE):
-        position = start + lane
-        page = tl.load(table + position // PAGE, mask=position < most, other=0)
-        slot = (page * PAGE + position % PAGE).to(tl.int64)
-        if TREES and start + TILE > least_prefix:
-            # Rows of a tree see different keys at the same position: one row after the other.
-            for row in range(ROWS):
-                mine = line_row == row
-                prefix = tl.max(tl.where(mine, prefixes, 0), axis=0)
-                length = tl.max(tl.where(mine, lengths, 0), axis=0)
-                guessed = (position >= prefix) & (position < length)
-                elsewhere = tl.load(
-                    ancestors + (first_row + row) * NODES + position - prefix, mask=guessed, other=0
-                )
-                own = tl.where(guessed, elsewhere.to(tl.int64), slot)
-                there = (position >= least) & (position < length)
-                at = (own[None, :] * KV_HEADS + kv_head) * DIM + dim[:, None]
-                k = tl.load(keys + at, mask=there[None, :] & (dim < DIM)[:, None], other=0.0)
-                at = (own[:, None] * KV_HEADS + kv_head) * DIM + dim[None, :]
-                v = tl.load(values + at, mask=there[:, None] & (dim < DIM)[None, :], other=0.0)
-                seen = mine[:, None] & there[None, :]
-                peak, mass, total = _follow(q, k, v, seen, peak, mass, total, ones, scale, PRECISION)
-        else:
-            there = (position >= least) & (position < most)
-            at = (slot[None, :] * KV_HEADS + kv_head) * DIM + dim[:, None]
-            k = tl.load(keys + at, mask=there[None, :] & (dim < DIM)[:, None], other=0.0)
-            at = (slot[:, None] * KV_HEADS + kv_head) * DIM + dim[None, :]
-            v = tl.load(values + at, mask=there[:, None] & (dim < DIM)[None, :], other=0.0)
-            seen = there[None, :] & (position[None, :] < lengths[:, None])
+    position = part * PART + tl.arange(0, PART)
+    page = tl.load(table + position // PAGE, mask=position < most, other=0)
+    slot = (page * PAGE + position % PAGE).to(tl.int64)
+    if TREES and (part + 1) * PART > least_prefix:
+        # Rows of a tree see different keys at the same position: one row after the other.
+        for row in range(ROWS):
+            mine = line_row == row
+            prefix = tl.max(tl.where(mine, prefixes, 0), axis=0)
+            length = tl.max(tl.where(mine, lengths, 0), axis=0)
+            guessed = (position >= prefix) & (position < length)
+            elsewhere = tl.load(
+                ancestors + (first_row + row) * NODES + position - prefix, mask=guessed, other=0
+            )
+            own = tl.where(guessed, elsewhere.to(tl.int64), slot)
+            there = (position >= least) & (position < length)
+            k, v = _rows_at(keys, values, own, there, kv_head, KV_HEADS, DIM, DIM_BLOCK)
+            seen = mine[:, None] & there[None, :]
             peak, mass, total = _follow(q, k, v, seen, peak, mass, total, ones, scale, PRECISION)
+    else:
+        there = (position >= least) & (position < most)
+        k, v = _rows_at(keys, values, slot, there, kv_head, KV_HEADS, DIM, DIM_BLOCK)
+        seen = there[None, :] & (position[None, :] < lengths[:, None])
+        peak, mass, total = _follow(q, k, v, seen, peak, mass, total, ones, scale, PRECISION)
     return peak, tl.max(mass, axis=1), total
 
 
@@ -110,8 +109,7 @@ def _attend(
     out, part_peaks, part_masses, table_width, num_parts, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
     LINES: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr, NODES: tl.constexpr,
-    PART: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, TREES: tl.constexpr, STARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PART: tl.constexpr, SPLIT: tl.constexpr, TREES: tl.constexpr, STARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows of one request, one KV head; with SPLIT one part of the positions, without it all."""
     group: tl.constexpr = HEADS // KV_HEADS
@@ -128,10 +126,12 @@ def _attend(
     lengths = tl.load(positions + row, mask=real, other=-1) + 1
     prefixes = tl.load(prefix_lens + row, mask=real, other=0)
     most = tl.max(lengths, axis=0)
+    first_part, end_part = 0, tl.cdiv(most, PART)
     if SPLIT:
-        part = tl.program_id(2)
-        if part * PART >= most:
+        first_part = tl.program_id(2)
+        if first_part >= end_part:
             return
+        end_part = first_part + 1
     least = tl.load(starts + request) if STARTS else 0
     least_prefix = tl.min(tl.where(real, prefixes, 1 << 30), axis=0)
     dim = tl.arange(0, DIM_BLOCK)
@@ -140,27 +140,23 @@ def _attend(
     shown = real[:, None] & (dim < DIM)[None, :]
     q = tl.load(queries + query_at, mask=shown, other=0.0)
     table = tables + request * table_width
-    if SPLIT:
-        peak, mass, total = _part(
+    peak = tl.full((LINES,), -float("inf"), dtype=tl.float32)
+    mass = tl.zeros((LINES,), dtype=tl.float32)
+    total = tl.zeros((LINES, DIM_BLOCK), dtype=tl.float32)
+    # A loop of one round also loads ahead: keys and values go to shared memory without passing through registers.
+    for part in range(first_part, end_part):
+        peak2, mass2, total2 = _part(
             part, q, line_row, lengths, prefixes, first_row, least, most, least_prefix,
             keys, values, table, ancestors, kv_head, scale,
-            KV_HEADS, DIM, DIM_BLOCK, LINES, ROWS, PAGE, NODES, PART, TILE, TREES, PRECISION,
+            KV_HEADS, DIM, DIM_BLOCK, LINES, ROWS, PAGE, NODES, PART, TREES, PRECISION,
         )  # fmt: skip
-        place = ((tile.to(tl.int64) * ROWS + line_row) * HEADS + head) * num_parts + part
+        peak, mass, total = _merge(peak, mass, total, peak2, mass2, total2)
+    if SPLIT:
+        place = ((tile.to(tl.int64) * ROWS + line_row) * HEADS + head) * num_parts + first_part
         tl.store(part_peaks + place, peak, mask=real)
         tl.store(part_masses + place, mass, mask=real)
         tl.store(out + place[:, None] * DIM + dim[None, :], total, mask=shown)
     else:
-        peak = tl.full((LINES,), -float("inf"), dtype=tl.float32)
-        mass = tl.zeros((LINES,), dtype=tl.float32)
-        total = tl.zeros((LINES, DIM_BLOCK), dtype=tl.float32)
-        for part in range(0, tl.cdiv(most, PART)):
-            peak2, mass2, total2 = _part(
-                part, q, line_row, lengths, prefixes, first_row, least, most, least_prefix,
-                keys, values, table, ancestors, kv_head, scale,
-                KV_HEADS, DIM, DIM_BLOCK, LINES, ROWS, PAGE, NODES, PART, TILE, TREES, PRECISION,
-            )  # fmt: skip
-            peak, mass, total = _merge(peak, mass, total, peak2, mass2, total2)
         result = tl.div_rn(total, tl.broadcast_to(mass[:, None], total.shape))
         tl.store(out + query_at, result.to(out.dtype.element_ty), mask=shown)
 
@@ -261,7 +257,7 @@ def attend(
         sight.prefix_lens, sight.ancestors, sight.positions if sight.starts is None else sight.starts,
         part_totals, peaks, masses, sight.block_tables.shape[1], parts, dim**-0.5 * LOG2E,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_BLOCK=triton.next_power_of_2(dim),
-        LINES=lines, ROWS=tiles.rows, PAGE=sight.page_size, NODES=MAX_DRAFT_NODES, PART=PART, TILE=TILE,
+        LINES=lines, ROWS=tiles.rows, PAGE=sight.page_size, NODES=MAX_DRAFT_NODES, PART=PART,
         SPLIT=workspace is not None, TREES=sight.has_trees, STARTS=sight.starts is not None,
         PRECISION=precision_of(queries),
         num_warps=2 if lines <= 32 else 4 if lines <= 64 else 8, num_stages=2,

@@ -1,7 +1,8 @@
 """Matrix products for few rows.
 
-K is never split: the order in which the products of a row are added up is then the same for every tile shape, and
-so are the bits of the row, whatever runs beside it.
+K is added up from its first entry to its last, or in parts of a depth that the weights' shape alone decides, each by
+itself. The order in which the products of a row are added up is then the same for every tile shape, and so are the
+bits of the row, whatever runs beside it.
 """
 
 from dataclasses import dataclass, replace
@@ -40,32 +41,35 @@ class Tile:
 
 @triton.jit
 def _linear(
-    x, weight, bias, y, num_rows, N, K,
+    x, weight, bias, y, num_rows, N, K, part_depth,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     EVEN: tl.constexpr, SWAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y[m, n] = sum over k of x[m, k] weight[n, k], + bias[n]."""
+    """y[part, m, n] = sum over the part's k of x[m, k] weight[n, k], + bias[n]."""
     tiles_of_rows = tl.cdiv(num_rows, ROWS)
     # Neighbouring programs read the same weights, so that the second finds them in the cache.
     row_tile = tl.program_id(0) % tiles_of_rows
     column_tile = tl.program_id(0) // tiles_of_rows
+    part = tl.program_id(1)
+    begin = part * part_depth
+    end = tl.minimum(begin + part_depth, K)
     m = row_tile * ROWS + tl.arange(0, ROWS)
     n = column_tile * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, DEPTH)
     row_there = m < num_rows
     column_there = n < N
-    x_at = x + m.to(tl.int64)[:, None] * K + k[None, :]
-    weight_at = weight + n.to(tl.int64)[:, None] * K + k[None, :]
+    x_at = x + m.to(tl.int64)[:, None] * K + begin + k[None, :]
+    weight_at = weight + n.to(tl.int64)[:, None] * K + begin + k[None, :]
     if SWAPPED:
         total = tl.zeros((COLUMNS, ROWS), dtype=tl.float32)
     else:
         total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    for first in range(0, K, DEPTH):
+    for first in range(begin, end, DEPTH):
         if EVEN:
             a = tl.load(x_at, mask=row_there[:, None], other=0.0)
             b = tl.load(weight_at, mask=column_there[:, None], other=0.0)
         else:
-            inside = (first + k) < K
+            inside = (first + k) < end
             a = tl.load(x_at, mask=row_there[:, None] & inside[None, :], other=0.0)
             b = tl.load(weight_at, mask=column_there[:, None] & inside[None, :], other=0.0)
         if SWAPPED:
@@ -78,19 +82,29 @@ def _linear(
         total = tl.trans(total)
     if HAS_BIAS:
         total += tl.load(bias + n, mask=column_there, other=0.0).to(tl.float32)[None, :]
-    y_at = y + m.to(tl.int64)[:, None] * N + n[None, :]
+    y_at = y + (part.to(tl.int64) * num_rows + m.to(tl.int64))[:, None] * N + n[None, :]
     tl.store(y_at, total.to(y.dtype.element_ty), mask=row_there[:, None] & column_there[None, :])
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile: Tile) -> Tensor:
-    """x [rows, K] times weight [N, K], into out [rows, N]."""
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile: Tile, part_depth: int | None = None
+) -> Tensor:
+    """x [rows, K] times weight [N, K], into out [rows, N].
+
+    With `part_depth` out is [parts, rows, N], one product for so much of K each.
+    """
     (num_rows, depth), columns = x.shape, len(weight)
     if x.is_cuda:
         tile = tile.within(_shared_bytes(x.device.index), x.element_size())
-    grid = (triton.cdiv(num_rows, tile.rows) * triton.cdiv(columns, tile.columns),)
+    part_depth = part_depth or depth
+    grid = (
+        triton.cdiv(num_rows, tile.rows) * triton.cdiv(columns, tile.columns),
+        triton.cdiv(depth, part_depth),
+    )
+    is_even = depth % part_depth == 0 and part_depth % tile.depth == 0
     _linear[grid](
-        x, weight, weight if bias is None else bias, out, num_rows, columns, depth,
-        ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, EVEN=depth % tile.depth == 0,
+        x, weight, weight if bias is None else bias, out, num_rows, columns, depth, part_depth,
+        ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, EVEN=is_even,
         SWAPPED=tile.swapped, HAS_BIAS=bias is not None, PRECISION=precision_of(x),
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

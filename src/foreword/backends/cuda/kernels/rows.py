@@ -1,8 +1,14 @@
 """Small kernels over whole rows: embedding, norms, rotation with the write to KV memory, activation."""
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+HEADS_AT_ONCE = 8
+"""Heads of a row that one program rotates."""
+
+ROTATE_WARPS = 2
 
 
 @triton.jit
@@ -37,16 +43,29 @@ def fill_in(token_ids: Tensor, drawn: Tensor) -> None:
 
 
 @triton.jit
+def _sum_of_parts(parts, num_rows, row, columns, there, WIDTH: tl.constexpr, PARTS: tl.constexpr, kind: tl.constexpr):
+    """Of one row: float32 parts [PARTS, rows, width] added in their order, then rounded as a product is."""
+    total = tl.load(parts + row * WIDTH + columns, mask=there, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(parts + (part * num_rows + row) * WIDTH + columns, mask=there, other=0.0)
+    return total.to(kind)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
 def _add_norm(
-    stream, delta, weight, out, eps,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr,
+    stream, delta, weight, out, num_rows, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     there = columns < WIDTH
     x = tl.load(stream + row * WIDTH + columns, mask=there, other=0.0)
     if ADDS:
-        x = x.to(tl.float32) + tl.load(delta + row * WIDTH + columns, mask=there, other=0.0).to(tl.float32)
+        if PARTS > 0:
+            more = _sum_of_parts(delta, num_rows, row, columns, there, WIDTH, PARTS, x.dtype)
+        else:
+            more = tl.load(delta + row * WIDTH + columns, mask=there, other=0.0)
+        x = x.to(tl.float32) + more.to(tl.float32)
         x = x.to(stream.dtype.element_ty)
         tl.store(stream + row * WIDTH + columns, x, mask=there)
     wide = x.to(tl.float32)
@@ -57,12 +76,42 @@ def _add_norm(
 
 
 def add_norm(stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> Tensor:
-    """Add `delta` to `stream` [rows, hidden] in place, then the RMS norm of the sum, times `weight`."""
+    """Add `delta` to `stream` [rows, hidden] in place, then the RMS norm of the sum, times `weight`.
+
+    `delta` is [rows, hidden] or a product in parts, float32 [parts, rows, hidden].
+    """
     rows, width = stream.shape
     block = triton.next_power_of_2(width)
+    parts = len(delta) if delta is not None and delta.ndim == 3 else 0
     _add_norm[(rows,)](
-        stream, stream if delta is None else delta, weight, out, eps,
-        WIDTH=width, BLOCK=block, ADDS=delta is not None, num_warps=4 if block <= 2048 else 8,
+        stream, stream if delta is None else delta, weight, out, rows, eps,
+        WIDTH=width, BLOCK=block, ADDS=delta is not None, PARTS=parts, num_warps=4 if block <= 2048 else 8,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _join_parts(
+    parts, bias, out, num_rows,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = columns < WIDTH
+    kind: tl.constexpr = tl.float32 if HAS_BIAS else out.dtype.element_ty
+    total = _sum_of_parts(parts, num_rows, row, columns, there, WIDTH, PARTS, kind)
+    if HAS_BIAS:
+        total += tl.load(bias + columns, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + row * WIDTH + columns, total.to(out.dtype.element_ty), mask=there)
+
+
+def join_parts(parts: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """A product in parts, float32 [parts, rows, width], as one: their sum, + bias, into out [rows, width]."""
+    rows, width = out.shape
+    block = min(1024, triton.next_power_of_2(width))
+    _join_parts[(rows, triton.cdiv(width, block))](
+        parts, parts if bias is None else bias, out, rows,
+        WIDTH=width, BLOCK=block, PARTS=len(parts), HAS_BIAS=bias is not None,
     )  # fmt: skip
     return out
 
@@ -70,37 +119,41 @@ def add_norm(stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float, o
 @triton.jit
 def _rotate_and_keep(
     qkv, cosines, sines, slots, query_norm, key_norm, queries, keys, values, eps,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF_BLOCK: tl.constexpr, NORMED: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, NORMED: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row: queries are rotated into `queries`, keys and values go to the row's KV slot."""
+    """Some heads of one row: queries are rotated into `queries`, keys and values go to the row's KV slot."""
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
     half: tl.constexpr = DIM // 2
+    head = tl.program_id(1) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)
     i = tl.arange(0, HALF_BLOCK)
-    there = i < half
-    source = qkv + (row * (HEADS + 2 * KV_HEADS) + head) * DIM
-    first = tl.load(source + i, mask=there, other=0.0)
-    second = tl.load(source + half + i, mask=there, other=0.0)
+    there = (head < HEADS + 2 * KV_HEADS)[:, None] & (i < half)[None, :]
+    is_query = there & (head < HEADS)[:, None]
+    is_key = there & ((head >= HEADS) & (head < HEADS + KV_HEADS))[:, None]
+    is_value = there & (head >= HEADS + KV_HEADS)[:, None]
+    source = qkv + (row * (HEADS + 2 * KV_HEADS) + head)[:, None] * DIM + i[None, :]
+    first = tl.load(source, mask=there, other=0.0)
+    second = tl.load(source + half, mask=there, other=0.0)
     slot = tl.load(slots + row).to(tl.int64)
-    if head >= HEADS + KV_HEADS:
-        target = values + (slot * KV_HEADS + head - HEADS - KV_HEADS) * DIM
-        tl.store(target + i, first, mask=there)
-        tl.store(target + half + i, second, mask=there)
-    else:
-        a, b = first.to(tl.float32), second.to(tl.float32)
-        if NORMED:
-            gain = query_norm if head < HEADS else key_norm
-            scale = tl.rsqrt((tl.sum(a * a, axis=0) + tl.sum(b * b, axis=0)) / DIM + eps)
-            kind = qkv.dtype.element_ty
-            a = (tl.load(gain + i, mask=there, other=0.0) * (a * scale).to(kind)).to(tl.float32)
-            b = (tl.load(gain + half + i, mask=there, other=0.0) * (b * scale).to(kind)).to(tl.float32)
-        cos = tl.load(cosines + row * half + i, mask=there, other=0.0)
-        sin = tl.load(sines + row * half + i, mask=there, other=0.0)
-        target = queries + (row * HEADS + head) * DIM
-        if head >= HEADS:
-            target = keys + (slot * KV_HEADS + head - HEADS) * DIM
-        tl.store(target + i, (a * cos - b * sin).to(queries.dtype.element_ty), mask=there)
-        tl.store(target + half + i, (b * cos + a * sin).to(queries.dtype.element_ty), mask=there)
+    value_at = values + (slot * KV_HEADS + head - HEADS - KV_HEADS)[:, None] * DIM + i[None, :]
+    tl.store(value_at, first, mask=is_value)
+    tl.store(value_at + half, second, mask=is_value)
+    a, b = first.to(tl.float32), second.to(tl.float32)
+    if NORMED:
+        scale = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / DIM + eps)[:, None]
+        kind = qkv.dtype.element_ty
+        gain = tl.where((head < HEADS)[:, None], query_norm, key_norm) + i[None, :]
+        a = (tl.load(gain, mask=there, other=0.0) * (a * scale).to(kind)).to(tl.float32)
+        b = (tl.load(gain + half, mask=there, other=0.0) * (b * scale).to(kind)).to(tl.float32)
+    cos = tl.load(cosines + row * half + i, mask=i < half, other=0.0)[None, :]
+    sin = tl.load(sines + row * half + i, mask=i < half, other=0.0)[None, :]
+    left, right = (a * cos - b * sin).to(queries.dtype.element_ty), (b * cos + a * sin).to(queries.dtype.element_ty)
+    query_at = queries + (row * HEADS + head)[:, None] * DIM + i[None, :]
+    tl.store(query_at, left, mask=is_query)
+    tl.store(query_at + half, right, mask=is_query)
+    key_at = keys + (slot * KV_HEADS + head - HEADS)[:, None] * DIM + i[None, :]
+    tl.store(key_at, left, mask=is_key)
+    tl.store(key_at + half, right, mask=is_key)
 
 
 def rotate_and_keep(
@@ -121,10 +174,10 @@ def rotate_and_keep(
     rows, heads, dim = out.shape
     kv_heads = keys.shape[1]
     query_norm, key_norm = norms or (qkv, qkv)
-    _rotate_and_keep[(rows, heads + 2 * kv_heads)](
+    _rotate_and_keep[(rows, triton.cdiv(heads + 2 * kv_heads, HEADS_AT_ONCE))](
         qkv, *cos_sin, slots, query_norm, key_norm, out, keys, values, eps,
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, HALF_BLOCK=triton.next_power_of_2(dim // 2),
-        NORMED=norms is not None, num_warps=1,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, HEAD_BLOCK=HEADS_AT_ONCE,
+        HALF_BLOCK=triton.next_power_of_2(dim // 2), NORMED=norms is not None, num_warps=ROTATE_WARPS,
     )  # fmt: skip
     return out
 
@@ -161,4 +214,17 @@ def take_rows(source: Tensor, rows: Tensor, out: Tensor) -> Tensor:
     """out[i] = source[rows[i]]."""
     width = source.shape[1]
     _take_rows[(len(rows),)](source, rows, out, WIDTH=width, BLOCK=triton.next_power_of_2(width))
+    return out
+
+
+@triton.jit
+def _widen(numbers, out, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(numbers + at, mask=at < count).to(tl.float32), mask=at < count)
+
+
+def widen(numbers: Tensor) -> Tensor:
+    """A copy in float32."""
+    out = torch.empty(numbers.shape, dtype=torch.float32, device=numbers.device)
+    _widen[(triton.cdiv(numbers.numel(), 4096),)](numbers, out, numbers.numel(), BLOCK=4096, num_warps=8)
     return out
