@@ -206,7 +206,7 @@ class CudaHead(TorchHead):
             )
             states = normed if self.spec.norm_output else last
             stream, read = self._begin(tokens.clamp(min=0), states, are_own=True)
-            tiles = TiledRows(told.tiles, shape.parts, None)
+            tiles = TiledRows(told.tiles, shape.parts, shape.first.is_even, None)
             last = self._layers(stream, read, sight, chain.slots[level], tiles, store)
         return torch.stack(guesses)
 

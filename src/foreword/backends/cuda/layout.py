@@ -41,6 +41,7 @@ class PassShape:
     narrow_rows: int  # of a tile
     wide_tiles: int
     wide_rows: int  # of a tile
+    is_even: bool  # whether the texts of narrow tiles are about as long as each other
     has_trees: bool
     has_adapters: bool
     taps: tuple[Tap, ...]
@@ -81,8 +82,9 @@ class Layout:
         """`group` is how many query heads share a KV head."""
         arrays, sizes = batch.arrays, batch.arrays.sizes
         cut = _cut(arrays.row_starts.tobytes(), arrays.ancestor_masks.tobytes(), group)
-        rows, seen = round_rows(sizes.rows), int(arrays.kv_lens[cut.is_narrow].max(initial=0))
-        parts = power_of_two(-(-seen // PART)) if seen else 0
+        rows, of_texts = round_rows(sizes.rows), -(-arrays.kv_lens[cut.is_narrow] // PART)
+        most = int(of_texts.max(initial=0))
+        parts = power_of_two(most)
         narrow_tiles = len(cut.narrow.counts)
         shape = PassShape(
             rows=rows,
@@ -94,6 +96,7 @@ class Layout:
             narrow_rows=cut.narrow_rows,
             wide_tiles=len(cut.wide.counts),
             wide_rows=cut.wide_rows,
+            is_even=2 * int(of_texts.sum()) >= most * len(of_texts),
             has_trees=cut.has_trees,
             has_adapters=any(batch.adapters),
             taps=tuple(dict.fromkeys(batch.taps)),

@@ -122,10 +122,12 @@ def tall_for(rows: int, columns: int) -> TallTile | None:
     if not 64 < rows <= DECODE_ROWS[-1]:
         return None
     if columns >= WIDE:
-        return TallTile(128, 64, 256, 64, warps=8) if 128 < rows <= 192 else None
+        return TallTile(128, 64 if rows > 128 else 0, 256, 64, warps=8) if 96 < rows <= 192 else None
     if rows <= 96:
         return TallTile(64, 32, 64, 128)
-    return TallTile(128, 64 if 128 < rows <= 192 else 0, 64, 64, stages=6 if rows <= 192 else 4)
+    if rows <= 128:
+        return TallTile(128, 0, 64, 128)
+    return TallTile(128, 64, 64, 64, stages=7) if rows <= 192 else TallTile(128, 128, 64, 64, stages=5)
 
 
 def _beats_library(rows: int, columns: int) -> bool:

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from foreword.backends.batch import MAX_DRAFT_NODES
+from foreword.backends.cuda.kernels.ahead import ahead, wait_for_the_kernel_before
 from foreword.backends.cuda.kernels.linear import precision_of
 
 PART = 128
@@ -110,8 +111,10 @@ def _attend(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr,
     LINES: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr, NODES: tl.constexpr,
     PART: tl.constexpr, SPLIT: tl.constexpr, TREES: tl.constexpr, STARTS: tl.constexpr, PRECISION: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows of one request, one KV head; with SPLIT one part of the positions, without it all."""
+    wait_for_the_kernel_before(AHEAD)
     group: tl.constexpr = HEADS // KV_HEADS
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     count = tl.load(tile_counts + tile)
@@ -143,7 +146,6 @@ def _attend(
     peak = tl.full((LINES,), -float("inf"), dtype=tl.float32)
     mass = tl.zeros((LINES,), dtype=tl.float32)
     total = tl.zeros((LINES, DIM_BLOCK), dtype=tl.float32)
-    # A loop of one round also loads ahead: keys and values go to shared memory without passing through registers.
     for part in range(first_part, end_part):
         peak2, mass2, total2 = _part(
             part, q, line_row, lengths, prefixes, first_row, least, most, least_prefix,
@@ -165,8 +167,10 @@ def _attend(
 def _merge_parts(
     parts, part_peaks, part_masses, tile_rows, tile_counts, positions, out, num_parts,
     DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One head of one row: its parts in the order of their positions."""
+    wait_for_the_kernel_before(AHEAD)
     place, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     tile, of_tile = place // ROWS, place % ROWS
     if of_tile >= tl.load(tile_counts + tile):
@@ -260,12 +264,13 @@ def attend(
         LINES=lines, ROWS=tiles.rows, PAGE=sight.page_size, NODES=MAX_DRAFT_NODES, PART=PART,
         SPLIT=workspace is not None, TREES=sight.has_trees, STARTS=sight.starts is not None,
         PRECISION=precision_of(queries),
-        num_warps=2 if lines <= 32 else 4 if lines <= 64 else 8, num_stages=2,
+        num_warps=4 if lines <= 64 else 8, num_stages=1 if workspace is not None else 2, **ahead(queries),
     )  # fmt: skip
     if workspace is not None:
         _merge_parts[(len(tiles.counts) * tiles.rows, heads)](
             part_totals, peaks, masses, tiles.first_rows, tiles.counts, sight.positions, out, parts,
-            DIM=dim, DIM_BLOCK=triton.next_power_of_2(dim), HEADS=heads, ROWS=tiles.rows, PART=PART, num_warps=1,
+            DIM=dim, DIM_BLOCK=triton.next_power_of_2(dim), HEADS=heads, ROWS=tiles.rows, PART=PART,
+            num_warps=1, **ahead(queries),
         )  # fmt: skip
     return out
 

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from foreword.backends.cuda.kernels.ahead import ahead, wait_for_the_kernel_before
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -43,9 +45,10 @@ class Tile:
 def _linear(
     x, weight, bias, y, num_rows, N, K, part_depth,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    EVEN: tl.constexpr, SWAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN: tl.constexpr, SWAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """y[part, m, n] = sum over the part's k of x[m, k] weight[n, k], + bias[n]."""
+    wait_for_the_kernel_before(AHEAD)
     tiles_of_rows = tl.cdiv(num_rows, ROWS)
     # Neighbouring programs read the same weights, so that the second finds them in the cache.
     row_tile = tl.program_id(0) % tiles_of_rows
@@ -95,7 +98,7 @@ def linear(
     """
     (num_rows, depth), columns = x.shape, len(weight)
     if x.is_cuda:
-        tile = tile.within(_shared_bytes(x.device.index), x.element_size())
+        tile = tile.within(shared_bytes_of(x.device.index), x.element_size())
     part_depth = part_depth or depth
     grid = (
         triton.cdiv(num_rows, tile.rows) * triton.cdiv(columns, tile.columns),
@@ -106,13 +109,13 @@ def linear(
         x, weight, weight if bias is None else bias, out, num_rows, columns, depth, part_depth,
         ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, EVEN=is_even,
         SWAPPED=tile.swapped, HAS_BIAS=bias is not None, PRECISION=precision_of(x),
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, **ahead(x),
     )  # fmt: skip
     return out
 
 
 @cache
-def _shared_bytes(device: int) -> int:
+def shared_bytes_of(device: int) -> int:
     """Shared memory that a kernel can have on this GPU."""
     found: int = triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"]
     return found

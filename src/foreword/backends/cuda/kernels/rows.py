@@ -5,10 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-HEADS_AT_ONCE = 8
-"""Heads of a row that one program rotates."""
+from foreword.backends.cuda.kernels.ahead import ahead, wait_for_the_kernel_before
 
-ROTATE_WARPS = 2
+HEADS_AT_ONCE = 16
+"""Heads of a row that one program rotates."""
 
 
 @triton.jit
@@ -54,8 +54,9 @@ def _sum_of_parts(parts, num_rows, row, columns, there, WIDTH: tl.constexpr, PAR
 @triton.jit(do_not_specialize=["num_rows"])
 def _add_norm(
     stream, delta, weight, out, num_rows, eps,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, PARTS: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, PARTS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
+    wait_for_the_kernel_before(AHEAD)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     there = columns < WIDTH
@@ -85,7 +86,8 @@ def add_norm(stream: Tensor, delta: Tensor | None, weight: Tensor, eps: float, o
     parts = len(delta) if delta is not None and delta.ndim == 3 else 0
     _add_norm[(rows,)](
         stream, stream if delta is None else delta, weight, out, rows, eps,
-        WIDTH=width, BLOCK=block, ADDS=delta is not None, PARTS=parts, num_warps=4 if block <= 2048 else 8,
+        WIDTH=width, BLOCK=block, ADDS=delta is not None, PARTS=parts,
+        num_warps=4 if block <= 2048 else 8, **ahead(stream),
     )  # fmt: skip
     return out
 
@@ -120,9 +122,10 @@ def join_parts(parts: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
 def _rotate_and_keep(
     qkv, cosines, sines, slots, query_norm, key_norm, queries, keys, values, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
-    HEAD_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, NORMED: tl.constexpr,
+    HEAD_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, NORMED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Some heads of one row: queries are rotated into `queries`, keys and values go to the row's KV slot."""
+    wait_for_the_kernel_before(AHEAD)
     row = tl.program_id(0).to(tl.int64)
     half: tl.constexpr = DIM // 2
     head = tl.program_id(1) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)
@@ -177,13 +180,14 @@ def rotate_and_keep(
     _rotate_and_keep[(rows, triton.cdiv(heads + 2 * kv_heads, HEADS_AT_ONCE))](
         qkv, *cos_sin, slots, query_norm, key_norm, out, keys, values, eps,
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, HEAD_BLOCK=HEADS_AT_ONCE,
-        HALF_BLOCK=triton.next_power_of_2(dim // 2), NORMED=norms is not None, num_warps=ROTATE_WARPS,
+        HALF_BLOCK=triton.next_power_of_2(dim // 2), NORMED=norms is not None, num_warps=8, **ahead(out),
     )  # fmt: skip
     return out
 
 
 @triton.jit
-def _silu_times_up(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_times_up(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr):
+    wait_for_the_kernel_before(AHEAD)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = columns < WIDTH
@@ -197,7 +201,7 @@ def silu_times_up(gate_up: Tensor, out: Tensor) -> Tensor:
     """silu(gate) * up of gate_up [rows, 2 width], into out [rows, width]."""
     rows, width = out.shape
     block = min(1024, triton.next_power_of_2(width))
-    _silu_times_up[(rows, triton.cdiv(width, block))](gate_up, out, WIDTH=width, BLOCK=block)
+    _silu_times_up[(rows, triton.cdiv(width, block))](gate_up, out, WIDTH=width, BLOCK=block, **ahead(out))
     return out
 
 

@@ -12,6 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from foreword.backends.cuda.kernels.linear import shared_bytes_of
+
 
 @dataclass(frozen=True)
 class TallTile:
@@ -23,6 +25,11 @@ class TallTile:
     depth: int  # of K, loaded at a time
     warps: int = 4
     stages: int = 4
+
+    @property
+    def shared_bytes(self) -> int:
+        """What the loads of all stages take, of 16-bit numbers, and the marks by which they are waited for."""
+        return self.stages * (self.rows + self.more_rows + self.columns) * self.depth * 2 + 1024
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -82,6 +89,7 @@ def can_be_tall(x: Tensor, weight: Tensor, tile: TallTile, part_depth: int) -> b
         x.is_cuda
         and x.dtype in (torch.bfloat16, torch.float16)
         and torch.cuda.get_device_capability(x.device) >= (9, 0)
+        and tile.shared_bytes <= shared_bytes_of(x.device.index)
         and depth % part_depth == 0
         and part_depth % tile.depth == 0
         and x.data_ptr() % 16 == 0
