@@ -48,7 +48,7 @@ def _peak_of_chunk(logits, peaks, firsts, vocab, stride, chunks, CHUNK: tl.const
     winner = tl.full((BLOCK,), vocab, dtype=tl.int32)
     for start in range(chunk * CHUNK, tl.minimum((chunk + 1) * CHUNK, vocab), BLOCK):
         token = start + tl.arange(0, BLOCK)
-        logit = tl.load(logits + row * stride + token, mask=token < vocab, other=-float("inf"))
+        logit = tl.load(logits + row * stride + token, mask=token < vocab, other=-float("inf")).to(tl.float32)
         logit = tl.where(logit <= float("inf"), logit, float("inf"))
         winner = tl.where(logit > best, token, winner)  # the first of equals stays
         best = tl.maximum(best, logit)
@@ -74,7 +74,7 @@ def _best_of_chunk(
         floor = tl.load(floors + row) if HAS_FLOORS else -3.4028234663852886e38
         for start in range(chunk * CHUNK, tl.minimum((chunk + 1) * CHUNK, vocab), BLOCK):
             token = start + tl.arange(0, BLOCK).to(tl.int64)
-            logit = tl.load(logits + row * stride + token, mask=token < vocab, other=-float("inf"))
+            logit = tl.load(logits + row * stride + token, mask=token < vocab, other=-float("inf")).to(tl.float32)
             distance = logit.to(tl.float64) - peak.to(tl.float64)
             name = tl.load(names + token, mask=token < vocab, other=0) if HAS_NAMES else token
             score = distance / temperature + _gumbel(key + tl.zeros_like(token), name)
@@ -88,7 +88,8 @@ def _best_of_chunk(
 
 @triton.jit
 def _choose(
-    peaks, firsts, temperatures, scores, ids, drawn, rows, chunks, vocab, CHUNKS: tl.constexpr, SAMPLES: tl.constexpr
+    peaks, firsts, temperatures, scores, ids, names, drawn, rows, chunks, vocab,
+    CHUNKS: tl.constexpr, SAMPLES: tl.constexpr, HAS_NAMES: tl.constexpr,
 ):  # fmt: skip
     """A row's token and its status, from its chunks."""
     row = tl.program_id(0).to(tl.int64)
@@ -104,7 +105,10 @@ def _choose(
         sampled = tl.min(tl.where(score == tl.max(score, axis=0), winner, vocab), axis=0)
         token = tl.where(tl.load(temperatures + row) > 0, sampled, token)
     status = tl.where(peak == float("inf"), _NOT_FINITE, tl.where(peak == -float("inf"), _ALL_MASKED, _OK))
-    tl.store(drawn + row, tl.where((status == _OK) & (token < vocab), token, -1))
+    is_drawn = (status == _OK) & (token < vocab)
+    if HAS_NAMES:
+        token = tl.load(names + token, mask=is_drawn, other=-1)
+    tl.store(drawn + row, tl.where(is_drawn, token, -1))
     tl.store(drawn + rows + row, status.to(tl.int64))
 
 
@@ -120,9 +124,9 @@ def draw_rows(
     """int64 [2, rows]: the token that every row draws, -1 where it has none, and its `RowStatus`.
 
     That is the kept token of largest (logit - peak) / temperature + noise, or at temperature 0 the first of the
-    largest logits. logits float32 [rows, vocab]; floor float32, temperature float64 and keys int64 [rows]. Without a
-    floor all are kept; without `samples` every temperature is 0. `names` int64 [vocab] are the ids whose noise the
-    tokens have, where they have others here.
+    largest logits. logits [rows, vocab]; floor float32, temperature float64 and keys int64 [rows]. Without a floor all
+    are kept; without `samples` every temperature is 0. `names` int64 [vocab] are the ids that the tokens have elsewhere:
+    those of their noise, and of what is returned.
     """
     rows, vocab = logits.shape
     chunks = triton.cdiv(vocab, _CHUNK)
@@ -143,6 +147,7 @@ def draw_rows(
             HAS_FLOORS=floor is not None, HAS_NAMES=names is not None,
         )  # fmt: skip
     _choose[(rows,)](
-        peaks, firsts, temperature, scores, ids, drawn, rows, chunks, vocab, CHUNKS=block, SAMPLES=samples
-    )
+        peaks, firsts, temperature, scores, ids, drawn if names is None else names, drawn, rows, chunks, vocab,
+        CHUNKS=block, SAMPLES=samples, HAS_NAMES=names is not None,
+    )  # fmt: skip
     return drawn

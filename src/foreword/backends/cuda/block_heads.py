@@ -182,7 +182,9 @@ class CudaBlockHead(CudaHead):
             told.starts,
         )
         stream, read = self._begin(batch.token_ids, features, are_own=self._reads_context)
-        stream = self._layers(stream, read, sight, batch.slots, uploaded.tiles, store, batch.positions)
+        # Rows of a block may see further than their own positions.
+        cos_sin = self._angles(batch.positions)
+        stream = self._layers(stream, read, cos_sin, sight, batch.slots, uploaded.tiles, store)
         last = take_rows(stream, batch.logit_rows, stream.new_empty((shape.rows.logit_rows, stream.shape[1])))
         normed = self._norm(last, "norm.weight")
         return self._logits(normed), normed if self.spec.norm_output else last

@@ -41,8 +41,7 @@ def draws_of(plan: ChainPlan) -> tuple[bool, Hashable]:
 
 def drawn_ids(logits: Tensor, temperature: Tensor, keys: Tensor, names: Tensor, samples: bool) -> Tensor:
     """int64 [rows], the target's id that each row draws; -1 where there is no number."""
-    drawn = draw_rows(logits[:, : len(names)], temperature, keys, None, samples=samples, names=names)[0]
-    return torch.where(drawn < 0, drawn, names[drawn.clamp(min=0)])
+    return draw_rows(logits[:, : len(names)], temperature, keys, None, samples=samples, names=names)[0]
 
 
 def words(array: np.ndarray) -> Ints:

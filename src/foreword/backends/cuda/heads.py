@@ -189,40 +189,41 @@ class CudaHead(TorchHead):
             batch.positions, batch.prefix_lens, tables, uploaded.requests, store.page_size, False, told.starts
         )
         stream, read = self._begin(batch.token_ids, features, are_own=False)
-        stream = self._layers(stream, read, sight, batch.slots, uploaded.tiles, store)
+        cos_sin = self._angles(batch.positions)
+        stream = self._layers(stream, read, cos_sin, sight, batch.slots, uploaded.tiles, store)
         chain = chain_places(told.ends, tables, shape.levels, store.page_size, store.spare_slot)
         last = take_rows(stream, chain.last, stream.new_empty((len(chain.last), stream.shape[1])))
+        (cosines, sines), seen = self._angles(chain.positions), chain.positions + 1
+        tiles = TiledRows(told.tiles, shape.parts, shape.first.is_even, None)
         guesses: list[Tensor] = []
         for level in range(shape.levels):
             normed = self._norm(last, "norm.weight")
-            logits = self._logits(normed)
+            logits = self._narrow_logits(normed)
             tokens = drawn_ids(logits, told.temperature, chain.keys[level], names, shape.samples)
             guesses.append(tokens)
             if level + 1 == shape.levels:
                 break
-            positions = chain.positions[level]
+            positions, cos_sin = chain.positions[level], (cosines[level], sines[level])
             sight = Sight(
-                positions, positions + 1, tables, told.tiles.requests, store.page_size, False, told.starts
+                positions, seen[level], tables, told.tiles.requests, store.page_size, False, told.starts
             )
             states = normed if self.spec.norm_output else last
             stream, read = self._begin(tokens.clamp(min=0), states, are_own=True)
-            tiles = TiledRows(told.tiles, shape.parts, shape.first.is_even, None)
-            last = self._layers(stream, read, sight, chain.slots[level], tiles, store)
+            last = self._layers(stream, read, cos_sin, sight, chain.slots[level], tiles, store)
         return torch.stack(guesses)
 
     def _layers(
         self,
         stream: Tensor,
         read: Tensor,
+        cos_sin: tuple[Tensor, Tensor],
         sight: Sight,
         slots: Tensor,
         tiles: TiledRows,
         store: CudaKvStore,
-        places: Tensor | None = None,
     ) -> Tensor:
-        """The stream after all layers; `places` are the rows' positions, where they see further than themselves."""
+        """The stream after all layers."""
         keys, values = store.arrays(self._rows)
-        cos_sin = self._angles(sight.positions if places is None else places)
         eps, stream = self.spec.norm.eps, stream.clone()
         for index, layer in enumerate(self.spec.layers):
             prefix, attention = f"layers.{index}.", layer.attention
@@ -241,8 +242,8 @@ class CudaHead(TorchHead):
         return stream
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of every row, float32."""
-        angles = positions.unsqueeze(1).float() * self._frequencies
+        """Cosines and sines of every position, float32."""
+        angles = positions.unsqueeze(-1).float() * self._frequencies
         return angles.cos(), angles.sin()
 
     def _pair_of_norms(self, index: int) -> tuple[Tensor, Tensor] | None:
@@ -273,7 +274,11 @@ class CudaHead(TorchHead):
         return self._products(x.contiguous(), weight, bias)
 
     def _logits(self, normed: Tensor) -> Tensor:
+        return self._narrow_logits(normed).float()
+
+    def _narrow_logits(self, normed: Tensor) -> Tensor:
+        """In the numbers that they were computed in."""
         own = self._weights.get("lm_head.weight")
         if own is None or len(normed) >= LIBRARY_FROM:
             return super()._logits(normed)
-        return self._products(normed.contiguous(), own, None).float()
+        return self._products(normed.contiguous(), own, None)

@@ -21,8 +21,14 @@ AHEAD_ROWS = 64
 def wait_for_the_kernel_before(AHEAD: tl.constexpr):
     """The first thing in a kernel; not even a program without work may end before it."""
     if AHEAD:
-        gdc_launch_dependents()
         gdc_wait()
+
+
+@triton.jit
+def let_the_next_kernel_come(AHEAD: tl.constexpr):
+    """In short kernels at once; in long ones before the end, as those that wait take room from those that work."""
+    if AHEAD:
+        gdc_launch_dependents()
 
 
 def ahead(rows: Tensor) -> dict[str, bool]:

@@ -15,7 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from foreword.backends.batch import MAX_DRAFT_NODES
-from foreword.backends.cuda.kernels.ahead import ahead, wait_for_the_kernel_before
+from foreword.backends.cuda.kernels.ahead import (
+    ahead,
+    let_the_next_kernel_come,
+    wait_for_the_kernel_before,
+)
 from foreword.backends.cuda.kernels.linear import precision_of
 
 PART = 128
@@ -114,6 +118,7 @@ def _attend(
     AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows of one request, one KV head; with SPLIT one part of the positions, without it all."""
+    let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
     group: tl.constexpr = HEADS // KV_HEADS
     tile, kv_head = tl.program_id(0), tl.program_id(1)
@@ -170,6 +175,7 @@ def _merge_parts(
     AHEAD: tl.constexpr,
 ):  # fmt: skip
     """One head of one row: its parts in the order of their positions."""
+    let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
     place, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     tile, of_tile = place // ROWS, place % ROWS

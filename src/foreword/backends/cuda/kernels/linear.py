@@ -13,7 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foreword.backends.cuda.kernels.ahead import ahead, wait_for_the_kernel_before
+from foreword.backends.cuda.kernels.ahead import (
+    ahead,
+    let_the_next_kernel_come,
+    wait_for_the_kernel_before,
+)
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,7 @@ def _linear(
             total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
         x_at += DEPTH
         weight_at += DEPTH
+    let_the_next_kernel_come(AHEAD)
     if SWAPPED:
         total = tl.trans(total)
     if HAS_BIAS:

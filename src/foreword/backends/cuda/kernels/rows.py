@@ -5,7 +5,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foreword.backends.cuda.kernels.ahead import ahead, wait_for_the_kernel_before
+from foreword.backends.cuda.kernels.ahead import (
+    ahead,
+    let_the_next_kernel_come,
+    wait_for_the_kernel_before,
+)
 
 HEADS_AT_ONCE = 16
 """Heads of a row that one program rotates."""
@@ -56,6 +60,7 @@ def _add_norm(
     stream, delta, weight, out, num_rows, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, PARTS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
+    let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -125,6 +130,7 @@ def _rotate_and_keep(
     HEAD_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, NORMED: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Some heads of one row: queries are rotated into `queries`, keys and values go to the row's KV slot."""
+    let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
     row = tl.program_id(0).to(tl.int64)
     half: tl.constexpr = DIM // 2
@@ -187,6 +193,7 @@ def rotate_and_keep(
 
 @triton.jit
 def _silu_times_up(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr, AHEAD: tl.constexpr):
+    let_the_next_kernel_come(AHEAD)
     wait_for_the_kernel_before(AHEAD)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
