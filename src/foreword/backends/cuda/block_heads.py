@@ -104,7 +104,7 @@ class CudaBlockHead(CudaHead):
         if not self._in_kernels or not isinstance(store, CudaKvStore):
             return None
         batch = ForwardBatch.of(blocks.arrays)
-        layout = Layout.of(batch, store.page_size, self._group)
+        layout = Layout.of(batch, store.page_size, self._group, self._kv_heads)
         if layout.shape.has_trees or layout.shape.wide_tiles:
             return None
         shape = BlockShape(

@@ -110,7 +110,7 @@ class CudaDecoder(TorchDecoder):
         check_taps(batch.taps, self.config.num_layers)
         if not all(slot in self._adapters for slot in batch.adapters if slot):
             raise ValueError("the batch asks for an adapter that is not there")
-        layout = Layout.of(batch, store.page_size, self._group)
+        layout = Layout.of(batch, store.page_size, self._group, self._attention_spec.num_kv_heads)
         uploaded = self._upload.send(batch, layout, store.spare_slot)
         store.move(uploaded.batch.kv_copies)
         if batch.drawn_before is not None:

@@ -71,7 +71,7 @@ class CudaHead(TorchHead):
     def __init__(self, head: Head, rows: str, ends: LentEnds, *, captures: bool) -> None:
         super().__init__(head, rows, ends, bucketed=True)
         attention = head.spec.layers[0].attention
-        self._group = attention.num_heads // attention.num_kv_heads
+        self._group, self._kv_heads = attention.num_heads // attention.num_kv_heads, attention.num_kv_heads
         self._products = Products()
         self._captures = captures
         self._upload = PassUpload(ends.device)
@@ -118,7 +118,7 @@ class CudaHead(TorchHead):
             return None
         cold = cold_runs()
         batch = ForwardBatch.of(wanted.arrays)
-        layout = Layout.of(batch, store.page_size, self._group)
+        layout = Layout.of(batch, store.page_size, self._group, self._kv_heads)
         levels, unsettled = int(plan.steps.max()), plan.unsettled
         longest = int(plan.lengths.max()) + levels + (0 if unsettled is None else unsettled.places.shape[1])
         shape = ChainShape(layout.shape, levels, power_of_two(-(-longest // PART)), *draws_of(plan))
@@ -194,7 +194,7 @@ class CudaHead(TorchHead):
         chain = chain_places(told.ends, tables, shape.levels, store.page_size, store.spare_slot)
         last = take_rows(stream, chain.last, stream.new_empty((len(chain.last), stream.shape[1])))
         (cosines, sines), seen = self._angles(chain.positions), chain.positions + 1
-        tiles = TiledRows(told.tiles, shape.parts, shape.first.is_even, None)
+        tiles = TiledRows(told.tiles, shape.parts, shape.first.splits, None)
         guesses: list[Tensor] = []
         for level in range(shape.levels):
             normed = self._norm(last, "norm.weight")

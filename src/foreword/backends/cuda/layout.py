@@ -24,6 +24,9 @@ PREPARED_LENGTHS = (PART // 2, *(3 * PART * parts // 4 for parts in (2, 4, 8, 16
 NARROW_LINES = 64
 """Most lines (rows times heads of a group) of a tile whose positions are split into parts."""
 
+ENOUGH_PROGRAMS = 128
+"""Tiles times KV heads with which a tile can go through all its positions by itself."""
+
 WIDE_LINES = 128
 """Lines of a tile that goes through all positions by itself."""
 
@@ -41,7 +44,7 @@ class PassShape:
     narrow_rows: int  # of a tile
     wide_tiles: int
     wide_rows: int  # of a tile
-    is_even: bool  # whether the texts of narrow tiles are about as long as each other
+    splits: bool  # whether the parts of a narrow tile's text are attended to side by side
     has_trees: bool
     has_adapters: bool
     taps: tuple[Tap, ...]
@@ -78,7 +81,7 @@ class Layout:
     wide: Tiles
 
     @staticmethod
-    def of(batch: ForwardBatch, page_size: int, group: int) -> "Layout":
+    def of(batch: ForwardBatch, page_size: int, group: int, kv_heads: int) -> "Layout":
         """`group` is how many query heads share a KV head."""
         arrays, sizes = batch.arrays, batch.arrays.sizes
         cut = _cut(arrays.row_starts.tobytes(), arrays.ancestor_masks.tobytes(), group)
@@ -86,6 +89,8 @@ class Layout:
         most = int(of_texts.max(initial=0))
         parts = power_of_two(most)
         narrow_tiles = len(cut.narrow.counts)
+        # Many texts of about one length occupy the GPU, and none is waited for when the others have ended.
+        is_even = 2 * int(of_texts.sum()) >= most * len(of_texts)
         shape = PassShape(
             rows=rows,
             logit_rows=min(rows, round_rows(sizes.logit_rows)),
@@ -96,7 +101,7 @@ class Layout:
             narrow_rows=cut.narrow_rows,
             wide_tiles=len(cut.wide.counts),
             wide_rows=cut.wide_rows,
-            is_even=2 * int(of_texts.sum()) >= most * len(of_texts),
+            splits=narrow_tiles * kv_heads < ENOUGH_PROGRAMS or not is_even,
             has_trees=cut.has_trees,
             has_adapters=any(batch.adapters),
             taps=tuple(dict.fromkeys(batch.taps)),

@@ -16,9 +16,6 @@ FIXED_ENTRIES = 1 << 20
 """32-bit numbers of the largest pass that is captured."""
 
 
-ENOUGH_PROGRAMS = 128
-"""Tiles times KV heads with which every tile goes through all its positions by itself; with fewer they are split."""
-
 MOST_KNOWN = 1024
 """Passes whose place is remembered."""
 
@@ -31,7 +28,7 @@ class TiledRows:
 
     narrow: RowTiles | None  # tiles of few rows
     parts: int  # of the longest text that these see
-    is_even: bool  # whether their texts are about as long as each other
+    splits: bool  # whether these are attended to side by side
     wide: RowTiles | None  # tiles of a prompt
 
 
@@ -39,10 +36,8 @@ def attended(queries: Tensor, keys: Tensor, values: Tensor, sight: Sight, tiles:
     """What every row of the tiles sees: [rows, heads, dim], as `queries`."""
     found = torch.empty_like(queries)
     if tiles.narrow is not None:
-        # Many texts of one length occupy the GPU, and none of them is waited for when the others have ended.
-        whole = tiles.is_even and len(tiles.narrow.counts) * keys.shape[1] >= ENOUGH_PROGRAMS
         room = None
-        if not whole:
+        if tiles.splits:
             room = Workspace.allocate(tiles.narrow, queries.shape[1], tiles.parts, queries.shape[2])
         attend(queries, keys, values, sight, tiles.narrow, found, room)
     if tiles.wide is not None:
@@ -99,7 +94,7 @@ class PassUpload:
             TiledRows(
                 _row_tiles(tiles[:3], shape.narrow_rows) if shape.narrow_tiles else None,
                 shape.parts,
-                shape.is_even,
+                shape.splits,
                 _row_tiles(tiles[3:], shape.wide_rows) if shape.wide_tiles else None,
             ),
             stays,

@@ -15,7 +15,7 @@ from helpers.trees import random_tokens, random_tree
 pytestmark = needs_triton
 
 
-def laid_out(runs: list[int], drafts: list[Draft], group: int):
+def laid_out(runs: list[int], drafts: list[Draft], group: int, kv_heads: int = 1):
     from foreword.backends.cuda.layout import Layout
     from foreword.kv.paged_cache import PagedCache
 
@@ -25,7 +25,7 @@ def laid_out(runs: list[int], drafts: list[Draft], group: int):
     entries = [PassEntry.of(request, run) for request, run in zip(requests, runs, strict=True)]
     with Transaction(cache, entries) as transaction:
         batch = transaction.batch(drafts)
-        return batch, Layout.of(batch, cache.page_size, group)
+        return batch, Layout.of(batch, cache.page_size, group, kv_heads)
 
 
 @pytest.mark.parametrize("group", [1, 3, 4, 7, 32, 128])
