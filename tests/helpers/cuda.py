@@ -25,9 +25,13 @@ KERNEL_DEVICE = torch.device("cuda" if has_gpu else "cpu")
 
 
 def cuda_decoder(path: Path, dtype: str = "float32", *, enforce_eager: bool = EAGER) -> Decoder:
-    """On a GPU as it is used; on the CPU its kernels are interpreted, which is slow and right in float32 alone."""
+    """On a GPU as it is used; on the CPU its kernels are interpreted, which is slow and right in float32 alone.
+
+    Products come in parts as they do in large models.
+    """
     from foreword.backends.cuda.decoder import CudaDecoder
+    from foreword.backends.cuda.products import Products
 
     checkpoint = open_checkpoint(path)
     weights = load_weights(checkpoint, getattr(torch, dtype), KERNEL_DEVICE)
-    return CudaDecoder(checkpoint.config, weights, enforce_eager=enforce_eager)
+    return CudaDecoder(checkpoint.config, weights, Products(least_part=16), enforce_eager=enforce_eager)

@@ -107,13 +107,21 @@ def _on_gpu(backend: str, dtype: str, device: torch.device) -> BackendChoice:
     if device.type != "cuda":
         raise RequestError("--backend cuda needs a CUDA GPU; use --backend cpu or torch")
     chosen = torch.bfloat16 if dtype == "auto" else DTYPES[dtype]
-    if find_spec("triton") is None:
+    missing = _missing_triton()
+    if missing:
         if backend == "cuda":
-            raise RequestError("--backend cuda needs Triton, which is not installed: pip install triton")
-        return BackendChoice("torch", None, chosen, "Triton is not installed")
+            raise RequestError(f"--backend cuda cannot be used: {missing}; pip install -U triton")
+        return BackendChoice("torch", None, chosen, missing)
     return BackendChoice(
         "cuda", None, chosen, "asked for" if backend == "cuda" else "the fastest on this GPU"
     )
+
+
+def _missing_triton() -> str:
+    """Why the kernels cannot be compiled; empty: they can be."""
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    return "" if find_spec("triton.tools.tensor_descriptor") is not None else "Triton is older than 3.4"
 
 
 def _cpu(dtype: str, reason: str) -> BackendChoice:

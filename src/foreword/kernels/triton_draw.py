@@ -74,7 +74,9 @@ def _best_of_chunk(
         floor = tl.load(floors + row) if HAS_FLOORS else -3.4028234663852886e38
         for start in range(chunk * CHUNK, tl.minimum((chunk + 1) * CHUNK, vocab), BLOCK):
             token = start + tl.arange(0, BLOCK).to(tl.int64)
-            logit = tl.load(logits + row * stride + token, mask=token < vocab, other=-float("inf")).to(tl.float32)
+            logit = tl.load(logits + row * stride + token, mask=token < vocab, other=-float("inf")).to(
+                tl.float32
+            )
             distance = logit.to(tl.float64) - peak.to(tl.float64)
             name = tl.load(names + token, mask=token < vocab, other=0) if HAS_NAMES else token
             score = distance / temperature + _gumbel(key + tl.zeros_like(token), name)
@@ -125,8 +127,8 @@ def draw_rows(
 
     That is the kept token of largest (logit - peak) / temperature + noise, or at temperature 0 the first of the
     largest logits. logits [rows, vocab]; floor float32, temperature float64 and keys int64 [rows]. Without a floor all
-    are kept; without `samples` every temperature is 0. `names` int64 [vocab] are the ids that the tokens have elsewhere:
-    those of their noise, and of what is returned.
+    are kept; without `samples` every temperature is 0. `names` int64 [vocab] are ids that the tokens have elsewhere: of
+    their noise, and of what is returned.
     """
     rows, vocab = logits.shape
     chunks = triton.cdiv(vocab, _CHUNK)

@@ -51,7 +51,10 @@ def test_the_cuda_backend_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(RequestError, match="int8 needs the CPU kernels"):
         choose_backend("cuda", "int8", torch.device("cuda"))
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(RequestError, match="pip install triton"):
+    with pytest.raises(RequestError, match="Triton is not installed; pip install"):
+        choose_backend("cuda", "auto", torch.device("cuda"))
+    monkeypatch.setattr(module, "find_spec", lambda name: name == "triton" or None)
+    with pytest.raises(RequestError, match=r"Triton is older than 3\.4; pip install"):
         choose_backend("cuda", "auto", torch.device("cuda"))
 
 

@@ -65,7 +65,7 @@ class CudaDecoder(TorchDecoder):
         self._captures = self.device.type == "cuda" and not enforce_eager
         self._table = AdapterTable(config, self.device)
         self._products = products or Products()
-        if products is None and self.device.type == "cuda":
+        if self.device.type == "cuda":
             layer = weights.layers[0]
             self._products.check_library([layer.qkv, layer.gate_up, weights.head], [layer.output, layer.down])
 

@@ -35,7 +35,7 @@ LARGEST_CHECKED = 4096
 """Rows up to which the library's products are checked; larger passes do not use it."""
 
 
-_LIBRARY_ADDS_PARTS = "dtype_out" in torch.ops.aten.addmm.overloads()
+_LIBRARY_ADDS_PARTS = hasattr(torch.ops.aten.addmm, "dtype_out")
 """Since torch 2.8; prompts would be slow without it."""
 
 
@@ -107,7 +107,11 @@ def tile_for(rows: int, columns: int, depth: int) -> Tile:
     if rows <= 16:
         if columns >= WIDE:
             return Tile(16, 64, 128, stages=4, swapped=True)
-        return Tile(16, 64, 256, stages=4, swapped=True) if depth >= 4096 else Tile(16, 64, 128, stages=6, swapped=True)
+        return (
+            Tile(16, 64, 256, stages=4, swapped=True)
+            if depth >= 4096
+            else Tile(16, 64, 128, stages=6, swapped=True)
+        )
     if rows <= 32:
         return Tile(32, 64, 128, stages=4 if columns >= WIDE else 6, swapped=True)
     if rows <= 64:
@@ -159,8 +163,15 @@ def _equal_sizes(weight: Tensor, depth: int) -> frozenset[int]:
             rows for rows in sizes if torch.equal(functional.linear(x[:rows], weight), expected[:rows])
         )
     parts = torch.empty((whole // depth, len(x), columns), dtype=torch.float32, device=x.device)
-    linear(x, weight, None, parts, REFERENCE_TILE, depth)
-    expected = parts[0]
+    expected = added_up(linear(x, weight, None, parts, REFERENCE_TILE, depth))
+    return frozenset(
+        rows for rows in sizes if torch.equal(library_sum(x[:rows], weight, depth), expected[:rows])
+    )
+
+
+def added_up(parts: Tensor) -> Tensor:
+    """Parts of a product in their order, into the first of them."""
+    total = parts[0]
     for part in parts[1:]:
-        expected += part
-    return frozenset(rows for rows in sizes if torch.equal(library_sum(x[:rows], weight, depth), expected[:rows]))
+        total += part
+    return total

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from foreword.backends.cuda.kernels.linear import Tile, linear
-from foreword.backends.cuda.products import REFERENCE_TILE
+from foreword.backends.cuda.kernels.tall import TallTile, can_be_tall, tall_linear
+from foreword.backends.cuda.products import REFERENCE_TILE, added_up, library_sum
 from foreword.bench.gpu.ceilings import device_seconds
 
 _COLD_BYTES = 256 << 20
@@ -25,17 +26,20 @@ class TileTime:
 
     shape: tuple[int, int]  # of the weights, [N, K]
     rows: int
-    tile: Tile | None  # None: the library
+    parts: int  # that K is added up in
+    tile: Tile | TallTile | None  # None: the library
     microseconds: float
     terabytes: float  # a second, of weights
     same_bits: bool  # as the reference tile
 
 
-def candidates(rows: int) -> Iterator[Tile]:
+def candidates(rows: int) -> Iterator[Tile | TallTile]:
     """Tiles worth trying for this many rows."""
     least = next((size for size in (16, 32, 64) if rows <= size), 64)
     for height, columns in product((least, 128) if rows > 64 else (least,), (16, 32, 64, 128)):
         yield from _candidates(height, columns)
+    if rows > 64:
+        yield from _tall_candidates(rows)
 
 
 def _candidates(height: int, columns: int) -> Iterator[Tile]:
@@ -46,47 +50,73 @@ def _candidates(height: int, columns: int) -> Iterator[Tile]:
                 yield Tile(height, columns, depth, warps, stages, swapped)
 
 
-def compile_ahead(tiles: Sequence[Tile], workers: int) -> None:
+def _tall_candidates(rows: int) -> Iterator[TallTile]:
+    pieces = [(64, 32), (128, 0), (128, 64), (128, 128), (256, 0)]
+    fitting = min(sum(pair) for pair in pieces if rows <= sum(pair) or pair == (256, 0))
+    for height, more in [pair for pair in pieces if sum(pair) == fitting]:
+        for columns, depth, stages in product((64, 128, 256), (64, 128), (3, 4, 5, 6, 7, 8)):
+            for warps in (4, 8):
+                tile = TallTile(height, more, columns, depth, warps, stages)
+                if 100_000 <= tile.shared_bytes <= 232_448 and (height + more) * columns <= 6144 * warps:
+                    yield tile
+
+
+def compile_ahead(tiles: Sequence[Tile | TallTile], workers: int) -> None:
     """Let several processes fill Triton's cache: compiling one after the other takes minutes."""
     parts = [list(tiles[worker::workers]) for worker in range(workers)]
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         list(pool.map(_compile, parts))
 
 
-def _compile(tiles: Sequence[Tile]) -> None:
+def _compile(tiles: Sequence[Tile | TallTile]) -> None:
     x = torch.zeros((1, 1024), dtype=torch.bfloat16, device="cuda")
     weight = torch.zeros((1024, 1024), dtype=torch.bfloat16, device="cuda")
     for tile in tiles:
         with suppress(Exception):  # what does not compile shows when it is timed
-            for rows in (1, 16):
-                linear(x.expand(rows, -1).contiguous(), weight, None, x.new_empty((rows, 1024)), tile)
+            for rows, kind in product((1, 16), (torch.bfloat16, torch.float32)):
+                out = torch.empty((1, rows, 1024), dtype=kind, device="cuda")
+                _product(x.expand(rows, -1).contiguous(), weight, out, tile, 1024)
 
 
-def time_products(weights: Tensor, rows: int, tiles: Sequence[Tile]) -> list[TileTime]:
-    """All ways, the fastest first."""
+def _product(x: Tensor, weight: Tensor, out: Tensor, tile: Tile | TallTile, part_depth: int) -> Tensor:
+    if isinstance(tile, TallTile):
+        return tall_linear(x, weight, out, tile, part_depth)
+    return linear(x, weight, None, out, tile, part_depth)
+
+
+def time_products(
+    weights: Tensor, part_depth: int, rows: int, tiles: Sequence[Tile | TallTile]
+) -> list[TileTime]:
+    """All ways, the fastest first. What adds up parts of K comes after the kernels; the library does it itself."""
     columns, depth = weights.shape
-    copies = max(2, _COLD_BYTES // weights.nbytes)
+    copies, parts = max(2, _COLD_BYTES // weights.nbytes), depth // part_depth
     cold = [weights.clone() for _ in range(copies)]
     x = torch.randn((rows, depth), device=weights.device).to(weights.dtype)
-    out = x.new_empty((rows, columns))
-    expected = linear(x, weights, None, x.new_empty((rows, columns)), REFERENCE_TILE)
+    kind = x.dtype if parts == 1 else torch.float32
+    out, expected = (torch.empty((parts, rows, columns), dtype=kind, device=x.device) for _ in range(2))
+    linear(x, weights, None, expected, REFERENCE_TILE, part_depth)
+    whole = added_up(expected.clone())
 
-    def timed(tile: Tile | None) -> TileTime:
-        def once(weight: Tensor) -> Tensor:
-            if tile is None:
-                return functional.linear(x, weight)
-            return linear(x, weight, None, out, tile)
+    def once(weight: Tensor, tile: Tile | TallTile | None) -> Tensor:
+        if tile is not None:
+            return _product(x, weight, out, tile, part_depth)
+        return functional.linear(x, weight) if parts == 1 else library_sum(x, weight, part_depth)
 
-        same = torch.equal(once(weights), expected)
+    def timed(tile: Tile | TallTile | None) -> TileTime:
+        found = once(weights, tile)
+        same = torch.equal(found, expected if tile is not None else whole)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for weight in cold:
-                once(weight)
+                once(weight, tile)
         seconds = device_seconds(graph.replay, repeats=5) / copies
-        return TileTime((columns, depth), rows, tile, seconds * 1e6, weights.nbytes / seconds / 1e12, same)
+        speed = weights.nbytes / seconds / 1e12
+        return TileTime((columns, depth), rows, parts, tile, seconds * 1e6, speed, same)
 
     found = []
     for tile in (None, *tiles):
+        if isinstance(tile, TallTile) and not can_be_tall(x, weights, tile, part_depth):
+            continue
         try:
             found.append(timed(tile))
         except Exception as error:  # too large for this GPU's shared memory: not a way

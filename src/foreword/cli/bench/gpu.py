@@ -1,5 +1,6 @@
 """`foreword bench gpu`: what a GPU could do, and how much of it decoding gets."""
 
+import gc
 import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -71,6 +72,7 @@ def gpu(
     from foreword.bench.gpu.speculating import measure_heads, measure_speculation
     from foreword.bench.gpu.start import measure_start
 
+    gc.freeze()  # as the engine's process does
     device = pick_device("cuda")
     choice = choose_backend(backend, "bfloat16", device)
     config = named_shape(shape)
@@ -127,33 +129,34 @@ def gpu(
 
 def _fastest(weights: "DecoderWeights", rows: list[int]) -> "list[tuple[str, TileTime]]":
     """The fastest ways and the library's, by product and number of rows."""
+    from foreword.backends.cuda.products import Products
     from foreword.bench.gpu.tiles import candidates, compile_ahead, time_products
 
-    layer = weights.layers[0]
+    layer, products = weights.layers[0], Products()
     matrices = {
-        "qkv": layer.qkv,
-        "output": layer.output,
-        "gate and up": layer.gate_up,
-        "down": layer.down,
-        "head": weights.head,
+        "qkv": (layer.qkv, layer.qkv.shape[1]),
+        "output": (layer.output, products.part_depth(layer.output)),
+        "gate and up": (layer.gate_up, layer.gate_up.shape[1]),
+        "down": (layer.down, products.part_depth(layer.down)),
+        "head": (weights.head, weights.head.shape[1]),
     }
     fastest = []
     for count in rows:
         ways = list(candidates(count))
         compile_ahead(ways, workers=os.cpu_count() or 1)
-        for name, matrix in matrices.items():
-            found = time_products(matrix, count, ways)
+        for name, (matrix, part_depth) in matrices.items():
+            found = time_products(matrix, part_depth, count, ways)
             library = next(way for way in found if way.tile is None)
             fastest += [(name, way) for way in (*found[:3], library)]
     return fastest
 
 
 def _print_tiles(ways: "list[tuple[str, TileTime]]") -> None:
-    table = Table("product", "rows", "way", "µs", "TB/s", "same bits", box=SIMPLE_HEAD)
+    table = Table("product", "rows", "parts", "way", "µs", "TB/s", "same bits", box=SIMPLE_HEAD)
     for name, way in ways:
         shape = "library" if way.tile is None else str(way.tile)
         figures = f"{way.microseconds:.1f}", f"{way.terabytes:.2f}", "yes" if way.same_bits else "no"
-        table.add_row(name, str(way.rows), shape, *figures)
+        table.add_row(name, str(way.rows), str(way.parts), shape, *figures)
     stdout.print(table)
 
 

@@ -44,6 +44,56 @@ def test_linear(sizes: tuple[int, int, int], swapped: bool, biased: bool, dtype:
     assert close(found, expected, dtype)
 
 
+def in_parts(x: Tensor, weight: Tensor, depth: int) -> Tensor:
+    """float64 [parts, rows, columns]."""
+    pairs = zip(x.double().split(depth, dim=1), weight.double().split(depth, dim=1), strict=True)
+    return torch.stack([of_x @ of_weight.T for of_x, of_weight in pairs])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sizes", [(5, 70, 96, 32), (33, 48, 100, 36), (3, 40, 100, 40)])
+def test_products_in_parts(sizes: tuple[int, int, int, int], dtype: torch.dtype):
+    """Depths that no load ends at, and a last part that is shorter."""
+    from foreword.backends.cuda.kernels.linear import Tile, linear
+
+    rows, columns, depth, part = sizes
+    x, weight = random(rows, depth, dtype=dtype), random(columns, depth, dtype=dtype)
+    found = linear(x, weight, None, poison(-(-depth // part), rows, columns), Tile(16, 64, 32), part)
+    assert close(found, in_parts(x, weight, part), dtype)
+
+
+@pytest.mark.parametrize("sizes", [(5, 0, 48, 64, 64), (20, 16, 70, 128, 64), (33, 16, 130, 64, 32)])
+def test_tall_products(sizes: tuple[int, int, int, int, int]):
+    from foreword.backends.cuda.kernels.tall import TallTile, tall_linear
+
+    rows, more, columns, depth, part = sizes
+    dtype = torch.bfloat16 if has_gpu else torch.float32
+    x, weight = random(rows, depth, dtype=dtype), random(columns, depth, dtype=dtype)
+    tile = TallTile(16, more, 64, 32, stages=2)
+    found = tall_linear(x, weight, poison(depth // part, rows, columns), tile, part)
+    assert close(found, in_parts(x, weight, part), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_parts_are_joined_in_their_order_and_rounded_once(biased: bool, dtype: torch.dtype):
+    from foreword.backends.cuda.kernels.rows import add_norm, join_parts
+
+    parts, bias = random(4, 3, 72), random(72, dtype=dtype) if biased else None
+    total = ((parts[0] + parts[1]) + parts[2]) + parts[3]
+    expected = (total if bias is None else total + bias.float()).to(dtype)
+    assert torch.equal(join_parts(parts, bias, poison(3, 72, dtype=dtype)), expected)
+    if bias is None:
+        streams, weight = random(3, 72, dtype=dtype).repeat(2, 1, 1), random(72, dtype=dtype)
+        deltas = parts, expected
+        normed = [
+            add_norm(stream, delta, weight, 1e-5, poison(3, 72, dtype=dtype))
+            for stream, delta in zip(streams, deltas, strict=True)
+        ]
+        assert torch.equal(*streams)
+        assert torch.equal(*normed)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("adds", [False, True])
 def test_add_norm(adds: bool, dtype: torch.dtype):
@@ -84,7 +134,7 @@ def test_rotation_with_the_write_to_kv_memory(normed: bool, dtype: torch.dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_activation_embedding_and_rows(dtype: torch.dtype):
-    from foreword.backends.cuda.kernels.rows import embed, silu_times_up, take_rows
+    from foreword.backends.cuda.kernels.rows import embed, silu_times_up, take_rows, widen
 
     gate_up = random(3, 2 * 100, dtype=dtype)
     gate, up = gate_up.chunk(2, dim=-1)
@@ -93,6 +143,7 @@ def test_activation_embedding_and_rows(dtype: torch.dtype):
     table, ids = random(9, 36, dtype=dtype), ints([8, 0, 3, 3])
     assert torch.equal(embed(ids, table, poison(4, 36, dtype=dtype)), table[ids.long()])
     assert torch.equal(take_rows(table, ids, poison(4, 36, dtype=dtype)), table[ids.long()])
+    assert torch.equal(widen(table), table.float())
 
 
 def test_moves_read_everything_before_they_write():

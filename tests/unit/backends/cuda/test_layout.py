@@ -28,6 +28,21 @@ def laid_out(runs: list[int], drafts: list[Draft], group: int, kv_heads: int = 1
         return batch, Layout.of(batch, cache.page_size, group, kv_heads)
 
 
+@pytest.mark.parametrize(
+    ("longest", "kv_heads", "splits"),
+    [
+        (1, 8, False),  # each by itself: that occupies the device
+        (1, 4, True),
+        (700, 8, True),  # this one would be waited for
+    ],
+)
+def test_positions_are_split_unless_many_texts_are_about_as_long(longest: int, kv_heads: int, splits: bool):
+    runs = [1] * 15 + [longest]
+    drafts = [Draft.chain([1, 2], run) for run in runs]
+    _, layout = laid_out(runs, drafts, 1, kv_heads)
+    assert layout.shape.splits == splits
+
+
 @pytest.mark.parametrize("group", [1, 3, 4, 7, 32, 128])
 def test_every_row_is_in_one_tile_of_its_request(group: int):
     rng = random.Random(group)

@@ -1,8 +1,9 @@
 """Kernels that are made ready while the one before them still runs (Hopper and later).
 
-Between two kernels that wait for each other a GPU idles for about a microsecond, and a pass over few rows is some 300 short
-kernels. One that is launched ahead takes its place as soon as every program of the one before has said that it may, and
-waits there, before it reads or writes anything, until the one before has ended.
+Between two kernels that wait for each other a GPU idles for about a microsecond, and a pass over few rows is some 300
+short kernels. One that is launched ahead takes its place as soon as every program of the one before has said that it
+may, and waits there, before it reads or writes anything, until the one before has ended. That one has waited in the same
+way, so that whatever was launched earlier has ended, too.
 """
 
 from functools import cache
@@ -18,14 +19,14 @@ AHEAD_ROWS = 64
 
 
 @triton.jit
-def wait_for_the_kernel_before(AHEAD: tl.constexpr):
+def wait_for_the_kernel_before(AHEAD: tl.constexpr) -> None:
     """The first thing in a kernel; not even a program without work may end before it."""
     if AHEAD:
         gdc_wait()
 
 
 @triton.jit
-def let_the_next_kernel_come(AHEAD: tl.constexpr):
+def let_the_next_kernel_come(AHEAD: tl.constexpr) -> None:
     """In short kernels at once; in long ones before the end, as those that wait take room from those that work."""
     if AHEAD:
         gdc_launch_dependents()

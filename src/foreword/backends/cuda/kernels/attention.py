@@ -32,7 +32,7 @@ LOG2E = 1.4426950408889634
 def _follow(
     q, keys_at, values_at, seen, peak, mass, total, ones, scale, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """Softmax over some more positions: q [lines, dim], keys_at [dim, PART], values_at [PART, dim], seen [lines, PART]."""
+    """Softmax over more positions: q [lines, dim], keys_at [dim, PART], values_at [PART, dim], seen [lines, PART]."""
     scores = tl.dot(q, keys_at, input_precision=PRECISION) * scale
     scores = tl.where(seen, scores, -float("inf"))
     higher = tl.maximum(peak, tl.max(scores, axis=1))
@@ -77,7 +77,6 @@ def _part(
     PAGE: tl.constexpr, NODES: tl.constexpr, PART: tl.constexpr, TREES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The softmax of all lines over one part: peak [LINES], mass [LINES], total [LINES, DIM_BLOCK]."""
-    dim = tl.arange(0, DIM_BLOCK)
     ones = tl.full((PART, 16), 1.0, dtype=keys.dtype.element_ty)
     peak = tl.full((LINES,), -float("inf"), dtype=tl.float32)
     mass = tl.zeros((LINES, 16), dtype=tl.float32)

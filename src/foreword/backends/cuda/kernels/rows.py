@@ -47,7 +47,9 @@ def fill_in(token_ids: Tensor, drawn: Tensor) -> None:
 
 
 @triton.jit
-def _sum_of_parts(parts, num_rows, row, columns, there, WIDTH: tl.constexpr, PARTS: tl.constexpr, kind: tl.constexpr):
+def _sum_of_parts(
+    parts, num_rows, row, columns, there, WIDTH: tl.constexpr, PARTS: tl.constexpr, kind: tl.constexpr
+):
     """Of one row: float32 parts [PARTS, rows, width] added in their order, then rounded as a product is."""
     total = tl.load(parts + row * WIDTH + columns, mask=there, other=0.0)
     for part in tl.static_range(1, PARTS):
@@ -156,7 +158,10 @@ def _rotate_and_keep(
         b = (tl.load(gain + half, mask=there, other=0.0) * (b * scale).to(kind)).to(tl.float32)
     cos = tl.load(cosines + row * half + i, mask=i < half, other=0.0)[None, :]
     sin = tl.load(sines + row * half + i, mask=i < half, other=0.0)[None, :]
-    left, right = (a * cos - b * sin).to(queries.dtype.element_ty), (b * cos + a * sin).to(queries.dtype.element_ty)
+    left, right = (
+        (a * cos - b * sin).to(queries.dtype.element_ty),
+        (b * cos + a * sin).to(queries.dtype.element_ty),
+    )
     query_at = queries + (row * HEADS + head)[:, None] * DIM + i[None, :]
     tl.store(query_at, left, mask=is_query)
     tl.store(query_at + half, right, mask=is_query)

@@ -63,7 +63,9 @@ def _store(total, y, row, column, num_rows, N, ROWS: tl.constexpr, COLUMNS: tl.c
     tl.store(y_at, tl.trans(total).to(y.dtype.element_ty), mask=(m < num_rows)[:, None] & (n < N)[None, :])
 
 
-def tall_linear(x: Tensor, weight: Tensor, out: Tensor, tile: TallTile, part_depth: int | None = None) -> Tensor:
+def tall_linear(
+    x: Tensor, weight: Tensor, out: Tensor, tile: TallTile, part_depth: int | None = None
+) -> Tensor:
     """x [rows, K] times weight [N, K], into out [rows, N]; in parts as `linear`. See `can_be_tall`."""
     (num_rows, depth), columns = x.shape, len(weight)
     part_depth = part_depth or depth

@@ -1,0 +1,65 @@
+"""Every way of computing a product gives the same bits: on a GPU, or interpreted with small tiles."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers.cuda import KERNEL_DEVICE, has_gpu, needs_cuda, needs_triton
+
+pytestmark = needs_triton
+
+DTYPE = torch.bfloat16 if has_gpu else torch.float32
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, device=KERNEL_DEVICE).to(DTYPE)
+
+
+@pytest.mark.parametrize(
+    ("columns", "depth", "parts"),
+    [
+        (4096, 14_336, 2),  # down and output of an 8B model
+        (4096, 4096, 2),
+        (2048, 8192, 4),  # of a 1B model
+        (2048, 2048, 2),
+        (576, 1536, 1),  # too little to share
+        (4096, 14_337, 1),  # no two halves
+        (28_672, 4096, 1),  # enough columns
+    ],
+)
+def test_how_often_k_is_cut_is_a_matter_of_the_weights_shape(columns: int, depth: int, parts: int):
+    from foreword.backends.cuda.products import Products
+
+    assert Products().part_depth(torch.empty((columns, depth), device="meta")) * parts == depth
+
+
+@pytest.mark.parametrize("rows", [1, 17, 33, 65])
+def test_a_row_of_a_product_in_parts_has_the_same_bits_beside_others(rows: int):
+    from foreword.backends.cuda.kernels.linear import linear
+    from foreword.backends.cuda.products import REFERENCE_TILE, Products
+
+    products, weight, x = Products(least_part=32), random(40, 128), random(rows, 128)
+    assert products.part_depth(weight) == 32
+    found = products.parts(x, weight)
+    alone = linear(x[-1:], weight, None, torch.empty((4, 1, 40), device=x.device), REFERENCE_TILE, 32)
+    assert torch.equal(found[:, -1:], alone)
+
+
+@needs_cuda
+@pytest.mark.parametrize("shape", [(4096, 14_336), (2048, 8192), (6144, 4096), (28_672, 4096)])
+def test_every_size_of_a_pass_has_the_bits_of_the_reference(shape: tuple[int, int]):
+    """Whole and in parts, by whichever way a size is computed; the library where the check at the start allows it."""
+    from foreword.backends.cuda.kernels.linear import linear
+    from foreword.backends.cuda.layout import DECODE_ROWS
+    from foreword.backends.cuda.products import REFERENCE_TILE, Products, added_up
+
+    products, weight, most = Products(), random(*shape) * 0.02, 1024
+    products.check_library([weight], [weight])
+    x, depth = random(most, shape[1]), products.part_depth(weight)
+    whole = linear(x, weight, None, x.new_empty((most, shape[0])), REFERENCE_TILE)
+    parts = torch.empty((shape[1] // depth, most, shape[0]), device=x.device)
+    total = added_up(linear(x, weight, None, parts, REFERENCE_TILE, depth))
+    for rows in (*DECODE_ROWS, 512, 768, most):
+        assert torch.equal(products(x[:rows], weight, None), whole[:rows]), rows
+        if products.splits(weight):
+            assert torch.equal(added_up(products.parts(x[:rows], weight)), total[:rows]), rows
