@@ -7,6 +7,7 @@ from control import CONTROL_MUTANTS
 from ends import END_MUTANTS
 from engine import ENGINE_MUTANTS
 from families import FAMILY_MUTANTS
+from gpu_kernels import GPU_KERNEL_MUTANTS
 from grammars import GRAMMAR_MUTANTS
 from heads import HEAD_MUTANTS
 from house import HOUSE_MUTANTS
@@ -33,6 +34,7 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *WINDOW_MUTANTS,
     *HEAD_MUTANTS,
     *PARALLEL_HEAD_MUTANTS,
+    *GPU_KERNEL_MUTANTS,
     *PREPARING_MUTANTS,
     *ROLLOUT_MUTANTS,
     *CONTROL_MUTANTS,

@@ -2,8 +2,8 @@
 
 Between two kernels that wait for each other a GPU idles for about a microsecond, and a pass over few rows is some 300
 short kernels. One that is launched ahead takes its place as soon as every program of the one before has said that it
-may, and waits there, before it reads or writes anything, until the one before has ended. That one has waited in the same
-way, so that whatever was launched earlier has ended, too.
+may, and waits there, before it reads or writes anything, until that one has ended. It has waited in the same way, so
+that whatever was launched earlier has ended, too.
 """
 
 from functools import cache
