@@ -27,7 +27,7 @@ def wait_for_the_kernel_before(AHEAD: tl.constexpr) -> None:
 
 @triton.jit
 def let_the_next_kernel_come(AHEAD: tl.constexpr) -> None:
-    """In short kernels at once; in long ones before the end, as those that wait take room from those that work."""
+    """Once every program has called it; in most kernels at the beginning."""
     if AHEAD:
         gdc_launch_dependents()
 

@@ -45,13 +45,16 @@ class Tile:
         return (self.stages - 1) * (self.rows + self.columns) * self.depth * number_bytes
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _linear(
     x, weight, bias, y, num_rows, N, K, part_depth,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     EVEN: tl.constexpr, SWAPPED: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """y[part, m, n] = sum over the part's k of x[m, k] weight[n, k], + bias[n]."""
+    # Where a pass waits for the weights alone, programs that wait beside it slow it down.
+    early: tl.constexpr = ROWS > 16
+    let_the_next_kernel_come(AHEAD and early)
     wait_for_the_kernel_before(AHEAD)
     tiles_of_rows = tl.cdiv(num_rows, ROWS)
     # Neighbouring programs read the same weights, so that the second finds them in the cache.
@@ -85,7 +88,7 @@ def _linear(
             total = tl.dot(a, tl.trans(b), total, input_precision=PRECISION)
         x_at += DEPTH
         weight_at += DEPTH
-    let_the_next_kernel_come(AHEAD)
+    let_the_next_kernel_come(AHEAD and not early)
     if SWAPPED:
         total = tl.trans(total)
     if HAS_BIAS:
