@@ -28,6 +28,9 @@ MOST_PARTS = 4
 LEAST_PART = 1024
 """Of K: less is not worth it."""
 
+ALIGNED = 16
+"""Where parts begin: loads are wide there."""
+
 LIBRARY_FROM, LIBRARY_FROM_WIDE = 64, 96
 """Rows from which on the library is faster than the kernels: for narrow weights, for wide ones."""
 
@@ -64,7 +67,7 @@ class Products:
             return depth
         parts = MOST_PARTS
         while parts > 1 and (
-            columns * parts > ENOUGH_COLUMNS or depth % parts or depth // parts < self.least_part
+            columns * parts > ENOUGH_COLUMNS or depth % (parts * ALIGNED) or depth // parts < self.least_part
         ):
             parts //= 2
         return depth // parts

@@ -24,6 +24,8 @@ def random(*shape: int) -> Tensor:
         (2048, 2048, 2),
         (576, 1536, 1),  # too little to share
         (4096, 14_337, 1),  # no two halves
+        (4096, 4128, 2),
+        (4096, 4112, 1),  # whose second begins where loads cannot
         (28_672, 4096, 1),  # enough columns
     ],
 )
