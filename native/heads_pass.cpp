@@ -6,22 +6,56 @@
 
 namespace foreword {
 
-// The same tasks serve every layer. Small batches are split by query head, so that all threads have work.
+namespace {
+
+// Tasks for every thread from which on it does not matter that some threads have one more than others.
+constexpr int64_t kManyTasks = 4;
+
+// Adds at most `count` parts of a task, by rows, or by heads where these are too few.
+void split_task(const AttentionTask& task, int64_t count, std::vector<AttentionTask>& parts) {
+    const int64_t rows = task.row_end - task.row_begin, heads = task.head_end - task.head_begin;
+    const int64_t by_rows = std::min(rows, count), by_heads = std::min(heads, count / by_rows);
+    for (int64_t r = 0; r < by_rows; ++r) {
+        for (int64_t h = 0; h < by_heads; ++h) {
+            AttentionTask part = task;
+            part.row_begin = task.row_begin + rows * r / by_rows;
+            part.row_end = task.row_begin + rows * (r + 1) / by_rows;
+            part.head_begin = task.head_begin + heads * h / by_heads;
+            part.head_end = task.head_begin + heads * (h + 1) / by_heads;
+            parts.push_back(part);
+        }
+    }
+}
+
+}  // namespace
+
+// The same tasks serve every layer. Reading keys and values takes longer than a few rows' sums over them, so rows and heads that
+// read the same ones stay together. Only what is left when every thread has as many of these as the others is split further.
 void StackPass::plan_attention(const int32_t* starts) {
     const int64_t group = shape_.num_heads / shape_.num_kv_heads;
-    const int64_t split = batch_.rows * shape_.num_kv_heads < 4 * pool_.size() ? std::min<int64_t>(2, group) : group;
+    std::vector<AttentionTask> units;
     for (int64_t request = 0; request < batch_.requests; ++request) {
         const int64_t first = batch_.row_starts[request], last = batch_.row_starts[request + 1];
-        const int64_t share = (last - first + 2 * pool_.size() - 1) / (2 * pool_.size());
-        const int64_t step = std::min(kAttentionRows, std::max<int64_t>(share, 1));
-        for (int64_t row = first; row < last; row += step) {
-            for (int64_t head = 0; head < shape_.num_heads; head = tasks_.back().head_end) {
-                tasks_.push_back({batch_.block_tables + request * batch_.pages, batch_.prefix_lens, batch_.ancestor_masks,
-                                  heads_, attended_, heads_width_, shape_.query_width(), row, std::min(row + step, last),
-                                  head / group, head, std::min(head + split, (head / group + 1) * group), starts ? starts[request] : 0, 0,
-                                  1.0f / std::sqrt(static_cast<float>(shape_.head_dim)), 0.0f, nullptr});
+        for (int64_t row = first; row < last; row += kAttentionRows) {
+            for (int64_t head = 0; head < shape_.num_heads; head += group) {
+                units.push_back({batch_.block_tables + request * batch_.pages, batch_.prefix_lens, batch_.ancestor_masks,
+                                 heads_, attended_, heads_width_, shape_.query_width(), row, std::min(row + kAttentionRows, last),
+                                 head / group, head, head + group, starts ? starts[request] : 0, 0,
+                                 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)), 0.0f, nullptr});
             }
         }
+    }
+    const int64_t threads = pool_.size(), count = static_cast<int64_t>(units.size());
+    const int64_t rest = count < kManyTasks * threads ? count % threads : 0;
+    std::vector<AttentionTask> parts;
+    for (int64_t unit = count - rest; unit < count; ++unit) split_task(units[static_cast<size_t>(unit)], threads / rest, parts);
+    // Every thread begins with a stretch of its own of the list.
+    for (int64_t thread = 0; thread < threads; ++thread) {
+        const auto take = [&](const std::vector<AttentionTask>& from, int64_t size) {
+            tasks_.insert(tasks_.end(), from.begin() + size * thread / threads, from.begin() + size * (thread + 1) / threads);
+        };
+        take(units, count - rest);
+        take(parts, static_cast<int64_t>(parts.size()));
     }
 }
 
