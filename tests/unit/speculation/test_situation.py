@@ -67,6 +67,8 @@ def test_new_measurements_move_an_old_cost_slowly():
     for _ in range(30):
         curve.observe(2, 1.0)
     curve.observe(2, 2.0)
+    assert curve.seconds(2) == pytest.approx(1.0)  # one may be a pause
+    curve.observe(2, 2.0)
     assert 1.0 < curve.seconds(2) < 1.15  # type: ignore[operator]
     for _ in range(100):
         curve.observe(2, 2.0)
@@ -292,6 +294,43 @@ def test_a_longer_context_begins_with_what_rows_add_at_shorter_ones():
     assert table is not None
     assert table[1:] == pytest.approx([9.0, 9.6, 10.35, 12.0])
     assert costs.step_seconds(1) == pytest.approx(6.0)
+
+
+def test_pauses_do_not_make_row_counts_dear_that_are_seldom_seen():
+    """Each pause is believed of all sizes for a while; it must be taken back from all of them, too."""
+    costs = StepCosts()
+    costs.begin_with(0, [(8, 14.0), (12, 20.0), (20, 33.0)])
+    for step in range(3000):
+        rows = 20 if step % 60 > 50 else 8
+        seconds = {8: 14.0, 20: 33.0}[rows] * (3.0 if step % 23 == 0 else 1.0)
+        costs.observe(report(*[1] * rows, seconds=StageSeconds(total=seconds)))
+    table = costs.step_table(20)
+    assert table is not None
+    assert table[12] / table[8] == pytest.approx(20 / 14, rel=0.03)
+    assert table[20] / table[8] == pytest.approx(33 / 14, rel=0.03)
+
+
+def test_a_machine_that_has_become_slow_is_believed_at_once():
+    costs = StepCosts()
+    for _ in range(100):
+        costs.observe(report(1, seconds=StageSeconds(total=10.0)))
+    for _ in range(20):
+        costs.observe(report(1, seconds=StageSeconds(total=30.0)))
+    assert costs.step_seconds(1) > 24
+
+
+def test_what_a_row_takes_behind_a_long_text_is_not_compared_with_several_behind_a_short_one():
+    """Long texts guess, then a short one decodes plainly: that one row has become faster says nothing of three."""
+    costs = StepCosts()
+    costs.begin_with(0, [(1, 6.0), (3, 7.0)])
+    for _ in range(200):
+        costs.observe(report(1, context=800, seconds=StageSeconds(total=9.0)))
+        costs.observe(report(1, 1, 1, context=800, seconds=StageSeconds(total=12.0)))
+    for _ in range(100):
+        costs.observe(report(1, context=60, seconds=StageSeconds(total=6.0)))
+    table = costs.step_table(4, context=60)
+    assert table is not None
+    assert table[3] < 7.5
 
 
 def report(*runs: int, context: int = 0, seconds: StageSeconds, **others) -> StepReport:

@@ -2,7 +2,6 @@
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 from foreword.speculation.measured.call_cost import CallCost
@@ -30,10 +29,12 @@ class StepCosts:
     """What whole steps cost besides drafting, and what drafting costs.
 
     A step's time is all of its wall time but its drafters': on a GPU a pass has only been launched when `forward`
-    returns. Steps with prompt chunks are kept apart from those that only decode, and long contexts from short ones.
+    returns. Steps with prompt chunks are kept apart from those that only decode, and contexts from those half as long.
+    That is the mean one of a step's requests. On a CPU a pass over a long text takes twice as long as over a short one:
+    what a single row takes behind one must not be compared with what several have taken behind the other.
     """
 
-    CONTEXT_BANDS = (1024, 8192)
+    CONTEXT_BANDS = tuple(128 << doubling for doubling in range(9))
 
     def __init__(self) -> None:
         self._decoding = [StepCurve() for _ in range(len(self.CONTEXT_BANDS) + 1)]
@@ -53,7 +54,7 @@ class StepCosts:
             return
         seconds = max(report.seconds.total - report.seconds.draft, 1e-9)
         if report.decodes_only:
-            self._go_at(self._begun_band(report.longest_context).observe(report.rows, seconds))
+            self._go_at(self._begun_band(report.mean_context).observe(report.rows, seconds))
         else:
             self._prompts.observe(report.rows, seconds)
             rate = report.rows / seconds
@@ -184,14 +185,15 @@ class StepCosts:
         """A band begins with what is known of the others: one measured row count tells nothing of what rows add."""
         band = self._band(context)
         if not band.is_known:
-            others = reversed(self._decoding[: self._decoding.index(band)]), self._decoding
-            known = next((curve for curve in chain(*others) if curve.is_known), None)
+            known = next((curve for curve in self._near(context)[:-1] if curve.is_known), None)
             if known is not None:
                 band.begin_with(known.points())
         return band
 
     def _near(self, context: int) -> list[StepCurve]:
-        return [self._band(context), *self._decoding, self._prompts]
+        """The band of a context, those of shorter ones from the nearest on, those of longer ones, and prompts."""
+        band = self.band(context)
+        return [*self._decoding[band::-1], *self._decoding[band + 1 :], self._prompts]
 
 
 def _rows_below(curve: StepCurve | None, seconds: float, most: int) -> int:

@@ -29,11 +29,20 @@ BEYOND_NOISE, LONG_AGO = 1.03, 1000
 """Times as long as a longer pass that a pass is believed to take if both were seen so often, and not so many steps ago:
 one row may be computed in another way than two."""
 
-FARTHEST = 4.0
-"""A step counts as at most this many times as slow, or as fast, as was expected: one pause is no change."""
+PAUSE = 1.25
+"""Times as long as expected that a step takes if it was interrupted. One of these tells nothing, a second one does.
 
-FARTHEST_SHAPE = 1.25
-"""The same in what its own row count costs beside the others: a pause has nothing to do with the rows."""
+What one has made of all row counts would be taken back from the one that is seen next: by and by all those that are
+seldom seen would seem to take longer than they do."""
+
+UNSEEN = 64
+"""Steps after which a row count that was not seen in them is taken to have changed as its neighbours have."""
+
+FARTHEST = 4.0
+"""A step counts as at most this many times as slow, or as fast, as was expected."""
+
+ALONE = 8
+"""Steps with the same row count in a row after which they tell nothing of what it costs beside the others."""
 
 PROFILED = 8
 """Steps that a measurement at start-up counts as."""
@@ -85,6 +94,9 @@ class StepCurve:
         self._buckets: dict[int, _Bucket] = {}
         self._drift = 1.0
         self._seen = 0  # steps
+        self._was_slow = False  # the last of them
+        self._last: _Bucket | None = None  # its row count
+        self._in_a_row = 0  # steps with the same one
 
     @property
     def is_known(self) -> bool:
@@ -102,22 +114,50 @@ class StepCurve:
         if is_usual and not known.fresh and self._seen % LOOKED_AT and self._seen - known.at <= BACK:
             known.at = self._seen
             return 1.0
+        was_slow, self._was_slow = self._was_slow, seconds > PAUSE * expected
+        if self._was_slow and not was_slow and self._seen > ALONE:
+            known.at = self._seen
+            return 1.0
         seconds = min(max(seconds, expected / FARTHEST), expected * FARTHEST)
+        self._in_a_row, self._last = self._in_a_row + 1 if known is self._last else 0, known
         # Other row counts have just told how the machine is: what is new about one that was long not seen is its own.
         known.fresh = BACK if self._seen - known.at > BACK else max(known.fresh - 1, 0)
         drift, shape = (SHAPE_MEMORY, BACK_MEMORY) if known.fresh else (DRIFT_MEMORY, SHAPE_MEMORY)
         # What was measured at another time is soon moved to where this machine is now.
-        slower: float = (seconds / expected) ** max(drift, 1 / self._seen)
+        off = seconds / expected
+        slower: float = off ** max(drift, 1 / self._seen)
         self._drift *= slower
-        weight = max(shape, 1 / (known.seen + 1))
+        weight = max(shape if self._in_a_row < ALONE else 0.0, 1 / (known.seen + 1))
         known.at = self._seen
         known.rows += weight * (rows - known.rows)
-        usual = min(
-            max(seconds / self._drift, known.seconds / FARTHEST_SHAPE), known.seconds * FARTHEST_SHAPE
-        )
-        known.seconds += weight * (usual - known.seconds)
         known.seen += 1
+        if weight:
+            own = (
+                min(max(off / slower, 1 / PAUSE), PAUSE) ** weight
+            )  # a pause has nothing to do with the rows
+            known.seconds *= own
+            self._take_along(known, own)
+        if not 1 / FARTHEST < self._drift < FARTHEST:  # what was taken from one size after the other
+            for bucket in self._buckets.values():
+                bucket.seconds *= self._drift
+            self._drift = 1.0
         return slower
+
+    def _take_along(self, known: _Bucket, slower: float) -> None:
+        """Believe of row counts that were not seen for long what is new about their neighbours that were."""
+        lower: _Bucket | None = None  # the next smaller one that was
+        between: list[_Bucket] = []
+        for bucket in [*sorted(self._buckets.values(), key=lambda one: one.rows), None]:
+            if bucket is not None and (not bucket.at or self._seen - bucket.at > UNSEEN):
+                between.append(bucket)
+                continue
+            if known is lower or known is bucket:
+                for one in between:
+                    part = 1.0
+                    if lower is not None and bucket is not None:
+                        part = 1 - abs(one.rows - known.rows) / (bucket.rows - lower.rows)
+                    one.seconds *= slower**part
+            lower, between = bucket, []
 
     def _between(self, rows: int) -> _Bucket | None:
         """A new bucket that begins with what its neighbours say; None at either end."""
