@@ -72,6 +72,21 @@ def test_arms_take_turns_forwards_and_backwards_and_the_first_round_does_not_cou
         measure_cells(station, [("chat", 2)], [PLAIN, OWN], 3, nothing)
 
 
+def test_the_controller_has_time_to_learn_before_it_is_measured_and_how_it_did_is_told():
+    station = PretendStation({"plain": 10.0, CONTROLLER: 12.0})
+    (rates,) = measure_cells(station, [("chat", 2)], [PLAIN, OWN], 4, nothing, learning_seconds=1e-6)
+    assert [label for label, *_ in station.asked[:5]] == [
+        "plain",
+        CONTROLLER,
+        CONTROLLER,
+        CONTROLLER,
+        "plain",
+    ]
+    assert len({number for label, _, _, number in station.asked if label == CONTROLLER}) == 6
+    (cell,) = summarise([rates])
+    assert cell.learning == pytest.approx(1.2)
+
+
 def test_a_drift_favours_nobody():
     station = PretendStation({"plain": 10.0, CONTROLLER: 10.0}, slower=1.02)
     (cell,) = summarise(measure_cells(station, [("chat", 1)], [PLAIN, OWN], 12, nothing))

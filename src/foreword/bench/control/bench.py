@@ -41,6 +41,7 @@ class ControlSizes:
     windows: int = 12
     tokens: int = 48  # that a request gains in a window, on average
     phase_seconds: float = 15.0  # of a change; 0: none is measured
+    learning_seconds: float = 5.0  # of the controller in each cell before it is measured
     mixed_batch: int = 8
     most_kinds: int = 100  # of those that were not named
 
@@ -60,6 +61,7 @@ class ControlSizes:
             usual.windows if windows is None else windows,
             usual.tokens,
             usual.phase_seconds if changes else 0.0,
+            usual.learning_seconds,
             most_kinds=usual.most_kinds,
         )
 
@@ -74,7 +76,7 @@ class ControlSizes:
         return list(self.kinds) or [*known[: self.most_kinds - 1], MIXED]
 
 
-QUICK = ControlSizes((), windows=6, tokens=24, phase_seconds=7.0, most_kinds=3)
+QUICK = ControlSizes((), windows=6, tokens=24, phase_seconds=7.0, learning_seconds=3.0, most_kinds=3)
 
 
 def measure_control(
@@ -97,7 +99,7 @@ def measure_control(
         station = EngineStation(engine, known, sizes.tokens, are_strangers=learns)
         line = EngineLine(engine, known)
         cells = [(kind, batch) for batch in sizes.batches for kind in kinds]
-        rates = measure_cells(station, cells, arms, sizes.windows, on_progress)
+        rates = measure_cells(station, cells, arms, sizes.windows, on_progress, sizes.learning_seconds)
         if not sizes.phase_seconds:
             return ControlReport(summarise(rates), probe_share=policy.bank.share)
         can = Circumstances(partial(brake.pulled, SLOWER), busy_core)

@@ -32,6 +32,7 @@ class CellRates:
     kind: str
     batch: int
     rates: Mapping[str, Sequence[float]]
+    learning: float | None = None  # tokens per second of the controller before they were counted
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Cell:
     ratios: Mapping[str, Interval]  # of every arm but plain, to plain
     best: BestFixed  # plain decoding is a fixed setting, too
     windows: int
+    learning: float | None = None  # the controller while it was learning, to plain
 
     @property
     def holds(self) -> bool:
@@ -57,10 +59,12 @@ def measure_cells(
     arms: Sequence[Arm],
     windows: int,
     on_progress: StageProgress,
+    learning_seconds: float = 0.0,
 ) -> list[CellRates]:
     """All arms take turns, forwards and then backwards, so that what drifts favours none of them.
 
-    A first round is not counted: prompts of a new kind, or another batch, are new to everyone.
+    A first round is not counted: prompts of a new kind, or another batch, are new to everyone. The controller then has
+    so many seconds of the same work to find out what pays; how it does meanwhile is told apart.
     """
     if windows < 4:
         raise RequestError(
@@ -69,15 +73,32 @@ def measure_cells(
     found = []
     for place, (kind, batch) in enumerate(cells):
         rates: dict[str, list[float]] = {arm.label: [] for arm in arms}
+        learning: float | None = None
         for number in range(-1, windows):
+            if number == 0:
+                learning = _learned(station, arms, kind, batch, windows, learning_seconds)
             done = place * (windows + 1) + number + 1
             on_progress(f"{kind}, batch {batch}", done, len(cells) * (windows + 1))
             for arm in arms if number % 2 else reversed(arms):
                 window = station.window(arm, kind, batch, number + 1)
                 if number >= 0:
                     rates[arm.label].append(window.rate)
-        found.append(CellRates(kind, batch, rates))
+        found.append(CellRates(kind, batch, rates, learning))
     return found
+
+
+def _learned(
+    station: Station, arms: Sequence[Arm], kind: str, batch: int, windows: int, seconds: float
+) -> float | None:
+    """Windows of the controller on other prompts than those that count; tokens per second."""
+    tokens, spent = 0, 0.0
+    while spent < seconds:
+        for arm in arms:
+            if arm.label == CONTROLLER:
+                windows += 1
+                window = station.window(arm, kind, batch, windows)
+                tokens, spent = tokens + window.tokens, spent + window.seconds
+    return tokens / spent if spent else None
 
 
 def summarise(measured: Sequence[CellRates]) -> list[Cell]:
@@ -100,4 +121,5 @@ def _cell(cell: CellRates, confidence: float) -> Cell:
         },
         against_best(cell.rates, CONTROLLER, fixed, confidence),
         len(plain),
+        None if cell.learning is None else cell.learning * len(plain) / sum(plain),
     )

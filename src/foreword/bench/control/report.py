@@ -61,6 +61,7 @@ def cell_table(cells: Sequence[Cell], title: str) -> Table:
         "controller\nx plain",
         "best fixed\nof half",
         "controller\nx best",
+        "learning\nx plain",
     ):
         table.add_column(name, justify="left" if name in ("kind", "best fixed\nof half") else "right")
     for cell in cells:
@@ -72,6 +73,7 @@ def cell_table(cells: Sequence[Cell], title: str) -> Table:
             f"[{colour}]{shown(cell.ratios[CONTROLLER])}[/{colour}]",
             cell.best.label,
             shown(cell.best.ratio),
+            "" if cell.learning is None else f"{cell.learning:.2f}",
         )
     return table
 
