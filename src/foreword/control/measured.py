@@ -19,7 +19,8 @@ from foreword.control.decisions.deciding import Decider
 from foreword.control.decisions.records import RequestRecord
 from foreword.control.decisions.trimming import trimmed
 from foreword.control.guard import CallWatch, ReferenceWindows
-from foreword.control.learning.estimates import HEAD_COVERAGE, PRIOR_COVERAGE, Estimates, PairEstimate
+from foreword.control.learning.at_large import HEAD_COVERAGE, PRIOR_COVERAGE
+from foreword.control.learning.estimates import Estimates, PairEstimate
 from foreword.control.learning.exploring import Explorer
 from foreword.control.learning.hindsight import RequestFit, Waiting
 from foreword.control.learning.probes import TimeBank
@@ -67,6 +68,7 @@ class MeasuredPolicy:
         self._idle_records: list[RequestRecord | None] = []  # of those of them that could be asked
         self._has_tried = False  # whether a drafter was tried for them in the last pass
         self._call_watch = CallWatch()
+        self._live_try: tuple[str, float] | None = None  # in the pass under way, and what was paid for it
         self._waits = False  # whether a draft for one of them waits for its text
         self._is_quiet = False  # whether no request of the pass under way has anything to be learned from
         self._could_try = False  # whether the pass has requests that drafters can be tried for
@@ -74,6 +76,7 @@ class MeasuredPolicy:
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
         """Whom to ask for which request, and how deep."""
+        self._live_try = None
         if not any(entry.request.speculation for entry in entries):
             self._could_try = False
             return [None] * len(entries)
@@ -102,7 +105,7 @@ class MeasuredPolicy:
                 could_try = could_try or record.asked is None or len(record.arms) > 1
         is_turn = could_try and not self.steps % TRY_STEPS
         if is_turn and here is not None and not is_reference and self.bank.has_any:
-            Explorer(self.bank, self.steps, self.seconds, self._decider.pairs).explore(asking, plans, here)
+            self._explore(self._decider.pairs, asking, plans, here)
         is_idle = not is_reference and not any(plans) and all(not r or r.is_steady for r in records)
         self._idle, self._idle_records = (numbers, asking) if is_idle else ([], [])
         return plans
@@ -128,11 +131,21 @@ class MeasuredPolicy:
             for record, entry in zip(self._idle_records, entries, strict=True):
                 if record is not None:
                     record.length = len(entry.request.tokens)
-            explorer = Explorer(self.bank, self.steps, self.seconds, affordable)
-            explorer.explore(self._idle_records, plans, self._here)
+            self._explore(affordable, self._idle_records, plans, self._here)
             self._has_tried = any(plans)
         self._is_quiet = not self._waits and not self._has_tried
         return plans
+
+    def _explore(
+        self,
+        affordable: set[PairControl],
+        records: Sequence[RequestRecord | None],
+        plans: list[DraftPlan | None],
+        here: Pass,
+    ) -> None:
+        explorer = Explorer(self.bank, self.steps, self.seconds, affordable)
+        explorer.explore(records, plans, here)
+        self._live_try = explorer.live
 
     def _decided(
         self,
@@ -228,15 +241,26 @@ class MeasuredPolicy:
             self.reference.passes += 1
         if not live:
             return
+        self._settle(report)
         calls = {control.estimate.method: control.worth.draft_seconds for control in live}
         if self._call_watch.are_slow(report.seconds, sum(calls.values())):
-            self._decider.look_again()
+            self._decider.look_closely()
         drawn = sum([part.draws for part in report.requests])
         if rows >= len(table) or not drawn:
             return
         plain = table[rows] * report.tokens / drawn
         for control in live:
             control.guard.gain.add(plain, report.seconds.total, drawn)
+
+    def _settle(self, report: StepReport) -> None:
+        """A try takes from the bank what it has really lost, or leaves there what it has won."""
+        tried, self._live_try = self._live_try, None
+        table, rows = self._decider.table, len(report.requests)
+        if tried is None or rows >= len(table):
+            return
+        method, paid = tried
+        lost = report.seconds.total - table[rows] * report.tokens / rows
+        self.bank.settle(method, min(lost, table[rows]) - paid)
 
     def _record(self, request: StepRequest) -> RequestRecord | None:
         """None for requests that nothing is decided for."""
@@ -256,7 +280,7 @@ class MeasuredPolicy:
             if before is not None and not record.is_told:
                 record.is_whole = False
             record.was_told = record.is_told
-            record.is_watched = self._watch.takes(record, request.request_id, self.steps)
+            record.is_watched = self._watch.takes(record, self.steps)
         return record
 
     def _new_record(self, request: StepRequest, plan: DraftPlan) -> RequestRecord:

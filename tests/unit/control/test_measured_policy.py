@@ -87,9 +87,11 @@ def test_a_drafter_that_becomes_ten_times_as_slow_is_left():
 NO_LOOKS = ControlSettings(decision_steps=1_000_000, decision_seconds=1e9)
 
 
-def test_a_drafter_that_becomes_slow_is_looked_at_before_it_is_time():
+@pytest.mark.parametrize("seed", [0, 5, 7])
+def test_a_drafter_that_becomes_slow_is_looked_at_before_it_is_time(seed: int):
+    """And looked at closely: at first it is believed to be only a little slower."""
     drafter = head()
-    traffic, policy = Traffic(H200, [drafter], 1, cohorts=("code",)), MeasuredPolicy()
+    traffic, policy = Traffic(H200, [drafter], 1, cohorts=("code",), seed=seed), MeasuredPolicy()
     traffic.run(policy, 2000)
     policy.use(NO_LOOKS)
     (control,) = policy.controls.values()
@@ -109,7 +111,7 @@ def test_what_was_decided_of_a_cohort_long_ago_is_decided_again_when_it_comes_ba
     chat = next(control for control in policy.controls.values() if control is not code)
     assert code.is_on and chat.is_on
     policy.use(replace(NO_LOOKS, decision_seconds=1.0))
-    _use(traffic, replace(drafter, level=10 * drafter.level))
+    _use(traffic, replace(drafter, level=20 * drafter.level))
     _seconds_until(traffic, policy, lambda: not chat.is_on)
     traffic.run(policy, 200)
     assert code.is_on

@@ -24,7 +24,7 @@ from foreword.control.learning.probes import (
     Account,
     TimeBank,
 )
-from foreword.control.learning.watching import BEFORE_A_PROBE, TELLING, Watch
+from foreword.control.learning.watching import BEFORE_A_PROBE, LEAST_STEPS, TELLING, Watch
 from foreword.control.measured import MeasuredPolicy
 from foreword.speculation.drafting import Drafter, DrafterNeeds
 from foreword.speculation.requests import DraftPlan
@@ -129,21 +129,25 @@ def told_record() -> RequestRecord:
     plan = DraftPlan("eagle", cast(Drafter, head), 4, 4)
     estimate = Estimates().pair("eagle", "", "chat")
     control = PairControl(estimate, probe_seconds=3e-3, probe_pass=3e-3)
-    return RequestRecord("eagle", [Arm(plan, control, RequestFit(estimate))], True, lambda: None)
+    request: Any = object()
+    return RequestRecord("eagle", [Arm(plan, control, RequestFit(estimate))], True, lambda: request)
 
 
 def test_a_head_is_told_only_while_it_can_be_tried():
     bank = TimeBank(accounts={"eagle": Account(3e-3 + BESIDE)})
-    watch, record = Watch(bank), told_record()
-    assert not watch.takes(record, 0, 0), "all would be spent before it can be asked"
+    watch, record, other = Watch(bank), told_record(), told_record()
+    assert not watch.takes(record, 0), "all would be spent before it can be asked"
     bank.accounts["eagle"].balance += (BEFORE_A_PROBE + 0.5) * TELLING
-    assert not watch.takes(record, 1, 0), "another request's turn"
-    record.is_watched = watch.takes(record, 0, 0)
+    record.is_watched = watch.takes(record, 0)
     assert record.is_watched
+    assert not watch.takes(other, LEAST_STEPS), "another request's turn"
     assert watch.tells(record)
     assert [watch.pay() for _ in range(BEFORE_A_PROBE + 1)] == [True] * BEFORE_A_PROBE + [False]
     assert bank.spent == pytest.approx((BEFORE_A_PROBE + 1) * TELLING)
-    assert not watch.takes(record, 0, 0)
+    assert not watch.takes(record, 1)
+    bank.accounts["eagle"].balance = 1.0
+    assert not watch.takes(other, LEAST_STEPS - 1), "too soon after the last one"
+    assert watch.takes(other, LEAST_STEPS)
 
 
 @pytest.mark.parametrize(("is_cold", "billed"), [(False, 4.0), (True, 1.0)])
@@ -198,7 +202,24 @@ def test_the_bank_earns_for_those_alone_that_could_be_tried():
     assert policy._decider.methods == ("eagle", "lookup")
     assert policy._decider.idle_methods == ("lookup",)
     policy.bank.accounts["lookup"].balance = -1.0
+    policy.bank.accounts["eagle"].balance = 0.0
     seconds = traffic.run(policy, 60).seconds
-    assert "eagle" not in policy.bank.accounts
+    assert policy.bank.accounts["eagle"].balance == 0
     earned = policy.bank.accounts["lookup"].balance + 1.0
     assert earned == pytest.approx(policy._decider.probe_share * seconds, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("took", "tokens", "left"),
+    [(0.018, 1, 3e-3 - 6e-3), (0.012, 2, 5e-3), (9.0, 1, 3e-3 - 8e-3)],
+)
+def test_a_try_takes_from_the_bank_what_it_has_really_lost(took: float, tokens: int, left: float):
+    """What was expected of it is a guess; a pause is not its own, and what it has won is saved up to a bound."""
+    policy = MeasuredPolicy()
+    policy.bank = TimeBank(accounts={"ngram": Account(3e-3)})
+    policy._decider.table, policy._live_try = [0.0, 0.010, 0.011], ("ngram", 2e-3)
+    report: Any = SimpleNamespace(seconds=SimpleNamespace(total=took), tokens=tokens, requests=[None])
+    policy._settle(report)
+    assert policy.bank.accounts["ngram"].balance == pytest.approx(left)
+    policy._settle(report)  # once
+    assert policy._live_try is None

@@ -136,6 +136,34 @@ def test_a_head_that_has_not_read_all_of_a_text_is_not_asked_beside_others():
     assert not policy.tells(request)
 
 
+def test_a_head_that_pays_is_told_of_a_text_until_what_is_preferred_to_it_is_known():
+    """It would be lost for the text, and what was preferred on its promise alone may turn out to be worse."""
+    policy, found = MeasuredPolicy(ControlSettings(reference_share=0.0)), traffic(1, ("chat",))
+    found.run(policy, 3)
+    request: Any = found.running[0]
+    record = policy._records[request.request_id]
+    eagle, ngram = (arm.control for arm in record.arms)
+    eagle.is_on, eagle.is_left, ngram.is_on, ngram.is_left = True, True, True, False
+    assert ngram.estimate.is_new
+    assert record.has_head_in_use
+    for _ in range(40):
+        ngram.estimate.answered(4, 4)
+    assert not record.has_head_in_use
+    eagle.is_left = False
+    assert record.has_head_in_use
+
+
+def test_a_lookup_is_asked_for_all_levels_whatever_few_of_them_are_worth():
+    """What it would say beyond them costs next to nothing, and would never be known."""
+    dearer = replace(LOOKUP, level=0.03e-3, kinds={"code": Kind(0.7, 0.9)})
+    policy, found = MeasuredPolicy(), traffic(2, ("code",), [dearer])
+    found.run(policy, 1500)
+    (control,) = policy.controls.values()
+    assert control.is_on
+    assert 1 <= control.worth.kept < 4
+    assert control.worth.depth == 4
+
+
 def percentile(values: Sequence[float]) -> float:
     return sorted(values)[-(-95 * len(values) // 100) - 1]
 

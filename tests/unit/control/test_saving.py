@@ -110,7 +110,7 @@ def test_the_file_stays_small(tmp_path: Path):
 
 def damaged(saved: dict[str, Any]) -> list[str]:
     other = {**saved, "key": "other"}
-    half = {**saved, "estimates": {"drafters": {}}}
+    half = {**saved, "estimates": {}}
     wrong_costs = {**saved, "costs": {**saved["costs"], "steps": [[0, [[1, -5.0]]]]}}
     wrong_calls = {**saved, "costs": {**saved["costs"], "calls": {"head": [1, 2, 3]}}}
     no_numbers = {**saved, "costs": {**saved["costs"], "calls": {"head": [float("nan")] * 14}}}
@@ -118,10 +118,9 @@ def damaged(saved: dict[str, Any]) -> list[str]:
     huge = {**saved, "costs": {**saved["costs"], "calls": {"head": [10**400] + [1.0] * 15}}}
     negative = {**saved, "costs": {**saved["costs"], "calls": {"head": [1.0] * 14 + [-1.0, 0.0]}}}
     useless = {**saved, "costs": {**saved["costs"], "calls": {"head": [1.0] * 4 + [1e308] + [1.0] * 11}}}
-    counts = dict(saved["estimates"]["drafters"])
-    first = next(iter(counts))
-    lies = {**counts, first: {**counts[first], "accepted": [[9e8] for _ in counts[first]["accepted"]]}}
-    wrong_rates = {**saved, "estimates": {**saved["estimates"], "drafters": lies}}
+    (*pair, counts), *others = saved["estimates"]["pairs"]
+    lies = {**counts, "accepted": [[9e8] for _ in counts["accepted"]]}
+    wrong_rates = {**saved, "estimates": {"pairs": [[*pair, lies], *others]}}
     cases = [other, half, wrong_costs, wrong_calls, no_numbers, wrong_rates, [], {"format": 1}]
     cases += [endless, huge, negative, useless]
     return ["", "{", "null", "[" * 100_000, *map(json.dumps, cases)]

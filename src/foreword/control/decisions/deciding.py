@@ -23,8 +23,14 @@ WELL_ABOVE, FAR_ABOVE = 1.05, 1.12
 SOONER = 8
 """Times as often as usual everything is looked at while what is in use is new."""
 
+CLOSELY, CLOSE_STEPS = 16, 8
+"""Looks that follow one another after so few steps when calls have become slow: what they take is learned slowly."""
+
 FEW_ASKS = 8
 """Asks that do not change what is believed of a drafter."""
+
+CHEAP = 0.05
+"""Part of a plain step that a lookup's call takes at most if its levels are taken to cost nothing."""
 
 _Seen = tuple[object, ...]
 
@@ -50,6 +56,7 @@ class Decider:
         self._decided_at: Moment | None = None
         self._decided_for: tuple[float, int] = (0, 0)  # tokens and rows of the pass
         self._wait = settings.decision_steps
+        self._close_looks = 0  # that are left
         self._seen: dict[str, _Seen] = {}  # by drafter, when it was looked at last
 
     def look(self, entries: Sequence[PassEntry], situation: Situation) -> Pass | None:
@@ -58,11 +65,12 @@ class Decider:
         for entry in entries:
             drawn += entry.draws
             rows += entry.run
-            context = max(context, entry.computed)
+            context += entry.computed
             plan = entry.request.speculation
             guesses += 0 if plan is None else plan.max_nodes
         if not drawn:
             return None
+        context //= len(entries)
         needed, known = rows + guesses, len(self.table)
         is_too_long = known > 4 * LEAST_TABLE and 8 * needed < known
         if needed >= known or is_too_long or situation.costs.band(context) != self._band:
@@ -77,6 +85,10 @@ class Decider:
     def look_again(self) -> None:
         """Something new has come."""
         self._decided_at = None
+
+    def look_closely(self) -> None:
+        """Something is not as it was, and by how much is not known yet."""
+        self._decided_at, self._close_looks = None, CLOSELY
 
     def is_due(self, here: Pass, step: int, seconds: float) -> bool:
         """Whether the batch is another, or it is time: the sooner the less is known and the more has changed."""
@@ -133,6 +145,8 @@ class Decider:
         self.plain_share = self._share_for_reference(controls)
         after = [(control.in_use, control.worth.kept, control.worth.depth) for control in controls]
         self._wait = self._next_wait(controls, is_same=before == after)
+        if self._close_looks:
+            self._close_looks, self._wait = self._close_looks - 1, min(self._wait, CLOSE_STEPS)
         self._decided_at, self._decided_for = now, (here.drawn, here.rows)
         return here
 
@@ -180,18 +194,20 @@ class Decider:
         now: Moment,
     ) -> None:
         known: dict[tuple[int, int], float] = {}  # the same few are asked for again and again
-
-        def draft_seconds(levels: int, asks: int) -> float:
-            found = known.get((levels, asks))
-            if found is None:
-                found = known[levels, asks] = situation.costs.draft_seconds(method, levels, asks)
-            return found
-
         groups = []
         for control, arms in pairs.items():
             control.estimate.refresh(now.seconds)
             depth = max(min(arm.plan.max_depth, arm.plan.max_nodes) for arm in arms)
             groups.append(Group(control.estimate.rates, len(arms), min(depth, self.settings.max_depth)))
+        least = self._least_levels(method, pairs, groups, here, situation)
+
+        def draft_seconds(levels: int, asks: int) -> float:
+            levels = max(levels, least)
+            found = known.get((levels, asks))
+            if found is None:
+                found = known[levels, asks] = situation.costs.draft_seconds(method, levels, asks)
+            return found
+
         worths = weigh(here, groups, draft_seconds)
         alone = here.without_prompts()
         usual = worths if alone is here else weigh(alone, groups, draft_seconds)
@@ -204,6 +220,24 @@ class Decider:
             control.price(group, here, draft_seconds)
             control.probe_behind = situation.costs.behind_seconds(method)
             control.could_pay = best_case(alone, group, draft_seconds) >= self.settings.margin_on
+
+    def _least_levels(
+        self,
+        method: str,
+        pairs: Mapping[PairControl, Sequence[Arm]],
+        groups: Sequence[Group],
+        here: Pass,
+        situation: Situation,
+    ) -> int:
+        """Levels that a call is billed for at least.
+
+        A lookup that is cheap at its deepest costs the same at any depth, whatever noise says: it is asked for all
+        levels, and so it is known how the deeper ones would fare.
+        """
+        deepest, asks = max(group.depth for group in groups), sum(group.asks for group in groups)
+        are_lookups = all(arm.is_lookup for arms in pairs.values() for arm in arms)
+        is_cheap = situation.costs.draft_seconds(method, deepest, asks) < CHEAP * here.plain
+        return deepest if are_lookups and is_cheap else 1
 
     def _route(
         self,

@@ -55,10 +55,17 @@ class RequestRecord:
 
     @property
     def has_head_in_use(self) -> bool:
-        for head in self.heads:  # noqa: SIM110 - every step asks, and this is the fastest
-            if head.control.in_use and self.may_ask(head):
+        """Or one that pays and may come into use soon: it would be lost for the text if it were not told of it."""
+        for head in self.heads:
+            control = head.control
+            if control.is_on and self.may_ask(head) and not (control.is_left and self._is_settled):
                 return True
         return False
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether those in use are what they are believed to be: what is new was preferred for its promise alone."""
+        return not any(arm.control.in_use and arm.control.estimate.is_new for arm in self.arms)
 
     @property
     def is_steady(self) -> bool:

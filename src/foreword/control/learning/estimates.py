@@ -5,6 +5,12 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from foreword.control.learning.at_large import (
+    PRIOR_COVERAGE,
+    PRIOR_RATE,
+    PRIOR_STRENGTH,
+    DrafterEstimate,
+)
 from foreword.control.learning.fading import (
     FADING,
     FAST_FADING,
@@ -13,26 +19,11 @@ from foreword.control.learning.fading import (
     FadingCounts,
 )
 
-COHORT_STRENGTH = 20.0
 CHANGED_STRENGTH = 6.0
-"""Drafts of the drafter at large that weigh as much in a cohort's estimate as those of its own.
+"""Drafts of the drafter at large that weigh as much in a cohort's estimate as those of its own, after a change.
 
-Fewer after a change, when few of its own count: what is expected would else never become what is seen.
+Few of its own count then: what is expected would else never become what is seen.
 """
-
-LOOKUP_STRENGTH = 6.0
-"""The same of one that lives on the text, not on the model: what it is worth differs far more from work to work."""
-
-PRIOR_STRENGTH = 4.0
-PRIOR_RATE = 0.6
-PRIOR_COVERAGE = 0.5
-"""What is believed of a drafter that nobody has asked: hopeful, so that it is tried, and soon forgotten."""
-
-TOLD_STRENGTH = 20.0
-"""Drafts that weigh as much as what a drafter's maker has measured."""
-
-HEAD_COVERAGE = 1.0
-"""The same of one that reads the target's states: it always has something to say."""
 
 SIBLING_SHARE = 0.5
 """Of what one child leaves, what the next is believed to get."""
@@ -55,9 +46,6 @@ KEPT_DRAFTS = 20.0
 
 NEW_ASKS = 30.0
 """Asks below which a cohort is new."""
-
-KNOWN_ASKS = 100.0
-"""Asks of a drafter for everyone from which on it is known what to expect of it in a new cohort."""
 
 _CERTAIN = 1e-4
 
@@ -98,29 +86,13 @@ class Rates:
         return found
 
 
-class DrafterEstimate:
-    """A drafter's guesses for everyone: one rate for every level, which is all that tenants share."""
-
-    def __init__(self, method: str) -> None:
-        self.method = method
-        self.coverage = PRIOR_COVERAGE  # what is believed before it was asked
-        self.told: Sequence[float] = ()  # [level], acceptance that its maker has measured
-        self.counts = FadingCounts()
-
-    def rate(self, level: int, above: float) -> float:
-        """The acceptance of a level's first node; `above` is that of the level above."""
-        if level < len(self.told):
-            return self.counts.rate(level, 0, self.told[level], TOLD_STRENGTH)
-        return self.counts.rate(level, 0, above, PRIOR_STRENGTH)
-
-
 class PairEstimate:
     """A drafter's guesses in one cohort."""
 
-    def __init__(self, drafter: DrafterEstimate, cohort: str) -> None:
+    def __init__(self, drafter: DrafterEstimate, cohort: str, counts: FadingCounts) -> None:
         self.drafter = drafter
         self.cohort = cohort
-        self.counts = FadingCounts()
+        self.counts = counts
         self.changes = 0  # times that the traffic was seen to change
         self.levels = 0  # that were ever judged, at least
         self.asks = 0  # that there ever were
@@ -153,7 +125,7 @@ class PairEstimate:
     @property
     def is_unknown(self) -> bool:
         """Whether there is much to find out: what is new is mostly as it is elsewhere."""
-        return self.is_unsettled and (bool(self._fast_drafts) or self.drafter.counts.asks < KNOWN_ASKS)
+        return self.is_unsettled and (bool(self._fast_drafts) or not self.drafter.is_known)
 
     def need(self, depth: int) -> None:
         """Drafts of so many levels will be asked for: what is believed of deeper ones is not worked out."""
@@ -171,26 +143,21 @@ class PairEstimate:
 
     def answered(self, asked_depth: int, depth: int) -> None:
         """An ask, and how deep the answer was; 0: there was none."""
-        own, at_large = self.counts, self.drafter.counts
         self.asks += 1
-        own.answered(asked_depth, depth)
-        at_large.answered(asked_depth, depth)
+        self.counts.answered(asked_depth, depth)
         if not depth:
-            factor = self._fading()
-            own.fade(factor)
-            at_large.fade(factor)
+            self.counts.fade(self._fading())
+            self.drafter.hear(self.counts)
 
     def judged(self, level: int, children: int, accepted: int | None) -> None:
         """A level that was reached; 0 is the first."""
-        for counts in (self.counts, self.drafter.counts):
-            counts.judged(level, children, accepted)
+        self.counts.judged(level, children, accepted)
 
     def finished(self, accepted: int, expected: float) -> None:
         """A draft has been judged to its end: what was accepted of it, and what was expected to be."""
         self.levels += accepted or 1
-        factor = self._fading()
-        self.counts.fade(factor)
-        self.drafter.counts.fade(factor)
+        self.counts.fade(self._fading())
+        self.drafter.hear(self.counts)
         if self._fast_drafts:
             self._fast_drafts -= 1
             if self._fast_drafts > CHANGE_DRAFTS // 2:
@@ -213,7 +180,7 @@ class PairEstimate:
     def _strength(self) -> float:
         if self._fast_drafts:
             return CHANGED_STRENGTH
-        return LOOKUP_STRENGTH if self.drafter.coverage < HEAD_COVERAGE else COHORT_STRENGTH
+        return self.drafter.cohort_strength
 
     def _estimate(self) -> Rates:
         accepted, coverage = [], []
@@ -282,11 +249,15 @@ class Estimates:
         key = (method, tenant, cohort)
         found = self.pairs.get(key)
         if found is None:
-            found = self.pairs[key] = PairEstimate(self.drafter(method, coverage, told), cohort)
-            if self.saved:
-                found.counts = self.saved.pop((method, owner_of(tenant), cohort), found.counts)
+            drafter = self.drafter(method, coverage, told)
+            counts = self.saved.pop((method, owner_of(tenant), cohort), None) if self.saved else None
+            if counts is None:
+                counts = FadingCounts()
+                drafter.new_cohort(counts)
+            found = self.pairs[key] = PairEstimate(drafter, cohort, counts)
             while len(self.pairs) > MAX_PAIRS:
-                self.pairs.popitem(last=False)
+                _, oldest = self.pairs.popitem(last=False)
+                oldest.drafter.forget(oldest.counts)
         self.pairs.move_to_end(key)
         return found
 
@@ -296,5 +267,5 @@ class Estimates:
         while len(self.drafters) >= MAX_PAIRS and method not in self.drafters:
             del self.drafters[next(iter(self.drafters))]
         found = self.drafters.setdefault(method, DrafterEstimate(method))
-        found.coverage, found.told = coverage, told
+        found.begin_with(coverage, told)
         return found

@@ -20,6 +20,7 @@ class Explorer:
     step: int
     seconds: float  # of engine time
     affordable: set[PairControl]  # those that the bank may still pay for
+    live: tuple[str, float] | None = None  # whose guesses are verified as a try, and what was paid for it
     _expected: dict[str, float] = field(default_factory=dict)  # by drafter, what this step's probes will take
 
     def explore(self, records: Records, plans: list[DraftPlan | None], here: Pass) -> None:
@@ -47,7 +48,7 @@ class Explorer:
                 lost = 0.0  # a pass without the guesses that it would have had is part of the price
                 if record.asked is not None:
                     lost = max(record.asked.control.worth.saved, 0.0) * here.per_token
-                if not lost and may_use and control.live_loss(self.seconds) < control.probe_seconds:
+                if not lost and may_use and control.live_loss(self.seconds) < control.probe_pass:
                     if self._try_live(control, records, plans):
                         return
                 elif self._price(record, arm, lost) is not None:
@@ -80,7 +81,7 @@ class Explorer:
         price = control.probe_seconds if before is None else control.probe_more
         at_once = lost + (0.0 if self._expected else BESIDE)  # in a pass with guesses the host does it anyway
         if not self.bank.affords(method, price + (before or 0.0) + at_once):
-            if control.live_loss(self.seconds) >= control.probe_seconds:
+            if control.live_loss(self.seconds) >= control.probe_pass:
                 self.affordable.discard(control)  # nor is it tried for any other request of this step
             return None
         price += control.probe_behind * arm.behind(record.length)
@@ -104,9 +105,12 @@ class Explorer:
             and (record.was_told or arm.reading is None)
         ]
         loss, method = BESIDE + control.live_loss(self.seconds), control.estimate.method
+        # A lookup that was not asked of late has whole texts to read first.
+        loss += control.probe_behind * sum(arm.behind(record.length) for _, record, arm in found)
         if not found or not self.bank.affords(method, loss):
             return False
         self.bank.pay(method, loss)
+        self.live = method, loss
         for place, record, arm in found:
             plans[place] = record.ask(arm, control.worth.depth if record.is_coupled else control.worth.kept)
             # It is verified though it does not seem to pay: that is what was paid for.

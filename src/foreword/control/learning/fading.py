@@ -108,6 +108,31 @@ class FadingCounts:
         """Siblings that were seen at a level."""
         return len(self.reached[level]) if level < len(self.reached) else 1
 
+    def at_most(self, most: float) -> "FadingCounts":
+        """The same in units of one observation, few observations of a level in full and many as `most` of them."""
+        found, whole = FadingCounts(), most * self.unit
+        for reached, accepted in zip(self.reached, self.accepted, strict=True):
+            weight = most / (whole + reached[0])
+            found.reached.append([weight * count for count in reached])
+            found.accepted.append([weight * count for count in accepted])
+        weight = most / (whole + sum(self.asked))
+        found.asked = [weight * count for count in self.asked]
+        found.offered = [weight * count for count in self.offered]
+        found.full = [weight * count for count in self.full]
+        return found
+
+    def add(self, other: "FadingCounts", times: float) -> None:
+        """Count what another one of the same unit has counted; taken back with -1."""
+        while len(self.reached) < len(other.reached):
+            self.reached.append([0.0])
+            self.accepted.append([0.0])
+        levels = len(other.reached)
+        mine = chain(self.reached[:levels], self.accepted[:levels], (self.asked, self.offered, self.full))
+        others = chain(other.reached, other.accepted, (other.asked, other.offered, other.full))
+        for own, more in zip(mine, others, strict=True):
+            own.extend([0.0] * (len(more) - len(own)))
+            own[: len(more)] = [one + times * count for one, count in zip(own, more, strict=False)]
+
     @property
     def asks(self) -> float:
         """That count, faded."""

@@ -72,7 +72,6 @@ class Waiting:
         is_stopped = level < end
         pair = self.fit.pair
         pair.counts.judged_run(start, level - start, is_stopped)
-        pair.drafter.counts.judged_run(start, level - start, is_stopped)
         if level + is_stopped <= last + 1:
             self.expected += sum(rates[start : level + is_stopped])
         else:

@@ -62,6 +62,12 @@ class TimeBank:
         account.dearest = max(0.98 * account.dearest, seconds)
         self.spent += seconds
 
+    def settle(self, method: str, seconds: float) -> None:
+        """A try has cost so much more than was paid for it; below 0: less, or it has won something."""
+        account = self._account(method)
+        account.balance = min(account.balance - seconds, max(MOST_SAVED, account.dearest))
+        self.spent += seconds
+
     def affords(self, method: str, seconds: float) -> bool:
         """Whether there is enough for a probe; if not, it is saved for."""
         account = self._account(method)

@@ -11,14 +11,13 @@ MOST_ASKS = 200.0
 
 
 def estimates_as_json(estimates: Estimates) -> dict[str, Any]:
-    """All drafters, and the pairs that were seen last. Whose cohort it is cannot be read from it."""
+    """The pairs that were seen last: drafters are known by them. Whose cohort it is cannot be read from it."""
     pairs = {
         (method, owner_of(tenant), cohort): pair.counts
         for (method, tenant, cohort), pair in estimates.pairs.items()
     }
     newest = list({**estimates.saved, **pairs}.items())[-MAX_PAIRS:]
     return {
-        "drafters": {method: drafter.counts.as_json() for method, drafter in estimates.drafters.items()},
         "pairs": [[*key, counts.as_json()] for key, counts in newest],
     }
 
@@ -26,17 +25,16 @@ def estimates_as_json(estimates: Estimates) -> dict[str, Any]:
 def restore_estimates(estimates: Estimates, saved: Mapping[str, Any]) -> None:
     """Begin with what `estimates_as_json` has written; raises `ValueError` and changes nothing for anything else."""
     try:
-        drafters = {str(method): _counts(value) for method, value in saved["drafters"].items()}
         pairs = {
             (str(method), str(owner), str(cohort)): _counts(value)
             for method, owner, cohort, value in saved["pairs"]
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no estimates: {error}") from None
-    if max(len(drafters), len(pairs)) > MAX_PAIRS:
+    if len(pairs) > MAX_PAIRS:
         raise ValueError("more estimates than are ever kept")
-    for method, counts in drafters.items():
-        estimates.drafter(method).counts = counts
+    for (method, _, _), counts in pairs.items():
+        estimates.drafter(method).new_cohort(counts)
     estimates.saved = pairs
 
 

@@ -4,10 +4,9 @@ from foreword.control.decisions.arms import Arm
 from foreword.control.decisions.records import RequestRecord
 from foreword.control.learning.probes import BESIDE, TimeBank
 
-WATCHED = 32
-WATCH_STEPS = 128
-"""Of requests whose head is not in use, one in so many is told to it all the same, for so many steps in turn: telling
-costs time, and a head that was told nothing cannot be tried."""
+WATCH_STEPS, LEAST_STEPS = 128, 32
+"""Of requests whose head is not in use one at a time is told to it all the same, where it can join late for so many
+steps, and another one not before so many: telling costs time, and a head that was told nothing cannot be tried."""
 
 TELLING = 3e-4
 """Seconds that telling a head of one more request takes in a step: states are kept, copied and handed over."""
@@ -25,15 +24,33 @@ class Watch:
     def __init__(self, bank: TimeBank) -> None:
         self._bank = bank
         self._told: list[RequestRecord] = []  # requests whose heads are told of them without being in use
+        self._watched: RequestRecord | None = None  # the one that is to be tried
+        self._since = -LEAST_STEPS  # step
 
-    def takes(self, record: RequestRecord, number: int, step: int) -> bool:
-        """Whether a request is one of those."""
-        # In turns where a head has to join late; where it may not, the same ones from their beginning on.
-        turn = step // WATCH_STEPS if len(record.arms) == 1 else 0
-        if (number + turn) % WATCHED:
+    def takes(self, record: RequestRecord, step: int) -> bool:
+        """Whether a request is the one."""
+        if record is not self._watched and not self._is_free(step):
             return False
         before = 0.0 if record.is_watched else BEFORE_A_PROBE * TELLING
-        return any(record.may_ask(head) and self._can_try(record, head, before) for head in record.heads)
+        idle = [head for head in record.heads if not head.control.in_use and record.may_ask(head)]
+        can_try = any(self._can_try(record, head, before) for head in idle)
+        if can_try and record is not self._watched:
+            self._watched, self._since = record, step
+            for head in idle:  # a prompt that it reads along is part of the price
+                self._bank.pay_telling(head.plan.method, self._catching_up(record, head))
+        elif not can_try and record is self._watched:
+            self._watched = None
+        return can_try
+
+    def _is_free(self, step: int) -> bool:
+        """Whether another one may be watched: none is, or it is gone, or had its turn.
+
+        Where a head may not join late, one that is given up can never be watched again: it goes on.
+        """
+        watched, steps = self._watched, step - self._since
+        if watched is None or watched.request() is None:
+            return steps >= LEAST_STEPS
+        return len(watched.arms) == 1 and steps >= WATCH_STEPS
 
     def begin_pass(self) -> None:
         """Whoever is told is planned anew."""
@@ -56,6 +73,8 @@ class Watch:
         return can_try
 
     def _can_try(self, record: RequestRecord, head: Arm, before: float) -> bool:
-        control = head.control
-        behind = control.probe_behind * head.behind(record.length)
-        return self._bank.affords(head.plan.method, control.probe_pass + behind + BESIDE + before)
+        price = head.control.probe_pass + self._catching_up(record, head) + BESIDE + before
+        return self._bank.affords(head.plan.method, price)
+
+    def _catching_up(self, record: RequestRecord, head: Arm) -> float:
+        return head.control.probe_behind * head.behind(record.length)

@@ -1,6 +1,7 @@
 """What is believed of a drafter by what was counted."""
 
-from foreword.control.learning.estimates import HEAD_COVERAGE, KEPT_DRAFTS, Estimates, PairEstimate
+from foreword.control.learning.at_large import HEAD_COVERAGE, PRIOR_RATE
+from foreword.control.learning.estimates import KEPT_DRAFTS, MAX_PAIRS, Estimates, PairEstimate
 
 
 def guess(pair: PairEstimate, is_right: bool) -> None:
@@ -19,8 +20,39 @@ def test_what_a_heads_maker_has_measured_weighs_as_much_as_few_drafts():
     assert seen.rates.accepted[0][0] == 0.95
     for number in range(60):
         guess(seen, is_right=number % 10 < 3)
+    assert 0.3 < seen.rates.accepted[0][0] < 0.6
     new = estimates.pair("head", "", "code", HEAD_COVERAGE, told=(0.95, 0.95))
-    assert 0.3 < new.rates.accepted[0][0] < 0.6
+    assert 0.6 < new.rates.accepted[0][0] < 0.8
+
+
+def test_one_cohort_says_little_of_another_however_much_was_seen_of_it():
+    """And many say much: a head that guessed badly for one kind of work is tried for the next one all the same."""
+    estimates = Estimates()
+
+    def bad_cohort(name: str, drafts: int) -> float:
+        pair = estimates.pair("head", name, "chat", HEAD_COVERAGE, told=(0.7,))
+        for number in range(drafts):
+            guess(pair, is_right=number % 10 < 2)
+        return estimates.pair("head", "new", "chat", HEAD_COVERAGE, told=(0.7,)).rates.accepted[0][0]
+
+    assert bad_cohort("summaries", 400) > 0.42
+    del estimates.pairs["head", "new", "chat"]
+    for number in range(20):
+        last = bad_cohort(f"tenant {number}", 40)
+        del estimates.pairs["head", "new", "chat"]
+    assert last < 0.27
+
+
+def test_a_cohort_that_is_forgotten_says_nothing_any_more():
+    estimates = Estimates()
+    old = estimates.pair("head", "old", "chat", HEAD_COVERAGE)
+    for _ in range(100):
+        guess(old, is_right=False)
+    for number in range(MAX_PAIRS):
+        estimates.pair("head", f"tenant {number}", "chat", HEAD_COVERAGE)
+    guess(old, is_right=False)  # its requests are still there
+    guess(estimates.pair("head", "tenant 0", "chat", HEAD_COVERAGE), is_right=True)
+    assert estimates.pair("head", "new", "chat", HEAD_COVERAGE).rates.accepted[0][0] > PRIOR_RATE
 
 
 def test_what_was_counted_before_a_change_weighs_as_much_as_few_drafts():

@@ -1,0 +1,88 @@
+"""What is known of a drafter at large: what a cohort that nobody has seen yet begins with."""
+
+from collections.abc import Sequence
+
+from foreword.control.learning.fading import FadingCounts
+
+COHORT_STRENGTH = 20.0
+"""Drafts of the drafter at large that weigh as much in a cohort's estimate as those of its own.
+
+And those that all that was seen of one cohort weighs at most in what is known of the drafter at large: cohorts differ
+about as much as so many drafts do by chance, so more drafts of the same one tell little more of another.
+"""
+
+LOOKUP_STRENGTH = 6.0
+"""The same of one that lives on the text, not on the model: what it is worth differs far more from work to work."""
+
+PRIOR_STRENGTH = 4.0
+PRIOR_RATE = 0.6
+PRIOR_COVERAGE = 0.5
+"""What is believed of a drafter that nobody has asked: hopeful, so that it is tried, and soon forgotten."""
+
+HEAD_COVERAGE = 1.0
+"""The same of one that reads the target's states: it always has something to say."""
+
+TOLD_STRENGTH = 20.0
+"""Drafts that weigh as much as what a drafter's maker has measured."""
+
+KNOWN_COHORTS = 3.0
+"""Of a drafter, from which on it is known what to expect of it in a new one."""
+
+
+class DrafterEstimate:
+    """A drafter's guesses for everyone: one rate for every level, which is all that tenants share."""
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.coverage = PRIOR_COVERAGE  # what is believed before it was asked
+        self.told: Sequence[float] = ()  # [level], acceptance that its maker has measured
+        self._cohorts: dict[
+            FadingCounts, FadingCounts
+        ] = {}  # what each has counted, and what of it counts here
+        self._counts = FadingCounts()
+        self._changed: set[FadingCounts] = set()  # cohorts that have counted more since
+
+    def begin_with(self, coverage: float, told: Sequence[float]) -> None:
+        """What is believed of it before it was asked."""
+        if coverage != self.coverage:
+            self._changed.update(self._cohorts)
+        self.coverage, self.told = coverage, told
+
+    def new_cohort(self, counts: FadingCounts) -> None:
+        """From now on this is counted of one more."""
+        self._cohorts[counts] = FadingCounts()
+        self._changed.add(counts)
+
+    def forget(self, counts: FadingCounts) -> None:
+        """A cohort that was not seen for long."""
+        self._counts.add(self._cohorts.pop(counts), -1.0)
+        self._changed.discard(counts)
+
+    def hear(self, counts: FadingCounts) -> None:
+        """A cohort has counted one more draft; one that is forgotten may still have requests."""
+        if counts in self._cohorts:
+            self._changed.add(counts)
+
+    @property
+    def counts(self) -> FadingCounts:
+        """Of all cohorts, each of which counts for a few drafts at most."""
+        for counts in self._changed:
+            self._counts.add(self._cohorts[counts], -1.0)
+            here = self._cohorts[counts] = counts.at_most(self.cohort_strength)
+            self._counts.add(here, 1.0)
+        self._changed.clear()
+        return self._counts
+
+    @property
+    def cohort_strength(self) -> float:
+        return LOOKUP_STRENGTH if self.coverage < HEAD_COVERAGE else COHORT_STRENGTH
+
+    @property
+    def is_known(self) -> bool:
+        return self.counts.asks >= KNOWN_COHORTS * self.cohort_strength
+
+    def rate(self, level: int, above: float) -> float:
+        """The acceptance of a level's first node; `above` is that of the level above."""
+        if level < len(self.told):
+            return self.counts.rate(level, 0, self.told[level], TOLD_STRENGTH)
+        return self.counts.rate(level, 0, above, PRIOR_STRENGTH)
