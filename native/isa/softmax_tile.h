@@ -26,6 +26,10 @@ struct State {
 template <int Q>
 constexpr int kSpan = Q > 2 ? 2 : 4;
 
+// The same of values: with more of a row at a time its weights are read less often.
+template <int Q>
+constexpr int kMixed = Q > 3 ? 2 : 4;
+
 // Scores of Q queries against a tile of keys. Each is a sum over the head's dimensions in their order.
 template <int Q, bool Fetch>
 FOREWORD_INLINE void score_tile(const State (&states)[Q], const Tile& tile, const Tile& next, int64_t head_dim,
@@ -161,8 +165,8 @@ __attribute__((noinline)) void absorb_tile(const KvView& kv, const Tile& tile, c
     float factors[8];
     weigh_tile<Q>(scores, span, states, factors);
     int64_t d = 0;
-    for (; d + 8 * kSpan<Q> <= kv.padded_dim; d += 8 * kSpan<Q>) {
-        mix_values<Q, kSpan<Q>, Fetch>(states, factors, tile, next, kv.padded_dim, scores, span, d);
+    for (; d + 8 * kMixed<Q> <= kv.padded_dim; d += 8 * kMixed<Q>) {
+        mix_values<Q, kMixed<Q>, Fetch>(states, factors, tile, next, kv.padded_dim, scores, span, d);
     }
     for (; d < kv.padded_dim; d += 8) mix_values<Q, 1, Fetch>(states, factors, tile, next, kv.padded_dim, scores, span, d);
 }
