@@ -253,12 +253,17 @@ class MeasuredPolicy:
             control.guard.gain.add(plain, report.seconds.total, drawn)
 
     def _settle(self, report: StepReport) -> None:
-        """A try takes from the bank what it has really lost, or leaves there what it has won."""
+        """A try takes from the bank what it has really lost, or leaves there what it has won.
+
+        Where others guess, too, that cannot be told apart: what was expected of it is paid then.
+        """
         tried, self._live_try = self._live_try, None
         table, rows = self._decider.table, len(report.requests)
         if tried is None or rows >= len(table):
             return
         method, paid = tried
+        if any(part.asked and part.asked != method for part in report.requests):
+            return
         lost = report.seconds.total - table[rows] * report.tokens / rows
         self.bank.settle(method, min(lost, table[rows]) - paid)
 

@@ -218,8 +218,12 @@ def test_a_try_takes_from_the_bank_what_it_has_really_lost(took: float, tokens: 
     policy = MeasuredPolicy()
     policy.bank = TimeBank(accounts={"ngram": Account(3e-3)})
     policy._decider.table, policy._live_try = [0.0, 0.010, 0.011], ("ngram", 2e-3)
-    report: Any = SimpleNamespace(seconds=SimpleNamespace(total=took), tokens=tokens, requests=[None])
+    parts = [SimpleNamespace(asked="ngram")]
+    report: Any = SimpleNamespace(seconds=SimpleNamespace(total=took), tokens=tokens, requests=parts)
     policy._settle(report)
     assert policy.bank.accounts["ngram"].balance == pytest.approx(left)
     policy._settle(report)  # once
     assert policy._live_try is None
+    parts[0].asked, policy._live_try = "eagle", ("ngram", 2e-3)
+    policy._settle(report)  # what others have won, or lost, is not the try's
+    assert policy.bank.accounts["ngram"].balance == pytest.approx(left)

@@ -310,6 +310,24 @@ def test_pauses_do_not_make_row_counts_dear_that_are_seldom_seen():
     assert table[20] / table[8] == pytest.approx(33 / 14, rel=0.03)
 
 
+@pytest.mark.parametrize("seldom", [10, 40])
+def test_a_row_count_that_is_seldom_seen_and_slow_each_time_is_no_pause(seldom: int):
+    costs = StepCosts()
+    costs.begin_with(0, [(8, 14.0), (20, 20.0)])
+    for step in range(2000):
+        rows = 8 if step % seldom else 20
+        costs.observe(report(*[1] * rows, seconds=StageSeconds(total={8: 14.0, 20: 33.0}[rows])))
+    assert costs.step_seconds(20) == pytest.approx(33.0, rel=0.05)
+
+
+def test_rows_that_fit_are_those_of_the_contexts_that_were_seen_last():
+    costs = StepCosts()
+    costs.begin_with(0, [(1, 5.0), (5, 10.0), (16, 21.0)])
+    for _ in range(50):
+        costs.observe(report(*[1] * 5, context=800, seconds=StageSeconds(total=20.0)))
+    assert costs.rows_within(21.0, 100, with_prompts=False) < 7
+
+
 def test_a_machine_that_has_become_slow_is_believed_at_once():
     costs = StepCosts()
     for _ in range(100):

@@ -55,7 +55,11 @@ class DrafterEstimate:
 
     def forget(self, counts: FadingCounts) -> None:
         """A cohort that was not seen for long."""
-        self._counts.add(self._cohorts.pop(counts), -1.0)
+        here = self._cohorts.pop(
+            counts, None
+        )  # one that was saved may belong to an estimate that was forgotten
+        if here is not None:
+            self._counts.add(here, -1.0)
         self._changed.discard(counts)
 
     def hear(self, counts: FadingCounts) -> None:

@@ -171,6 +171,8 @@ def _rows(value: object) -> list[list[float]]:
         raise ValueError("no list of counts")
     if len(value) > MOST_LEVELS:
         raise ValueError("too many levels")
+    if not all(value):
+        raise ValueError("a level without counts")
     return [_numbers(row)[:MOST_RANKS] for row in value]
 
 

@@ -65,7 +65,8 @@ class TimeBank:
     def settle(self, method: str, seconds: float) -> None:
         """A try has cost so much more than was paid for it; below 0: less, or it has won something."""
         account = self._account(method)
-        account.balance = min(account.balance - seconds, max(MOST_SAVED, account.dearest))
+        most = max(MOST_SAVED, account.dearest, account.balance)
+        account.balance = min(account.balance - seconds, most)
         self.spent += seconds
 
     def affords(self, method: str, seconds: float) -> bool:

@@ -25,19 +25,19 @@ class Watch:
         self._bank = bank
         self._told: list[RequestRecord] = []  # requests whose heads are told of them without being in use
         self._watched: RequestRecord | None = None  # the one that is to be tried
-        self._since = -LEAST_STEPS  # step
+        self._since = self._seen = -LEAST_STEPS  # steps, when its turn began and when it was last there
 
     def takes(self, record: RequestRecord, step: int) -> bool:
         """Whether a request is the one."""
         if record is not self._watched and not self._is_free(step):
             return False
+        if record is self._watched:
+            self._seen = step
         before = 0.0 if record.is_watched else BEFORE_A_PROBE * TELLING
         idle = [head for head in record.heads if not head.control.in_use and record.may_ask(head)]
         can_try = any(self._can_try(record, head, before) for head in idle)
         if can_try and record is not self._watched:
-            self._watched, self._since = record, step
-            for head in idle:  # a prompt that it reads along is part of the price
-                self._bank.pay_telling(head.plan.method, self._catching_up(record, head))
+            self._watched, self._since, self._seen = record, step, step
         elif not can_try and record is self._watched:
             self._watched = None
         return can_try
@@ -48,7 +48,7 @@ class Watch:
         Where a head may not join late, one that is given up can never be watched again: it goes on.
         """
         watched, steps = self._watched, step - self._since
-        if watched is None or watched.request() is None:
+        if watched is None or watched.request() is None or step - self._seen > 2 * WATCH_STEPS:
             return steps >= LEAST_STEPS
         return len(watched.arms) == 1 and steps >= WATCH_STEPS
 

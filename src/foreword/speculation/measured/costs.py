@@ -39,6 +39,7 @@ class StepCosts:
     def __init__(self) -> None:
         self._decoding = [StepCurve() for _ in range(len(self.CONTEXT_BANDS) + 1)]
         self._prompts = StepCurve()
+        self._context = 0  # of the last step that only decoded
         self._prompt_rate: float | None = None  # rows per second of steps with prompt chunks
         self._fastest: dict[int, float] = {}  # the best of these rates, by the bits of the number of rows
         self._calls: dict[str, CallCost] = {}
@@ -54,7 +55,8 @@ class StepCosts:
             return
         seconds = max(report.seconds.total - report.seconds.draft, 1e-9)
         if report.decodes_only:
-            self._go_at(self._begun_band(report.mean_context).observe(report.rows, seconds))
+            self._context = report.mean_context
+            self._go_at(self._begun_band(self._context).observe(report.rows, seconds))
         else:
             self._prompts.observe(report.rows, seconds)
             rate = report.rows / seconds
@@ -123,7 +125,8 @@ class StepCosts:
         Before anything was measured: all rows of a step that only decodes, a cautious number of one with prompts. A
         step in which every prompt gets one row counts as decoding, so that both have to fit.
         """
-        fit = _rows_below(next((curve for curve in self._near(0) if curve.is_known), None), seconds, most)
+        near = self._near(self._context)
+        fit = _rows_below(next((curve for curve in near if curve.is_known), None), seconds, most)
         if not with_prompts:
             return fit
         known = self._prompts if self._prompts.is_known else None

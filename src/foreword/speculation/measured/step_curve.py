@@ -59,6 +59,7 @@ class _Bucket:
     seen: int  # steps
     at: int = 0  # number of the last of them
     fresh: int = 0  # steps for which it still counts as having come back
+    was_slow: bool = False  # the last of them
 
 
 class _Block(NamedTuple):
@@ -114,8 +115,10 @@ class StepCurve:
         if is_usual and not known.fresh and self._seen % LOOKED_AT and self._seen - known.at <= BACK:
             known.at = self._seen
             return 1.0
-        was_slow, self._was_slow = self._was_slow, seconds > PAUSE * expected
-        if self._was_slow and not was_slow and self._seen > ALONE:
+        # A row count that is slow each time it comes back is no pause, however fast others are between.
+        was_slow, is_slow = self._was_slow or known.was_slow, seconds > PAUSE * expected
+        self._was_slow = known.was_slow = is_slow
+        if is_slow and not was_slow and self._seen > ALONE:
             known.at = self._seen
             return 1.0
         seconds = min(max(seconds, expected / FARTHEST), expected * FARTHEST)
