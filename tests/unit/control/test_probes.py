@@ -24,7 +24,7 @@ from foreword.control.learning.probes import (
     Account,
     TimeBank,
 )
-from foreword.control.learning.watching import BEFORE_A_PROBE, LEAST_STEPS, TELLING, Watch
+from foreword.control.learning.watching import BEFORE_A_PROBE, LEAST_STEPS, TELLING, WATCH_STEPS, Watch
 from foreword.control.measured import MeasuredPolicy
 from foreword.speculation.drafting import Drafter, DrafterNeeds
 from foreword.speculation.requests import DraftPlan
@@ -148,6 +148,14 @@ def test_a_head_is_told_only_while_it_can_be_tried():
     bank.accounts["eagle"].balance = 1.0
     assert not watch.takes(other, LEAST_STEPS - 1), "too soon after the last one"
     assert watch.takes(other, LEAST_STEPS)
+
+
+def test_a_request_that_a_head_is_told_of_gives_way_after_its_turn():
+    watch, one, other = Watch(TimeBank(accounts={"eagle": Account(9.0)})), told_record(), told_record()
+    assert watch.takes(one, 0)
+    assert not watch.takes(other, WATCH_STEPS - 1)
+    assert watch.takes(other, WATCH_STEPS)
+    assert not watch.takes(one, WATCH_STEPS + 1)
 
 
 @pytest.mark.parametrize(("is_cold", "billed"), [(False, 4.0), (True, 1.0)])

@@ -328,6 +328,14 @@ def test_rows_that_fit_are_those_of_the_contexts_that_were_seen_last():
     assert costs.rows_within(21.0, 100, with_prompts=False) < 7
 
 
+def test_a_context_that_was_never_seen_is_believed_to_cost_what_the_next_shorter_one_does():
+    costs = StepCosts()
+    costs.begin_with(0, [(1, 1.0)])
+    costs.begin_with(512, [(1, 3.0)])
+    assert costs.step_seconds(1, context=1500) == pytest.approx(3.0)
+    assert costs.step_seconds(1, context=300) == pytest.approx(1.0)
+
+
 def test_a_machine_that_has_become_slow_is_believed_at_once():
     costs = StepCosts()
     for _ in range(100):

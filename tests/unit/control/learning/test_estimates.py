@@ -1,7 +1,10 @@
 """What is believed of a drafter by what was counted."""
 
+import pytest
+
 from foreword.control.learning.at_large import HEAD_COVERAGE, PRIOR_RATE
 from foreword.control.learning.estimates import KEPT_DRAFTS, MAX_PAIRS, Estimates, PairEstimate
+from foreword.control.learning.saving import estimates_as_json, restore_estimates
 
 
 def guess(pair: PairEstimate, is_right: bool) -> None:
@@ -63,3 +66,27 @@ def test_what_was_counted_before_a_change_weighs_as_much_as_few_drafts():
     while not pair.changes:
         guess(pair, is_right=False)
     assert pair.counts.asks <= KEPT_DRAFTS + 1
+
+
+def test_a_restored_cohort_counts_once_and_as_what_its_drafter_is():
+    """Whether it is a head is known only when it is there."""
+    before = Estimates()
+    seen = before.pair("head", "tenant", "chat", HEAD_COVERAGE)
+    for _ in range(100):
+        guess(seen, is_right=True)
+    again = Estimates()
+    restore_estimates(again, estimates_as_json(before))
+    as_lookup = again.drafter("head").counts.asks
+    asks = again.drafter("head", HEAD_COVERAGE).counts.asks
+    assert asks > 2 * as_lookup
+    again.pair("head", "tenant", "chat", HEAD_COVERAGE)
+    assert again.drafter("head", HEAD_COVERAGE).counts.asks == pytest.approx(asks)
+
+
+def test_an_ask_without_an_answer_is_known_at_large():
+    estimates = Estimates()
+    pair = estimates.pair("lookup", "tenant", "chat")
+    assert estimates.drafters["lookup"].counts.asks == 0
+    for _ in range(30):
+        pair.answered(4, 0)
+    assert estimates.drafters["lookup"].counts.asks > 4
