@@ -48,7 +48,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculating, "measure_heads", told([SPEED]))
     monkeypatch.setattr(controlled, "measure_controller", told([CONTROL]))
     monkeypatch.setattr(tiles, "compile_ahead", told(None))
-    way = TileTime((8, 8), 1, None, 7.0, 4.0, same_bits=True)
+    way = TileTime((8, 8), 1, 1, None, 7.0, 4.0, same_bits=True)
     monkeypatch.setattr(tiles, "time_products", told([way]))
 
 
