@@ -35,8 +35,8 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "decoder_of", lambda *_: None)
 
     class Weights:
-        layers = (type("Layer", (), dict.fromkeys(("qkv", "output", "gate_up", "down"))),)
-        head = None
+        head = torch.zeros(8, 8)
+        layers = (type("Layer", (), dict.fromkeys(("qkv", "output", "gate_up", "down"), head)),)
 
     def told(result: Any) -> Any:
         return lambda *_, **__: result
@@ -68,7 +68,7 @@ def test_every_measurement_is_one_object(on_gpu: None):
     ways = printed("--tiles", "1")["tiles"]
     assert [way["product"] for way in ways[::2]] == ["qkv", "output", "gate and up", "down", "head"]
     assert ways[0] == {
-        "product": "qkv", "shape": [8, 8], "rows": 1, "tile": None,
+        "product": "qkv", "shape": [8, 8], "rows": 1, "parts": 1, "tile": None,
         "microseconds": 7.0, "terabytes": 4.0, "same_bits": True,
     }  # fmt: skip
     whole = printed()
