@@ -241,7 +241,6 @@ class MeasuredPolicy:
             self.reference.passes += 1
         if not live:
             return
-        self._settle(report)
         calls = {control.estimate.method: control.worth.draft_seconds for control in live}
         if self._call_watch.are_slow(report.seconds, sum(calls.values())):
             self._decider.look_closely()
@@ -249,23 +248,21 @@ class MeasuredPolicy:
         if rows >= len(table) or not drawn:
             return
         plain = table[rows] * report.tokens / drawn
+        self._settle(report, min(report.seconds.total - plain, table[rows]))
         for control in live:
             control.guard.gain.add(plain, report.seconds.total, drawn)
 
-    def _settle(self, report: StepReport) -> None:
-        """A try takes from the bank what it has really lost, or leaves there what it has won.
+    def _settle(self, report: StepReport, lost: float) -> None:
+        """A try takes from the bank what its step has really lost, or leaves there what it has won.
 
         Where others guess, too, that cannot be told apart: what was expected of it is paid then.
         """
         tried, self._live_try = self._live_try, None
-        table, rows = self._decider.table, len(report.requests)
-        if tried is None or rows >= len(table):
+        if tried is None:
             return
         method, paid = tried
-        if any(part.asked and part.asked != method for part in report.requests):
-            return
-        lost = report.seconds.total - table[rows] * report.tokens / rows
-        self.bank.settle(method, min(lost, table[rows]) - paid)
+        if all(part.asked in ("", method) for part in report.requests):
+            self.bank.settle(method, lost - paid)
 
     def _record(self, request: StepRequest) -> RequestRecord | None:
         """None for requests that nothing is decided for."""

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -226,12 +227,22 @@ def test_a_try_takes_from_the_bank_what_it_has_really_lost(took: float, tokens: 
     policy = MeasuredPolicy()
     policy.bank = TimeBank(accounts={"ngram": Account(3e-3)})
     policy._decider.table, policy._live_try = [0.0, 0.010, 0.011], ("ngram", 2e-3)
-    parts = [SimpleNamespace(asked="ngram")]
-    report: Any = SimpleNamespace(seconds=SimpleNamespace(total=took), tokens=tokens, requests=parts)
-    policy._settle(report)
+    parts = [SimpleNamespace(asked="ngram", draws=1)]
+    seconds = SimpleNamespace(total=took, draft=0.0)
+    report: Any = SimpleNamespace(
+        seconds=seconds, tokens=tokens, requests=parts, rows=2, passes=1, decodes_only=True, is_cold=False
+    )
+    report.calls = {"ngram": 1}
+    live: Any = [MagicMock()]
+    policy._call_watch = MagicMock()
+    policy._measure(report, live)
     assert policy.bank.accounts["ngram"].balance == pytest.approx(left)
-    policy._settle(report)  # once
+    policy._measure(report, live)  # once
     assert policy._live_try is None
-    parts[0].asked, policy._live_try = "eagle", ("ngram", 2e-3)
-    policy._settle(report)  # what others have won, or lost, is not the try's
+    parts.append(SimpleNamespace(asked="eagle", draws=1))
+    policy._live_try = ("ngram", 2e-3)
+    policy._measure(report, live)  # what others have won, or lost, is not the try's
     assert policy.bank.accounts["ngram"].balance == pytest.approx(left)
+    parts[1].asked, policy._live_try, policy.bank.accounts["ngram"].balance = "", ("ngram", 2e-3), 0.0
+    policy._measure(report, live)  # a plain request beside it is no such other
+    assert policy.bank.accounts["ngram"].balance

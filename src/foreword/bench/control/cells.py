@@ -70,13 +70,14 @@ def measure_cells(
         raise RequestError(
             f"--windows must be at least 4, not {windows}: half of them choose, the others compare"
         )
+    own = next(arm for arm in arms if arm.label == CONTROLLER)
     found = []
     for place, (kind, batch) in enumerate(cells):
         rates: dict[str, list[float]] = {arm.label: [] for arm in arms}
         learning: float | None = None
         for number in range(-1, windows):
             if number == 0:
-                learning = _learned(station, arms, kind, batch, windows, learning_seconds)
+                learning = _learned(station, own, (kind, batch), windows, learning_seconds)
             done = place * (windows + 1) + number + 1
             on_progress(f"{kind}, batch {batch}", done, len(cells) * (windows + 1))
             for arm in arms if number % 2 else reversed(arms):
@@ -87,17 +88,13 @@ def measure_cells(
     return found
 
 
-def _learned(
-    station: Station, arms: Sequence[Arm], kind: str, batch: int, windows: int, seconds: float
-) -> float | None:
-    """Windows of the controller on other prompts than those that count; tokens per second."""
+def _learned(station: Station, own: Arm, cell: tuple[str, int], windows: int, seconds: float) -> float | None:
+    """Windows of the controller behind those that count, so many seconds of them; tokens per second."""
     tokens, spent = 0, 0.0
     while spent < seconds:
-        for arm in arms:
-            if arm.label == CONTROLLER:
-                windows += 1
-                window = station.window(arm, kind, batch, windows)
-                tokens, spent = tokens + window.tokens, spent + window.seconds
+        windows += 1
+        window = station.window(own, *cell, windows)
+        tokens, spent = tokens + window.tokens, spent + window.seconds
     return tokens / spent if spent else None
 
 

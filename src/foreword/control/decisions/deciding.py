@@ -199,7 +199,12 @@ class Decider:
             control.estimate.refresh(now.seconds)
             depth = max(min(arm.plan.max_depth, arm.plan.max_nodes) for arm in arms)
             groups.append(Group(control.estimate.rates, len(arms), min(depth, self.settings.max_depth)))
-        least = self._least_levels(method, pairs, groups, here, situation)
+        deepest, asks = max(group.depth for group in groups), sum(group.asks for group in groups)
+        # A lookup that is cheap at its deepest costs the same at any depth, whatever noise says: it is asked for all
+        # levels, and so it is known how the deeper ones would fare.
+        are_lookups = all(arm.is_lookup for arms in pairs.values() for arm in arms)
+        is_cheap = situation.costs.draft_seconds(method, deepest, asks) < CHEAP * here.plain
+        least = deepest if are_lookups and is_cheap else 1  # levels that a call is billed for
 
         def draft_seconds(levels: int, asks: int) -> float:
             levels = max(levels, least)
@@ -220,24 +225,6 @@ class Decider:
             control.price(group, here, draft_seconds)
             control.probe_behind = situation.costs.behind_seconds(method)
             control.could_pay = best_case(alone, group, draft_seconds) >= self.settings.margin_on
-
-    def _least_levels(
-        self,
-        method: str,
-        pairs: Mapping[PairControl, Sequence[Arm]],
-        groups: Sequence[Group],
-        here: Pass,
-        situation: Situation,
-    ) -> int:
-        """Levels that a call is billed for at least.
-
-        A lookup that is cheap at its deepest costs the same at any depth, whatever noise says: it is asked for all
-        levels, and so it is known how the deeper ones would fare.
-        """
-        deepest, asks = max(group.depth for group in groups), sum(group.asks for group in groups)
-        are_lookups = all(arm.is_lookup for arms in pairs.values() for arm in arms)
-        is_cheap = situation.costs.draft_seconds(method, deepest, asks) < CHEAP * here.plain
-        return deepest if are_lookups and is_cheap else 1
 
     def _route(
         self,

@@ -36,9 +36,8 @@ class DrafterEstimate:
         self.method = method
         self.coverage = PRIOR_COVERAGE  # what is believed before it was asked
         self.told: Sequence[float] = ()  # [level], acceptance that its maker has measured
-        self._cohorts: dict[
-            FadingCounts, FadingCounts
-        ] = {}  # what each has counted, and what of it counts here
+        # What each has counted, and what of it counts here.
+        self._cohorts: dict[FadingCounts, FadingCounts] = {}
         self._counts = FadingCounts()
         self._changed: set[FadingCounts] = set()  # cohorts that have counted more since
 
@@ -54,10 +53,8 @@ class DrafterEstimate:
         self._changed.add(counts)
 
     def forget(self, counts: FadingCounts) -> None:
-        """A cohort that was not seen for long."""
-        here = self._cohorts.pop(
-            counts, None
-        )  # one that was saved may belong to an estimate that was forgotten
+        """A cohort that was not seen for long; one that was saved may belong to an estimate that is no more."""
+        here = self._cohorts.pop(counts, None)
         if here is not None:
             self._counts.add(here, -1.0)
         self._changed.discard(counts)

@@ -73,8 +73,6 @@ class Watch:
         return can_try
 
     def _can_try(self, record: RequestRecord, head: Arm, before: float) -> bool:
-        price = head.control.probe_pass + self._catching_up(record, head) + BESIDE + before
-        return self._bank.affords(head.plan.method, price)
-
-    def _catching_up(self, record: RequestRecord, head: Arm) -> float:
-        return head.control.probe_behind * head.behind(record.length)
+        control = head.control
+        behind = control.probe_behind * head.behind(record.length)
+        return self._bank.affords(head.plan.method, control.probe_pass + behind + BESIDE + before)

@@ -115,31 +115,36 @@ class StepCurve:
         if is_usual and not known.fresh and self._seen % LOOKED_AT and self._seen - known.at <= BACK:
             known.at = self._seen
             return 1.0
-        # A row count that is slow each time it comes back is no pause, however fast others are between.
-        was_slow, is_slow = self._was_slow or known.was_slow, seconds > PAUSE * expected
-        self._was_slow = known.was_slow = is_slow
-        if is_slow and not was_slow and self._seen > ALONE:
+        if self._is_pause(known, seconds / expected):
             known.at = self._seen
             return 1.0
-        seconds = min(max(seconds, expected / FARTHEST), expected * FARTHEST)
+        return self._learn(known, rows, min(max(seconds / expected, 1 / FARTHEST), FARTHEST))
+
+    def _is_pause(self, known: _Bucket, off: float) -> bool:
+        """Whether a step that took so many times as long as expected tells nothing: the first of them does not.
+
+        A row count that is slow each time it comes back is no pause, however fast others are between.
+        """
+        was_slow, is_slow = self._was_slow or known.was_slow, off > PAUSE
+        self._was_slow = known.was_slow = is_slow
+        return is_slow and not was_slow and self._seen > ALONE
+
+    def _learn(self, known: _Bucket, rows: int, off: float) -> float:
+        """A step of this row count took so many times as long as expected; by what factor all do now."""
         self._in_a_row, self._last = self._in_a_row + 1 if known is self._last else 0, known
         # Other row counts have just told how the machine is: what is new about one that was long not seen is its own.
         known.fresh = BACK if self._seen - known.at > BACK else max(known.fresh - 1, 0)
         drift, shape = (SHAPE_MEMORY, BACK_MEMORY) if known.fresh else (DRIFT_MEMORY, SHAPE_MEMORY)
         # What was measured at another time is soon moved to where this machine is now.
-        off = seconds / expected
         slower: float = off ** max(drift, 1 / self._seen)
         self._drift *= slower
         weight = max(shape if self._in_a_row < ALONE else 0.0, 1 / (known.seen + 1))
-        known.at = self._seen
         known.rows += weight * (rows - known.rows)
-        known.seen += 1
-        if weight:
-            own = (
-                min(max(off / slower, 1 / PAUSE), PAUSE) ** weight
-            )  # a pause has nothing to do with the rows
-            known.seconds *= own
-            self._take_along(known, own)
+        known.at, known.seen = self._seen, known.seen + 1
+        # What interrupts a step has nothing to do with its rows.
+        own = min(max(off / slower, 1 / PAUSE), PAUSE) ** weight
+        known.seconds *= own
+        self._take_along(known, own)
         if not 1 / FARTHEST < self._drift < FARTHEST:  # what was taken from one size after the other
             for bucket in self._buckets.values():
                 bucket.seconds *= self._drift
