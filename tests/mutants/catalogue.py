@@ -231,8 +231,8 @@ MUTANTS = (
         19,
         "the rows of a prompt chunk see one another whole",
         "speculation/rows/layout.py",
-        "np.minimum(kv_row + 1, end, out=arrays.prefix_lens)",
-        "np.maximum(0, end, out=arrays.prefix_lens)",
+        "= own, own, own + 1",
+        "= own, own, np.full(run, run)",
         (LAYOUT,),
     ),
     Mutant(

@@ -84,10 +84,6 @@ class Draft:
         """[nodes], the tokens as a pass is told of them."""
         return self.tokens
 
-    def node_columns(self) -> NodeColumns:
-        """What a pass is told of its nodes beside their tokens."""
-        return _node_columns(self.parents)
-
     def depths(self) -> tuple[int, ...]:
         """Depth of every node; the first level is 1."""
         return _depths(self.parents)
@@ -301,7 +297,8 @@ def _ancestor_masks(parents: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _node_columns(parents: tuple[int, ...]) -> NodeColumns:
+def node_columns(parents: tuple[int, ...]) -> NodeColumns:
+    """What a pass is told of nodes beside their tokens."""
     return NodeColumns(np.array(_depths(parents), np.int32), np.array(_ancestor_masks(parents), np.uint64))
 
 

@@ -5,16 +5,17 @@ Every pass pays for this on the host, so nothing here loops over rows or over th
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate
-from operator import sub
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from foreword.backends.batch import BatchArrays, BatchSizes, ForwardBatch, Ints, Tap
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import KvSequence, RowMove
-from foreword.speculation.draft import Draft
+from foreword.speculation.draft import Draft, node_columns
 from foreword.speculation.rows.batch_memory import BatchMemory, PageTables
 
 
@@ -73,15 +74,12 @@ class BatchBuffers:
             end + len(part.draft.parents) for end, part in zip(rows.ends, parts, strict=True)
         ]
         arrays.row_starts[:] = rows.starts
-        drafted = [part for part in parts if part.draft.parents]
-        if rows.counts.count(1) == len(parts) and not drafted:
+        arrays.ancestor_masks.fill(0)
+        if rows.counts.count(1) == len(parts) and not any(part.draft.parents for part in parts):
             _fill_single_places(arrays, parts, rows, cache.page_size)
         else:
-            _fill_places(arrays, parts, rows, cache.page_size)
+            _fill_places(arrays, parts, rows.begins, cache.page_size)
         _fill_tokens(arrays, parts, rows)
-        arrays.ancestor_masks.fill(0)
-        if drafted:
-            _fill_nodes(arrays, drafted)
         if moves:
             arrays.kv_copies[:] = [(move.source, cache.slot(move.owner, move.row)) for move in moves]
         adapters = tuple(part.adapter for part in parts)
@@ -124,21 +122,55 @@ def _hidden_rows(parts: Sequence[SequenceRows], starts: Sequence[int]) -> Sequen
 
 
 def _fill_places(
-    arrays: BatchArrays,
-    parts: Sequence[SequenceRows],
-    rows: "_Rows",
-    page_size: int,
+    arrays: BatchArrays, parts: Sequence[SequenceRows], begins: Sequence[int], page_size: int
 ) -> None:
-    """Where every row stands and how far it sees; nodes are given positions as if they were a chain."""
-    counts, shifts = rows.counts, map(sub, rows.begins, rows.starts)
-    columns = np.array((list(shifts), rows.ends, range(len(parts))), dtype=np.int32)
-    shift, end, request_of = columns.repeat(counts, axis=1)  # each [rows]
-    kv_row = np.add(np.arange(len(shift), dtype=np.int32), shift, out=arrays.positions)
-    if any(first_nodes := [part.first_node for part in parts]):
-        kv_row += np.repeat(first_nodes, counts).astype(np.int32) * (kv_row >= end)
-    page, place = np.divmod(kv_row, page_size)
-    np.add(arrays.block_tables[request_of, page] * page_size, place, out=arrays.slots)
-    np.minimum(kv_row + 1, end, out=arrays.prefix_lens)
+    """Where every row stands and how far it sees."""
+    ways = _ways(tuple([(part.run, part.first_node, part.draft.parents) for part in parts]))
+    begin = np.array(begins, dtype=np.int32)[ways.part_of]
+    np.add(begin, ways.position, out=arrays.positions)
+    np.add(begin, ways.sees, out=arrays.prefix_lens)
+    page, place = np.divmod(begin + ways.kv_row, page_size)
+    np.add(arrays.block_tables[ways.part_of, page] * page_size, place, out=arrays.slots)
+    arrays.ancestor_masks.view(np.uint64)[:, 0] = ways.masks
+
+
+class _Ways(NamedTuple):
+    """What runs and guesses alone decide of the rows of a pass; each [rows], counted from the beginning of the part."""
+
+    part_of: Ints  # whose row it is
+    kv_row: Ints
+    position: Ints
+    sees: Ints  # rows that it sees in full
+    masks: NDArray[np.uint64]  # the guesses that it sees
+
+
+Kind = tuple[int, int, tuple[int, ...]]
+"""Run, first node and parents of one part."""
+
+
+@lru_cache(maxsize=64)
+def _ways(kinds: tuple[Kind, ...]) -> _Ways:
+    """Pass after pass has parts of the same kinds."""
+    parts = [_ways_of_one(*kind) for kind in kinds]
+    part_of = np.arange(len(parts), dtype=np.int32).repeat([len(part.masks) for part in parts])
+    kv_row, position, sees = np.concatenate([part.numbers for part in parts], axis=1)
+    return _Ways(part_of, kv_row, position, sees, np.concatenate([part.masks for part in parts]))
+
+
+class _PartWays(NamedTuple):
+    numbers: Ints  # [3, rows]: KV row, position, rows that it sees in full
+    masks: NDArray[np.uint64]
+
+
+@lru_cache(maxsize=256)
+def _ways_of_one(run: int, first: int, parents: tuple[int, ...]) -> _PartWays:
+    numbers = np.empty((3, run + len(parents) - first), np.int32)
+    columns, own = node_columns(parents), np.arange(run)
+    numbers[:, :run] = own, own, own + 1
+    numbers[0, run:] = np.arange(run + first, run + len(parents))
+    numbers[1, run:] = run - 1 + columns.depths[first:]
+    numbers[2, run:] = run
+    return _PartWays(numbers, np.concatenate([np.zeros(run, np.uint64), columns.masks[first:]]))
 
 
 def _fill_single_places(
@@ -164,13 +196,3 @@ def _fill_tokens(arrays: BatchArrays, parts: Sequence[SequenceRows], rows: "_Row
     if len(tokens) != len(arrays.token_ids):
         raise ValueError("a part's run goes behind its last token")
     arrays.token_ids[:] = tokens
-
-
-def _fill_nodes(arrays: BatchArrays, drafted: Sequence[SequenceRows]) -> None:
-    """The positions and masks of guesses, which stand behind all that they see in full."""
-    nodes = np.flatnonzero(arrays.positions >= arrays.prefix_lens)
-    columns = [(part.draft.node_columns(), part.first_node) for part in drafted]
-    depths = np.concatenate([column.depths[first:] for column, first in columns])
-    masks = np.concatenate([column.masks[first:] for column, first in columns])
-    arrays.positions[nodes] = arrays.prefix_lens[nodes] + depths - 1
-    arrays.ancestor_masks.view(np.uint64)[nodes, 0] = masks
