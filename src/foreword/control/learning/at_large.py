@@ -1,6 +1,7 @@
 """What is known of a drafter at large: what a cohort that nobody has seen yet begins with."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from foreword.control.learning.fading import FadingCounts
 
@@ -29,6 +30,20 @@ KNOWN_COHORTS = 3.0
 """Of a drafter, from which on it is known what to expect of it in a new one."""
 
 
+HALF_LIFE_SECONDS = 3600.0
+"""Engine time in which what a cohort has told counts half: tenants that never come back are not believed for ever."""
+
+FADED_EVERY = 1.0
+"""Seconds: more often is too small a step to matter."""
+
+
+class _Share(NamedTuple):
+    """What one cohort has told of a drafter, and when."""
+
+    counts: FadingCounts
+    seconds: float
+
+
 class DrafterEstimate:
     """A drafter's guesses for everyone: one rate for every level, which is all that tenants share."""
 
@@ -36,10 +51,10 @@ class DrafterEstimate:
         self.method = method
         self.coverage = PRIOR_COVERAGE  # what is believed before it was asked
         self.told: Sequence[float] = ()  # [level], acceptance that its maker has measured
-        # What each has counted, and what of it counts here.
-        self._cohorts: dict[FadingCounts, FadingCounts] = {}
+        self._cohorts: dict[FadingCounts, _Share] = {}  # what each has counted, and what of it counts here
         self._counts = FadingCounts()
         self._changed: set[FadingCounts] = set()  # cohorts that have counted more since
+        self._seconds = 0.0  # of engine time, when it last faded
 
     def begin_with(self, coverage: float, told: Sequence[float]) -> None:
         """What is believed of it before it was asked."""
@@ -49,15 +64,21 @@ class DrafterEstimate:
 
     def new_cohort(self, counts: FadingCounts) -> None:
         """From now on this is counted of one more."""
-        self._cohorts[counts] = FadingCounts()
+        self._cohorts[counts] = _Share(FadingCounts(), self._seconds)
         self._changed.add(counts)
 
     def forget(self, counts: FadingCounts) -> None:
         """A cohort that was not seen for long; one that was saved may belong to an estimate that is no more."""
-        here = self._cohorts.pop(counts, None)
-        if here is not None:
-            self._counts.add(here, -1.0)
+        share = self._cohorts.pop(counts, None)
+        if share is not None:
+            self._take_back(share)
         self._changed.discard(counts)
+
+    def fade(self, seconds: float) -> None:
+        """It is this late in the engine's time."""
+        if seconds - self._seconds >= FADED_EVERY:
+            self._counts.fade(_left(seconds - self._seconds))
+            self._seconds = seconds
 
     def hear(self, counts: FadingCounts) -> None:
         """A cohort has counted one more draft; one that is forgotten may still have requests."""
@@ -68,11 +89,14 @@ class DrafterEstimate:
     def counts(self) -> FadingCounts:
         """Of all cohorts, each of which counts for a few drafts at most."""
         for counts in self._changed:
-            self._counts.add(self._cohorts[counts], -1.0)
-            here = self._cohorts[counts] = counts.at_most(self.cohort_strength)
-            self._counts.add(here, 1.0)
+            self._take_back(self._cohorts[counts])
+            share = self._cohorts[counts] = _Share(counts.at_most(self.cohort_strength), self._seconds)
+            self._counts.add(share.counts, self._counts.unit)
         self._changed.clear()
         return self._counts
+
+    def _take_back(self, share: _Share) -> None:
+        self._counts.add(share.counts, -self._counts.unit * _left(self._seconds - share.seconds))
 
     @property
     def cohort_strength(self) -> float:
@@ -87,3 +111,9 @@ class DrafterEstimate:
         if level < len(self.told):
             return self.counts.rate(level, 0, self.told[level], TOLD_STRENGTH)
         return self.counts.rate(level, 0, above, PRIOR_STRENGTH)
+
+
+def _left(seconds: float) -> float:
+    """Of what was told so long ago."""
+    left: float = 0.5 ** (seconds / HALF_LIFE_SECONDS)
+    return left

@@ -138,6 +138,7 @@ class PairEstimate:
         if seconds > self._seconds:
             factor = 0.5 ** ((seconds - self._seconds) / HALF_LIFE_SECONDS)
             self.counts.fade(factor)
+            self.drafter.fade(seconds)
             self._seconds = seconds
         self._rates = None
 

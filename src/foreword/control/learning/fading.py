@@ -122,7 +122,7 @@ class FadingCounts:
         return found
 
     def add(self, other: "FadingCounts", times: float) -> None:
-        """Count what another one of the same unit has counted; taken back with -1."""
+        """Count what another one has counted, so many times; what is taken back counts less than none."""
         while len(self.reached) < len(other.reached):
             self.reached.append([0.0])
             self.accepted.append([0.0])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foreword.control.learning.at_large import HEAD_COVERAGE, PRIOR_RATE
+from foreword.control.learning.at_large import HALF_LIFE_SECONDS, HEAD_COVERAGE, PRIOR_RATE
 from foreword.control.learning.estimates import KEPT_DRAFTS, MAX_PAIRS, Estimates, PairEstimate
 from foreword.control.learning.saving import estimates_as_json, restore_estimates
 
@@ -44,6 +44,30 @@ def test_one_cohort_says_little_of_another_however_much_was_seen_of_it():
         last = bad_cohort(f"tenant {number}", 40)
         del estimates.pairs["head", "new", "chat"]
     assert last < 0.27
+
+
+def test_cohorts_that_do_not_come_back_are_believed_less_and_less():
+    """And one that does counts as before, once: what it had told earlier is taken back as it has faded."""
+    estimates = Estimates()
+    told = (0.7,)
+    for number in range(10):
+        pair = estimates.pair("head", f"tenant {number}", "chat", HEAD_COVERAGE, told)
+        for draft in range(100):
+            guess(pair, is_right=draft % 10 < 2)
+    at_once = estimates.pair("head", "new", "chat", HEAD_COVERAGE, told)
+    assert at_once.rates.accepted[0][0] < 0.3
+    asks = estimates.drafters["head"].counts.asks
+    at_once.refresh(HALF_LIFE_SECONDS)
+    assert estimates.drafters["head"].counts.asks == pytest.approx(asks / 2)
+    guess(pair, is_right=False)
+    assert estimates.drafters["head"].counts.asks == pytest.approx(0.9 * asks / 2 + asks / 10, rel=0.02)
+    for hours in range(2, 200):  # more than the unit of what is counted can grow
+        at_once.refresh(hours * HALF_LIFE_SECONDS)
+    assert estimates.pair("head", "later", "chat", HEAD_COVERAGE, told).rates.accepted[0][0] == pytest.approx(
+        0.7
+    )
+    guess(pair, is_right=False)
+    assert 0 < estimates.drafters["head"].counts.asks < asks / 5
 
 
 def test_a_cohort_that_is_forgotten_says_nothing_any_more():
