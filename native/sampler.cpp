@@ -116,6 +116,18 @@ inline int64_t weight_of(float exponential) {
     return std::llrint(static_cast<double>(exponential) * kOne);
 }
 
+// The largest logit of a chunk; whether one is NaN goes to `unordered`.
+inline float largest_of(const LooseFloats* part, Ints& unordered) {
+    Floats most[2] = {part[0], part[1]};
+    for (int64_t i = 0; i < kVectors; i += 2) {
+        const Floats even = part[i], odd = part[i + 1];
+        most[0] = even > most[0] ? even : most[0];
+        most[1] = odd > most[1] ? odd : most[1];
+        unordered |= (even != even) | (odd != odd);
+    }
+    return largest_lane(most[0] > most[1] ? most[0] : most[1]);
+}
+
 // The largest logit of the row, NaN if there is one, and the largest of each chunk.
 float largest(const float* logits, int64_t vocab, std::vector<float>& chunk_max) {
     chunk_max.clear();
@@ -123,15 +135,7 @@ float largest(const float* logits, int64_t vocab, std::vector<float>& chunk_max)
     Ints unordered{};
     float peak = -kInfinity;
     for (int64_t start = 0; start < vocab; start += kChunk) {
-        const LooseFloats* part = view_chunk(logits, start, vocab, spare);
-        Floats most[2] = {part[0], part[1]};
-        for (int64_t i = 0; i < kVectors; i += 2) {
-            const Floats even = part[i], odd = part[i + 1];
-            most[0] = even > most[0] ? even : most[0];
-            most[1] = odd > most[1] ? odd : most[1];
-            unordered |= (even != even) | (odd != odd);
-        }
-        chunk_max.push_back(largest_lane(most[0] > most[1] ? most[0] : most[1]));
+        chunk_max.push_back(largest_of(view_chunk(logits, start, vocab, spare), unordered));
         peak = chunk_max.back() > peak ? chunk_max.back() : peak;
     }
     return any_lane(unordered) ? std::numeric_limits<float>::quiet_NaN() : peak;
@@ -301,6 +305,13 @@ inline float gumbel_bound(uint64_t bits) {
     return 0.6931472f * static_cast<float>((~bits ? __builtin_clzll(~bits) : 64) + 1);
 }
 
+// Bits below this have a `gumbel_bound` below `noise`. All but a few tokens of a row are ruled out by it: nothing else
+// is worked out for them.
+inline uint64_t bits_for(float noise) {
+    const float ones = noise * 1.442695f - 1.001f;  // and not one more for being rounded
+    return ones >= 1 ? ~0ull << (64 - static_cast<int>(std::min(ones, 64.0f))) : 0;
+}
+
 }  // namespace
 
 uint64_t row_key(uint64_t stem, int64_t position) {
@@ -328,20 +339,16 @@ int64_t row_draw(const float* logits, int64_t vocab, const RowDraw& draw, const 
     double best = -std::numeric_limits<double>::infinity();
     float hopeless = -kInfinity;
     int64_t token = -1;
-    const Floats least = Floats{} + draw.floor;
     Chunk spare;
+    Ints unordered{};  // that no logit is NaN was seen when the floor was looked for
     for (int64_t start = 0; start < vocab; start += kChunk) {
-        if (chunk_max != nullptr) {
-            if (chunk_max[start / kChunk] < draw.floor) continue;
-        } else {
-            const LooseFloats* part = view_chunk(logits, start, vocab, spare);
-            Ints kept{};
-            for (int64_t i = 0; i < kVectors; ++i) kept |= part[i] >= least;
-            if (!any_lane(kept)) continue;
-        }
+        const float most = chunk_max != nullptr ? chunk_max[start / kChunk]
+                                                : largest_of(view_chunk(logits, start, vocab, spare), unordered);
+        if (most < draw.floor) continue;
+        const uint64_t least = bits_for(hopeless - (most - draw.peak) * rate);
         for (int64_t i = start; i < std::min(start + kChunk, vocab); ++i) {
-            if (!(logits[i] >= draw.floor)) continue;
             const uint64_t bits = noise_bits(draw.key, i);
+            if (bits < least || !(logits[i] >= draw.floor)) continue;
             if ((logits[i] - draw.peak) * rate + gumbel_bound(bits) < hopeless) continue;
             const double distance = static_cast<double>(logits[i]) - static_cast<double>(draw.peak);
             const double score = distance / draw.temperature + gumbel(bits);
