@@ -108,5 +108,7 @@ if [ "${1:-}" = bench ]; then
 fi
 
 echo "== tests"
+# Every test that does not pass is named at once: the end may never come where a machine is lent for minutes.
 OMP_NUM_THREADS=1 FOREWORD_THREADS=1 "$PYTHON" -m pytest -p no:cacheprovider -W ignore -m "not slow and not model" \
-    -n "$(nproc)" --dist loadfile --durations=5 "$@"
+    -o addopts=--import-mode=importlib -v -n "$(nproc)" --dist loadfile --durations=5 "$@" \
+    | { grep --line-buffered -vE '^\[gw[0-9]+\].* (PASSED|SKIPPED|XFAIL) |^tests/[^ ]+::.* $|^$' || true; }

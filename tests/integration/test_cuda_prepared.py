@@ -47,7 +47,12 @@ def texts(core: EngineCore, count: int) -> list[list[int]]:
     return [request.output_ids for request in requests]
 
 
-def test_nothing_is_captured_in_a_request(folder: Path, caplog: pytest.LogCaptureFixture):  # noqa: F811
+def test_nothing_is_captured_in_a_request(
+    folder: Path,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(preparing, "SECONDS", 600.0)  # kernels may have to be compiled first, beside other tests
     core = engine(folder / "target", None)
     prepared = prepare_passes(core, 4)
     assert prepared.sizes == prepared.wanted > 0 and not caplog.messages
