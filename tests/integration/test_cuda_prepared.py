@@ -52,7 +52,9 @@ def test_nothing_is_captured_in_a_request(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(preparing, "SECONDS", 600.0)  # kernels may have to be compiled first, beside other tests
+    monkeypatch.setattr(
+        preparing, "SECONDS", 600.0
+    )  # kernels may have to be compiled first, beside other tests
     core = engine(folder / "target", None)
     prepared = prepare_passes(core, 4)
     assert prepared.sizes == prepared.wanted > 0 and not caplog.messages

@@ -71,10 +71,10 @@ class LLM:
         `preparing` is told of passes that a GPU is made ready for, then (`EngineConfig.enforce_eager`).
 
         `speculation` says who guesses ahead, as vLLM's `speculative_config`:
-        `{"method": "ngram", "num_speculative_tokens": 5}`; "off" or None: nobody; "auto": see docs/drafters.md.
-        It never changes the text. `generation_config` is "auto" for the sampling parameters that the model's makers
-        recommend, where a call gives none, or "none". With a `tensor_parallel_size` above 1 that many processes have a
-        share of the model each, on a GPU each or all on this CPU: docs/cluster.md.
+        `{"method": "ngram", "num_speculative_tokens": 5}`; "off", False or None: nobody; "auto" or True: see
+        docs/drafters.md. It never changes the text. `generation_config` is "auto" for the sampling parameters that the
+        model's makers recommend, where a call gives none, or "none". With a `tensor_parallel_size` above 1 that many
+        processes have a share of the model each, on a GPU each or all on this CPU: docs/cluster.md.
         """
         check_choice(speculation)
         self._config = config or EngineConfig()
@@ -99,7 +99,7 @@ class LLM:
         return self.loaded.sampling.params()
 
     def speculate(self, speculation: SpeculationOption) -> None:
-        """Change who guesses ahead, or turn it off with None or "off", without loading the model again.
+        """Change who guesses ahead, or turn it off with False or "off", without loading the model again.
 
         For a head that keeps rows in the KV pages these are laid out anew: what the prefix cache has is lost.
         """

@@ -9,8 +9,8 @@ from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.names import named_methods
 from foreword.models.heads.shipped import ShippedHead
 
-SpeculationOption = str | Mapping[str, Any] | None
-"""`"auto"`, `"off"` or None, a method's name, or a configuration as an object or as JSON."""
+SpeculationOption = str | bool | Mapping[str, Any] | None
+"""`"auto"` or True, `"off"`, False or None, a method's name, or a configuration as an object or as JSON."""
 
 WITHOUT_A_HEAD: Mapping[str, Any] = {"method": "suffix", "num_speculative_tokens": 8}
 """What `auto` means where it is safe and no head was trained for the model: it needs none. How many of the guesses are
@@ -43,7 +43,7 @@ def choose_speculation(
     given = check_choice(setting)
     if given is not None:
         return SpeculationChoice(given, "asked for")
-    if setting != "auto":
+    if not is_auto(setting):
         return SpeculationChoice(None, "switched off")
     if not is_shape_invariant:
         return SpeculationChoice(
@@ -67,9 +67,14 @@ def choose_speculation(
     )
 
 
+def is_auto(setting: SpeculationOption) -> bool:
+    """Whether it is left to us who guesses."""
+    return setting is True or setting == "auto"
+
+
 def check_choice(setting: SpeculationOption) -> SpeculationConfig | None:
     """The configuration that a setting names; None for `auto` and `off`. Needs nothing to be loaded."""
-    if setting is None or setting in ("auto", "off"):
+    if setting is None or isinstance(setting, bool) or setting in ("auto", "off"):
         return None
     if isinstance(setting, str) and not setting.lstrip().startswith("{"):
         setting = named_methods(setting)

@@ -25,9 +25,15 @@ def test_auto_gives_way_to_a_rule_under_which_guesses_change_the_text(rule: str)
     assert rule in refused.reason
 
 
-@pytest.mark.parametrize("setting", [None, "off"])
-def test_off_is_off(setting: str | None):
+@pytest.mark.parametrize("setting", [None, False, "off"])
+def test_off_is_off(setting: str | bool | None):
     assert choose_speculation(setting, is_shape_invariant=True).config is None
+
+
+def test_true_is_auto():
+    assert choose_speculation(True, is_shape_invariant=True) == choose_speculation(
+        "auto", is_shape_invariant=True
+    )
 
 
 @pytest.mark.parametrize("setting", ["ngram", '{"method": "ngram"}', {"method": "ngram"}])
