@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from foreword.cli.console import JsonOption, parse_sizes, print_json, stage_bar, stdout
+from foreword.errors import RequestError
 
 if TYPE_CHECKING:
     from foreword.backends.torch.weights import DecoderWeights
@@ -72,6 +73,8 @@ def gpu(
     from foreword.bench.gpu.speculating import measure_heads, measure_speculation
     from foreword.bench.gpu.start import measure_start
 
+    if not torch.cuda.is_available():
+        raise RequestError("this needs a CUDA GPU, and torch sees none; `foreword bench step` is for a CPU")
     gc.freeze()  # as the engine's process does
     device = pick_device("cuda")
     choice = choose_backend(backend, "bfloat16", device)

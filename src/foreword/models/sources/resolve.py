@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from foreword.errors import ModelSourceError
-from foreword.models.heads.shipped import head_named
+from foreword.models.heads.shipped import head_named, shipped_heads
 from foreword.models.sources.builtin import BUILTIN_MODELS, find_builtin, pull
 from foreword.progress import StageProgress
 
@@ -57,10 +57,10 @@ def _hub_names(name: str) -> tuple[str, str | None]:
 
 
 def _unknown_model(name: str) -> ModelSourceError:
-    known = ", ".join(model.name for model in BUILTIN_MODELS)
+    known, heads = (", ".join(one.name for one in some) for some in (BUILTIN_MODELS, shipped_heads()))
     return ModelSourceError(
         f"there is no model {name!r} here; give a .gguf file, a model directory, "
-        f"a hub id (org/name) or a built-in name ({known})"
+        f"a hub id (org/name) or a built-in name ({known}; of heads: {heads})"
     )
 
 
