@@ -13,6 +13,8 @@ from foreword.cli.console import JsonOption, parse_sizes, print_json, stage_bar,
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
+    import torch
+
     from foreword.backends.torch.weights import DecoderWeights
     from foreword.bench.gpu.controlled import ControlledSpeed
     from foreword.bench.gpu.report import GpuReport
@@ -65,7 +67,7 @@ def gpu(
     sizes, counts = parse_sizes("--batches", batches), parse_sizes("--rows", rows)
     import torch
 
-    from foreword.backends.choice import choose_backend, pick_device
+    from foreword.backends.choice import choose_backend
     from foreword.backends.loading import decoder_of
     from foreword.bench.gpu.controlled import measure_controller
     from foreword.bench.gpu.report import measure_gpu
@@ -73,10 +75,8 @@ def gpu(
     from foreword.bench.gpu.speculating import measure_heads, measure_speculation
     from foreword.bench.gpu.start import measure_start
 
-    if not torch.cuda.is_available():
-        raise RequestError("this needs a CUDA GPU, and torch sees none; `foreword bench step` is for a CPU")
     gc.freeze()  # as the engine's process does
-    device = pick_device("cuda")
+    device = _gpu()
     choice = choose_backend(backend, "bfloat16", device)
     config = named_shape(shape)
     weights = random_weights(config, torch.bfloat16, device)
@@ -128,6 +128,16 @@ def gpu(
         print_json(
             {"start": asdict(started)} | asdict(report) | {"speculation": [asdict(speed) for speed in speeds]}
         )
+
+
+def _gpu() -> "torch.device":
+    from foreword.backends.choice import pick_device
+
+    try:
+        return pick_device("cuda")
+    except RequestError:
+        message = "this needs a CUDA GPU, and torch sees none; `foreword bench step` is for a CPU"
+        raise RequestError(message) from None
 
 
 def _fastest(weights: "DecoderWeights", rows: list[int]) -> "list[tuple[str, TileTime]]":
