@@ -10,6 +10,7 @@ import pytest
 
 from foreword import LLM, SamplingParams
 from foreword.cli.chat.text import visible
+from foreword.models.heads.shipped import shipped_heads
 from helpers.command_line import assert_one_line_error, foreword
 from helpers.terminal import CTRL_C, CTRL_D, Terminal
 from helpers.tiny_models import make_hf_model
@@ -49,6 +50,34 @@ def test_lines_through_a_pipe_are_answered_in_turn(tiny_model: Path):
         assert word in notes
     assert "the target's own tokens" not in notes, "a pipe has no colours to explain"
     assert b"\x1b" not in run.stderr
+
+
+@pytest.mark.model
+def test_the_default_model_is_talked_to_with_its_own_head():
+    """The head keeps rows in the KV pages: they are laid out for it at the start, or when it is asked for."""
+    head = f'{{"method": "eagle3", "model": "{shipped_heads()[0].name}"}}'
+    question = b"Name three colours.\n"
+    texts = []
+    for options, lines in (
+        ([], question),
+        (["--speculation", "off"], f"/method {head}\n".encode() + question),
+    ):
+        command = [
+            sys.executable,
+            "-m",
+            "foreword",
+            "chat",
+            "--max-tokens",
+            "12",
+            "--temperature",
+            "0",
+            *options,
+        ]
+        run = subprocess.run(command, input=lines, capture_output=True, check=False, timeout=300)
+        assert run.returncode == 0, run.stderr
+        assert re.search(rb"[1-9]\d* of \d+ guesses accepted", run.stderr), run.stderr
+        texts.append(run.stdout)
+    assert texts[0] == texts[1] != b""
 
 
 def test_bytes_that_are_no_text_and_bad_commands_do_not_end_it(tiny_model: Path):

@@ -248,17 +248,17 @@ class MeasuredPolicy:
         if rows >= len(table) or not drawn:
             return
         plain = table[rows] * report.tokens / drawn
-        self._settle(report, min(report.seconds.total - plain, table[rows]))
+        self._settle(report, live, min(report.seconds.total - plain, table[rows]))
         for control in live:
             control.guard.gain.add(plain, report.seconds.total, drawn)
 
-    def _settle(self, report: StepReport, lost: float) -> None:
+    def _settle(self, report: StepReport, live: Set[PairControl], lost: float) -> None:
         """A try takes from the bank what its step has really lost, or leaves there what it has won.
 
         Where others guess, too, that cannot be told apart: what was expected of it is paid then.
         """
         tried, self._live_try = self._live_try, None
-        if tried is None:
+        if tried is None or len(live) > 1:
             return
         method, paid = tried
         if all(part.asked in ("", method) for part in report.requests):

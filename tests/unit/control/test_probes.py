@@ -28,6 +28,7 @@ from foreword.control.learning.probes import (
 from foreword.control.learning.watching import BEFORE_A_PROBE, LEAST_STEPS, TELLING, WATCH_STEPS, Watch
 from foreword.control.measured import MeasuredPolicy
 from foreword.speculation.drafting import Drafter, DrafterNeeds
+from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan
 from helpers.traffic import CPU, Kind, Traffic, lookup, states_head
 
@@ -243,6 +244,14 @@ def test_a_try_takes_from_the_bank_what_it_has_really_lost(took: float, tokens: 
     policy._live_try = ("ngram", 2e-3)
     policy._measure(report, live)  # what others have won, or lost, is not the try's
     assert policy.bank.accounts["ngram"].balance == pytest.approx(left)
+    parts[1].asked, policy._live_try = "ngram", ("ngram", 2e-3)
+    policy._measure(
+        report, cast(Any, [MagicMock(), MagicMock()])
+    )  # nor is what the same wins for another cohort
+    assert policy.bank.accounts["ngram"].balance == pytest.approx(left)
     parts[1].asked, policy._live_try, policy.bank.accounts["ngram"].balance = "", ("ngram", 2e-3), 0.0
     policy._measure(report, live)  # a plain request beside it is no such other
     assert policy.bank.accounts["ngram"].balance
+    policy._live_try = ("ngram", 2e-3)
+    policy.plan([], Situation())  # what was never measured, as it was cold, is not settled with the next step
+    assert policy._live_try is None

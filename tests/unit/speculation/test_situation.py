@@ -310,6 +310,14 @@ def test_pauses_do_not_make_row_counts_dear_that_are_seldom_seen():
     assert table[20] / table[8] == pytest.approx(33 / 14, rel=0.03)
 
 
+@pytest.mark.parametrize("between", [1, 2, 5])
+def test_pauses_with_usual_steps_between_them_are_none_in_a_row(between: int):
+    curve = StepCurve()
+    for step in range(400):
+        curve.observe(1, 0.040 if step > 200 and step % (between + 1) == 0 else 0.010)
+    assert curve.seconds(1) == pytest.approx(0.010, rel=0.01)
+
+
 @pytest.mark.parametrize("seldom", [10, 40])
 def test_a_row_count_that_is_seldom_seen_and_slow_each_time_is_no_pause(seldom: int):
     costs = StepCosts()

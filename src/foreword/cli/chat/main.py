@@ -69,7 +69,7 @@ def chat(
     from foreword.engine.guessing.default_speculation import check_choice
 
     check_choice(setting)
-    llm = load_llm(model, dtype, device, backend, None, generation_config, tensor_parallel_size, answers=1)
+    llm = load_llm(model, dtype, device, backend, setting, generation_config, tensor_parallel_size, answers=1)
     params = llm.loaded.sampling.params(temperature=temperature, max_tokens=max_tokens)
     config = llm.loaded.choose_speculation(setting).config
     session = ChatSession(llm, params, None if config is None else config.as_mapping())

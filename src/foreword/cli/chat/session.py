@@ -11,6 +11,7 @@ from foreword.cli.chat.stats import Tally
 from foreword.cli.chat.text import Piece, PieceReader
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.answers.token_texts import token_text
+from foreword.engine.guessing.drafter_pool import PagesLackRows
 from foreword.engine.llm import LLM
 from foreword.engine.messages import AnswerDelta, DraftShown, NewRequest
 from foreword.errors import RequestError
@@ -71,9 +72,11 @@ class ChatSession:
     def use(self, speculation: Mapping[str, Any]) -> SpeculationConfig:
         """Guess with this from now on; raises `RequestError`, and changes nothing, if that cannot be."""
         config = SpeculationConfig.parse(speculation)
-        self._llm.engine.drafters.resolve(
-            config.as_mapping()
-        )  # makes the drafter now, not with the next question
+        try:
+            # Makes the drafter now, not with the next question.
+            self._llm.engine.drafters.resolve(config.as_mapping())
+        except PagesLackRows:
+            self._llm.offer([config])
         self.speculation = config.as_mapping()
         return config
 

@@ -77,7 +77,7 @@ class DrafterEstimate:
     def fade(self, seconds: float) -> None:
         """It is this late in the engine's time."""
         if seconds - self._seconds >= FADED_EVERY:
-            self._counts.fade(_left(seconds - self._seconds))
+            self.counts.fade(_left(seconds - self._seconds))  # what was told until now among it
             self._seconds = seconds
 
     def hear(self, counts: FadingCounts) -> None:

@@ -136,11 +136,14 @@ class PairEstimate:
     def refresh(self, seconds: float) -> None:
         """Take into account what was counted since; `seconds` is the engine's time."""
         if seconds > self._seconds:
-            factor = 0.5 ** ((seconds - self._seconds) / HALF_LIFE_SECONDS)
-            self.counts.fade(factor)
+            self.counts.fade(self.left(seconds))
             self.drafter.fade(seconds)
             self._seconds = seconds
         self._rates = None
+
+    def left(self, seconds: float) -> float:
+        """What is left of its counts at this time of the engine's."""
+        return half_lives(seconds - self._seconds)
 
     def answered(self, asked_depth: int, depth: int) -> None:
         """An ask, and how deep the answer was; 0: there was none."""
@@ -209,6 +212,12 @@ class PairEstimate:
             before += one
             ranks.append(own.rate(level, rank, one, self._strength))
         return ranks, known
+
+
+def half_lives(seconds: float) -> float:
+    """What is left of counts after this long."""
+    left: float = 0.5 ** (seconds / HALF_LIFE_SECONDS)
+    return left
 
 
 def _shrunk(part: float, whole: float, prior: float, strength: float) -> float:

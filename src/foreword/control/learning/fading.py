@@ -20,6 +20,9 @@ MOST_RANKS = 4
 
 _LARGEST_UNIT = 1e9
 
+_LEAST_FACTOR = 1e-300
+"""What has faded for so long that a float cannot tell it from nothing still has to be divided by."""
+
 
 class FadingCounts:
     """How the nodes of drafts have fared by level and place among their siblings, and how deep drafts were.
@@ -38,7 +41,7 @@ class FadingCounts:
 
     def fade(self, factor: float) -> None:
         """What was counted weighs this much from now on."""
-        self.unit /= factor
+        self.unit /= max(factor, _LEAST_FACTOR)
         if self.unit > _LARGEST_UNIT:
             for row in (*self.reached, *self.accepted, self.asked, self.offered, self.full):
                 row[:] = [count / self.unit for count in row]
@@ -138,9 +141,9 @@ class FadingCounts:
         """That count, faded."""
         return sum(self.asked) / self.unit
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain lists, in units of one observation."""
-        unit = self.unit
+    def as_json(self, left: float = 1.0) -> dict[str, Any]:
+        """Plain lists, in units of one observation, of which so much is left."""
+        unit = self.unit / max(left, _LEAST_FACTOR)
         return {
             "reached": [[count / unit for count in row] for row in self.reached],
             "accepted": [[count / unit for count in row] for row in self.accepted],

@@ -3,23 +3,26 @@
 from collections.abc import Mapping
 from typing import Any
 
-from foreword.control.learning.estimates import MAX_PAIRS, Estimates, owner_of
+from foreword.control.learning.estimates import MAX_PAIRS, Estimates, half_lives, owner_of
 from foreword.control.learning.fading import FadingCounts
 
 MOST_ASKS = 200.0
 """Asks that what was saved counts as at most: the traffic may have changed since."""
 
 
-def estimates_as_json(estimates: Estimates) -> dict[str, Any]:
-    """The pairs that were seen last: drafters are known by them. Whose cohort it is cannot be read from it."""
+def estimates_as_json(estimates: Estimates, seconds: float = 0.0) -> dict[str, Any]:
+    """The pairs that were seen last: drafters are known by them. Whose cohort it is cannot be read from it.
+
+    They are written as they have faded at this time of the engine's: those that do not come back are not young again
+    with every restart.
+    """
+    saved = {key: counts.as_json(half_lives(seconds)) for key, counts in estimates.saved.items()}
     pairs = {
-        (method, owner_of(tenant), cohort): pair.counts
+        (method, owner_of(tenant), cohort): pair.counts.as_json(pair.left(seconds))
         for (method, tenant, cohort), pair in estimates.pairs.items()
     }
-    newest = list({**estimates.saved, **pairs}.items())[-MAX_PAIRS:]
-    return {
-        "pairs": [[*key, counts.as_json()] for key, counts in newest],
-    }
+    newest = list({**saved, **pairs}.items())[-MAX_PAIRS:]
+    return {"pairs": [[*key, counts] for key, counts in newest]}
 
 
 def restore_estimates(estimates: Estimates, saved: Mapping[str, Any]) -> None:

@@ -71,7 +71,7 @@ class KeptEstimates:
             "format": FORMAT,
             "key": self._path.stem,
             "costs": self._costs.as_json(),
-            "estimates": estimates_as_json(self._policy.estimates),
+            "estimates": estimates_as_json(self._policy.estimates, self._policy.seconds),
         }
         write_atomically(self._path, json.dumps(saved))
 

@@ -113,7 +113,7 @@ class StepCurve:
         expected = self._drift * known.seconds
         is_usual = known.seen > SETTLED and seconds < USUAL * expected and expected < USUAL * seconds
         if is_usual and not known.fresh and self._seen % LOOKED_AT and self._seen - known.at <= BACK:
-            known.at = self._seen
+            known.at, self._was_slow, known.was_slow = self._seen, False, False
             return 1.0
         if self._is_pause(known, seconds / expected):
             known.at = self._seen

@@ -61,6 +61,12 @@ def test_cohorts_that_do_not_come_back_are_believed_less_and_less():
     assert estimates.drafters["head"].counts.asks == pytest.approx(asks / 2)
     guess(pair, is_right=False)
     assert estimates.drafters["head"].counts.asks == pytest.approx(0.9 * asks / 2 + asks / 10, rel=0.02)
+    assert estimates.drafters["head"].counts.asks == pytest.approx(0.9 * asks / 2 + asks / 10, rel=0.02)
+    guess(pair, is_right=False)
+    assert estimates.drafters["head"].counts.asks == pytest.approx(0.9 * asks / 2 + asks / 10, rel=0.02)
+    again = Estimates()
+    restore_estimates(again, estimates_as_json(estimates, 10 * HALF_LIFE_SECONDS))
+    assert again.drafter("head", HEAD_COVERAGE).counts.asks < 0.1
     for hours in range(2, 200):  # more than the unit of what is counted can grow
         at_once.refresh(hours * HALF_LIFE_SECONDS)
     assert estimates.pair("head", "later", "chat", HEAD_COVERAGE, told).rates.accepted[0][0] == pytest.approx(
@@ -68,6 +74,21 @@ def test_cohorts_that_do_not_come_back_are_believed_less_and_less():
     )
     guess(pair, is_right=False)
     assert 0 < estimates.drafters["head"].counts.asks < asks / 5
+
+
+def test_what_is_told_before_a_long_time_has_faded_after_it():
+    """Also where nobody has asked in between, and for longer than a float can tell from for ever."""
+    estimates = Estimates()
+    other, pair = (estimates.pair("head", name, "chat", HEAD_COVERAGE) for name in ("other", "tenant"))
+    for _ in range(100):
+        guess(pair, is_right=True)
+    other.refresh(10 * HALF_LIFE_SECONDS)
+    assert 0 < estimates.drafters["head"].counts.asks < 0.1
+    other.refresh(1e9)
+    pair.refresh(1e9)
+    assert max(pair.counts.asks, estimates.drafters["head"].counts.asks) < 1e-9
+    guess(pair, is_right=True)
+    assert estimates.drafters["head"].counts.asks > 0.5
 
 
 def test_a_cohort_that_is_forgotten_says_nothing_any_more():
