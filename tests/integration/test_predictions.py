@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from foreword import LLM, Engine, SamplingParams
+from foreword.engine.config import EngineConfig
 from foreword.errors import RequestError
 
 PARAMS = SamplingParams(temperature=0.8, seed=3, max_tokens=60, ignore_eos=True)
@@ -15,7 +16,9 @@ ALWAYS = {"method": "prediction", "fixed": True}
 
 @pytest.fixture(scope="module")
 def llm(tiny_model: Path) -> LLM:
-    return LLM(str(tiny_model), dtype="float32", device="cpu")
+    # Beside a request without guesses others guess as far as the time that steps take allows: not a matter of this.
+    config = EngineConfig(max_draft_share=1e9)
+    return LLM(str(tiny_model), dtype="float32", device="cpu", config=config)
 
 
 @pytest.fixture(scope="module")
