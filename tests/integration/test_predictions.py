@@ -55,7 +55,7 @@ def test_one_prediction_for_all_prompts_or_one_for_each(llm: LLM, answer: list[i
     ]
     both = llm.generate([PROMPT, "a"], PARAMS, prediction=answer, speculation=ALWAYS)
     assert [output.outputs[0].stats.asks > 0 for output in both if output.outputs[0].stats] == [True, True]
-    with pytest.raises(RequestError, match="2 prompts need 1 or 2 predictions"):
+    with pytest.raises(RequestError, match="2 prompts need one for all or a list of 2 predictions, not of 3"):
         llm.generate(["a", "b"], PARAMS, prediction=["a", "b", "c"])
     with pytest.raises(RequestError, match="999999 in the prediction"):
         llm.generate("a", PARAMS, prediction=[999_999])

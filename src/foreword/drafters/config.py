@@ -79,7 +79,9 @@ class SpeculationConfig:
             raise RequestError("speculation: method must be a drafter's name or a list of different ones")
         for name in self.method:
             if name not in kinds:
-                raise RequestError(f"speculation: there is no method {name!r}; there are {', '.join(kinds)}")
+                raise RequestError(
+                    f"speculation: there is no method {name!r}; there are {', '.join(kinds)}; false: nobody guesses"
+                )
             if kinds[name].defect:
                 raise RequestError(f"speculation: {kinds[name].defect}")
         _whole_number("num_speculative_tokens", self.num_speculative_tokens)
@@ -173,7 +175,9 @@ def _as_mapping(value: str | Mapping[str, Any]) -> Mapping[str, Any]:
         except json.JSONDecodeError as error:
             raise RequestError(f"speculation is not JSON: {error}") from None
     if not isinstance(value, Mapping):
-        raise RequestError('speculation must be an object such as {"method": "ngram"}')
+        raise RequestError(
+            'speculation must be a method\'s name, true, false or an object such as {"method": "ngram"}'
+        )
     return value
 
 

@@ -35,6 +35,10 @@ class Slowest:
     @property
     def told(self) -> str:
         """One line for people."""
+        if not self.prompts:
+            return (
+                f"{self.drafter}: no plain answer has {LEAST_TOKENS} tokens, so no prompt is judged by itself"
+            )
         line = (
             f"{self.drafter}: {self.below} of {self.prompts} prompts below {LEAST_RATIO:.2f}×; "
             f"slowest: {_shown(self.worst)}"

@@ -49,6 +49,8 @@ def drafter_grid(given: GridOptions) -> None:
     at_once = parse_sizes("--concurrency", given.concurrency or "1,4")
     if min(at_once) < 1:
         raise RequestError("--concurrency takes numbers from 1 on")
+    if given.page is not None and not given.page.absolute().parent.is_dir():
+        raise RequestError(f"--page: there is no directory {given.page.parent}")
     temperatures = _numbers(given.temperatures or "0,0.7,1")
     methods = default_methods() if given.methods is None else parse_methods(given.methods)
     prompts = bench_prompts(given.dataset, given.limit_per_category)

@@ -17,7 +17,9 @@ def spread(given: "_Given | Sequence[_Given]", count: int, what: str) -> "Sequen
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
         return [given] * count
     if len(given) != count:
-        raise RequestError(f"{count} prompts need 1 or {count} {what}, not {len(given)}")
+        raise RequestError(
+            f"{count} prompts need one for all or a list of {count} {what}, not of {len(given)}"
+        )
     return given
 
 
