@@ -72,7 +72,8 @@ smoke)
     ;;
 stretch)
     if [ "$2" != 0 ]; then write_texts --minutes "$2"; fi
-    foreword train eagle3 --model "$MODEL" --data "$WORK/texts" --out "$WORK/head" --minutes "$3" --resume \
+    RESUME=() && if [ -f "$WORK/head/training/state.pt" ]; then RESUME=(--resume); fi
+    foreword train eagle3 --model "$MODEL" --data "$WORK/texts" --out "$WORK/head" --minutes "$3" "${RESUME[@]}" \
         --export "$OUT" "${EVAL[@]}" "${@:4}"
     cp "$WORK/head/training/log.jsonl" "$OUT/"
     ;;

@@ -132,6 +132,7 @@ def test_a_full_device_is_told_in_a_line(
     ("arguments", "words"),
     [
         (("--out", "OUT"), "--minutes or --steps"),
+        (("--out", "OUT", "--steps", "1", "--resume"), "no training to go on with"),
         (("--out", "OUT", "--steps", "1", "--eval", "EMPTY"), "has no prompts in it"),
         (("--out", "OUT", "--steps", "1", "--eval", "BROKEN"), "line 1: not JSON"),
         (("--out", "OUT", "--steps", "1", "--data", "NOWHERE"), "no training texts"),
@@ -147,6 +148,13 @@ def test_what_cannot_be_done_is_told(arguments: tuple[str, ...], words: str, mod
     with pytest.raises(ForewordError, match=words):
         _here("train", "medusa", "-m", model, *_TINY, *given)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_model_itself_is_not_trained_over(model: str, texts: str):
+    before = {path: path.read_bytes() for path in Path(model).iterdir()}
+    with pytest.raises(RequestError, match="is not empty.*give a new directory"):
+        _here("train", "medusa", "-m", model, "--out", model, "--data", texts, "--steps", "1", *_TINY)
+    assert {path: path.read_bytes() for path in Path(model).iterdir()} == before
 
 
 def test_a_model_without_a_chat_template_is_told_in_one_line(tmp_path: Path):

@@ -9,7 +9,6 @@ from typing import Protocol
 
 import torch
 
-from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.train.files import require_space
 from foreword.train.heads.learner import Learner, Recipe
@@ -17,6 +16,7 @@ from foreword.train.loop.card import Card, write_card
 from foreword.train.loop.checkpoints import SavedTraining, save_training
 from foreword.train.loop.evaluate import TauReport
 from foreword.train.loop.output import WEIGHTS, read_weights, write_output
+from foreword.train.loop.places import TRAINING, require_own, state_in
 from foreword.train.loop.schedule import Stretch
 from foreword.train.loop.texts import RunTexts
 from foreword.train.loop.trainer import Trainer, TrainProgress, TrainSettings
@@ -62,11 +62,11 @@ class TrainRun:
 
     @property
     def state(self) -> Path:
-        return self.out / "training" / "state.pt"
+        return state_in(self.out)
 
     @property
     def log(self) -> Path:
-        return self.out / "training" / "log.jsonl"
+        return self.out / TRAINING / "log.jsonl"
 
 
 def train(
@@ -172,11 +172,8 @@ class _Session:
 
 
 def _trainer(target: Target, texts: RunTexts, run: TrainRun, watcher: Watcher) -> Trainer:
-    saved = SavedTraining(run.state, target.device) if run.resume and run.state.exists() else None
-    if saved is None and run.state.exists():
-        raise RequestError(
-            f"{run.out} holds a training that can go on with --resume; choose another --out for a new one"
-        )
+    require_own(run.out, resume=run.resume)
+    saved = SavedTraining(run.state, target.device) if run.resume else None
     documents, vocab_size = texts.trained, target.config.vocab_size
     given = None if run.begin is None or saved is not None else read_weights(run.begin / WEIGHTS)
     size = fitting_size(documents, run.batch_rows, run.tail_multiple) if saved is None else saved.size

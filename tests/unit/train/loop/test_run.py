@@ -15,6 +15,7 @@ from foreword.models.formats.opening import open_checkpoint
 from foreword.train import files
 from foreword.train.heads.medusa import MedusaRecipe
 from foreword.train.loop.output import _in_8_bits, digest_of, read_weights
+from foreword.train.loop.places import require_own
 from foreword.train.loop.run import TrainRun, train
 from foreword.train.loop.texts import FILES, HELD_OUT, gather_texts
 from foreword.train.passes.target import Target
@@ -121,6 +122,22 @@ def test_another_shape_or_a_directory_in_use_is_refused(
     (tmp_path / "out/training/state.pt").write_bytes(b"half")
     with pytest.raises(RequestError, match="is no training state"):
         train(checkpoint, target, _run(tmp_path / "out", resume=True), texts, _Silent())
+
+
+def test_no_file_of_others_is_replaced(tmp_path: Path):
+    require_own(tmp_path / "new", resume=False)
+    (tmp_path / "own/texts").mkdir(parents=True)
+    (tmp_path / "own/training").mkdir()
+    require_own(tmp_path / "own", resume=False)  # it ended before it had a state
+    (tmp_path / "own/README.md").write_text("mine", encoding="utf-8")
+    with pytest.raises(RequestError, match=r"is not empty \(it holds README.md\); give a new directory"):
+        require_own(tmp_path / "own", resume=False)
+
+
+def test_no_training_to_go_on_with_is_told(target: Target, texts, tiny_model: Path, tmp_path: Path):
+    with pytest.raises(RequestError, match="holds no training to go on with; leave out --resume"):
+        train(open_checkpoint(tiny_model), target, _run(tmp_path / "out", resume=True), texts, _Silent())
+    assert not (tmp_path / "out").exists()
 
 
 def test_it_begins_with_weights_that_were_trained_before(

@@ -1,0 +1,30 @@
+"""Directories that a run may write to: nothing that is not its own is replaced."""
+
+from pathlib import Path
+
+from foreword.errors import RequestError
+
+TEXTS, TRAINING = "texts", "training"
+"""What a run keeps beside what was trained: texts that it wrote first, states and measurements."""
+
+
+def state_in(out: Path) -> Path:
+    """The newest state of the training in a directory."""
+    return out / TRAINING / "state.pt"
+
+
+def require_own(out: Path, *, resume: bool) -> None:
+    """Refuse to train into a directory with files of others, over a training, or on from none."""
+    if resume and not state_in(out).exists():
+        raise RequestError(f"{out} holds no training to go on with; leave out --resume for a new one")
+    if state_in(out).exists():
+        if not resume:
+            raise RequestError(
+                f"{out} holds a training that can go on with --resume; choose another --out for a new one"
+            )
+    elif foreign := _names(out) - {TEXTS, TRAINING}:
+        raise RequestError(f"{out} is not empty (it holds {min(foreign)}); give a new directory")
+
+
+def _names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()} if directory.exists() else set()
