@@ -133,6 +133,7 @@ def test_a_full_device_is_told_in_a_line(
     [
         (("--out", "OUT"), "--minutes or --steps"),
         (("--out", "OUT", "--steps", "1", "--resume"), "no training to go on with"),
+        (("--out", "OUT", "--steps", "1", "--export", "HERE"), "more than pieces"),
         (("--out", "OUT", "--steps", "1", "--eval", "EMPTY"), "has no prompts in it"),
         (("--out", "OUT", "--steps", "1", "--eval", "BROKEN"), "line 1: not JSON"),
         (("--out", "OUT", "--steps", "1", "--data", "NOWHERE"), "no training texts"),
@@ -143,7 +144,7 @@ def test_a_full_device_is_told_in_a_line(
 def test_what_cannot_be_done_is_told(arguments: tuple[str, ...], words: str, model: str, tmp_path: Path):
     (tmp_path / "empty.jsonl").write_text("\n", encoding="utf-8")
     (tmp_path / "broken.jsonl").write_text("{\n", encoding="utf-8")
-    names = {"OUT": "out", "EMPTY": "empty.jsonl", "BROKEN": "broken.jsonl", "NOWHERE": "nowhere"}
+    names = {"OUT": "out", "HERE": ".", "EMPTY": "empty.jsonl", "BROKEN": "broken.jsonl", "NOWHERE": "nowhere"}
     given = [str(tmp_path / names[word]) if word in names else word for word in arguments]
     with pytest.raises(ForewordError, match=words):
         _here("train", "medusa", "-m", model, *_TINY, *given)

@@ -106,12 +106,14 @@ def run_training(options: CommonOptions, recipe: "Recipe", rates: "Rates") -> No
     from dataclasses import replace
 
     from foreword.train.loop.output import write_pieces
-    from foreword.train.loop.places import TEXTS, require_own
+    from foreword.train.loop.places import TEXTS, require_own, require_pieces_alone
     from foreword.train.loop.run import TrainRun, train
     from foreword.train.loop.texts import gather_texts
     from foreword.train.loop.trainer import TrainSettings
 
     require_own(options.out, resume=options.resume)
+    if options.export is not None:
+        require_pieces_alone(options.export, options.out)
     evaluation = read_prompts(options.evaluate)
     place = Workplace(options.model, options.device, compiled=options.compiled)
     data = options.data or options.out / TEXTS

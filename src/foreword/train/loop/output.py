@@ -17,9 +17,8 @@ from foreword.models.heads.layouts.names import SCALE
 from foreword.models.heads.quantize import GROUP, rounded
 from foreword.train.files import write_json, write_tensors, write_text, written_whole
 from foreword.train.heads.learner import LearnedFiles
+from foreword.train.loop.places import MANIFEST, WEIGHTS, require_pieces_alone
 
-WEIGHTS = "model.safetensors"
-MANIFEST = "pieces.json"
 CARD = "README.md"
 PIECE_BYTES = 15_000_000
 
@@ -46,6 +45,7 @@ def write_pieces(source: Path, out: Path, *, bits: int = 16) -> list[Path]:
 
     With 8 bits, matrices are rounded as `foreword head quantize` does. `join_pieces` makes the directory again.
     """
+    require_pieces_alone(out, source)
     tensors, borrowed = _read(source / WEIGHTS)
     kept = {name: tensor for name, tensor in tensors.items() if name not in borrowed}
     if bits == 8:
@@ -67,6 +67,8 @@ def write_pieces(source: Path, out: Path, *, bits: int = 16) -> list[Path]:
     }
     whole.unlink()
     write_json(out / MANIFEST, manifest)
+    for stale in set(out.glob(f"{WEIGHTS}.*")) - set(paths):  # of an earlier export that had more
+        stale.unlink()
     return [*paths, out / MANIFEST]
 
 

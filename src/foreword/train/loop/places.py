@@ -1,9 +1,12 @@
 """Directories that a run may write to: nothing that is not its own is replaced."""
 
+import re
 from pathlib import Path
 
 from foreword.errors import RequestError
 
+WEIGHTS = "model.safetensors"
+MANIFEST = "pieces.json"
 TEXTS, TRAINING = "texts", "training"
 """What a run keeps beside what was trained: texts that it wrote first, states and measurements."""
 
@@ -24,6 +27,19 @@ def require_own(out: Path, *, resume: bool) -> None:
             )
     elif foreign := _names(out) - {TEXTS, TRAINING}:
         raise RequestError(f"{out} is not empty (it holds {min(foreign)}); give a new directory")
+
+
+def require_pieces_alone(export: Path, trained: Path) -> None:
+    """Refuse to write pieces among files of others, or over what they are made of."""
+    if export.resolve() == trained.resolve():
+        raise RequestError(f"{export} is where the training itself goes; give pieces another directory")
+    names = _names(export)
+    if names and (MANIFEST not in names or any(not _is_piece(name) for name in names - {MANIFEST})):
+        raise RequestError(f"{export} holds more than pieces of an earlier export; give a new directory")
+
+
+def _is_piece(name: str) -> bool:
+    return re.fullmatch(re.escape(WEIGHTS) + r"\.\d{2,}", name) is not None
 
 
 def _names(directory: Path) -> set[str]:

@@ -15,8 +15,8 @@ from foreword.train.heads.learner import Learner, Recipe
 from foreword.train.loop.card import Card, write_card
 from foreword.train.loop.checkpoints import SavedTraining, save_training
 from foreword.train.loop.evaluate import TauReport
-from foreword.train.loop.output import WEIGHTS, read_weights, write_output
-from foreword.train.loop.places import TRAINING, require_own, state_in
+from foreword.train.loop.output import read_weights, write_output
+from foreword.train.loop.places import TRAINING, WEIGHTS, require_own, state_in
 from foreword.train.loop.schedule import Stretch
 from foreword.train.loop.texts import RunTexts
 from foreword.train.loop.trainer import Trainer, TrainProgress, TrainSettings

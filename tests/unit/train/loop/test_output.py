@@ -67,6 +67,24 @@ def test_pieces_that_are_missing_or_changed_are_refused(
         join_pieces(tmp_path, tmp_path / "again", checkpoint)
 
 
+def test_pieces_go_where_nothing_else_is(tmp_path: Path, monkeypatch):
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    write_output(whole, LearnedFiles({}, {"a": torch.zeros(400)}))
+    monkeypatch.setattr(output, "PIECE_BYTES", 500)
+    assert len(write_pieces(whole, pieces)) > 3
+    monkeypatch.setattr(output, "PIECE_BYTES", 1000)
+    assert set(write_pieces(whole, pieces)) == set(pieces.iterdir())  # none of the earlier ones is left
+    with pytest.raises(RequestError, match="where the training itself goes"):
+        write_pieces(whole, whole)
+    (pieces / "model.safetensors").write_bytes(b"mine")
+    with pytest.raises(RequestError, match="more than pieces"):
+        write_pieces(whole, pieces)
+    (pieces / "pieces.json").unlink()
+    with pytest.raises(RequestError, match="more than pieces"):
+        write_pieces(whole, pieces)
+    assert (pieces / "model.safetensors").read_bytes() == b"mine"
+
+
 def test_a_directory_that_was_not_finished_has_no_config(tmp_path: Path, monkeypatch):
     old = LearnedFiles({"old": True}, {"a": torch.zeros(2)})
     write_output(tmp_path, old)
