@@ -151,6 +151,27 @@ def test_what_cannot_be_done_is_told(arguments: tuple[str, ...], words: str, mod
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("data", "FILE", "--tokens", "10"),
+        ("data", "FILE/below", "--tokens", "10"),
+        ("medusa", "--out", "FILE", "--steps", "1"),
+        ("medusa", "--out", "OUT", "--export", "FILE", "--steps", "1"),
+        ("join", "PIECES", "FILE"),
+    ],
+)
+def test_a_file_where_a_directory_should_be_is_told_before_any_work(
+    arguments: tuple[str, ...], model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "FILE").write_text("mine", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "Workplace", None)
+    with pytest.raises(RequestError, match="FILE is a file; give another path"):
+        _here("train", *arguments, "-m", model)
+    assert [path.name for path in tmp_path.iterdir()] == ["FILE"]
+
+
 def test_the_model_itself_is_not_trained_over(model: str, texts: str):
     before = {path: path.read_bytes() for path in Path(model).iterdir()}
     with pytest.raises(RequestError, match="is not empty.*give a new directory"):

@@ -47,9 +47,11 @@ def data(
         stop_signals,
         write_texts,
     )
+    from foreword.train.files import require_directory
     from foreword.train.texts.data import WritingSettings
     from foreword.train.texts.documents import count_shards
 
+    require_directory(out)
     asked = read_prompts(prompts)
     place = Workplace(model, device, compiled=compiled)
     with stop_signals() as stopped, memory_in_one_line("give fewer --rows"), stage_bar() as bar:

@@ -17,7 +17,7 @@ from foreword.models.heads.layouts.names import SCALE
 from foreword.models.heads.quantize import GROUP, rounded
 from foreword.train.files import write_json, write_tensors, write_text, written_whole
 from foreword.train.heads.learner import LearnedFiles
-from foreword.train.loop.places import MANIFEST, WEIGHTS, require_pieces_alone
+from foreword.train.loop.places import MANIFEST, WEIGHTS, require_new, require_pieces_alone
 
 CARD = "README.md"
 PIECE_BYTES = 15_000_000
@@ -74,8 +74,7 @@ def write_pieces(source: Path, out: Path, *, bits: int = 16) -> list[Path]:
 
 def join_pieces(pieces: Path, out: Path, checkpoint: Checkpoint) -> None:
     """The directory that pieces were made of. What was the target's own is taken from the target."""
-    if out.exists() and any(out.iterdir()):
-        raise RequestError(f"{out} is not empty; give a new directory")
+    require_new(out)
     manifest = _manifest(pieces)
     whole = out / WEIGHTS
     parts = [pieces / Path(name).name for name in manifest["pieces"]]

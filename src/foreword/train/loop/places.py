@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from foreword.errors import RequestError
+from foreword.train.files import require_directory
 
 WEIGHTS = "model.safetensors"
 MANIFEST = "pieces.json"
@@ -18,6 +19,7 @@ def state_in(out: Path) -> Path:
 
 def require_own(out: Path, *, resume: bool) -> None:
     """Refuse to train into a directory with files of others, over a training, or on from none."""
+    require_directory(out)
     if resume and not state_in(out).exists():
         raise RequestError(f"{out} holds no training to go on with; leave out --resume for a new one")
     if state_in(out).exists():
@@ -31,11 +33,19 @@ def require_own(out: Path, *, resume: bool) -> None:
 
 def require_pieces_alone(export: Path, trained: Path) -> None:
     """Refuse to write pieces among files of others, or over what they are made of."""
+    require_directory(export)
     if export.resolve() == trained.resolve():
         raise RequestError(f"{export} is where the training itself goes; give pieces another directory")
     names = _names(export)
     if names and (MANIFEST not in names or any(not _is_piece(name) for name in names - {MANIFEST})):
         raise RequestError(f"{export} holds more than pieces of an earlier export; give a new directory")
+
+
+def require_new(out: Path) -> None:
+    """Refuse a directory with anything in it."""
+    require_directory(out)
+    if _names(out):
+        raise RequestError(f"{out} is not empty; give a new directory")
 
 
 def _is_piece(name: str) -> bool:
