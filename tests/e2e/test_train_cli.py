@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 
 from foreword.cli.main import app
 from foreword.cli.train import session
@@ -144,7 +145,13 @@ def test_a_full_device_is_told_in_a_line(
 def test_what_cannot_be_done_is_told(arguments: tuple[str, ...], words: str, model: str, tmp_path: Path):
     (tmp_path / "empty.jsonl").write_text("\n", encoding="utf-8")
     (tmp_path / "broken.jsonl").write_text("{\n", encoding="utf-8")
-    names = {"OUT": "out", "HERE": ".", "EMPTY": "empty.jsonl", "BROKEN": "broken.jsonl", "NOWHERE": "nowhere"}
+    names = {
+        "OUT": "out",
+        "HERE": ".",
+        "EMPTY": "empty.jsonl",
+        "BROKEN": "broken.jsonl",
+        "NOWHERE": "nowhere",
+    }
     given = [str(tmp_path / names[word]) if word in names else word for word in arguments]
     with pytest.raises(ForewordError, match=words):
         _here("train", "medusa", "-m", model, *_TINY, *given)
@@ -170,6 +177,67 @@ def test_a_file_where_a_directory_should_be_is_told_before_any_work(
     with pytest.raises(RequestError, match="FILE is a file; give another path"):
         _here("train", *arguments, "-m", model)
     assert [path.name for path in tmp_path.iterdir()] == ["FILE"]
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "value"),
+    [
+        ("medusa", "--adam", "-5"),
+        ("medusa", "--muon", "-1"),
+        ("medusa", "--decay-share", "0"),
+        ("medusa", "--evaluate-every", "-1"),
+        ("medusa", "--sharpness", "-1"),
+        ("medusa", "--seed", "-1"),
+        ("eagle3", "--intermediate", "-3"),
+        ("draft", "--heads", "0"),
+    ],
+)
+def test_values_out_of_range_are_told(method: str, option: str, value: str, model: str, tmp_path: Path):
+    with pytest.raises(typer.BadParameter):
+        _here("train", method, "-m", model, "--out", tmp_path / "out", "--steps", "1", option, value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("eagle3", "--taps", "1,2,99"), "--taps must be within 0 .. 2, not 99"),
+        (("dflash", "--taps", "-1"), "--taps must be within"),
+        (("exit", "--layer", "2"), "the exit must be after layer 1"),
+        (("draft", "--copy", "0,7"), "layers to copy must be within"),
+        pytest.param(
+            ("medusa", "--device", "cuda"),
+            "torch sees no CUDA GPU; use cpu",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
+    ],
+)
+def test_what_a_model_or_machine_has_not_is_told_before_any_work(
+    arguments: tuple[str, ...], words: str, model: str, tmp_path: Path
+):
+    with pytest.raises(RequestError, match=words):
+        _here("train", *arguments, "-m", model, "--out", tmp_path / "out", "--steps", "1")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_shard_that_is_cut_off_is_told(model: str, texts: str, tmp_path: Path):
+    shard = next(Path(texts).glob("shard-*"))
+    (tmp_path / shard.name).write_bytes(shard.read_bytes()[:-100])
+    with pytest.raises(RequestError, match="is no shard of training texts"):
+        _here("train", "data", tmp_path, "-m", model, "--show", "1")
+    with pytest.raises(RequestError, match="is no shard of training texts"):
+        _here(
+            "train",
+            "medusa",
+            "-m",
+            model,
+            "--out",
+            tmp_path / "out",
+            "--data",
+            tmp_path,
+            "--steps",
+            "1",
+            *_TINY,
+        )
 
 
 def test_the_model_itself_is_not_trained_over(model: str, texts: str):

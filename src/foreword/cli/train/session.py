@@ -36,15 +36,13 @@ class Workplace:
     """A model on a device: as the trainer runs it, and as it writes texts."""
 
     def __init__(self, model: str, device: str, *, compiled: bool) -> None:
-        import torch
-
+        from foreword.backends.choice import pick_device
         from foreword.models.formats.opening import open_checkpoint
         from foreword.models.sources.resolve import resolve_model
 
-        name = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-        self.on_gpu = name == "cuda"
+        self._device = pick_device(device)
+        self.on_gpu = self._device.type == "cuda"
         self.compiled = compiled and self.on_gpu
-        self._device = torch.device(name)
         with stage_bar() as on_stage:
             self._path = resolve_model(model, on_progress=on_stage)
         self.checkpoint: Checkpoint = open_checkpoint(self._path)
@@ -116,6 +114,7 @@ def run_training(options: CommonOptions, recipe: "Recipe", rates: "Rates") -> No
         require_pieces_alone(options.export, options.out)
     evaluation = read_prompts(options.evaluate)
     place = Workplace(options.model, options.device, compiled=options.compiled)
+    recipe.check(place.checkpoint.config)
     data = options.data or options.out / TEXTS
 
     def answer(prompts: "Sequence[FilePrompt]") -> "list[Document]":

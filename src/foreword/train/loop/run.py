@@ -175,6 +175,7 @@ def _trainer(target: Target, texts: RunTexts, run: TrainRun, watcher: Watcher) -
     require_own(run.out, resume=run.resume)
     saved = SavedTraining(run.state, target.device) if run.resume else None
     documents, vocab_size = texts.trained, target.config.vocab_size
+    texts.check_tokens(vocab_size)
     given = None if run.begin is None or saved is not None else read_weights(run.begin / WEIGHTS)
     size = fitting_size(documents, run.batch_rows, run.tail_multiple) if saved is None else saved.size
     if saved is not None:

@@ -1,6 +1,7 @@
 """What a run trains on and what it measures with: never the same prompts."""
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,15 @@ class RunTexts:
             f"Split by the SHA-256 of a text's prompt: {HELD_OUT_PERMILLE / 10:g}% is held out and never trained on; "
             f"{self.left_out} texts whose prompt is measured on were left out, too.",
         ]
+
+    def check_tokens(self, vocab_size: int) -> None:
+        """Refuse texts with tokens that the target does not have: a model with more of them wrote these."""
+        for document in itertools.chain(self.trained, *self.measured.values()):
+            if (largest := int(document.tokens.max())) >= vocab_size:
+                raise RequestError(
+                    f"the texts have token {largest} and the model's vocabulary ends at {vocab_size - 1}; "
+                    "give texts that this model wrote"
+                )
 
 
 def gather_texts(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from foreword.errors import RequestError
 from foreword.train.files import write_tensors
@@ -99,5 +99,5 @@ def _read_shard(path: Path) -> Iterator[Document]:
                 float(parts["temperatures"][number]),
                 bool(parts["held_out"][number]),
             )
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, IndexError) as error:
         raise RequestError(f"{path} is no shard of training texts ({error}); remove it") from None

@@ -174,6 +174,13 @@ def test_too_little_disk_is_told_before_training(
         train(open_checkpoint(tiny_model), target, _run(tmp_path / "out"), texts, _Silent())
 
 
+def test_texts_of_a_larger_vocabulary_are_told(target: Target, texts, tiny_model: Path, tmp_path: Path):
+    strange = make_document([5, 6, target.config.vocab_size, 9], [(2, 4)], "x", 0.0)
+    more = replace(texts, trained=[*texts.trained, strange])
+    with pytest.raises(RequestError, match="the texts have token 360 and the model's vocabulary ends at 359"):
+        train(open_checkpoint(tiny_model), target, _run(tmp_path / "out"), more, _Silent())
+
+
 def test_prompts_that_are_measured_on_are_never_trained_on(tmp_path: Path):
     shared, own = [5, 6], [7, 8]
     documents = [make_document([*prompt, 9, 9], [(2, 4)], "x", 0.0) for prompt in (shared, own, own)]
