@@ -11,6 +11,7 @@ import typer
 from foreword.cli.main import app
 from foreword.cli.train import session
 from foreword.errors import ForewordError, RequestError
+from foreword.train.texts.documents import read_shards, write_shard
 from helpers.command_line import assert_one_line_error, foreword
 from helpers.tiny_models import make_hf_model, write_tiny_tokenizer
 
@@ -240,9 +241,27 @@ def test_a_shard_that_is_cut_off_is_told(model: str, texts: str, tmp_path: Path)
         )
 
 
+def test_texts_and_states_of_another_model_are_told(model: str, texts: str, tmp_path: Path):
+    other = make_hf_model(tmp_path / "other", "llama", seed=1, max_position_embeddings=2048)
+    train = ("train", "medusa", "--out", tmp_path / "out", "--steps", "1", *_TINY)
+    for arguments in (
+        (*train, "--data", texts),
+        ("train", "data", texts, "--show", "1"),
+        ("train", "data", texts, "--tokens", "10", "--device", "cpu"),
+    ):
+        with pytest.raises(RequestError, match="was written by another model; give texts of this one"):
+            _here(*arguments, "-m", other)
+    _here(*train, "--data", texts, "-m", model)
+    strangers = tmp_path / "strangers"
+    write_shard(strangers, list(read_shards(Path(texts))))  # which do not say whose they are
+    with pytest.raises(RequestError, match="was trained for another model"):
+        _here(*train, "--data", strangers, "-m", other, "--resume")
+    _here(*train, "--data", strangers, "-m", model, "--resume")
+
+
 def test_the_model_itself_is_not_trained_over(model: str, texts: str):
     before = {path: path.read_bytes() for path in Path(model).iterdir()}
-    with pytest.raises(RequestError, match="is not empty.*give a new directory"):
+    with pytest.raises(RequestError, match="give a new directory"):
         _here("train", "medusa", "-m", model, "--out", model, "--data", texts, "--steps", "1", *_TINY)
     assert {path: path.read_bytes() for path in Path(model).iterdir()} == before
 

@@ -49,11 +49,12 @@ def data(
     )
     from foreword.train.files import require_directory
     from foreword.train.texts.data import WritingSettings
-    from foreword.train.texts.documents import count_shards
+    from foreword.train.texts.documents import count_shards, require_written_by
 
     require_directory(out)
     asked = read_prompts(prompts)
     place = Workplace(model, device, compiled=compiled)
+    require_written_by(out, place.identity)
     with stop_signals() as stopped, memory_in_one_line("give fewer --rows"), stage_bar() as bar:
         settings = WritingSettings(
             context=context,
@@ -89,13 +90,16 @@ def _show(directory: Path, model: str, count: int) -> None:
 
     from foreword.models.formats.opening import open_checkpoint
     from foreword.models.sources.resolve import resolve_model
-    from foreword.train.texts.documents import count_shards, read_shards
+    from foreword.train.identity import identity_of
+    from foreword.train.texts.documents import count_shards, read_shards, require_written_by
 
     if not count_shards(directory):
         raise RequestError(
             f"there are no training texts in {directory}; write some with --minutes or --tokens"
         )
-    tokenizer = open_checkpoint(resolve_model(model)).tokenizer()
+    checkpoint = open_checkpoint(resolve_model(model))
+    require_written_by(directory, identity_of(checkpoint))
+    tokenizer = checkpoint.tokenizer()
     for document in islice(read_shards(directory), count):
         begin = document.answer_begin
         prompt = tokenizer.decode(document.tokens[:begin].tolist(), skip_special_tokens=False)

@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -78,6 +79,13 @@ class Workplace:
         core = make_core(loaded, EngineConfig(max_num_seqs=rows), "auto")
         return EngineBatch(core, rows=rows, seed=seed)
 
+    @cached_property
+    def identity(self) -> str:
+        """What texts and states say of the model that they are of."""
+        from foreword.train.identity import identity_of
+
+        return identity_of(self.checkpoint)
+
     @property
     def fingerprint(self) -> str:
         """A name for the model's numbers, so that answers of another are not taken for its own."""
@@ -108,6 +116,7 @@ def run_training(options: CommonOptions, recipe: "Recipe", rates: "Rates") -> No
     from foreword.train.loop.run import TrainRun, train
     from foreword.train.loop.texts import gather_texts
     from foreword.train.loop.trainer import TrainSettings
+    from foreword.train.texts.documents import require_written_by
 
     require_own(options.out, resume=options.resume)
     if options.export is not None:
@@ -116,6 +125,7 @@ def run_training(options: CommonOptions, recipe: "Recipe", rates: "Rates") -> No
     place = Workplace(options.model, options.device, compiled=options.compiled)
     recipe.check(place.checkpoint.config)
     data = options.data or options.out / TEXTS
+    require_written_by(data, place.identity)
 
     def answer(prompts: "Sequence[FilePrompt]") -> "list[Document]":
         from foreword.train.texts.data import write_answers
@@ -139,6 +149,7 @@ def run_training(options: CommonOptions, recipe: "Recipe", rates: "Rates") -> No
         run = TrainRun(
             out=options.out,
             recipe=recipe,
+            model=place.identity,
             batch_rows=options.batch_tokens or (_GPU_BATCH if place.on_gpu else _CPU_BATCH),
             tail_multiple=4096 if place.on_gpu else 64,
             seconds=None if options.minutes is None else 60 * options.minutes,
@@ -202,7 +213,8 @@ def write_texts(
 
     from foreword.train.texts.data import WritingReport, write_training_set
 
-    settings = replace(settings, context=min(settings.context, place.checkpoint.config.context_length))
+    context = min(settings.context, place.checkpoint.config.context_length)
+    settings = replace(settings, context=context, model=place.identity)
 
     def on_progress(report: WritingReport) -> None:
         shares = [0.0]

@@ -45,6 +45,7 @@ class TrainRun:
 
     out: Path
     recipe: Recipe
+    model: str | None = None  # the target's identity, which a state to resume must have
     batch_rows: int = 61440
     tail_multiple: int = 4096
     seconds: float | None = None
@@ -79,7 +80,7 @@ def train(
     trainer = _trainer(target, texts, run, watcher)
     session = _Session(trainer, run, texts, watcher)
     session.train()
-    save_training(run.state, trainer, run.recipe)
+    save_training(run.state, trainer, run.recipe, run.model)
     if run.stop():
         return None
     reports = session.measure()
@@ -157,9 +158,9 @@ class _Session:
         self._watcher.progress(self._stretch.done(step), f"step {step}{self._standing}{self._tau}")
         if not self._decaying and self._stretch.rate(step) < 1.0:
             self._decaying = True  # a later stretch can go on from here
-            save_training(run.state.with_name("before_decay.pt"), self._trainer, run.recipe)
+            save_training(run.state.with_name("before_decay.pt"), self._trainer, run.recipe, run.model)
         if now - self._saved_at > _SAVE_SECONDS:
-            save_training(run.state, self._trainer, run.recipe)
+            save_training(run.state, self._trainer, run.recipe, run.model)
             self._saved_at = run.clock()
         if now - self._measured_at > run.evaluate_every:
             self.measure()
@@ -179,7 +180,7 @@ def _trainer(target: Target, texts: RunTexts, run: TrainRun, watcher: Watcher) -
     given = None if run.begin is None or saved is not None else read_weights(run.begin / WEIGHTS)
     size = fitting_size(documents, run.batch_rows, run.tail_multiple) if saved is None else saved.size
     if saved is not None:
-        saved.check(run.recipe)
+        saved.check(run.recipe, run.model)
         vocabulary = saved.vocabulary(vocab_size)
     elif given is not None:
         vocabulary = stored_vocabulary(given, vocab_size)
