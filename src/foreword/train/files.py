@@ -37,9 +37,22 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """A safetensors file."""
+    """A safetensors file; the same bytes whenever the same is written."""
     with written_whole(path) as partial:
         save_file(dict(tensors), partial, dict(metadata))
+        _sort_metadata(partial)
+
+
+def _sort_metadata(path: Path) -> None:
+    """The library writes metadata in the order of a hash table, which is another one with every call."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= size  # the same text in another order
+        file.seek(8)
+        file.write(text.ljust(size))
 
 
 def write_state(path: Path, state: Mapping[str, object]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 from torch import Tensor
 
 from foreword.errors import RequestError
@@ -76,17 +76,13 @@ def join_pieces(pieces: Path, out: Path, checkpoint: Checkpoint) -> None:
     """The directory that pieces were made of. What was the target's own is taken from the target."""
     require_new(out)
     manifest = _manifest(pieces)
-    whole = out / WEIGHTS
     parts = [pieces / Path(name).name for name in manifest["pieces"]]
     if missing := [part for part in parts if not part.exists()]:
         raise RequestError(f"{missing[0]} is missing; bring all pieces that {MANIFEST} names")
-    with written_whole(whole) as partial, partial.open("wb") as file:
-        for part in parts:
-            file.write(part.read_bytes())
-    if digest_of(whole) != manifest["sha256"]:
-        whole.unlink()
+    whole = b"".join(part.read_bytes() for part in parts)
+    if hashlib.sha256(whole).hexdigest() != manifest["sha256"]:
         raise RequestError(f"the pieces in {pieces} are not the ones that {MANIFEST} was written for")
-    tensors, _ = _read(whole)
+    tensors: dict[str, Tensor] = load(whole)
     borrowed = {name: checkpoint.load(name, torch.bfloat16) for name in manifest["borrowed"]}
     tensors = _in_16_bits(tensors) if manifest["bits"] == 8 else tensors
     files = dict(manifest["files"])
