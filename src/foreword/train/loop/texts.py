@@ -68,9 +68,14 @@ def gather_texts(
     secret = {document.prompt for document in measured.get(FILES, [])}
     rest = [document for document in documents if not document.held_out]
     trained = [document for document in rest if document.prompt not in secret]
-    if not trained:
+    if not documents:
         raise RequestError(
             f"there are no training texts in {directory}; write some with `foreword train data`"
+        )
+    if not trained:
+        raise RequestError(
+            f"all {len(documents)} texts in {directory} are held out for evaluation; "
+            "write more with `foreword train data`"
         )
     return RunTexts(trained, measured, len(rest) - len(trained))
 
