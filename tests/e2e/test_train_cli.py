@@ -11,7 +11,8 @@ import typer
 from foreword.cli.main import app
 from foreword.cli.train import session
 from foreword.errors import ForewordError, RequestError
-from foreword.train.texts.documents import read_shards, write_shard
+from foreword.train.loop.places import require_own
+from foreword.train.texts.documents import count_shards, read_shards, write_shard
 from helpers.command_line import assert_one_line_error, foreword
 from helpers.tiny_models import make_hf_model, write_tiny_tokenizer
 
@@ -97,12 +98,31 @@ def test_an_interruption_leaves_a_state_and_no_model(
 
     monkeypatch.setattr(session.ConsoleWatcher, "progress", press_control_c)
     common = ("train", "medusa", "-m", model, "--out", tmp_path / "out", "--data", texts, *_TINY)
-    assert _here(*common, "--steps", "50") == 1
+    assert _here(*common, "--steps", "50") == 130
     assert "--resume goes on" in capsys.readouterr().out
     assert (tmp_path / "out/training/state.pt").exists() and not (tmp_path / "out/config.json").exists()
     monkeypatch.undo()
     _here(*common, "--steps", "1", "--resume")
     assert "3 steps" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+
+
+def test_texts_that_were_written_before_an_interruption_stay(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def press_control_c(watcher: session.ConsoleWatcher, share: float, line: str) -> None:
+        if share and not pressed:
+            pressed.append(signal.raise_signal(signal.SIGINT))
+
+    monkeypatch.setattr(session.ConsoleWatcher, "progress", press_control_c)
+    texts, out, pressed = tmp_path / "texts", tmp_path / "out", []
+    assert _here("train", "data", texts, "-m", model, "--tokens", "9999", "--device", "cpu") == 130
+    assert count_shards(texts) == 1
+    pressed.clear()
+    train = ("train", "medusa", "-m", model, "--out", out, "--steps", "1", *_TINY)
+    assert _here(*train) == 130
+    assert "the same command goes on" in capsys.readouterr().out
+    assert [path.name for path in out.iterdir()] == ["texts"]
+    require_own(out, resume=False)
 
 
 def test_a_full_device_is_told_in_a_line(

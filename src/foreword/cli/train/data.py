@@ -40,6 +40,7 @@ def data(
     if only_prompts and not prompts:
         raise RequestError("--only-prompts needs --prompts")
     from foreword.cli.train.session import (
+        STOPPED,
         ConsoleWatcher,
         Workplace,
         memory_in_one_line,
@@ -65,6 +66,8 @@ def data(
             stop=stopped,
         )
         write_texts(place, out, settings, asked, rows, ConsoleWatcher(bar))
+    if stopped():
+        raise typer.Exit(STOPPED)
 
 
 def join(

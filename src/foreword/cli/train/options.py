@@ -31,8 +31,12 @@ class CommonOptions:
         ),
     ] = None
     prompts: PromptsOption = None
-    minutes: Annotated[float | None, typer.Option(min=0.01, help="Train this long.")] = None
-    steps: Annotated[int | None, typer.Option(min=1, help="Train this many steps.")] = None
+    minutes: Annotated[
+        float | None, typer.Option(min=0.01, help="Train this long; with --resume, this much longer.")
+    ] = None
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Train this many steps; with --resume, this many more.")
+    ] = None
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the directory's last state.")] = False
     begin: Annotated[
         Path | None,

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from foreword.train.texts.jobs import TextBatch
     from foreword.train.texts.prompts import FilePrompt
 
+STOPPED = 130
+"""Exit code after Ctrl-C, as a shell has it."""
+
 _EVAL_TOKENS = 128  # of an answer
 _EVAL_CONTEXT = 2048
 _HELD_OUT_TEXTS = 256
@@ -141,6 +144,9 @@ def run_training(options: CommonOptions, recipe: "Recipe", rates: "Rates") -> No
         watcher = ConsoleWatcher(show)
         if options.data is None:
             _write_first(options, place, data, watcher, stopped)
+        if stopped():
+            say("stopped before training; the same command goes on with the texts that are there")
+            raise typer.Exit(STOPPED)
         rates = replace(
             rates,
             muon=rates.muon if options.muon is None else options.muon,
@@ -174,7 +180,7 @@ def run_training(options: CommonOptions, recipe: "Recipe", rates: "Rates") -> No
         reports = train(place.checkpoint, place.target, run, texts, watcher)
     if reports is None:
         say(f"stopped; its state is in {run.state.parent}, and --resume goes on from it")
-        raise typer.Exit(1)
+        raise typer.Exit(STOPPED)
     if options.export is not None:
         write_pieces(options.out, options.export, bits=options.export_bits)
     if options.plot is not None:

@@ -60,7 +60,11 @@ def _parse(value: Any, default_kind: str) -> FilePrompt:  # noqa: ANN401 - what 
 
 
 def _conversation(
-    kind: str, turns: Any, who: str, users: tuple[str, ...], what: str  # noqa: ANN401 - from a file, too
+    kind: str,
+    turns: Any,
+    who: str,
+    users: tuple[str, ...],
+    what: str,  # noqa: ANN401 - from a file, too
 ) -> FilePrompt:
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise ValueError("turns that are no list of objects")

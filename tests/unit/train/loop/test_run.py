@@ -199,5 +199,5 @@ def test_prompts_that_are_measured_on_are_never_trained_on(tmp_path: Path):
     with pytest.raises(RequestError, match="no training texts"):
         gather_texts(tmp_path / "nowhere", [], answer, 256, "tiny")
     write_shard(tmp_path / "few", [replace(documents[0], held_out=True)])
-    with pytest.raises(RequestError, match="all 1 texts .* are held out for evaluation; write more"):
+    with pytest.raises(RequestError, match=r"all 1 texts .* are held out for evaluation; write more"):
         gather_texts(tmp_path / "few", [], answer, 256, "tiny")
