@@ -3,7 +3,6 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from foreword.errors import RequestError
 
@@ -44,7 +43,7 @@ def read_prompt_file(path: Path) -> list[FilePrompt]:
     return prompts
 
 
-def _parse(value: Any, default_kind: str) -> FilePrompt:  # noqa: ANN401 - what a line of JSON may hold
+def _parse(value: object, default_kind: str) -> FilePrompt:
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
     kind = str(value.get("category", default_kind))
@@ -59,13 +58,7 @@ def _parse(value: Any, default_kind: str) -> FilePrompt:  # noqa: ANN401 - what 
     raise ValueError("none of prompt, turns, question, messages, conversations")
 
 
-def _conversation(
-    kind: str,
-    turns: Any,
-    who: str,
-    users: tuple[str, ...],
-    what: str,  # noqa: ANN401 - from a file, too
-) -> FilePrompt:
+def _conversation(kind: str, turns: object, who: str, users: tuple[str, ...], what: str) -> FilePrompt:
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise ValueError("turns that are no list of objects")
     said = [turn.get(what) for turn in turns if turn.get(who) in users]
