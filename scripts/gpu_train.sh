@@ -68,12 +68,13 @@ smoke)
     foreword train data "$WORK/texts" --model "$MODEL" --show 24 > "$OUT/texts.txt"
     rm -rf "$WORK/smoke"
     foreword train eagle3 --model "$MODEL" --data "$WORK/texts" --out "$WORK/smoke" --minutes 1 --evaluate-every 25 \
-        --export "$OUT" "${EVAL[@]}" "${@:2}"
+        --export "$OUT/pieces" "${EVAL[@]}" "${@:2}"
     ;;
 stretch)
     if [ "$2" != 0 ]; then write_texts --minutes "$2"; fi
-    foreword train eagle3 --model "$MODEL" --data "$WORK/texts" --out "$WORK/head" --minutes "$3" --resume \
-        --export "$OUT" "${EVAL[@]}" "${@:4}"
+    RESUME=() && if [ -f "$WORK/head/training/state.pt" ]; then RESUME=(--resume); fi
+    foreword train eagle3 --model "$MODEL" --data "$WORK/texts" --out "$WORK/head" --minutes "$3" "${RESUME[@]}" \
+        --export "$OUT/pieces" "${EVAL[@]}" "${@:4}"
     cp "$WORK/head/training/log.jsonl" "$OUT/"
     ;;
 compare)

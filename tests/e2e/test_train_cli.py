@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 
 from foreword.cli.main import app
 from foreword.cli.train import session
 from foreword.errors import ForewordError, RequestError
+from foreword.train.loop.places import require_own
+from foreword.train.texts.documents import count_shards, read_shards, write_shard
 from helpers.command_line import assert_one_line_error, foreword
 from helpers.tiny_models import make_hf_model, write_tiny_tokenizer
 
@@ -95,12 +98,31 @@ def test_an_interruption_leaves_a_state_and_no_model(
 
     monkeypatch.setattr(session.ConsoleWatcher, "progress", press_control_c)
     common = ("train", "medusa", "-m", model, "--out", tmp_path / "out", "--data", texts, *_TINY)
-    assert _here(*common, "--steps", "50") == 1
+    assert _here(*common, "--steps", "50") == 130
     assert "--resume goes on" in capsys.readouterr().out
     assert (tmp_path / "out/training/state.pt").exists() and not (tmp_path / "out/config.json").exists()
     monkeypatch.undo()
     _here(*common, "--steps", "1", "--resume")
     assert "3 steps" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+
+
+def test_texts_that_were_written_before_an_interruption_stay(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def press_control_c(watcher: session.ConsoleWatcher, share: float, line: str) -> None:
+        if share and not pressed:
+            pressed.append(signal.raise_signal(signal.SIGINT))
+
+    monkeypatch.setattr(session.ConsoleWatcher, "progress", press_control_c)
+    texts, out, pressed = tmp_path / "texts", tmp_path / "out", []
+    assert _here("train", "data", texts, "-m", model, "--tokens", "9999", "--device", "cpu") == 130
+    assert count_shards(texts) == 1
+    pressed.clear()
+    train = ("train", "medusa", "-m", model, "--out", out, "--steps", "1", *_TINY)
+    assert _here(*train) == 130
+    assert "the same command goes on" in capsys.readouterr().out
+    assert [path.name for path in out.iterdir()] == ["texts"]
+    require_own(out, resume=False)
 
 
 def test_a_full_device_is_told_in_a_line(
@@ -132,6 +154,8 @@ def test_a_full_device_is_told_in_a_line(
     ("arguments", "words"),
     [
         (("--out", "OUT"), "--minutes or --steps"),
+        (("--out", "OUT", "--steps", "1", "--resume"), "no training to go on with"),
+        (("--out", "OUT", "--steps", "1", "--export", "HERE"), "more than pieces"),
         (("--out", "OUT", "--steps", "1", "--eval", "EMPTY"), "has no prompts in it"),
         (("--out", "OUT", "--steps", "1", "--eval", "BROKEN"), "line 1: not JSON"),
         (("--out", "OUT", "--steps", "1", "--data", "NOWHERE"), "no training texts"),
@@ -142,11 +166,124 @@ def test_a_full_device_is_told_in_a_line(
 def test_what_cannot_be_done_is_told(arguments: tuple[str, ...], words: str, model: str, tmp_path: Path):
     (tmp_path / "empty.jsonl").write_text("\n", encoding="utf-8")
     (tmp_path / "broken.jsonl").write_text("{\n", encoding="utf-8")
-    names = {"OUT": "out", "EMPTY": "empty.jsonl", "BROKEN": "broken.jsonl", "NOWHERE": "nowhere"}
+    names = {
+        "OUT": "out",
+        "HERE": ".",
+        "EMPTY": "empty.jsonl",
+        "BROKEN": "broken.jsonl",
+        "NOWHERE": "nowhere",
+    }
     given = [str(tmp_path / names[word]) if word in names else word for word in arguments]
     with pytest.raises(ForewordError, match=words):
         _here("train", "medusa", "-m", model, *_TINY, *given)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("data", "FILE", "--tokens", "10"),
+        ("data", "FILE/below", "--tokens", "10"),
+        ("medusa", "--out", "FILE", "--steps", "1"),
+        ("medusa", "--out", "OUT", "--export", "FILE", "--steps", "1"),
+        ("join", "PIECES", "FILE"),
+    ],
+)
+def test_a_file_where_a_directory_should_be_is_told_before_any_work(
+    arguments: tuple[str, ...], model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "FILE").write_text("mine", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "Workplace", None)
+    with pytest.raises(RequestError, match="FILE is a file; give another path"):
+        _here("train", *arguments, "-m", model)
+    assert [path.name for path in tmp_path.iterdir()] == ["FILE"]
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "value"),
+    [
+        ("medusa", "--adam", "-5"),
+        ("medusa", "--muon", "-1"),
+        ("medusa", "--decay-share", "0"),
+        ("medusa", "--evaluate-every", "-1"),
+        ("medusa", "--sharpness", "-1"),
+        ("medusa", "--seed", "-1"),
+        ("eagle3", "--intermediate", "-3"),
+        ("draft", "--heads", "0"),
+    ],
+)
+def test_values_out_of_range_are_told(method: str, option: str, value: str, model: str, tmp_path: Path):
+    with pytest.raises(typer.BadParameter):
+        _here("train", method, "-m", model, "--out", tmp_path / "out", "--steps", "1", option, value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("eagle3", "--taps", "1,2,99"), "--taps must be within 0 .. 2, not 99"),
+        (("dflash", "--taps", "-1"), "--taps must be within"),
+        (("exit", "--layer", "2"), "the exit must be after layer 1"),
+        (("draft", "--copy", "0,7"), "layers to copy must be within"),
+        pytest.param(
+            ("medusa", "--device", "cuda"),
+            "torch sees no CUDA GPU; use cpu",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
+    ],
+)
+def test_what_a_model_or_machine_has_not_is_told_before_any_work(
+    arguments: tuple[str, ...], words: str, model: str, tmp_path: Path
+):
+    with pytest.raises(RequestError, match=words):
+        _here("train", *arguments, "-m", model, "--out", tmp_path / "out", "--steps", "1")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_shard_that_is_cut_off_is_told(model: str, texts: str, tmp_path: Path):
+    shard = next(Path(texts).glob("shard-*"))
+    (tmp_path / shard.name).write_bytes(shard.read_bytes()[:-100])
+    with pytest.raises(RequestError, match="is no shard of training texts"):
+        _here("train", "data", tmp_path, "-m", model, "--show", "1")
+    with pytest.raises(RequestError, match="is no shard of training texts"):
+        _here(
+            "train",
+            "medusa",
+            "-m",
+            model,
+            "--out",
+            tmp_path / "out",
+            "--data",
+            tmp_path,
+            "--steps",
+            "1",
+            *_TINY,
+        )
+
+
+def test_texts_and_states_of_another_model_are_told(model: str, texts: str, tmp_path: Path):
+    other = make_hf_model(tmp_path / "other", "llama", seed=1, max_position_embeddings=2048)
+    train = ("train", "medusa", "--out", tmp_path / "out", "--steps", "1", *_TINY)
+    for arguments in (
+        (*train, "--data", texts),
+        ("train", "data", texts, "--show", "1"),
+        ("train", "data", texts, "--tokens", "10", "--device", "cpu"),
+    ):
+        with pytest.raises(RequestError, match="was written by another model; give texts of this one"):
+            _here(*arguments, "-m", other)
+    _here(*train, "--data", texts, "-m", model)
+    strangers = tmp_path / "strangers"
+    write_shard(strangers, list(read_shards(Path(texts))))  # which do not say whose they are
+    with pytest.raises(RequestError, match="was trained for another model"):
+        _here(*train, "--data", strangers, "-m", other, "--resume")
+    _here(*train, "--data", strangers, "-m", model, "--resume")
+
+
+def test_the_model_itself_is_not_trained_over(model: str, texts: str):
+    before = {path: path.read_bytes() for path in Path(model).iterdir()}
+    with pytest.raises(RequestError, match="give a new directory"):
+        _here("train", "medusa", "-m", model, "--out", model, "--data", texts, "--steps", "1", *_TINY)
+    assert {path: path.read_bytes() for path in Path(model).iterdir()} == before
 
 
 def test_a_model_without_a_chat_template_is_told_in_one_line(tmp_path: Path):

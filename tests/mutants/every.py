@@ -18,6 +18,7 @@ from preparing import PREPARING_MUTANTS
 from rollouts import ROLLOUT_MUTANTS
 from service import SERVICE_MUTANTS
 from simulator import SIMULATOR_MUTANTS
+from training import TRAINING_MUTANTS
 from traversal import TRAVERSAL_MUTANTS
 from waits import WAIT_MUTANTS
 from windows import WINDOW_MUTANTS
@@ -44,4 +45,5 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *CLUSTER_MUTANTS,
     *WAIT_MUTANTS,
     *SIMULATOR_MUTANTS,
+    *TRAINING_MUTANTS,
 )

@@ -1,6 +1,7 @@
 """Files that are whole or not there, and room for them."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -36,9 +37,22 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """A safetensors file."""
+    """A safetensors file; the same bytes whenever the same is written."""
     with written_whole(path) as partial:
         save_file(dict(tensors), partial, dict(metadata))
+        _sort_metadata(partial)
+
+
+def _sort_metadata(path: Path) -> None:
+    """The library writes metadata in the order of a hash table, which is another one with every call."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= size  # the same text in another order
+        file.seek(8)
+        file.write(text.ljust(size))
 
 
 def write_state(path: Path, state: Mapping[str, object]) -> None:
@@ -56,14 +70,25 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def require_directory(path: Path) -> None:
+    """Refuse what is no directory and cannot become one, before there is something to write into it."""
+    place = _nearest(path)
+    if not place.is_dir():
+        raise RequestError(f"{path} cannot be a directory: {place} is a file; give another path")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise RequestError(f"{path} cannot be written to: {place} is not yours to write; give another path")
+
+
 def require_space(directory: Path, size: int, what: str) -> None:
     """Refuse to begin what the disk has no room for."""
-    place = directory.absolute()
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(_nearest(directory)).free
     if free < size:
         raise RequestError(
             f"{what} may take {size / 1e6:,.0f} MB and the disk of {directory} has {free / 1e6:,.0f} MB free; "
             "make room or choose another directory"
         )
+
+
+def _nearest(path: Path) -> Path:
+    """The path, or the first above it that is there."""
+    return next(place for place in (path.absolute(), *path.absolute().parents) if os.path.lexists(place))

@@ -21,7 +21,7 @@ def data(
     tokens: Annotated[int | None, typer.Option(min=1, help="Write this many answer tokens.")] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Texts at a time.")] = None,
     context: Annotated[int, typer.Option(min=32, help="Longest prompt and answer together.")] = 1280,
-    seed: Annotated[int | None, typer.Option(help="Default: another one with every call.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Default: another one with every call.")] = None,
     show: Annotated[
         int | None, typer.Option(min=1, help="Write nothing; print this many of the texts.")
     ] = None,
@@ -40,6 +40,7 @@ def data(
     if only_prompts and not prompts:
         raise RequestError("--only-prompts needs --prompts")
     from foreword.cli.train.session import (
+        STOPPED,
         ConsoleWatcher,
         Workplace,
         memory_in_one_line,
@@ -47,11 +48,14 @@ def data(
         stop_signals,
         write_texts,
     )
+    from foreword.train.files import require_directory
     from foreword.train.texts.data import WritingSettings
-    from foreword.train.texts.documents import count_shards
+    from foreword.train.texts.documents import count_shards, require_written_by
 
+    require_directory(out)
     asked = read_prompts(prompts)
     place = Workplace(model, device, compiled=compiled)
+    require_written_by(out, place.identity)
     with stop_signals() as stopped, memory_in_one_line("give fewer --rows"), stage_bar() as bar:
         settings = WritingSettings(
             context=context,
@@ -62,6 +66,8 @@ def data(
             stop=stopped,
         )
         write_texts(place, out, settings, asked, rows, ConsoleWatcher(bar))
+    if stopped():
+        raise typer.Exit(STOPPED)
 
 
 def join(
@@ -87,13 +93,16 @@ def _show(directory: Path, model: str, count: int) -> None:
 
     from foreword.models.formats.opening import open_checkpoint
     from foreword.models.sources.resolve import resolve_model
-    from foreword.train.texts.documents import count_shards, read_shards
+    from foreword.train.identity import identity_of
+    from foreword.train.texts.documents import count_shards, read_shards, require_written_by
 
     if not count_shards(directory):
         raise RequestError(
             f"there are no training texts in {directory}; write some with --minutes or --tokens"
         )
-    tokenizer = open_checkpoint(resolve_model(model)).tokenizer()
+    checkpoint = open_checkpoint(resolve_model(model))
+    require_written_by(directory, identity_of(checkpoint))
+    tokenizer = checkpoint.tokenizer()
     for document in islice(read_shards(directory), count):
         begin = document.answer_begin
         prompt = tokenizer.decode(document.tokens[:begin].tolist(), skip_special_tokens=False)

@@ -8,7 +8,7 @@ from foreword.cli.train.options import CommonOptions, parse_numbers, training_co
 
 DraftVocab = Annotated[int, typer.Option(min=1, help="Tokens that it can guess: the most frequent ones.")]
 Taps = Annotated[str | None, typer.Option(help="Boundaries whose states it reads, such as 2,15,27.")]
-Intermediate = Annotated[int | None, typer.Option(help="Width of its MLP. Default: the model's.")]
+Intermediate = Annotated[int | None, typer.Option(min=1, help="Width of its MLP. Default: the model's.")]
 
 
 @training_command
@@ -58,10 +58,12 @@ def draft(
     random: Annotated[
         bool, typer.Option("--random", help="Begin with random layers instead of copied ones.")
     ] = False,
-    hidden: Annotated[int | None, typer.Option(help="Width. Default: the model's.")] = None,
+    hidden: Annotated[int | None, typer.Option(min=1, help="Width. Default: the model's.")] = None,
     intermediate: Intermediate = None,
-    heads: Annotated[int | None, typer.Option(help="Query heads. Default: the model's.")] = None,
-    kv_heads: Annotated[int | None, typer.Option(help="Key/value heads. Default: the model's.")] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="Query heads. Default: the model's.")] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option(min=1, help="Key/value heads. Default: the model's.")
+    ] = None,
 ) -> None:
     """Train a small model that writes as the model does.
 

@@ -31,8 +31,12 @@ class CommonOptions:
         ),
     ] = None
     prompts: PromptsOption = None
-    minutes: Annotated[float | None, typer.Option(min=0.01, help="Train this long.")] = None
-    steps: Annotated[int | None, typer.Option(min=1, help="Train this many steps.")] = None
+    minutes: Annotated[
+        float | None, typer.Option(min=0.01, help="Train this long; with --resume, this much longer.")
+    ] = None
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Train this many steps; with --resume, this many more.")
+    ] = None
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the directory's last state.")] = False
     begin: Annotated[
         Path | None,
@@ -43,18 +47,20 @@ class CommonOptions:
         list[Path] | None,
         typer.Option("--eval", help="JSON lines with prompts to measure on, never trained on."),
     ] = None
-    evaluate_every: Annotated[float, typer.Option(help="Seconds between two measurements.")] = 90.0
+    evaluate_every: Annotated[float, typer.Option(min=0, help="Seconds between two measurements.")] = 90.0
     export: Annotated[
         Path | None, typer.Option(help="Also write the weights in pieces of at most 15 MB here.")
     ] = None
     export_bits: Annotated[int, typer.Option(help="16 or 8 bits for the matrices of these pieces.")] = 16
     depth: Annotated[int, typer.Option(min=1, max=16, help="Guesses of a chain.")] = 4
     batch_tokens: Annotated[int | None, typer.Option(min=64, help="Tokens of a step.")] = None
-    muon: Annotated[float | None, typer.Option(help="Learning rate of the matrices.")] = None
-    adam: Annotated[float | None, typer.Option(help="Learning rate of the rest.")] = None
-    sharpness: Annotated[float, typer.Option(help="Exponent on the target's probabilities.")] = 1.0
-    decay_share: Annotated[float, typer.Option(help="Share of the stretch in which the rate decays.")] = 0.4
-    seed: Annotated[int, typer.Option(help="Seed of weights and order.")] = 0
+    muon: Annotated[float | None, typer.Option(min=0, help="Learning rate of the matrices.")] = None
+    adam: Annotated[float | None, typer.Option(min=0, help="Learning rate of the rest.")] = None
+    sharpness: Annotated[float, typer.Option(min=0.01, help="Exponent on the target's probabilities.")] = 1.0
+    decay_share: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Share of the stretch in which the rate decays.")
+    ] = 0.4
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights and order.")] = 0
     plot: PlotOption = None
     compiled: CompileOption = True
     device: DeviceOption = "auto"

@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from foreword.train.texts.jobs import TextBatch
     from foreword.train.texts.prompts import FilePrompt
 
+STOPPED = 130
+"""Exit code after Ctrl-C, as a shell has it."""
+
 _EVAL_TOKENS = 128  # of an answer
 _EVAL_CONTEXT = 2048
 _HELD_OUT_TEXTS = 256
@@ -36,15 +40,13 @@ class Workplace:
     """A model on a device: as the trainer runs it, and as it writes texts."""
 
     def __init__(self, model: str, device: str, *, compiled: bool) -> None:
-        import torch
-
+        from foreword.backends.choice import pick_device
         from foreword.models.formats.opening import open_checkpoint
         from foreword.models.sources.resolve import resolve_model
 
-        name = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-        self.on_gpu = name == "cuda"
+        self._device = pick_device(device)
+        self.on_gpu = self._device.type == "cuda"
         self.compiled = compiled and self.on_gpu
-        self._device = torch.device(name)
         with stage_bar() as on_stage:
             self._path = resolve_model(model, on_progress=on_stage)
         self.checkpoint: Checkpoint = open_checkpoint(self._path)
@@ -80,6 +82,13 @@ class Workplace:
         core = make_core(loaded, EngineConfig(max_num_seqs=rows), "auto")
         return EngineBatch(core, rows=rows, seed=seed)
 
+    @cached_property
+    def identity(self) -> str:
+        """What texts and states say of the model that they are of."""
+        from foreword.train.identity import identity_of
+
+        return identity_of(self.checkpoint)
+
     @property
     def fingerprint(self) -> str:
         """A name for the model's numbers, so that answers of another are not taken for its own."""
@@ -106,13 +115,20 @@ def run_training(options: CommonOptions, recipe: "Recipe", rates: "Rates") -> No
     from dataclasses import replace
 
     from foreword.train.loop.output import write_pieces
+    from foreword.train.loop.places import TEXTS, require_own, require_pieces_alone
     from foreword.train.loop.run import TrainRun, train
     from foreword.train.loop.texts import gather_texts
     from foreword.train.loop.trainer import TrainSettings
+    from foreword.train.texts.documents import require_written_by
 
+    require_own(options.out, resume=options.resume)
+    if options.export is not None:
+        require_pieces_alone(options.export, options.out)
     evaluation = read_prompts(options.evaluate)
     place = Workplace(options.model, options.device, compiled=options.compiled)
-    data = options.data or options.out / "texts"
+    recipe.check(place.checkpoint.config)
+    data = options.data or options.out / TEXTS
+    require_written_by(data, place.identity)
 
     def answer(prompts: "Sequence[FilePrompt]") -> "list[Document]":
         from foreword.train.texts.data import write_answers
@@ -128,6 +144,9 @@ def run_training(options: CommonOptions, recipe: "Recipe", rates: "Rates") -> No
         watcher = ConsoleWatcher(show)
         if options.data is None:
             _write_first(options, place, data, watcher, stopped)
+        if stopped():
+            say("stopped before training; the same command goes on with the texts that are there")
+            raise typer.Exit(STOPPED)
         rates = replace(
             rates,
             muon=rates.muon if options.muon is None else options.muon,
@@ -136,6 +155,7 @@ def run_training(options: CommonOptions, recipe: "Recipe", rates: "Rates") -> No
         run = TrainRun(
             out=options.out,
             recipe=recipe,
+            model=place.identity,
             batch_rows=options.batch_tokens or (_GPU_BATCH if place.on_gpu else _CPU_BATCH),
             tail_multiple=4096 if place.on_gpu else 64,
             seconds=None if options.minutes is None else 60 * options.minutes,
@@ -160,7 +180,7 @@ def run_training(options: CommonOptions, recipe: "Recipe", rates: "Rates") -> No
         reports = train(place.checkpoint, place.target, run, texts, watcher)
     if reports is None:
         say(f"stopped; its state is in {run.state.parent}, and --resume goes on from it")
-        raise typer.Exit(1)
+        raise typer.Exit(STOPPED)
     if options.export is not None:
         write_pieces(options.out, options.export, bits=options.export_bits)
     if options.plot is not None:
@@ -199,7 +219,8 @@ def write_texts(
 
     from foreword.train.texts.data import WritingReport, write_training_set
 
-    settings = replace(settings, context=min(settings.context, place.checkpoint.config.context_length))
+    context = min(settings.context, place.checkpoint.config.context_length)
+    settings = replace(settings, context=context, model=place.identity)
 
     def on_progress(report: WritingReport) -> None:
         shares = [0.0]

@@ -24,7 +24,7 @@ HEADS = Path(__file__).parents[2] / "heads"
 NORM_TOLERANCE = 0.01
 """Of the largest weight of a norm; half precision rounds by less than half of it."""
 
-_NORMS = ("model.norm.weight", "model.layers.0.input_layernorm.weight")
+NORMS = ("model.norm.weight", "model.layers.0.input_layernorm.weight")
 _TOKENS = 64  # ids that are compared, spread over the vocabulary
 
 
@@ -44,7 +44,7 @@ class ShippedHead:
     def fits(self, checkpoint: "Checkpoint", tokenizer: "Tokenizer") -> bool:
         """Whether this is the model that the head was trained for."""
         target = self.target
-        if target["shape"] != _shape(checkpoint.config) or target["tokens"] != _tokens(tokenizer):
+        if target["shape"] != _shape(checkpoint.config) or target["tokens"] != some_tokens(tokenizer):
             return False
         return all(_is_close(checkpoint, name, norm) for name, norm in target["norms"].items())
 
@@ -68,11 +68,11 @@ def head_named(name: str) -> Path | None:
 
 def describe_target(checkpoint: "Checkpoint", method: str) -> dict[str, Any]:
     """What target.json holds for a head that was trained for this model."""
-    norms = {name: _norm(checkpoint, name).tolist() for name in _NORMS}
+    norms = {name: _norm(checkpoint, name).tolist() for name in NORMS}
     return {
         "method": method,
         "shape": _shape(checkpoint.config),
-        "tokens": _tokens(checkpoint.tokenizer()),
+        "tokens": some_tokens(checkpoint.tokenizer()),
         "norms": {name: [round(number, 5) for number in numbers] for name, numbers in norms.items()},
     }
 
@@ -88,7 +88,7 @@ def _shape(config: "ModelConfig") -> dict[str, int]:
     }
 
 
-def _tokens(tokenizer: "Tokenizer") -> dict[str, str]:
+def some_tokens(tokenizer: "Tokenizer") -> dict[str, str]:
     """Some ids and their bytes in hexadecimal."""
     step = max(1, tokenizer.vocab_size // _TOKENS)
     ids = range(0, tokenizer.vocab_size, step)

@@ -38,6 +38,9 @@ class DraftRecipe:
     def vocabulary_size(self) -> int | None:
         return None
 
+    def check(self, target: ModelConfig) -> None:
+        self._copied(target, self._config(target))
+
     def build(self, target: Target, vocabulary: DraftVocabulary, *, compiled: bool = False) -> "DraftModel":
         config = self._config(target.config)
         copied = self._copied(target.config, config)

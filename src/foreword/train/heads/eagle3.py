@@ -9,10 +9,18 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, silu
 
 from foreword.backends.torch.norms import rms_norm
+from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.rope import rotate
 from foreword.train.heads.eagle3_files import eagle3_config
-from foreword.train.heads.learner import LearnedFiles, Learner, begin_matrices, scaled_taps, scales_of
+from foreword.train.heads.learner import (
+    LearnedFiles,
+    Learner,
+    begin_matrices,
+    check_taps,
+    scaled_taps,
+    scales_of,
+)
 from foreword.train.passes.attention import chain_attention
 from foreword.train.passes.layers import Sizes
 from foreword.train.passes.packing import PackedBatch, sample_batch
@@ -37,6 +45,9 @@ class Eagle3Recipe:
     @property
     def vocabulary_size(self) -> int | None:
         return self.draft_vocab
+
+    def check(self, target: ModelConfig) -> None:
+        check_taps(self.taps, target)
 
     def build(self, target: Target, vocabulary: DraftVocabulary, *, compiled: bool = False) -> "Eagle3Head":
         taps = self.taps or default_taps(target.config.num_layers)

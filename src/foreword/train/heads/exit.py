@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from foreword.errors import RequestError
+from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.train.heads.draft_files import hf_settings
 from foreword.train.heads.learner import LearnedFiles
@@ -30,12 +31,19 @@ class ExitRecipe:
     def vocabulary_size(self) -> int | None:
         return None
 
+    def check(self, target: ModelConfig) -> None:
+        self._layer(target)
+
     def build(self, target: Target, vocabulary: DraftVocabulary, *, compiled: bool = False) -> "ExitAdapter":
-        count = target.config.num_layers
+        layer = self._layer(target.config)
+        return ExitAdapter(target, vocabulary, layer, compiled=compiled).to(target.device)
+
+    def _layer(self, target: ModelConfig) -> int:
+        count = target.num_layers
         layer = self.layer if self.layer is not None else max(1, count // 4)
         if not 1 <= layer < count:
             raise RequestError(f"the exit must be after layer 1 .. {count - 1}, not {layer}")
-        return ExitAdapter(target, vocabulary, layer, compiled=compiled).to(target.device)
+        return layer
 
 
 class ExitAdapter(LayerStack):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from foreword.errors import RequestError
+from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.train.passes.packing import PackedBatch
 from foreword.train.passes.target import Features, Target
@@ -111,9 +112,19 @@ class Recipe(Protocol):
         """Tokens that can be guessed: the most frequent ones; None: all."""
         ...
 
+    def check(self, target: ModelConfig) -> None:
+        """Refuse a shape that this target cannot have, before anything is loaded or written."""
+        ...
+
     def build(self, target: Target, vocabulary: DraftVocabulary, *, compiled: bool) -> Learner:
         """A learner on the target's device, without values."""
         ...
+
+
+def check_taps(taps: Sequence[int] | None, target: ModelConfig) -> None:
+    """Refuse boundaries that the target does not have."""
+    if wrong := [tap for tap in taps or () if not 0 <= tap <= target.num_layers]:
+        raise RequestError(f"--taps must be within 0 .. {target.num_layers}, not {wrong[0]}")
 
 
 @torch.no_grad()

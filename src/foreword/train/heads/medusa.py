@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
+from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.train.heads.learner import LearnedFiles, Learner
 from foreword.train.passes.packing import PackedBatch
@@ -29,6 +30,9 @@ class MedusaRecipe:
     @property
     def vocabulary_size(self) -> int | None:
         return self.draft_vocab
+
+    def check(self, target: ModelConfig) -> None:
+        """Any target will do."""
 
     def build(self, target: Target, vocabulary: DraftVocabulary, *, compiled: bool = False) -> "MedusaHeads":
         return MedusaHeads(target, vocabulary, self, compiled=compiled).to(target.device)

@@ -14,14 +14,15 @@ from foreword.train.passes.packing import BatchSize
 from foreword.train.passes.vocabulary import DraftVocabulary
 
 
-def save_training(path: Path, trainer: Trainer, recipe: Recipe) -> None:
-    """Everything from which training goes on exactly."""
+def save_training(path: Path, trainer: Trainer, recipe: Recipe, model: str | None) -> None:
+    """Everything from which training goes on exactly; `model` is the target's identity."""
     vocabulary = trainer.learner.vocabulary
     about = {
         "method": recipe.method,
         "recipe": asdict(recipe),  # type: ignore[call-overload] # recipes are dataclasses
         "vocabulary": vocabulary.token_ids,
         "coverage": vocabulary.coverage,
+        "model": model,
         "size": [trainer.size.rows, trainer.size.tails],
     }
     write_state(path, about | trainer.state())
@@ -34,8 +35,12 @@ class SavedTraining:
         self._path = path
         self.state = _read(path, device)
 
-    def check(self, recipe: Recipe) -> None:
-        """Refuse to go on with another shape: its weights would mean something else."""
+    def check(self, recipe: Recipe, model: str | None) -> None:
+        """Refuse to go on with another target or shape: its weights would mean something else."""
+        if None not in (model, self.state.get("model")) and model != self.state["model"]:
+            raise RequestError(
+                f"{self._path} was trained for another model; resume with that one or choose another --out"
+            )
         wanted = {"method": recipe.method, **asdict(recipe)}  # type: ignore[call-overload]
         found = {"method": self.state["method"], **self.state["recipe"]}
         for key, value in wanted.items():

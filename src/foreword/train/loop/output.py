@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load, load_file
 from torch import Tensor
 
 from foreword.errors import RequestError
@@ -17,9 +17,8 @@ from foreword.models.heads.layouts.names import SCALE
 from foreword.models.heads.quantize import GROUP, rounded
 from foreword.train.files import write_json, write_tensors, write_text, written_whole
 from foreword.train.heads.learner import LearnedFiles
+from foreword.train.loop.places import MANIFEST, WEIGHTS, require_new, require_pieces_alone
 
-WEIGHTS = "model.safetensors"
-MANIFEST = "pieces.json"
 CARD = "README.md"
 PIECE_BYTES = 15_000_000
 
@@ -46,6 +45,7 @@ def write_pieces(source: Path, out: Path, *, bits: int = 16) -> list[Path]:
 
     With 8 bits, matrices are rounded as `foreword head quantize` does. `join_pieces` makes the directory again.
     """
+    require_pieces_alone(out, source)
     tensors, borrowed = _read(source / WEIGHTS)
     kept = {name: tensor for name, tensor in tensors.items() if name not in borrowed}
     if bits == 8:
@@ -67,25 +67,22 @@ def write_pieces(source: Path, out: Path, *, bits: int = 16) -> list[Path]:
     }
     whole.unlink()
     write_json(out / MANIFEST, manifest)
+    for stale in set(out.glob(f"{WEIGHTS}.*")) - set(paths):  # of an earlier export that had more
+        stale.unlink()
     return [*paths, out / MANIFEST]
 
 
 def join_pieces(pieces: Path, out: Path, checkpoint: Checkpoint) -> None:
     """The directory that pieces were made of. What was the target's own is taken from the target."""
-    if out.exists() and any(out.iterdir()):
-        raise RequestError(f"{out} is not empty; give a new directory")
+    require_new(out)
     manifest = _manifest(pieces)
-    whole = out / WEIGHTS
     parts = [pieces / Path(name).name for name in manifest["pieces"]]
     if missing := [part for part in parts if not part.exists()]:
         raise RequestError(f"{missing[0]} is missing; bring all pieces that {MANIFEST} names")
-    with written_whole(whole) as partial, partial.open("wb") as file:
-        for part in parts:
-            file.write(part.read_bytes())
-    if digest_of(whole) != manifest["sha256"]:
-        whole.unlink()
+    whole = b"".join(part.read_bytes() for part in parts)
+    if hashlib.sha256(whole).hexdigest() != manifest["sha256"]:
         raise RequestError(f"the pieces in {pieces} are not the ones that {MANIFEST} was written for")
-    tensors, _ = _read(whole)
+    tensors: dict[str, Tensor] = load(whole)
     borrowed = {name: checkpoint.load(name, torch.bfloat16) for name in manifest["borrowed"]}
     tensors = _in_16_bits(tensors) if manifest["bits"] == 8 else tensors
     files = dict(manifest["files"])

@@ -9,14 +9,14 @@ from typing import Protocol
 
 import torch
 
-from foreword.errors import RequestError
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.train.files import require_space
 from foreword.train.heads.learner import Learner, Recipe
 from foreword.train.loop.card import Card, write_card
 from foreword.train.loop.checkpoints import SavedTraining, save_training
 from foreword.train.loop.evaluate import TauReport
-from foreword.train.loop.output import WEIGHTS, read_weights, write_output
+from foreword.train.loop.output import read_weights, write_output
+from foreword.train.loop.places import TRAINING, WEIGHTS, require_own, state_in
 from foreword.train.loop.schedule import Stretch
 from foreword.train.loop.texts import RunTexts
 from foreword.train.loop.trainer import Trainer, TrainProgress, TrainSettings
@@ -45,6 +45,7 @@ class TrainRun:
 
     out: Path
     recipe: Recipe
+    model: str | None = None  # the target's identity, which a state to resume must have
     batch_rows: int = 61440
     tail_multiple: int = 4096
     seconds: float | None = None
@@ -62,11 +63,11 @@ class TrainRun:
 
     @property
     def state(self) -> Path:
-        return self.out / "training" / "state.pt"
+        return state_in(self.out)
 
     @property
     def log(self) -> Path:
-        return self.out / "training" / "log.jsonl"
+        return self.out / TRAINING / "log.jsonl"
 
 
 def train(
@@ -79,7 +80,7 @@ def train(
     trainer = _trainer(target, texts, run, watcher)
     session = _Session(trainer, run, texts, watcher)
     session.train()
-    save_training(run.state, trainer, run.recipe)
+    save_training(run.state, trainer, run.recipe, run.model)
     if run.stop():
         return None
     reports = session.measure()
@@ -157,9 +158,9 @@ class _Session:
         self._watcher.progress(self._stretch.done(step), f"step {step}{self._standing}{self._tau}")
         if not self._decaying and self._stretch.rate(step) < 1.0:
             self._decaying = True  # a later stretch can go on from here
-            save_training(run.state.with_name("before_decay.pt"), self._trainer, run.recipe)
+            save_training(run.state.with_name("before_decay.pt"), self._trainer, run.recipe, run.model)
         if now - self._saved_at > _SAVE_SECONDS:
-            save_training(run.state, self._trainer, run.recipe)
+            save_training(run.state, self._trainer, run.recipe, run.model)
             self._saved_at = run.clock()
         if now - self._measured_at > run.evaluate_every:
             self.measure()
@@ -172,16 +173,14 @@ class _Session:
 
 
 def _trainer(target: Target, texts: RunTexts, run: TrainRun, watcher: Watcher) -> Trainer:
-    saved = SavedTraining(run.state, target.device) if run.resume and run.state.exists() else None
-    if saved is None and run.state.exists():
-        raise RequestError(
-            f"{run.out} holds a training that can go on with --resume; choose another --out for a new one"
-        )
+    require_own(run.out, resume=run.resume)
+    saved = SavedTraining(run.state, target.device) if run.resume else None
     documents, vocab_size = texts.trained, target.config.vocab_size
+    texts.check_tokens(vocab_size)
     given = None if run.begin is None or saved is not None else read_weights(run.begin / WEIGHTS)
     size = fitting_size(documents, run.batch_rows, run.tail_multiple) if saved is None else saved.size
     if saved is not None:
-        saved.check(run.recipe)
+        saved.check(run.recipe, run.model)
         vocabulary = saved.vocabulary(vocab_size)
     elif given is not None:
         vocabulary = stored_vocabulary(given, vocab_size)

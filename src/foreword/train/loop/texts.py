@@ -1,6 +1,7 @@
 """What a run trains on and what it measures with: never the same prompts."""
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,15 @@ class RunTexts:
             f"{self.left_out} texts whose prompt is measured on were left out, too.",
         ]
 
+    def check_tokens(self, vocab_size: int) -> None:
+        """Refuse texts with tokens that the target does not have: a model with more of them wrote these."""
+        for document in itertools.chain(self.trained, *self.measured.values()):
+            if (largest := int(document.tokens.max())) >= vocab_size:
+                raise RequestError(
+                    f"the texts have token {largest} and the model's vocabulary ends at {vocab_size - 1}; "
+                    "give texts that this model wrote"
+                )
+
 
 def gather_texts(
     directory: Path, evaluation: Sequence[FilePrompt], answer: Answer, most_held_out: int, target: str
@@ -58,9 +68,14 @@ def gather_texts(
     secret = {document.prompt for document in measured.get(FILES, [])}
     rest = [document for document in documents if not document.held_out]
     trained = [document for document in rest if document.prompt not in secret]
-    if not trained:
+    if not documents:
         raise RequestError(
             f"there are no training texts in {directory}; write some with `foreword train data`"
+        )
+    if not trained:
+        raise RequestError(
+            f"all {len(documents)} texts in {directory} are held out for evaluation; "
+            "write more with `foreword train data`"
         )
     return RunTexts(trained, measured, len(rest) - len(trained))
 

@@ -28,6 +28,7 @@ class WritingSettings:
     answer_tokens: int | None = None
     only_prompts: bool = False  # nothing but the prompts that are given
     seed: int = 0
+    model: str | None = None  # identity of who writes, for the shards
     stop: Callable[[], bool] = lambda: False  # whether to end early
     clock: Callable[[], float] = time.monotonic
 
@@ -47,9 +48,10 @@ class WritingReport:
 class _Shards:
     """Documents on their way into shards."""
 
-    def __init__(self, directory: Path, clock: Callable[[], float]) -> None:
+    def __init__(self, directory: Path, settings: WritingSettings) -> None:
         self._directory = directory
-        self._clock = clock
+        self._model = settings.model
+        clock = self._clock = settings.clock
         self._pending: list[Document] = []
         self._tokens = 0  # of these
         self._flushed_at = clock()
@@ -71,7 +73,7 @@ class _Shards:
 
     def flush(self) -> None:
         if self._pending:
-            write_shard(self._directory, self._pending)
+            write_shard(self._directory, self._pending, self._model)
         self._pending.clear()
         self._tokens = 0
         self._flushed_at = self._clock()
@@ -88,7 +90,7 @@ def write_training_set(
 ) -> WritingReport:
     """Add shards to a directory; what is in it stays."""
     require_space(directory, _DISK_BYTES, "training texts")
-    shards = _Shards(directory, settings.clock)
+    shards = _Shards(directory, settings)
     report = shards.report
     writer = Writer(
         tokenizer,

@@ -3,19 +3,21 @@
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from foreword.errors import RequestError
 from foreword.train.files import write_tensors
 
 HELD_OUT_PERMILLE = 10
 _PATTERN = "shard-*.safetensors"
+_MODEL = "model"  # in the metadata; older shards do not have it
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ def is_held_out(prompt: Sequence[int]) -> bool:
     return int.from_bytes(digest[:8], "little") % 1000 < HELD_OUT_PERMILLE
 
 
-def write_shard(directory: Path, documents: Sequence[Document]) -> Path:
-    """The next shard of the directory, moved into place when it is whole."""
+def write_shard(directory: Path, documents: Sequence[Document], model: str | None = None) -> Path:
+    """The next shard of the directory, moved into place when it is whole; `model` is the identity of who wrote."""
     numbers = [int(path.stem.removeprefix("shard-")) for path in directory.glob(_PATTERN)]
     path = directory / f"shard-{max(numbers, default=-1) + 1:05d}.safetensors"
     kinds = sorted({document.kind for document in documents})
@@ -70,12 +72,22 @@ def write_shard(directory: Path, documents: Sequence[Document]) -> Path:
         "held_out": np.array([document.held_out for document in documents], np.bool_),
     }
     stored = {name: torch.from_numpy(array) for name, array in tensors.items()}
-    write_tensors(path, stored, {"kinds": json.dumps(kinds)})
+    written_by = {} if model is None else {_MODEL: model}
+    write_tensors(path, stored, {"kinds": json.dumps(kinds)} | written_by)
     return path
 
 
 def count_shards(directory: Path) -> int:
     return len(list(directory.glob(_PATTERN)))
+
+
+def require_written_by(directory: Path, model: str) -> None:
+    """Refuse texts of another model. A shard that does not say whose it is, is taken as it is."""
+    for path in sorted(directory.glob(_PATTERN)):
+        with _told_of(path), safe_open(path, "numpy") as file:
+            writer = file.metadata().get(_MODEL, model)
+        if writer != model:
+            raise RequestError(f"{path} was written by another model; give texts of this one")
 
 
 def read_shards(directory: Path) -> Iterator[Document]:
@@ -85,7 +97,7 @@ def read_shards(directory: Path) -> Iterator[Document]:
 
 
 def _read_shard(path: Path) -> Iterator[Document]:
-    try:
+    with _told_of(path):
         with safe_open(path, "numpy") as file:
             kinds = json.loads(file.metadata()["kinds"])
             parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
@@ -99,5 +111,20 @@ def _read_shard(path: Path) -> Iterator[Document]:
                 float(parts["temperatures"][number]),
                 bool(parts["held_out"][number]),
             )
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+
+
+@contextmanager
+def _told_of(path: Path) -> Iterator[None]:
+    """A shard that cannot be read is told of in one line."""
+    try:
+        yield
+    except (
+        OSError,
+        SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        IndexError,
+        AttributeError,
+    ) as error:
         raise RequestError(f"{path} is no shard of training texts ({error}); remove it") from None

@@ -3,7 +3,6 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from foreword.errors import RequestError
 
@@ -37,14 +36,16 @@ def read_prompt_file(path: Path) -> list[FilePrompt]:
             prompts.append(_parse(json.loads(line), path.stem))
         except json.JSONDecodeError as error:
             raise RequestError(f"{path}, line {number}: not JSON ({error.msg})") from None
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except ValueError as error:
             raise RequestError(f"{path}, line {number}: no prompt in it ({error})") from None
     if not prompts:
         raise RequestError(f"prompts file {path} has no prompts in it")
     return prompts
 
 
-def _parse(value: dict[str, Any], default_kind: str) -> FilePrompt:
+def _parse(value: object, default_kind: str) -> FilePrompt:
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
     kind = str(value.get("category", default_kind))
     for key in ("turns", "prompt", "question"):
         if key in value:
@@ -57,11 +58,11 @@ def _parse(value: dict[str, Any], default_kind: str) -> FilePrompt:
     raise ValueError("none of prompt, turns, question, messages, conversations")
 
 
-def _conversation(
-    kind: str, turns: list[dict[str, Any]], who: str, users: tuple[str, ...], what: str
-) -> FilePrompt:
-    said = [turn[what] for turn in turns if turn.get(who) in users]
-    system = next((turn[what] for turn in turns if turn.get(who) == "system"), None)
+def _conversation(kind: str, turns: object, who: str, users: tuple[str, ...], what: str) -> FilePrompt:
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise ValueError("turns that are no list of objects")
+    said = [turn.get(what) for turn in turns if turn.get(who) in users]
+    system = next((turn.get(what) for turn in turns if turn.get(who) == "system"), None)
     return _prompt(kind, said, None if system is None else _text(system))
 
 
@@ -72,6 +73,8 @@ def _prompt(kind: str, said: list[object], system: str | None = None) -> FilePro
 
 
 def _text(value: object) -> str:
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str):
+        raise ValueError(f"not a text but {json.dumps(value):.20}")
+    if not value.strip():
         raise ValueError("an empty text")
     return value

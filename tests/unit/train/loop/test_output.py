@@ -1,11 +1,12 @@
 """What was trained: whole directories, pieces that can be carried, and the way back."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from foreword.errors import RequestError
+from foreword.errors import CheckpointError, RequestError
 from foreword.models.formats.opening import open_checkpoint
 from foreword.train import files as train_files
 from foreword.train.heads.draft import DraftRecipe
@@ -62,9 +63,44 @@ def test_pieces_that_are_missing_or_changed_are_refused(
     piece.unlink()
     with pytest.raises(RequestError, match="is missing; bring all pieces"):
         join_pieces(tmp_path / "pieces", tmp_path / "again", checkpoint)
-    assert not list((tmp_path / "again").glob("*"))
     with pytest.raises(RequestError, match=r"no whole pieces\.json"):
         join_pieces(tmp_path, tmp_path / "again", checkpoint)
+    assert not (tmp_path / "again").exists()
+
+
+def test_pieces_for_another_model_leave_nothing(tiny_model: Path, tmp_path: Path):
+    write_output(tmp_path / "whole", LearnedFiles({}, {"a": torch.zeros(2)}, borrowed=frozenset({"b"})))
+    write_pieces(tmp_path / "whole", tmp_path / "pieces")
+    with pytest.raises(CheckpointError, match="tensor b is missing"):
+        join_pieces(tmp_path / "pieces", tmp_path / "again", open_checkpoint(tiny_model))
+    assert not (tmp_path / "again").exists()
+
+
+def test_the_same_weights_are_the_same_file(tmp_path: Path):
+    names = [chr(ord("a") + number) for number in range(12)]
+    train_files.write_tensors(tmp_path / "w", {"t": torch.arange(3)}, dict.fromkeys(names, "ß"))
+    data = (tmp_path / "w").read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    assert list(header["__metadata__"]) == names
+    assert read_weights(tmp_path / "w")["t"].tolist() == [0, 1, 2]
+
+
+def test_pieces_go_where_nothing_else_is(tmp_path: Path, monkeypatch):
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    write_output(whole, LearnedFiles({}, {"a": torch.zeros(400)}))
+    monkeypatch.setattr(output, "PIECE_BYTES", 500)
+    assert len(write_pieces(whole, pieces)) > 3
+    monkeypatch.setattr(output, "PIECE_BYTES", 1000)
+    assert set(write_pieces(whole, pieces)) == set(pieces.iterdir())  # none of the earlier ones is left
+    with pytest.raises(RequestError, match="where the training itself goes"):
+        write_pieces(whole, whole)
+    (pieces / "model.safetensors").write_bytes(b"mine")
+    with pytest.raises(RequestError, match="more than pieces"):
+        write_pieces(whole, pieces)
+    (pieces / "pieces.json").unlink()
+    with pytest.raises(RequestError, match="more than pieces"):
+        write_pieces(whole, pieces)
+    assert (pieces / "model.safetensors").read_bytes() == b"mine"
 
 
 def test_a_directory_that_was_not_finished_has_no_config(tmp_path: Path, monkeypatch):

@@ -15,6 +15,7 @@ from foreword.models.formats.opening import open_checkpoint
 from foreword.train import files
 from foreword.train.heads.medusa import MedusaRecipe
 from foreword.train.loop.output import _in_8_bits, digest_of, read_weights
+from foreword.train.loop.places import require_own
 from foreword.train.loop.run import TrainRun, train
 from foreword.train.loop.texts import FILES, HELD_OUT, gather_texts
 from foreword.train.passes.target import Target
@@ -123,6 +124,22 @@ def test_another_shape_or_a_directory_in_use_is_refused(
         train(checkpoint, target, _run(tmp_path / "out", resume=True), texts, _Silent())
 
 
+def test_no_file_of_others_is_replaced(tmp_path: Path):
+    require_own(tmp_path / "new", resume=False)
+    (tmp_path / "own/texts").mkdir(parents=True)
+    (tmp_path / "own/training").mkdir()
+    require_own(tmp_path / "own", resume=False)  # it ended before it had a state
+    (tmp_path / "own/README.md").write_text("mine", encoding="utf-8")
+    with pytest.raises(RequestError, match=r"is not empty \(it holds README.md\); give a new directory"):
+        require_own(tmp_path / "own", resume=False)
+
+
+def test_no_training_to_go_on_with_is_told(target: Target, texts, tiny_model: Path, tmp_path: Path):
+    with pytest.raises(RequestError, match="holds no training to go on with; leave out --resume"):
+        train(open_checkpoint(tiny_model), target, _run(tmp_path / "out", resume=True), texts, _Silent())
+    assert not (tmp_path / "out").exists()
+
+
 def test_it_begins_with_weights_that_were_trained_before(
     target: Target, texts, tiny_model: Path, tmp_path: Path
 ):
@@ -157,6 +174,13 @@ def test_too_little_disk_is_told_before_training(
         train(open_checkpoint(tiny_model), target, _run(tmp_path / "out"), texts, _Silent())
 
 
+def test_texts_of_a_larger_vocabulary_are_told(target: Target, texts, tiny_model: Path, tmp_path: Path):
+    strange = make_document([5, 6, target.config.vocab_size, 9], [(2, 4)], "x", 0.0)
+    more = replace(texts, trained=[*texts.trained, strange])
+    with pytest.raises(RequestError, match="the texts have token 360 and the model's vocabulary ends at 359"):
+        train(open_checkpoint(tiny_model), target, _run(tmp_path / "out"), more, _Silent())
+
+
 def test_prompts_that_are_measured_on_are_never_trained_on(tmp_path: Path):
     shared, own = [5, 6], [7, 8]
     documents = [make_document([*prompt, 9, 9], [(2, 4)], "x", 0.0) for prompt in (shared, own, own)]
@@ -174,3 +198,6 @@ def test_prompts_that_are_measured_on_are_never_trained_on(tmp_path: Path):
     assert asked == [1]  # answered once, kept for the next run
     with pytest.raises(RequestError, match="no training texts"):
         gather_texts(tmp_path / "nowhere", [], answer, 256, "tiny")
+    write_shard(tmp_path / "few", [replace(documents[0], held_out=True)])
+    with pytest.raises(RequestError, match=r"all 1 texts .* are held out for evaluation; write more"):
+        gather_texts(tmp_path / "few", [], answer, 256, "tiny")

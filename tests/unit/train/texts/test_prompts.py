@@ -41,10 +41,13 @@ def test_plain_prompts_chat_turns_and_sharegpt(tmp_path: Path):
     ("line", "reason"),
     [
         ('{"prompt": ""}', "an empty text"),
-        ('{"prompt": 7}', "an empty text"),
+        ('{"prompt": 7}', "not a text but 7"),
+        ('{"messages": [{"role": "user"}]}', "not a text but null"),
+        ('{"messages": [["user", "x"]]}', "turns that are no list of objects"),
+        ('{"conversations": 3}', "turns that are no list of objects"),
         ('{"text": "x"}', "none of prompt"),
         ('{"messages": []}', "no turn of a user"),
-        ("[1]", "no prompt in it"),
+        ("[1]", "not a JSON object"),
         ("{", "not JSON"),
     ],
 )
