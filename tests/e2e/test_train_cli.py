@@ -24,6 +24,11 @@ def _here(*arguments: object) -> int:
     return app([str(argument) for argument in arguments], standalone_mode=False) or 0
 
 
+def _one_step(model: str, out: Path, texts: str | Path) -> None:
+    """Medusa heads on these texts."""
+    _here("train", "medusa", "-m", model, "--out", out, "--data", texts, "--steps", "1", *_TINY)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_hf_model(tmp_path_factory.mktemp("tiny"), "llama", max_position_embeddings=2048))
@@ -132,21 +137,8 @@ def test_a_full_device_is_told_in_a_line(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …")
 
     monkeypatch.setattr("foreword.train.loop.run.Trainer.train", full)
-    train = (
-        "train",
-        "medusa",
-        "-m",
-        model,
-        "--out",
-        tmp_path / "out",
-        "--data",
-        texts,
-        "--steps",
-        "1",
-        *_TINY,
-    )
     with pytest.raises(RequestError, match=r"out of memory.*give fewer --batch-tokens"):
-        _here(*train)
+        _one_step(model, tmp_path / "out", texts)
     assert not (tmp_path / "out" / "config.json").exists()
 
 
@@ -246,19 +238,7 @@ def test_a_shard_that_is_cut_off_is_told(model: str, texts: str, tmp_path: Path)
     with pytest.raises(RequestError, match="is no shard of training texts"):
         _here("train", "data", tmp_path, "-m", model, "--show", "1")
     with pytest.raises(RequestError, match="is no shard of training texts"):
-        _here(
-            "train",
-            "medusa",
-            "-m",
-            model,
-            "--out",
-            tmp_path / "out",
-            "--data",
-            tmp_path,
-            "--steps",
-            "1",
-            *_TINY,
-        )
+        _one_step(model, tmp_path / "out", tmp_path)
 
 
 def test_texts_and_states_of_another_model_are_told(model: str, texts: str, tmp_path: Path):

@@ -186,7 +186,7 @@ CONTROL_MUTANTS = (
         61,
         "what has faded is taken back as if it had not",
         "control/learning/at_large.py",
-        "-self._counts.unit * _left(self._seconds - share.seconds)",
+        "-self._counts.unit * left",
         "-self._counts.unit",
         (f"{ESTIMATES}::test_cohorts_that_do_not_come_back_are_believed_less_and_less",),
     ),

@@ -149,9 +149,12 @@ def print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value))
 
 
-def parse_sizes(option: str, text: str) -> list[int]:
+def parse_sizes(option: str, text: str, least: int | None = None) -> list[int]:
     """The numbers of an option that takes several, separated by commas."""
     try:
-        return [int(part) for part in text.split(",")]
+        found = [int(part) for part in text.split(",")]
     except ValueError as error:
         raise RequestError(f"{option} takes numbers separated by commas, not {text!r}") from error
+    if least is not None and min(found) < least:
+        raise RequestError(f"{option} takes numbers from {least} on")
+    return found

@@ -66,9 +66,7 @@ class ControlSizes:
         )
 
     def check(self, known: Set[str]) -> None:
-        """Refuse kinds that there are no prompts of, and batches of nobody."""
-        if min(self.batches) < 1:
-            raise RequestError("--batches takes numbers from 1 on")
+        """Refuse kinds that there are no prompts of."""
         for kind in self.kinds:
             if kind not in {*known, MIXED}:
                 raise RequestError(f"--kinds: {kind!r} is none of {', '.join(sorted(known))}, {MIXED}")

@@ -62,7 +62,7 @@ def control(
     sizes = ControlSizes.of(
         quick,
         [kind for kind in kinds.split(",") if kind],
-        parse_sizes("--batches", batches) if batches else None,
+        parse_sizes("--batches", batches, least=1) if batches else None,
         windows,
         changes,
     )

@@ -46,9 +46,7 @@ def drafter_grid(given: GridOptions) -> None:
     from foreword.bench.drafters.prompts import bench_prompts, prompts_digest
     from foreword.bench.drafters.resume import Ledger
 
-    at_once = parse_sizes("--concurrency", given.concurrency or "1,4")
-    if min(at_once) < 1:
-        raise RequestError("--concurrency takes numbers from 1 on")
+    at_once = parse_sizes("--concurrency", given.concurrency or "1,4", least=1)
     if given.page is not None and not given.page.absolute().parent.is_dir():
         raise RequestError(f"--page: there is no directory {given.page.parent}")
     temperatures = _numbers(given.temperatures or "0,0.7,1")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from foreword.control.learning.fading import FadingCounts
+from foreword.control.learning.fading import FadingCounts, left_after
 
 COHORT_STRENGTH = 20.0
 """Drafts of the drafter at large that weigh as much in a cohort's estimate as those of its own.
@@ -77,7 +77,9 @@ class DrafterEstimate:
     def fade(self, seconds: float) -> None:
         """It is this late in the engine's time."""
         if seconds - self._seconds >= FADED_EVERY:
-            self.counts.fade(_left(seconds - self._seconds))  # what was told until now among it
+            self.counts.fade(
+                left_after(seconds - self._seconds, HALF_LIFE_SECONDS)
+            )  # what was told until now among it
             self._seconds = seconds
 
     def hear(self, counts: FadingCounts) -> None:
@@ -96,7 +98,8 @@ class DrafterEstimate:
         return self._counts
 
     def _take_back(self, share: _Share) -> None:
-        self._counts.add(share.counts, -self._counts.unit * _left(self._seconds - share.seconds))
+        left = left_after(self._seconds - share.seconds, HALF_LIFE_SECONDS)
+        self._counts.add(share.counts, -self._counts.unit * left)
 
     @property
     def cohort_strength(self) -> float:
@@ -111,9 +114,3 @@ class DrafterEstimate:
         if level < len(self.told):
             return self.counts.rate(level, 0, self.told[level], TOLD_STRENGTH)
         return self.counts.rate(level, 0, above, PRIOR_STRENGTH)
-
-
-def _left(seconds: float) -> float:
-    """Of what was told so long ago."""
-    left: float = 0.5 ** (seconds / HALF_LIFE_SECONDS)
-    return left

@@ -14,9 +14,9 @@ from foreword.control.learning.at_large import (
 from foreword.control.learning.fading import (
     FADING,
     FAST_FADING,
-    HALF_LIFE_SECONDS,
     MOST_LEVELS,
     FadingCounts,
+    left_after,
 )
 
 CHANGED_STRENGTH = 6.0
@@ -143,7 +143,7 @@ class PairEstimate:
 
     def left(self, seconds: float) -> float:
         """What is left of its counts at this time of the engine's."""
-        return half_lives(seconds - self._seconds)
+        return left_after(seconds - self._seconds)
 
     def answered(self, asked_depth: int, depth: int) -> None:
         """An ask, and how deep the answer was; 0: there was none."""
@@ -212,12 +212,6 @@ class PairEstimate:
             before += one
             ranks.append(own.rate(level, rank, one, self._strength))
         return ranks, known
-
-
-def half_lives(seconds: float) -> float:
-    """What is left of counts after this long."""
-    left: float = 0.5 ** (seconds / HALF_LIFE_SECONDS)
-    return left
 
 
 def _shrunk(part: float, whole: float, prior: float, strength: float) -> float:

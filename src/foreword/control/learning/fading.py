@@ -24,6 +24,12 @@ _LEAST_FACTOR = 1e-300
 """What has faded for so long that a float cannot tell it from nothing still has to be divided by."""
 
 
+def left_after(seconds: float, half_life: float = HALF_LIFE_SECONDS) -> float:
+    """What is left of counts after this long."""
+    left: float = 0.5 ** (seconds / half_life)
+    return left
+
+
 class FadingCounts:
     """How the nodes of drafts have fared by level and place among their siblings, and how deep drafts were.
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from foreword.control.learning.estimates import MAX_PAIRS, Estimates, half_lives, owner_of
-from foreword.control.learning.fading import FadingCounts
+from foreword.control.learning.estimates import MAX_PAIRS, Estimates, owner_of
+from foreword.control.learning.fading import FadingCounts, left_after
 
 MOST_ASKS = 200.0
 """Asks that what was saved counts as at most: the traffic may have changed since."""
@@ -16,7 +16,7 @@ def estimates_as_json(estimates: Estimates, seconds: float = 0.0) -> dict[str, A
     They are written as they have faded at this time of the engine's: those that do not come back are not young again
     with every restart.
     """
-    saved = {key: counts.as_json(half_lives(seconds)) for key, counts in estimates.saved.items()}
+    saved = {key: counts.as_json(left_after(seconds)) for key, counts in estimates.saved.items()}
     pairs = {
         (method, owner_of(tenant), cohort): pair.counts.as_json(pair.left(seconds))
         for (method, tenant, cohort), pair in estimates.pairs.items()
