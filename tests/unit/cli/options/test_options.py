@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from foreword.backends import choice
+from foreword.cli.console import parse_sizes
 from foreword.cli.options import common as options
 from foreword.cli.options.common import check_device, json_object, one_of, speculation_choice
 from foreword.drafters.names import method_names
@@ -113,3 +114,9 @@ def test_a_bad_option_is_refused_before_anything_heavy_is_imported():
     assert (run.returncode, run.stderr) == (0, "")
     for arguments, (code, heavy, said) in zip(REFUSED, json.loads(run.stdout), strict=True):
         assert (code, heavy, len(said.splitlines())) == (2, [], 1), (arguments, said)
+
+
+def test_sizes_below_the_least_are_refused_by_the_options_name():
+    assert parse_sizes("--batches", "1,8", least=1) == [1, 8]
+    with pytest.raises(RequestError, match="--batches takes numbers from 1 on"):
+        parse_sizes("--batches", "8,0", least=1)
