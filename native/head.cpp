@@ -85,6 +85,13 @@ void Head::chain(const HeadRows& first, KvStore& store, size_t kind, const Chain
     for (int64_t request = 0; request < batch.requests; ++request) requests.push_back(request);
     ChainLevel rows(batch, plan);
     std::vector<Draw> draws;
+    std::vector<float> chances(static_cast<size_t>(batch.requests), 1.0f);  // that all guesses so far are right
+    const auto goes_on = [&](int64_t request, int64_t level) {
+        if (!plan.stop) return true;
+        float& chance = chances[static_cast<size_t>(request)];
+        chance *= plan.rate(request, plan.stop->confidence[request * plan.most + level]);
+        return chance >= plan.stop->least[request * plan.most + level];
+    };
     for (int64_t level = 0; level < plan.most; ++level) {
         draws.clear();
         for (size_t place = 0; place < requests.size(); ++place) {
@@ -96,7 +103,7 @@ void Head::chain(const HeadRows& first, KvStore& store, size_t kind, const Chain
         for (size_t place = 0; place < requests.size(); ++place) {
             const int64_t request = requests[place];
             const int32_t token = tokens[request * plan.most + level];
-            if (token < 0 || level + 1 >= plan.steps[request]) continue;
+            if (token < 0 || level + 1 >= plan.steps[request] || !goes_on(request, level)) continue;
             rows.add(request, token, first.starts);
             const float* own = states_.data() + place * hidden;
             next_states_.insert(next_states_.end(), own, own + hidden);
@@ -167,10 +174,10 @@ void Head::draw(const std::vector<Draw>& draws, const ChainPlan& plan, int32_t* 
         if (wanted.level >= plan.steps[wanted.request]) return;
         const auto own = static_cast<size_t>(thread);
         tokens[wanted.request * plan.most + wanted.level] =
-            draw_guess(wanted.logits, head_.draft_vocab_size, plan, wanted.request, wanted.level, scratch_[own], spread_[own]);
+            draw_guess(wanted.logits, head_.draft_vocab_size, plan, wanted.request, wanted.level, scratch_[own], masked_[own]);
     };
     scratch_.resize(static_cast<size_t>(threads()));
-    spread_.resize(static_cast<size_t>(threads()));
+    masked_.resize(static_cast<size_t>(threads()));
     if (draws.size() == 1) return one(draws.front(), 0);  // not worth waking another thread for
     ThreadPool& pool = workers_->pool;
     pool.run([&](int thread) {

@@ -86,7 +86,7 @@ private:
     // Of chains, kept between calls: outcomes, and what every thread draws with.
     std::vector<float> logits_, states_, next_states_, level_logits_;
     std::vector<SamplerScratch> scratch_;
-    std::vector<std::vector<float>> spread_;
+    std::vector<std::vector<float>> masked_;
 };
 
 }  // namespace foreword

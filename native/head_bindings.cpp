@@ -1,4 +1,6 @@
 // The Python face of draft heads.
+#include <algorithm>
+
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -52,6 +54,17 @@ void forward(Head& head, KvStore& store, size_t kind, const nb::tuple& arrays, c
 template <typename T>
 using Field = nb::ndarray<const T, nb::ndim<1>, nb::device::cpu>;  // may be a column of records
 
+// Edges, rates, least, confidence.
+using StopArrays = std::tuple<Array<const float, 1>, Array<const float, 2>, Array<const float, 2>, Array<float, 2>>;
+
+ChainStop read_stop(const StopArrays& given, size_t requests, size_t most) {
+    const auto& [edges, rates, least, confidence] = given;
+    const bool fit = rates.shape(0) == requests && rates.shape(1) == edges.shape(0) + 1 && least.shape(0) == requests &&
+                     least.shape(1) == most && confidence.shape(0) == requests && confidence.shape(1) == most;
+    if (!fit) throw std::invalid_argument("the arrays beside the batch do not fit it");
+    return {edges.data(), static_cast<int64_t>(rates.shape(1)), rates.data(), least.data(), confidence.data()};
+}
+
 // How guesses are drawn, as Python hands it over.
 struct PlanArrays {
     const Array<const int32_t, 1>&lengths, &steps;
@@ -62,6 +75,7 @@ struct PlanArrays {
     const Field<double>&top_p, &min_p;
     const Field<uint64_t>& stems;
     const Array<int32_t, 2>& tokens;
+    const std::optional<StopArrays>& stop;
 
     ChainPlan read(const Head& head, const Batch& batch) const {
         const auto requests = static_cast<size_t>(batch.requests);
@@ -73,7 +87,10 @@ struct PlanArrays {
         if (ids ? static_cast<int64_t>(ids->shape(0)) != draft_vocab : vocab > draft_vocab) {
             throw std::invalid_argument("the vocabulary does not fit the head");
         }
-        ChainPlan plan{lengths.data(), steps.data(), ids ? ids->data() : nullptr, vocab, static_cast<int64_t>(tokens.shape(1)), {}, {}};
+        const bool strangers = ids ? *std::max_element(ids->data(), ids->data() + draft_vocab) >= vocab : draft_vocab > vocab;
+        ChainPlan plan{lengths.data(), steps.data(), ids ? ids->data() : nullptr, vocab, static_cast<int64_t>(tokens.shape(1)),
+                       strangers, {}, {}, {}};
+        if (stop) plan.stop = read_stop(*stop, requests, tokens.shape(1));
         for (size_t r = 0; r < requests; ++r) {
             const int64_t last = lengths(r) + steps(r) - 1;  // one behind the last guess that is read
             if (steps(r) < 1 || steps(r) > plan.most || plan.most > 64 || last > batch.pages * kPageSize) {
@@ -90,9 +107,9 @@ void chain(Head& head, KvStore& store, size_t kind, const nb::tuple& arrays, con
            const Array<const float, 2>& features, const Array<const int32_t, 1>& lengths, const Array<const int32_t, 1>& steps,
            const std::optional<Array<const int32_t, 1>>& ids, int64_t vocab, const Field<double>& temperature,
            const Field<int64_t>& top_k, const Field<double>& top_p, const Field<double>& min_p, const Field<uint64_t>& stems,
-           const Array<int32_t, 2>& tokens) {
+           const Array<int32_t, 2>& tokens, const std::optional<StopArrays>& stop) {
     const HeadRows rows = read_rows(head, arrays, starts, features, false);
-    const PlanArrays given{lengths, steps, ids, vocab, temperature, top_k, top_p, min_p, stems, tokens};
+    const PlanArrays given{lengths, steps, ids, vocab, temperature, top_k, top_p, min_p, stems, tokens, stop};
     const ChainPlan plan = given.read(head, rows.batch);
     nb::gil_scoped_release free;
     head.chain(rows, store, kind, plan, tokens.data());
@@ -104,11 +121,11 @@ void block(Head& head, KvStore& store, size_t kind, const std::optional<Context>
            const Array<const int32_t, 1>& starts, const Array<const float, 2>& features, const Array<const int32_t, 1>& lengths,
            const Array<const int32_t, 1>& steps, const std::optional<Array<const int32_t, 1>>& ids, int64_t vocab,
            const Field<double>& temperature, const Field<int64_t>& top_k, const Field<double>& top_p, const Field<double>& min_p,
-           const Field<uint64_t>& stems, const Array<int32_t, 2>& tokens) {
+           const Field<uint64_t>& stems, const Array<int32_t, 2>& tokens, const std::optional<StopArrays>& stop) {
     std::optional<HeadRows> kept;
     if (context) kept = read_rows(head, std::get<0>(*context), std::get<1>(*context), std::get<2>(*context), false);
     const HeadRows rows = read_rows(head, arrays, starts, features, true);
-    const PlanArrays given{lengths, steps, ids, vocab, temperature, top_k, top_p, min_p, stems, tokens};
+    const PlanArrays given{lengths, steps, ids, vocab, temperature, top_k, top_p, min_p, stems, tokens, stop};
     const ChainPlan plan = given.read(head, rows.batch);
     nb::gil_scoped_release free;
     head.block(kept ? &*kept : nullptr, rows, store, kind, plan, tokens.data());
@@ -147,10 +164,11 @@ void register_head(nb::module_& m) {
              nb::arg("are_own"), nb::arg("logits"), nb::arg("states"))
         .def("chain", &chain, nb::arg("store"), nb::arg("kind"), nb::arg("arrays"), nb::arg("starts"), nb::arg("features"),
              nb::arg("lengths"), nb::arg("steps"), nb::arg("ids").none(), nb::arg("vocab"), nb::arg("temperature"), nb::arg("top_k"),
-             nb::arg("top_p"), nb::arg("min_p"), nb::arg("stems"), nb::arg("tokens"))
+             nb::arg("top_p"), nb::arg("min_p"), nb::arg("stems"), nb::arg("tokens"), nb::arg("stop").none())
         .def("block", &block, nb::arg("store"), nb::arg("kind"), nb::arg("context").none(), nb::arg("arrays"), nb::arg("starts"),
              nb::arg("features"), nb::arg("lengths"), nb::arg("steps"), nb::arg("ids").none(), nb::arg("vocab"),
-             nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"), nb::arg("min_p"), nb::arg("stems"), nb::arg("tokens"));
+             nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"), nb::arg("min_p"), nb::arg("stems"), nb::arg("tokens"),
+             nb::arg("stop").none());
 }
 
 }  // namespace foreword

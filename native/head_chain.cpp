@@ -1,5 +1,6 @@
 #include "head_chain.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -11,23 +12,21 @@ namespace {
 
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
-// The target's id of a column; -1 if it cannot be drawn.
-int64_t id_of(const ChainPlan& plan, int64_t column) {
-    const int64_t id = plan.ids ? plan.ids[column] : column;
-    return id < plan.vocab ? id : -1;
-}
-
-// The first largest of the columns that can be drawn; -1 if it is no number, or if any of them is none.
-int64_t largest_column(const float* logits, int64_t draft_vocab, const ChainPlan& plan) {
-    int64_t best = -1;
+// The same logits without those of tokens that cannot be drawn.
+const float* without_strangers(const float* logits, int64_t draft_vocab, const ChainPlan& plan, std::vector<float>& masked) {
+    masked.assign(logits, logits + draft_vocab);
     for (int64_t column = 0; column < draft_vocab; ++column) {
-        if (std::isnan(logits[column])) return -1;
-        if ((best < 0 || logits[column] > logits[best]) && id_of(plan, column) >= 0) best = column;
+        if (plan.id_of(column) >= plan.vocab) masked[static_cast<size_t>(column)] = kNothing;
     }
-    return best >= 0 && std::isfinite(logits[best]) ? best : -1;
+    return masked.data();
 }
 
 }  // namespace
+
+float ChainPlan::rate(int64_t request, float confidence) const {
+    const float* end = stop->edges + stop->classes - 1;
+    return stop->rates[request * stop->classes + (std::upper_bound(stop->edges, end, confidence) - stop->edges)];
+}
 
 void ChainLevel::begin(int64_t level) {
     level_ = level;
@@ -73,19 +72,17 @@ Batch ChainLevel::view() {
 }
 
 int32_t draw_guess(const float* logits, int64_t draft_vocab, const ChainPlan& plan, int64_t request, int64_t level,
-                   SamplerScratch& scratch, std::vector<float>& spread) {
+                   SamplerScratch& scratch, std::vector<float>& masked) {
     const RowShape& shape = plan.shapes[static_cast<size_t>(request)];
-    if (shape.temperature == 0.0) {
-        const int64_t column = largest_column(logits, draft_vocab, plan);
-        return column < 0 ? -1 : static_cast<int32_t>(id_of(plan, column));
-    }
-    spread.assign(static_cast<size_t>(plan.vocab), kNothing);
-    for (int64_t column = 0; column < draft_vocab; ++column) {
-        const int64_t id = id_of(plan, column);
-        if (id >= 0) spread[static_cast<size_t>(id)] = logits[column];
-    }
+    if (plan.has_strangers) logits = without_strangers(logits, draft_vocab, plan, masked);
     const uint64_t key = row_key(plan.stems[static_cast<size_t>(request)], plan.lengths[request] + level);
-    return static_cast<int32_t>(row_sample(spread.data(), plan.vocab, shape, key, scratch).token);
+    const int64_t column = row_sample(logits, draft_vocab, shape, key, scratch, plan.ids).token;
+    if (column < 0) return -1;
+    if (plan.stop) {
+        const double temperature = shape.temperature == 0.0 ? 1.0 : shape.temperature;
+        plan.stop->confidence[request * plan.most + level] = row_share(logits, draft_vocab, column, temperature, scratch);
+    }
+    return static_cast<int32_t>(plan.id_of(column));
 }
 
 }  // namespace foreword

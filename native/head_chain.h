@@ -1,10 +1,21 @@
 // Guesses of a head one after the other, without going back to Python between them.
 #pragma once
 
+#include <optional>
+
 #include "batch.h"
 #include "sampler.h"
 
 namespace foreword {
+
+// How sure a head is of its guesses, and from where on going on is not worth it.
+struct ChainStop {
+    const float* edges;              // [classes - 1], of what it gives a guess, rising
+    int64_t classes;
+    const float* rates;              // [requests, classes], how often guesses of a class are right
+    const float* least;              // [requests, most], chance that all guesses so far are right below which a chain ends there
+    float* confidence;               // [requests, most], what it gives each guess: written
+};
 
 struct ChainPlan {
     const int32_t* lengths;          // [requests], tokens of each text
@@ -12,8 +23,14 @@ struct ChainPlan {
     const int32_t* ids;              // [draft vocab], the target's ids of the head's tokens; null: the same
     int64_t vocab;                   // the target's ids below this can be drawn
     int64_t most;
+    bool has_strangers;              // whether the head knows tokens that cannot be drawn
     std::vector<RowShape> shapes;    // [requests]
     std::vector<uint64_t> stems;     // [requests], what the noise of each starts from
+    std::optional<ChainStop> stop;   // none: nobody asks
+
+    // How often a guess is right that was given this.
+    float rate(int64_t request, float confidence) const;
+    int64_t id_of(int64_t column) const { return ids ? ids[column] : column; }
 };
 
 // The rows of one level: a guess for each of some requests, behind its text and its guesses before.
@@ -38,9 +55,9 @@ private:
     std::vector<int32_t> tokens_, positions_, slots_, prefixes_, row_starts_, tables_, kv_lens_, rows_, starts_;
 };
 
-// A token of the head's vocabulary, as the target's id; -1 if there is none. `spread` is memory for a row of the target's
-// vocabulary.
+// A token of the head's vocabulary, as the target's id; -1 if there is none. `masked` is memory for a row of logits.
+// What the head gives it goes to the plan's `stop`.
 int32_t draw_guess(const float* logits, int64_t draft_vocab, const ChainPlan& plan, int64_t request, int64_t level,
-                   SamplerScratch& scratch, std::vector<float>& spread);
+                   SamplerScratch& scratch, std::vector<float>& masked);
 
 }  // namespace foreword

@@ -332,7 +332,7 @@ RowFloor row_floor(const float* logits, int64_t vocab, const RowShape& shape, Sa
     return {peak, floor, -1};
 }
 
-int64_t row_draw(const float* logits, int64_t vocab, const RowDraw& draw, const float* chunk_max) {
+int64_t row_draw(const float* logits, int64_t vocab, const RowDraw& draw, const float* chunk_max, const int32_t* ids) {
     if (draw.only >= 0) return draw.only;
     constexpr float kSafety = 1e-2f;  // far more than the bound below can be rounded
     const float rate = static_cast<float>(1.0 / draw.temperature);
@@ -347,7 +347,7 @@ int64_t row_draw(const float* logits, int64_t vocab, const RowDraw& draw, const 
         if (most < draw.floor) continue;
         const uint64_t least = bits_for(hopeless - (most - draw.peak) * rate);
         for (int64_t i = start; i < std::min(start + kChunk, vocab); ++i) {
-            const uint64_t bits = noise_bits(draw.key, i);
+            const uint64_t bits = noise_bits(draw.key, ids ? ids[i] : i);
             if (bits < least || !(logits[i] >= draw.floor)) continue;
             if ((logits[i] - draw.peak) * rate + gumbel_bound(bits) < hopeless) continue;
             const double distance = static_cast<double>(logits[i]) - static_cast<double>(draw.peak);
@@ -361,12 +361,35 @@ int64_t row_draw(const float* logits, int64_t vocab, const RowDraw& draw, const 
     return token;
 }
 
-RowToken row_sample(const float* logits, int64_t vocab, const RowShape& shape, uint64_t key, SamplerScratch& scratch) {
+RowToken row_sample(
+    const float* logits, int64_t vocab, const RowShape& shape, uint64_t key, SamplerScratch& scratch, const int32_t* ids
+) {
     const RowFloor found = row_floor(logits, vocab, shape, scratch);
     if (found.peak == -kInfinity) return {-1, RowStatus::kAllMasked};
     if (!std::isfinite(found.peak)) return {-1, RowStatus::kNotFinite};
     const RowDraw draw{found.peak, found.floor, shape.temperature, found.first, key};
-    return {row_draw(logits, vocab, draw, scratch.chunk_max.data()), RowStatus::kOk};
+    return {row_draw(logits, vocab, draw, scratch.chunk_max.data(), ids), RowStatus::kOk};
+}
+
+float row_share(const float* logits, int64_t vocab, int64_t place, double temperature, const SamplerScratch& scratch) {
+    constexpr float kNegligible = -20.0f;  // all of a vocabulary below this is no thousandth of the likeliest
+    const float peak = *std::max_element(scratch.chunk_max.begin(), scratch.chunk_max.end());
+    const float rate = static_cast<float>(1.0 / temperature);
+    Floats sums{};
+    Chunk spare;
+    for (int64_t start = 0; start < vocab; start += kChunk) {
+        if ((scratch.chunk_max[start / kChunk] - peak) * rate < kNegligible) continue;
+        const LooseFloats* part = view_chunk(logits, start, vocab, spare);
+        for (int64_t first = 0; first < kVectors; first += kAbreast) {
+            Floats e[kAbreast];
+            for (int64_t k = 0; k < kAbreast; ++k) e[k] = (part[first + k] - peak) * rate;
+            exp_nonpositive(e);
+            sums += (e[0] + e[1]) + (e[2] + e[3]);
+        }
+    }
+    float sum = 0.0f;
+    for (int64_t lane = 0; lane < kLanes; ++lane) sum += sums[lane];
+    return std::exp((logits[place] - peak) * rate) / sum;
 }
 
 // One row is not worth waking another thread for.

@@ -61,11 +61,17 @@ uint64_t row_key(uint64_t stem, int64_t position);
 RowFloor row_floor(const float* logits, int64_t vocab, const RowShape& shape, SamplerScratch& scratch);
 
 // The kept token with the largest (logit - peak) / temperature + Gumbel noise; -1 if none is kept. `chunk_max` holds
-// what row_floor left of this row in its scratch memory, or is null.
-int64_t row_draw(const float* logits, int64_t vocab, const RowDraw& draw, const float* chunk_max);
+// what row_floor left of this row in its scratch memory, or is null. Where the row has logits of some tokens only, `ids`
+// says which: noise belongs to a token, not to its place.
+int64_t row_draw(const float* logits, int64_t vocab, const RowDraw& draw, const float* chunk_max, const int32_t* ids = nullptr);
 
-// Both, one after the other.
-RowToken row_sample(const float* logits, int64_t vocab, const RowShape& shape, uint64_t key, SamplerScratch& scratch);
+// Both, one after the other; the token is a place in the row.
+RowToken row_sample(
+    const float* logits, int64_t vocab, const RowShape& shape, uint64_t key, SamplerScratch& scratch, const int32_t* ids = nullptr
+);
+
+// The part of exp(logit / temperature) that one place has of a row that row_floor has just gone through.
+float row_share(const float* logits, int64_t vocab, int64_t place, double temperature, const SamplerScratch& scratch);
 
 // Rows shared out among threads; what a row gives depends on the row alone.
 class Sampler {

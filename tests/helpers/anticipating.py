@@ -30,7 +30,7 @@ class AnticipatingRunner:
         self.anew += len(plan.steps) if judged is None else 0
         if judged is not None:
             wanted, plan = self._settled(wanted, plan, judged, store)
-        chains = self._runner.chain(wanted, plan, store)
+        chains = self._runner.chain(wanted, plan, store).tokens
         firsts = np.cumsum([0, *map(len, chains)]).tolist()
         places = [range(first, first + len(chain)) for first, chain in zip(firsts, chains, strict=False)]
         tokens = torch.tensor([token for chain in chains for token in chain], dtype=torch.int64)

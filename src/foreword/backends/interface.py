@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foreword.acceptance.arrivals import OnItsWay
@@ -94,6 +96,17 @@ class Unsettled:
 
 
 @dataclass(frozen=True)
+class ChainStop:
+    """From where on guesses are not worth going on behind, by how sure a head is of them."""
+
+    edges: NDArray[np.float32]  # [classes - 1], of what it gives a guess
+    rates: NDArray[np.float32]  # [requests, classes], how often the guesses of a class are right
+    least: NDArray[
+        np.float32
+    ]  # [requests, most steps], chance that all guesses are right below which a chain ends
+
+
+@dataclass(frozen=True)
 class ChainPlan:
     """Guesses that a head makes one after the other, each from its own states, after the newest token of some texts."""
 
@@ -103,6 +116,7 @@ class ChainPlan:
     token_ids: Ints | None  # int32 [draft vocabulary], the target's ids of the head's tokens; None: the same
     vocab_size: int  # ids below this can be drawn
     unsettled: Unsettled | None = None  # where each text ends: so many tokens after its length; None: there
+    stop: ChainStop | None = None  # for a runner that `stops`, which then says how sure it is
 
 
 @dataclass(frozen=True)
@@ -113,7 +127,14 @@ class PendingChains:
     places: Sequence[Sequence[int]]  # of each request's guesses among them
 
 
-Chains = list[list[int]] | PendingChains
+class KnownChains(NamedTuple):
+    """The guesses of some requests."""
+
+    tokens: Sequence[Sequence[int]]  # the target's ids
+    confidence: Sequence[Sequence[float]] | None = None  # what the head gives each; None: nobody asked
+
+
+Chains = KnownChains | PendingChains
 """The guesses of every request."""
 
 
@@ -141,6 +162,8 @@ class HeadRunner(RowsRunner, Protocol):
     anticipates: (
         bool  # whether its chains may follow texts that are `Unsettled`, which no other runner is given
     )
+
+    stops: bool  # whether its chains end where a plan's `stop` says so, which no other runner is given
 
     def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> Chains | None:
         """The guesses of every request, as the target's ids; None: it cannot, and is asked level by level.

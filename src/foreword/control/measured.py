@@ -224,13 +224,14 @@ class MeasuredPolicy:
         return record is None or record.is_told or not record.heads
 
     def _answered(self, record: RequestRecord, asked: Arm, part: RequestReport, is_cold: bool) -> None:
-        asked.control.estimate.answered(record.asked_depth, record.offered_depth)
+        asked.control.estimate.answered(record.asked_depth, record.offered_depth, record.kept_depth)
         if record.is_probe:
             # What is compiled once is no part of what probes take, and a pause little of it.
             most = asked.control.probe_seconds * (1 if is_cold else PAUSE)
             self.bank.pay_probe(asked.plan.method, min(part.draft_seconds, most))
         elif part.applied and not record.is_coupled and len(part.draft):
-            Waiting(asked.fit, part.draft).judge(part.verdict)
+            depth = record.asked_depth
+            Waiting(asked.fit, part.draft, depth, record.kept_depth).judge(part.verdict)
 
     def _measure(self, report: StepReport, live: Set[PairControl]) -> None:
         """What the step took, and what the same tokens would have taken plainly."""
@@ -323,8 +324,10 @@ class MeasuredPolicy:
         control, step = arm.control, self.steps
         depth = control.worth.depth if record.is_coupled else control.worth.kept
         trial = 0 if step % TRIAL_STEPS else control.trial(step, min(arm.plan.max_depth, arm.plan.max_nodes))
+        goes_on = arm.is_stopping and not step % TRIAL_STEPS  # so that it is known what comes behind
         if trial:
             depth = max(depth, trial) if record.is_coupled else trial
-        plan = record.ask(arm, depth if control.is_cost_known else control.varied(depth, step))
-        record.trial_depth = trial
+        depth = depth if control.is_cost_known else control.varied(depth, step)
+        plan = record.ask(arm, depth, stops=not goes_on)
+        record.trial_depth = 0 if plan is not None and plan.stop is not None else trial
         return plan

@@ -211,6 +211,7 @@ class Head:
         min_p: NDArray[float64],
         stems: NDArray[uint64],
         tokens: NDArray[int32],
+        stop: tuple[Floats, Floats, Floats, Floats] | None,
     ) -> None: ...
     def block(
         self,
@@ -230,6 +231,7 @@ class Head:
         min_p: NDArray[float64],
         stems: NDArray[uint64],
         tokens: NDArray[int32],
+        stop: tuple[Floats, Floats, Floats, Floats] | None,
     ) -> None: ...
 
 class Sampler:

@@ -1,7 +1,7 @@
 """A draft: a tree of guessed tokens for one request."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import index
 from typing import NamedTuple
@@ -37,12 +37,16 @@ class Draft:
     committed_len: int = 0  # tokens the request had when the draft was made
     epoch: int = 0  # the request's epoch then; preemption advances it
     drawn: tuple[Drawn | None, ...] = ()  # [nodes], or empty where every token was chosen
+    # [nodes], how sure the drafter is of each, its parent being right, from 0 to 1; or empty: it does not say. To cut
+    # drawn nodes by it would bias a text as cutting them by their tokens does.
+    confidence: tuple[float, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         # Drafters are anyone's code: arrays and lists of numpy numbers become tuples of plain ones.
         object.__setattr__(self, "tokens", tuple(map(index, self.tokens)))
         object.__setattr__(self, "parents", tuple(map(index, self.parents)))
         object.__setattr__(self, "drawn", tuple(self.drawn))
+        object.__setattr__(self, "confidence", tuple(map(float, self.confidence)))
         object.__setattr__(self, "committed_len", index(self.committed_len))
         if self.committed_len < 0:
             raise ValueError(f"a draft for a text of {self.committed_len} tokens")
@@ -54,17 +58,24 @@ class Draft:
             )
         if self.drawn and len(self.drawn) != len(self.tokens):
             raise ValueError(f"{len(self.tokens)} tokens but {len(self.drawn)} distributions")
+        if self.confidence and len(self.confidence) != len(self.tokens):
+            raise ValueError(f"{len(self.tokens)} tokens but {len(self.confidence)} confidences")
         for node, q in enumerate(self.drawn):
             if q is not None and q.prob(self.tokens[node]) <= 0:
                 raise ValueError(f"token {self.tokens[node]} of node {node} cannot be drawn from its own q")
 
     @staticmethod
     def chain(
-        tokens: Sequence[int], committed_len: int, epoch: int = 0, drawn: Sequence[Drawn | None] = ()
+        tokens: Sequence[int],
+        committed_len: int,
+        epoch: int = 0,
+        drawn: Sequence[Drawn | None] = (),
+        confidence: Sequence[float] = (),
     ) -> "Draft":
         """A draft in which every token follows the one before it."""
-        if drawn or committed_len < 0:
-            return Draft(tuple(tokens), _chain_parents(len(tokens)), committed_len, epoch, tuple(drawn))
+        sure = tuple(confidence)
+        if drawn or committed_len < 0 or (sure and len(sure) != len(tokens)):
+            return Draft(tuple(tokens), _chain_parents(len(tokens)), committed_len, epoch, tuple(drawn), sure)
         # Lookups make one for every request of every step, and there is nothing else to be checked.
         chain = object.__new__(Draft)
         chain.__dict__.update(
@@ -73,6 +84,7 @@ class Draft:
             committed_len=index(committed_len),
             epoch=epoch,
             drawn=(),
+            confidence=sure,
         )
         return chain
 
@@ -160,6 +172,7 @@ class Draft:
             committed_len=committed_len,
             epoch=self.epoch,
             drawn=self.drawn[passed:],
+            confidence=self.confidence[passed:],
         )
         return left
 
@@ -172,6 +185,7 @@ class Draft:
             committed_len=self.committed_len,
             epoch=self.epoch,
             drawn=self.drawn[:end],
+            confidence=self.confidence[:end],
         )
         return cut
 
@@ -183,6 +197,7 @@ class Draft:
             committed_len,
             self.epoch,
             tuple(self.drawn[node] for node in chosen) if self.drawn else (),
+            tuple(self.confidence[node] for node in chosen) if self.confidence else (),
         )
 
 

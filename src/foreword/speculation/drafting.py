@@ -15,6 +15,7 @@ from foreword.backends.interface import KvStore
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import KvSequence
 from foreword.kv.spec import RowSpec
+from foreword.speculation.confidence import Stop
 from foreword.speculation.draft import NO_DRAFT, Draft, PendingDraft
 
 _log = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class Ask(NamedTuple):
     max_nodes: int
     max_depth: int
     pages: RequestRows | None = None  # rows up to `kv.reserved` may be written; None: it keeps none
+    stop: Stop | None = None  # for drafters that `stops`; None: as deep as was asked for
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,11 @@ def expects(drafter: object) -> bool:
 def anticipates(drafter: object) -> bool:
     """Whether it may guess behind a pass that is under way."""
     return bool(getattr(drafter, "anticipates", False))
+
+
+def stops(drafter: object) -> bool:
+    """Whether it ends drafts where an ask's `stop` says so, and what a call takes is by how deep they are."""
+    return bool(getattr(drafter, "stops", False))
 
 
 def absent_of(drafter: object) -> tuple[str, ...]:

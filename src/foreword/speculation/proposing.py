@@ -169,7 +169,7 @@ def propose(
                 first.method,
                 asks=len(group),
                 guesses=sum([ask.max_nodes for ask in asks]),
-                levels=max([min(ask.max_depth, ask.max_nodes) for ask in asks]),
+                levels=max(map(_levels, asks, answers)),
                 empty=empty,
                 seconds=seconds,
                 behind=sum([plan.behind for _, plan, _ in group]),
@@ -182,7 +182,12 @@ def propose(
 
 def _ask(entry: PassEntry, plan: DraftPlan, lent: KvMemory | None) -> Ask:
     pages = None if lent is None else lent.of(entry.kv)
-    return Ask(as_drafter_sees(entry.request), plan.max_nodes, plan.max_depth, pages)
+    return Ask(as_drafter_sees(entry.request), plan.max_nodes, plan.max_depth, pages, plan.stop)
+
+
+def _levels(ask: Ask, answer: Draft) -> int:
+    """That a drafter has worked for: as many as it was asked for, or as deep as it went where it was to stop."""
+    return min(ask.max_depth, ask.max_nodes) if ask.stop is None else max(answer.depth, 1)
 
 
 def usable(draft: Draft, ask: Ask) -> Draft:

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 from foreword.acceptance.request import RequestSampler
 from foreword.kv.sequence import KvSequence
+from foreword.speculation.confidence import Stop
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Drafter, DraftRequest, Text
 from foreword.speculation.measured.acceptance_stats import AcceptanceStats
@@ -63,6 +64,7 @@ class DraftPlan:
     gates: Mapping[str, Gate] = field(default_factory=dict)
     behind: int = 0  # tokens that came while this drafter was not asked
     aside: Aside | None = None  # who is asked as well; one that needs nothing but the text
+    stop: Stop | None = None  # from where on going on is not worth it, for a drafter that `stops`
 
     def allows(self, running: int) -> bool:
         """Whether it drafts while so many requests run."""

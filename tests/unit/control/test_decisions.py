@@ -6,8 +6,9 @@ import pytest
 
 from foreword.control.decisions.arms import Moment, PairControl
 from foreword.control.decisions.asking import Group, Pass, Worth, weigh
-from foreword.control.decisions.trimming import Offer, choose, survivals
-from foreword.control.learning.estimates import Estimates, Rates
+from foreword.control.decisions.trimming import Offer, choose
+from foreword.control.learning.estimates import Estimates
+from foreword.control.learning.rates import Rates
 from foreword.control.settings import ControlSettings
 from foreword.speculation.draft import Draft
 
@@ -24,7 +25,7 @@ def test_a_guess_counts_as_often_as_all_before_it_are_right():
     assert rates.survival(0)[:3] == pytest.approx([0.5, 0.25, 0.125])
     chain = Draft.chain([1] * 8, 10)
     dear = [1.0 + 0.2 * rows for rows in range(40)]
-    (kept,) = choose([Offer(1, chain, survivals(chain, rates, 0))], Pass.of(1, 1, dear), 0.0)
+    (kept,) = choose([Offer(1, chain, rates.survivals(chain, 0))], Pass.of(1, 1, dear), 0.0)
     assert len(kept) == 2  # a third brings an eighth of a token and takes a seventh of the time
 
 

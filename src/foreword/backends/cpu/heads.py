@@ -1,7 +1,7 @@
 """Draft heads on the compiled CPU kernels: one native call per pass, in 8 bits where the decoder is."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from foreword.backends.batch import Ints
 from foreword.backends.cpu.experts import load_experts
 from foreword.backends.cpu.kv_store import CpuKvStore
 from foreword.backends.cpu.packing import WeightForm, rotated_group
-from foreword.backends.interface import ChainPlan, HeadInput, HeadOutput, KvStore
+from foreword.backends.interface import ChainPlan, HeadInput, HeadOutput, KnownChains, KvStore
 from foreword.models.heads.opening import Head
 from foreword.models.heads.spec import MARKOV, Join
 from foreword.models.rope import frequencies
@@ -82,6 +82,7 @@ class CpuHead:
     """One head; its threads are the decoder's."""
 
     anticipates = False
+    stops = True
 
     def __init__(
         self,
@@ -171,28 +172,34 @@ class CpuHead:
         )
         return HeadOutput(torch.from_numpy(logits), torch.from_numpy(states))
 
-    def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> list[list[int]]:
+    def chain(self, wanted: HeadInput, plan: ChainPlan, store: KvStore) -> KnownChains:
         """All guesses in one native call."""
         memory, kind = self._place(store)
-        tokens = _room(plan)
+        room = _Room.of(plan)
         self._native.chain(
-            memory, kind, wanted.arrays, wanted.starts, _features(wanted), *_as_drawn(plan, tokens)
+            memory,
+            kind,
+            wanted.arrays,
+            wanted.starts,
+            _features(wanted),
+            *_as_drawn(plan),
+            *room.outputs(plan),
         )
-        return _guesses(tokens)
+        return room.guesses()
 
     def block(
         self, context: HeadInput | None, blocks: HeadInput, plan: ChainPlan, store: KvStore
-    ) -> list[list[int]] | None:
+    ) -> KnownChains | None:
         """Context, blocks and what is drawn from them in one native call; rows of P-EAGLE are one pass anyway."""
         if not blocks.are_own:
             return None
         memory, kind = self._place(store)
         kept = None if context is None else (context.arrays, context.starts, _features(context))
-        tokens = _room(plan)
+        room, features = _Room.of(plan), _features(blocks)
         self._native.block(
-            memory, kind, kept, blocks.arrays, blocks.starts, _features(blocks), *_as_drawn(plan, tokens)
+            memory, kind, kept, blocks.arrays, blocks.starts, features, *_as_drawn(plan), *room.outputs(plan)
         )
-        return _guesses(tokens)
+        return room.guesses()
 
     def markov_before(self, tokens: Sequence[int]) -> Tensor:
         table = self._markov[0]
@@ -218,15 +225,31 @@ def _features(rows: HeadInput) -> NDArray[np.float32]:
     return rows.features.contiguous().numpy()
 
 
-def _as_drawn(plan: ChainPlan, tokens: Ints) -> tuple[Any, ...]:
-    """How guesses are drawn, and where they go, in the order of the bindings."""
+def _as_drawn(plan: ChainPlan) -> tuple[Any, ...]:
+    """How guesses are drawn, in the order of the bindings."""
     fields = [plan.records[name] for name in ("temperature", "top_k", "top_p", "min_p", "stem")]
-    return plan.lengths, plan.steps, plan.token_ids, plan.vocab_size, *fields, tokens
+    return plan.lengths, plan.steps, plan.token_ids, plan.vocab_size, *fields
 
 
-def _room(plan: ChainPlan) -> Ints:
-    return np.empty((len(plan.steps), int(plan.steps.max())), dtype=np.int32)
+class _Room(NamedTuple):
+    """Where guesses go."""
 
+    tokens: Ints  # [requests, most guesses], -1 where there are no more
+    confidence: NDArray[np.float32] | None
 
-def _guesses(tokens: Ints) -> list[list[int]]:
-    return [[token for token in row if token >= 0] for row in tokens.tolist()]
+    @staticmethod
+    def of(plan: ChainPlan) -> "_Room":
+        shape = len(plan.steps), int(plan.steps.max())
+        return _Room(np.empty(shape, np.int32), None if plan.stop is None else np.empty(shape, np.float32))
+
+    def outputs(self, plan: ChainPlan) -> tuple[Any, ...]:
+        """In the order of the bindings."""
+        stop = plan.stop
+        return self.tokens, None if stop is None else (stop.edges, stop.rates, stop.least, self.confidence)
+
+    def guesses(self) -> KnownChains:
+        tokens = [[token for token in row if token >= 0] for row in self.tokens.tolist()]
+        if self.confidence is None:
+            return KnownChains(tokens)
+        told = self.confidence.tolist()
+        return KnownChains(tokens, [row[: len(own)] for row, own in zip(told, tokens, strict=True)])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from foreword.backends.cpu.heads import HeadPacker
-from foreword.backends.interface import ChainPlan
+from foreword.backends.interface import ChainPlan, KnownChains
 from foreword.models.heads.opening import Head
 
 if TYPE_CHECKING:
@@ -43,6 +43,6 @@ class CpuMedusa:
             output.multiply(stream, logits[number], self._isa)
         return torch.from_numpy(logits).transpose(0, 1)
 
-    def chains(self, states: Tensor, plan: ChainPlan) -> list[list[int]] | None:
+    def chains(self, states: Tensor, plan: ChainPlan) -> KnownChains | None:
         """It is asked for logits."""
         return None

@@ -53,6 +53,7 @@ class TorchHead:
     """One head; its tensors go by speculators' names."""
 
     anticipates = False
+    stops = False
 
     def __init__(self, head: Head, rows: str, ends: LentEnds, bucketed: bool) -> None:
         self.spec = head.spec

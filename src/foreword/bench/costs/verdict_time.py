@@ -183,6 +183,7 @@ class _FreeChains:
     """The runner of such a head."""
 
     anticipates = True
+    stops = False
     weight_bytes = 0
 
     def forward(self, wanted: HeadInput, store: KvStore) -> HeadOutput:

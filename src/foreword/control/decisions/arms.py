@@ -12,7 +12,9 @@ from foreword.control.learning.hindsight import RequestFit
 from foreword.control.learning.probes import BESIDE, BESIDE_EACH, MOST_PROBES
 from foreword.control.settings import ControlSettings
 from foreword.kv.extra_rows import KEPT_STATES
-from foreword.speculation.drafting import needs_of
+from foreword.speculation.confidence import Stop
+from foreword.speculation.draft import Draft
+from foreword.speculation.drafting import needs_of, stops
 from foreword.speculation.requests import DraftPlan
 
 LEAST_LOSS = 0.01
@@ -71,6 +73,7 @@ class PairControl:
     _try_seconds: float = 0.0  # expected loss of one step in which its guesses are verified
     off_since: int | None = None  # step; None: it never was on
     switched: int = 0  # times that a decision was made
+    _stops: dict[int | None, Stop] = field(default_factory=dict)  # by the luck of requests, as things are
     decisions: deque[Decision] = field(default_factory=lambda: deque(maxlen=MOST_DECISIONS))
 
     def decide(
@@ -82,6 +85,8 @@ class PairControl:
         In a step with prompts rows are dear: that guesses do not pay in it is no reason to give them up. Nor is it one
         to go on: where many requests come, some prompt is being read at nearly every step.
         """
+        if worth is not self.worth:
+            self._stops.clear()
         self.worth, self.usual_gain, self.is_cost_known = worth, usual_gain, is_cost_known
         self.looked_at = now.seconds
         self.is_near = usual_gain >= settings.hopeless
@@ -132,10 +137,18 @@ class PairControl:
     def _live_price(self, group: Group, here: Pass, draft_seconds: DraftSeconds) -> float:
         """Of a step in which this pair alone is asked: others share neither its calls nor what its rows make longer."""
         kept, asks = self.worth.kept, group.asks
-        coverage, survival = group.rates.coverage[:kept], group.rates.survival(0)
-        gained = asks * sum(often * survival[level] for level, often in enumerate(coverage)) * here.per_token
-        longer = here.after(asks * sum(coverage)) - here.plain + draft_seconds(self.worth.depth, asks)
+        gained = asks * sum(group.rates.gains(0)[:kept]) * here.per_token
+        longer = here.after(asks * sum(group.rates.coverage[:kept])) - here.plain
+        longer += draft_seconds(group.levels(self.worth.depth), asks)
         return max(longer - gained, 0.0) + LEAST_LOSS * asks * here.per_token
+
+    def stop(self, shift: int | None) -> Stop:
+        """Where drafts for requests with this luck end; None: they go on in any case."""
+        found = self._stops.get(shift)
+        if found is None:
+            rates, least = self.estimate.rates.sure_rates(shift or 0), self.worth.stop
+            found = self._stops[shift] = Stop(rates, () if shift is None else least)
+        return found
 
     def live_loss(self, seconds: float) -> float:
         """Seconds that asking and verifying in one step is expected to lose."""
@@ -178,12 +191,35 @@ class Arm:
         missed = max(length - self.heard, 0)
         return missed if self.reading is None else min(missed, KEPT_STATES)
 
-    def planned(self, depth: int, behind: int) -> DraftPlan:
+    def planned(self, depth: int, behind: int, stop: Stop | None) -> DraftPlan:
         """The plan for drafts of at most this depth, by a drafter that has this much to catch up with."""
-        depth = min(depth, self.plan.max_depth)
-        if self._planned is None or self._planned.max_depth != depth:
-            self._planned = self.plan if depth == self.plan.max_depth else replace(self.plan, max_depth=depth)
-        return replace(self._planned, behind=behind) if behind > 0 else self._planned
+        depth, planned = min(depth, self.plan.max_depth), self._planned
+        if planned is None or planned.max_depth != depth or planned.stop is not stop:
+            is_same = depth == self.plan.max_depth and stop is None
+            planned = self.plan if is_same else replace(self.plan, max_depth=depth, stop=stop)
+            self._planned = planned
+        return replace(planned, behind=behind) if behind > 0 else planned
+
+    def stop(self, stops: bool) -> Stop | None:
+        """Where its drafts for this request end, or that they go on in any case; None: it does not stop."""
+        if not self.is_stopping:
+            return None
+        return self.control.stop(self.fit.shift if stops else None)
+
+    def worth_verifying(self, draft: Draft) -> int:
+        """Levels of a draft; all of it, where nothing is said of single guesses."""
+        if not draft.confidence or not draft.is_chain:
+            return draft.depth
+        chances = self.control.estimate.rates.survivals(draft, self.fit.shift)
+        for level, (chance, least) in enumerate(zip(chances, self.control.worth.least, strict=False)):
+            if chance < least:
+                return level
+        return len(draft)
+
+    @cached_property
+    def is_stopping(self) -> bool:
+        """Whether its drafts end where going on is not worth it."""
+        return stops(self.plan.drafter)
 
     @cached_property
     def reading(self) -> DraftPlan | None:

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import comb
 
-from foreword.control.learning.estimates import LEAST_SHIFT, MOST_SHIFT, Rates
+from foreword.control.learning.rates import LEAST_SHIFT, MOST_SHIFT, Rates
 
 MANY = 12
 """Drafts from which on their rows are close enough to what is expected of them."""
@@ -13,7 +14,10 @@ MANY = 12
 NEGLIGIBLE = 0.003
 """Part of a plain step that may be spent on guesses that are only compared with the text."""
 
-DraftSeconds = Callable[[int, int], float]
+MOST_PRICED = 128
+"""Rows whose prices are looked at: the last of them stands for all beyond."""
+
+DraftSeconds = Callable[[float, int], float]
 """What a call for so many levels and asks takes."""
 
 
@@ -46,6 +50,20 @@ class Pass:
             return seconds[-1] - self.prompts
         return seconds[low] + (at - low) * (seconds[low + 1] - seconds[low]) - self.prompts
 
+    def row_prices(self, most: int) -> list[float]:
+        """[rows], seconds that one more takes where so many are added, up to `most`.
+
+        Where the first are dearer than those behind them (a pass that no longer fits one tile) all are taken to cost
+        the same: nobody would add the first alone. So they never fall.
+        """
+        corners: list[tuple[int, float]] = []  # of the lower hull of what so many rows take
+        for rows in range(most + 1):
+            seconds = self.after(rows)
+            while len(corners) > 1 and _slope(*corners[-2:]) >= _slope(corners[-1], (rows, seconds)):
+                corners.pop()
+            corners.append((rows, seconds))
+        return [_slope(one, other) for one, other in pairwise(corners) for _ in range(one[0], other[0])]
+
     @cached_property
     def plain(self) -> float:
         return self.after(0)
@@ -54,6 +72,10 @@ class Pass:
     def per_token(self) -> float:
         """What a token takes without guesses."""
         return self.plain / max(self.drawn, 1)
+
+
+def _slope(one: tuple[int, float], other: tuple[int, float]) -> float:
+    return (other[1] - one[1]) / (other[0] - one[0])
 
 
 @dataclass(frozen=True)
@@ -66,6 +88,11 @@ class Worth:
     saved: float = 0.0  # by one step, in the time that a token takes plainly
     least_shift: int = MOST_SHIFT + 1  # least luck of a request with which asking for it pays
     draft_seconds: float = 0.0  # of the call
+    levels: float = 0.0  # that the call is expected to work for
+    least: tuple[
+        float, ...
+    ] = ()  # [level], chance of being accepted from which on a guess is worth verifying
+    stop: tuple[float, ...] = ()  # [level], and from which on it is worth going on behind it
 
 
 NO_WORTH = Worth(gain=-1.0)
@@ -79,6 +106,13 @@ class Group:
     asks: int
     depth: int  # most levels
     shift: int = 0  # their luck
+    is_stopping: bool = False  # whether drafts end where going on is not worth it
+
+    def levels(self, depth: int) -> float:
+        """That a call for drafts of this depth is expected to work for: as many as the deepest of them has."""
+        if not self.is_stopping:
+            return depth
+        return 1 + sum([1 - (1 - often) ** self.asks for often in self.rates.drafted[1:depth]])
 
 
 @dataclass(frozen=True)
@@ -86,6 +120,7 @@ class _Choice:
     """Levels of each group that are worth verifying, if drafts have at most `depth` levels."""
 
     depth: int
+    levels: float  # that the call is expected to work for
     kept: tuple[int, ...]
     rate: float  # tokens per second
     row_seconds: float  # what a row adds to the step
@@ -97,7 +132,9 @@ def weigh(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) -> l
     deepest = max(group.depth for group in groups)
     asks = sum(group.asks for group in groups)
     levels_cost = draft_seconds(deepest, asks) - draft_seconds(1, asks) >= NEGLIGIBLE * here.plain
-    depths = range(1, deepest + 1) if levels_cost else [deepest]
+    # A drafter that stops where going on is not worth it decides by what it sees.
+    is_stopping = all(group.is_stopping for group in groups)
+    depths = range(1, deepest + 1) if levels_cost and not is_stopping else [deepest]
     levels = _by_chance(groups)
     best = max(
         (_choose(here, groups, levels, depth, draft_seconds) for depth in depths),
@@ -107,15 +144,15 @@ def weigh(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) -> l
 
 
 _Level = tuple[float, int, int]
-"""(minus the chance that it is accepted, level, place of its group)."""
+"""(minus the chance that an ask brings it and it is accepted, level, place of its group)."""
 
 
 def _by_chance(groups: Sequence[Group]) -> list[_Level]:
     """All levels of all groups, the likeliest first; a level is never likelier than the one above it."""
     found = []
     for place, group in enumerate(groups):
-        survival = group.rates.survival(group.shift)
-        found += [(-survival[level], level, place) for level in range(group.depth)]
+        gains = group.rates.gains(group.shift)
+        found += [(-gains[level], level, place) for level in range(group.depth)]
     return found if len(groups) == 1 else sorted(found)
 
 
@@ -123,6 +160,7 @@ def _choose(
     here: Pass, groups: Sequence[Group], levels: Sequence[_Level], depth: int, draft_seconds: DraftSeconds
 ) -> _Choice:
     """Levels above `depth` are taken from the likeliest on."""
+    worked = max(group.levels(min(depth, group.depth)) for group in groups)
     taken: list[int] = []  # places of groups, one for every level
     asked, answers, rows, drafting = 0, 0.0, 0.0, 0.0
     tokens, plain = here.drawn, here.plain
@@ -136,8 +174,8 @@ def _choose(
         if level == 0:
             asked += group.asks
             answers += often
-            drafting = draft_seconds(depth, asked)
-        tokens -= chance * often
+            drafting = draft_seconds(worked, asked)
+        tokens -= chance * group.asks
         rows += often
         more = longer(here, asked, answers, rows)
         rate = tokens / (plain + more + drafting)
@@ -146,7 +184,7 @@ def _choose(
     kept = [0] * len(groups)
     for place in taken[:best_count]:
         kept[place] += 1
-    return _Choice(depth, tuple(kept), best_rate, row_seconds, spent)
+    return _Choice(depth, worked, tuple(kept), best_rate, row_seconds, spent)
 
 
 def longer(here: Pass, asks: int, answers: float, rows: float) -> float:
@@ -171,31 +209,53 @@ def _worth(
     asked = sum(other.asks for other, kept in zip(groups, best.kept, strict=True) if kept) or group.asks
     kept = best.kept[place]
     levels = max(kept, 1)
-    survival, coverage = group.rates.survival(group.shift), group.rates.coverage
+    coverage = group.rates.coverage
     row = best.row_seconds if kept else here.after(1) - here.plain
-    call = best.draft_seconds if kept else draft_seconds(best.depth, asked)
-    tokens = 1 + sum(coverage[i] * survival[i] for i in range(levels))
+    call = best.draft_seconds if kept else draft_seconds(best.levels, asked)
+    tokens = 1 + sum(group.rates.gains(group.shift)[:levels])
     takes = (
         1 + (sum(coverage[:levels]) * row + call / asked) / here.per_token
     )  # times as long as a plain step
     gain = tokens / takes - 1
+    least, stop = _least_chances(here, group, best, groups, draft_seconds)
     if not kept:
-        return Worth(gain=min(gain, 0.0), draft_seconds=call)
-    one_more = draft_seconds(best.depth, asked) - draft_seconds(best.depth, asked - 1) if asked > 1 else call
-    asks_all = draft_seconds(group.depth, asked) - call < NEGLIGIBLE * here.plain
+        return Worth(gain=min(gain, 0.0), draft_seconds=call, levels=best.levels, least=least, stop=stop)
+    one_more = (
+        draft_seconds(best.levels, asked) - draft_seconds(best.levels, asked - 1) if asked > 1 else call
+    )
+    asks_all = draft_seconds(group.levels(group.depth), asked) - call < NEGLIGIBLE * here.plain
     depth = group.depth if asks_all else best.depth
-    least = _least_shift(here, group.rates, kept, row, one_more)
-    return Worth(depth, kept, gain, tokens - takes, least, call)
+    shift = _least_shift(here, group.rates, kept, row, one_more)
+    return Worth(depth, kept, gain, tokens - takes, shift, call, best.levels, least, stop)
+
+
+def _least_chances(
+    here: Pass, group: Group, best: _Choice, groups: Sequence[Group], draft_seconds: DraftSeconds
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """[level], how likely a guess has to be to be worth verifying, and for going on behind it to be worth it."""
+    rate, asks = max(best.rate, here.drawn / here.plain), sum(one.asks for one in groups)
+    level = max(draft_seconds(2, asks) - draft_seconds(1, asks), 0.0) / asks
+    prices = here.row_prices(min(sum(one.asks * one.depth for one in groups), MOST_PRICED))
+    least, before = [], 0.0
+    for depth in range(group.depth):
+        least.append(prices[min(int(before), len(prices) - 1)] * rate)
+        # One that is alone has a row for every level above; of several, some have ended there.
+        often = [one.asks * one.rates.coverage[depth] for one in groups if depth < one.depth]
+        before += 1 if asks == 1 else sum(often)
+    expected = group.rates.expected
+    following = zip([*least[1:], least[-1]], [*expected[1 : group.depth], expected[-1]], strict=True)
+    stop = [(own + level * rate) / max(right, 0.01) for own, right in following]
+    return tuple(least), tuple(stop)
 
 
 def _least_shift(here: Pass, rates: Rates, levels: int, row: float, ask: float) -> int:
     """Asking for a request with less luck than this costs more than it brings."""
 
     def pays(shift: int) -> bool:
-        survival = rates.survival(shift)
+        gains = rates.gains(shift)
         best = value = 0.0
         for level in range(levels):
-            value += rates.coverage[level] * (survival[level] * here.per_token - row)
+            value += gains[level] * here.per_token - rates.coverage[level] * row
             best = max(best, value)
         return best > ask
 

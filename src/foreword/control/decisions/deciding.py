@@ -193,12 +193,13 @@ class Decider:
         situation: Situation,
         now: Moment,
     ) -> None:
-        known: dict[tuple[int, int], float] = {}  # the same few are asked for again and again
+        known: dict[tuple[float, int], float] = {}  # the same few are asked for again and again
         groups = []
         for control, arms in pairs.items():
             control.estimate.refresh(now.seconds)
             depth = max(min(arm.plan.max_depth, arm.plan.max_nodes) for arm in arms)
-            groups.append(Group(control.estimate.rates, len(arms), min(depth, self.settings.max_depth)))
+            most, is_stopping = min(depth, self.settings.max_depth), all(arm.is_stopping for arm in arms)
+            groups.append(Group(control.estimate.rates, len(arms), most, is_stopping=is_stopping))
         deepest, asks = max(group.depth for group in groups), sum(group.asks for group in groups)
         # A lookup that is cheap at its deepest costs the same at any depth, whatever noise says: it is asked for all
         # levels, and so it is known how the deeper ones would fare.
@@ -206,7 +207,7 @@ class Decider:
         is_cheap = situation.costs.draft_seconds(method, deepest, asks) < CHEAP * here.plain
         least = deepest if are_lookups and is_cheap else 1  # levels that a call is billed for
 
-        def draft_seconds(levels: int, asks: int) -> float:
+        def draft_seconds(levels: float, asks: int) -> float:
             levels = max(levels, least)
             found = known.get((levels, asks))
             if found is None:
@@ -295,6 +296,5 @@ def _own_depth(here: Pass, group: Group, shift: int, worth: Worth, draft_seconds
 def _bid(control: PairControl) -> Bid:
     """What its drafter does for a request with the luck of its cohort."""
     worth, rates = control.worth, control.estimate.rates
-    survival, coverage = rates.survival(0), rates.coverage[: worth.kept]
-    tokens = sum(often * survival[level] for level, often in enumerate(coverage))
-    return Bid(control.estimate.method, tokens, sum(coverage), rates.coverage[0], worth.depth)
+    tokens, rows = sum(rates.gains(0)[: worth.kept]), sum(rates.coverage[: worth.kept])
+    return Bid(control.estimate.method, tokens, rows, rates.coverage[0], worth.levels)

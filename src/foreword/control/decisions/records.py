@@ -32,13 +32,23 @@ class RequestRecord:
     asked_depth: int = 0
     is_probe: bool = False  # whether the draft is only to be compared with the text
     offered_depth: int = 0  # of what came
+    kept_depth: int = 0  # levels of it that were worth verifying
     trial_depth: int = 0  # levels that are verified whatever they seem to be worth; 0: by their worth
 
-    def ask(self, arm: Arm | None, depth: int = 0, is_probe: bool = False) -> DraftPlan | None:
-        """A new pass, in which this drafter is asked; None: nobody."""
-        self.asked, self.asked_depth, self.is_probe, self.offered_depth = arm, depth, is_probe, 0
-        self.trial_depth = 0
-        return None if arm is None else arm.planned(depth, arm.behind(self.length))
+    def ask(
+        self, arm: Arm | None, depth: int = 0, is_probe: bool = False, stops: bool = True
+    ) -> DraftPlan | None:
+        """A new pass, in which this drafter is asked; None: nobody.
+
+        Its draft ends where going on is not worth it, if it can and `stops`.
+        """
+        self.asked, self.asked_depth, self.is_probe = arm, depth, is_probe
+        self.offered_depth = self.kept_depth = self.trial_depth = 0
+        if arm is None:
+            return None
+        # What is drawn under other rules may not be cut by how sure a drafter is of it.
+        stop = arm.stop(stops) if self.is_coupled else None
+        return arm.planned(depth, arm.behind(self.length), stop)
 
     @cached_property
     def heads(self) -> list[Arm]:
@@ -96,18 +106,19 @@ class RequestRecord:
         fit = arm.fit
 
         def keep(draft: Draft) -> None:
-            fit.pair.answered(depth, draft.depth)
+            kept = arm.worth_verifying(draft)
+            fit.pair.answered(depth, draft.depth, kept)
             if len(draft):
-                self.waiting.append(Waiting(fit, draft))
+                self.waiting.append(Waiting(fit, draft, depth, kept))
 
-        plan = arm.planned(depth, arm.behind(self.length))
+        plan = arm.planned(depth, arm.behind(self.length), None)
         arm.heard = self.length
         return Aside(plan, keep)
 
     def keep_aside(self, draft: Draft) -> None:
         """A draft that is compared with the text when it has come."""
         assert self.asked is not None
-        self.waiting.append(Waiting(self.asked.fit, draft))
+        self.waiting.append(Waiting(self.asked.fit, draft, self.asked_depth, self.kept_depth))
         if len(self.waiting) > MOST_WAITING:
             del self.waiting[0]
 

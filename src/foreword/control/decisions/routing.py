@@ -12,7 +12,7 @@ FEW = 3
 BETTER = 1.01
 """Times as fast as those in use others have to promise to be."""
 
-MethodSeconds = Callable[[str, int, int], float]
+MethodSeconds = Callable[[str, float, int], float]
 """What a drafter's call for so many levels and asks takes."""
 
 
@@ -24,7 +24,7 @@ class Bid:
     tokens: float  # guesses that are expected to be accepted
     rows: float  # that are expected to be verified
     answers: float  # chance that there is a draft
-    depth: int  # levels that it is asked for
+    depth: float  # levels that it is expected to work for
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def _rate(here: Pass, seats: Sequence[Seats], methods: frozenset[str], draft_sec
     drawn = max(here.drawn, 1)
     row = (here.after(drawn) - here.plain) / drawn
     tokens, rows, answers = here.drawn, 0.0, 0.0
-    asked: dict[str, tuple[int, int]] = {}  # requests and levels
+    asked: dict[str, tuple[int, float]] = {}  # requests and levels
     for seat in seats:
         bids = [bid for bid in seat.bids if bid.method in methods]
         if not bids:

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from foreword.control.decisions.asking import Pass
 from foreword.control.decisions.records import RequestRecord
-from foreword.control.learning.estimates import Rates
-from foreword.speculation.draft import ROOT, Draft
+from foreword.speculation.draft import Draft
 from foreword.speculation.requests import PassEntry
 
 
@@ -17,25 +16,6 @@ class Offer(NamedTuple):
     order: int  # the same however the batch is ordered
     draft: Draft
     survival: Sequence[float]  # [nodes], never more than the parent's
-
-
-def survivals(draft: Draft, rates: Rates, shift: int) -> list[float]:
-    """[nodes], the chance that a node and all above it are accepted, by their places alone."""
-    if draft.is_chain:
-        known = rates.survival(shift)
-        if len(draft) <= len(known):
-            return known[: len(draft)]
-        last = rates.node_rates(shift)[-1][0]
-        return [*known, *(known[-1] * last ** (more + 1) for more in range(len(draft) - len(known)))]
-    node_rates = rates.node_rates(shift)
-    found: list[float] = []
-    children: dict[int, int] = {}
-    for parent, depth in zip(draft.parents, draft.depths(), strict=True):
-        rank = children.get(parent, 0)
-        children[parent] = rank + 1
-        ranks = node_rates[min(depth, len(node_rates)) - 1]
-        found.append((1.0 if parent == ROOT else found[parent]) * ranks[min(rank, len(ranks) - 1)])
-    return found
 
 
 def trimmed(
@@ -59,19 +39,20 @@ def trimmed(
             rows += len(draft)
             continue
         arm = record.asked
-        record.offered_depth = draft.depth
+        record.offered_depth, record.kept_depth = draft.depth, arm.worth_verifying(draft)
         if record.is_coupled or record.is_probe:
             record.keep_aside(draft)
         if record.is_probe:
             kept[place] = draft.within(0, 0)
             continue
         is_alone = len(entries) == 1 and limit is None and not record.trial_depth
-        if is_alone and len(draft) <= arm.control.worth.kept:
+        if is_alone and len(draft) <= arm.control.worth.kept and not draft.confidence:
             continue  # alone, it was asked for what is worth verifying
         is_trial = record.trial_depth > 0 and draft.is_chain and limit is None
         if is_trial:
-            kept[place] = draft.within(record.trial_depth, record.trial_depth)
-        chances = survivals(kept[place], arm.control.estimate.rates, arm.fit.shift)
+            tried = min(record.trial_depth, record.kept_depth)
+            kept[place] = draft.within(tried, tried)
+        chances = arm.control.estimate.rates.survivals(kept[place], arm.fit.shift)
         spent[arm.plan.method] = arm.control.worth.draft_seconds
         if is_trial or (draft.drawn and not record.is_coupled):
             rows, tokens = rows + len(kept[place]), tokens + sum(chances)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from foreword.control.learning.fading import FadingCounts, left_after
+from foreword.speculation.confidence import MIDDLES
 
 COHORT_STRENGTH = 20.0
 """Drafts of the drafter at large that weigh as much in a cohort's estimate as those of its own.
@@ -108,6 +109,10 @@ class DrafterEstimate:
     @property
     def is_known(self) -> bool:
         return self.counts.asks >= KNOWN_COHORTS * self.cohort_strength
+
+    def sure_rate(self, sure: int) -> float:
+        """The acceptance of nodes that it gives about as much as this class says."""
+        return self.counts.sure_rate(sure, MIDDLES[sure], PRIOR_STRENGTH)
 
     def rate(self, level: int, above: float) -> float:
         """The acceptance of a level's first node; `above` is that of the level above."""

@@ -1,7 +1,6 @@
 """How likely a drafter's guesses are: a request's own, shrunk towards its cohort's, those towards the drafter's."""
 
 import hashlib
-import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -18,6 +17,8 @@ from foreword.control.learning.fading import (
     FadingCounts,
     left_after,
 )
+from foreword.control.learning.rates import Rates
+from foreword.speculation.confidence import CLASSES
 
 CHANGED_STRENGTH = 6.0
 """Drafts of the drafter at large that weigh as much in a cohort's estimate as those of its own, after a change.
@@ -31,11 +32,6 @@ SIBLING_SHARE = 0.5
 MAX_PAIRS = 256
 """Pairs of drafter and cohort that are remembered; the one that was not seen for longest is forgotten."""
 
-SHIFT_STEP = 0.1
-SHIFT_POWER = 1.3
-LEAST_SHIFT, MOST_SHIFT = round(math.log(0.2) / SHIFT_STEP), round(math.log(3.0) / SHIFT_STEP)
-"""A request's luck, as the logarithm of accepted over expected guesses, in steps."""
-
 CHANGE_SLACK = 0.25
 CHANGE_LIMIT = 10.0
 CHANGE_DRAFTS = 500
@@ -46,44 +42,6 @@ KEPT_DRAFTS = 20.0
 
 NEW_ASKS = 30.0
 """Asks below which a cohort is new."""
-
-_CERTAIN = 1e-4
-
-_FACTORS = {s: math.exp(-SHIFT_POWER * SHIFT_STEP * s) for s in range(LEAST_SHIFT, MOST_SHIFT + 2)}
-
-
-class Rates:
-    """What is believed of a drafter's guesses in one cohort, at one moment."""
-
-    def __init__(self, accepted: Sequence[Sequence[float]], coverage: Sequence[float]) -> None:
-        """`accepted` is by level and rank, given that the parent is accepted; `coverage` by level, of the asks."""
-        self.accepted = accepted
-        self.coverage = coverage
-        self.expected = [min(sum(ranks), 1.0) for ranks in accepted]  # [level], that some child is accepted
-        bounded = ((min(max(rate, _CERTAIN), 1 - _CERTAIN) for rate in ranks) for ranks in accepted)
-        self._against = [[(1 - rate) / rate for rate in ranks] for ranks in bounded]  # odds
-        self._shifted: dict[int, list[list[float]]] = {}
-        self._survival: dict[int, list[float]] = {}
-
-    def node_rates(self, shift: int) -> list[list[float]]:
-        """The acceptance rates for a request with this luck, [level][rank]."""
-        found = self._shifted.get(shift)
-        if found is None:
-            factor = _FACTORS[shift]
-            found = [[1 / (1 + odds * factor) for odds in ranks] for ranks in self._against]
-            self._shifted[shift] = found
-        return found
-
-    def survival(self, shift: int) -> list[float]:
-        """[level], chance that a chain's node and all above it are accepted."""
-        found = self._survival.get(shift)
-        if found is None:
-            factor, found, chance = _FACTORS[shift], [], 1.0
-            for ranks in self._against:
-                chance /= 1 + ranks[0] * factor
-                found.append(chance)
-            self._survival[shift] = found
-        return found
 
 
 class PairEstimate:
@@ -145,10 +103,10 @@ class PairEstimate:
         """What is left of its counts at this time of the engine's."""
         return left_after(seconds - self._seconds)
 
-    def answered(self, asked_depth: int, depth: int) -> None:
-        """An ask, and how deep the answer was; 0: there was none."""
+    def answered(self, asked_depth: int, depth: int, kept: int | None = None) -> None:
+        """An ask, how deep the answer was, and how much of it was worth verifying; 0: there was none."""
         self.asks += 1
-        self.counts.answered(asked_depth, depth)
+        self.counts.answered(asked_depth, depth, depth if kept is None else kept)
         if not depth:
             self.counts.fade(self._fading())
             self.drafter.hear(self.counts)
@@ -187,18 +145,33 @@ class PairEstimate:
         return self.drafter.cohort_strength
 
     def _estimate(self) -> Rates:
-        accepted, coverage = [], []
+        depth = min(self._depth or MOST_LEVELS, MOST_LEVELS)
+        accepted, presence = [], []
         above = above_here = PRIOR_RATE
-        covered, covered_here = self.drafter.coverage, 1.0
-        of_all, of_these = self.drafter.counts.coverages(), self.counts.coverages()
-        for level in range(min(self._depth or MOST_LEVELS, MOST_LEVELS)):
+        present = 1.0
+        for level in range(depth):
             ranks, at_large = self._ranks(level, above, above_here)
             above, above_here = at_large, ranks[0]
             accepted.append(ranks)
-            covered = _shrunk(*of_all[level], covered, PRIOR_STRENGTH)
-            covered_here = min(_shrunk(*of_these[level], covered, self._strength), covered_here)
-            coverage.append(covered_here)
-        return Rates(accepted, coverage)
+            present = self.drafter.counts.presence(level, present, PRIOR_STRENGTH)
+            presence.append(self.counts.presence(level, present, self._strength))
+        drafted, coverage = self._coverages(depth)
+        sure = [
+            self.counts.sure_rate(one, self.drafter.sure_rate(one), self._strength) for one in range(CLASSES)
+        ]
+        return Rates(accepted, coverage, presence, drafted, sure)
+
+    def _coverages(self, depth: int) -> tuple[list[float], list[float]]:
+        """[level], of the asks: how often there is such a guess, and how often it is worth verifying."""
+        of_all, of_these = self.drafter.counts.coverages(), self.counts.coverages()
+        found: tuple[list[float], list[float]] = [], []
+        for which, told in enumerate(found):
+            known, here = self.drafter.coverage, 1.0
+            for level in range(depth):
+                known = _shrunk(of_all[level][which], of_all[level][2], known, PRIOR_STRENGTH)
+                here = min(_shrunk(of_these[level][which], of_these[level][2], known, self._strength), here)
+                told.append(here)
+        return found
 
     def _ranks(self, level: int, above: float, above_here: float) -> tuple[list[float], float]:
         """The rates of siblings, and the first one's at large; `above` is that of the level above."""

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from foreword.speculation.confidence import CLASSES
+
 FADING: float = 0.5 ** (1 / 600)
 """What a count weighs after one more judged draft: half of it after 600."""
 
@@ -17,6 +19,8 @@ MOST_LEVELS = 16
 
 MOST_RANKS = 4
 """Children of one node that are counted apart, in the drafter's order."""
+
+_BY_DEPTH, _BY_CLASS = ("asked", "offered", "full", "kept", "ended"), ("sure_reached", "sure_accepted")
 
 _LARGEST_UNIT = 1e9
 
@@ -44,12 +48,25 @@ class FadingCounts:
         self.asked = [0.0] * (MOST_LEVELS + 1)  # [levels], asks for drafts of so many levels
         self.offered = [0.0] * (MOST_LEVELS + 1)  # [levels], answers to them of so many levels
         self.full = [0.0] * (MOST_LEVELS + 1)  # [levels], of these, the ones as deep as was asked for
+        self.kept = [0.0] * (MOST_LEVELS + 1)  # [levels], answers of which so many were worth verifying
+        self.ended = [0.0] * (MOST_LEVELS + 1)  # [levels], of these, all were right, and more was asked for
+        self.sure_reached = [
+            0.0
+        ] * CLASSES  # [classes], nodes whose parent was accepted, where drafts say how sure
+        self.sure_accepted = [0.0] * CLASSES  # of these, the accepted ones
+
+    def _by_depth(self) -> tuple[list[float], ...]:
+        """The lists by levels of a draft."""
+        return self.asked, self.offered, self.full, self.kept, self.ended
+
+    def _by_class(self) -> tuple[list[float], ...]:
+        return self.sure_reached, self.sure_accepted
 
     def fade(self, factor: float) -> None:
         """What was counted weighs this much from now on."""
         self.unit /= max(factor, _LEAST_FACTOR)
         if self.unit > _LARGEST_UNIT:
-            for row in (*self.reached, *self.accepted, self.asked, self.offered, self.full):
+            for row in (*self.reached, *self.accepted, *self._by_depth(), *self._by_class()):
                 row[:] = [count / self.unit for count in row]
             self.unit = 1.0
 
@@ -88,14 +105,25 @@ class FadingCounts:
         if is_stopped:
             reached[end][0] += unit
 
-    def answered(self, asked_depth: int, depth: int) -> None:
-        """An ask and how deep its answer was; 0: there was none."""
+    def answered(self, asked_depth: int, depth: int, kept: int) -> None:
+        """An ask, how deep its answer was, and how much of it was worth verifying; 0: there was none."""
         asked_depth = min(asked_depth, MOST_LEVELS)
         self.asked[asked_depth] += self.unit
+        self.kept[min(kept, asked_depth)] += self.unit
         if depth >= asked_depth:
             self.full[asked_depth] += self.unit
         else:
             self.offered[depth] += self.unit
+
+    def ended_at(self, level: int) -> None:
+        """All of a draft was right that was worth verifying, and it had no such level."""
+        self.ended[min(level, MOST_LEVELS)] += self.unit
+
+    def judged_sure(self, sure: int, is_right: bool) -> None:
+        """A node of this class, all above it being right."""
+        self.sure_reached[sure] += self.unit
+        if is_right:
+            self.sure_accepted[sure] += self.unit
 
     def rate(self, level: int, rank: int, prior: float, strength: float) -> float:
         """Acceptance of a node whose parent is accepted, where `prior` weighs as much as `strength` nodes."""
@@ -104,13 +132,25 @@ class FadingCounts:
         weight = strength * self.unit
         return (weight * prior + self.accepted[level][rank]) / (weight + self.reached[level][rank])
 
-    def coverages(self) -> list[tuple[float, float]]:
-        """[level], of the answers to asks for at least this level: how many have it, and how many there were."""
-        found, asked, having = [], 0.0, 0.0
+    def sure_rate(self, sure: int, prior: float, strength: float) -> float:
+        """Acceptance of a node of this class whose parent is accepted."""
+        weight = strength * self.unit
+        return (weight * prior + self.sure_accepted[sure]) / (weight + self.sure_reached[sure])
+
+    def presence(self, level: int, prior: float, strength: float) -> float:
+        """Of the drafts of which all above was right, those with such a level that was worth verifying."""
+        reached = self.reached[level][0] if level < len(self.reached) else 0.0
+        weight = strength * self.unit
+        return (weight * prior + reached) / (weight + reached + self.ended[min(level, MOST_LEVELS)])
+
+    def coverages(self) -> list[tuple[float, float, float]]:
+        """[level], answers to asks for at least this level: that have it, that had it worth verifying, and all."""
+        found, asked, having, kept = [], 0.0, 0.0, 0.0
         for level in range(MOST_LEVELS, 0, -1):
             asked += self.asked[level]
             having += self.full[level] + self.offered[level]
-            found.append((having / self.unit, asked / self.unit))
+            kept += self.kept[level]
+            found.append((having / self.unit, kept / self.unit, asked / self.unit))
         return found[::-1]
 
     def ranks(self, level: int) -> int:
@@ -128,6 +168,13 @@ class FadingCounts:
         found.asked = [weight * count for count in self.asked]
         found.offered = [weight * count for count in self.offered]
         found.full = [weight * count for count in self.full]
+        found.kept = [weight * count for count in self.kept]
+        at_level = [most / (whole + reached[0]) for reached in self.reached]
+        at_level += [weight] * (MOST_LEVELS + 1 - len(at_level))
+        found.ended = [own * count for own, count in zip(at_level, self.ended, strict=True)]
+        of_class = [most / (whole + reached) for reached in self.sure_reached]
+        found.sure_reached = [own * count for own, count in zip(of_class, self.sure_reached, strict=True)]
+        found.sure_accepted = [own * count for own, count in zip(of_class, self.sure_accepted, strict=True)]
         return found
 
     def add(self, other: "FadingCounts", times: float) -> None:
@@ -136,8 +183,8 @@ class FadingCounts:
             self.reached.append([0.0])
             self.accepted.append([0.0])
         levels = len(other.reached)
-        mine = chain(self.reached[:levels], self.accepted[:levels], (self.asked, self.offered, self.full))
-        others = chain(other.reached, other.accepted, (other.asked, other.offered, other.full))
+        mine = chain(self.reached[:levels], self.accepted[:levels], self._by_depth(), self._by_class())
+        others = chain(other.reached, other.accepted, other._by_depth(), other._by_class())
         for own, more in zip(mine, others, strict=True):
             own.extend([0.0] * (len(more) - len(own)))
             own[: len(more)] = [one + times * count for one, count in zip(own, more, strict=False)]
@@ -153,9 +200,7 @@ class FadingCounts:
         return {
             "reached": [[count / unit for count in row] for row in self.reached],
             "accepted": [[count / unit for count in row] for row in self.accepted],
-            "asked": [count / unit for count in self.asked],
-            "offered": [count / unit for count in self.offered],
-            "full": [count / unit for count in self.full],
+            **{name: [count / unit for count in getattr(self, name)] for name in (*_BY_DEPTH, *_BY_CLASS)},
         }
 
     @staticmethod
@@ -163,14 +208,17 @@ class FadingCounts:
         """What `as_json` has written; raises `ValueError` for anything else."""
         counts = FadingCounts()
         counts.reached, counts.accepted = _rows(saved.get("reached")), _rows(saved.get("accepted"))
-        counts.asked, counts.offered, counts.full = (
-            _numbers(saved.get(name)) for name in ("asked", "offered", "full")
-        )
-        sizes = {len(counts.asked), len(counts.offered), len(counts.full)}
-        if list(map(len, counts.reached)) != list(map(len, counts.accepted)) or sizes != {MOST_LEVELS + 1}:
+        for name in (*_BY_DEPTH, *_BY_CLASS):
+            setattr(counts, name, _numbers(saved.get(name)))
+        depths, classes = ({len(row) for row in rows} for rows in (counts._by_depth(), counts._by_class()))
+        are_alike = list(map(len, counts.reached)) == list(map(len, counts.accepted))
+        if not are_alike or depths != {MOST_LEVELS + 1} or classes != {CLASSES}:
             raise ValueError("counts that do not belong together")
-        pairs = zip(chain(*counts.accepted), chain(*counts.reached), strict=True)
-        if any(part > whole * (1 + 1e-9) for part, whole in [*pairs, *counts.coverages()]):
+        parts = [*chain(*counts.accepted), *counts.sure_accepted]
+        pairs = [*zip(parts, [*chain(*counts.reached), *counts.sure_reached], strict=True)]
+        for having, kept, asked in counts.coverages():
+            pairs += [(having, asked), (kept, having)]
+        if any(part > whole * (1 + 1e-9) + 1e-9 for part, whole in pairs):
             raise ValueError("counts that contradict each other")
         return counts
 

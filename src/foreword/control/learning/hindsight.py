@@ -1,10 +1,11 @@
 """Drafts are compared with the text that came, whether or not they were verified."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from foreword.control.learning.estimates import LEAST_SHIFT, MOST_SHIFT, SHIFT_STEP, PairEstimate
+from foreword.control.learning.estimates import PairEstimate
+from foreword.control.learning.rates import LEAST_SHIFT, MOST_SHIFT, SHIFT_STEP
+from foreword.speculation.confidence import class_of
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.verdict import Verdict
 
@@ -40,6 +41,8 @@ class Waiting:
 
     fit: RequestFit
     draft: Draft
+    asked: int  # levels
+    kept: int  # levels of what came that were worth verifying
     node: int = ROOT  # the deepest node that the text went through
     level: int = 0
     expected: float = 0.0
@@ -47,12 +50,13 @@ class Waiting:
     def follow(self, tokens: list[int]) -> bool:
         """Go on along the text; True when nothing is left to be seen."""
         draft, pair = self.draft, self.fit.pair
-        rates = pair.rates.expected
         if draft.is_chain:
-            return self._follow_chain(tokens, rates)
+            return self._follow_chain(tokens)
+        rates = pair.rates.expected
         while (place := draft.committed_len + self.level) < len(tokens):
             children = [node for node, parent in enumerate(draft.parents) if parent == self.node]
             if not children:
+                self._ended()
                 return self._end()
             found = next((r for r, node in enumerate(children) if draft.tokens[node] == tokens[place]), None)
             pair.judged(self.level, len(children), found)
@@ -62,32 +66,47 @@ class Waiting:
             self.node, self.level = children[found], self.level + 1
         return False
 
-    def _follow_chain(self, tokens: list[int], rates: Sequence[float]) -> bool:
+    def _follow_chain(self, tokens: list[int]) -> bool:
         """The same, where no node has siblings: nearly always."""
         guesses, start, first = self.draft.tokens, self.level, self.draft.committed_len
-        level, last, grown = start, len(rates) - 1, len(tokens) - first
+        level, grown = start, len(tokens) - first
         end = min(len(guesses), grown)
         while level < end and guesses[level] == tokens[first + level]:
             level += 1
         is_stopped = level < end
-        pair = self.fit.pair
-        pair.counts.judged_run(start, level - start, is_stopped)
-        if level + is_stopped <= last + 1:
-            self.expected += sum(rates[start : level + is_stopped])
-        else:
-            self.expected += sum([rates[min(judged, last)] for judged in range(start, level + is_stopped)])
+        self._judge_run(start, level, is_stopped)
         self.level = level
         # What comes behind a draft's end is not seen before the text has grown beyond it.
         return self._end() if is_stopped or level == len(guesses) < grown else False
 
+    def _judge_run(self, start: int, level: int, is_stopped: bool) -> None:
+        """Nodes of a chain from level `start` on were right up to this one, which was wrong if it stopped there."""
+        counts, kept, sure = self.fit.pair.counts, self.kept, self.draft.confidence
+        self.expected += sum(self.fit.pair.rates.node_chances(self.draft)[start : level + is_stopped])
+        # Of levels that were not worth verifying nothing is known but what their class says.
+        if start < kept:
+            counts.judged_run(start, min(level, kept) - start, is_stopped and level < kept)
+            if level >= kept:
+                self._ended()
+        if sure:
+            for place in range(start, level + is_stopped):
+                counts.judged_sure(class_of(sure[place]), place < level)
+
+    def _ended(self) -> None:
+        """All that was worth verifying was right."""
+        if self.kept < self.asked:
+            self.fit.pair.counts.ended_at(self.kept)
+
     def judge(self, verdict: Verdict) -> None:
         """What a rule has said about it, where acceptance is not a matter of equal tokens."""
         pair, rates = self.fit.pair, self.fit.pair.rates.expected
-        reached = min(len(verdict.path) + 1, verdict.draft.depth)
-        for level in range(reached):
-            pair.judged(level, 1, 0 if level < len(verdict.path) else None)
+        accepted, depth = len(verdict.path), verdict.draft.depth
+        for level in range(min(accepted + 1, depth)):
+            pair.judged(level, 1, 0 if level < accepted else None)
             self.expected += rates[min(level, len(rates) - 1)]
-        self.level = len(verdict.path)
+        if accepted == depth:
+            self._ended()
+        self.level = accepted
         self._end()
 
     def _end(self) -> bool:

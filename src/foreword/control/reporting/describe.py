@@ -91,7 +91,7 @@ def gain_error(control: PairControl) -> float:
     """Standard error of the expected gain: of acceptance by level and of coverage, as if they were independent."""
     estimate, levels = control.estimate, max(control.worth.kept, 1)
     rates = estimate.rates
-    weights = [rates.coverage[i] * rates.survival(0)[i] for i in range(levels)]
+    weights = rates.gains(0)[:levels]
     total = sum(weights)
     if not total:
         return 0.0

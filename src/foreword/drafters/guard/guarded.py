@@ -30,6 +30,7 @@ from foreword.speculation.drafting import (
     expects,
     may_be_absent,
     needs_of,
+    stops,
 )
 from foreword.speculation.proposing import known_tokens
 
@@ -94,6 +95,7 @@ class GuardedDrafter:
         self.needs: DrafterNeeds = needs_of(drafter)
         self.expects = expects(drafter)
         self.anticipates = anticipates(drafter)
+        self.stops = stops(drafter)
         self.may_be_absent = may_be_absent(drafter)
         self.acceptance_by_level = expected_rates(drafter)
         self.faults: Counter[str] = Counter()

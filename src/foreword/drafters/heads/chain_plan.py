@@ -8,11 +8,15 @@ from torch import Tensor
 
 from foreword.acceptance.request import RECORD, DraftSampling
 from foreword.acceptance.rules.rule import Rule
-from foreword.backends.interface import ChainPlan, Chains, PendingChains, Unsettled
+from foreword.backends.interface import ChainPlan, Chains, ChainStop, PendingChains, Unsettled
 from foreword.drafters.heads.vocabulary import DraftVocabulary
 from foreword.drafters.model.next_level import has_fixed_corrections
+from foreword.speculation.confidence import CLASSES, EDGES
 from foreword.speculation.draft import Draft, PendingDraft
 from foreword.speculation.drafting import Ask, Unjudged
+
+_EDGES = np.array(EDGES, np.float32)
+_GOES_ON = (1.0,) * CLASSES
 
 
 def plan_chains(asks: Sequence[Ask], rooms: Sequence[int], vocabulary: DraftVocabulary) -> ChainPlan | None:
@@ -28,6 +32,18 @@ def plan_chains(asks: Sequence[Ask], rooms: Sequence[int], vocabulary: DraftVoca
         vocabulary.token_ids,
         vocabulary.vocab_size,
     )
+
+
+def stopping(plan: ChainPlan, asks: Sequence[Ask]) -> ChainPlan:
+    """The same, ended where an ask says so."""
+    if all(ask.stop is None for ask in asks):
+        return plan
+    rates = np.array([_GOES_ON if ask.stop is None else ask.stop.rates for ask in asks], np.float32)
+    least = np.zeros((len(asks), int(plan.steps.max())), np.float32)
+    for row, ask in zip(least, asks, strict=True):
+        told = () if ask.stop is None else ask.stop.least[: len(row)]
+        row[: len(told)] = told
+    return replace(plan, stop=ChainStop(_EDGES, rates, least))
 
 
 def unsettled(plan: ChainPlan, unjudged: Sequence[Unjudged], drawn: Tensor) -> ChainPlan:
@@ -53,9 +69,10 @@ def drafted(asks: Sequence[Ask], guesses: Chains) -> list[Draft]:
             PendingDraft.of(source, places, len(ask.request.tokens), ask.request.epoch)
             for ask, places in zip(asks, guesses.places, strict=True)
         ]
+    told = guesses.confidence or [()] * len(asks)
     return [
-        Draft.chain(tokens, len(ask.request.tokens), ask.request.epoch)
-        for ask, tokens in zip(asks, guesses, strict=True)
+        Draft.chain(tokens, len(ask.request.tokens), ask.request.epoch, confidence=confidence)
+        for ask, tokens, confidence in zip(asks, guesses.tokens, told, strict=True)
     ]
 
 

@@ -214,7 +214,7 @@ class CallCost:
         """Whether calls of different depths were measured, or enough of one."""
         return self._seen >= FEW_CALLS and (self._products[0] > TINY or self._seen > ENOUGH_CALLS)
 
-    def seconds(self, levels: int, asks: int = 1) -> float:
+    def seconds(self, levels: float, asks: int = 1) -> float:
         """Expected time of a call; 0 before the first was measured."""
         late_levels, late_asks, late_seconds = self._late
         per_level, per_row, per_ask = self._parts()

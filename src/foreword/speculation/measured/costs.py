@@ -140,7 +140,7 @@ class StepCosts:
         is_known = any(size >= min(rows, LONG_CHUNK).bit_length() for size in self._fastest)
         return rows / max(self._fastest.values()) if is_known else 0.0
 
-    def draft_seconds(self, method: str, levels: int, asks: int = 1) -> float:
+    def draft_seconds(self, method: str, levels: float, asks: int = 1) -> float:
         """Expected time of a drafter's call; 0 before the first was measured.
 
         What has made steps slower, or faster, since it was asked has done the same to it.
