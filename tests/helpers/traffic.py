@@ -13,6 +13,7 @@ from foreword.backends.batch import Tap
 from foreword.control.decisions.asking import Pass
 from foreword.control.decisions.trimming import Offer, choose
 from foreword.kv.sequence import KvSequence
+from foreword.speculation.confidence import Stop, class_of
 from foreword.speculation.draft import NO_DRAFT, Draft
 from foreword.speculation.drafting import NO_NEEDS, DrafterNeeds
 from foreword.speculation.measured.acceptance_stats import AcceptanceStats
@@ -96,6 +97,9 @@ class PretendDrafter:
     behind: float = 0.0  # for every token that it has to catch up with
     needs: DrafterNeeds = NO_NEEDS
     acceptance_by_level: tuple[float, ...] = ()  # as its maker says
+    knows: float = 0.0  # how much single guesses differ, in log odds; 0: all are alike, and it does not say
+    says: bool = True  # whether it says how sure it is
+    stops: bool = False  # whether it ends drafts where going on is not worth it
 
     def seconds(self, levels: int, asks: int, behind: int = 0) -> float:
         rows = self.row * levels * asks
@@ -173,17 +177,33 @@ class PretendRequest:
             odds -= 1.0  # a head without the prompt
         return 1 / (1 + exp(-odds))
 
-    def draft(self, drafter: PretendDrafter, depth: int) -> Draft:
+    def draft(self, drafter: PretendDrafter, depth: int, stop: Stop | None = None) -> Draft:
         """The same guesses for the same place, whoever asks."""
         place = self.place
         rng = random.Random(hash((self.request_id, place, len(drafter.name))))
         if rng.random() >= drafter.kinds[self.cohort].coverage or (drafter.needs and not self.is_read):
             return NO_DRAFT
         rate = self.rate(drafter)
+        if drafter.knows:
+            return self._sure_draft(drafter, min(depth, self.room), stop, rate, rng)
         tokens = [
             self.script[place + level] if rng.random() < rate else WRONG for level in range(drafter.depth)
         ]
         return Draft.chain(tokens[: min(depth, self.room)], len(self.tokens))
+
+    def _sure_draft(
+        self, drafter: PretendDrafter, depth: int, stop: Stop | None, rate: float, rng: random.Random
+    ) -> Draft:
+        tokens, sure, chance = [], [], 1.0
+        for level in range(depth):
+            own = 1 / (1 + exp(-log(rate / (1 - rate)) - drafter.knows * rng.gauss(0, 1)))
+            tokens.append(self.script[self.place + level] if rng.random() < own else WRONG)
+            sure.append(own)
+            if stop is not None:
+                chance *= stop.rates[class_of(own)]
+                if level < len(stop.least) and chance < stop.least[level]:
+                    break
+        return Draft.chain(tokens, len(self.tokens), confidence=sure if drafter.says else ())
 
     def missed(self, method: str) -> int:
         """Tokens that came since the drafter was asked, or read along; a head keeps the states of the newest."""
@@ -304,7 +324,9 @@ class Traffic:
             levels = max(min(plan.max_depth, plan.max_nodes) for plan in chosen.values())
             for place, plan in chosen.items():
                 depth = min(plan.max_depth, plan.max_nodes, self.running[place].room - 1)
-                drafts[place] = self.running[place].draft(drafter, depth)
+                drafts[place] = self.running[place].draft(drafter, depth, plan.stop)
+            if all(plan.stop is not None for plan in chosen.values()):
+                levels = max(1, *(len(drafts[place]) for place in places))
             behind = sum(plan.behind for plan in chosen.values())
             missed = sum(self.running[place].missed(method) for place in places)
             is_silent = not any(len(drafts[place]) for place in places) and drafter.needs

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import softmax
 
 from foreword.acceptance.params import SamplingParams
 from foreword.engine.config import EngineConfig
 from foreword.engine.llm import LLM
 from foreword.engine.messages import NewRequest
+from foreword.speculation.confidence import Stop, class_of
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Ask
 from helpers.cpu import needs_cpu_kernels
@@ -121,3 +123,73 @@ def test_guesses_that_need_more_than_logits_are_made_level_by_level(
     listener, _ = decoded(folder, method, params, in_one_call=True, rule=rule)
     assert not listener.chains
     assert any(map(len, (tokens for step in listener.drafts for tokens in step)))
+
+
+class Stopping:
+    """Asks a head three times for the same: as always, to say how sure it is, and to stop where it is not."""
+
+    RATES = (0.55, 0.75, 0.8, 0.85, 0.9, 0.95, 0.96, 0.97)
+    LEAST = (0.6, 0.5, 0.45, 0.0)
+
+    def __init__(self, drafter: Any) -> None:
+        self._drafter, self._propose = drafter, drafter.propose
+        self.cuts: list[tuple[int, int]] = []  # guesses of a draft without a stop, and with it
+        self.sure: list[float] = []
+        drafter.propose = self.propose
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        expected = [self.first_share(ask) for ask in asks]
+        plain: list[Draft] = self._propose(asks)
+        told = self._propose([ask._replace(stop=Stop(self.RATES)) for ask in asks])
+        cut = self._propose([ask._replace(stop=Stop(self.RATES, self.LEAST)) for ask in asks])
+        for draft, said, short, share in zip(plain, told, cut, expected, strict=True):
+            assert said.tokens == draft.tokens and not draft.confidence
+            assert len(said.confidence) == len(said.tokens)
+            if share is None:
+                continue
+            assert said.confidence[0] == pytest.approx(share, rel=1e-4)
+            end = self.end(said.confidence)
+            assert (short.tokens, short.confidence) == (said.tokens[:end], said.confidence[:end])
+            self.cuts.append((len(said), end))
+            self.sure.append(said.confidence[0])
+        return plain
+
+    def end(self, confidence: Sequence[float]) -> int:
+        chance = 1.0
+        for level, (one, least) in enumerate(zip(confidence, self.LEAST, strict=False), start=1):
+            chance *= self.RATES[class_of(one)]
+            if chance < least:
+                return level
+        return len(confidence)
+
+    def first_share(self, ask: Ask) -> float | None:
+        """What the head gives its first guess, by its logits."""
+        run = self._drafter._newest(ask)
+        if run is None:
+            return None
+        output, _ = self._drafter._run_true([run], wanted=1)
+        temperature = float(ask.request.sampling.record["temperature"]) or 1.0
+        (draft,) = self._propose([ask])
+        ids = self._drafter._vocabulary.token_ids
+        column = draft.tokens[0] if ids is None else ids.tolist().index(draft.tokens[0])
+        share: float = softmax(output.logits[0].double() / temperature, dim=0)[column].item()
+        return share
+
+
+@pytest.mark.parametrize("method", ["eagle3", "eagle"])
+def test_a_chain_ends_where_the_head_is_no_longer_sure_enough(folder: Path, method: str):
+    config = {"method": method, "model": str(folder / method), "num_speculative_tokens": 5, "fixed": True}
+    llm = LLM(str(folder / "target"), device="cpu", backend="cpu", speculation=config)
+    guard: Any = llm.engine.drafters.default
+    stopping = Stopping(guard.drafter._drafter)
+    assert guard.drafter.stops
+    # A head with random weights is sure of little: a low temperature makes it surer.
+    for number, given in enumerate([*MIXED, {"temperature": 0.1}, {"temperature": 0.2}]):
+        sampling = SamplingParams(max_tokens=24, ignore_eos=True, seed=number, **given)
+        llm.engine.add(NewRequest(f"r{number}", tuple(range(20 + number, 60 + number)), sampling))
+    while llm.engine.has_requests:
+        llm.engine.step()
+    assert not guard.drafter.faults
+    assert len({end for _, end in stopping.cuts}) >= 3, "drafts of several lengths"
+    assert any(end < length for length, end in stopping.cuts)
+    assert 0 < min(stopping.sure) < max(stopping.sure) <= 1

@@ -4,6 +4,7 @@ import pytest
 
 from foreword.drafters.lookup.ngram import NgramConfig, NgramDrafter
 from foreword.errors import RequestError
+from foreword.speculation.confidence import class_of
 from helpers.asks import ask, text_request
 
 
@@ -42,6 +43,18 @@ def test_nothing_known_is_nothing_said(text: list[int]):
 def test_a_match_shorter_than_the_minimum_does_not_count():
     assert guess([1, 2, 3, 9, 3], prompt_lookup_min=2) == []
     assert guess([1, 2, 3, 9, 3], 1, prompt_lookup_min=1) == [9]
+
+
+def test_the_longer_the_match_the_surer():
+    """Every guess that is right makes the match longer, beyond what is looked up, too."""
+    text = list(range(20))
+    drafter = NgramDrafter(NgramConfig(prompt_lookup_max=2))
+    (short,), (long,) = (drafter.propose([ask([*text, 99, *text[2:end]], 3)]) for end in (4, 16))
+    assert short.tokens == (4, 5, 6) and long.tokens == (16, 17, 18)
+    assert [class_of(one) for one in short.confidence] == [4, 5, 5]
+    assert [class_of(one) for one in long.confidence] == [7, 7, 7]
+    at_the_start = NgramDrafter(NgramConfig()).propose([ask([1, 2, 3, 1, 2], 2)])[0]
+    assert at_the_start.tokens == (3, 1) and len(at_the_start.confidence) == 2
 
 
 def test_guesses_stay_within_nodes_and_depth():

@@ -82,3 +82,19 @@ def test_a_draft_is_cut_to_size_from_its_end(nodes: int, depth: int, tokens: tup
 )
 def test_a_text_is_cut_as_a_list_is(place: slice):
     assert Text([1, 2, 3, 4, 5], length=4)[place] == [1, 2, 3, 4][place]
+
+
+def test_how_sure_a_drafter_is_stays_with_the_guesses_that_stay():
+    chain = Draft.chain([1, 2, 3], 10, confidence=[0.9, 0.5, 0.2])
+    assert chain.within(2, 8).confidence == (0.9, 0.5)
+    assert chain.rebase([0] * 10 + [1]).confidence == (0.5, 0.2)
+    assert chain.keep(lambda node: node != 1).confidence == (0.9,)
+    tree = Draft((1, 2, 3), (-1, -1, 0), 10, confidence=(0.9, 0.5, 0.2))
+    assert tree.keep(lambda node: node != 1).confidence == (0.9, 0.2)
+    assert chain == Draft.chain([1, 2, 3], 10)  # the same guesses
+
+
+@pytest.mark.parametrize("confidence", [[0.5], [0.5, 0.5, 0.5]])
+def test_all_guesses_say_how_sure_or_none(confidence: list[float]):
+    with pytest.raises(ValueError, match="2 tokens but"):
+        Draft.chain([1, 2], 10, confidence=confidence)

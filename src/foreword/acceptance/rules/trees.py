@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -12,6 +12,14 @@ __all__ = ["NO_ROW", "NO_TOKEN", "Bools", "DraftTrees", "Floats", "Ints"]
 
 NO_ROW = -1
 NO_TOKEN = -1
+
+
+# The same few shapes come back at every step.
+@lru_cache(maxsize=256)
+def _requests_of_rows(starts: tuple[int, ...]) -> Ints:
+    found = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    found.flags.writeable = False
+    return found
 
 
 @dataclass(frozen=True)
@@ -118,8 +126,7 @@ class DraftTrees:
     @cached_property
     def request_of_row(self) -> Ints:
         """[rows]"""
-        sizes = np.diff(self.row_starts)
-        return np.repeat(np.arange(len(sizes)), sizes)
+        return _requests_of_rows(tuple(self.starts))
 
     @cached_property
     def is_chain(self) -> Bools:

@@ -5,7 +5,14 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from foreword.control.decisions.asking import NO_WORTH, DraftSeconds, Group, Pass, Worth
+from foreword.control.decisions.asking import (
+    NO_WORTH,
+    DraftSeconds,
+    Group,
+    Pass,
+    Worth,
+    worked_levels,
+)
 from foreword.control.guard import PairGuard
 from foreword.control.learning.estimates import NEW_ASKS, PairEstimate
 from foreword.control.learning.hindsight import RequestFit
@@ -139,7 +146,7 @@ class PairControl:
         kept, asks = self.worth.kept, group.asks
         gained = asks * sum(group.rates.gains(0)[:kept]) * here.per_token
         longer = here.after(asks * sum(group.rates.coverage[:kept])) - here.plain
-        longer += draft_seconds(group.levels(self.worth.depth), asks)
+        longer += draft_seconds(worked_levels([group], self.worth.depth), asks)
         return max(longer - gained, 0.0) + LEAST_LOSS * asks * here.per_token
 
     def stop(self, shift: int | None) -> Stop:

@@ -108,11 +108,20 @@ class Group:
     shift: int = 0  # their luck
     is_stopping: bool = False  # whether drafts end where going on is not worth it
 
-    def levels(self, depth: int) -> float:
-        """That a call for drafts of this depth is expected to work for: as many as the deepest of them has."""
-        if not self.is_stopping:
-            return depth
-        return 1 + sum([1 - (1 - often) ** self.asks for often in self.rates.drafted[1:depth]])
+
+def worked_levels(groups: Sequence[Group], depth: int) -> float:
+    """Levels that a call for drafts of at most this depth is expected to work for: as many as the deepest has."""
+    depth = min(depth, max(group.depth for group in groups))
+    if not all(group.is_stopping for group in groups):
+        return depth
+    levels = 1.0
+    for level in range(1, depth):
+        nobody = 1.0
+        for group in groups:
+            often = group.rates.drafted[level] if level < group.depth else 0.0
+            nobody *= (1 - often) ** group.asks
+        levels += 1 - nobody
+    return levels
 
 
 @dataclass(frozen=True)
@@ -160,7 +169,7 @@ def _choose(
     here: Pass, groups: Sequence[Group], levels: Sequence[_Level], depth: int, draft_seconds: DraftSeconds
 ) -> _Choice:
     """Levels above `depth` are taken from the likeliest on."""
-    worked = max(group.levels(min(depth, group.depth)) for group in groups)
+    worked = worked_levels(groups, depth)
     taken: list[int] = []  # places of groups, one for every level
     asked, answers, rows, drafting = 0, 0.0, 0.0, 0.0
     tokens, plain = here.drawn, here.plain
@@ -223,7 +232,8 @@ def _worth(
     one_more = (
         draft_seconds(best.levels, asked) - draft_seconds(best.levels, asked - 1) if asked > 1 else call
     )
-    asks_all = draft_seconds(group.levels(group.depth), asked) - call < NEGLIGIBLE * here.plain
+    all_levels = worked_levels(groups, group.depth)
+    asks_all = draft_seconds(all_levels, asked) - call < NEGLIGIBLE * here.plain
     depth = group.depth if asks_all else best.depth
     shift = _least_shift(here, group.rates, kept, row, one_more)
     return Worth(depth, kept, gain, tokens - takes, shift, call, best.levels, least, stop)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 from torch import Tensor
@@ -11,7 +12,7 @@ from foreword.acceptance.rules.rule import Rule
 from foreword.backends.interface import ChainPlan, Chains, ChainStop, PendingChains, Unsettled
 from foreword.drafters.heads.vocabulary import DraftVocabulary
 from foreword.drafters.model.next_level import has_fixed_corrections
-from foreword.speculation.confidence import CLASSES, EDGES
+from foreword.speculation.confidence import CLASSES, EDGES, Stop
 from foreword.speculation.draft import Draft, PendingDraft
 from foreword.speculation.drafting import Ask, Unjudged
 
@@ -19,31 +20,38 @@ _EDGES = np.array(EDGES, np.float32)
 _GOES_ON = (1.0,) * CLASSES
 
 
-def plan_chains(asks: Sequence[Ask], rooms: Sequence[int], vocabulary: DraftVocabulary) -> ChainPlan | None:
-    """Guesses after every text, at most `rooms` of each; None if a draft must tell what it was drawn from."""
+def plan_chains(
+    asks: Sequence[Ask], rooms: Sequence[int], vocabulary: DraftVocabulary, stops: bool = False
+) -> ChainPlan | None:
+    """Guesses after every text, at most `rooms` of each; None if a draft must tell what it was drawn from.
+
+    A runner that `stops` ends them where the asks say so.
+    """
     samplings = [ask.request.sampling for ask in asks]
     if not all(_is_drawn_alone(sampling) for sampling in samplings):
         return None
     steps = [min(ask.max_nodes, ask.max_depth, room) for ask, room in zip(asks, rooms, strict=True)]
+    has_stop = stops and any([ask.stop is not None for ask in asks])
     return ChainPlan(
         np.array([len(ask.request.tokens) for ask in asks], np.int32),
         np.array(steps, np.int32),
         np.frombuffer(b"".join([sampling.record_bytes for sampling in samplings]), RECORD),
         vocabulary.token_ids,
         vocabulary.vocab_size,
+        stop=_stop_of(tuple([ask.stop for ask in asks]), max(steps)) if has_stop else None,
     )
 
 
-def stopping(plan: ChainPlan, asks: Sequence[Ask]) -> ChainPlan:
-    """The same, ended where an ask says so."""
-    if all(ask.stop is None for ask in asks):
-        return plan
-    rates = np.array([_GOES_ON if ask.stop is None else ask.stop.rates for ask in asks], np.float32)
-    least = np.zeros((len(asks), int(plan.steps.max())), np.float32)
-    for row, ask in zip(least, asks, strict=True):
-        told = () if ask.stop is None else ask.stop.least[: len(row)]
+# It stays the same from one look at the estimates to the next.
+@lru_cache(maxsize=256)
+def _stop_of(stops: tuple[Stop | None, ...], most: int) -> ChainStop:
+    """Where the chains of asks with these end."""
+    rates = np.array([_GOES_ON if stop is None else stop.rates for stop in stops], np.float32)
+    least = np.zeros((len(stops), most), np.float32)
+    for row, stop in zip(least, stops, strict=True):
+        told = () if stop is None else stop.least[:most]
         row[: len(told)] = told
-    return replace(plan, stop=ChainStop(_EDGES, rates, least))
+    return ChainStop(_EDGES, rates, least)
 
 
 def unsettled(plan: ChainPlan, unjudged: Sequence[Unjudged], drawn: Tensor) -> ChainPlan:

@@ -10,7 +10,7 @@ from torch import Tensor
 from foreword.backends.batch import MAX_DRAFT_NODES, Tap
 from foreword.backends.interface import HeadInput, PendingChains
 from foreword.drafters.heads.begun import BegunChain, BegunChains, joined
-from foreword.drafters.heads.chain_plan import drafted, plan_chains, stopping, unsettled
+from foreword.drafters.heads.chain_plan import drafted, plan_chains, unsettled
 from foreword.drafters.heads.growing import Begun, grow_by_passes
 from foreword.drafters.heads.head_tree import HeadTree
 from foreword.drafters.heads.in_pages import HeadInPages, Run, fill
@@ -120,10 +120,9 @@ class StepwiseHead(HeadInPages):
             return []
         # A guess that nothing follows needs no row.
         rooms = [run.pages.kv.reserved - run.end + 1 for run in runs]
-        plan = plan_chains(asks, rooms, self._vocabulary)
+        plan = plan_chains(asks, rooms, self._vocabulary, self.stops)
         if plan is None:
             return None
-        plan = stopping(plan, asks) if self.stops else plan
         guesses = self._runner.chain(self._true_rows(runs, wanted=1), plan, runs[0].pages.store)
         if guesses is None:
             return None
