@@ -31,7 +31,7 @@ def plan_chains(
     if not all(_is_drawn_alone(sampling) for sampling in samplings):
         return None
     steps = [min(ask.max_nodes, ask.max_depth, room) for ask, room in zip(asks, rooms, strict=True)]
-    has_stop = stops and any([ask.stop is not None for ask in asks])
+    has_stop = stops and any(ask.stop is not None for ask in asks)
     return ChainPlan(
         np.array([len(ask.request.tokens) for ask in asks], np.int32),
         np.array(steps, np.int32),
