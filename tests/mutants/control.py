@@ -12,12 +12,14 @@ FAIRNESS = f"{CONTROL}/test_fairness.py"
 ROUTES = f"{CONTROL}/test_routes.py"
 SITUATION = f"{UNIT}/speculation/test_situation.py"
 PROBES = f"{CONTROL}/test_probes.py"
+CONFIDENCE = f"{CONTROL}/test_confidence.py"
+CHAINS = "tests/integration/test_head_chains.py"
 
 CONTROL_MUTANTS = (
     Mutant(
         61,
         "a level's acceptance counts, whatever came before it",
-        "control/learning/estimates.py",
+        "control/learning/rates.py",
         "                chance /= 1 + ranks[0] * factor",
         "                chance = 1 / (1 + ranks[0] * factor)",
         (f"{DECISIONS}::test_a_guess_counts_as_often_as_all_before_it_are_right",),
@@ -492,5 +494,85 @@ CONTROL_MUTANTS = (
         "_Followers(known[found], found)",
         "_Followers(token, found)",
         (f"{UNIT}/drafters/test_ngram_drafter.py",),
+    ),
+    Mutant(
+        61,
+        "guesses are counted by level whether or not they were worth verifying",
+        "control/learning/hindsight.py",
+        "            counts.judged_run(start, min(level, kept) - start, is_stopped and level < kept)",
+        "            counts.judged_run(start, level - start, is_stopped)",
+        (f"{CONFIDENCE}::test_levels_are_counted_as_far_as_they_were_worth_verifying",),
+    ),
+    Mutant(
+        61,
+        "what ended early is taken to go on",
+        "control/learning/rates.py",
+        "                present *= presence",
+        "                present *= 1.0",
+        (f"{CONFIDENCE}::test_what_ended_early_brings_nothing_behind_its_end",),
+    ),
+    Mutant(
+        61,
+        "a drafter that is sure is believed whatever came of it",
+        "control/learning/hindsight.py",
+        "counts.judged_sure(class_of(sure[place]), place < level)",
+        "counts.judged_sure(class_of(sure[place]), True)",
+        (f"{CONFIDENCE}::test_what_a_class_is_worth_is_learned_from_the_text",),
+    ),
+    Mutant(
+        61,
+        "the first of several rows is priced alone",
+        "control/decisions/asking.py",
+        "            while len(corners) > 1 and _slope",
+        "            while len(corners) > 99 and _slope",
+        (f"{CONFIDENCE}::test_rows_that_come_cheaper_by_the_dozen_are_priced_together",),
+    ),
+    Mutant(
+        61,
+        "calls of a head that stops are expected to be as deep as was asked for",
+        "control/decisions/asking.py",
+        "        levels += 1 - nobody",
+        "        levels += 1",
+        (f"{CONFIDENCE}::test_a_call_is_expected_to_be_as_deep_as_its_drafts_are",),
+    ),
+    Mutant(
+        61,
+        "nothing is ever learned of what comes behind unsure guesses",
+        "control/measured.py",
+        "        plan = record.ask(arm, depth, stops=not goes_on)",
+        "        plan = record.ask(arm, depth)",
+        (f"{CONFIDENCE}::test_now_and_then_nothing_stops_a_draft",),
+    ),
+    Mutant(
+        61,
+        "all that was offered counts as worth verifying",
+        "control/decisions/arms.py",
+        "            if chance < least:\n                return level",
+        "            if chance < 0:\n                return level",
+        (f"{CONFIDENCE}::test_a_draft_is_worth_verifying_up_to_the_first_guess_that_is_not",),
+    ),
+    Mutant(
+        61,
+        "a draft that is cut keeps what was said of others",
+        "speculation/draft.py",
+        "            confidence=self.confidence[passed:],",
+        "            confidence=self.confidence[: len(self.tokens) - passed],",
+        (f"{UNIT}/speculation/test_draft.py::test_how_sure_a_drafter_is_stays_with_the_guesses_that_stay",),
+    ),
+    Mutant(
+        61,
+        "a lookup is as sure of a long match as of a short one",
+        "drafters/lookup/ngram.py",
+        "        while known < most and",
+        "        while known < 0 and",
+        (f"{UNIT}/drafters/test_ngram_drafter.py::test_the_longer_the_match_the_surer",),
+    ),
+    Mutant(
+        61,
+        "a head is told to stop a level too late",
+        "drafters/heads/chain_plan.py",
+        "        row[: len(told)] = told",
+        "        row[1 : 1 + len(told)] = told[: most - 1]",
+        (f"{CHAINS}::test_a_chain_ends_where_the_head_is_no_longer_sure_enough",),
     ),
 )
