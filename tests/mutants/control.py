@@ -575,4 +575,12 @@ CONTROL_MUTANTS = (
         "        row[1 : 1 + len(told)] = told[: most - 1]",
         (f"{CHAINS}::test_a_chain_ends_where_the_head_is_no_longer_sure_enough",),
     ),
+    Mutant(
+        61,
+        "the guard is told of tries",
+        "control/measured.py",
+        "            if control.is_on:  # what",
+        "            if control is not None:  # what",
+        (f"{CONFIDENCE}::test_what_a_try_loses_is_no_matter_for_the_guard",),
+    ),
 )

@@ -251,7 +251,10 @@ class MeasuredPolicy:
         plain = table[rows] * report.tokens / drawn
         self._settle(report, live, min(report.seconds.total - plain, table[rows]))
         for control in live:
-            control.guard.gain.add(plain, report.seconds.total, drawn)
+            if (
+                control.is_on
+            ):  # what a try loses is paid for, and says nothing of guesses that were expected to pay
+                control.guard.gain.add(plain, report.seconds.total, drawn)
 
     def _settle(self, report: StepReport, live: Set[PairControl], lost: float) -> None:
         """A try takes from the bank what its step has really lost, or leaves there what it has won.

@@ -13,6 +13,7 @@ from foreword.control.learning.rates import Rates
 from foreword.control.measured import MeasuredPolicy
 from foreword.speculation.confidence import CLASSES, EDGES, MIDDLES, Stop, class_of
 from foreword.speculation.draft import Draft
+from foreword.speculation.report import StepReport
 from foreword.speculation.requests import DraftPlan
 from helpers.traffic import NO_NEEDS, TWO_CORES, PretendDrafter, Traffic, lookup, states_head
 
@@ -200,3 +201,28 @@ def test_counts_of_classes_are_saved_and_fade():
         FadingCounts.from_json(broken)
     with pytest.raises(ValueError, match="belong together"):
         FadingCounts.from_json({**again.as_json(), "sure_accepted": [0.0], "sure_reached": [0.0]})
+
+
+def test_what_a_try_loses_is_no_matter_for_the_guard():
+    """Else a lookup that is tried where it does not pay is held back for minutes where it would."""
+    drafter = replace(lookup(), knows=2.0, depth=4)
+    traffic, policy = Traffic(TWO_CORES, [drafter], 8, cohorts=("code",)), MeasuredPolicy()
+    traffic.run(policy, 500)
+    (control,) = policy.controls.values()
+    counted: list[bool] = []
+    tries: list[bool] = []
+    add, learn = control.guard.gain.add, policy.learn
+
+    def counting(*measured: float) -> None:
+        counted.append(control.is_on)
+        add(*measured)  # type: ignore[arg-type]
+
+    def learning(report: StepReport) -> None:
+        tries.append(policy._live_try is not None and not control.is_on)
+        learn(report)
+
+    control.guard.gain.add = counting  # type: ignore[method-assign, assignment]
+    policy.learn = learning  # type: ignore[method-assign]
+    traffic.run(policy, 30_000)
+    assert sum(tries) > 5
+    assert all(counted)
