@@ -579,8 +579,8 @@ CONTROL_MUTANTS = (
         61,
         "the guard is told of tries",
         "control/measured.py",
-        "            if control.is_on:  # what",
-        "            if control is not None:  # what",
+        "            if control.is_on:\n                control.guard.gain.add",
+        "            if control is not None:\n                control.guard.gain.add",
         (f"{CONFIDENCE}::test_what_a_try_loses_is_no_matter_for_the_guard",),
     ),
 )

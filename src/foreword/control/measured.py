@@ -251,9 +251,8 @@ class MeasuredPolicy:
         plain = table[rows] * report.tokens / drawn
         self._settle(report, live, min(report.seconds.total - plain, table[rows]))
         for control in live:
-            if (
-                control.is_on
-            ):  # what a try loses is paid for, and says nothing of guesses that were expected to pay
+            # What a try loses is paid for, and says nothing of guesses that were expected to pay.
+            if control.is_on:
                 control.guard.gain.add(plain, report.seconds.total, drawn)
 
     def _settle(self, report: StepReport, live: Set[PairControl], lost: float) -> None:
