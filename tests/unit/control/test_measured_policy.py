@@ -87,7 +87,7 @@ def test_a_drafter_that_becomes_ten_times_as_slow_is_left():
 NO_LOOKS = ControlSettings(decision_steps=1_000_000, decision_seconds=1e9)
 
 
-@pytest.mark.parametrize("seed", [0, 5, 7])
+@pytest.mark.parametrize("seed", [1, 4, 9])
 def test_a_drafter_that_becomes_slow_is_looked_at_before_it_is_time(seed: int):
     """And looked at closely: at first it is believed to be only a little slower."""
     drafter = head()
