@@ -193,3 +193,12 @@ def test_a_chain_ends_where_the_head_is_no_longer_sure_enough(folder: Path, meth
     assert len({end for _, end in stopping.cuts}) >= 3, "drafts of several lengths"
     assert any(end < length for length, end in stopping.cuts)
     assert 0 < min(stopping.sure) < max(stopping.sure) <= 1
+
+
+def test_one_that_needs_more_than_logits_does_not_take_the_chains_of_the_others(folder: Path):
+    params: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0, "logit_bias": {7: 5.0}}, SAMPLED]
+    together, texts = decoded(folder, "eagle3", params, in_one_call=True)
+    levels, same_texts = decoded(folder, "eagle3", params, in_one_call=False)
+    assert texts == same_texts
+    assert together.drafts == levels.drafts
+    assert together.chains and together.passes

@@ -583,4 +583,28 @@ CONTROL_MUTANTS = (
         "            if control is not None:\n                control.guard.gain.add",
         (f"{CONFIDENCE}::test_what_a_try_loses_is_no_matter_for_the_guard",),
     ),
+    Mutant(
+        61,
+        "what was drawn under token and block is cut by how sure its drafter is",
+        "control/decisions/trimming.py",
+        "        is_left = bool(draft.drawn) and not record.is_coupled",
+        "        is_left = False",
+        (f"{CONFIDENCE}::test_what_was_drawn_under_other_rules_is_never_cut_by_how_sure_it_is",),
+    ),
+    Mutant(
+        61,
+        "where one cohort's drafts end says all of the drafter",
+        "control/learning/fading.py",
+        "        at_level = [most / (whole + count) for count in self.ended]",
+        "        at_level = [most / whole for count in self.ended]",
+        (f"{CONFIDENCE}::test_where_one_cohorts_drafts_end_says_little_of_others",),
+    ),
+    Mutant(
+        61,
+        "a head that says nothing is taken to stop",
+        "control/decisions/trimming.py",
+        "        if arm.is_stopping and draft.confidence == ():",
+        "        if False:",
+        (f"{CONFIDENCE}::test_a_head_that_says_nothing_of_a_request_is_not_taken_to_stop",),
+    ),
 )

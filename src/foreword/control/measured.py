@@ -27,7 +27,7 @@ from foreword.control.learning.probes import TimeBank
 from foreword.control.learning.watching import WATCH_STEPS, Watch
 from foreword.control.settings import ControlSettings
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Drafter, expected_rates, may_be_absent, needs_of
+from foreword.speculation.drafting import Drafter, expected_rates, may_be_absent, needs_of, stops
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import RequestReport, StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
@@ -224,14 +224,19 @@ class MeasuredPolicy:
         return record is None or record.is_told or not record.heads
 
     def _answered(self, record: RequestRecord, asked: Arm, part: RequestReport, is_cold: bool) -> None:
-        asked.control.estimate.answered(record.asked_depth, record.offered_depth, record.kept_depth)
+        is_hidden = (
+            record.is_coupled or record.is_probe
+        )  # compared with the text, as far as it was worth verifying
+        kept = record.kept_depth if is_hidden else part.draft.depth
+        asked.control.estimate.answered(record.asked_depth, record.offered_depth, kept)
         if record.is_probe:
             # What is compiled once is no part of what probes take, and a pause little of it.
             most = asked.control.probe_seconds * (1 if is_cold else PAUSE)
             self.bank.pay_probe(asked.plan.method, min(part.draft_seconds, most))
         elif part.applied and not record.is_coupled and len(part.draft):
-            depth = record.asked_depth
-            Waiting(asked.fit, part.draft, depth, record.kept_depth).judge(part.verdict)
+            verified = part.draft.depth
+            whole = record.asked_depth if verified == record.offered_depth else verified
+            Waiting(asked.fit, part.draft, whole, verified).judge(part.verdict)
 
     def _measure(self, report: StepReport, live: Set[PairControl]) -> None:
         """What the step took, and what the same tokens would have taken plainly."""
@@ -307,7 +312,9 @@ class MeasuredPolicy:
             control = self.controls[estimate] = PairControl(estimate)
         if self.seconds - control.looked_at >= self.settings.decision_seconds:
             self._decider.look_again()  # what was decided of it may hold no longer
-        return Arm(plan, control, RequestFit(estimate))
+        # What is drawn under other rules may not be cut by how sure a drafter is of it.
+        is_stopping = stops(plan.drafter) and request.sampler.rule is Rule.COUPLED
+        return Arm(plan, control, RequestFit(estimate), is_stopping)
 
     def _forget_controls(self) -> None:
         if len(self.controls) > len(self.estimates.pairs):

@@ -1,6 +1,7 @@
 """How sure a drafter is of its guesses, in a few classes: what it says counts for what it has been worth."""
 
 from bisect import bisect_right
+from math import isnan
 from typing import NamedTuple
 
 EDGES = (0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95)
@@ -14,7 +15,7 @@ CLASSES = len(MIDDLES)
 
 def class_of(confidence: float) -> int:
     """Guesses of one class are taken to be right equally often, all above them being right."""
-    return bisect_right(EDGES, confidence)
+    return 0 if isnan(confidence) else bisect_right(EDGES, confidence)
 
 
 class Stop(NamedTuple):

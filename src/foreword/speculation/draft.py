@@ -73,7 +73,7 @@ class Draft:
         confidence: Sequence[float] = (),
     ) -> "Draft":
         """A draft in which every token follows the one before it."""
-        sure = tuple(confidence)
+        sure = tuple(map(float, confidence))
         if drawn or committed_len < 0 or (sure and len(sure) != len(tokens)):
             return Draft(tuple(tokens), _chain_parents(len(tokens)), committed_len, epoch, tuple(drawn), sure)
         # Lookups make one for every request of every step, and there is nothing else to be checked.

@@ -1,20 +1,27 @@
 """Drafters that say how sure they are: rows for guesses that are worth them, drafts that end where they should."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
+from foreword.acceptance.rules.drawn import Drawn
 from foreword.control.decisions.arms import Arm, PairControl
 from foreword.control.decisions.asking import Group, Pass, Worth, weigh
+from foreword.control.decisions.records import RequestRecord
+from foreword.control.decisions.trimming import trimmed
 from foreword.control.learning.estimates import Estimates, PairEstimate
 from foreword.control.learning.fading import FadingCounts
 from foreword.control.learning.hindsight import RequestFit, Waiting
 from foreword.control.learning.rates import Rates
 from foreword.control.measured import MeasuredPolicy
 from foreword.speculation.confidence import CLASSES, EDGES, MIDDLES, Stop, class_of
-from foreword.speculation.draft import Draft
+from foreword.speculation.draft import NO_DRAFT, Draft
 from foreword.speculation.report import StepReport
 from foreword.speculation.requests import DraftPlan
+from foreword.speculation.verdict import Verdict
 from helpers.traffic import NO_NEEDS, TWO_CORES, PretendDrafter, Traffic, lookup, states_head
 
 SURE, UNSURE = 0.97, 0.1
@@ -33,6 +40,7 @@ def ratio(drafter: PretendDrafter, batch: int, cohort: str, seed: int = 0) -> fl
 
 
 def test_classes_hold_what_lies_between_their_edges():
+    assert class_of(float("nan")) == 0
     assert [class_of(middle) for middle in MIDDLES] == list(range(CLASSES))
     assert [class_of(edge) for edge in EDGES] == list(range(1, CLASSES))
     assert (class_of(0.0), class_of(1.0)) == (0, CLASSES - 1)
@@ -97,6 +105,71 @@ def test_a_draft_ends_too_early_only_where_all_of_it_was_right(text: list[int], 
     assert sum(count > 0 for count in found.counts.ended) == ended
 
 
+def test_a_tree_ends_where_the_text_leaves_it_through_a_leaf():
+    found = pair()
+    tree = Draft((1, 2, 3), (-1, -1, 1), 0)
+    Waiting(RequestFit(found), tree, asked=4, kept=2).follow([1, 9, 9])
+    assert [level for level, count in enumerate(found.counts.ended) if count] == [1]
+
+
+@pytest.mark.parametrize(("accepted", "asked", "ended"), [(2, 4, [2]), (2, 2, []), (1, 4, [])])
+def test_other_rules_tell_of_classes_and_ends_as_well(accepted: int, asked: int, ended: list[int]):
+    found = pair()
+    draft = Draft.chain([1, 2], 0, confidence=[SURE, UNSURE])
+    verdict = Verdict(tuple(range(accepted)), (5,) * (accepted + 1), draft=draft)
+    Waiting(RequestFit(found), draft, asked=asked, kept=2).judge(verdict)
+    counts = found.counts
+    assert [level for level, count in enumerate(counts.ended) if count] == ended
+    assert counts.sure_reached[class_of(SURE)] == counts.sure_accepted[class_of(SURE)] > 0
+    assert (counts.sure_accepted[class_of(UNSURE)] > 0) == (accepted == 2)
+
+
+def test_where_one_cohorts_drafts_end_says_little_of_others():
+    """However many there were: at most as many as a cohort's other drafts weigh."""
+    counts = FadingCounts()
+    for _ in range(600):
+        counts.answered(4, 3, 3)
+        counts.judged_run(0, 3, is_stopped=False)
+        counts.ended_at(3)
+    share = counts.at_most(20.0)
+    assert max(share.ended) <= 20.0
+    assert max(row[0] for row in share.reached) <= 20.0
+
+
+@pytest.mark.parametrize("trial", [0, 2])
+def test_what_was_drawn_under_other_rules_is_never_cut_by_how_sure_it_is(trial: int):
+    estimate = pair()
+    control = PairControl(estimate, worth=Worth(depth=2, kept=2, least=(0.5, 0.5)))
+    arm = Arm(DraftPlan("head", None, 4, 4), control, RequestFit(estimate))  # type: ignore[arg-type]
+    request: Any = SimpleNamespace(request_id=1, step_limit=None)
+    q = Drawn(np.array([1, 2]), np.array([0.9, 0.1]))
+    entry: Any = SimpleNamespace(request=request)
+    kept = []
+    for tokens in ([1, 2], [2, 1]):
+        record = RequestRecord("head", [arm], False, lambda: request)
+        record.ask(arm, 2)
+        record.trial_depth = trial
+        sure = [0.9 if token == 1 else 0.1 for token in tokens]
+        draft = Draft.chain(tokens, 0, drawn=[q, q], confidence=sure)
+        kept.append(
+            trimmed([entry, entry], [draft, NO_DRAFT], {1: record}, Pass.of(2, 2, [1.0] * 9))[0].tokens
+        )
+    assert kept == [(1, 2), (2, 1)]
+
+
+def test_a_head_that_says_nothing_of_a_request_is_not_taken_to_stop():
+    """A grammar's masks are not in a chain's call: it is asked for as deep as is worth it on average then."""
+    estimate = pair()
+    arm = Arm(DraftPlan("head", None, 4, 4), PairControl(estimate), RequestFit(estimate), is_stopping=True)  # type: ignore[arg-type]
+    request: Any = SimpleNamespace(request_id=1, step_limit=None)
+    entry: Any = SimpleNamespace(request=request)
+    for sure, is_stopping in (([0.5], True), ([], False)):
+        record = RequestRecord("head", [arm], True, lambda: request)
+        record.ask(arm, 2)
+        trimmed([entry], [Draft.chain([1], 0, confidence=sure)], {1: record}, Pass.of(1, 1, [1.0] * 9))
+        assert arm.is_stopping is is_stopping
+
+
 def test_what_ended_early_brings_nothing_behind_its_end():
     always = Rates([[0.8]] * 3, [1.0] * 3)
     often = Rates([[0.8]] * 3, [1.0, 0.6, 0.5], presence=[1.0, 0.5, 1.0])
@@ -157,6 +230,9 @@ def test_a_call_is_expected_to_be_as_deep_as_its_drafts_are():
 
     (alone,) = weigh(Pass.of(1, 1, [1.0] * 40), [Group(seldom_deep, 1, 4, is_stopping=True)], draft_seconds)
     assert alone.levels == pytest.approx(1.5)
+    assert weigh(
+        Pass.of(1, 1, [1.0] * 40), [Group(seldom_deep, 1, 4), Group(seldom_deep, 1, 0)], draft_seconds
+    )
     (two,) = weigh(Pass.of(2, 2, [1.0] * 40), [Group(seldom_deep, 2, 4, is_stopping=True)], draft_seconds)
     assert two.levels == pytest.approx(1.75)
     (other,) = weigh(Pass.of(1, 1, [1.0] * 40), [Group(seldom_deep, 1, 4)], draft_seconds)

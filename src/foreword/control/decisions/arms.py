@@ -21,7 +21,7 @@ from foreword.control.settings import ControlSettings
 from foreword.kv.extra_rows import KEPT_STATES
 from foreword.speculation.confidence import Stop
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import needs_of, stops
+from foreword.speculation.drafting import needs_of
 from foreword.speculation.requests import DraftPlan
 
 LEAST_LOSS = 0.01
@@ -190,6 +190,7 @@ class Arm:
     plan: DraftPlan  # the most that may be asked
     control: PairControl
     fit: RequestFit
+    is_stopping: bool = False  # whether its drafts end where going on is not worth it
     heard: int = 0  # tokens of the text that the drafter has been told of, or has read
     _planned: DraftPlan | None = None
 
@@ -222,11 +223,6 @@ class Arm:
             if chance < least:
                 return level
         return len(draft)
-
-    @cached_property
-    def is_stopping(self) -> bool:
-        """Whether its drafts end where going on is not worth it."""
-        return stops(self.plan.drafter)
 
     @cached_property
     def reading(self) -> DraftPlan | None:

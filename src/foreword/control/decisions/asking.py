@@ -243,8 +243,12 @@ def _least_chances(
     here: Pass, group: Group, best: _Choice, groups: Sequence[Group], draft_seconds: DraftSeconds
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """[level], how likely a guess has to be to be worth verifying, and for going on behind it to be worth it."""
+    if not group.depth:
+        return (), ()
     rate, asks = max(best.rate, here.drawn / here.plain), sum(one.asks for one in groups)
-    level = max(draft_seconds(2, asks) - draft_seconds(1, asks), 0.0) / asks
+    # Those that go on share what a level takes.
+    going = max(round(sum([one.asks * one.rates.drafted[1] for one in groups if one.depth > 1])), 1)
+    level = max(draft_seconds(2, going) - draft_seconds(1, going), 0.0) / going
     prices = here.row_prices(min(sum(one.asks * one.depth for one in groups), MOST_PRICED))
     least, before = [], 0.0
     for depth in range(group.depth):

@@ -46,9 +46,7 @@ class RequestRecord:
         self.offered_depth = self.kept_depth = self.trial_depth = 0
         if arm is None:
             return None
-        # What is drawn under other rules may not be cut by how sure a drafter is of it.
-        stop = arm.stop(stops) if self.is_coupled else None
-        return arm.planned(depth, arm.behind(self.length), stop)
+        return arm.planned(depth, arm.behind(self.length), arm.stop(stops))
 
     @cached_property
     def heads(self) -> list[Arm]:

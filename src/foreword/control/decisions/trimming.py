@@ -39,7 +39,11 @@ def trimmed(
             rows += len(draft)
             continue
         arm = record.asked
-        record.offered_depth, record.kept_depth = draft.depth, arm.worth_verifying(draft)
+        is_left = bool(draft.drawn) and not record.is_coupled
+        record.offered_depth = draft.depth
+        record.kept_depth = draft.depth if is_left else arm.worth_verifying(draft)
+        if arm.is_stopping and draft.confidence == ():
+            arm.is_stopping = False  # it does not say how sure it is of guesses for this request
         if record.is_coupled or record.is_probe:
             record.keep_aside(draft)
         if record.is_probe:
@@ -54,7 +58,7 @@ def trimmed(
             kept[place] = draft.within(tried, tried)
         chances = arm.control.estimate.rates.survivals(kept[place], arm.fit.shift)
         spent[arm.plan.method] = arm.control.worth.draft_seconds
-        if is_trial or (draft.drawn and not record.is_coupled):
+        if is_trial or is_left:
             rows, tokens = rows + len(kept[place]), tokens + sum(chances)
         else:
             offers.append(Offer(entry.request.request_id, draft, chances))

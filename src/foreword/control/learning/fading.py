@@ -160,8 +160,9 @@ class FadingCounts:
     def at_most(self, most: float) -> "FadingCounts":
         """The same in units of one observation, few observations of a level in full and many as `most` of them."""
         found, whole = FadingCounts(), most * self.unit
-        for reached, accepted in zip(self.reached, self.accepted, strict=True):
-            weight = most / (whole + reached[0])
+        at_level = [most / (whole + count) for count in self.ended]
+        for level, (reached, accepted) in enumerate(zip(self.reached, self.accepted, strict=True)):
+            weight = at_level[level] = most / (whole + reached[0] + self.ended[level])
             found.reached.append([weight * count for count in reached])
             found.accepted.append([weight * count for count in accepted])
         weight = most / (whole + sum(self.asked))
@@ -169,8 +170,6 @@ class FadingCounts:
         found.offered = [weight * count for count in self.offered]
         found.full = [weight * count for count in self.full]
         found.kept = [weight * count for count in self.kept]
-        at_level = [most / (whole + reached[0]) for reached in self.reached]
-        at_level += [weight] * (MOST_LEVELS + 1 - len(at_level))
         found.ended = [own * count for own, count in zip(at_level, self.ended, strict=True)]
         of_class = [most / (whole + reached) for reached in self.sure_reached]
         found.sure_reached = [own * count for own, count in zip(of_class, self.sure_reached, strict=True)]

@@ -56,7 +56,7 @@ class Waiting:
         while (place := draft.committed_len + self.level) < len(tokens):
             children = [node for node, parent in enumerate(draft.parents) if parent == self.node]
             if not children:
-                self._ended()
+                self._ended(self.level)
                 return self._end()
             found = next((r for r, node in enumerate(children) if draft.tokens[node] == tokens[place]), None)
             pair.judged(self.level, len(children), found)
@@ -81,31 +81,27 @@ class Waiting:
 
     def _judge_run(self, start: int, level: int, is_stopped: bool) -> None:
         """Nodes of a chain from level `start` on were right up to this one, which was wrong if it stopped there."""
-        counts, kept, sure = self.fit.pair.counts, self.kept, self.draft.confidence
+        counts, kept = self.fit.pair.counts, self.kept
+        sure = self.draft.confidence if self.draft.is_chain else ()
         self.expected += sum(self.fit.pair.rates.node_chances(self.draft)[start : level + is_stopped])
         # Of levels that were not worth verifying nothing is known but what their class says.
         if start < kept:
             counts.judged_run(start, min(level, kept) - start, is_stopped and level < kept)
             if level >= kept:
-                self._ended()
+                self._ended(kept)
         if sure:
             for place in range(start, level + is_stopped):
                 counts.judged_sure(class_of(sure[place]), place < level)
 
-    def _ended(self) -> None:
-        """All that was worth verifying was right."""
-        if self.kept < self.asked:
-            self.fit.pair.counts.ended_at(self.kept)
+    def _ended(self, level: int) -> None:
+        """All that was worth verifying was right, and it had no such level."""
+        if level < self.asked:
+            self.fit.pair.counts.ended_at(level)
 
     def judge(self, verdict: Verdict) -> None:
         """What a rule has said about it, where acceptance is not a matter of equal tokens."""
-        pair, rates = self.fit.pair, self.fit.pair.rates.expected
         accepted, depth = len(verdict.path), verdict.draft.depth
-        for level in range(min(accepted + 1, depth)):
-            pair.judged(level, 1, 0 if level < accepted else None)
-            self.expected += rates[min(level, len(rates) - 1)]
-        if accepted == depth:
-            self._ended()
+        self._judge_run(0, accepted, is_stopped=accepted < depth)
         self.level = accepted
         self._end()
 

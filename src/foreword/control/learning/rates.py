@@ -90,7 +90,7 @@ class Rates:
 
     def node_chances(self, draft: Draft) -> Sequence[float]:
         """[nodes] of a chain, the chance of each, all above being right, for a request like others of its cohort."""
-        if draft.confidence:
+        if draft.confidence and draft.is_chain:
             return [self.sure[class_of(one)] for one in draft.confidence]
         expected, nodes = self.expected, len(draft)
         if nodes <= len(expected):

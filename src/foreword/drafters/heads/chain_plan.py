@@ -28,7 +28,7 @@ def plan_chains(
     A runner that `stops` ends them where the asks say so.
     """
     samplings = [ask.request.sampling for ask in asks]
-    if not all(_is_drawn_alone(sampling) for sampling in samplings):
+    if not all(is_drawn_alone(sampling) for sampling in samplings):
         return None
     steps = [min(ask.max_nodes, ask.max_depth, room) for ask, room in zip(asks, rooms, strict=True)]
     has_stop = stops and any(ask.stop is not None for ask in asks)
@@ -84,7 +84,7 @@ def drafted(asks: Sequence[Ask], guesses: Chains) -> list[Draft]:
     ]
 
 
-def _is_drawn_alone(sampling: DraftSampling) -> bool:
+def is_drawn_alone(sampling: DraftSampling) -> bool:
     """Whether a guess needs nothing but the head's logits, and tells nothing but its token."""
     is_told = sampling.rule is not Rule.COUPLED and sampling.record["temperature"] > 0
     return not is_told and not has_fixed_corrections(sampling)

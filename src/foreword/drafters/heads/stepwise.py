@@ -10,7 +10,7 @@ from torch import Tensor
 from foreword.backends.batch import MAX_DRAFT_NODES, Tap
 from foreword.backends.interface import HeadInput, PendingChains
 from foreword.drafters.heads.begun import BegunChain, BegunChains, joined
-from foreword.drafters.heads.chain_plan import drafted, plan_chains, unsettled
+from foreword.drafters.heads.chain_plan import drafted, is_drawn_alone, plan_chains, unsettled
 from foreword.drafters.heads.growing import Begun, grow_by_passes
 from foreword.drafters.heads.head_tree import HeadTree
 from foreword.drafters.heads.in_pages import HeadInPages, Run, fill
@@ -100,8 +100,18 @@ class StepwiseHead(HeadInPages):
         return Run(ask.pages, rows, ask.request.tokens, first, end, LAG)
 
     def _guess(self, asks: list[Ask], runs: list[Run]) -> list[Draft]:
-        found = self._chains(asks, runs) if self._width == 1 else None
-        return self._grow(asks, runs) if found is None else found
+        alone = [place for place, ask in enumerate(asks) if is_drawn_alone(ask.request.sampling)]
+        if self.stops and 0 < len(alone) < len(asks):
+            # Those that need more than the head's logits (a grammar, a bias) do not take the chains of the others.
+            others = [place for place in range(len(asks)) if place not in alone]
+            drafts = [NO_DRAFT] * len(asks)
+            for places in (alone, others):
+                found = self._guess([asks[place] for place in places], [runs[place] for place in places])
+                for place, draft in zip(places, found, strict=True):
+                    drafts[place] = draft
+            return drafts
+        chains = self._chains(asks, runs) if self._width == 1 else None
+        return self._grow(asks, runs) if chains is None else chains
 
     def _chains(self, asks: list[Ask], runs: list[Run]) -> list[Draft] | None:
         """All guesses in one call of the runner; None if it cannot, or if a draft must tell what it was drawn from."""
