@@ -168,7 +168,9 @@ def test_a_pause_is_little_of_what_a_probe_is_billed_and_what_is_compiled_first_
     policy = MeasuredPolicy()
     traffic.run(policy, 50)
     (control,) = policy.controls.values()
-    record: Any = SimpleNamespace(is_probe=True, asked_depth=1, offered_depth=1, kept_depth=1)
+    record: Any = SimpleNamespace(
+        is_probe=True, is_coupled=True, asked_depth=1, offered_depth=1, kept_depth=1
+    )
     arm: Any = SimpleNamespace(control=control, plan=SimpleNamespace(method=control.estimate.method))
     part: Any = SimpleNamespace(draft_seconds=1e3)
     control.probe_seconds, spent = 2e-3, policy.bank.spent
