@@ -100,18 +100,21 @@ class StepwiseHead(HeadInPages):
         return Run(ask.pages, rows, ask.request.tokens, first, end, LAG)
 
     def _guess(self, asks: list[Ask], runs: list[Run]) -> list[Draft]:
-        alone = [place for place, ask in enumerate(asks) if is_drawn_alone(ask.request.sampling)]
-        if self.stops and 0 < len(alone) < len(asks):
-            # Those that need more than the head's logits (a grammar, a bias) do not take the chains of the others.
-            others = [place for place in range(len(asks)) if place not in alone]
-            drafts = [NO_DRAFT] * len(asks)
-            for places in (alone, others):
-                found = self._guess([asks[place] for place in places], [runs[place] for place in places])
-                for place, draft in zip(places, found, strict=True):
-                    drafts[place] = draft
-            return drafts
+        if self.stops and len(asks) > 1:
+            alone = {place for place, ask in enumerate(asks) if is_drawn_alone(ask.request.sampling)}
+            if 0 < len(alone) < len(asks):
+                return self._guess_apart(asks, runs, alone)
         chains = self._chains(asks, runs) if self._width == 1 else None
         return self._grow(asks, runs) if chains is None else chains
+
+    def _guess_apart(self, asks: list[Ask], runs: list[Run], alone: set[int]) -> list[Draft]:
+        """Those that need more than the head's logits (a grammar, a bias) do not take the chains of the others."""
+        drafts = [NO_DRAFT] * len(asks)
+        for places in (sorted(alone), [place for place in range(len(asks)) if place not in alone]):
+            found = self._guess([asks[place] for place in places], [runs[place] for place in places])
+            for place, draft in zip(places, found, strict=True):
+                drafts[place] = draft
+        return drafts
 
     def _chains(self, asks: list[Ask], runs: list[Run]) -> list[Draft] | None:
         """All guesses in one call of the runner; None if it cannot, or if a draft must tell what it was drawn from."""
