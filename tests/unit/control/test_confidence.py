@@ -302,3 +302,18 @@ def test_what_a_try_loses_is_no_matter_for_the_guard():
     traffic.run(policy, 30_000)
     assert sum(tries) > 5
     assert all(counted)
+
+
+def test_what_was_saved_before_drafts_said_how_sure_they_are_is_used():
+    counts = FadingCounts()
+    counts.answered(4, 3, 3)
+    counts.answered(4, 0, 0)
+    counts.answered(4, 4, 4)
+    saved = counts.as_json()
+    for name in ("kept", "ended", "sure_reached", "sure_accepted"):
+        del saved[name]
+    again = FadingCounts.from_json(saved)
+    assert again.coverages() == counts.coverages()
+    assert again.kept == counts.kept
+    with pytest.raises(ValueError, match="no list"):
+        FadingCounts.from_json({**saved, "kept": counts.kept})  # half of what is new

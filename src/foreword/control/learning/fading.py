@@ -20,7 +20,7 @@ MOST_LEVELS = 16
 MOST_RANKS = 4
 """Children of one node that are counted apart, in the drafter's order."""
 
-_BY_DEPTH, _BY_CLASS = ("asked", "offered", "full", "kept", "ended"), ("sure_reached", "sure_accepted")
+_TOLD_ALWAYS, _TOLD_SINCE = ("asked", "offered", "full"), ("kept", "ended", "sure_reached", "sure_accepted")
 
 _LARGEST_UNIT = 1e9
 
@@ -199,7 +199,10 @@ class FadingCounts:
         return {
             "reached": [[count / unit for count in row] for row in self.reached],
             "accepted": [[count / unit for count in row] for row in self.accepted],
-            **{name: [count / unit for count in getattr(self, name)] for name in (*_BY_DEPTH, *_BY_CLASS)},
+            **{
+                name: [count / unit for count in getattr(self, name)]
+                for name in (*_TOLD_ALWAYS, *_TOLD_SINCE)
+            },
         }
 
     @staticmethod
@@ -207,8 +210,13 @@ class FadingCounts:
         """What `as_json` has written; raises `ValueError` for anything else."""
         counts = FadingCounts()
         counts.reached, counts.accepted = _rows(saved.get("reached")), _rows(saved.get("accepted"))
-        for name in (*_BY_DEPTH, *_BY_CLASS):
+        for name in _TOLD_ALWAYS:
             setattr(counts, name, _numbers(saved.get(name)))
+        if "kept" in saved:
+            for name in _TOLD_SINCE:
+                setattr(counts, name, _numbers(saved.get(name)))
+        else:  # from before drafts said how sure they are: all of a draft was worth verifying
+            counts.kept = [one + other for one, other in zip(counts.offered, counts.full, strict=True)]
         depths, classes = ({len(row) for row in rows} for rows in (counts._by_depth(), counts._by_class()))
         are_alike = list(map(len, counts.reached)) == list(map(len, counts.accepted))
         if not are_alike or depths != {MOST_LEVELS + 1} or classes != {CLASSES}:
