@@ -595,8 +595,8 @@ CONTROL_MUTANTS = (
         61,
         "where one cohort's drafts end says all of the drafter",
         "control/learning/fading.py",
-        "        at_level = [most / (whole + count) for count in self.ended]",
-        "        at_level = [most / whole for count in self.ended]",
+        "most / (whole + reached[0] + self.ended[level])",
+        "most / (whole + reached[0])",
         (f"{CONFIDENCE}::test_where_one_cohorts_drafts_end_says_little_of_others",),
     ),
     Mutant(
