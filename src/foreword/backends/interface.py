@@ -101,9 +101,8 @@ class ChainStop:
 
     edges: NDArray[np.float32]  # [classes - 1], of what it gives a guess
     rates: NDArray[np.float32]  # [requests, classes], how often the guesses of a class are right
-    least: NDArray[
-        np.float32
-    ]  # [requests, most steps], chance that all guesses are right below which a chain ends
+    # [requests, most steps], chance that all guesses so far are right below which a chain ends there
+    least: NDArray[np.float32]
 
 
 @dataclass(frozen=True)

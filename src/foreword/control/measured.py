@@ -224,10 +224,9 @@ class MeasuredPolicy:
         return record is None or record.is_told or not record.heads
 
     def _answered(self, record: RequestRecord, asked: Arm, part: RequestReport, is_cold: bool) -> None:
-        is_hidden = (
-            record.is_coupled or record.is_probe
-        )  # compared with the text, as far as it was worth verifying
-        kept = record.kept_depth if is_hidden else part.draft.depth
+        # What is compared with the text counts as far as it was worth verifying, other drafts as far as they were.
+        is_compared = record.is_coupled or record.is_probe
+        kept = record.kept_depth if is_compared else part.draft.depth
         asked.control.estimate.answered(record.asked_depth, record.offered_depth, kept)
         if record.is_probe:
             # What is compiled once is no part of what probes take, and a pause little of it.

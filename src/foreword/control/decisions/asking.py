@@ -1,7 +1,7 @@
 """Before anything is drafted: whether it pays to ask, how deep, and for which requests."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from math import comb
@@ -89,10 +89,9 @@ class Worth:
     least_shift: int = MOST_SHIFT + 1  # least luck of a request with which asking for it pays
     draft_seconds: float = 0.0  # of the call
     levels: float = 0.0  # that the call is expected to work for
-    least: tuple[
-        float, ...
-    ] = ()  # [level], chance of being accepted from which on a guess is worth verifying
-    stop: tuple[float, ...] = ()  # [level], and from which on it is worth going on behind it
+    # [level], chance of being accepted from which on a guess is worth verifying, and going on behind it is.
+    least: tuple[float, ...] = ()
+    stop: tuple[float, ...] = ()
 
 
 NO_WORTH = Worth(gain=-1.0)
@@ -149,7 +148,13 @@ def weigh(here: Pass, groups: Sequence[Group], draft_seconds: DraftSeconds) -> l
         (_choose(here, groups, levels, depth, draft_seconds) for depth in depths),
         key=lambda choice: choice.rate,
     )
-    return [_worth(here, group, place, best, groups, draft_seconds) for place, group in enumerate(groups)]
+    prices = _Prices.of(here, groups, best, draft_seconds)
+    found = []
+    for place, group in enumerate(groups):
+        least, stop = prices.least_chances(group)
+        worth = _worth(here, group, place, best, groups, draft_seconds)
+        found.append(replace(worth, least=least, stop=stop))
+    return found
 
 
 _Level = tuple[float, int, int]
@@ -226,40 +231,50 @@ def _worth(
         1 + (sum(coverage[:levels]) * row + call / asked) / here.per_token
     )  # times as long as a plain step
     gain = tokens / takes - 1
-    least, stop = _least_chances(here, group, best, groups, draft_seconds)
     if not kept:
-        return Worth(gain=min(gain, 0.0), draft_seconds=call, levels=best.levels, least=least, stop=stop)
+        return Worth(gain=min(gain, 0.0), draft_seconds=call, levels=best.levels)
     one_more = (
         draft_seconds(best.levels, asked) - draft_seconds(best.levels, asked - 1) if asked > 1 else call
     )
-    all_levels = worked_levels(groups, group.depth)
+    all_levels = best.levels if group.depth == best.depth else worked_levels(groups, group.depth)
     asks_all = draft_seconds(all_levels, asked) - call < NEGLIGIBLE * here.plain
     depth = group.depth if asks_all else best.depth
     shift = _least_shift(here, group.rates, kept, row, one_more)
-    return Worth(depth, kept, gain, tokens - takes, shift, call, best.levels, least, stop)
+    return Worth(depth, kept, gain, tokens - takes, shift, call, best.levels)
 
 
-def _least_chances(
-    here: Pass, group: Group, best: _Choice, groups: Sequence[Group], draft_seconds: DraftSeconds
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """[level], how likely a guess has to be to be worth verifying, and for going on behind it to be worth it."""
-    if not group.depth:
-        return (), ()
-    rate, asks = max(best.rate, here.drawn / here.plain), sum(one.asks for one in groups)
-    # Those that go on share what a level takes.
-    going = max(round(sum([one.asks * one.rates.drafted[1] for one in groups if one.depth > 1])), 1)
-    level = max(draft_seconds(2, going) - draft_seconds(1, going), 0.0) / going
-    prices = here.row_prices(min(sum(one.asks * one.depth for one in groups), MOST_PRICED))
-    least, before = [], 0.0
-    for depth in range(group.depth):
-        least.append(prices[min(int(before), len(prices) - 1)] * rate)
-        # One that is alone has a row for every level above; of several, some have ended there.
-        often = [one.asks * one.rates.coverage[depth] for one in groups if depth < one.depth]
-        before += 1 if asks == 1 else sum(often)
-    expected = group.rates.expected
-    following = zip([*least[1:], least[-1]], [*expected[1 : group.depth], expected[-1]], strict=True)
-    stop = [(own + level * rate) / max(right, 0.01) for own, right in following]
-    return tuple(least), tuple(stop)
+@dataclass(frozen=True)
+class _Prices:
+    """What one more guess takes where the drafter does its best."""
+
+    rows: Sequence[float]  # [level], seconds of its row
+    level: float  # seconds of drafting it, for those that go on
+    rate: float  # tokens per second
+
+    @staticmethod
+    def of(here: Pass, groups: Sequence[Group], best: _Choice, draft_seconds: DraftSeconds) -> "_Prices":
+        asks, rows, before = sum(group.asks for group in groups), [], 0.0
+        of_rows = here.row_prices(min(sum(group.asks * group.depth for group in groups), MOST_PRICED))
+        for level in range(max(group.depth for group in groups)):
+            rows.append(of_rows[min(int(before), len(of_rows) - 1)])
+            # One that is alone has a row for every level above; of several, some have ended there.
+            deep = [group for group in groups if level < group.depth]
+            before += 1 if asks == 1 else sum([group.asks * group.rates.coverage[level] for group in deep])
+        # Those that go on share what a level takes.
+        deep = [group for group in groups if group.depth > 1]
+        going = max(round(sum([group.asks * group.rates.drafted[1] for group in deep])), 1)
+        another = max(draft_seconds(2, going) - draft_seconds(1, going), 0.0) / going
+        return _Prices(rows, another, max(best.rate, here.drawn / here.plain))
+
+    def least_chances(self, group: Group) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """[level], how likely a guess has to be to be worth verifying, and for going on behind it to be worth it."""
+        if not group.depth:
+            return (), ()
+        least = [seconds * self.rate for seconds in self.rows[: group.depth]]
+        expected = group.rates.expected
+        following = zip([*least[1:], least[-1]], [*expected[1 : group.depth], expected[-1]], strict=True)
+        stop = [(own + self.level * self.rate) / max(right, 0.01) for own, right in following]
+        return tuple(least), tuple(stop)
 
 
 def _least_shift(here: Pass, rates: Rates, levels: int, row: float, ask: float) -> int:

@@ -39,10 +39,10 @@ def trimmed(
             rows += len(draft)
             continue
         arm = record.asked
-        is_left = bool(draft.drawn) and not record.is_coupled
+        stays_whole = bool(draft.drawn) and not record.is_coupled
         record.offered_depth = draft.depth
-        record.kept_depth = draft.depth if is_left else arm.worth_verifying(draft)
-        if arm.is_stopping and draft.confidence == ():
+        record.kept_depth = draft.depth if stays_whole else arm.worth_verifying(draft)
+        if arm.is_stopping and not draft.confidence:
             arm.is_stopping = False  # it does not say how sure it is of guesses for this request
         if record.is_coupled or record.is_probe:
             record.keep_aside(draft)
@@ -58,7 +58,7 @@ def trimmed(
             kept[place] = draft.within(tried, tried)
         chances = arm.control.estimate.rates.survivals(kept[place], arm.fit.shift)
         spent[arm.plan.method] = arm.control.worth.draft_seconds
-        if is_trial or is_left:
+        if is_trial or stays_whole:
             rows, tokens = rows + len(kept[place]), tokens + sum(chances)
         else:
             offers.append(Offer(entry.request.request_id, draft, chances))

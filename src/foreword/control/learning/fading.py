@@ -20,6 +20,7 @@ MOST_LEVELS = 16
 MOST_RANKS = 4
 """Children of one node that are counted apart, in the drafter's order."""
 
+# Lists as they are saved: from the beginning, and since drafts say how sure they are.
 _TOLD_ALWAYS, _TOLD_SINCE = ("asked", "offered", "full"), ("kept", "ended", "sure_reached", "sure_accepted")
 
 _LARGEST_UNIT = 1e9
@@ -50,10 +51,9 @@ class FadingCounts:
         self.full = [0.0] * (MOST_LEVELS + 1)  # [levels], of these, the ones as deep as was asked for
         self.kept = [0.0] * (MOST_LEVELS + 1)  # [levels], answers of which so many were worth verifying
         self.ended = [0.0] * (MOST_LEVELS + 1)  # [levels], of these, all were right, and more was asked for
-        self.sure_reached = [
-            0.0
-        ] * CLASSES  # [classes], nodes whose parent was accepted, where drafts say how sure
-        self.sure_accepted = [0.0] * CLASSES  # of these, the accepted ones
+        # [classes], nodes whose parent was accepted, where drafts say how sure they are; and the accepted ones of these
+        self.sure_reached = [0.0] * CLASSES
+        self.sure_accepted = [0.0] * CLASSES
 
     def _by_depth(self) -> tuple[list[float], ...]:
         """The lists by levels of a draft."""

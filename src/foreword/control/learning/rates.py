@@ -89,7 +89,7 @@ class Rates:
         return found
 
     def node_chances(self, draft: Draft) -> Sequence[float]:
-        """[nodes] of a chain, the chance of each, all above being right, for a request like others of its cohort."""
+        """[levels], the chance of a chain's nodes, all above being right, for a request like others of its cohort."""
         if draft.confidence and draft.is_chain:
             return [self.sure[class_of(one)] for one in draft.confidence]
         expected, nodes = self.expected, len(draft)
