@@ -125,6 +125,17 @@ HOUSE_MUTANTS = (
     ),
     Mutant(
         48,
+        "the policy stays as patient when it wants guesses again",
+        "engine/stepping/lookout.py",
+        "            self._patience = PLANNED_EVERY\n",
+        "            pass\n",
+        (
+            f"{UNIT}/engine/stepping/test_lookout.py"
+            "::test_where_the_policy_goes_on_not_to_guess_it_plans_more_seldom",
+        ),
+    ),
+    Mutant(
+        48,
         "moves under way count as done",
         "kv/row_moves.py",
         "        self._moving |= self._pending\n",

@@ -33,7 +33,7 @@ from foreword.speculation.report import RequestReport, StepReport
 from foreword.speculation.requests import DraftPlan, PassEntry, StepRequest
 
 TRY_STEPS = 3
-"""Of so many steps, in one it is looked whether a drafter can be tried: looking takes time."""
+"""Of so many steps, in one at most it is looked whether a drafter can be tried: looking takes time."""
 
 PAUSE = 4.0
 """Times what was expected of a probe that it is billed at most: what interrupts it is not its own."""
@@ -72,6 +72,7 @@ class MeasuredPolicy:
         self._waits = False  # whether a draft for one of them waits for its text
         self._is_quiet = False  # whether no request of the pass under way has anything to be learned from
         self._could_try = False  # whether the pass has requests that drafters can be tried for
+        self._last_turn = -TRY_STEPS  # step
         self._most_records = FEW_RECORDS
 
     def plan(self, entries: Sequence[PassEntry], situation: Situation) -> Sequence[DraftPlan | None]:
@@ -103,8 +104,7 @@ class MeasuredPolicy:
                 self._could_try = True
                 plans.append(self._ask(record, running, is_reference))
                 could_try = could_try or record.asked is None or len(record.arms) > 1
-        is_turn = could_try and not self.steps % TRY_STEPS
-        if is_turn and here is not None and not is_reference and self.bank.has_any:
+        if could_try and here is not None and not is_reference and self.bank.has_any and self._is_turn():
             self._explore(self._decider.pairs, asking, plans, here)
         is_idle = not is_reference and not any(plans) and all(not r or r.is_steady for r in records)
         self._idle, self._idle_records = (numbers, asking) if is_idle else ([], [])
@@ -125,7 +125,7 @@ class MeasuredPolicy:
                 if record is not None:
                     record.ask(None)
         affordable: set[PairControl] = set()
-        if self._could_try and not self.steps % TRY_STEPS:
+        if self._could_try and self._is_turn():
             affordable = self._decider.affordable(self.bank, self.seconds)
         if affordable and self._here is not None:
             for record, entry in zip(self._idle_records, entries, strict=True):
@@ -135,6 +135,13 @@ class MeasuredPolicy:
             self._has_tried = any(plans)
         self._is_quiet = not self._waits and not self._has_tried
         return plans
+
+    def _is_turn(self) -> bool:
+        """Whether it is looked who can be tried; where few steps are planned, in each of them."""
+        is_turn = self.steps - self._last_turn >= TRY_STEPS
+        if is_turn:
+            self._last_turn = self.steps
+        return is_turn
 
     def _explore(
         self,

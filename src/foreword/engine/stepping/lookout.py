@@ -8,8 +8,9 @@ from foreword.speculation.faults import FaultLog
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.protocols import Policy
 
-PLANNED_EVERY = 64
-"""Steps after which the policy is asked again whether to guess, where it did not want to."""
+PLANNED_EVERY, PLANNED_SELDOM = 64, 256
+"""Steps after which the policy plans one again where it did not want to guess, and the most, to which they grow as long
+as it does not: the device waits for the host before such a step, which at batch 128 takes as long as the step."""
 
 
 @dataclass
@@ -18,12 +19,16 @@ class Lookout:
 
     policy: Policy
     faults: FaultLog
-    _in_a_row: int = 0
+    _in_a_row: int = 0  # steps that were not planned, or could have been
+    _patience: int = PLANNED_EVERY
+    _planned_for: int = 0  # requests that ran then
 
     def may_follow(self, running: Sequence[Request], situation: Situation) -> bool:
         """Whether requests of a pass under way may be in the next one."""
         if not any(request.kv.passes for request in running):
-            self._in_a_row = 0
+            if self._in_a_row > self._patience:
+                self._patience = min(2 * self._patience, PLANNED_SELDOM)
+            self._in_a_row, self._planned_for = 0, len(running)
             return False
         self._in_a_row += 1
         return not situation.speculating or not self._is_to_guess(running, situation)
@@ -32,8 +37,13 @@ class Lookout:
         choosing = [request for request in running if request.speculation is not None]
         if not choosing and not self.policy.drafters():
             return False
-        if self._in_a_row > PLANNED_EVERY or not all(request.kv.passes for request in choosing):
+        if self._in_a_row > self._patience or not all(request.kv.passes for request in choosing):
             return True
+        if 2 * len(running) <= self._planned_for:
+            return True  # fewer rows, of which more may pay
+        wants = True
         with self.faults.forgiven("rows wanted"):
-            return self.policy.rows_wanted(running, situation, beside=0) > 0
-        return True
+            wants = self.policy.rows_wanted(running, situation, beside=0) > 0
+        if wants:
+            self._patience = PLANNED_EVERY
+        return wants

@@ -5,7 +5,7 @@ import pytest
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.rules.rule import Rule
 from foreword.control.fixed import FixedPolicy
-from foreword.engine.stepping.lookout import PLANNED_EVERY, Lookout
+from foreword.engine.stepping.lookout import PLANNED_EVERY, PLANNED_SELDOM, Lookout
 from foreword.speculation.faults import FaultLog
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan
@@ -72,6 +72,44 @@ def test_now_and_then_the_policy_plans_a_whole_step():
         requests(1, under_way=0), Situation()
     )  # the step that it planned begins the count anew
     assert lookout.may_follow(running, Situation())
+
+
+def steps_until_planned(lookout: Lookout) -> int:
+    """Passes that follow each other before the policy plans one, which is then under way."""
+    running, steps = requests(1, 1), 0
+    while lookout.may_follow(running, Situation()):
+        steps += 1
+    assert not lookout.may_follow(requests(1, under_way=0), Situation())
+    return steps
+
+
+def test_where_the_policy_goes_on_not_to_guess_it_plans_more_seldom():
+    policy = Wants()
+    lookout = Lookout(policy, FaultLog())
+    assert [steps_until_planned(lookout) for _ in range(4)] == [64, 128, 256, 256]
+    policy.rows = 1
+    assert steps_until_planned(lookout) == 0
+    policy.rows = 0
+    assert steps_until_planned(lookout) == PLANNED_EVERY < PLANNED_SELDOM == 256
+
+
+def test_when_half_of_the_requests_are_gone_the_policy_plans():
+    """Where fewer rows are computed guesses pay that did not."""
+    lookout = Lookout(Wants(), FaultLog())
+    assert not lookout.may_follow(requests(8, under_way=0), Situation())
+    assert lookout.may_follow(requests(5, under_way=5), Situation())
+    assert not lookout.may_follow(requests(4, under_way=4), Situation())
+    assert not lookout.may_follow(requests(4, under_way=0), Situation())
+    assert lookout.may_follow(requests(4, under_way=4), Situation())
+
+
+def test_steps_that_are_planned_for_others_reasons_do_not_make_it_patient():
+    lookout = Lookout(Wants(), FaultLog())
+    for _ in range(5):
+        assert lookout.may_follow(requests(1, 1), Situation())
+        assert not lookout.may_follow(requests(2, under_way=1), Situation())
+        assert not lookout.may_follow(requests(2, under_way=0), Situation())
+    assert steps_until_planned(lookout) == PLANNED_EVERY
 
 
 def test_a_policy_that_fails_costs_the_step_ahead_alone():
