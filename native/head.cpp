@@ -44,6 +44,11 @@ void Head::set_ends(Matrix embedding, Matrix output, std::vector<float> final_no
     final_norm_ = std::move(final_norm);
 }
 
+std::shared_ptr<const HeadTokens> Head::tokens(const int32_t* ids) {
+    if (!tokens_ || !tokens_->are(ids)) tokens_ = std::make_shared<HeadTokens>(ids, head_.draft_vocab_size);
+    return tokens_;
+}
+
 void Head::set_markov(Matrix before, Matrix after) {
     require(before && after && before->view().cols == after->view().cols && after->view().rows == head_.draft_vocab_size,
             "the Markov head has the wrong shape");

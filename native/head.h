@@ -58,6 +58,9 @@ public:
     // Keeps the context of committed tokens, if there is any to keep, and runs blocks whose wanted rows guess a token each.
     void block(const HeadRows* context, const HeadRows& blocks, KvStore& store, size_t kind, const ChainPlan& plan, int32_t* tokens);
 
+    // The target's ids of its tokens, [draft vocab]; what follows from them is kept for the next time.
+    std::shared_ptr<const HeadTokens> tokens(const int32_t* ids);
+
     const HeadShape& head() const { return head_; }
     // Width of one row of features.
     int64_t feature_width(bool are_own) const {
@@ -83,6 +86,7 @@ private:
     HeadInputs inputs_;
     Matrix embedding_, output_, before_, after_;
     std::vector<float> final_norm_;
+    std::shared_ptr<const HeadTokens> tokens_;
     // Of chains, kept between calls: outcomes, and what every thread draws with.
     std::vector<float> logits_, states_, next_states_, level_logits_;
     std::vector<SamplerScratch> scratch_;

@@ -77,7 +77,7 @@ struct PlanArrays {
     const Array<int32_t, 2>& tokens;
     const std::optional<StopArrays>& stop;
 
-    ChainPlan read(const Head& head, const Batch& batch) const {
+    ChainPlan read(Head& head, const Batch& batch) const {
         const auto requests = static_cast<size_t>(batch.requests);
         const int64_t draft_vocab = head.head().draft_vocab_size;
         for (const size_t size : {lengths.shape(0), steps.shape(0), temperature.shape(0), top_k.shape(0), top_p.shape(0),
@@ -87,9 +87,9 @@ struct PlanArrays {
         if (ids ? static_cast<int64_t>(ids->shape(0)) != draft_vocab : vocab > draft_vocab) {
             throw std::invalid_argument("the vocabulary does not fit the head");
         }
-        const bool strangers = ids ? *std::max_element(ids->data(), ids->data() + draft_vocab) >= vocab : draft_vocab > vocab;
-        ChainPlan plan{lengths.data(), steps.data(), ids ? ids->data() : nullptr, vocab, static_cast<int64_t>(tokens.shape(1)),
-                       strangers, {}, {}, {}};
+        const auto known = ids ? head.tokens(ids->data()) : nullptr;
+        const bool strangers = (known ? known->largest + 1 : draft_vocab) > vocab;
+        ChainPlan plan{lengths.data(), steps.data(), known, vocab, static_cast<int64_t>(tokens.shape(1)), strangers, {}, {}, {}};
         if (stop) plan.stop = read_stop(*stop, requests, tokens.shape(1));
         for (size_t r = 0; r < requests; ++r) {
             const int64_t last = lengths(r) + steps(r) - 1;  // one behind the last guess that is read

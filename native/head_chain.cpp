@@ -23,6 +23,9 @@ const float* without_strangers(const float* logits, int64_t draft_vocab, const C
 
 }  // namespace
 
+HeadTokens::HeadTokens(const int32_t* first, int64_t count)
+    : ids(first, first + count), steps(noise_steps(first, count)), largest(*std::max_element(ids.begin(), ids.end())) {}
+
 float ChainPlan::rate(int64_t request, float confidence) const {
     const float* end = stop->edges + stop->classes - 1;
     return stop->rates[request * stop->classes + (std::upper_bound(stop->edges, end, confidence) - stop->edges)];
@@ -76,7 +79,7 @@ int32_t draw_guess(const float* logits, int64_t draft_vocab, const ChainPlan& pl
     const RowShape& shape = plan.shapes[static_cast<size_t>(request)];
     if (plan.has_strangers) logits = without_strangers(logits, draft_vocab, plan, masked);
     const uint64_t key = row_key(plan.stems[static_cast<size_t>(request)], plan.lengths[request] + level);
-    const int64_t column = row_sample(logits, draft_vocab, shape, key, scratch, plan.ids).token;
+    const int64_t column = row_sample(logits, draft_vocab, shape, key, scratch, plan.known ? plan.known->steps.data() : nullptr).token;
     if (column < 0) return -1;
     if (plan.stop) {
         const double temperature = shape.temperature == 0.0 ? 1.0 : shape.temperature;

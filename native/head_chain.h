@@ -1,6 +1,8 @@
 // Guesses of a head one after the other, without going back to Python between them.
 #pragma once
 
+#include <algorithm>
+#include <memory>
 #include <optional>
 
 #include "batch.h"
@@ -17,10 +19,20 @@ struct ChainStop {
     float* confidence;               // [requests, most], what it gives each guess: written
 };
 
+// The target's ids of a head's tokens, and what follows from them.
+struct HeadTokens {
+    std::vector<int32_t> ids;        // [draft vocab]
+    std::vector<uint64_t> steps;     // [draft vocab], see `noise_steps`
+    int64_t largest;
+
+    HeadTokens(const int32_t* first, int64_t count);
+    bool are(const int32_t* others) const { return std::equal(ids.begin(), ids.end(), others); }
+};
+
 struct ChainPlan {
     const int32_t* lengths;          // [requests], tokens of each text
     const int32_t* steps;            // [requests], guesses that are wanted of each, at most `most`
-    const int32_t* ids;              // [draft vocab], the target's ids of the head's tokens; null: the same
+    std::shared_ptr<const HeadTokens> known;  // null: the head's tokens have the target's ids
     int64_t vocab;                   // the target's ids below this can be drawn
     int64_t most;
     bool has_strangers;              // whether the head knows tokens that cannot be drawn
@@ -30,7 +42,7 @@ struct ChainPlan {
 
     // How often a guess is right that was given this.
     float rate(int64_t request, float confidence) const;
-    int64_t id_of(int64_t column) const { return ids ? ids[column] : column; }
+    int64_t id_of(int64_t column) const { return known ? known->ids[static_cast<size_t>(column)] : column; }
 };
 
 // The rows of one level: a guess for each of some requests, behind its text and its guesses before.

@@ -60,18 +60,30 @@ uint64_t row_key(uint64_t stem, int64_t position);
 
 RowFloor row_floor(const float* logits, int64_t vocab, const RowShape& shape, SamplerScratch& scratch);
 
-// The kept token with the largest (logit - peak) / temperature + Gumbel noise; -1 if none is kept. `chunk_max` holds
-// what row_floor left of this row in its scratch memory, or is null. Where the row has logits of some tokens only, `ids`
-// says which: noise belongs to a token, not to its place.
-int64_t row_draw(const float* logits, int64_t vocab, const RowDraw& draw, const float* chunk_max, const int32_t* ids = nullptr);
+// Where a row has logits of some tokens only: what tells their noise apart, as `row_draw` takes it. Noise belongs to a
+// token, not to its place.
+std::vector<uint64_t> noise_steps(const int32_t* ids, int64_t count);
+
+// The kept token with the largest (logit - peak) / temperature + Gumbel noise; -1 if none is kept. `chunk_max` is what
+// row_floor left of this row in its scratch memory, `steps` null where a place is a token's id.
+int64_t row_draw(
+    const float* logits, int64_t vocab, const RowDraw& draw, const std::vector<float>& chunk_max, const uint64_t* steps = nullptr
+);
 
 // Both, one after the other; the token is a place in the row.
 RowToken row_sample(
-    const float* logits, int64_t vocab, const RowShape& shape, uint64_t key, SamplerScratch& scratch, const int32_t* ids = nullptr
+    const float* logits, int64_t vocab, const RowShape& shape, uint64_t key, SamplerScratch& scratch, const uint64_t* steps = nullptr
 );
 
 // The part of exp(logit / temperature) that one place has of a row that row_floor has just gone through.
 float row_share(const float* logits, int64_t vocab, int64_t place, double temperature, const SamplerScratch& scratch);
+
+// Guesses of some texts, a row each behind the row of the text's end. What is drawn after a row is wanted only where all
+// guesses on the way to it were drawn, too.
+struct RowGuesses {
+    const int64_t* parents;  // [rows], the row before, which comes first; -1 at the ends of texts
+    const int64_t* tokens;   // [rows], the guess; below 0: not known yet
+};
 
 // Rows shared out among threads; what a row gives depends on the row alone.
 class Sampler {
@@ -83,6 +95,11 @@ public:
     void sample(
         const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowShape* shapes, const uint64_t* keys,
         RowToken* found
+    );
+    // The same for those rows alone whose draws are wanted; the others get the token -1.
+    void sample_wanted(
+        const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowShape* shapes, const uint64_t* keys,
+        const RowGuesses& guesses, RowToken* found
     );
 
 private:

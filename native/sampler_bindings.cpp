@@ -1,5 +1,11 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+
+#include <optional>
+#include <stdexcept>
+#include <utility>
 
 #include "sampler.h"
 
@@ -54,20 +60,42 @@ void draw(
     sampler.draw(logits.data(), rows, logits.stride(0), static_cast<int64_t>(logits.shape(1)), wanted.data(), tokens.data());
 }
 
+using Guesses = std::pair<Column<const int64_t>, Column<const int64_t>>;  // parents, tokens
+
+RowGuesses read_guesses(const Guesses& given, int64_t rows) {
+    const auto& [parents, tokens] = given;
+    if (static_cast<int64_t>(parents.shape(0)) != rows || static_cast<int64_t>(tokens.shape(0)) != rows) {
+        throw std::invalid_argument("the guesses do not fit the rows");
+    }
+    for (int64_t row = 0; row < rows; ++row) {
+        if (parents(row) >= row || (row == 0 && parents(row) >= 0)) {
+            throw std::invalid_argument("a guess comes before what it follows");
+        }
+    }
+    return {parents.data(), tokens.data()};
+}
+
 void sample(
     Sampler& sampler, Rows logits, Field<double> temperature, Field<int64_t> top_k, Field<double> top_p,
-    Field<double> min_p, Field<uint64_t> stems, Field<int64_t> positions, Column<int64_t> tokens, Column<int64_t> status
+    Field<double> min_p, Field<uint64_t> stems, Field<int64_t> positions, Column<int64_t> tokens, Column<int64_t> status,
+    const std::optional<Guesses>& given
 ) {
     const int64_t rows = static_cast<int64_t>(logits.shape(0));
+    const std::optional<RowGuesses> guesses = given ? std::optional(read_guesses(*given, rows)) : std::nullopt;
     const std::vector<RowShape> shapes = joined(rows, temperature, top_k, top_p, min_p);
     std::vector<uint64_t> keys(shapes.size());
     for (int64_t r = 0; r < rows; ++r) keys[r] = row_key(stems(r), positions(r));
     std::vector<RowToken> found(shapes.size());
     {
         nb::gil_scoped_release release;
-        sampler.sample(
-            logits.data(), rows, logits.stride(0), static_cast<int64_t>(logits.shape(1)), shapes.data(), keys.data(), found.data()
-        );
+        const auto vocab = static_cast<int64_t>(logits.shape(1));
+        if (guesses) {
+            sampler.sample_wanted(
+                logits.data(), rows, logits.stride(0), vocab, shapes.data(), keys.data(), *guesses, found.data()
+            );
+        } else {
+            sampler.sample(logits.data(), rows, logits.stride(0), vocab, shapes.data(), keys.data(), found.data());
+        }
     }
     for (int64_t r = 0; r < rows; ++r) {
         tokens(r) = found[r].token;
@@ -82,7 +110,8 @@ void register_sampler(nb::module_& module) {
         .def(nb::init<int>(), nb::arg("threads"))
         .def("floors", &floors)
         .def("draw", &draw)
-        .def("sample", &sample);
+        .def("sample", &sample, nb::arg("logits"), nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"), nb::arg("min_p"),
+             nb::arg("stems"), nb::arg("positions"), nb::arg("tokens"), nb::arg("status"), nb::arg("guesses").none());
 }
 
 }  // namespace foreword

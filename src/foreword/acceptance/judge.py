@@ -93,10 +93,13 @@ class Judging:
 def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:
     """int64 [2, rows], the coupled rule's draw at every row and its RowStatus.
 
-    Hands the work to the logits' device and does not wait for it. `logits` are the corrected ones.
+    Hands the work to the logits' device and does not wait for it. `logits` are the corrected ones. The native sampler
+    leaves out what nobody asks for: draws behind a guess that is not the target's.
     """
     if judged.sampler is not None:
-        return native.sample(judged.sampler, logits, judged.row_records, judged.positions)
+        trees = judged.trees
+        guesses = None if trees.is_plain or judged.wants_draws else (trees.parents, trees.tokens)
+        return native.sample(judged.sampler, logits, judged.row_records, judged.positions, guesses)
     return sample(logits, RowShape.of(judged), _keys(judged, Stream.TARGET))
 
 

@@ -141,7 +141,7 @@ class ForwardBatch:
     prefix_lens: Tensor  # int32 [rows]
     ancestor_masks: Tensor  # int64 [rows, MASK_WORDS]
     row_starts: Tensor  # int32 [requests + 1], rows of request r are row_starts[r] : row_starts[r + 1]
-    block_tables: Tensor  # int32 [requests, most pages], physical pages in logical order; unused entries 0
+    block_tables: Tensor  # int32 [requests, pages of the longest or more], in logical order; unused entries 0
     kv_lens: Tensor  # int32 [requests], logical KV rows that any row of the request can see
     logit_rows: Tensor  # int32 [wanted], rows whose logits are returned, in this order
     kv_copies: Tensor  # int32 [copies, 2], (from, to) physical KV rows; done before anything else

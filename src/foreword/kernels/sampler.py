@@ -19,6 +19,10 @@ NativeSampler: TypeAlias = "Sampler | None"
 """The compiled one; None: torch does its work."""
 
 
+Guesses: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+"""Per row the row before it, -1 at the ends of texts, and the guess, below 0 if it is not known yet."""
+
+
 @cache
 def native_sampler() -> NativeSampler:
     """The compiled sampler with a thread per core, or None where the extension was not built."""
@@ -67,11 +71,16 @@ def draw(
 
 
 def sample(
-    sampler: "Sampler", logits: Tensor, records: npt.NDArray[np.void], positions: npt.NDArray[np.int64]
+    sampler: "Sampler",
+    logits: Tensor,
+    records: npt.NDArray[np.void],
+    positions: npt.NDArray[np.int64],
+    guesses: Guesses | None = None,
 ) -> npt.NDArray[np.int64]:
     """int64 [2, rows], keys, `floors` and `draw` in one call: each row's token (-1: it has none) and RowStatus.
 
-    Records are per row, with the fields named here; positions are those of the tokens that the rows are about.
+    Records are per row, with the fields named here; positions are those of the tokens that the rows are about. With
+    `guesses` only those rows are drawn from whose guesses were all drawn; the others have no token.
     """
     rows = logits.numpy()
     found = np.empty((2, len(rows)), np.int64)
@@ -85,5 +94,6 @@ def sample(
         positions,
         found[0],
         found[1],
+        guesses,
     )
     return found

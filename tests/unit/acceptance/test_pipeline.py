@@ -115,6 +115,7 @@ def test_one_native_call_is_floors_and_draw_of_torch(monkeypatch: pytest.MonkeyP
         pytest.skip("the native extension is not built")
     rng = np.random.default_rng(21)
     judged, _ = batch_of([random_case(rng) for _ in range(200)], rng)
+    judged.wants_draws = True  # after every row
     logits = judged.logits.clone()
     for row, poison in ((3, torch.nan), (9, torch.inf)):
         logits[row, 2] = poison
@@ -128,6 +129,39 @@ def test_one_native_call_is_floors_and_draw_of_torch(monkeypatch: pytest.MonkeyP
     assert natively[:, [3, 9, 17]].tolist() == [[-1, -1, -1], [1, 1, 2]]
     keys = absorbed(judged.row_records["stem"], judged.positions)
     assert torch.equal(slowly, sample(logits, RowShape.of(judged), keys))
+
+
+def test_what_nobody_asks_for_is_not_drawn():
+    """Behind a guess that is not the target's; where guesses are not known yet, nothing can be left out."""
+    if native.native_sampler() is None:
+        pytest.skip("the native extension is not built")
+    rng = np.random.default_rng(22)
+    judged, _ = batch_of([random_case(rng) for _ in range(300)], rng)
+    everywhere = draw_rows(replace(judged, wants_draws=True), judged.logits).tolist()[0]
+    drawn, status = draw_rows(judged, judged.logits).tolist()
+    trees = judged.trees
+    hit = [
+        parent < 0 or token == everywhere[parent]
+        for token, parent in zip(trees.token_list, trees.parent_list, strict=True)
+    ]
+    wanted = trees.reached(np.array(hit)).tolist()
+    assert 50 < sum(wanted) < len(wanted) - 50
+    assert max(trees.depths[wanted]) >= 2
+    assert drawn == [token if is_wanted else -1 for token, is_wanted in zip(everywhere, wanted, strict=True)]
+    assert not any(status)
+    unknown = replace(judged, trees=replace(trees, token_list=[-1] * len(wanted)))
+    assert draw_rows(unknown, judged.logits).tolist()[0] == everywhere
+
+
+def test_rows_of_guesses_come_behind_what_they_follow():
+    if (sampler := native.native_sampler()) is None:
+        pytest.skip("the native extension is not built")
+    judged, _ = batch_of([random_case(np.random.default_rng(2)) for _ in range(3)], np.random.default_rng(2))
+    rows = len(judged.logits)
+    for parents in (np.arange(rows), np.zeros(rows, np.int64), np.full(rows - 1, -1)):
+        guesses = (parents.astype(np.int64), np.zeros(rows, np.int64))
+        with pytest.raises(ValueError, match="guess"):
+            native.sample(sampler, judged.logits, judged.row_records, judged.positions, guesses)
 
 
 def test_a_row_is_the_same_in_any_company(backend: str):

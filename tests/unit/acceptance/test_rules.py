@@ -228,7 +228,7 @@ def test_what_the_target_draws_is_told_under_every_rule(rule: Rule):
     logits = torch.randn(4, 30, generator=torch.Generator().manual_seed(1))
     draft = Draft.chain([3, 4, 5], 0)
     params = SamplingParams(seed=5)
-    expected = judge(judgement(logits, [draft], [sampler(params, 30)])).draws
+    expected = judge(replace(judgement(logits, [draft], [sampler(params, 30)]), wants_draws=True)).draws
     silent = judgement(logits, [draft], [sampler(params, 30, rule=rule)])
     asked = replace(silent, wants_draws=True)
     assert judge(asked).draws == expected

@@ -12,9 +12,15 @@ from foreword.backends.batch import MAX_DRAFT_NODES, ForwardBatch, Tap
 from foreword.kv.paged_cache import PagedCache
 from foreword.kv.sequence import GONE, KvSequence, RowMove
 from foreword.speculation.draft import Draft
-from foreword.speculation.rows.batch_memory import PageTables
+from foreword.speculation.rows.batch_memory import PAGES_AT_ONCE, PageTables
 from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 from helpers.trees import random_tokens, random_tree
+
+
+def table(pages: Sequence[int], most: int | None = None) -> list[int]:
+    """The pages of one sequence, filled up to the width of a table for the longest."""
+    width = -(-(most or len(pages)) // PAGES_AT_ONCE) * PAGES_AT_ONCE
+    return [*pages, *[0] * (width - len(pages))]
 
 
 def by_definition(
@@ -46,7 +52,7 @@ def by_definition(
         "prefix_lens": columns[3],
         "ancestor_masks": [[mask] for mask in columns[4]],
         "row_starts": starts,
-        "block_tables": [s.kv.pages + [0] * (most_pages - len(s.kv.pages)) for s in shares],
+        "block_tables": [table(share.kv.pages, most_pages) for share in shares],
         "kv_lens": [share.kv.computed + share.run + len(share.draft) for share in shares],
         "logit_rows": logit_rows,
         "kv_copies": [[move.source, cache.slot(move.owner, move.row)] for move in moves],
@@ -191,8 +197,19 @@ def test_a_growing_request_does_not_make_room_for_more_requests():
     kv = cache.open()
     for rows in range(0, 16_000, 160):
         cache.reserve(kv, rows)
-        assert tables.of([kv], 16).tolist() == [kv.pages]
+        assert tables.of([kv], 16).tolist() == [table(kv.pages)]
     assert tables.of([kv], 16).base.size <= 2 * 1000
+
+
+def test_arrays_have_new_sizes_once_in_many_pages():
+    """Else those of the last pass of this size could seldom be used again."""
+    cache, buffers = PagedCache(64), BatchBuffers()
+    widths = []
+    for rows in range(16, 520, 16):
+        share = SequenceRows(sequence(cache, rows - 1, 1), list(range(rows)), 1, Draft())
+        widths.append(buffers.lay_out(cache, [share], []).block_tables.shape[1])
+        cache.close(share.kv)
+    assert widths == [16] * 16 + [32] * 16
 
 
 def test_pages_that_are_gone_are_no_numbers_in_a_table():
@@ -201,10 +218,10 @@ def test_pages_that_are_gone_are_no_numbers_in_a_table():
     kv = cache.open()
     cache.reserve(kv, 64)
     before = list(kv.pages)
-    assert tables.of([kv], 16).tolist() == [before]
+    assert tables.of([kv], 16).tolist() == [table(before)]
     kv.computed = 64
     kv.pages[:2] = [GONE, GONE]
-    assert tables.of([kv], 16).tolist() == [[0, 0, *before[2:]]]
+    assert tables.of([kv], 16).tolist() == [table([0, 0, *before[2:]])]
 
 
 def test_a_run_behind_the_last_token_is_refused():

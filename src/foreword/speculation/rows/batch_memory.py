@@ -11,6 +11,9 @@ _KEPT_VIEWS = 256
 """Sizes whose views are kept: making them takes longer than filling them, and few sizes come again and again."""
 
 
+PAGES_AT_ONCE = 16
+"""Tables are as wide as a multiple of this, so that arrays have new sizes once in so many pages of a text."""
+
 Taps = tuple[Tap, ...]
 
 
@@ -47,13 +50,14 @@ class PageTables:
         self._known: list[list[int]] = []  # what each row of the table holds; zeros follow
 
     def of(self, sequences: Sequence[KvSequence], page_size: int) -> Ints:
-        """[sequences, most pages], unused entries 0; a view that the next call overwrites."""
+        """[sequences, at least the most pages], unused entries 0; a view that the next call overwrites."""
         most_pages = max([len(sequence.pages) for sequence in sequences], default=0)
-        self._grow(len(sequences), most_pages)
+        width = -(-most_pages // PAGES_AT_ONCE) * PAGES_AT_ONCE
+        self._grow(len(sequences), width)
         for row, (known, sequence) in enumerate(zip(self._known, sequences, strict=False)):
             if known != sequence.pages:
                 self._write(row, sequence.pages, sequence.computed // page_size)
-        return self._table[: len(sequences), :most_pages]
+        return self._table[: len(sequences), :width]
 
     def _grow(self, sequences: int, pages: int) -> None:
         height, width = self._table.shape

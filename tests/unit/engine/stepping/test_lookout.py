@@ -108,7 +108,7 @@ def test_steps_that_are_planned_for_others_reasons_do_not_make_it_patient():
     for _ in range(5):
         assert lookout.may_follow(requests(1, 1), Situation())
         assert not lookout.may_follow(requests(2, under_way=1), Situation())
-        assert not lookout.may_follow(requests(2, under_way=0), Situation())
+        assert not lookout.may_follow(requests(1, under_way=0), Situation())
     assert steps_until_planned(lookout) == PLANNED_EVERY
 
 
