@@ -24,7 +24,7 @@ public:
     void add_layer(Layer layer);
     void set_ends(Matrix embedding, Matrix head, std::vector<float> final_norm);
 
-    // logits [wanted, vocab]; hidden [taps, hidden wanted, hidden size]. The store's first kind of rows is this decoder's.
+    // logits [wanted, vocab]; hidden [hidden wanted, taps * hidden size]. The store's first kind of rows is this decoder's.
     void forward(const Batch& batch, KvStore& store, float* logits, float* hidden);
 
     // The same for an exit, whose own layer has rows of `kind`; nothing comes of rows that are kept.

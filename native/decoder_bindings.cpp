@@ -15,13 +15,13 @@ namespace foreword {
 namespace {
 
 void forward(Decoder& decoder, KvStore& store, const nb::tuple& arrays, const std::vector<std::pair<int64_t, bool>>& taps,
-             const Array<float, 2>& logits, const Array<float, 3>& hidden, std::vector<int32_t> adapters) {
+             const Array<float, 2>& logits, const Array<float, 2>& hidden, std::vector<int32_t> adapters) {
     Batch batch = read_batch(arrays, taps);
     batch.adapters = std::move(adapters);
     const bool room = static_cast<int64_t>(logits.shape(0)) == batch.wanted &&
                       static_cast<int64_t>(logits.shape(1)) == decoder.vocab_size() &&
-                      hidden.shape(0) == taps.size() && static_cast<int64_t>(hidden.shape(1)) == batch.hidden_wanted &&
-                      static_cast<int64_t>(hidden.shape(2)) == decoder.shape().hidden_size;
+                      static_cast<int64_t>(hidden.shape(0)) == batch.hidden_wanted &&
+                      hidden.shape(1) == taps.size() * static_cast<size_t>(decoder.shape().hidden_size);
     if (!room) throw std::invalid_argument("the output arrays do not fit the batch");
     nb::gil_scoped_release free;
     decoder.forward(batch, store, logits.data(), hidden.data());

@@ -52,15 +52,15 @@ void Pass::embed() {
 }
 
 void Pass::keep_hidden(int64_t index) {
-    const int64_t width = shape_.hidden_size;
+    const int64_t width = shape_.hidden_size, taps = static_cast<int64_t>(batch_.taps.size());
     for (size_t place = 0; place < batch_.taps.size(); ++place) {
         const Tap& tap = batch_.taps[place];
         if (tap.layer != index) continue;
-        float* out = hidden_ + static_cast<int64_t>(place) * batch_.hidden_wanted * width;
         pool_.share(batch_.hidden_wanted, 1, [&](int64_t i, int64_t) {
             const float* row = stream(batch_.hidden_rows[i]);
-            if (tap.normed) final_norm(row, out + i * width);
-            else std::copy_n(row, width, out + i * width);
+            float* out = hidden_ + (i * taps + static_cast<int64_t>(place)) * width;
+            if (tap.normed) final_norm(row, out);
+            else std::copy_n(row, width, out);
         });
     }
 }

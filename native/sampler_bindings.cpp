@@ -2,6 +2,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
 
 #include <optional>
 #include <stdexcept>
@@ -60,15 +61,15 @@ void draw(
     sampler.draw(logits.data(), rows, logits.stride(0), static_cast<int64_t>(logits.shape(1)), wanted.data(), tokens.data());
 }
 
-using Guesses = std::pair<Column<const int64_t>, Column<const int64_t>>;  // parents, tokens
+using Guesses = std::pair<std::vector<int64_t>, std::vector<int64_t>>;  // parents, tokens
 
 RowGuesses read_guesses(const Guesses& given, int64_t rows) {
     const auto& [parents, tokens] = given;
-    if (static_cast<int64_t>(parents.shape(0)) != rows || static_cast<int64_t>(tokens.shape(0)) != rows) {
+    if (static_cast<int64_t>(parents.size()) != rows || static_cast<int64_t>(tokens.size()) != rows) {
         throw std::invalid_argument("the guesses do not fit the rows");
     }
     for (int64_t row = 0; row < rows; ++row) {
-        if (parents(row) >= row || (row == 0 && parents(row) >= 0)) {
+        if (parents[static_cast<size_t>(row)] >= row) {
             throw std::invalid_argument("a guess comes before what it follows");
         }
     }

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +54,7 @@ class Judgement:
     def __post_init__(self) -> None:
         records, trees = self.records, self.trees
         self.sampler = native.sampler_for(self.logits)
-        self.row_records = records if trees.is_plain else records[trees.request_of_row]
+        self.row_records = records if trees.is_plain else _repeated(records, trees.starts)
         self.logprobs = records["logprobs"].tolist()
 
     @staticmethod
@@ -91,6 +92,15 @@ class Judgement:
         """[rows], absolute position of the token that the row's logits are about."""
         lengths: Ints = self.row_records["length"]
         return lengths if self.trees.is_plain else lengths + self.trees.depths
+
+
+def _repeated(records: Records, starts: Sequence[int]) -> Records:
+    """[rows], the record of the row's request; put together from bytes, which takes numpy ten times as long."""
+    raw, size = records.tobytes(), records.itemsize
+    parts = [
+        raw[at * size : (at + 1) * size] * (end - start) for at, (start, end) in enumerate(pairwise(starts))
+    ]
+    return np.frombuffer(bytearray().join(parts), records.dtype)
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def draw_rows(judged: Judgement, logits: Tensor) -> Tensor | Ints:
     """
     if judged.sampler is not None:
         trees = judged.trees
-        guesses = None if trees.is_plain or judged.wants_draws else (trees.parents, trees.tokens)
+        guesses = None if trees.is_plain or judged.wants_draws else (trees.parent_list, trees.token_list)
         return native.sample(judged.sampler, logits, judged.row_records, judged.positions, guesses)
     return sample(logits, RowShape.of(judged), _keys(judged, Stream.TARGET))
 

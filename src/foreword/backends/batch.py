@@ -5,7 +5,7 @@ what padding holds. Batch memory, staging and the checks of the CPU kernels' bin
 declared here and in native/batch.h, and filled in speculation/rows/layout.py.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cached_property
@@ -170,6 +170,53 @@ class ForwardBatch:
     def arrays(self) -> BatchArrays:
         """The same memory as numpy arrays; for a batch on the CPU."""
         return BatchArrays(*(getattr(self, name).numpy() for name in BatchArrays._fields))
+
+
+class SideBySide(Mapping[Tap, Tensor]):
+    """Hidden states that lie beside each other row by row, so that those of all taps together are no copy."""
+
+    __slots__ = ("_states", "_taps")
+
+    def __init__(self, taps: Sequence[Tap], states: Tensor) -> None:
+        """`states` are [rows, taps * size]."""
+        self._taps = tuple(taps)
+        self._states = states
+
+    def __getitem__(self, tap: Tap) -> Tensor:
+        try:
+            place = self._taps.index(tap)
+        except ValueError:
+            raise KeyError(tap) from None
+        size = self._states.shape[1] // len(self._taps)
+        return self._states[:, place * size : (place + 1) * size]
+
+    def __iter__(self) -> Iterator[Tap]:
+        return iter(self._taps)
+
+    def __len__(self) -> int:
+        return len(self._taps)
+
+    @property
+    def rows(self) -> int:
+        return self._states.shape[0]
+
+    def joined(self, taps: tuple[Tap, ...]) -> Tensor:
+        """[rows, taps * size]"""
+        if taps == self._taps:
+            return self._states
+        return torch.cat([self[tap] for tap in taps], dim=-1)
+
+
+def joined_states(hidden: Mapping[Tap, Tensor], taps: tuple[Tap, ...]) -> Tensor:
+    """[rows, taps * size], the states of a pass at several taps beside each other."""
+    if isinstance(hidden, SideBySide):
+        return hidden.joined(taps)
+    return torch.cat([hidden[tap] for tap in taps], dim=-1)
+
+
+def num_states(hidden: Mapping[Tap, Tensor]) -> int:
+    """Rows of a pass whose states were kept."""
+    return hidden.rows if isinstance(hidden, SideBySide) else len(next(iter(hidden.values()), ()))
 
 
 def check_taps(taps: Iterable[Tap], num_layers: int) -> None:

@@ -268,5 +268,5 @@ class Sampler:
         positions: NDArray[int64],
         tokens: NDArray[int64],
         status: NDArray[int64],
-        guesses: tuple[NDArray[int64], NDArray[int64]] | None,
+        guesses: tuple[list[int], list[int]] | None,
     ) -> None: ...

@@ -19,7 +19,7 @@ NativeSampler: TypeAlias = "Sampler | None"
 """The compiled one; None: torch does its work."""
 
 
-Guesses: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+Guesses: TypeAlias = tuple[list[int], list[int]]
 """Per row the row before it, -1 at the ends of texts, and the guess, below 0 if it is not known yet."""
 
 

@@ -159,7 +159,7 @@ def test_rows_of_guesses_come_behind_what_they_follow():
     judged, _ = batch_of([random_case(np.random.default_rng(2)) for _ in range(3)], np.random.default_rng(2))
     rows = len(judged.logits)
     for parents in (np.arange(rows), np.zeros(rows, np.int64), np.full(rows - 1, -1)):
-        guesses = (parents.astype(np.int64), np.zeros(rows, np.int64))
+        guesses = (parents.tolist(), [0] * rows)
         with pytest.raises(ValueError, match="guess"):
             native.sample(sampler, judged.logits, judged.row_records, judged.positions, guesses)
 

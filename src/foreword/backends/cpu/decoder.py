@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.backends.batch import ForwardBatch, ForwardOutput
+from foreword.backends.batch import ForwardBatch, ForwardOutput, SideBySide
 from foreword.backends.cpu.adapters import AdapterPacker
 from foreword.backends.cpu.exits import CpuExit
 from foreword.backends.cpu.experts import load_experts
@@ -225,9 +225,9 @@ class CpuDecoder:
         arrays = batch.arrays  # handing over torch tensors takes longer than a small pass
         taps = list(dict.fromkeys(batch.taps))
         logits = torch.empty((len(arrays.logit_rows), self.config.vocab_size), dtype=torch.float32)
-        hidden = np.empty((len(taps), len(arrays.hidden_rows), self.config.hidden_size), dtype=np.float32)
+        hidden = np.empty((len(arrays.hidden_rows), len(taps) * self.config.hidden_size), dtype=np.float32)
         self._native.forward(store.native, arrays, taps, logits.numpy(), hidden, batch.adapters)
-        return ForwardOutput(logits, dict(zip(taps, map(torch.from_numpy, hidden), strict=True)))
+        return ForwardOutput(logits, SideBySide(taps, torch.from_numpy(hidden)) if taps else {})
 
 
 def load_cpu_decoder(

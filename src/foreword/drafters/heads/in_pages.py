@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.backends.batch import Ints
+from foreword.backends.batch import Ints, joined_states, num_states
 from foreword.backends.interface import HeadInput, HeadOutput
 from foreword.drafters.heads.loading import LoadedRows
 from foreword.kv.extra_rows import ExtraRows
@@ -19,8 +19,8 @@ from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 FILLED_AT_ONCE = 16
 """Committed rows that are left to the next guess; more of them are filled as soon as they are told of."""
 
-COPIED_TOGETHER = 256
-"""Rows of a pass whose features are copied in one go, and kept as long as any of them is: not those of prompts."""
+KEPT_TOGETHER = 256
+"""Rows of a pass whose features are taken in one go, and kept as long as any of them is: not those of prompts."""
 
 
 class Run(NamedTuple):
@@ -89,16 +89,14 @@ class HeadInPages:
     def _features(self, commits: Sequence[Commit]) -> Sequence[tuple[Tensor, int]]:
         """A tensor and the row of it with which those of each begin.
 
-        They are copied: else one request would keep the states of all who were in the pass, other drafters' too.
+        Those of long passes are copied: else one request would keep the states of all who were in it.
         """
         states = [commit.hidden for commit in commits]
         together = [one for one in states if isinstance(one, KeptStates) and one.are_together]
-        if len(commits) > 1 and len(together) == len(commits):
+        if commits and len(together) == len(commits):
             of_pass = together[0].of_pass
-            if len(of_pass[self._taps[0]]) <= COPIED_TOGETHER and all(
-                one.of_pass is of_pass for one in together
-            ):
-                joined = torch.cat([of_pass[tap] for tap in self._taps], dim=-1)
+            if num_states(of_pass) <= KEPT_TOGETHER and all(one.of_pass is of_pass for one in together):
+                joined = joined_states(of_pass, self._taps)
                 return [(joined, one.first) for one in together]
         return [(torch.cat([one[tap] for tap in self._taps], dim=-1), 0) for one in states]
 

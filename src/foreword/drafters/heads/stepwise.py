@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.backends.batch import MAX_DRAFT_NODES, Tap
+from foreword.backends.batch import MAX_DRAFT_NODES, Tap, joined_states
 from foreword.backends.interface import HeadInput, PendingChains
 from foreword.drafters.heads.begun import BegunChain, BegunChains, joined
 from foreword.drafters.heads.chain_plan import drafted, is_drawn_alone, plan_chains, unsettled
@@ -86,7 +86,7 @@ class StepwiseHead(HeadInPages):
             bounds.append((one.states_at, one.states_at + rows))
         arrays = self._buffers.lay_out(_pages(going[0].ask).cache, parts, ()).arrays
         arrays.logit_rows[:] = arrays.row_starts[:-1]
-        states = torch.cat([hidden[tap] for tap in self._taps], dim=-1)
+        states = joined_states(hidden, self._taps)
         return HeadInput(arrays, np.array(starts, np.int32), _taken(states, bounds), are_own=False)
 
     def _newest(self, ask: Ask) -> Run | None:

@@ -19,6 +19,10 @@ from foreword.speculation.draft import Draft, node_columns
 from foreword.speculation.rows.batch_memory import BatchMemory, PageTables
 
 
+FEW_ROWS = 8
+"""Rows of a pass whose numbers are worked out one by one."""
+
+
 class SequenceRows(NamedTuple):
     """One sequence's rows of a pass."""
 
@@ -74,9 +78,10 @@ class BatchBuffers:
             end + len(part.draft.parents) for end, part in zip(rows.ends, parts, strict=True)
         ]
         arrays.row_starts[:] = rows.starts
-        arrays.ancestor_masks.fill(0)
         if rows.counts.count(1) == len(parts) and not any(part.draft.parents for part in parts):
             _fill_single_places(arrays, parts, rows, cache.page_size)
+        elif rows.starts[-1] <= FEW_ROWS:
+            _fill_few_places(arrays, parts, rows.begins, cache.page_size)
         else:
             _fill_places(arrays, parts, rows.begins, cache.page_size)
         _fill_tokens(arrays, parts, rows)
@@ -134,6 +139,31 @@ def _fill_places(
     arrays.ancestor_masks.view(np.uint64)[:, 0] = ways.masks
 
 
+def _fill_few_places(
+    arrays: BatchArrays, parts: Sequence[SequenceRows], begins: Sequence[int], page_size: int
+) -> None:
+    """The same for few rows, as one request has: whole arrays take longer than lists there."""
+    positions: list[int] = []
+    sees: list[int] = []
+    slots: list[int] = []
+    masks: list[int] = []
+    for part, begin in zip(parts, begins, strict=True):
+        (kv_rows, own_positions, own_sees), own_masks = _few_ways(
+            part.run, part.first_node, part.draft.parents
+        )
+        positions += [begin + position for position in own_positions]
+        sees += [begin + seen for seen in own_sees]
+        pages = part.kv.pages
+        slots += [
+            pages[(begin + row) // page_size] * page_size + (begin + row) % page_size for row in kv_rows
+        ]
+        masks += own_masks
+    arrays.positions[:] = positions
+    arrays.prefix_lens[:] = sees
+    arrays.slots[:] = slots
+    arrays.ancestor_masks.view(np.uint64)[:, 0] = masks
+
+
 class _Ways(NamedTuple):
     """What runs and guesses alone decide of the rows of a pass; each [rows], counted from the beginning of the part."""
 
@@ -173,10 +203,18 @@ def _ways_of_one(run: int, first: int, parents: tuple[int, ...]) -> _PartWays:
     return _PartWays(numbers, np.concatenate([np.zeros(run, np.uint64), columns.masks[first:]]))
 
 
+@lru_cache(maxsize=256)
+def _few_ways(run: int, first: int, parents: tuple[int, ...]) -> tuple[list[list[int]], list[int]]:
+    """The same as lists."""
+    ways = _ways_of_one(run, first, parents)
+    return ways.numbers.tolist(), ways.masks.tolist()
+
+
 def _fill_single_places(
     arrays: BatchArrays, parts: Sequence[SequenceRows], rows: "_Rows", page_size: int
 ) -> None:
     """The same where every part is one committed token: for so few numbers, arrays in between take longer."""
+    arrays.ancestor_masks.fill(0)
     arrays.positions[:] = rows.begins
     arrays.prefix_lens[:] = rows.ends
     arrays.slots[:] = [
