@@ -18,7 +18,6 @@ from foreword.kv.sequence import KvSequence, RowMove
 from foreword.speculation.draft import Draft, node_columns
 from foreword.speculation.rows.batch_memory import BatchMemory, PageTables
 
-
 FEW_ROWS = 8
 """Rows of a pass whose numbers are worked out one by one."""
 
