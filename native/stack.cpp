@@ -132,10 +132,11 @@ void Stack::check_rows(const Batch& batch, const KvStore& store, int64_t vocab_s
         require(batch.row_starts[r] <= batch.row_starts[r + 1], "row_starts must not descend");
         const int64_t first = starts ? starts[r] : 0;
         require(first >= 0, "a request starts before its first KV row");
+        require(batch.kv_lens[r] >= 0 && batch.kv_lens[r] <= reach, "a request is longer than its block table");
         for (int64_t row = batch.row_starts[r]; row < batch.row_starts[r + 1]; ++row) {
             const uint64_t mask = static_cast<uint64_t>(batch.ancestor_masks[row]);
             const int64_t last = batch.prefix_lens[row] + (mask ? 64 - __builtin_clzll(mask) : 0);
-            require(batch.prefix_lens[row] >= first && last <= reach, "a row sees behind its request's block table");
+            require(batch.prefix_lens[row] >= first && last <= batch.kv_lens[r], "a row sees behind the end of its request");
             require(last > first, "a row must see at least itself");
         }
     }

@@ -178,5 +178,5 @@ def test_few_shapes_occur(model_path: Path):
         staged = staging.stage(batch, 16, spare_slot=PAGES * 16).batch
         places.add((tuple(staged.block_tables.shape), len(staged.token_ids), staged.slots.data_ptr()))
         pair.cache.close(request.kv)
-    assert {place[:2] for place in places} == {((2, 2), 32), ((2, 4), 64)}  # a request and the empty one
+    assert {place[:2] for place in places} == {((2, 8), 32), ((2, 8), 64)}  # a request and the empty one
     assert len(places) == 2

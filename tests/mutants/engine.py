@@ -161,7 +161,7 @@ ENGINE_MUTANTS = (
         18,
         "the masks of the batch before stay in memory that is used again",
         "speculation/rows/layout.py",
-        "        arrays.ancestor_masks.fill(0)\n",
+        "    arrays.ancestor_masks.fill(0)\n",
         "",
         (WORLDS,),
     ),

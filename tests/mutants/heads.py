@@ -130,8 +130,8 @@ HEAD_MUTANTS = (
         70,
         "of a pass with several requests, the taps in the other order",
         "drafters/heads/in_pages.py",
-        "[of_pass[tap] for tap in self._taps]",
-        "[of_pass[tap] for tap in self._taps[::-1]]",
+        "joined_states(of_pass, self._taps)",
+        "joined_states(of_pass, self._taps[::-1])",
         ("tests/integration/test_head_rows.py",),
     ),
     Mutant(

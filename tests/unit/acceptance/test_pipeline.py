@@ -10,9 +10,10 @@ import torch
 from foreword.acceptance.batch import Judgement, RowStatus
 from foreword.acceptance.draw import best_of_all, draw, sample
 from foreword.acceptance.judge import draw_rows, judge
-from foreword.acceptance.noise import Stream, absorbed, key_tensor, stems
+from foreword.acceptance.noise import GAMMA, MIX_A, MIX_B, Stream, absorbed, key_tensor, stems
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.pipeline.distribution import RowShape, distributions, shape_rows
+from foreword.acceptance.reference import noise as reference
 from foreword.acceptance.reference.distribution import probabilities
 from foreword.acceptance.rules.rule import Rule
 from foreword.kernels import sampler as native
@@ -129,6 +130,40 @@ def test_one_native_call_is_floors_and_draw_of_torch(monkeypatch: pytest.MonkeyP
     assert natively[:, [3, 9, 17]].tolist() == [[-1, -1, -1], [1, 1, 2]]
     keys = absorbed(judged.row_records["stem"], judged.positions)
     assert torch.equal(slowly, sample(logits, RowShape.of(judged), keys))
+
+
+def unmixed(bits: int) -> int:
+    """What the noise's last step makes these bits of."""
+    mask = (1 << 64) - 1
+    for shift, factor in ((31, MIX_B), (27, MIX_A), (30, 1)):
+        word = bits
+        for _ in range(3):
+            word = bits ^ word >> shift
+        bits = word * pow(factor, -1, 1 << 64) & mask
+    return bits
+
+
+def test_the_luckiest_token_is_found_wherever_it_stands():
+    """One that needs 36 leading ones, and has 45: such noise is not met by chance."""
+    if (sampler := native.native_sampler()) is None:
+        pytest.skip("the native extension is not built")
+    vocab, mask = 3 * 32 + 7, (1 << 64) - 1
+    bits = mask ^ mask >> 45
+    keys = [(unmixed(bits) - (token + 1) * GAMMA) & mask for token in range(vocab)]
+    assert [reference.bits(key, token) for token, key in enumerate(keys)] == [bits] * vocab
+    logits = torch.full((vocab, vocab), -25.0)
+    logits[:, 5] = 0.0
+    ones = torch.ones(vocab, dtype=torch.float64)
+    drawn = native.draw(
+        sampler,
+        logits,
+        torch.zeros(vocab),
+        torch.full((vocab,), -1e30),
+        ones,
+        torch.full((vocab,), -1),
+        torch.from_numpy(np.array(keys, np.uint64).view(np.int64)),
+    )
+    assert drawn.tolist() == list(range(vocab))
 
 
 def test_what_nobody_asks_for_is_not_drawn():

@@ -209,7 +209,7 @@ def test_arrays_have_new_sizes_once_in_many_pages():
         share = SequenceRows(sequence(cache, rows - 1, 1), list(range(rows)), 1, Draft())
         widths.append(buffers.lay_out(cache, [share], []).block_tables.shape[1])
         cache.close(share.kv)
-    assert widths == [16] * 16 + [32] * 16
+    assert widths == [8] * 8 + [16] * 8 + [24] * 8 + [32] * 8
 
 
 def test_pages_that_are_gone_are_no_numbers_in_a_table():

@@ -11,7 +11,7 @@ _KEPT_VIEWS = 256
 """Sizes whose views are kept: making them takes longer than filling them, and few sizes come again and again."""
 
 
-PAGES_AT_ONCE = 16
+PAGES_AT_ONCE = 8
 """Tables are as wide as a multiple of this, so that arrays have new sizes once in so many pages of a text."""
 
 Taps = tuple[Tap, ...]
