@@ -123,6 +123,14 @@ def test_doctor_says_whether_guessing_is_on_and_why():
     assert found["speculation_because"]
 
 
+def test_doctor_says_what_cannot_be_known_before_the_model_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FOREWORD_CACHE", str(tmp_path))
+    found = json.loads(foreword("doctor", "--json").stdout)
+    assert "`foreword pull smollm2-135m`" in found["speculation_because"]
+
+
 def test_supported_families_are_listed():
     rows = json.loads(foreword("models", "--supported", "--json").stdout)["families"]
     mixtral = next(row for row in rows if row["hf_class"] == "MixtralForCausalLM")

@@ -149,6 +149,8 @@ def test_commands_change_what_they_name(session: ChatSession):
     assert session.speculation is not None
     assert session.speculation["prompt_lookup_min"] == 2
     assert session.speculation["num_speculative_tokens"] == 6
+    assert commands.run("/method auto").line == "ngram, up to 4 guesses per pass"
+    assert session.speculation["prompt_lookup_min"] == 1  # as at the start
     commands.run("/temperature 0.5")
     commands.run("/seed 11")
     assert (session.params.temperature, session.params.seed) == (0.5, 11)

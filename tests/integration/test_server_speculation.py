@@ -60,6 +60,7 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory):
 
 def test_the_report_is_the_engines(server):
     assert ask_report(server.url, None) == REPORT
+    assert ask_report(f"{server.url}/v1/", None) == REPORT  # as clients of the API have it
     with server.http() as http:
         told = http.get("/speculation").json()
         assert told["usage"]["target_utilisation"] == 0.5
@@ -135,4 +136,4 @@ def test_a_server_that_cannot_be_asked_is_told_in_one_line(server):
     with pytest.raises(RequestError, match="must be an http address"):
         ask_report("ftp://x", None)
     with pytest.raises(RequestError, match="answers 404"):
-        ask_report(f"{server.url}/v1", None)
+        ask_report(f"{server.url}/v2", None)

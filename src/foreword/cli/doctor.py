@@ -40,6 +40,9 @@ def _findings(model: str) -> dict[str, object]:
         choice = fitted(choice, checkpoint.config, backend="auto", dtype="auto", device=device)
     head = None if checkpoint is None else find_head(checkpoint, checkpoint.tokenizer())
     guessing = choose_speculation("auto", is_shape_invariant(choice), head=head)
+    because = guessing.reason
+    if checkpoint is None:
+        because = f"{model} is not here yet: `foreword pull {model}` tells whether a head was trained for it; {because}"
     numbers = choice.form.name if choice.form is not None else str(choice.torch_dtype).removeprefix("torch.")
     return {
         "version": __version__,
@@ -50,7 +53,7 @@ def _findings(model: str) -> dict[str, object]:
         "backend_because": choice.reason,
         "dtype": numbers,
         "speculation": "off" if guessing.config is None else "+".join(guessing.config.method),
-        "speculation_because": guessing.reason,
+        "speculation_because": because,
         "instruction_set": choose_isa(status.instruction_sets) if status.available else "none",
         "instruction_sets_here": ", ".join(status.instruction_sets) or "none",
         "kernel_threads": choose_threads() if status.available else 0,

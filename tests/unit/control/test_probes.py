@@ -257,3 +257,12 @@ def test_a_try_takes_from_the_bank_what_it_has_really_lost(took: float, tokens: 
     policy._live_try = ("ngram", 2e-3)
     policy.plan([], Situation())  # what was never measured, as it was cold, is not settled with the next step
     assert policy._live_try is None
+
+
+def test_where_few_steps_are_planned_each_of_them_is_a_turn():
+    """On a GPU the policy plans one of many steps: were it not its turn then, drafters would be tried once in hours."""
+    policy = MeasuredPolicy()
+    turns = []
+    for policy.steps in (0, 1, 2, 3, 4, 5, 6, 70, 135, 136):
+        turns.append((policy.steps, policy._is_turn()))
+    assert [step for step, is_turn in turns if is_turn] == [0, 3, 6, 70, 135]

@@ -224,6 +224,17 @@ def test_pages_that_are_gone_are_no_numbers_in_a_table():
     assert tables.of([kv], 16).tolist() == [table([0, 0, *before[2:]])]
 
 
+@pytest.mark.parametrize("rows", [6, 12])
+def test_rows_behind_the_last_page_are_refused(rows: int):
+    """Few rows and many: they would be written into the page of another."""
+    cache = PagedCache(8)
+    sequence(cache, 0, 1)
+    kv = sequence(cache, 11, 1)
+    share = SequenceRows(kv, list(range(30)), rows, Draft())
+    with pytest.raises(IndexError):
+        BatchBuffers().lay_out(cache, [share], [])
+
+
 def test_a_run_behind_the_last_token_is_refused():
     cache = PagedCache(8)
     for rows in (2, 3):

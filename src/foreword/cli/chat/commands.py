@@ -19,7 +19,7 @@ SHOWN_PASSES = 5
 
 HELP = """\
 /plain            decode without guesses
-/method NAME      guess with ngram, suffix, layer_skip, self_quantized, a+b, or a JSON object
+/method NAME      guess with ngram, suffix, layer_skip, self_quantized, a+b, or a JSON object; auto: as at the start
 /depth N          most guesses per pass
 /temperature X    0 is greedy
 /seed N | off     the same seed gives the same answer; off draws a fresh one each time
@@ -46,7 +46,7 @@ class Commands:
 
     def __init__(self, session: ChatSession) -> None:
         self._session = session
-        given = session.speculation or {}
+        given = self._at_start = session.speculation or {}
         self._depth = int(given.get("num_speculative_tokens", DEFAULT_DEPTH))
         self._known: Mapping[str, Callable[[str], Reply]] = {
             "/plain": self._plain,
@@ -81,6 +81,10 @@ class Commands:
     def _method(self, text: str) -> Reply:
         if not text:
             raise RequestError("/method needs a name such as ngram, or a JSON object")
+        if text == "auto":
+            if not self._at_start:
+                raise RequestError("nothing was guessed at the start: name a method")
+            return self._use(self._at_start)
         return self._use({"num_speculative_tokens": self._depth, **_method_keys(text)})
 
     def _set_depth(self, text: str) -> Reply:

@@ -30,7 +30,7 @@ def ask_report(url: str, api_key: str | None) -> "ControlReport":
         raise RequestError(f"--url must be an http address, not {url!r}")
     key = api_key or os.environ.get("FOREWORD_API_KEY", "").split(",")[0]
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    request = urllib.request.Request(f"{url.rstrip('/')}/speculation", headers=headers)
+    request = urllib.request.Request(f"{url.rstrip('/').removesuffix('/v1')}/speculation", headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
             return from_json(json.load(answer))

@@ -19,8 +19,9 @@ from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 FILLED_AT_ONCE = 16
 """Committed rows that are left to the next guess; more of them are filled as soon as they are told of."""
 
-KEPT_TOGETHER = 256
-"""Rows of a pass whose features are taken in one go, and kept as long as any of them is: not those of prompts."""
+KEPT_TOGETHER, KEPT_ALONE = 256, 16
+"""Rows of a pass whose features are taken in one go, and kept as long as any of them is: not those of prompts. Where
+the head is told of one request only, the others' rows would be kept for nothing."""
 
 
 class Run(NamedTuple):
@@ -95,7 +96,8 @@ class HeadInPages:
         together = [one for one in states if isinstance(one, KeptStates) and one.are_together]
         if commits and len(together) == len(commits):
             of_pass = together[0].of_pass
-            if num_states(of_pass) <= KEPT_TOGETHER and all(one.of_pass is of_pass for one in together):
+            most = KEPT_TOGETHER if len(commits) > 1 else KEPT_ALONE
+            if num_states(of_pass) <= most and all(one.of_pass is of_pass for one in together):
                 joined = joined_states(of_pass, self._taps)
                 return [(joined, one.first) for one in together]
         return [(torch.cat([one[tap] for tap in self._taps], dim=-1), 0) for one in states]

@@ -19,7 +19,7 @@ class Lookout:
 
     policy: Policy
     faults: FaultLog
-    _in_a_row: int = 0  # steps that were not planned, or could have been
+    _in_a_row: int = 0  # steps that it could have planned and did not
     _patience: int = PLANNED_EVERY
     _planned_for: int = 0  # requests that ran then
 
@@ -30,13 +30,13 @@ class Lookout:
                 self._patience = min(2 * self._patience, PLANNED_SELDOM)
             self._in_a_row, self._planned_for = 0, len(running)
             return False
-        self._in_a_row += 1
         return not situation.speculating or not self._is_to_guess(running, situation)
 
     def _is_to_guess(self, running: Sequence[Request], situation: Situation) -> bool:
         choosing = [request for request in running if request.speculation is not None]
         if not choosing and not self.policy.drafters():
             return False
+        self._in_a_row += 1
         if self._in_a_row > self._patience or not all(request.kv.passes for request in choosing):
             return True
         if 2 * len(running) <= self._planned_for:

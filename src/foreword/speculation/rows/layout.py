@@ -129,6 +129,9 @@ def _fill_places(
     arrays: BatchArrays, parts: Sequence[SequenceRows], begins: Sequence[int], page_size: int
 ) -> None:
     """Where every row stands and how far it sees."""
+    for part, length in zip(parts, arrays.kv_lens.tolist(), strict=True):
+        if length > len(part.kv.pages) * page_size:  # tables are wider than that, and would name any page
+            raise IndexError(f"{length} rows in {len(part.kv.pages)} pages")
     ways = _ways(tuple([(part.run, part.first_node, part.draft.parents) for part in parts]))
     begin = np.array(begins, dtype=np.int32)[ways.part_of]
     np.add(begin, ways.position, out=arrays.positions)

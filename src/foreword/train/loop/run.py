@@ -20,7 +20,7 @@ from foreword.train.loop.places import TRAINING, WEIGHTS, require_own, state_in
 from foreword.train.loop.schedule import Stretch
 from foreword.train.loop.texts import RunTexts
 from foreword.train.loop.trainer import Trainer, TrainProgress, TrainSettings
-from foreword.train.passes.packing import fitting_size
+from foreword.train.passes.packing import fitting_size, require_fitting
 from foreword.train.passes.target import Target
 from foreword.train.passes.vocabulary import choose_vocabulary, stored_vocabulary, whole_vocabulary
 
@@ -83,6 +83,7 @@ def train(
     save_training(run.state, trainer, run.recipe, run.model)
     if run.stop():
         return None
+    watcher.say(f"{trainer.step:,} steps of {trainer.size.rows:,} tokens")
     reports = session.measure()
     files = trainer.learner.files(checkpoint, min(3, run.settings.depth))
     for report in list(reports.values())[:1]:  # what an engine expects of it before it has seen anything
@@ -179,6 +180,7 @@ def _trainer(target: Target, texts: RunTexts, run: TrainRun, watcher: Watcher) -
     texts.check_tokens(vocab_size)
     given = None if run.begin is None or saved is not None else read_weights(run.begin / WEIGHTS)
     size = fitting_size(documents, run.batch_rows, run.tail_multiple) if saved is None else saved.size
+    require_fitting(documents, size)
     if saved is not None:
         saved.check(run.recipe, run.model)
         vocabulary = saved.vocabulary(vocab_size)
@@ -193,7 +195,7 @@ def _trainer(target: Target, texts: RunTexts, run: TrainRun, watcher: Watcher) -
     trainer = Trainer(learner, documents, size, run.settings)
     tokens = sum(len(document.tokens) for document in documents)
     watcher.say(
-        f"{len(documents)} texts, {tokens / 1e6:.1f}M tokens; vocabulary {len(vocabulary.token_ids)} covers "
+        f"{len(documents):,} texts, {_millions(tokens)} tokens; vocabulary {len(vocabulary.token_ids)} covers "
         f"{vocabulary.coverage:.2%} of answers; {size.rows} rows a step, {size.tails} of them in answers; "
         f"{sum(p.numel() for p in learner.parameters()) / 1e6:.1f}M parameters"
     )
@@ -205,6 +207,10 @@ def _trainer(target: Target, texts: RunTexts, run: TrainRun, watcher: Watcher) -
         if given is not None:
             learner.take(given)
     return trainer
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:.1f}M" if count >= 10**6 else f"{count:,}"
 
 
 def _disk_bytes(learner: Learner) -> int:

@@ -76,6 +76,15 @@ def sample_batch(documents: Sequence[Document], device: torch.device, count: int
     return pack(sample, exact_size(sample), device)
 
 
+def require_fitting(documents: Sequence[Document], size: BatchSize) -> None:
+    """Refuse a size of steps that none of these fits into."""
+    if next(_groups(documents, size), None) is None:
+        shortest = min(len(document.tokens) for document in documents)
+        raise RequestError(
+            f"no text fits into a step of {size.rows} tokens, the shortest has {shortest}; give more --batch-tokens"
+        )
+
+
 def batches(
     documents: Sequence[Document], size: BatchSize, seed: Sequence[int], device: torch.device, skip: int = 0
 ) -> Iterator[PackedBatch]:
@@ -89,10 +98,7 @@ def batches(
             if count > skip:
                 yield pack(chosen, size, device)
         if count == before:
-            shortest = min(len(document.tokens) for document in documents)
-            raise RequestError(
-                f"no text fits into a step of {size.rows} tokens, the shortest has {shortest}; give more --batch-tokens"
-            )
+            require_fitting(documents, size)
         epoch += 1
 
 

@@ -112,6 +112,16 @@ def test_steps_that_are_planned_for_others_reasons_do_not_make_it_patient():
     assert steps_until_planned(lookout) == PLANNED_EVERY
 
 
+@pytest.mark.parametrize("guesses", [False, True])
+def test_steps_that_nobody_could_guess_in_do_not_make_it_patient(guesses: bool):
+    lookout = Lookout(Wants(), FaultLog())
+    for _ in range(3):
+        for _ in range(300):
+            lookout.may_follow(requests(1, 1, guesses), Situation(speculating=not guesses))
+        lookout.may_follow(requests(1, under_way=0), Situation())
+    assert steps_until_planned(lookout) == PLANNED_EVERY
+
+
 def test_a_policy_that_fails_costs_the_step_ahead_alone():
     faults = FaultLog()
     assert not Lookout(Wants(rows=-1), faults).may_follow(requests(1, 1), Situation())
