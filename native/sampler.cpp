@@ -533,27 +533,19 @@ void Sampler::draw(
 
 void Sampler::sample(
     const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowShape* shapes, const uint64_t* keys,
-    RowToken* found
+    const RowGuesses* guesses, RowToken* found
 ) {
-    each_row(rows, [&](int64_t row, SamplerScratch& scratch) {
-        found[row] = row_sample(logits + row * stride, vocab, shapes[row], keys[row], scratch);
-    });
-}
-
-void Sampler::sample_wanted(
-    const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowShape* shapes, const uint64_t* keys,
-    const RowGuesses& guesses, RowToken* found
-) {
-    std::vector<int64_t> starts;
+    const auto parent_of = [&](int64_t row) { return guesses ? guesses->parents[row] : -1; };
+    std::vector<int64_t> starts;  // of texts, which threads take one by one
     for (int64_t row = 0; row < rows; ++row) {
-        if (guesses.parents[row] < 0) starts.push_back(row);
+        if (parent_of(row) < 0) starts.push_back(row);
     }
     const auto texts = static_cast<int64_t>(starts.size());
     starts.push_back(rows);
     each_row(texts, [&](int64_t text, SamplerScratch& scratch) {
         for (int64_t row = starts[text]; row < starts[text + 1]; ++row) {
-            const int64_t parent = guesses.parents[row], guess = guesses.tokens[row];
-            const bool is_wanted = parent < 0 || (found[parent].token >= 0 && (guess < 0 || found[parent].token == guess));
+            const int64_t parent = parent_of(row), before = parent < 0 ? 0 : found[parent].token;
+            const bool is_wanted = before >= 0 && (parent < 0 || guesses->tokens[row] < 0 || guesses->tokens[row] == before);
             found[row] = is_wanted ? row_sample(logits + row * stride, vocab, shapes[row], keys[row], scratch)
                                    : RowToken{-1, RowStatus::kOk};
         }

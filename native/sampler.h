@@ -92,14 +92,10 @@ public:
 
     void floors(const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowShape* shapes, RowFloor* found);
     void draw(const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowDraw* wanted, int64_t* tokens);
+    // With guesses, those rows alone whose draws are wanted: the others get the token -1. Null: all of them.
     void sample(
         const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowShape* shapes, const uint64_t* keys,
-        RowToken* found
-    );
-    // The same for those rows alone whose draws are wanted; the others get the token -1.
-    void sample_wanted(
-        const float* logits, int64_t rows, int64_t stride, int64_t vocab, const RowShape* shapes, const uint64_t* keys,
-        const RowGuesses& guesses, RowToken* found
+        const RowGuesses* guesses, RowToken* found
     );
 
 private:

@@ -89,14 +89,10 @@ void sample(
     std::vector<RowToken> found(shapes.size());
     {
         nb::gil_scoped_release release;
-        const auto vocab = static_cast<int64_t>(logits.shape(1));
-        if (guesses) {
-            sampler.sample_wanted(
-                logits.data(), rows, logits.stride(0), vocab, shapes.data(), keys.data(), *guesses, found.data()
-            );
-        } else {
-            sampler.sample(logits.data(), rows, logits.stride(0), vocab, shapes.data(), keys.data(), found.data());
-        }
+        sampler.sample(
+            logits.data(), rows, logits.stride(0), static_cast<int64_t>(logits.shape(1)), shapes.data(), keys.data(),
+            guesses ? &*guesses : nullptr, found.data()
+        );
     }
     for (int64_t r = 0; r < rows; ++r) {
         tokens(r) = found[r].token;

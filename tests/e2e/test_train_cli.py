@@ -13,6 +13,7 @@ from foreword.cli.train import session
 from foreword.errors import ForewordError, RequestError
 from foreword.train.loop.places import require_own
 from foreword.train.texts.documents import count_shards, read_shards, write_shard
+from foreword.train.texts.engine_batch import EngineBatch
 from helpers.command_line import assert_one_line_error, foreword
 from helpers.tiny_models import make_hf_model, write_tiny_tokenizer
 
@@ -40,6 +41,13 @@ def texts(model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     _here("train", "data", out, "-m", model, "--tokens", "3000", "--device", "cpu")
     assert list(out.glob("shard-*.safetensors"))
     return str(out)
+
+
+def test_what_guesses_bring_for_texts_is_not_kept_for_others(model: str):
+    """Requests of later commands would be decoded by what pays for texts that nobody has asked for."""
+    batch = session.Workplace(model, "cpu", compiled=False).batch(2, 256, seed=0)
+    assert isinstance(batch, EngineBatch)
+    assert batch._core.kept is None
 
 
 def test_texts_are_shown(model: str, texts: str, capsys: pytest.CaptureFixture[str]):

@@ -175,48 +175,35 @@ class ForwardBatch:
 class SideBySide(Mapping[Tap, Tensor]):
     """Hidden states that lie beside each other row by row, so that those of all taps together are no copy."""
 
-    __slots__ = ("_states", "_taps")
+    __slots__ = ("states", "taps")
 
     def __init__(self, taps: Sequence[Tap], states: Tensor) -> None:
-        """`states` are [rows, taps * size]."""
-        self._taps = tuple(taps)
-        self._states = states
+        self.taps = tuple(taps)
+        self.states = states  # [rows, taps * size]
 
     def __getitem__(self, tap: Tap) -> Tensor:
-        try:
-            place = self._taps.index(tap)
-        except ValueError:
-            raise KeyError(tap) from None
-        size = self._states.shape[1] // len(self._taps)
-        return self._states[:, place * size : (place + 1) * size]
+        if tap not in self.taps:
+            raise KeyError(tap)
+        size, place = self.states.shape[1] // len(self.taps), self.taps.index(tap)
+        return self.states[:, place * size : (place + 1) * size]
 
     def __iter__(self) -> Iterator[Tap]:
-        return iter(self._taps)
+        return iter(self.taps)
 
     def __len__(self) -> int:
-        return len(self._taps)
-
-    @property
-    def rows(self) -> int:
-        return self._states.shape[0]
-
-    def joined(self, taps: tuple[Tap, ...]) -> Tensor:
-        """[rows, taps * size]"""
-        if taps == self._taps:
-            return self._states
-        return torch.cat([self[tap] for tap in taps], dim=-1)
+        return len(self.taps)
 
 
 def joined_states(hidden: Mapping[Tap, Tensor], taps: tuple[Tap, ...]) -> Tensor:
     """[rows, taps * size], the states of a pass at several taps beside each other."""
-    if isinstance(hidden, SideBySide):
-        return hidden.joined(taps)
+    if isinstance(hidden, SideBySide) and hidden.taps == taps:
+        return hidden.states
     return torch.cat([hidden[tap] for tap in taps], dim=-1)
 
 
 def num_states(hidden: Mapping[Tap, Tensor]) -> int:
     """Rows of a pass whose states were kept."""
-    return hidden.rows if isinstance(hidden, SideBySide) else len(next(iter(hidden.values()), ()))
+    return len(hidden.states if isinstance(hidden, SideBySide) else next(iter(hidden.values()), ()))
 
 
 def check_taps(taps: Iterable[Tap], num_layers: int) -> None:

@@ -80,9 +80,8 @@ class Workplace:
         loaded = load_model(str(self._path), device="cpu", generation_config="none")
         rows = rows or _CPU_ROWS
         core = make_core(loaded, EngineConfig(max_num_seqs=rows), "auto")
-        core.kept = (
-            None  # its texts are nobody's: what guesses bring there would mislead the next user's engine
-        )
+        # Its texts are nobody's: what guesses bring there would mislead the next user's engine.
+        core.kept = None
         return EngineBatch(core, rows=rows, seed=seed)
 
     @cached_property

@@ -89,16 +89,14 @@ def batches(
     documents: Sequence[Document], size: BatchSize, seed: Sequence[int], device: torch.device, skip: int = 0
 ) -> Iterator[PackedBatch]:
     """Endless: every epoch in another order, which the seed decides. The first `skip` batches are left out."""
+    require_fitting(documents, size)
     epoch = count = 0
     while True:
         order = np.random.default_rng((*seed, epoch)).permutation(len(documents)).tolist()
-        before = count
         for chosen in _groups([documents[number] for number in order], size):
             count += 1
             if count > skip:
                 yield pack(chosen, size, device)
-        if count == before:
-            require_fitting(documents, size)
         epoch += 1
 
 
