@@ -15,8 +15,8 @@ using namespace foreword;
 FOREWORD_INLINE PanelTarget panel_target(const MatrixView& w, int64_t panel, int64_t panel_begin, const LinearOutput& out) {
     const int64_t row = panel * kPanelRows, rest = w.rows - row;
     return {out.out + (panel - panel_begin) * kPanelRows, out.bias ? out.bias + row : nullptr, out.stride,
-            rest < kPanelRows ? rest : kPanelRows, w.grouping.group / kBlock, (w.cols + kBlock - 1) / kBlock,
-            w.data + panel * w.panel_bytes, w.panel_bytes, out.accumulate};
+            rest < kPanelRows ? rest : kPanelRows, w.grouping.group / kBlock, w.data + panel * w.panel_bytes, w.panel_bytes,
+            out.accumulate};
 }
 
 template <Form F>

@@ -34,6 +34,9 @@ struct Block<Form::Q4_1> {
     static constexpr int64_t header = 32, bytes = 128;
 };
 
+template <Form F>
+constexpr int kLines = static_cast<int>(Block<F>::bytes / kLine);   // cache lines of 32 columns
+
 template <int T>
 struct Sums {
     F32x8 of[T];
@@ -106,19 +109,22 @@ void spread_panel(const uint8_t* panel, int64_t groups, uint8_t* out) {
     }
 }
 
-// The memory to fetch while a tile is computed, so many lines for every 32 columns.
+// The memory to fetch while a tile is computed, so many lines for every 32 columns: a number that the compiler knows, as
+// a loop around each fetch would cost more than waiting for it.
+template <int Lines>
 struct Ahead {
     const uint8_t* next;
-    int64_t lines;
     FOREWORD_INLINE void fetch() {
-        for (int64_t i = 0; i < lines; ++i, next += kLine) __builtin_prefetch(next);
+#pragma GCC unroll 4
+        for (int i = 0; i < Lines; ++i) __builtin_prefetch(next + i * kLine);
+        next += Lines * kLine;
     }
 };
 
 // Integer sums of one group of `blocks` times 32 columns.
-template <typename B, int T>
+template <typename B, int T, int Lines>
 FOREWORD_INLINE void sum_group(I32x8 (&acc)[T], const uint8_t* weights, const int8_t* q, int64_t stride, int64_t blocks,
-                               Ahead& ahead) {
+                               Ahead<Lines>& ahead) {
 #pragma GCC unroll 4
     for (int t = 0; t < T; ++t) acc[t] = zero_sums();
     for (int64_t block = 0; block < blocks; ++block, weights += B::bytes, q += kBlock) {
@@ -131,8 +137,9 @@ FOREWORD_INLINE void sum_group(I32x8 (&acc)[T], const uint8_t* weights, const in
 }
 
 // Eight outputs of T tokens, beginning with token `first`. Blocks > 0 fixes the 32-column blocks of a group.
-template <int T, int Blocks, typename Panel>
-FOREWORD_INLINE Sums<T> quantized_tile(Panel panel, const ActivationView& x, int64_t first, int64_t any_blocks, Ahead ahead) {
+template <int T, int Blocks, typename Panel, int Lines>
+FOREWORD_INLINE Sums<T> quantized_tile(Panel panel, const ActivationView& x, int64_t first, int64_t any_blocks,
+                                       Ahead<Lines> ahead) {
     using B = typename Panel::B;
     const int64_t groups = x.groups, blocks = Blocks > 0 ? Blocks : any_blocks;
     const int64_t width = blocks * kBlock, stride = groups * width;
@@ -200,15 +207,14 @@ struct PanelTarget {
     int64_t stride;
     int64_t width;
     int64_t blocks;           // of 32 columns in a group
-    int64_t all_blocks;       // in a row
     const uint8_t* packed;    // the panel as it is stored
     int64_t packed_bytes;
     bool accumulate;
 };
 
-template <int T, int Blocks, typename Panel>
+template <int T, int Blocks, typename Panel, int Lines>
 __attribute__((noinline)) void run_tile(Panel panel, const ActivationView& x, int64_t first, const PanelTarget& target,
-                                        Ahead ahead) {
+                                        Ahead<Lines> ahead) {
     Sums<T> sums;
     if constexpr (__is_same(Panel, FloatPanel)) {
         sums = float_tile<T>(reinterpret_cast<const float*>(panel.data), x, first);
@@ -222,30 +228,33 @@ __attribute__((noinline)) void run_tile(Panel panel, const ActivationView& x, in
     }
 }
 
-// What tile `index` of `tiles` fetches. A single tile uses every byte once and fetches its own a little ahead;
-// several share the work of fetching the next panel, so that no one of them waits for memory.
-FOREWORD_INLINE Ahead ahead_of(const PanelTarget& target, int64_t index, int64_t tiles) {
-    if (tiles == 1) return {target.packed + kPrefetch, (target.packed_bytes / target.all_blocks + kLine - 1) / kLine};
-    const int64_t all = (target.packed_bytes + kLine - 1) / kLine;
-    const int64_t lines = (all + target.all_blocks * tiles - 1) / (target.all_blocks * tiles);
-    const int64_t done = index * target.all_blocks * lines;
-    return {target.packed + target.packed_bytes + done * kLine, done < all ? lines : 0};
+template <int Blocks, int Lines, typename Panel>
+FOREWORD_INLINE void run_sized_tile(int64_t size, Panel panel, const ActivationView& x, int64_t first, const PanelTarget& target,
+                                    const uint8_t* next) {
+    const Ahead<Lines> ahead{next};
+    switch (size) {
+        case 1: return run_tile<1, Blocks>(panel, x, first, target, ahead);
+        case 2: return run_tile<2, Blocks>(panel, x, first, target, ahead);
+        case 3: return run_tile<3, Blocks>(panel, x, first, target, ahead);
+        default: return run_tile<4, Blocks>(panel, x, first, target, ahead);
+    }
 }
 
-// All tokens [begin, end) through one panel, in tiles of nearly equal size.
-template <int Blocks, typename Panel>
+// All tokens [begin, end) through one panel, in tiles of nearly equal size. A single tile uses every byte once and
+// fetches its own a little ahead; of several, each fetches one half of the next panel, so that none of them waits for
+// memory. `Lines` are those of 32 columns.
+template <int Blocks, int Lines, typename Panel>
 void run_tiles(Panel panel, const ActivationView& x, int64_t begin, int64_t end, const PanelTarget& target) {
+    constexpr int kWhole = kFetches ? Lines : 0, kHalf = kWhole / 2;
     const int64_t tiles = (end - begin + kTokenTile - 1) / kTokenTile;
+    if (tiles == 1) {
+        return run_sized_tile<Blocks, kWhole>(end - begin, panel, x, begin, target, target.packed + kPrefetch);
+    }
+    const uint8_t* next = target.packed + target.packed_bytes;
     int64_t first = begin;
     for (int64_t index = 0; index < tiles; ++index) {
         const int64_t size = (end - first + tiles - index - 1) / (tiles - index);
-        const Ahead ahead = ahead_of(target, index, tiles);
-        switch (size) {
-            case 1: run_tile<1, Blocks>(panel, x, first, target, ahead); break;
-            case 2: run_tile<2, Blocks>(panel, x, first, target, ahead); break;
-            case 3: run_tile<3, Blocks>(panel, x, first, target, ahead); break;
-            default: run_tile<4, Blocks>(panel, x, first, target, ahead); break;
-        }
+        run_sized_tile<Blocks, kHalf>(size, panel, x, first, target, next + index % 2 * (target.packed_bytes / 2));
         first += size;
     }
 }
@@ -255,15 +264,15 @@ void run_panel(const MatrixView& w, const ActivationView& x, int64_t begin, int6
                uint8_t* scratch) {
     const uint8_t* panel = target.packed;
     if constexpr (F == Form::F32) {
-        run_tiles<1>(FloatPanel{panel}, x, begin, end, target);
+        run_tiles<1, 0>(FloatPanel{panel}, x, begin, end, target);
     } else if constexpr (F == Form::Q8) {
-        if (target.blocks == 1) return run_tiles<1>(PackedPanel<F>{panel}, x, begin, end, target);
-        run_tiles<0>(PackedPanel<F>{panel}, x, begin, end, target);
+        if (target.blocks == 1) return run_tiles<1, kLines<F>>(PackedPanel<F>{panel}, x, begin, end, target);
+        run_tiles<0, kLines<F>>(PackedPanel<F>{panel}, x, begin, end, target);
     } else if (end - begin <= kTokenTile) {
-        run_tiles<1>(PackedPanel<F>{panel}, x, begin, end, target);
+        run_tiles<1, kLines<F>>(PackedPanel<F>{panel}, x, begin, end, target);
     } else {
         spread_panel<F>(panel, w.groups, scratch);
-        run_tiles<1>(SpreadPanel<F>{scratch}, x, begin, end, target);
+        run_tiles<1, kLines<F>>(SpreadPanel<F>{scratch}, x, begin, end, target);
     }
 }
 

@@ -10,6 +10,9 @@ namespace {
 
 #define FOREWORD_INLINE inline __attribute__((always_inline))
 
+// Whether it pays to name memory ahead of its use.
+constexpr bool kFetches = true;
+
 struct F32x8 {
     __m256 v;
 };

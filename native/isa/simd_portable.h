@@ -10,6 +10,9 @@
 namespace {
 
 #define FOREWORD_INLINE inline __attribute__((always_inline))
+
+// Whether it pays to name memory ahead of its use: not where so much else is slow.
+constexpr bool kFetches = false;
 #define FOREWORD_LANES for (int i = 0; i < 8; ++i)
 
 struct F32x8 {
