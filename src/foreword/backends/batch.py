@@ -17,6 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from foreword.kv.states import States
+
 MAX_DRAFT_NODES = 64
 """Draft nodes per request and step: one bit each in one int64 word of the ancestor mask."""
 
@@ -177,7 +179,7 @@ class SideBySide(Mapping[Tap, Tensor]):
 
     __slots__ = ("states", "taps")
 
-    def __init__(self, taps: Sequence[Tap], states: Tensor) -> None:
+    def __init__(self, taps: Sequence[Tap], states: NDArray[np.float32]) -> None:
         self.taps = tuple(taps)
         self.states = states  # [rows, taps * size]
 
@@ -185,7 +187,7 @@ class SideBySide(Mapping[Tap, Tensor]):
         if tap not in self.taps:
             raise KeyError(tap)
         size, place = self.states.shape[1] // len(self.taps), self.taps.index(tap)
-        return self.states[:, place * size : (place + 1) * size]
+        return torch.from_numpy(self.states[:, place * size : (place + 1) * size])
 
     def __iter__(self) -> Iterator[Tap]:
         return iter(self.taps)
@@ -194,7 +196,7 @@ class SideBySide(Mapping[Tap, Tensor]):
         return len(self.taps)
 
 
-def joined_states(hidden: Mapping[Tap, Tensor], taps: tuple[Tap, ...]) -> Tensor:
+def joined_states(hidden: Mapping[Tap, Tensor], taps: tuple[Tap, ...]) -> States:
     """[rows, taps * size], the states of a pass at several taps beside each other."""
     if isinstance(hidden, SideBySide) and hidden.taps == taps:
         return hidden.states

@@ -13,6 +13,7 @@ from foreword.acceptance.arrivals import OnItsWay
 from foreword.acceptance.batch import Records
 from foreword.backends.batch import BatchArrays, ForwardBatch, ForwardOutput, Ints
 from foreword.kv.spec import PageSpec, RowSpec
+from foreword.kv.states import States
 from foreword.models.adapters.lora import Lora
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
@@ -66,7 +67,7 @@ class HeadInput:
         BatchArrays  # of a forward batch; `logit_rows` are those whose outcome is wanted, and no row is moved
     )
     starts: Ints  # int32 [requests], KV rows before this one are seen by none of the request's rows
-    features: Tensor  # [rows, feature width]; where they are its own, [rows, hidden size]
+    features: States  # [rows, feature width]; where they are its own, [rows, hidden size]
     are_own: bool  # what it returned itself for the position before, instead of the target's hidden states
 
 

@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from foreword.kv.prefix_cache import PrefixNode
+from foreword.kv.states import States, copied, stacked
 
 KEPT_STATES = 64
 """Newest tokens whose hidden states are kept: a drafter that was left out for a while starts again from there."""
@@ -17,10 +15,10 @@ class _Stretch(NamedTuple):
 
     first: int  # position
     end: int
-    of: Tensor  # [rows, numbers], they are some of these
+    of: States  # [rows, numbers], they are some of these
     at: int  # from this row on
 
-    def states(self, first: int, stop: int) -> Tensor:
+    def states(self, first: int, stop: int) -> States:
         """Of those of the positions from `first` to `stop` that are its own."""
         shift = self.at - self.first
         return self.of[max(first, self.first) + shift : min(stop, self.end) + shift]
@@ -50,7 +48,7 @@ class ExtraRows:
         """The first position whose states are known."""
         return self._states[0].first if self._states else 0
 
-    def add(self, first: int, states: Tensor, at: int = 0, count: int | None = None) -> None:
+    def add(self, first: int, states: States, at: int = 0, count: int | None = None) -> None:
         """The states of the tokens from `first` on; they replace what was known of these, and a gap ends what was.
 
         They are `count` rows of `states` from row `at` on; None: all of them.
@@ -62,17 +60,17 @@ class ExtraRows:
             self._drop_from(first)
         self._states.append(_Stretch(first, first + (len(states) if count is None else count), states, at))
 
-    def states(self, first: int, stop: int) -> Tensor:
+    def states(self, first: int, stop: int) -> States:
         """[stop - first, numbers], of positions that are known."""
         if not self.first_known <= first < stop <= self.known:
             raise ValueError(f"states {first} .. {stop} of {self.first_known} .. {self.known}")
-        parts: list[Tensor] = []
+        parts: list[States] = []
         for stretch in reversed(self._states):
             if stretch.end <= first:
                 break
             if stretch.first < stop:
                 parts.append(stretch.states(first, stop))
-        return parts[0] if len(parts) == 1 else torch.cat(parts[::-1])
+        return stacked(parts[::-1])
 
     def missing_from(self, lag: int) -> int:
         """The first row that is to be filled: the next, or the first that can still be made.
@@ -95,7 +93,7 @@ class ExtraRows:
         # A long stretch is copied, or its last rows would keep all of it.
         if self._states and self._states[0].end - self._states[0].first > count:
             oldest = self._states[0]
-            newest = oldest.states(oldest.end - count, oldest.end).clone()
+            newest = copied(oldest.states(oldest.end - count, oldest.end))
             self._states[0] = _Stretch(oldest.end - count, oldest.end, newest, 0)
 
     def clip(self, rows: int) -> None:
@@ -120,7 +118,7 @@ class ExtraRows:
             if self.name not in node.states:
                 if self.end < end or not self.first_known < end <= self.known:
                     return
-                node.states[self.name] = self.states(end - 1, end).clone()
+                node.states[self.name] = copied(self.states(end - 1, end))
             self._marked += 1
 
     def adopt(self, chain: Sequence[PrefixNode]) -> None:

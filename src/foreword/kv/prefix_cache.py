@@ -4,9 +4,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from foreword.kv.block_pool import BlockPool
+from foreword.kv.states import States
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -17,7 +16,7 @@ class PrefixNode:
     tokens: tuple[int, ...]  # a page full of them
     page: int
     # Kinds of extra rows that are in it and in all pages before it -> the last token's hidden states [1, numbers].
-    states: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    states: dict[str, States] = field(default_factory=dict, repr=False)
 
 
 class PrefixCache:

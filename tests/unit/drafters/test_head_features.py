@@ -2,17 +2,18 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
-import torch
 
 from foreword.backends.batch import SideBySide, Tap
 from foreword.drafters.heads.in_pages import KEPT_ALONE, KEPT_TOGETHER, HeadInPages
+from foreword.kv.states import States
 from foreword.speculation.kept_states import KeptStates
 
 TAPS = (Tap(1), Tap(4))
 
 
-def kept_by_head(of_pass: SideBySide, places: list[tuple[int, int]]) -> list[tuple[torch.Tensor, int]]:
+def kept_by_head(of_pass: SideBySide, places: list[tuple[int, int]]) -> list[tuple[States, int]]:
     """What it keeps of requests whose rows are at these places: first row and number."""
     head = object.__new__(HeadInPages)
     head._taps = TAPS
@@ -23,11 +24,12 @@ def kept_by_head(of_pass: SideBySide, places: list[tuple[int, int]]) -> list[tup
 @pytest.mark.parametrize("rows", [3, KEPT_ALONE, KEPT_ALONE + 1, KEPT_TOGETHER, KEPT_TOGETHER + 1])
 @pytest.mark.parametrize("places", [[(1, 2)], [(0, 1), (1, 2)]])
 def test_the_states_of_a_long_pass_are_not_kept_for_few_rows(rows: int, places: list[tuple[int, int]]):
-    memory = torch.arange(rows * 6.0).reshape(rows, 6)
+    memory = np.arange(rows * 6, dtype=np.float32).reshape(rows, 6)
     kept = kept_by_head(SideBySide(TAPS, memory), places)
     for (states, at), (first, count) in zip(kept, places, strict=True):
-        assert torch.equal(states[at : at + count], memory[first : first + count])
+        assert np.array_equal(states[at : at + count], memory[first : first + count])
     is_shared = all(states is memory for states, _ in kept)
     assert is_shared == (rows <= (KEPT_ALONE if len(places) == 1 else KEPT_TOGETHER))
     if not is_shared:
+        assert not any(np.shares_memory(states, memory) for states, _ in kept)
         assert [len(states) for states, _ in kept] == [count for _, count in places]

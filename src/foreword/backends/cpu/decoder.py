@@ -224,10 +224,10 @@ class CpuDecoder:
             raise ValueError("the KV store was made for another decoder")
         arrays = batch.arrays  # handing over torch tensors takes longer than a small pass
         taps = list(dict.fromkeys(batch.taps))
-        logits = torch.empty((len(arrays.logit_rows), self.config.vocab_size), dtype=torch.float32)
+        logits = np.empty((len(arrays.logit_rows), self.config.vocab_size), dtype=np.float32)
         hidden = np.empty((len(arrays.hidden_rows), len(taps) * self.config.hidden_size), dtype=np.float32)
-        self._native.forward(store.native, arrays, taps, logits.numpy(), hidden, batch.adapters)
-        return ForwardOutput(logits, SideBySide(taps, torch.from_numpy(hidden)) if taps else {})
+        self._native.forward(store.native, arrays, taps, logits, hidden, batch.adapters)
+        return ForwardOutput(torch.from_numpy(logits), SideBySide(taps, hidden) if taps else {})
 
 
 def load_cpu_decoder(

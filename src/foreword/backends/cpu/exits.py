@@ -7,6 +7,7 @@ import torch
 
 from foreword.backends.cpu.kv_store import CpuKvStore
 from foreword.backends.interface import HeadInput, HeadOutput, KvStore
+from foreword.kv.states import as_array
 
 if TYPE_CHECKING:
     from foreword.kernels import _native
@@ -25,7 +26,7 @@ class CpuExit:
         """One native call: rows that are kept, or rows that read their tokens."""
         if not isinstance(store, CpuKvStore):
             raise ValueError("the KV store was made for another backend")
-        states = None if wanted.are_own else wanted.features.contiguous().numpy()
+        states = None if wanted.are_own else as_array(wanted.features)
         logits = torch.empty((len(wanted.arrays.logit_rows), self.vocab_size), dtype=torch.float32)
         kind = store.spec.index(self.rows)
         self.decoder.exit(store.native, kind, wanted.arrays, wanted.starts, states, logits.numpy())

@@ -13,6 +13,7 @@ from foreword.backends.cpu.experts import load_experts
 from foreword.backends.cpu.kv_store import CpuKvStore
 from foreword.backends.cpu.packing import WeightForm, rotated_group
 from foreword.backends.interface import ChainPlan, HeadInput, HeadOutput, KnownChains, KvStore
+from foreword.kv.states import as_array
 from foreword.models.heads.opening import Head
 from foreword.models.heads.spec import MARKOV, Join
 from foreword.models.rope import frequencies
@@ -168,7 +169,14 @@ class CpuHead:
         states = np.empty((rows, self.spec.hidden_size), dtype=np.float32)
         memory, kind = self._place(store)
         self._native.forward(
-            memory, kind, wanted.arrays, wanted.starts, _features(wanted), wanted.are_own, logits, states
+            memory,
+            kind,
+            wanted.arrays,
+            wanted.starts,
+            as_array(wanted.features),
+            wanted.are_own,
+            logits,
+            states,
         )
         return HeadOutput(torch.from_numpy(logits), torch.from_numpy(states))
 
@@ -181,7 +189,7 @@ class CpuHead:
             kind,
             wanted.arrays,
             wanted.starts,
-            _features(wanted),
+            as_array(wanted.features),
             *_as_drawn(plan),
             *room.outputs(plan),
         )
@@ -194,8 +202,8 @@ class CpuHead:
         if not blocks.are_own:
             return None
         memory, kind = self._place(store)
-        kept = None if context is None else (context.arrays, context.starts, _features(context))
-        room, features = _Room.of(plan), _features(blocks)
+        kept = None if context is None else (context.arrays, context.starts, as_array(context.features))
+        room, features = _Room.of(plan), as_array(blocks.features)
         self._native.block(
             memory, kind, kept, blocks.arrays, blocks.starts, features, *_as_drawn(plan), *room.outputs(plan)
         )
@@ -221,10 +229,6 @@ class CpuHead:
         return store.native, store.spec.index(self._rows)
 
 
-def _features(rows: HeadInput) -> NDArray[np.float32]:
-    return rows.features.contiguous().numpy()
-
-
 def _as_drawn(plan: ChainPlan) -> tuple[Any, ...]:
     """How guesses are drawn, in the order of the bindings."""
     fields = [plan.records[name] for name in ("temperature", "top_k", "top_p", "min_p", "stem")]
@@ -239,7 +243,7 @@ class _Room(NamedTuple):
 
     @staticmethod
     def of(plan: ChainPlan) -> "_Room":
-        shape = len(plan.steps), int(plan.steps.max())
+        shape = len(plan.steps), max(plan.steps.tolist())
         return _Room(np.empty(shape, np.int32), None if plan.stop is None else np.empty(shape, np.float32))
 
     def outputs(self, plan: ChainPlan) -> tuple[Any, ...]:

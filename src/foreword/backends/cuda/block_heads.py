@@ -22,6 +22,7 @@ from foreword.backends.cuda.upload import UploadedPass
 from foreword.backends.interface import ChainPlan, HeadInput, HeadOutput, KvStore, PendingChains
 from foreword.backends.torch.heads import LentEnds
 from foreword.backends.torch.upload import Piece
+from foreword.kv.states import as_tensor
 from foreword.models.heads.opening import Head
 from foreword.models.heads.spec import MARKOV, Join
 
@@ -119,7 +120,7 @@ class CudaBlockHead(CudaHead):
         read = blocks if context is None and not self._reads_context else context
         features = self._features[:0]
         if read is not None:
-            features = self._placed(read.features, shape.context or shape.rows.rows)
+            features = self._placed(as_tensor(read.features), shape.context or shape.rows.rows)
 
         def body() -> tuple[Tensor, Tensor]:
             if context is not None:

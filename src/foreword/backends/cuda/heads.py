@@ -29,6 +29,7 @@ from foreword.backends.cuda.upload import PassUpload, TiledRows, UploadedPass, a
 from foreword.backends.interface import ChainPlan, HeadInput, KvStore, PendingChains
 from foreword.backends.torch.heads import LentEnds, TorchHead
 from foreword.backends.torch.upload import Piece, Upload
+from foreword.kv.states import as_tensor
 from foreword.models.heads.opening import Head
 from foreword.models.heads.spec import Join
 
@@ -127,7 +128,7 @@ class CudaHead(TorchHead):
         told = self._tell(wanted, plan, shape, uploaded)
         if unsettled is not None:
             fill_in(uploaded.batch.token_ids, unsettled.drawn)
-        features = self._placed(wanted.features, layout.shape.rows)
+        features = self._placed(as_tensor(wanted.features), layout.shape.rows)
 
         def body() -> Tensor:
             return self._run_chain(shape, uploaded, told, features, names, store)

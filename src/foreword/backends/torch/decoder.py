@@ -24,6 +24,7 @@ from foreword.backends.torch.staging import StagedBatch, Staging
 from foreword.backends.torch.weights import DecoderWeights, load_weights
 from foreword.errors import CheckpointError
 from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
+from foreword.kv.states import as_tensor
 from foreword.models.adapters.lora import Lora
 from foreword.models.config import ModelConfig
 from foreword.models.formats.checkpoint import Checkpoint
@@ -134,7 +135,7 @@ class TorchDecoder:
         (own_keys, own_values), (keys, values) = store.arrays(rows), store.arrays(DECODER_ROWS)
         if not wanted.are_own:
             padding = len(batch.token_ids) - len(wanted.features)
-            states = torch.nn.functional.pad(wanted.features.to(dtype), (0, 0, 0, padding))
+            states = torch.nn.functional.pad(as_tensor(wanted.features).to(dtype), (0, 0, 0, padding))
             self._layers.keep(last, states, turns[last], PagedKv(own_keys[0], own_values[0], slots, []))
             return torch.empty((0, self.config.vocab_size), device=self.device)
         stream, views = self._embed(batch.token_ids), self._views(staged, store)

@@ -15,6 +15,7 @@ from foreword.backends.torch.norms import rms_norm
 from foreword.backends.torch.rotation import CosSin
 from foreword.backends.torch.staging import StagedBatch, Staging
 from foreword.backends.torch.weights import DecoderWeights
+from foreword.kv.states import as_tensor
 from foreword.models.config import LayerSpec
 from foreword.models.heads.opening import Head
 from foreword.models.heads.spec import CONFIDENCE, DRAFTERS_OWN, MARKOV, TABLES, Join
@@ -81,7 +82,9 @@ class TorchHead:
         paged = self._paged(store)
         staged = self._staging.stage(ForwardBatch.of(wanted.arrays), paged.page_size, paged.spare_slot)
         batch, padding = staged.batch, len(staged.batch.token_ids) - len(wanted.features)
-        features = torch.nn.functional.pad(wanted.features.to(self._ends.dtype), (0, 0, 0, padding))
+        features = torch.nn.functional.pad(
+            as_tensor(wanted.features).to(self._ends.dtype), (0, 0, 0, padding)
+        )
         cos_sin = self._turns(batch.positions)
         slots = batch.slots.long()
         if self.spec.join is Join.CONTEXT and not wanted.are_own:

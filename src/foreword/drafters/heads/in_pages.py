@@ -1,16 +1,17 @@
 """Heads with KV rows in the target's pages: how the rows of committed tokens come about."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from foreword.backends.batch import Ints, joined_states, num_states
+from foreword.backends.batch import Ints, SideBySide, Tap, joined_states, num_states
 from foreword.backends.interface import HeadInput, HeadOutput
 from foreword.drafters.heads.loading import LoadedRows
 from foreword.kv.extra_rows import ExtraRows
+from foreword.kv.states import States, stacked
 from foreword.speculation.draft import Draft
 from foreword.speculation.drafting import Commit, DrafterNeeds, DraftRequest, RequestRows
 from foreword.speculation.kept_states import KeptStates
@@ -87,8 +88,8 @@ class HeadInPages:
     def _rows_of(self, pages: RequestRows) -> ExtraRows:
         return pages.kv.rows_of(self._kind, self._lag)
 
-    def _features(self, commits: Sequence[Commit]) -> Sequence[tuple[Tensor, int]]:
-        """A tensor and the row of it with which those of each begin.
+    def _features(self, commits: Sequence[Commit]) -> Sequence[tuple[States, int]]:
+        """States and the row of them with which those of each begin.
 
         Those of long passes are copied: else one request would keep the states of all who were in it.
         """
@@ -100,7 +101,14 @@ class HeadInPages:
             if num_states(of_pass) <= most and all(one.of_pass is of_pass for one in together):
                 joined = joined_states(of_pass, self._taps)
                 return [(joined, one.first) for one in together]
-        return [(torch.cat([one[tap] for tap in self._taps], dim=-1), 0) for one in states]
+        return [(self._own_states(one), 0) for one in states]
+
+    def _own_states(self, states: Mapping[Tap, Tensor]) -> States:
+        if isinstance(states, KeptStates) and states.are_together:
+            of_pass = states.of_pass
+            if isinstance(of_pass, SideBySide) and of_pass.taps == self._taps:
+                return of_pass.states[states.first : states.stop].copy()
+        return torch.cat([states[tap] for tap in self._taps], dim=-1)
 
     def _run_true(self, runs: Sequence[Run], wanted: int) -> tuple[HeadOutput, Ints]:
         """Make rows from the target's states; returns the outcome of the last `wanted` of each, and all their pages."""
@@ -117,7 +125,8 @@ class HeadInPages:
         tail_features: Tensor | None = None,
     ) -> HeadInput:
         """The rows of a pass. Behind a run may come a tail that is no committed text; its rows share their features."""
-        parts, states = [], []
+        parts: list[SequenceRows] = []
+        states: list[States] = []
         for run, tail in zip(runs, tails or [Draft()] * len(runs), strict=True):
             count = run.end - run.first
             parts.append(
@@ -128,7 +137,7 @@ class HeadInPages:
                 states.append(tail_features.expand(len(tail), -1))
         arrays = self._buffers.lay_out(runs[0].pages.cache, parts, ()).arrays
         starts = np.array([run.start for run in runs], np.int32)
-        return HeadInput(arrays, starts, states[0] if len(states) == 1 else torch.cat(states), are_own=False)
+        return HeadInput(arrays, starts, stacked(states), are_own=False)
 
 
 def fill(runs: Sequence[Run]) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from foreword.backends.batch import MAX_DRAFT_NODES, Tap, joined_states
@@ -15,6 +14,7 @@ from foreword.drafters.heads.growing import Begun, grow_by_passes
 from foreword.drafters.heads.head_tree import HeadTree
 from foreword.drafters.heads.in_pages import HeadInPages, Run, fill
 from foreword.drafters.heads.loading import LoadedHead
+from foreword.kv.states import States, stacked
 from foreword.speculation.draft import NO_DRAFT, Draft
 from foreword.speculation.drafting import Ask, Commit, DraftRequest, RequestRows, Unjudged
 from foreword.speculation.rows.layout import SequenceRows
@@ -163,8 +163,8 @@ def _pages(ask: Ask) -> RequestRows:
     return ask.pages
 
 
-def _taken(states: Tensor, bounds: Sequence[tuple[int, int]]) -> Tensor:
+def _taken(states: States, bounds: Sequence[tuple[int, int]]) -> States:
     """The rows within these bounds; no copy where there is nothing between them."""
     if all(end == first for (_, end), (first, _) in pairwise(bounds)):
         return states[bounds[0][0] : bounds[-1][1]]
-    return torch.cat([states[first:end] for first, end in bounds])
+    return stacked([states[first:end] for first, end in bounds])
