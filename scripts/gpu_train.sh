@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains a head on a machine without a network, with its own Python and torch.
 #   scripts/gpu_train.sh carry DIR MODEL.gguf EVAL.jsonl[,EVAL.jsonl] [PROMPTS.jsonl]
-#       what must travel there: DIR/base (this tree, wheels, prompts) and the model in three parts, since one journey
+#       what must travel there: DIR/base (wheels, prompts) and the model in three parts, since one journey
 #       takes 64 MiB and the tree travels along: DIR/model0, DIR/model1 and DIR/model2
 # and there, with CARRY naming the directory in which these lie:
 #   scripts/gpu_train.sh check            attention kernels: needs no model
@@ -26,7 +26,6 @@ if [ "${1:-}" = carry ]; then
         --constraint <(grep -v '^torch' constraints.txt) \
         annotated-doc annotated-types click gguf httpx2 iniconfig jinja2 markdown-it-py markupsafe mdurl packaging platformdirs \
         pluggy pydantic pydantic-core pygments pytest pyyaml rich shellingham tqdm typer typing-extensions typing-inspection
-    git archive --format=tar.gz -o "$DIR/base/tree.tgz" HEAD src scripts tests pyproject.toml ':!src/foreword/heads'
     basename "$3" > "$DIR/base/model_name" # cards name it
     split -n 3 -d -a 1 "$3" "$DIR/part"
     for part in 0 1 2; do mv "$DIR/part$part" "$DIR/model$part/part"; done
@@ -60,7 +59,8 @@ fi
 EVAL=() && for file in "$CARRY"/base/eval/*.jsonl; do if [ -f "$file" ]; then EVAL+=(--eval "$file"); fi; done
 PROMPTS=() && for file in "$CARRY"/base/prompts/*.jsonl; do if [ -f "$file" ]; then PROMPTS+=(--prompts "$file"); fi; done
 
-write_texts() { foreword train data "$WORK/texts" --model "$MODEL" "${PROMPTS[@]}" "$@"; }
+# A machine begins with an empty directory: without a SEED of its own it writes what the one before has written.
+write_texts() { foreword train data "$WORK/texts" --model "$MODEL" "${PROMPTS[@]}" ${SEED:+--seed "$SEED"} "$@"; }
 
 case "${1:-}" in
 smoke)

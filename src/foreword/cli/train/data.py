@@ -21,7 +21,13 @@ def data(
     tokens: Annotated[int | None, typer.Option(min=1, help="Write this many answer tokens.")] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Texts at a time.")] = None,
     context: Annotated[int, typer.Option(min=32, help="Longest prompt and answer together.")] = 1280,
-    seed: Annotated[int | None, typer.Option(min=0, help="Default: another one with every call.")] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Default: the number of shards in the directory; a new one begins with 0.",
+        ),
+    ] = None,
     show: Annotated[
         int | None, typer.Option(min=1, help="Write nothing; print this many of the texts.")
     ] = None,

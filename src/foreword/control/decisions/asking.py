@@ -256,7 +256,7 @@ class _Prices:
         asks, rows, before = sum(group.asks for group in groups), [], 0.0
         of_rows = here.row_prices(min(sum(group.asks * group.depth for group in groups), MOST_PRICED))
         for level in range(max(group.depth for group in groups)):
-            rows.append(of_rows[min(int(before), len(of_rows) - 1)])
+            rows.append(of_rows[min(round(before), len(of_rows) - 1)])
             # One that is alone has a row for every level above; of several, some have ended there.
             deep = [group for group in groups if level < group.depth]
             before += 1 if asks == 1 else sum([group.asks * group.rates.coverage[level] for group in deep])
