@@ -90,7 +90,7 @@ PARALLEL_HEAD_MUTANTS = (
         "DFlash's context is one position late",
         "drafters/heads/in_pages.py",
         "run.rows.states(run.first - self._lag, run.end - self._lag)",
-        "run.rows.states(run.first - self._lag, run.end - self._lag).roll(1, 0)",
+        "(lambda s: stacked([s[-1:], s[:-1]]))(run.rows.states(run.first - self._lag, run.end - self._lag))",
         (f"{LOGITS}[DFlash-torch]",),
     ),
     Mutant(
