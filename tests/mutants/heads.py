@@ -139,7 +139,7 @@ HEAD_MUTANTS = (
         "a row reads the features of its own position",
         "drafters/heads/in_pages.py",
         "rows.add(commit.first, features, at, commit.rows)",
-        "rows.add(commit.first, features.roll(-1, 0), at, commit.rows)",
+        "rows.add(commit.first, stacked([features[1:], features[:1]]), at, commit.rows)",
         (f"{LOGITS}[EAGLE-3-torch-float32]",),
     ),
     Mutant(
