@@ -10,10 +10,10 @@
 namespace {
 
 #define FOREWORD_INLINE inline __attribute__((always_inline))
+#define FOREWORD_LANES for (int i = 0; i < 8; ++i)
 
 // Whether it pays to name memory ahead of its use: not where so much else is slow.
 constexpr bool kFetches = false;
-#define FOREWORD_LANES for (int i = 0; i < 8; ++i)
 
 struct F32x8 {
     float v[8];

@@ -104,6 +104,7 @@ class HeadInPages:
         return [(self._own_states(one), 0) for one in states]
 
     def _own_states(self, states: Mapping[Tap, Tensor]) -> States:
+        """A copy, whatever else the pass has kept."""
         if isinstance(states, KeptStates) and states.are_together:
             of_pass = states.of_pass
             if isinstance(of_pass, SideBySide) and of_pass.taps == self._taps:
