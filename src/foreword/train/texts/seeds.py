@@ -105,6 +105,17 @@ PASSAGES = (
     "Tell the story of {word} from beginning to end.", "Write an interview with {name} about {word}.",
 )  # fmt: skip
 
+# Gone on with as they stand, outside of any conversation: what people paste is seldom what an assistant would write.
+DOCUMENTS = (
+    "Police in ", "A man from ", "A woman who ", "The government has ", "The {word} minister ", "Thousands of ",
+    "It was ", "{name} {word} was born in ", "{name} {word}, ", "By {name} {word}\n\n", "{name}, who ",
+    "When {name} ", "WASHINGTON -- ", "LONDON -- ", "(News) -- ", "The {word} is a ", "The {word} of {word} ",
+    "In 18", "In 19", "In 20", "{word} and {word}\n\n", "A new {word} ", "The company said ", "After {word}, ",
+    "Researchers have ", "According to ", "The first {word} ", "Scientists at the University of ", "The team ",
+    "On Monday, ", "Last night ", "The history of ", "The film ", "The song ", "The {word} River ",
+    "Manchester ", "The court ", "Two men ", "A report by ", "The book ",
+)  # fmt: skip
+
 # {text} is one or more passages; what follows it, the model writes.
 SUMMARY_ORDERS = (
     "Summarize: {text}", "Summarize: {text}", "Summarise the following text: {text}", "{text}\n\nSummarize this.",

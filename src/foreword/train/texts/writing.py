@@ -14,10 +14,12 @@ from foreword.train.texts.jobs import Job
 from foreword.train.texts.prompts import FilePrompt
 
 KIND_WEIGHTS = {
-    "chat": 26, "code": 14, "math": 11, "qa": 13, "translation": 9, "passage": 5, "summary": 12, "rag": 10, "prompts": 9
+    "chat": 25, "code": 12, "math": 11, "qa": 13, "translation": 7, "passage": 5, "summary": 15, "rag": 12, "prompts": 9
 }  # fmt: skip
 _ANSWER_LENGTHS = (96, 128, 128, 192, 256, 320)
 _PASSAGES_KEPT = 4096
+_SHORTEST_PASSAGE = 60  # tokens
+_OUTSIDE_OF_CHATS = 0.6  # of the passages: an assistant's are easier to guess about than what people paste
 _LEAST_ROOM = 8  # tokens of an answer
 _WORD = re.compile(rb" [a-z]{4,12}")
 
@@ -83,6 +85,8 @@ class Writer:
         if kind in ("summary", "rag") and not self._passages:
             kind = "passage"
         match kind:
+            case "passage" if self._random.random() < _OUTSIDE_OF_CHATS:
+                self._write_document(self._encode(choose(seeds.DOCUMENTS)))
             case "passage":
                 self._ask(self._encode(choose(seeds.PASSAGES)), kind)
             case "prompts":
@@ -142,6 +146,18 @@ class Writer:
 
         self._queue(prompt, longest, self._random.uniform(0.6, 1.0), done)
 
+    def _write_document(self, begun: list[int]) -> None:
+        """A passage outside of any conversation: an article as a page of the web has it."""
+        temperature = self._random.uniform(0.8, 1.0)
+
+        def done(written: list[int]) -> None:
+            text = [*begun, *written]
+            document = make_document(text, [(len(begun), len(text))], "passage", temperature)
+            self._keep_passage(document, text)
+            self._emit(document)
+
+        self._queue(begun, self._random.randint(_SHORTEST_PASSAGE, 2 * self._limits.passage), temperature, done)
+
     def _ask(self, words: list[int], kind: str) -> None:
         self._answer(_Talk((*self._opening(), *words, *self._pieces.to_answer), (), kind))
 
@@ -164,8 +180,8 @@ class Writer:
     def _finish(self, talk: _Talk, written: list[int], temperature: float) -> None:
         ended = bool(written) and written[-1] in self._tokenizer.eos_ids
         document = make_document(talk.tokens, talk.answers, talk.kind, temperature)
-        if talk.kind == "passage" and len(written) > 60 and not document.held_out:
-            self._passages.append([token for token in written if token not in self._tokenizer.eos_ids])
+        if talk.kind == "passage":
+            self._keep_passage(document, written)
         if talk.rest and ended and self._says_next(talk, written):
             return
         goes_on = not talk.rest and ended and len(talk.answers) < 3 and self._random.random() < 0.2
@@ -175,6 +191,11 @@ class Writer:
             self._go_on_as_user(_Talk(tokens, talk.answers, talk.kind), begun, 48)
             return
         self._emit(document)
+
+    def _keep_passage(self, document: Document, text: Sequence[int]) -> None:
+        """Keep it for summaries and questions; what is held out must not come back in a prompt."""
+        if len(text) > _SHORTEST_PASSAGE and not document.held_out:
+            self._passages.append([token for token in text if token not in self._tokenizer.eos_ids])
 
     def _says_next(self, talk: _Talk, written: list[int]) -> bool:
         """Let a file's user go on; whether there is room for it."""

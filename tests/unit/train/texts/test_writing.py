@@ -7,6 +7,7 @@ import pytest
 from foreword.errors import TokenizerError
 from foreword.models.formats.opening import open_checkpoint
 from foreword.models.tokenization.tokenizer import Tokenizer
+from foreword.train.texts import documents
 from foreword.train.texts.chat_pieces import chat_pieces
 from foreword.train.texts.documents import Document
 from foreword.train.texts.prompts import FilePrompt
@@ -45,6 +46,42 @@ def test_what_does_not_fit_any_more_is_not_said(tokenizer: Tokenizer):
     writer = Writer(tokenizer, WritingLimits(60), emitted.append, prompts=[prompt], only_prompts=True)
     next(writer).on_done([5, min(tokenizer.eos_ids)])
     assert len(emitted) == 1
+
+
+def test_documents_are_written_outside_of_chats_and_come_back_in_prompts(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+):
+    """A text that is held out must not: no prompt of training may hold any of it."""
+    monkeypatch.setattr(documents, "is_held_out", lambda prompt: len(prompt) % 3 == 0)
+    emitted: list[Document] = []
+    writer = Writer(tokenizer, WritingLimits(2000, passage=80), emitted.append)
+    begins_chat = writer._opening()[:1]
+    mark = tokenizer.encode("xyzzy", add_special_tokens=False)
+    held_out: list[list[int]] = []
+    kept: list[list[int]] = []
+    prompts: list[list[int]] = []
+    for _ in range(1000):
+        job = next(writer)
+        prompts.append(job.prompt)
+        before = len(emitted)
+        words = [*mark, *tokenizer.encode(f"{len(prompts)} ", add_special_tokens=False)]
+        job.on_done([*(words * 40)[:64], min(tokenizer.eos_ids)])
+        for document in emitted[before:]:
+            if tuple(document.tokens[:1]) != begins_chat:
+                assert document.kind == "passage"
+                assert document.tokens[document.is_answer].tolist()[: len(words)] == words
+                (held_out if document.held_out else kept).append(words)
+    assert kept and held_out
+
+    def is_prompted(words: list[int]) -> bool:
+        return any(_contains(prompt, words) for prompt in prompts)
+
+    assert sum(map(is_prompted, kept)) > len(kept) / 4
+    assert not any(map(is_prompted, held_out))
+
+
+def _contains(text: list[int], part: list[int]) -> bool:
+    return any(text[at : at + len(part)] == part for at in range(len(text) - len(part) + 1))
 
 
 def test_a_model_without_a_chat_template_is_told_in_a_line(tmp_path: Path):
