@@ -156,7 +156,9 @@ class Writer:
             self._keep_passage(document, text)
             self._emit(document)
 
-        self._queue(begun, self._random.randint(_SHORTEST_PASSAGE, 2 * self._limits.passage), temperature, done)
+        self._queue(
+            begun, self._random.randint(_SHORTEST_PASSAGE, 2 * self._limits.passage), temperature, done
+        )
 
     def _ask(self, words: list[int], kind: str) -> None:
         self._answer(_Talk((*self._opening(), *words, *self._pieces.to_answer), (), kind))
