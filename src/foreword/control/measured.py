@@ -160,9 +160,13 @@ class MeasuredPolicy:
         records: Sequence[RequestRecord | None],
         situation: Situation,
     ) -> Pass | None:
-        """The next pass as it would be without guesses, after a new look at everything if it is time for one."""
+        """The next pass as it would be without guesses, after a new look at everything if it is time for one.
+
+        Where nobody can be asked, as while prompts are read, there is nothing to decide: what was decided of passes
+        like those before it holds again behind it.
+        """
         here = self._decider.look(entries, situation)
-        if here is None or not self._decider.is_due(here, self.steps, self.seconds):
+        if here is None or not any(records) or not self._decider.is_due(here, self.steps, self.seconds):
             return here
         now = Moment(self.steps, self.seconds, self.reference.passes)
         here = self._decider.decide(records, here, situation, now)
@@ -316,8 +320,9 @@ class MeasuredPolicy:
         control = self.controls.get(estimate)
         if control is None:
             control = self.controls[estimate] = PairControl(estimate)
-        if self.seconds - control.looked_at >= self.settings.decision_seconds:
-            self._decider.look_again()  # what was decided of it may hold no longer
+        is_old = self.seconds - control.looked_at >= self.settings.decision_seconds
+        if is_old or not self._decider.knows(control):
+            self._decider.look_again()  # what was decided of it may hold no longer, and of others without it
         # What is drawn under other rules may not be cut by how sure a drafter is of it.
         is_stopping = stops(plan.drafter) and request.sampler.rule is Rule.COUPLED
         return Arm(plan, control, RequestFit(estimate), is_stopping)

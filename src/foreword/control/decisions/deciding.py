@@ -101,6 +101,10 @@ class Decider:
             return moved > STEADY
         return seconds - last.seconds >= self.settings.decision_seconds
 
+    def knows(self, control: PairControl) -> bool:
+        """Whether it was among those that were looked at last."""
+        return control in self._controls
+
     @property
     def pairs(self) -> set[PairControl]:
         """Those that were looked at last."""
