@@ -22,6 +22,14 @@ stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
 
 
+def nothing() -> None:
+    """Is done."""
+
+
+after_loading: Callable[[], object] = nothing
+"""Called when a model is there; a command that has its process to itself has the collector leave it alone then."""
+
+
 def leave_stdout_to_json(wanted: bool) -> bool:
     """With --json, standard output carries the object alone: what people read goes to standard error."""
     stdout.stderr = wanted
@@ -130,7 +138,7 @@ def load_llm(
     if answers is not None:
         config = replace(config, max_num_seqs=min(answers, config.max_num_seqs))
     with stage_bar() as on_stage:
-        return LLM(
+        llm = LLM(
             str(path),
             dtype=dtype,
             device=device,
@@ -142,6 +150,8 @@ def load_llm(
             progress=lambda done, total: on_stage(f"loading {model}", done, total),
             preparing=lambda done, total: on_stage("preparing passes", done, total),
         )
+    after_loading()
+    return llm
 
 
 def print_json(value: dict[str, Any]) -> None:

@@ -205,12 +205,18 @@ def test_rows_that_come_cheaper_by_the_dozen_are_priced_together():
     assert straight.row_prices(4) == pytest.approx([1.0] * 4)
 
 
-def test_of_several_requests_second_guesses_are_priced_behind_all_first_ones():
-    """Two of them that nearly always have a first guess fill a tile with it: a second one would begin another."""
+@pytest.mark.parametrize(
+    ("often", "seconds"), [(0.1, 8.97 - 7.2), (0.5, 8.97 - 7.2), (0.9, (9.78 - 7.2) / 2)]
+)
+def test_of_several_requests_second_guesses_are_priced_behind_all_first_ones(often: float, seconds: float):
+    """Two of them that nearly always have a first guess fill a tile with it: a second one would begin another.
+
+    The other rows of that are no cheaper for it if there is seldom a guess to fill them.
+    """
     here = Pass.of(2, 2, [0.0, 5.27, 5.27, 6.48, 7.2, 8.97, 9.78, 11.1, 12.42])
-    rates = Rates([[0.7], [0.6]], [0.9, 0.5])
+    rates = Rates([[0.7], [0.6]], [0.9, often])
     (worth,) = weigh(here, [Group(rates, 2, 2, is_stopping=True)], lambda levels, asks: 0.2 * levels * asks)
-    assert worth.least[1] / worth.least[0] == pytest.approx((9.78 - 7.2) / (7.2 - 5.27))
+    assert worth.least[1] / worth.least[0] == pytest.approx(seconds / ((7.2 - 5.27) / 2))
 
 
 def test_a_guess_has_to_be_the_likelier_the_more_its_row_costs():

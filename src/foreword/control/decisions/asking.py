@@ -254,11 +254,17 @@ class _Prices:
     @staticmethod
     def of(here: Pass, groups: Sequence[Group], best: _Choice, draft_seconds: DraftSeconds) -> "_Prices":
         asks, rows, before = sum(group.asks for group in groups), [], 0.0
-        of_rows = here.row_prices(min(sum(group.asks * group.depth for group in groups), MOST_PRICED))
-        for level in range(max(group.depth for group in groups)):
-            rows.append(of_rows[min(round(before), len(of_rows) - 1)])
-            # One that is alone has a row for every level above; of several, some have ended there.
+        deepest = max(group.depth for group in groups)
+        known: dict[int, list[float]] = {}  # by how many rows are added at most
+        for level in range(deepest):
             deep = [group for group in groups if level < group.depth]
+            # One that is alone has a row for every level above, and may go on to the last. Of several, some have ended
+            # there: rows behind a dear one do not make it cheaper if nobody is left to fill them.
+            often = sum([group.asks * group.rates.drafted[level] for group in deep])
+            most = deepest if asks == 1 else min(round(before) + max(round(often), 1), MOST_PRICED)
+            if most not in known:
+                known[most] = here.row_prices(most)
+            rows.append(known[most][min(round(before), most - 1)])
             before += 1 if asks == 1 else sum([group.asks * group.rates.coverage[level] for group in deep])
         # Those that go on share what a level takes.
         deep = [group for group in groups if group.depth > 1]
