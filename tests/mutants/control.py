@@ -607,4 +607,28 @@ CONTROL_MUTANTS = (
         "        if False:",
         (f"{CONFIDENCE}::test_a_head_that_says_nothing_of_a_request_is_not_taken_to_stop",),
     ),
+    Mutant(
+        61,
+        "every prompt has everything decided anew",
+        "control/measured.py",
+        "        if here is None or not any(records) or not self._decider.is_due(",
+        "        if here is None or not self._decider.is_due(",
+        (f"{POLICY}::test_nothing_is_decided_while_prompts_are_read",),
+    ),
+    Mutant(
+        61,
+        "requests of another cohort are taken for those before them",
+        "control/measured.py",
+        "        if is_old or not self._decider.knows(control):",
+        "        if is_old:",
+        (f"{POLICY}::test_requests_of_another_cohort_are_looked_at_at_once",),
+    ),
+    Mutant(
+        61,
+        "rows that nobody has a guess for make others cheap",
+        "control/decisions/asking.py",
+        "min(round(before) + max(round(often), 1), MOST_PRICED)",
+        "min(asks * deepest, MOST_PRICED)",
+        (f"{CONFIDENCE}::test_of_several_requests_second_guesses_are_priced_behind_all_first_ones",),
+    ),
 )

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,13 +11,29 @@ import pytest
 
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.rule import Rule
+from foreword.control.decisions.arms import Moment
+from foreword.control.decisions.asking import Pass
+from foreword.control.decisions.deciding import Decider
+from foreword.control.decisions.records import RequestRecord
 from foreword.control.learning.estimates import MAX_PAIRS, Estimates
 from foreword.control.measured import FEW_RECORDS, MeasuredPolicy
 from foreword.control.settings import ControlSettings
 from foreword.speculation.draft import Draft
+from foreword.speculation.measured.situation import Situation
 from foreword.speculation.requests import DraftPlan, PassEntry
 from helpers.pending_drafts import left_pending
-from helpers.traffic import CPU, H200, Kind, Oracle, PretendDrafter, PretendRequest, Traffic, head, lookup
+from helpers.traffic import (
+    CPU,
+    H200,
+    Kind,
+    Oracle,
+    PretendDrafter,
+    PretendRequest,
+    Traffic,
+    head,
+    lookup,
+    states_head,
+)
 
 WARM = 3000
 
@@ -334,3 +351,43 @@ def test_where_the_gain_is_beyond_doubt_plain_windows_are_rare_and_come_back_whe
     _use(traffic, replace(drafter, kinds={"code": Kind(0.05, 1.0, 0.1, 0.1)}))
     traffic.run(policy, 4000)
     assert policy._decider.plain_share in (0.0, 0.01)
+
+
+def _decisions(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, set[str]]]:
+    """Rows and cohorts of the passes that something is decided of, from now on."""
+    found: list[tuple[int, set[str]]] = []
+    decide = Decider.decide
+
+    def told(
+        self: Decider, records: Sequence[RequestRecord | None], here: Pass, situation: Situation, now: Moment
+    ) -> Pass:
+        cohorts = {arm.control.estimate.cohort for record in records if record for arm in record.arms}
+        found.append((here.rows, cohorts))
+        return decide(self, records, here, situation, now)
+
+    monkeypatch.setattr(Decider, "decide", told)
+    return found
+
+
+def test_nothing_is_decided_while_prompts_are_read(monkeypatch: pytest.MonkeyPatch):
+    """What was decided of the passes before holds again behind one: a look at everything is not for free."""
+    traffic = Traffic(CPU, [states_head()], 1, ("chat",), prompt=40, length=20)
+    policy = MeasuredPolicy()
+    traffic.run(policy, 400)
+    decided = _decisions(monkeypatch)
+    traffic.run(policy, 800)  # of forty requests
+    assert {rows for rows, _ in decided} == {1}
+    assert len(decided) < 20
+
+
+def test_requests_of_another_cohort_are_looked_at_at_once(monkeypatch: pytest.MonkeyPatch):
+    """Also where they take the place of others in a batch of the same size, and were looked at a moment ago."""
+    traffic = Traffic(CPU, [states_head()], 1, ("chat", "code"), prompt=40, length=20)
+    decided, policy, came = _decisions(monkeypatch), MeasuredPolicy(), [""]
+    for _ in range(300):
+        traffic.run(policy, 1)
+        came += [request.cohort for request in traffic.running]
+    looked = [cohort for _, cohorts in decided for cohort in cohorts]
+    assert [one for before, one in pairwise(["", *looked]) if one != before] == [
+        one for before, one in pairwise(came) if one != before
+    ]
