@@ -223,8 +223,8 @@ CONTROL_MUTANTS = (
         61,
         "a drafter that has become slow is looked at once, when it seems only a little slower",
         "control/decisions/deciding.py",
-        "        self._decided_at, self._close_looks = None, CLOSELY",
-        "        self._decided_at = None",
+        "        self._close_looks = CLOSELY\n",
+        "",
         (f"{POLICY}::test_a_drafter_that_becomes_slow_is_looked_at_before_it_is_time",),
     ),
     Mutant(
@@ -611,8 +611,8 @@ CONTROL_MUTANTS = (
         61,
         "every prompt has everything decided anew",
         "control/measured.py",
-        "        if here is None or not any(records) or not self._decider.is_due(",
-        "        if here is None or not self._decider.is_due(",
+        "        if here is None or not any(records):",
+        "        if here is None:",
         (f"{POLICY}::test_nothing_is_decided_while_prompts_are_read",),
     ),
     Mutant(
@@ -630,5 +630,21 @@ CONTROL_MUTANTS = (
         "min(round(before) + max(round(often), 1), MOST_PRICED)",
         "min(asks * deepest, MOST_PRICED)",
         (f"{CONFIDENCE}::test_of_several_requests_second_guesses_are_priced_behind_all_first_ones",),
+    ),
+    Mutant(
+        61,
+        "what was decided of a pass with prompts holds behind them",
+        "control/measured.py",
+        "            self._decider.recall(here)",
+        "            pass",
+        (f"{POLICY}::test_what_was_decided_of_passes_without_prompts_holds_again_behind_one",),
+    ),
+    Mutant(
+        61,
+        "a look at other passes finds nothing new and keeps what was decided of these",
+        "control/decisions/deciding.py",
+        "here, situation) or is_other:",
+        "here, situation):",
+        (f"{POLICY}::test_what_was_decided_of_passes_without_prompts_holds_again_behind_one",),
     ),
 )

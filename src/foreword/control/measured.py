@@ -166,7 +166,10 @@ class MeasuredPolicy:
         like those before it holds again behind it.
         """
         here = self._decider.look(entries, situation)
-        if here is None or not any(records) or not self._decider.is_due(here, self.steps, self.seconds):
+        if here is None or not any(records):
+            return here
+        if not self._decider.is_due(here, self.steps, self.seconds):
+            self._decider.recall(here)
             return here
         now = Moment(self.steps, self.seconds, self.reference.passes)
         here = self._decider.decide(records, here, situation, now)

@@ -12,7 +12,7 @@ import pytest
 from foreword.acceptance.rules.drawn import Drawn
 from foreword.acceptance.rules.rule import Rule
 from foreword.control.decisions.arms import Moment
-from foreword.control.decisions.asking import Pass
+from foreword.control.decisions.asking import Pass, Worth
 from foreword.control.decisions.deciding import Decider
 from foreword.control.decisions.records import RequestRecord
 from foreword.control.learning.estimates import MAX_PAIRS, Estimates
@@ -391,3 +391,35 @@ def test_requests_of_another_cohort_are_looked_at_at_once(monkeypatch: pytest.Mo
     assert [one for before, one in pairwise(["", *looked]) if one != before] == [
         one for before, one in pairwise(came) if one != before
     ]
+
+
+def test_what_was_decided_of_passes_without_prompts_holds_again_behind_one(monkeypatch: pytest.MonkeyPatch):
+    """And the other way round: a look at everything is not for free, and prompts come all the time."""
+    traffic = Traffic(CPU, [states_head()], 2, ("chat",))
+    policy = MeasuredPolicy()
+    traffic.run(policy, 600)
+    traffic._fill()
+    reading = PretendRequest(1, "chat", traffic.drafters, prompt=200)
+    reading.speculation = traffic._plan(reading)
+    decided = _decisions(monkeypatch)
+
+    def worth_in(*requests: PretendRequest) -> Worth:
+        policy.plan([traffic._entry(request) for request in requests], traffic.situation)
+        (control,) = policy.controls.values()
+        return control.worth
+
+    worth_in(*traffic.running)
+    policy._decider.look_again()
+    decided.clear()
+    alone = worth_in(*traffic.running)
+    beside = worth_in(*traffic.running, reading)
+    assert alone != beside
+    for _ in range(3):
+        assert worth_in(*traffic.running) == alone
+        assert worth_in(*traffic.running, reading) == beside
+    assert len(decided) == 2
+    assert worth_in(*traffic.running) == alone
+    policy.steps += 1000  # time to look again, at the other kind first, of which nothing is new
+    assert worth_in(*traffic.running, reading) == beside
+    assert worth_in(*traffic.running) == alone
+    assert len(decided) == 4

@@ -105,6 +105,12 @@ class PairControl:
         elif not self.is_on and (is_cost_known or self.is_new) and self._promises(settings, now):
             self._switch(True, "gains" if is_cost_known else "tried", now)
 
+    def recall(self, worth: Worth, is_left: bool) -> None:
+        """What was decided before holds again, as far as it is about the next pass."""
+        if worth is not self.worth:
+            self._stops.clear()
+        self.worth, self.is_left = worth, is_left
+
     @property
     def may_guess(self) -> bool:
         """Whether it is in use, or nothing speaks against it yet."""

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import log
+from typing import NamedTuple
 
 from foreword.control.decisions.arms import Arm, Moment, PairControl
 from foreword.control.decisions.asking import NEGLIGIBLE, DraftSeconds, Group, Pass, Worth, best_case, weigh
@@ -16,6 +17,9 @@ from foreword.speculation.requests import PassEntry
 
 STEADY = 0.12
 """Part by which a batch may grow or shrink before everything is looked at again."""
+
+MOST_LOOKS = 32
+"""Kinds of passes that are kept in mind."""
 
 WELL_ABOVE, FAR_ABOVE = 1.05, 1.12
 """Ratios to plain decoding from which on it takes fewer plain windows to be sure that there is a gain."""
@@ -33,6 +37,17 @@ CHEAP = 0.05
 """Part of a plain step that a lookup's call takes at most if its levels are taken to cost nothing."""
 
 _Seen = tuple[object, ...]
+
+_Kind = tuple[int, int]
+"""Of passes that are decided of together: tokens, and rows of prompts beside them, both roughly."""
+
+
+class _Look(NamedTuple):
+    """What was decided of one kind of pass."""
+
+    at: Moment
+    found: Sequence[tuple[PairControl, Worth, bool]]  # what each is worth, and whether it is left out
+
 
 LEAST_TABLE = 64
 """Rows that costs are looked up for at once, at least."""
@@ -53,8 +68,9 @@ class Decider:
         self._context = 0  # that the table is for
         self._band = 0  # of contexts
         self._here: Pass | None = None  # as it was looked at last
-        self._decided_at: Moment | None = None
-        self._decided_for: tuple[float, int] = (0, 0)  # tokens and rows of the pass
+        # Prompts come and go: what was decided of passes with some need not be found out anew behind each.
+        self._looks: dict[_Kind, _Look] = {}
+        self._kind: _Kind | None = None  # the one that holds at present
         self._wait = settings.decision_steps
         self._close_looks = 0  # that are left
         self._seen: dict[str, _Seen] = {}  # by drafter, when it was looked at last
@@ -84,22 +100,27 @@ class Decider:
 
     def look_again(self) -> None:
         """Something new has come."""
-        self._decided_at = None
+        self._looks.clear()
 
     def look_closely(self) -> None:
         """Something is not as it was, and by how much is not known yet."""
-        self._decided_at, self._close_looks = None, CLOSELY
+        self._looks.clear()
+        self._close_looks = CLOSELY
 
     def is_due(self, here: Pass, step: int, seconds: float) -> bool:
-        """Whether the batch is another, or it is time: the sooner the less is known and the more has changed."""
-        last = self._decided_at
-        if last is None or step - last.step >= self._wait:
+        """Whether it is another kind of pass, or it is time: the sooner the less is known and the more has changed."""
+        last = self._looks.get(_kind_of(here))
+        if last is None or step - last.at.step >= self._wait:
             return True
-        drawn, rows = self._decided_for
-        if here.drawn != drawn or here.rows != rows:
-            moved = max(abs(here.drawn - drawn) / max(drawn, 1), abs(here.rows - rows) / max(rows, 1))
-            return moved > STEADY
-        return seconds - last.seconds >= self.settings.decision_seconds
+        return seconds - last.at.seconds >= self.settings.decision_seconds
+
+    def recall(self, here: Pass) -> None:
+        """What was decided of passes of this kind holds again."""
+        kind = _kind_of(here)
+        if kind != self._kind:
+            self._kind = kind
+            for control, worth, is_left in self._looks[kind].found:
+                control.recall(worth, is_left)
 
     def knows(self, control: PairControl) -> bool:
         """Whether it was among those that were looked at last."""
@@ -132,8 +153,10 @@ class Decider:
                 present.setdefault(arm.plan.method, {}).setdefault(arm.control, []).append(arm)
         controls = [control for pairs in present.values() for control in pairs]
         before = [(control.in_use, control.worth.kept, control.worth.depth) for control in controls]
+        kind = _kind_of(here)
+        is_other = kind != self._kind  # what holds at present was decided of other passes
         for method, pairs in present.items():
-            if self._is_news(method, pairs, here, situation):
+            if self._is_news(method, pairs, here, situation) or is_other:
                 self._decide_method(method, pairs, here, situation, now)
             else:
                 for control in pairs:
@@ -151,7 +174,10 @@ class Decider:
         self._wait = self._next_wait(controls, is_same=before == after)
         if self._close_looks:
             self._close_looks, self._wait = self._close_looks - 1, min(self._wait, CLOSE_STEPS)
-        self._decided_at, self._decided_for = now, (here.drawn, here.rows)
+        if len(self._looks) >= MOST_LOOKS:
+            self._looks.clear()
+        self._kind = kind
+        self._looks[kind] = _Look(now, [(one, one.worth, one.is_left) for one in controls])
         return here
 
     def _is_news(
@@ -302,3 +328,9 @@ def _bid(control: PairControl) -> Bid:
     worth, rates = control.worth, control.estimate.rates
     tokens, rows = sum(rates.gains(0)[: worth.kept]), sum(rates.coverage[: worth.kept])
     return Bid(control.estimate.method, tokens, rows, rates.coverage[0], worth.levels)
+
+
+def _kind_of(here: Pass) -> _Kind:
+    drawn = here.drawn
+    about = round(drawn) if drawn * STEADY < 1 else round(log(drawn) / log(1 + STEADY)) + 64
+    return about, int(here.rows - drawn).bit_length()
