@@ -2,10 +2,13 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from glob import escape
+from itertools import chain, count
 from typing import Any
 
 from foreword.bench.drafters.methods import Method
 from foreword.bench.drafters.summary import ALL, Row
+from foreword.control.policy_file.document import OTHER
 
 WORTH_TRYING = 0.95
 """Least ratio to plain decoding, with guesses at every step, of a drafter that is left to the controller."""
@@ -15,19 +18,22 @@ MOST_DRAFTERS = 3
 
 EVERYTHING_ELSE = "rest"
 
+WRITTEN_BY = "foreword tune"
+
 
 def recommend(rows: Sequence[Row], methods: Sequence[Method], made_with: Mapping[str, Any]) -> dict[str, Any]:
     """A policy file: for every kind of work the drafters that are worth trying there, the best first.
 
     The controller decides from moment to moment; the file says between whom.
     """
-    names = {method.label: _name(method.label) for method in methods}
+    names = _names([method.label for method in methods], ())
     configs = {names[method.label]: method.config for method in methods if method.config is not None}
     kinds = list(dict.fromkeys(row.category for row in rows if row.category != ALL))
     chosen = {kind: _worth(rows, kind) for kind in kinds}
     general = _worth(rows, ALL)
     used = {names[row.drafter] for found in (*chosen.values(), general) for row in found}
-    cohorts = [_cohort(_name(kind), kind, chosen[kind], names) for kind in kinds]
+    called = _names(kinds, (OTHER, EVERYTHING_ELSE))
+    cohorts = [_cohort(called[kind], kind, chosen[kind], names) for kind in kinds]
     return {
         "version": 1,
         "defaults": {"state": "on"},
@@ -35,7 +41,7 @@ def recommend(rows: Sequence[Row], methods: Sequence[Method], made_with: Mapping
         "cohorts": [*cohorts, _cohort(EVERYTHING_ELSE, None, general, names)],
         "split": ["temperature_band"],
         "notes": {
-            "by": "foreword tune",
+            "by": WRITTEN_BY,
             **made_with,
             "speedup_over_plain": _table(rows),
             "left_out": _left_out(rows),
@@ -49,7 +55,7 @@ def _worth(rows: Sequence[Row], kind: str) -> list[Row]:
 
 
 def _cohort(name: str, kind: str | None, found: Sequence[Row], names: Mapping[str, str]) -> dict[str, Any]:
-    rule: dict[str, Any] = {"name": name, "match": {} if kind is None else {"metadata.task": kind}}
+    rule: dict[str, Any] = {"name": name, "match": {} if kind is None else {"metadata.task": escape(kind)}}
     return rule | ({"drafters": [names[row.drafter] for row in found]} if found else {"state": "off"})
 
 
@@ -69,6 +75,12 @@ def _left_out(rows: Sequence[Row]) -> dict[str, str]:
     }
 
 
-def _name(label: str) -> str:
-    """As a policy file can have it."""
-    return re.sub(r"[^\w.+-]+", "-", label).strip("-")
+def _names(labels: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
+    """As a policy file can have them: of few characters, and each of them once."""
+    names: dict[str, str] = {}
+    for label in labels:
+        own = re.sub(r"[^\w.+-]+", "-", label).strip("-") or "unnamed"
+        numbered = (f"{own}-{number}" for number in count(2))
+        free = (name for name in chain([own], numbered) if name not in taken and name not in names.values())
+        names[label] = next(free)
+    return names

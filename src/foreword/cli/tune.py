@@ -63,6 +63,7 @@ def tune(
     )
     if not out.parent.is_dir():
         raise RequestError(f"--out {out} cannot be written: there is no directory {out.parent}")
+    _require_own(out)
     llm = load_llm(model, dtype, device, backend)
     tried = _available(llm) if wanted is None else wanted
     bench = DrafterBench(llm, tried, settings)
@@ -84,6 +85,23 @@ def tune(
     stdout.print(f"written: {out}; use it with foreword serve --speculation-policy {out}", soft_wrap=True)
     if as_json:
         print_json({"policy": policy, "file": str(out), "rows": [row.as_json() for row in rows]})
+
+
+def _require_own(out: Path) -> None:
+    """What is replaced must have been written by this command."""
+    from foreword.bench.tune import WRITTEN_BY
+
+    if not out.exists():
+        return
+    try:
+        found = json.loads(out.read_text(encoding="utf-8"))
+        is_own = found["notes"]["by"] == WRITTEN_BY
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        is_own = False
+    if not is_own:
+        raise RequestError(
+            f"--out {out} is there already and was not written by foreword tune; name another file"
+        )
 
 
 def _available(llm: "LLM") -> "list[Method]":

@@ -11,6 +11,7 @@ from foreword.control.decisions.choosing import (
     best_arm,
     can_ask,
     fixed_plan,
+    is_fixed,
     plans_of,
     present_name,
     wanted_rows,
@@ -86,6 +87,10 @@ class MeasuredPolicy:
             return self._tried([None] * len(entries), entries)
         self._is_quiet, self._waits = False, True
         records = [self._record(entry.request) for entry in entries]
+        # The newest first: of the oldest little may be left to try a head for.
+        for record in reversed(records):
+            if record is not None and record.heads:
+                record.is_watched = self._watch.takes(record, self.steps)
         asking = [
             record if record is not None and can_ask(entry, record) else None
             for entry, record in zip(entries, records, strict=True)
@@ -259,6 +264,7 @@ class MeasuredPolicy:
         if not report.calls and report.rows == rows:
             self.reference.passes += 1
         if not live:
+            self._refund()
             return
         calls = {control.estimate.method: control.worth.draft_seconds for control in live}
         if self._call_watch.are_slow(report.seconds, sum(calls.values())):
@@ -268,10 +274,19 @@ class MeasuredPolicy:
             return
         plain = table[rows] * report.tokens / drawn
         self._settle(report, live, min(report.seconds.total - plain, table[rows]))
+        if any(part.asked and is_fixed(part.request) for part in report.requests):
+            return  # what those make of a step says nothing of the others
         for control in live:
             # What a try loses is paid for, and says nothing of guesses that were expected to pay.
             if control.is_on:
                 control.guard.gain.add(plain, report.seconds.total, drawn)
+
+    def _refund(self) -> None:
+        """A try that nobody was asked in, as where its request had no room for a guess, has cost nothing."""
+        tried, self._live_try = self._live_try, None
+        if tried is not None:
+            method, paid = tried
+            self.bank.settle(method, -paid)
 
     def _settle(self, report: StepReport, live: Set[PairControl], lost: float) -> None:
         """A try takes from the bank what its step has really lost, or leaves there what it has won.
@@ -303,7 +318,6 @@ class MeasuredPolicy:
             if before is not None and not record.is_told:
                 record.is_whole = False
             record.was_told = record.is_told
-            record.is_watched = self._watch.takes(record, self.steps)
         return record
 
     def _new_record(self, request: StepRequest, plan: DraftPlan) -> RequestRecord:

@@ -1,9 +1,17 @@
 """What measurements speak for."""
 
+import json
+from pathlib import Path
+
+import pytest
+
 from foreword.bench.drafters.methods import Method
 from foreword.bench.drafters.summary import summarise
 from foreword.bench.tune import recommend
+from foreword.cli.tune import _require_own
+from foreword.control.policy_file.matching import Traits
 from foreword.control.policy_file.parsing import parse_policy
+from foreword.errors import RequestError
 from helpers.bench_runs import record
 
 METHODS = [Method("head", {"method": "eagle3"}), Method("ngram k=2", {"method": "ngram"}), Method("slow", {})]
@@ -43,3 +51,23 @@ def test_where_nothing_pays_nobody_guesses_and_who_changes_texts_is_left_out():
     ]
     assert "1 of 1 texts" in found["notes"]["left_out"]["head"]
     parse_policy(found)
+
+
+def test_whatever_kinds_of_work_are_called_the_file_can_be_read():
+    kinds = ["other", "rest", "a/b", "a-b", "x*", "/"]
+    found = policy(*(record("head", str(place), kind, seconds=2.0) for place, kind in enumerate(kinds)))
+    parsed = parse_policy(found)
+    for kind, rule in zip(kinds, found["cohorts"], strict=False):
+        assert parsed.cohort(Traits(metadata={"task": kind})).name == rule["name"]
+    assert parsed.cohort(Traits(metadata={"task": "xy"})).name == "rest"
+
+
+def test_what_tune_has_not_written_is_not_replaced(tmp_path: Path):
+    path = tmp_path / "policy.json"
+    _require_own(path)
+    path.write_text(json.dumps(policy(record("head", "1", "chat"))))
+    _require_own(path)
+    for text in ("", "[]", '{"notes": 3}', '{"version": 1, "notes": {"by": "me"}}'):
+        path.write_text(text)
+        with pytest.raises(RequestError, match="was not written by foreword tune; name another file"):
+            _require_own(path)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from foreword.acceptance.rules.drawn import Drawn
-from foreword.control.decisions.arms import Arm, PairControl
+from foreword.acceptance.rules.rule import Rule
+from foreword.control.decisions.arms import Arm, Moment, PairControl
 from foreword.control.decisions.asking import Group, Pass, Worth, weigh
 from foreword.control.decisions.records import RequestRecord
 from foreword.control.decisions.trimming import trimmed
@@ -17,6 +18,7 @@ from foreword.control.learning.fading import FadingCounts
 from foreword.control.learning.hindsight import RequestFit, Waiting
 from foreword.control.learning.rates import Rates
 from foreword.control.measured import MeasuredPolicy
+from foreword.control.settings import ControlSettings
 from foreword.speculation.confidence import CLASSES, EDGES, MIDDLES, Stop, class_of
 from foreword.speculation.draft import NO_DRAFT, Draft
 from foreword.speculation.report import StepReport
@@ -331,3 +333,35 @@ def test_what_was_saved_before_drafts_said_how_sure_they_are_is_used():
     assert again.kept == counts.kept
     with pytest.raises(ValueError, match="no list"):
         FadingCounts.from_json({**saved, "kept": counts.kept})  # half of what is new
+
+
+def test_other_limits_hold_as_soon_as_guesses_are_worth_something_else():
+    control = PairControl(pair())
+    control.decide(Worth(2, 1, 0.1, stop=(0.5, 0.5)), 0.1, True, ControlSettings(), Moment(0, 0.0, 0))
+    assert control.stop(0).least == (0.5, 0.5)
+    control.decide(Worth(2, 1, 0.1, stop=(0.7, 0.7)), 0.1, True, ControlSettings(), Moment(1, 0.0, 0))
+    assert control.stop(0).least == (0.7, 0.7)
+    control.recall(Worth(2, 1, 0.1, stop=(0.9, 0.9)), False)
+    assert control.stop(0).least == (0.9, 0.9)
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+def test_only_where_texts_cannot_be_biased_does_a_head_stop_by_what_it_has_drawn(rule: Rule):
+    traffic = Traffic(TWO_CORES, [replace(states_head(), knows=2.0, stops=True)], 1, ("chat",))
+    traffic._fill()
+    (request,) = traffic.running
+    request.sampler.rule = rule
+    record = MeasuredPolicy()._record(request)  # type: ignore[arg-type]
+    assert record is not None
+    assert [arm.is_stopping for arm in record.arms] == [rule is Rule.COUPLED]
+
+
+def test_those_that_go_on_share_what_a_level_takes():
+    here = Pass.of(4, 4, [1.0 + 0.01 * rows for rows in range(40)])
+
+    def stops(going: float) -> float:
+        rates = Rates([[0.8], [0.8]], [1.0, going], drafted=[1.0, going])
+        (worth,) = weigh(here, [Group(rates, 4, 2, is_stopping=True)], lambda levels, asks: 0.2 * levels)
+        return worth.stop[0] - worth.least[1] / 0.8
+
+    assert stops(0.25) > 3 * stops(1.0) > 0

@@ -25,6 +25,7 @@ from helpers.pending_drafts import left_pending
 from helpers.traffic import (
     CPU,
     H200,
+    LENGTH,
     Kind,
     Oracle,
     PretendDrafter,
@@ -423,3 +424,58 @@ def test_what_was_decided_of_passes_without_prompts_holds_again_behind_one(monke
     assert worth_in(*traffic.running, reading) == beside
     assert worth_in(*traffic.running) == alone
     assert len(decided) == 4
+
+
+def test_a_fixed_request_beside_others_says_nothing_of_what_they_gain():
+    """The guard would hold their drafter for minutes for what another request's drafter takes."""
+    good = PretendDrafter("good", {"code": Kind(0.85, spread=0.0, mood=0.0)}, level=0.1e-3, depth=5)
+    bad = PretendDrafter("bad", {"code": Kind(0.02, spread=0.0, mood=0.0)}, level=3e-3, depth=5)
+    is_fixed_there = False
+
+    def plan_of(request: PretendRequest) -> DraftPlan:
+        others = [other.speculation for other in traffic.running]
+        if is_fixed_there and not any(plan is not None and plan.is_fixed for plan in others):
+            return DraftPlan("bad", bad, 5, 5, is_fixed=True)  # type: ignore[arg-type]
+        return DraftPlan("good", good, 5, 5)  # type: ignore[arg-type]
+
+    traffic = Traffic(H200, [good, bad], 4, ("code",), plan_of=plan_of)
+    policy = MeasuredPolicy()
+    policy.reference.passes = 1000
+    traffic.run(policy, 6000)
+    (control,) = policy.controls.values()
+    known = control.guard.gain.bounds()
+    assert known is not None and known[0] > 2
+    is_fixed_there, traffic.running = True, []
+    traffic.run(policy, 6000)
+    assert control.is_on and not control.guard.trips
+    assert control.guard.gain.bounds() == known
+
+
+@pytest.mark.parametrize(("batch", "prompt"), [(4, 2), (16, 3), (32, 4), (32, 200)])
+def test_a_cohort_that_joins_is_decided_of_behind_its_prompt(batch: int, prompt: int):
+    """Also where the last rows of its prompt are few beside the others'."""
+    traffic = Traffic(H200, [states_head()], batch, ("code",), prompt=prompt, seed=1)
+    policy = MeasuredPolicy()
+    traffic.run(policy, 40 * batch)
+    joins = PretendRequest(999_999, "extract", traffic.drafters, "another", prompt)
+    joins.speculation = traffic._plan(joins)
+    traffic._fill()
+    for request in traffic.running:
+        request.length = LENGTH
+    traffic.running[-1] = joins
+    asked = [traffic._step(policy).requests[-1].asked for _ in range(3)]
+    assert any(asked)
+
+
+def test_what_is_decided_holds_no_longer_than_it_may():
+    """Whether or not the batch has become a little smaller since."""
+    policy = MeasuredPolicy(ControlSettings(decision_steps=1000, decision_seconds=1.0))
+    traffic = Traffic(H200, [states_head()], 32, ("code",))
+    traffic.run(policy, 3200)
+    traffic._fill()
+    entries = [traffic._entry(request) for request in traffic.running]
+    for count in (32, 31):
+        policy.plan(entries[:count], traffic.situation)
+        here = policy.here
+        assert here is not None and not policy._decider.is_due(here, policy.steps, policy.seconds)
+        assert policy._decider.is_due(here, policy.steps, policy.seconds + 1.1)

@@ -29,8 +29,10 @@ from foreword.control.learning.watching import BEFORE_A_PROBE, LEAST_STEPS, TELL
 from foreword.control.measured import MeasuredPolicy
 from foreword.speculation.drafting import Drafter, DrafterNeeds
 from foreword.speculation.measured.situation import Situation
+from foreword.speculation.report import RequestReport, StageSeconds, StepReport
 from foreword.speculation.requests import DraftPlan
-from helpers.traffic import CPU, Kind, Traffic, lookup, states_head
+from foreword.speculation.verdict import Verdict
+from helpers.traffic import CPU, H200, Kind, PretendDrafter, Traffic, lookup, states_head
 
 
 def test_a_drafter_is_not_tried_again_before_the_text_of_its_last_draft_has_come():
@@ -230,7 +232,8 @@ def test_a_try_takes_from_the_bank_what_it_has_really_lost(took: float, tokens: 
     policy = MeasuredPolicy()
     policy.bank = TimeBank(accounts={"ngram": Account(3e-3)})
     policy._decider.table, policy._live_try = [0.0, 0.010, 0.011], ("ngram", 2e-3)
-    parts = [SimpleNamespace(asked="ngram", draws=1)]
+    its: Any = SimpleNamespace(speculation=None)
+    parts = [SimpleNamespace(asked="ngram", draws=1, request=its)]
     seconds = SimpleNamespace(total=took, draft=0.0)
     report: Any = SimpleNamespace(
         seconds=seconds, tokens=tokens, requests=parts, rows=2, passes=1, decodes_only=True, is_cold=False
@@ -242,7 +245,7 @@ def test_a_try_takes_from_the_bank_what_it_has_really_lost(took: float, tokens: 
     assert policy.bank.accounts["ngram"].balance == pytest.approx(left)
     policy._measure(report, live)  # once
     assert policy._live_try is None
-    parts.append(SimpleNamespace(asked="eagle", draws=1))
+    parts.append(SimpleNamespace(asked="eagle", draws=1, request=its))
     policy._live_try = ("ngram", 2e-3)
     policy._measure(report, live)  # what others have won, or lost, is not the try's
     assert policy.bank.accounts["ngram"].balance == pytest.approx(left)
@@ -266,3 +269,30 @@ def test_where_few_steps_are_planned_each_of_them_is_a_turn():
     for policy.steps in (0, 1, 2, 3, 4, 5, 6, 70, 135, 136):
         turns.append((policy.steps, policy._is_turn()))
     assert [step for step, is_turn in turns if is_turn] == [0, 3, 6, 70, 135]
+
+
+def test_a_head_is_tried_for_requests_that_have_some_way_to_go():
+    """In steady traffic the oldest of a large batch has few steps left: nothing can be found out with it."""
+    kinds = {"code": Kind(0.1, spread=0.0, mood=0.0)}
+    head = PretendDrafter("head", kinds, 0.3e-3, level=0.1e-3, depth=4, needs=DrafterNeeds(taps=(Tap(1),)))
+    traffic, policy = Traffic(H200, [head], 32, ("code",), seed=5, length=100), MeasuredPolicy()
+    traffic._fill()
+    for place, request in enumerate(traffic.running):
+        request.length = 3 + 3 * place  # they end one after the other
+    traffic.run(policy, 32 * 200)
+    (control,) = policy.controls.values()
+    assert not control.is_on
+    kinds["code"] = Kind(0.9, spread=0.0, mood=0.0)
+    traffic.run(policy, 32 * 800)
+    assert control.is_on
+
+
+def test_a_try_that_nobody_was_asked_in_costs_nothing():
+    policy = MeasuredPolicy()
+    policy.bank = TimeBank(accounts={"head": Account(3e-3)})
+    policy.bank.pay("head", 1e-3)
+    policy._live_try = ("head", 1e-3)
+    policy.learn(
+        StepReport([RequestReport(MagicMock(), Verdict(), 1, 0, True)], seconds=StageSeconds(total=1e-2))
+    )
+    assert policy.bank.accounts["head"].balance == pytest.approx(3e-3)

@@ -74,8 +74,9 @@ def parse_prompts(text: str, source: str) -> list[BenchPrompt]:
             continue
         try:
             prompts.append(_parse_line(line, number))
-        except ValueError as error:
-            raise RequestError(f"{source}, line {number}: {error}") from None
+        except (ValueError, RecursionError) as error:
+            why = "JSON that is too deep" if isinstance(error, RecursionError) else error
+            raise RequestError(f"{source}, line {number}: {why}") from None
     if not prompts:
         raise RequestError(f"{source}: there are no prompts in it")
     _refuse_twice(prompts, source)

@@ -19,6 +19,11 @@ def best_arm(record: RequestRecord, running: int) -> Arm | None:
     return best
 
 
+def is_fixed(request: StepRequest) -> bool:
+    """Whether nothing is decided for it: its plan is done as it stands."""
+    return request.speculation is not None and request.speculation.is_fixed
+
+
 def fixed_plan(plan: DraftPlan | None, running: int) -> DraftPlan | None:
     """A plan that is done as it stands; None: there is none."""
     return plan if plan is not None and plan.is_fixed and plan.allows(running) else None

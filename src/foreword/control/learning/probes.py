@@ -81,8 +81,8 @@ class TimeBank:
 
     @property
     def share(self) -> float:
-        """Of the time of all steps, what was spent."""
-        return self.spent / self.earned_from if self.earned_from else 0.0
+        """Of the time of all steps, what was spent; tries that won more than they took have cost nothing."""
+        return max(self.spent, 0.0) / self.earned_from if self.earned_from else 0.0
 
     def _account(self, method: str) -> Account:
         found = self.accounts.get(method)

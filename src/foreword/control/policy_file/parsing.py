@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from foreword.backends.batch import MAX_DRAFT_NODES
 from foreword.control.policy_file.document import (
     OTHER,
     STARTS,
@@ -56,7 +57,10 @@ def read_policy(path: Path) -> PolicyFile:
         raise
     except (ValueError, RecursionError) as error:
         raise refuse(str(path), f"is not JSON: {error}") from None
-    return parse_policy(value)
+    policy = parse_policy(value)
+    if policy.state_file is not None and (path.parent / policy.state_file).resolve() == path.resolve():
+        raise refuse("state_file", "is this file itself: it would be replaced by the state of roll-outs")
+    return policy
 
 
 def parse_policy(value: object) -> PolicyFile:
@@ -72,7 +76,7 @@ def parse_policy(value: object) -> PolicyFile:
     defaults = Fields(top.take("defaults", {}), "defaults")
     policy = PolicyFile(
         state=defaults.choice("state", "on", STATES),
-        max_depth=defaults.number("max_depth", None, least=1, whole=True),
+        max_depth=defaults.number("max_depth", None, least=1, most=MAX_DRAFT_NODES, whole=True),
         max_draft_share=defaults.number("max_draft_share", None, least=0),
         settings=_settings(defaults),
         drafters=drafters,
@@ -122,7 +126,7 @@ def _cohort(value: object, place: int, drafters: Mapping[str, DrafterRule]) -> C
         match=parse_match(given.take("match", {}), given.place("match")),
         drafters=None if named is None else tuple(named),
         state=given.choice("state", None, STATES),
-        max_depth=given.number("max_depth", None, least=1, whole=True),
+        max_depth=given.number("max_depth", None, least=1, most=MAX_DRAFT_NODES, whole=True),
     )
     given.end()
     return rule

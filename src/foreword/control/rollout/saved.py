@@ -38,10 +38,22 @@ def read(path: Path, made_for: Mapping[str, str]) -> dict[tuple[str, str], dict[
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        _log.warning(
-            "%s is ignored, roll-outs begin anew: %s", path, " ".join(str(error).split()) or "damaged"
-        )
+        told = "it has no" if isinstance(error, KeyError) else ""
+        why = " ".join(f"{told} {error}".split()) or "damaged"
+        _log.warning("%s is ignored%s, roll-outs begin anew: %s", path, _put_aside(path), why)
         return {}
+
+
+def _put_aside(path: Path) -> str:
+    """What cannot be used here may be somebody's: the next state must not replace it. What the log says of that."""
+    kept = path.with_name(f"{path.name}.ignored")
+    try:
+        if path.is_file() and not kept.exists():
+            path.replace(kept)
+            return f" and kept as {kept.name}"
+    except OSError as error:
+        return f" (it cannot be kept as {kept.name}: {error.strerror})"
+    return ""
 
 
 def _as_json(pair: PairRollout) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from foreword.models.heads.layouts.names import SCALE
 from foreword.models.heads.quantize import GROUP, rounded
 from foreword.train.files import write_json, write_tensors, write_text, written_whole
 from foreword.train.heads.learner import LearnedFiles
+from foreword.train.identity import identity_of
 from foreword.train.loop.places import MANIFEST, WEIGHTS, require_new, require_pieces_alone
 
 CARD = "README.md"
@@ -40,10 +41,11 @@ def digest_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_pieces(source: Path, out: Path, *, bits: int = 16) -> list[Path]:
+def write_pieces(source: Path, out: Path, *, bits: int = 16, model: str = "") -> list[Path]:
     """A trained directory in files of at most 15 MB; tensors that are the target's own stay away.
 
-    With 8 bits, matrices are rounded as `foreword head quantize` does. `join_pieces` makes the directory again.
+    With 8 bits, matrices are rounded as `foreword head quantize` does. `join_pieces` makes the directory again, with
+    the target whose `identity_of` is `model`; empty: with any.
     """
     require_pieces_alone(out, source)
     tensors, borrowed = _read(source / WEIGHTS)
@@ -59,6 +61,7 @@ def write_pieces(source: Path, out: Path, *, bits: int = 16) -> list[Path]:
         "sha256": digest_of(whole),
         "source": digest_of(source / WEIGHTS),
         "bits": bits,
+        "model": model,
         "borrowed": sorted(borrowed),
         "files": {
             path.name: path.read_text(encoding="utf-8") for path in texts if path.stat().st_size < 1 << 20
@@ -82,6 +85,8 @@ def join_pieces(pieces: Path, out: Path, checkpoint: Checkpoint) -> None:
     whole = b"".join(part.read_bytes() for part in parts)
     if hashlib.sha256(whole).hexdigest() != manifest["sha256"]:
         raise RequestError(f"the pieces in {pieces} are not the ones that {MANIFEST} was written for")
+    if manifest.get("model") and manifest["model"] != identity_of(checkpoint):
+        raise RequestError(f"the pieces in {pieces} were trained for another model; name it by --model")
     tensors: dict[str, Tensor] = load(whole)
     borrowed = {name: checkpoint.load(name, torch.bfloat16) for name in manifest["borrowed"]}
     tensors = _in_16_bits(tensors) if manifest["bits"] == 8 else tensors
@@ -129,7 +134,7 @@ def _manifest(pieces: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((pieces / MANIFEST).read_text(encoding="utf-8"))
         if not {"pieces", "sha256", "source", "bits", "borrowed", "files", "from_target"} <= manifest.keys():
             raise ValueError
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         raise RequestError(
             f"{pieces} has no whole {MANIFEST}; give a directory that --export wrote"
         ) from None

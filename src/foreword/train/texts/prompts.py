@@ -36,6 +36,8 @@ def read_prompt_file(path: Path) -> list[FilePrompt]:
             prompts.append(_parse(json.loads(line), path.stem))
         except json.JSONDecodeError as error:
             raise RequestError(f"{path}, line {number}: not JSON ({error.msg})") from None
+        except RecursionError:
+            raise RequestError(f"{path}, line {number}: JSON that is too deep") from None
         except ValueError as error:
             raise RequestError(f"{path}, line {number}: no prompt in it ({error})") from None
     if not prompts:

@@ -104,6 +104,8 @@ def test_a_cohort_is_counted_apart_by_what_the_file_splits_by():
     ("value", "complaint"),
     [
         (changed("version", to=2), "version must be 1"),
+        (changed("defaults", "max_depth", to=65), "max_depth must be"),
+        (changed("cohorts", 1, "max_depth", to=65), "cohorts[1].max_depth must be"),
         (changed("cohort", to=[]), "unknown key 'cohort'"),
         (changed("defaults", "depth", to=3), "defaults has an unknown key 'depth'"),
         (changed("defaults", "state", to="maybe"), "defaults.state must be one of on, off"),
@@ -141,3 +143,13 @@ def test_a_file_that_is_none_is_refused_in_one_line(tmp_path: Path):
         read_policy(path)
     path.write_text(json.dumps(WHOLE), encoding="utf-8")
     assert read_policy(path).max_cohorts == 32
+
+
+def test_a_policy_is_not_the_file_of_its_own_state(tmp_path: Path):
+    path = tmp_path / "policy.json"
+    for name in ("policy.json", "./policy.json", str(path)):
+        path.write_text(json.dumps({"version": 1, "state_file": name}))
+        with pytest.raises(RequestError, match="state_file is this file itself"):
+            read_policy(path)
+    path.write_text(json.dumps({"version": 1, "state_file": "state.json"}))
+    assert read_policy(path).state_file == "state.json"

@@ -80,6 +80,9 @@ def test_a_damaged_file_is_ignored_with_one_line(
     assert found.stage is Stage.SHADOW
     assert len(caplog.records) == 1
     assert "\n" not in caplog.records[0].getMessage()
+    # It may be somebody's: a name is soon mistaken.
+    begun(path).save()
+    assert (tmp_path / "state.json.ignored").read_text(encoding="latin-1") == content
 
 
 @pytest.mark.parametrize("place", ["stage", "step", "moves", "salt", "since"])

@@ -12,6 +12,7 @@ from foreword.train import files as train_files
 from foreword.train.heads.draft import DraftRecipe
 from foreword.train.heads.learner import LearnedFiles
 from foreword.train.heads.medusa import MedusaRecipe
+from foreword.train.identity import identity_of
 from foreword.train.loop import output
 from foreword.train.loop.output import digest_of, join_pieces, read_weights, write_output, write_pieces
 from foreword.train.passes.target import Target
@@ -66,6 +67,22 @@ def test_pieces_that_are_missing_or_changed_are_refused(
     with pytest.raises(RequestError, match=r"no whole pieces\.json"):
         join_pieces(tmp_path, tmp_path / "again", checkpoint)
     assert not (tmp_path / "again").exists()
+
+
+def test_pieces_are_not_joined_with_another_model(
+    target: Target, documents: list[Document], tiny_model: Path, tmp_path: Path
+):
+    checkpoint = open_checkpoint(tiny_model)
+    learner = new_learner(MedusaRecipe(heads=1, draft_vocab=64), target, documents)
+    write_output(tmp_path / "whole", learner.files(checkpoint, 3))
+    write_pieces(tmp_path / "whole", tmp_path / "pieces", model="another")
+    with pytest.raises(RequestError, match="trained for another model; name it by --model"):
+        join_pieces(tmp_path / "pieces", tmp_path / "again", checkpoint)
+    write_pieces(tmp_path / "whole", tmp_path / "pieces", model=identity_of(checkpoint))
+    join_pieces(tmp_path / "pieces", tmp_path / "again", checkpoint)
+    (tmp_path / "pieces" / "pieces.json").write_text("[]")
+    with pytest.raises(RequestError, match=r"no whole pieces\.json"):
+        join_pieces(tmp_path / "pieces", tmp_path / "more", checkpoint)
 
 
 def test_pieces_for_another_model_leave_nothing(tiny_model: Path, tmp_path: Path):

@@ -49,6 +49,7 @@ def test_plain_prompts_chat_turns_and_sharegpt(tmp_path: Path):
         ('{"messages": []}', "no turn of a user"),
         ("[1]", "not a JSON object"),
         ("{", "not JSON"),
+        ("[" * 100_000, "JSON that is too deep"),
     ],
 )
 def test_a_line_that_is_no_prompt_is_named(line: str, reason: str, tmp_path: Path):
