@@ -11,6 +11,7 @@ import pytest
 from foreword import LLM, SamplingParams
 from foreword.cli.chat.text import visible
 from foreword.models.heads.shipped import shipped_heads
+from foreword.models.sources.builtin import cache_directory
 from helpers.command_line import assert_one_line_error, foreword
 from helpers.terminal import CTRL_C, CTRL_D, Terminal
 from helpers.tiny_models import make_hf_model
@@ -53,8 +54,10 @@ def test_lines_through_a_pipe_are_answered_in_turn(tiny_model: Path):
 
 
 @pytest.mark.model
-def test_the_default_model_is_talked_to_with_its_own_head():
+def test_the_default_model_is_talked_to_with_its_own_head(tmp_path: Path):
     """The head keeps rows in the KV pages: they are laid out for it at the start, or when it is asked for."""
+    (tmp_path / "models").symlink_to(cache_directory() / "models")  # without what others' requests have shown
+    environment = os.environ | {"FOREWORD_CACHE": str(tmp_path)}
     head = f'{{"method": "eagle3", "model": "{shipped_heads()[0].name}"}}'
     question = b"Name three colours.\n"
     texts = []
@@ -73,7 +76,9 @@ def test_the_default_model_is_talked_to_with_its_own_head():
             "0",
             *options,
         ]
-        run = subprocess.run(command, input=lines, capture_output=True, check=False, timeout=300)
+        run = subprocess.run(
+            command, input=lines, capture_output=True, check=False, timeout=300, env=environment
+        )
         assert run.returncode == 0, run.stderr
         assert re.search(rb"[1-9]\d* of \d+ guesses accepted", run.stderr), run.stderr
         texts.append(run.stdout)

@@ -184,7 +184,7 @@ def run_training(options: CommonOptions, recipe: "Recipe", rates: "Rates") -> No
         say(f"stopped; its state is in {run.state.parent}, and --resume goes on from it")
         raise typer.Exit(STOPPED)
     if options.export is not None:
-        write_pieces(options.out, options.export, bits=options.export_bits, model=place.fingerprint)
+        write_pieces(options.out, options.export, bits=options.export_bits, model=place.identity)
     if options.plot is not None:
         from foreword.cli.train.curves import save_curves
 
