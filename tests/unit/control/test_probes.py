@@ -27,6 +27,7 @@ from foreword.control.learning.probes import (
 )
 from foreword.control.learning.watching import BEFORE_A_PROBE, LEAST_STEPS, TELLING, WATCH_STEPS, Watch
 from foreword.control.measured import MeasuredPolicy
+from foreword.control.settings import ControlSettings
 from foreword.speculation.drafting import Drafter, DrafterNeeds
 from foreword.speculation.measured.situation import Situation
 from foreword.speculation.report import RequestReport, StageSeconds, StepReport
@@ -38,7 +39,8 @@ from helpers.traffic import CPU, H200, Kind, PretendDrafter, Traffic, lookup, st
 def test_a_drafter_is_not_tried_again_before_the_text_of_its_last_draft_has_come():
     """Asked more often where it is right, it would look as if it had something to say more often."""
     traffic = Traffic(lambda rows: 0.01 * rows, [lookup(code=Kind(0.9, 0.95))], 1, ("code",))
-    policy = MeasuredPolicy()
+    share = 0.2  # so that it could be tried at every turn
+    policy = MeasuredPolicy(ControlSettings(probe_share=share, watch_share=share, idle_probe_share=share))
     tried = 0
     for _ in range(200):
         traffic.run(policy, 1)
