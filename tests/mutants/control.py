@@ -659,7 +659,7 @@ CONTROL_MUTANTS = (
         61,
         "a try that nobody was asked in is paid for",
         "control/measured.py",
-        "            self.bank.settle(method, -paid)",
+        "            self._settle(report, live, 0.0)",
         "            pass",
         (f"{PROBES}::test_a_try_that_nobody_was_asked_in_costs_nothing",),
     ),

@@ -264,7 +264,7 @@ class MeasuredPolicy:
         if not report.calls and report.rows == rows:
             self.reference.passes += 1
         if not live:
-            self._refund()
+            self._settle(report, live, 0.0)  # what was tried has found no room for a guess
             return
         calls = {control.estimate.method: control.worth.draft_seconds for control in live}
         if self._call_watch.are_slow(report.seconds, sum(calls.values())):
@@ -280,13 +280,6 @@ class MeasuredPolicy:
             # What a try loses is paid for, and says nothing of guesses that were expected to pay.
             if control.is_on:
                 control.guard.gain.add(plain, report.seconds.total, drawn)
-
-    def _refund(self) -> None:
-        """A try that nobody was asked in, as where its request had no room for a guess, has cost nothing."""
-        tried, self._live_try = self._live_try, None
-        if tried is not None:
-            method, paid = tried
-            self.bank.settle(method, -paid)
 
     def _settle(self, report: StepReport, live: Set[PairControl], lost: float) -> None:
         """A try takes from the bank what its step has really lost, or leaves there what it has won.

@@ -45,7 +45,10 @@ def read(path: Path, made_for: Mapping[str, str]) -> dict[tuple[str, str], dict[
 
 
 def _put_aside(path: Path) -> str:
-    """What cannot be used here may be somebody's: the next state must not replace it. What the log says of that."""
+    """What cannot be used here may be somebody's: the next state must not replace it. What the log says of that.
+
+    The first such file is kept, and none of those that come later: they are states of other models.
+    """
     kept = path.with_name(f"{path.name}.ignored")
     try:
         if path.is_file() and not kept.exists():
