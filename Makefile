@@ -37,6 +37,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/vocabulary.py
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
