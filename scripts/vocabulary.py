@@ -47,8 +47,8 @@ PENDING = (
         "docs/page.md",
         "docs/policy.md",
     ),
-    *("docs/proof.md", "docs/sampling.md", "docs/server.md", "docs/simulate.md", "docs/structured.md"),
-    *("docs/theory.md", "docs/training.md", "docs/bench-compare.md", "src"),
+    *("docs/proof.md", "docs/server.md", "docs/simulate.md", "docs/structured.md"),
+    *("docs/training.md", "docs/bench-compare.md", "src"),
 )
 """Files and folders that are not checked yet. Remove an entry when its text is rewritten; never add one."""
 
