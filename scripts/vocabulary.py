@@ -48,7 +48,7 @@ PENDING = (
         "docs/policy.md",
     ),
     *("docs/proof.md", "docs/server.md", "docs/simulate.md", "docs/structured.md"),
-    *("docs/training.md", "docs/bench-compare.md", "src"),
+    *("docs/training.md", "src"),
 )
 """Files and folders that are not checked yet. Remove an entry when its text is rewritten; never add one."""
 
