@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from foreword.backends.interface import Decoder
 from foreword.backends.torch.weights import load_weights
@@ -22,6 +23,15 @@ needs_cuda = pytest.mark.skipif(not has_gpu or find_spec("triton") is None, reas
 EAGER = "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ  # captures need memory that is cached
 captures = has_gpu and not EAGER
 KERNEL_DEVICE = torch.device("cuda" if has_gpu else "cpu")
+
+
+def exact_numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return random multiples of 1/4 from -2 to 2, whose products and sums are exact in float32 in any order.
+
+    The interpreter multiplies with NumPy, which sums in an order that depends on the shape and on the CPU. Bits may be
+    compared there for such numbers alone: over up to 2**18 of them, and in any tile.
+    """
+    return (torch.randint(-8, 9, shape, device=KERNEL_DEVICE) / 4).to(dtype)
 
 
 def cuda_decoder(path: Path, dtype: str = "float32", *, enforce_eager: bool = EAGER) -> Decoder:

@@ -1,10 +1,10 @@
-"""Every way of computing a product gives the same bits: on a GPU, or interpreted with small tiles."""
+"""Every way of computing a product gives the same bits: for all numbers on a GPU, for exact sums interpreted."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from helpers.cuda import KERNEL_DEVICE, has_gpu, needs_cuda, needs_triton
+from helpers.cuda import KERNEL_DEVICE, exact_numbers, has_gpu, needs_cuda, needs_triton
 
 pytestmark = needs_triton
 
@@ -12,6 +12,9 @@ DTYPE = torch.bfloat16 if has_gpu else torch.float32
 
 
 def random(*shape: int) -> Tensor:
+    """Any numbers on a GPU, whose kernels sum in one order; exact sums where NumPy multiplies."""
+    if not has_gpu:
+        return exact_numbers(*shape)
     return torch.randn(shape, device=KERNEL_DEVICE).to(DTYPE)
 
 
@@ -45,6 +48,9 @@ def test_a_row_of_a_product_in_parts_has_the_same_bits_beside_others(rows: int):
     found = products.parts(x, weight)
     alone = linear(x[-1:], weight, None, torch.empty((4, 1, 40), device=x.device), REFERENCE_TILE, 32)
     assert torch.equal(found[:, -1:], alone)
+    if not has_gpu:
+        expected = [k @ w.T for k, w in zip(x.split(32, dim=1), weight.split(32, dim=1), strict=True)]
+        assert torch.equal(found, torch.stack(expected))
 
 
 @needs_cuda
