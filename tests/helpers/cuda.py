@@ -25,13 +25,24 @@ captures = has_gpu and not EAGER
 KERNEL_DEVICE = torch.device("cuda" if has_gpu else "cpu")
 
 
-def exact_numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return random multiples of 1/4 from -2 to 2, whose products and sums are exact in float32 in any order.
+def comparable_numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return random numbers with which the bits of differently shaped sums may be compared.
 
-    The interpreter multiplies with NumPy, which sums in an order that depends on the shape and on the CPU. Bits may be
-    compared there for such numbers alone: over up to 2**18 of them, and in any tile.
+    A GPU's kernels sum in one order, so these may be any numbers. The interpreter multiplies with NumPy, whose order
+    depends on the shape and on the CPU: there they are multiples of 1/4 from -2 to 2. Their products are exact in
+    float32, and so are sums of up to 2**18 of these in any order.
     """
-    return (torch.randint(-8, 9, shape, device=KERNEL_DEVICE) / 4).to(dtype)
+    if has_gpu:
+        return torch.randn(shape, device=KERNEL_DEVICE).to(dtype)
+    return (torch.randint(-8, 9, shape) / 4).to(dtype)
+
+
+def assert_same_row(found: Tensor, expected: Tensor) -> None:
+    """Compare results of a whole model: bit by bit on a GPU, within rounding where NumPy chooses the order of sums."""
+    if has_gpu:
+        assert torch.equal(found, expected)
+    else:
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
 def cuda_decoder(path: Path, dtype: str = "float32", *, enforce_eager: bool = EAGER) -> Decoder:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.cuda import KERNEL_DEVICE, exact_numbers, has_gpu, needs_cuda, needs_triton
+from helpers.cuda import comparable_numbers, has_gpu, needs_cuda, needs_triton
 
 pytestmark = needs_triton
 
@@ -12,10 +12,7 @@ DTYPE = torch.bfloat16 if has_gpu else torch.float32
 
 
 def random(*shape: int) -> Tensor:
-    """Any numbers on a GPU, whose kernels sum in one order; exact sums where NumPy multiplies."""
-    if not has_gpu:
-        return exact_numbers(*shape)
-    return torch.randn(shape, device=KERNEL_DEVICE).to(DTYPE)
+    return comparable_numbers(*shape, dtype=DTYPE)
 
 
 @pytest.mark.parametrize(
