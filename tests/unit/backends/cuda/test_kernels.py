@@ -10,6 +10,7 @@ pytestmark = needs_triton
 
 DTYPES = [torch.float32, torch.bfloat16] if has_gpu else [torch.float32]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+EPS = 0.1  # large enough that a norm without it is off by more than the tolerance
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -20,7 +21,7 @@ def poison(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.full(shape, float("nan"), device=KERNEL_DEVICE, dtype=dtype)
 
 
-def ints(values: list[int]) -> Tensor:
+def ints(values: list[int] | list[list[int]]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32, device=KERNEL_DEVICE)
 
 
@@ -51,7 +52,7 @@ def in_parts(x: Tensor, weight: Tensor, depth: int) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("sizes", [(5, 70, 96, 32), (33, 48, 100, 36), (3, 40, 100, 40)])
+@pytest.mark.parametrize("sizes", [(5, 70, 96, 32), (33, 48, 100, 36), (3, 40, 80, 32)])
 def test_products_in_parts(sizes: tuple[int, int, int, int], dtype: torch.dtype):
     """Depths that no load ends at, and a last part that is shorter."""
     from foreword.backends.cuda.kernels.linear import Tile, linear
@@ -62,14 +63,14 @@ def test_products_in_parts(sizes: tuple[int, int, int, int], dtype: torch.dtype)
     assert close(found, in_parts(x, weight, part), dtype)
 
 
-@pytest.mark.parametrize("sizes", [(5, 0, 48, 64, 64), (20, 16, 70, 128, 64), (33, 16, 130, 64, 32)])
+@pytest.mark.parametrize("sizes", [(5, 0, 48, 64, 64), (40, 16, 70, 128, 64), (90, 16, 130, 64, 32)])
 def test_tall_products(sizes: tuple[int, int, int, int, int]):
     from foreword.backends.cuda.kernels.tall import TallTile, tall_linear
 
     rows, more, columns, depth, part = sizes
     dtype = torch.bfloat16 if has_gpu else torch.float32
     x, weight = random(rows, depth, dtype=dtype), random(columns, depth, dtype=dtype)
-    tile = TallTile(16, more, 64, 32, stages=2)
+    tile = TallTile(32, more, 64, 32, stages=2)
     found = tall_linear(x, weight, poison(depth // part, rows, columns), tile, part)
     assert close(found, in_parts(x, weight, part), dtype)
 
@@ -79,15 +80,16 @@ def test_tall_products(sizes: tuple[int, int, int, int, int]):
 def test_parts_are_joined_in_their_order_and_rounded_once(biased: bool, dtype: torch.dtype):
     from foreword.backends.cuda.kernels.rows import add_norm, join_parts
 
-    parts, bias = random(4, 3, 72), random(72, dtype=dtype) if biased else None
+    width = 1100  # more than one program takes
+    parts, bias = random(4, 3, width), random(width, dtype=dtype) if biased else None
     total = ((parts[0] + parts[1]) + parts[2]) + parts[3]
     expected = (total if bias is None else total + bias.float()).to(dtype)
-    assert torch.equal(join_parts(parts, bias, poison(3, 72, dtype=dtype)), expected)
+    assert torch.equal(join_parts(parts, bias, poison(3, width, dtype=dtype)), expected)
     if bias is None:
-        streams, weight = random(3, 72, dtype=dtype).repeat(2, 1, 1), random(72, dtype=dtype)
+        streams, weight = random(3, width, dtype=dtype).repeat(2, 1, 1), random(width, dtype=dtype)
         deltas = parts, expected
         normed = [
-            add_norm(stream, delta, weight, 1e-5, poison(3, 72, dtype=dtype))
+            add_norm(stream, delta, weight, EPS, poison(3, width, dtype=dtype))
             for stream, delta in zip(streams, deltas, strict=True)
         ]
         assert torch.equal(*streams)
@@ -102,9 +104,9 @@ def test_add_norm(adds: bool, dtype: torch.dtype):
 
     stream, delta, weight = random(3, 72, dtype=dtype), random(3, 72, dtype=dtype), random(72, dtype=dtype)
     total = stream + delta if adds else stream.clone()
-    found = add_norm(stream, delta if adds else None, weight, 1e-5, poison(3, 72, dtype=dtype))
+    found = add_norm(stream, delta if adds else None, weight, EPS, poison(3, 72, dtype=dtype))
     assert torch.equal(stream, total)
-    assert close(found, rms_norm(total, weight, 1e-5), dtype)
+    assert close(found, rms_norm(total, weight, EPS), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -114,16 +116,16 @@ def test_rotation_with_the_write_to_kv_memory(normed: bool, dtype: torch.dtype):
     from foreword.backends.torch.norms import rms_norm
     from foreword.models.rope import rotate
 
-    rows, heads, kv_heads, dim = 4, 6, 2, 20
+    rows, heads, kv_heads, dim = 4, 15, 2, 20  # more heads than one program rotates
     qkv, slots = random(rows, heads + 2 * kv_heads, dim, dtype=dtype), ints([3, 0, 7, 5])
     angles = random(rows, dim // 2)
     norms = (random(dim, dtype=dtype), random(dim, dtype=dtype)) if normed else None
     keys, values = poison(8, kv_heads, dim, dtype=dtype), poison(8, kv_heads, dim, dtype=dtype)
     queries = poison(rows, heads, dim, dtype=dtype)
-    rotate_and_keep(qkv, (angles.cos(), angles.sin()), slots, norms, 1e-5, keys, values, queries)
+    rotate_and_keep(qkv, (angles.cos(), angles.sin()), slots, norms, EPS, keys, values, queries)
     q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
     if norms is not None:
-        q, k = rms_norm(q, norms[0], 1e-5), rms_norm(k, norms[1], 1e-5)
+        q, k = rms_norm(q, norms[0], EPS), rms_norm(k, norms[1], EPS)
     cos_sin = angles.cos().to(dtype), angles.sin().to(dtype)
     assert close(queries, rotate(q, *cos_sin), dtype)
     assert close(keys[slots.long()], rotate(k, *cos_sin), dtype)
@@ -136,14 +138,26 @@ def test_rotation_with_the_write_to_kv_memory(normed: bool, dtype: torch.dtype):
 def test_activation_embedding_and_rows(dtype: torch.dtype):
     from foreword.backends.cuda.kernels.rows import embed, silu_times_up, take_rows, widen
 
-    gate_up = random(3, 2 * 100, dtype=dtype)
+    gate_up = random(3, 2 * 1100, dtype=dtype)
     gate, up = gate_up.chunk(2, dim=-1)
-    found = silu_times_up(gate_up, poison(3, 100, dtype=dtype))
+    found = silu_times_up(gate_up, poison(3, 1100, dtype=dtype))
     assert close(found, torch.nn.functional.silu(gate) * up, dtype)
     table, ids = random(9, 36, dtype=dtype), ints([8, 0, 3, 3])
     assert torch.equal(embed(ids, table, poison(4, 36, dtype=dtype)), table[ids.long()])
     assert torch.equal(take_rows(table, ids, poison(4, 36, dtype=dtype)), table[ids.long()])
-    assert torch.equal(widen(table), table.float())
+    assert torch.equal(widen(gate_up), gate_up.float())
+
+
+def test_ids_that_stand_for_drawn_tokens_are_replaced():
+    """An id of -1 - n stands for the n-th draw; a row that drew nothing is read as token 0."""
+    from foreword.backends.cuda.kernels.rows import fill_in
+
+    ids = ints([*range(300)])  # more than one program takes
+    ids[[1, 4, 299]] = ints([-3, -1, -2])
+    expected = ids.clone()
+    expected[[1, 4, 299]] = ints([9, 5, 0])
+    fill_in(ids, torch.tensor([5, -1, 9], device=KERNEL_DEVICE))
+    assert torch.equal(ids, expected)
 
 
 def test_moves_read_everything_before_they_write():
@@ -151,10 +165,26 @@ def test_moves_read_everything_before_they_write():
 
     memory = random(2, 10, 3, 8)
     expected = memory.clone()
-    copies = torch.tensor([[1, 2], [2, 3], [5, 5], [3, 1]], dtype=torch.int32, device=KERNEL_DEVICE)
+    copies = ints([[1, 2], [2, 3], [5, 5], [3, 1]])
     expected[:, copies[:, 1].long()] = memory[:, copies[:, 0].long()]
     move_rows(memory, copies)
     assert torch.equal(memory, expected)
+
+
+def test_moves_take_keys_and_values_of_every_kind_along():
+    from foreword.backends.cuda.kv_store import CudaKvStore
+    from foreword.kv.spec import DECODER_ROWS, PageSpec, RowSpec
+
+    kinds = RowSpec(DECODER_ROWS, 2, 2, 4), RowSpec("head", 1, 1, 6)
+    store = CudaKvStore(PageSpec.of(kinds[0], kinds[1:]), 2, 4, KERNEL_DEVICE)
+    arrays = [memory for kind in kinds for memory in store.arrays(kind.name)]
+    for memory in arrays:
+        memory.copy_(random(*memory.shape))
+    before = [memory.clone() for memory in arrays]
+    store.move(ints([[6, 1], [1, 3]]))
+    for memory, was in zip(arrays, before, strict=True):
+        was[:, [1, 3]] = was[:, [6, 1]]
+        assert torch.equal(memory, was)
 
 
 def test_a_tile_fits_into_the_shared_memory_that_there_is():

@@ -38,7 +38,7 @@ def test_how_often_k_is_cut_is_a_matter_of_the_weights_shape(columns: int, depth
 @pytest.mark.parametrize("rows", [1, 17, 33, 65])
 def test_a_row_of_a_product_in_parts_has_the_same_bits_beside_others(rows: int):
     from foreword.backends.cuda.kernels.linear import linear
-    from foreword.backends.cuda.products import REFERENCE_TILE, Products
+    from foreword.backends.cuda.products import REFERENCE_TILE, Products, added_up
 
     products, weight, x = Products(least_part=32), random(40, 128), random(rows, 128)
     assert products.part_depth(weight) == 32
@@ -48,6 +48,19 @@ def test_a_row_of_a_product_in_parts_has_the_same_bits_beside_others(rows: int):
     if not has_gpu:
         expected = [k @ w.T for k, w in zip(x.split(32, dim=1), weight.split(32, dim=1), strict=True)]
         assert torch.equal(found, torch.stack(expected))
+        assert torch.equal(added_up(found), x @ weight.T)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_products_of_many_rows_add_the_bias(biased: bool, monkeypatch: pytest.MonkeyPatch):
+    from foreword.backends.cuda import products
+
+    if not has_gpu:
+        monkeypatch.setattr(products, "can_be_tall", lambda *_: True)
+    x, weight, bias = random(70, 128), random(48, 128), random(48) if biased else None
+    expected = x.float() @ weight.float().T + (0 if bias is None else bias.float())
+    found = products.Products()(x, weight, bias).float()
+    torch.testing.assert_close(found, expected, rtol=2e-2 if has_gpu else 0, atol=2e-2 if has_gpu else 0)
 
 
 @needs_cuda
