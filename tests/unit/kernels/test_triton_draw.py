@@ -63,6 +63,23 @@ def test_where_nothing_is_sampled_the_first_of_the_largest_is_taken(vocab: int):
     assert found.tolist() == [shaped.only.tolist(), shaped.status.tolist()]
 
 
+@pytest.mark.parametrize("samples", [True, False])
+def test_names_decide_the_noise_and_the_tokens(samples: bool):
+    """As if every other token of the larger vocabulary had no logit."""
+    from foreword.kernels.triton_draw import draw_rows
+
+    few, many = 40, 1000
+    names = torch.randperm(many, generator=torch.Generator().manual_seed(2))[:few].sort().values
+    temperature = torch.full((ROWS,), 1.3 if samples else 0.0, dtype=torch.float64)
+    keys = torch.randint(-(2**62), 2**62, (ROWS,), generator=torch.Generator().manual_seed(1))
+    logits = logits_of(few)
+    wide = torch.full((ROWS, many), -torch.inf)
+    wide[:, names] = logits
+    narrow, among, there, noise, ids = on_device(logits, wide, temperature, keys, names)
+    found = draw_rows(narrow, there, noise, None, samples=samples, names=ids)
+    assert found.tolist() == draw_rows(among, there, noise, None, samples=samples).tolist()
+
+
 def test_rows_that_stand_apart_in_memory():
     """Logits whose vocabulary was cut."""
     from foreword.kernels.triton_draw import draw_rows

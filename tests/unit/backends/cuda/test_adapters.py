@@ -68,3 +68,19 @@ def test_an_adapter_that_has_left_adds_nothing():
     assert table.entries[1].any()
     table.set(1, None)
     assert not table.entries.any()
+
+
+def test_modules_side_by_side_have_their_own_factors():
+    """Those of the MLP lie after the attention's in the table; their input takes more than one load."""
+    from foreword.backends.cuda.adapters import GATE_UP, AdapterTable, RowAdapters
+
+    table, depth = AdapterTable(ADAPTED, KERNEL_DEVICE), 1100
+    widths = [table.widths[module] for module in GATE_UP]
+    own = [Factors(comparable_numbers(2, depth), comparable_numbers(width, 2)) for width in widths]
+    table.set(2, Lora({(0, MODULES[module]): one for module, one in zip(GATE_UP, own, strict=True)}))
+    slots = torch.tensor([0, 2], dtype=torch.int32, device=KERNEL_DEVICE)
+    x, y = comparable_numbers(2, depth), comparable_numbers(2, sum(widths))
+    expected = y.clone()
+    expected[1] += torch.cat([one.up @ (one.down @ x[1]) for one in own])
+    found = RowAdapters(table, slots).add((0, GATE_UP), x, y)
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)
