@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from helpers.cpu import needs_cpu_kernels
+
 PROGRAM = """
 import asyncio, sys
 from foreword import LLM, Engine, SamplingParams
@@ -27,6 +29,31 @@ async def main():
 
 kept = asyncio.run(main())
 """,
+    "drafter in the making": """
+import threading
+from foreword.backends.cpu.packing import MatrixPacker
+
+pack, is_packing = MatrixPacker.matrices, threading.Event()
+
+def pack_without_end(*arguments):
+    if threading.current_thread().name != "foreword-prepare":
+        return pack(*arguments)
+    is_packing.set()
+    while True:
+        pack(*arguments)
+
+MatrixPacker.matrices = pack_without_end
+
+async def main():
+    engine = Engine.load(sys.argv[1], backend="cpu")
+    stream = engine.generate("x", PARAMS, speculation={"method": "draft_model", "model": sys.argv[1]})
+    answer = asyncio.ensure_future(anext(stream))
+    await asyncio.to_thread(is_packing.wait)
+    answer.cancel()
+    return engine, stream
+
+kept = asyncio.run(main())
+""",
     "failing program": """
 engine = Engine.load(sys.argv[1])
 sys.exit(3)
@@ -34,7 +61,12 @@ sys.exit(3)
 }
 
 
-@pytest.mark.parametrize("kind", BODIES)
+NATIVE = {"drafter in the making"}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=needs_cpu_kernels if kind in NATIVE else ()) for kind in BODIES]
+)
 def test_a_program_that_closes_nothing_exits_cleanly(kind, tiny_model):
     program = PROGRAM.format(body=BODIES[kind])
     command = [sys.executable, "-c", program, str(tiny_model)]

@@ -14,6 +14,7 @@ from foreword.control.measured import MeasuredPolicy
 from foreword.control.rollout.pair import PairRollout
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.guard.guarded import GuardedDrafter
+from foreword.engine.background import BackgroundWork
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.messages import NewRequest, RequestLabels
@@ -114,7 +115,7 @@ class RolloutWorld:
         self.measured = MeasuredPolicy()
         self.guesser = guesser(self.clock)
         self.steering = Steering(
-            self.path, self.measured, self.clock, {"model": "m"}, wall_clock=self.clock, in_background=_now
+            self.path, self.measured, self.clock, {"model": "m"}, wall_clock=self.clock, background=AtOnce()
         )
         parts = EngineParts(
             EngineConfig(kv_cache_memory_bytes=1 << 16, acceptance_rule=rule),
@@ -165,5 +166,8 @@ class RolloutWorld:
             self.core.step()
 
 
-def _now(work: Callable[[], None]) -> None:
-    work()
+class AtOnce(BackgroundWork):
+    """Work that is done when it is started."""
+
+    def start(self, work: Callable[[], None], name: str = "") -> None:
+        work()

@@ -1,5 +1,6 @@
 """Adapters in an engine: whose pages they use, when they leave, and that guesses change nothing."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from foreword.engine.messages import NewRequest
 from foreword.engine.parts import EngineParts
 from foreword.engine.requests.request import Request
 from foreword.engine.vocabulary import Vocabulary
-from foreword.errors import CheckpointError, RequestError
+from foreword.errors import CheckpointError, ForewordError, RequestError
 from helpers.adapters import ADAPTED, ALL, MergedCheckpoint, adapter_tensors, decoder_of, write_adapter
 from helpers.clocks import ScriptedClock
 from helpers.cpu import needs_cpu_kernels
@@ -184,9 +185,18 @@ def test_the_library_loads_what_a_call_asks_for_and_keeps_it(tiny_model: Path, t
     both = llm.generate(["a b", "a b"], greedy, lora_request=[sql, None], priority=[1, 0])
     assert both[0].outputs[0].token_ids != both[1].outputs[0].token_ids
     assert llm.adapters.names == ("sql",)
-    llm.offer([])  # lays the engine out anew
+    shutil.rmtree(tmp_path / "sql")
+    llm.offer([])  # lays the engine out anew, with what is loaded
     again = llm.generate("a b", greedy, lora_request=sql)[0]
     assert again.outputs[0].token_ids == both[0].outputs[0].token_ids
     with pytest.raises(RequestError, match="was loaded from"):
         llm.generate("a b", greedy, lora_request=LoRARequest("sql", "elsewhere"))
+    absent = SpeculationConfig.parse({"method": "draft_model", "model": str(tmp_path / "absent")})
+    with pytest.raises(ForewordError, match="absent"):
+        llm.offer([absent])  # the engine of before is made again
+    assert llm.adapters.names == ("sql",)
+    again = llm.generate("a b", greedy, lora_request=sql)[0]
+    assert again.outputs[0].token_ids == both[0].outputs[0].token_ids
+    llm.adapters.unload("sql")
+    assert llm.adapters.names == ()
     llm.close()

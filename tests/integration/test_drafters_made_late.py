@@ -3,23 +3,35 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from math import inf
 
 import pytest
 
+from foreword.cancellation import check_cancelled
 from foreword.drafters.config import SpeculationConfig
 from foreword.engine.config import EngineConfig
 from foreword.engine.core import EngineCore
 from foreword.engine.engine import Engine
+from foreword.engine.guessing.drafter_pool import MAX_DRAFTERS
 from foreword.engine.messages import NewRequest
 from foreword.engine.parts import EngineParts
 from foreword.engine.vocabulary import Vocabulary
-from foreword.errors import RequestError
+from foreword.errors import EngineStopped, RequestError
 from foreword.proofs.drawing_drafter import DrawingDrafter
-from foreword.proofs.tiny_model import tiny_decoder
 from foreword.speculation.drafting import Drafter
-from helpers.async_engines import VOCAB, deltas_of, long, run
+from helpers.async_engines import VOCAB, GatedDecoder, deltas_of, long, run
+from helpers.waiting import until
 
 WANTED = {"method": "ngram", "num_speculative_tokens": 3}
+
+
+class Closable(DrawingDrafter):
+    """A drafter that knows whether it was closed."""
+
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 class Workbench:
@@ -27,19 +39,24 @@ class Workbench:
 
     def __init__(self) -> None:
         self.may_build = threading.Event()
+        self.is_building = threading.Event()
         self.failure: Exception | None = None
         self.built = 0
         config = EngineConfig(kv_cache_memory_bytes=1 << 20)
         parts = EngineParts(config, build_drafter=self._build)
-        self.core = EngineCore(tiny_decoder(VOCAB, 3), Vocabulary(VOCAB), parts)
+        self.decoder = GatedDecoder.make()
+        self.core = EngineCore(self.decoder, Vocabulary(VOCAB), parts)
         self.engine = Engine(self.core)
 
     def _build(self, config: SpeculationConfig) -> Drafter:
-        assert self.may_build.wait(60)
+        """As a model is loaded: tensor by tensor, until it is done or cancelled."""
+        self.is_building.set()
+        while not self.may_build.wait(0.001):
+            check_cancelled()
         if self.failure is not None:
             raise self.failure
         self.built += 1
-        return DrawingDrafter(VOCAB, 4)
+        return Closable(VOCAB, 4)
 
 
 @pytest.fixture
@@ -98,11 +115,14 @@ def test_a_request_that_is_left_while_its_drafter_is_made_never_runs(bench: Work
     run(main)
 
 
-def test_an_engine_that_is_closed_meanwhile_ends_the_stream(bench: Workbench):
+def test_an_engine_that_is_closed_meanwhile_cancels_the_making_and_ends_the_stream(bench: Workbench):
     async def main() -> None:
         stream = bench.engine.submit(speculating("orphan"))
+        await asyncio.to_thread(bench.is_building.wait)
         await asyncio.to_thread(bench.engine.close)
-        with pytest.raises(Exception, match="closed"):
+        assert "foreword-prepare" not in [thread.name for thread in threading.enumerate()]
+        assert bench.built == 0
+        with pytest.raises(EngineStopped, match="closed"):
             await deltas_of(stream)
 
     run(main)
@@ -121,6 +141,37 @@ def test_an_abort_counts_though_the_drafter_is_still_being_made(bench: Workbench
         assert tokens(deltas) == []
 
     run(main)
+
+
+def test_an_abort_of_a_request_that_was_left_does_not_end_a_later_one_of_the_same_id(bench: Workbench):
+    async def main() -> None:
+        left = bench.engine.submit(speculating("again"))
+        bench.engine.abort("again")
+        await left.aclose()
+        await until(bench.engine._listeners.idle.is_set)
+        bench.decoder.allow(0)  # the later request cannot end before the first one is prepared
+        later = bench.engine.submit(NewRequest("again", (3, 4, 5), long()))
+        bench.may_build.set()
+        await until(lambda: "foreword-prepare" not in [thread.name for thread in threading.enumerate()])
+        bench.decoder.allow(inf)
+        assert (await deltas_of(later))[-1].finish_reason == "length"
+
+    run(main)
+
+
+def test_a_prepared_request_keeps_its_drafter_until_it_is_queued_or_discarded(bench: Workbench):
+    bench.may_build.set()
+    core = bench.core
+    queued, dropped = core.prepare(speculating("queued")), core.prepare(speculating("dropped"))
+    drafter = queued[0].speculation.drafter
+    for most in range(MAX_DRAFTERS):  # others, until it is no longer kept for later requests
+        wanted = {"method": "ngram", "prompt_lookup_max": 5 + most}
+        core.discard(core.prepare(NewRequest("other", (3, 4, 5), long(), speculation=wanted)))
+    assert not core.is_prepared_for(speculating("again"))
+    core.discard(dropped)
+    assert not drafter.is_closed
+    core.discard(queued)
+    assert drafter.is_closed
 
 
 def test_a_drafter_whose_making_exits_ends_the_stream_and_nobody_else(bench: Workbench):

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from foreword.cancellation import check_cancelled
 from foreword.errors import CheckpointError
 from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.layer_shapes import expected_shapes
@@ -82,7 +83,8 @@ class WeightLoader:
             )
 
     def count(self) -> None:
-        """One more tensor is done."""
+        """Count one more tensor; ends loading, by an exception, if it was cancelled."""
+        check_cancelled()
         self._done += 1
         if self._progress is not None:
             self._progress(self._done, len(self._shapes))

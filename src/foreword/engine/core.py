@@ -10,6 +10,7 @@ from foreword.backends.runner import ModelRunner
 from foreword.control.fair_share import FairShare
 from foreword.control.reporting.figures import ControlReport
 from foreword.engine.adapters import Adapters
+from foreword.engine.background import BackgroundWork
 from foreword.engine.guessing.drafter_needs import needs_of_all
 from foreword.engine.guessing.drafter_pool import DrafterPool
 from foreword.engine.guessing.kept_estimates import KeptEstimates
@@ -79,6 +80,7 @@ class EngineCore:
             parts.clock,
         )
         self.adapters = Adapters(target)
+        self.background = BackgroundWork()  # prepares requests whose drafter or grammar has to be made
         self._intake = Intake(
             vocabulary,
             self.max_model_len,
@@ -129,7 +131,10 @@ class EngineCore:
         """Check a request and make ready what it needs; nothing is queued. Raises `RequestError`."""
         if assigned is None and new.request_id == CHECK:
             raise RequestError(f"the id {CHECK!r} is the engine's own; choose another")
-        requests = self._intake.admit(new, assigned)
+        with self.drafters.none_closed():
+            requests = self._intake.admit(new, assigned)
+            for request in requests:
+                self.drafters.hold(request)
         for request in requests:
             request.kv_bytes_per_row = self.runner.store.bytes_per_row
             request.ledger = RequestLedger(self._clock)
@@ -154,6 +159,7 @@ class EngineCore:
         """Give back what requests hold that were prepared and are not queued."""
         for request in requests:
             self.adapters.release(request.adapter)
+            self.drafters.release(request)
 
     def add(self, new: NewRequest) -> list[Request]:
         """Check and queue a request; returns one `Request` for each of its answers."""
@@ -163,7 +169,7 @@ class EngineCore:
 
     def use_idle_time(self) -> None:
         """Where nothing else is to be done: decode an ended request again, if a roll-out waits for that."""
-        with self._stepper.faults.forgiven("check"):
+        with self._stepper.faults.forgiven("check"), self.drafters.none_closed():
             if not self.has_requests and (check := self.guessing.next_check()) is not None:
                 self.enqueue(self.prepare(*check))
 
@@ -260,7 +266,8 @@ class EngineCore:
         return None
 
     def close(self) -> None:
-        """Give back what drafters hold; nothing is answered any more."""
+        """Cancel what is being prepared and give back what drafters hold; nothing is answered any more."""
+        self.background.close()
         self.guessing.close()
         if self.kept is not None:
             self.kept.save()

@@ -66,7 +66,6 @@ class Engine:
         self._on_close = on_close
         self._death = Death()
         self._snapshot, self._snapshot_at = core.stats(), monotonic()
-        self._aborted_early: set[str] = set()  # requests whose drafter is still being made
         self._thread = threading.Thread(target=self._run, name="foreword-engine", daemon=True)
         self._thread.start()
         # A thread that is inside the kernels when the interpreter goes away would take the process down with it.
@@ -119,35 +118,31 @@ class Engine:
             self._core.discard(prepared or ())
             raise
         if prepared is not None:
-            self._mail.put(lambda: self._core.enqueue(prepared))
+            self._mail.put(lambda: self._enqueue(prepared, stream))
         else:  # a drafter has to be made first, which may load a model: the event loop does not wait for it
-            threading.Thread(
-                target=self._prepare, args=(request, stream), name="foreword-prepare", daemon=True
-            ).start()
+            self._core.background.start(lambda: self._prepare(request, stream))
         return stream
 
     def _prepare(self, request: NewRequest, stream: AnswerStream) -> None:
-        """In a thread of its own; the stream hears why a request cannot be answered."""
+        """Prepare a request in a thread of its own; its stream raises what is wrong with it."""
         try:
             prepared = self._core.prepare(request)
-        except BaseException as error:  # whatever a drafter's code raises, the stream must hear of it
+        except BaseException as error:  # whatever a drafter's code raises, the stream raises
             refusal = (
                 error if isinstance(error, Exception) else RequestError(f"{type(error).__name__}: {error}")
             )
-            self._mail.put(lambda: self._aborted_early.discard(stream.request_id))
             if self._listeners.forget(stream):
                 post(stream.loop, [(stream, refusal)])
             return
-        self._mail.put(lambda: self._enqueue_late(prepared, stream))
+        self._mail.put(lambda: self._enqueue(prepared, stream))
 
-    def _enqueue_late(self, prepared: list[Request], stream: AnswerStream) -> None:
-        """It may have been left, or aborted, while its drafter was being made."""
-        if self._listeners.knows(stream):
-            self._core.enqueue(prepared)
-        else:
+    def _enqueue(self, prepared: list[Request], stream: AnswerStream) -> None:
+        """Queue a request unless its reader has left it; end it if it was aborted while it was being prepared."""
+        if not self._listeners.knows(stream):
             self._core.discard(prepared)
-        if stream.request_id in self._aborted_early:
-            self._aborted_early.discard(stream.request_id)
+            return
+        self._core.enqueue(prepared)
+        if self._listeners.is_aborted(stream):
             self._deliver(self._core.abort(stream.request_id))
 
     async def generate(  # noqa: PLR0913 - vLLM's names
@@ -194,8 +189,8 @@ class Engine:
         def stop() -> None:
             deltas = self._core.abort(request_id)
             self._deliver(deltas)
-            if not deltas and self._listeners.is_waiting(request_id):
-                self._aborted_early.add(request_id)
+            if not deltas:
+                self._listeners.abort_later(request_id)
 
         self._mail.put(stop)
 

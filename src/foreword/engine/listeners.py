@@ -17,6 +17,7 @@ class Listener:
 
     stream: AnswerStream
     open: OpenAnswers
+    is_aborted: bool = False  # before it was queued
 
 
 @dataclass
@@ -41,10 +42,18 @@ class Listeners:
             self.idle.clear()
             return True
 
-    def is_waiting(self, request_id: str) -> bool:
-        """Whether anybody waits for an answer of this request."""
+    def abort_later(self, request_id: str) -> None:
+        """Mark a request that is not queued yet: it ends as soon as it is. An unknown id is ignored."""
         with self.lock:
-            return request_id in self.by_request
+            listener = self.by_request.get(request_id)
+            if listener is not None:
+                listener.is_aborted = True
+
+    def is_aborted(self, stream: AnswerStream) -> bool:
+        """Whether the request of this stream, and not an earlier one of the same id, is to end once it is queued."""
+        with self.lock:
+            listener = self.by_request.get(stream.request_id)
+            return listener is not None and listener.stream is stream and listener.is_aborted
 
     def knows(self, stream: AnswerStream) -> bool:
         """Whether this stream, and not a later one of the same name, still waits for an end."""

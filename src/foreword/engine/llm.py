@@ -124,7 +124,7 @@ class LLM:
         return self.engine.adapters
 
     def _make_again(self, speculation: SpeculationOption, offered: Sequence[SpeculationConfig] = ()) -> None:
-        """Another engine, which finds the memory of this one free; if it cannot be made, one like this."""
+        """Replace the engine, whose memory is freed first; if that fails, by one with its drafters and adapters."""
         before, adapters = self._default(), self.engine.adapters
         self.engine.close()
         del self.engine, self._pipeline
@@ -132,9 +132,9 @@ class LLM:
             self._take(make_core(self.loaded, self._config, speculation, offered, preparing=self._preparing))
         except BaseException:
             self._take(make_core(self.loaded, self._config, before, preparing=self._preparing))
+            self.engine.adapters.take_over(adapters)
             raise
-        finally:
-            adapters.move_to(self.engine.adapters)
+        self.engine.adapters.take_over(adapters)
 
     def _take(self, core: EngineCore) -> None:
         self.engine, self._pipeline = core, StepPipeline(core)

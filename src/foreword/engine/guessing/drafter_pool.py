@@ -2,7 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import Lock
 
@@ -56,9 +57,10 @@ class DrafterPool:
         self.num_layers = num_layers  # of the target, for hidden states; None: not known
         self._brought = list(brought)
         self._drafters: dict[str, Drafter] = {}  # at hand, by configuration; the newest last
-        self._users: Counter[int] = Counter()  # requests that have not ended, by id() of their drafter
+        self._users: Counter[int] = Counter()  # requests that hold a drafter, by its id()
+        self._blocks = 0  # of `none_closed` that have begun and not ended
         self._combined: dict[tuple[str | int, ...], Foreknown | Chosen] = {}  # by the drafters' id()
-        self._leaving: dict[int, Drafter] = {}  # let go of, by id(), while requests still use them
+        self._leaving: dict[int, Drafter] = {}  # let go of, by id(), and to be closed without users
         self._lock = Lock()  # requests come from any thread
         self._building = Lock()
         self.provided: DrafterNeeds | None = None  # what the engine can give a drafter; None: not known yet
@@ -140,25 +142,45 @@ class DrafterPool:
         most, depth = max(first.max_nodes, plan.max_nodes), max(first.max_depth, plan.max_depth)
         return DraftPlan(f"{first.method}+{plan.method}", drafter, most, depth, is_fixed=plan.is_fixed)
 
-    def begin(self, request: StepRequest) -> None:
-        """A request that may ask its drafter from now on."""
+    @contextmanager
+    def none_closed(self) -> Iterator[None]:
+        """Close no drafter within the block: what is resolved there can still be held before its end."""
         with self._lock:
-            held = _held(request.speculation)
-            self._users.update(map(id, held))
-        for drafter in held:
+            self._blocks += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._blocks -= 1
+                unused = [] if self._blocks else [key for key in self._leaving if not self._users[key]]
+                left = [self._leaving.pop(key) for key in unused]
+            close_all(left)
+
+    def hold(self, request: StepRequest) -> None:
+        """Keep a request's drafters until `release` or `end`, once for each; within `none_closed`."""
+        with self._lock:
+            self._users.update(map(id, _held(request.speculation)))
+
+    def release(self, request: StepRequest) -> None:
+        """Let go of the drafters of a request that is not queued after all."""
+        for drafter in _held(request.speculation):
+            self._end_use(drafter)
+
+    def begin(self, request: StepRequest) -> None:
+        """Announce a queued request to the drafters that expect requests."""
+        for drafter in _held(request.speculation):
             if isinstance(drafter, Expects) and drafter.expects:
                 request.asked[id(drafter)] = drafter  # so that it hears of the end
                 drafter.expect(as_drafter_sees(request))
 
     def end(self, request: StepRequest) -> None:
-        """The request has ended: whoever drafted for it drops what it keeps of it. Once for every `begin`."""
+        """Have its drafters drop what they keep of a request that has ended. Once for every `hold`."""
         seen = as_drafter_sees(request)
         try:
             for drafter in request.asked.values():
                 drafter.forget(seen)
         finally:
-            for drafter in _held(request.speculation):
-                self._end_use(drafter)
+            self.release(request)
 
     def _end_use(self, drafter: Drafter) -> None:
         with self._lock:
@@ -166,7 +188,7 @@ class DrafterPool:
             if self._users[id(drafter)] > 0:
                 return
             del self._users[id(drafter)]
-            left = self._leaving.pop(id(drafter), None)
+            left = None if self._blocks else self._leaving.pop(id(drafter), None)
         if left is not None:
             close_all([left])
 
@@ -273,7 +295,7 @@ class DrafterPool:
             key for key, whole in self._combined.items() if any(part is drafter for part in parts_of(whole))
         ]:
             del self._combined[key]
-        if self._users[id(drafter)]:
+        if self._users[id(drafter)] or self._blocks:
             self._leaving[id(drafter)] = drafter
         else:
             close_all([drafter])

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Lock
 from time import time
 
 from foreword.control.measured import MeasuredPolicy
@@ -14,6 +14,7 @@ from foreword.control.policy_file.parsing import read_policy
 from foreword.control.reporting.books import SpeculationBooks
 from foreword.control.rollout.evidence import Outcome
 from foreword.control.rollout.rollouts import Rollouts
+from foreword.engine.background import BackgroundWork
 from foreword.engine.guessing.drafter_pool import DrafterPool
 from foreword.engine.guessing.foreknowledge import Foreknowledge
 from foreword.engine.messages import NewRequest
@@ -21,7 +22,7 @@ from foreword.engine.policy.assignment import Assignment, CanaryPlace
 from foreword.engine.policy.drafters import Configs, config_for, drafter_configs, wish_within
 from foreword.engine.policy.health import Baselines, forecast
 from foreword.engine.policy.watching import WatchedFile
-from foreword.errors import ForewordError, RequestError
+from foreword.errors import EngineStopped, ForewordError, RequestError
 from foreword.speculation.drafting import Drafter, all_faults
 from foreword.speculation.requests import DraftPlan, Gate, Switch
 
@@ -39,10 +40,6 @@ class Pressure:
     kv_usage: float
 
 
-def _in_thread(work: Callable[[], None]) -> None:
-    Thread(target=work, name="foreword-policy", daemon=True).start()
-
-
 @dataclass
 class Steering:
     """The policy file and its roll-outs. `assign` may be called by any thread, the rest is the engine's."""
@@ -54,7 +51,7 @@ class Steering:
     model: str = ""  # as rules call it
     is_shape_invariant: bool = True  # no text depends on the size of a pass
     wall_clock: Callable[[], float] = time  # seconds since 1970
-    in_background: Callable[[Callable[[], None]], None] = _in_thread
+    background: BackgroundWork = field(default_factory=BackgroundWork)
     rollouts: Rollouts = field(init=False)
     document: PolicyFile = field(init=False)
     _pool: DrafterPool = field(init=False)
@@ -238,13 +235,15 @@ class Steering:
             return
         if all(self._pool.is_ready(config.as_mapping()) for config in configs.values()):
             self._adopt(document, configs)
-        else:  # a model may have to be loaded: nobody waits for it
-            self.in_background(lambda: self._prepare(document, configs))
+        else:  # a model may have to be loaded: no request waits for it
+            self.background.start(lambda: self._prepare(document, configs), "foreword-policy")
 
     def _prepare(self, document: PolicyFile, configs: Configs) -> None:
         try:
             for config in configs.values():
                 self._pool.offer(config)
+        except EngineStopped:  # closed meanwhile: there is no engine that could use the file
+            return
         except ForewordError as error:
             _log.warning("%s has changed and is not used, the old one stays: %s", self.path, error)
             return
@@ -259,6 +258,7 @@ class Steering:
         _log.info("%s has changed and is used from now on", self.path)
 
     def close(self) -> None:
+        self.background.close()
         self.rollouts.save()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foreword.cancellation import check_cancelled
 from foreword.errors import CheckpointError
 from foreword.models.formats.fields import ConfigFields
 from foreword.models.formats.hf.checkpoint import read_json_object
@@ -52,7 +53,11 @@ class HeadFiles:
         return name in self._places
 
     def load(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A tensor of floats in `dtype`, 8-bit ones multiplied out; one that holds no numbers is refused."""
+        """A tensor of floats in `dtype`, 8-bit ones multiplied out; one that holds no numbers is refused.
+
+        Loading ends here, by an exception, if it was cancelled.
+        """
+        check_cancelled()
         stored = self._floats(name)
         if not bool(stored.sum(dtype=torch.float32).isfinite()):
             raise CheckpointError(

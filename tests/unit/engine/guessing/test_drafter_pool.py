@@ -139,7 +139,7 @@ def test_a_drafter_is_told_when_its_request_ends():
     drafters = pool({"method": "ngram"})
     request, other = (user_of(drafters.resolve(None)) for _ in range(2))
     for user in (request, other):
-        drafters.begin(user)
+        drafters.hold(user)
     request.asked[0] = drafters.default.drafter
     drafters.end(request)
     drafters.end(other)  # it was never asked for this one
@@ -151,13 +151,44 @@ def test_a_drafter_that_is_let_go_is_closed_with_the_last_of_its_requests():
     old = drafters.default.drafter
     requests = [user_of(drafters.resolve(None)) for _ in range(2)]
     for request in requests:
-        drafters.begin(request)
+        drafters.hold(request)
     drafters.set_default(None)
     assert not old.is_closed
     drafters.end(requests[0])
     assert not old.is_closed
     drafters.end(requests[1])
     assert old.is_closed
+
+
+def test_a_drafter_that_is_let_go_between_its_choice_and_its_use_stays_open():
+    drafters = pool()
+    with drafters.none_closed():
+        request = user_of(drafters.resolve({"method": "suffix"}))
+        chosen: Any = request.speculation.drafter
+        with drafters.none_closed():
+            crowd_out(drafters)
+        drafters.hold(request)
+    assert not chosen.is_closed
+    crowd_out(drafters)
+    assert not chosen.is_closed
+    drafters.release(request)
+    assert chosen.is_closed
+
+
+def test_a_drafter_that_is_let_go_between_its_choice_and_a_refusal_is_closed():
+    drafters = pool()
+    with drafters.none_closed():
+        plan = drafters.resolve({"method": "suffix"})
+        crowd_out(drafters)
+        chosen: Any = plan.drafter
+        assert not chosen.is_closed
+    assert chosen.is_closed
+
+
+def crowd_out(drafters: DrafterPool) -> None:
+    """Request as many other drafters as are kept."""
+    for most in range(MAX_DRAFTERS):
+        drafters.resolve({"method": "ngram", "prompt_lookup_max": 2 + most})
 
 
 def test_a_drafter_that_nobody_uses_is_closed_at_once():
@@ -236,7 +267,7 @@ def test_a_drafter_behind_a_prediction_is_closed_after_its_last_request():
     behind: Any = drafters.default.drafter
     request = lone_request([1, 2])
     request.speculation = drafters.resolve(None, PREDICTED)
-    drafters.begin(request)
+    drafters.hold(request)
     drafters.set_default(None)
     assert not behind.is_closed
     drafters.end(request)
