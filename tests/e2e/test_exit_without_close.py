@@ -35,12 +35,12 @@ from foreword.backends.cpu.packing import MatrixPacker
 
 pack, is_packing = MatrixPacker.matrices, threading.Event()
 
-def pack_without_end(*arguments):
+def pack_without_end(*arguments, **more):
     if threading.current_thread().name != "foreword-prepare":
-        return pack(*arguments)
+        return pack(*arguments, **more)
     is_packing.set()
     while True:
-        pack(*arguments)
+        pack(*arguments, **more)
 
 MatrixPacker.matrices = pack_without_end
 

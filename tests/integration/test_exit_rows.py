@@ -18,7 +18,7 @@ from foreword.kv.paged_cache import PAGE_SIZE, PagedCache
 from foreword.kv.spec import RowSpec
 from foreword.models.formats.opening import open_checkpoint
 from foreword.speculation.draft import Draft
-from foreword.speculation.drafting import Ask, RequestRows
+from foreword.speculation.drafting import Ask, Commit, RequestRows
 from foreword.speculation.requests import as_drafter_sees
 from foreword.speculation.rows.layout import BatchBuffers, SequenceRows
 from helpers.cpu import cpu_decoder, needs_cpu_kernels
@@ -119,6 +119,34 @@ def test_a_tree_of_an_exit_stays_within_the_rows_that_it_is_lent(folder: Path, r
     (draft,) = drafter.propose([Ask(as_drafter_sees(request), 32, 8, pages)])
     assert len(draft) > room
     assert max(seen) == request.kv.reserved == len(request.tokens) + room
+
+
+@needs_cpu_kernels
+def test_an_exit_that_joined_late_reads_none_of_the_rows_before(folder: Path):
+    """Those hold what another request has left there."""
+    form = {"method": "layer_skip", "adapter": str(folder / "exit"), "fixed": True}
+    config = EngineConfig(max_num_batched_tokens=24, max_step_seconds=None)
+    llm = LLM(
+        str(folder / "target"), device="cpu", dtype="float32", backend="cpu", speculation=form, config=config
+    )
+    drafter: Any = llm.engine.drafters.default.drafter._drafter
+    observe, forward, starts = drafter.observe, drafter._filler.forward, []
+
+    def not_the_first_chunk(commits: Sequence[Commit]) -> None:
+        if commits[0].first >= 24:
+            observe(commits)
+
+    def watched(wanted: HeadInput, store: Any) -> Any:
+        starts.append(wanted.starts.tolist())
+        return forward(wanted, store)
+
+    drafter.observe, drafter._filler.forward = not_the_first_chunk, watched
+    llm.engine.add(NewRequest("r", tuple(range(9, 53)), SamplingParams(temperature=0, max_tokens=4)))
+    while llm.engine.has_requests:
+        llm.engine.step()
+    assert not llm.engine.faults and not llm.engine.drafters.fault_counts()
+    assert len(starts) > 2
+    assert set(map(tuple, starts)) == {(24,)}
 
 
 @needs_cpu_kernels

@@ -4,6 +4,7 @@ from catalogue import MUTANTS, Mutant
 from chains import CHAIN_MUTANTS
 from cluster import CLUSTER_MUTANTS
 from control import CONTROL_MUTANTS
+from early import EARLY_MUTANTS
 from ends import END_MUTANTS
 from engine import ENGINE_MUTANTS
 from families import FAMILY_MUTANTS
@@ -27,6 +28,7 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *MUTANTS,
     *ENGINE_MUTANTS,
     *END_MUTANTS,
+    *EARLY_MUTANTS,
     *CHAIN_MUTANTS,
     *HOUSE_MUTANTS,
     *PENDING_MUTANTS,

@@ -50,6 +50,12 @@ def test_who_wants_none_gets_none():
     assert request_logprobs(judged, judge(judged), 0) == []
 
 
+def test_tokens_that_are_equally_likely_have_the_same_rank():
+    row = torch.tensor([2.0, 5.0, 1.0, 5.0, 2.0, 2.0])
+    scored = score(row.expand(6, 6), list(range(6)), 1)
+    assert [entry.rank for entry in scored] == [3, 1, 6, 1, 3, 3]
+
+
 @pytest.mark.parametrize("wanted", [0, 1, 5])
 @pytest.mark.parametrize("rows", [1, 16, 37])
 def test_scores_are_the_log_softmax_of_the_rows(rows: int, wanted: int):

@@ -89,7 +89,7 @@ class DFlashHead(HeadInPages):
         if ask.pages is None or ask.max_nodes < 1 or ask.max_depth < 1:
             return None
         rows, end = self._rows_of(ask.pages), len(ask.request.tokens) - 1
-        is_known = rows.known >= end and rows.first_known <= min(rows.missing_from(LAG), end)
+        is_known = rows.known >= end
         has_room = ask.pages.kv.reserved >= end + 2
         return ask.pages if is_known and has_room and end > 0 else None
 

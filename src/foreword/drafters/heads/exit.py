@@ -43,7 +43,7 @@ class ExitHead(HeadInPages):
         if ask.pages is None or ask.max_nodes < 1 or ask.max_depth < 1:
             return None
         rows, end = self._rows_of(ask.pages), len(ask.request.tokens) - 1
-        is_known = rows.known >= end and rows.first_known <= min(rows.missing_from(LAG), end)
+        is_known = rows.known >= end
         is_read = ask.pages.kv.computed >= end > 0 and ask.pages.kv.reserved > end
         return ask.pages if is_known and is_read else None
 

@@ -1,0 +1,115 @@
+"""Defects of requests that end, or are left, before they are queued, and of threads that outlive their engine."""
+
+from catalogue import LOGPROBS, UNIT, Mutant
+
+LATE = "tests/integration/test_drafters_made_late.py"
+ADAPTERS = "tests/integration/test_adapter_engine.py"
+EARLY_DRAFTS = f"{UNIT}/speculation/test_anticipating.py"
+
+EARLY_MUTANTS = (
+    Mutant(
+        101,
+        "an abort before a request is queued is forgotten",
+        "engine/listeners.py",
+        "                listener.is_aborted = True\n",
+        "                pass\n",
+        (f"{LATE}::test_an_abort_counts_though_the_drafter_is_still_being_made",),
+    ),
+    Mutant(
+        101,
+        "a request that was left is ended in the name of a later one",
+        "engine/engine.py",
+        "            self._core.discard(prepared)\n            return\n        self._core.enqueue(prepared)\n",
+        "            self._core.discard(prepared)\n            self._deliver(self._core.abort(stream.request_id))\n"
+        "            return\n        self._core.enqueue(prepared)\n",
+        (f"{LATE}::test_an_abort_of_a_request_that_was_left_does_not_end_a_later_one_of_the_same_id",),
+    ),
+    Mutant(
+        102,
+        "a closed engine leaves its threads in compiled code",
+        "engine/core.py",
+        "        self.background.close()\n",
+        "",
+        (f"{LATE}::test_an_engine_that_is_closed_meanwhile_cancels_the_making_and_ends_the_stream",),
+    ),
+    Mutant(
+        102,
+        "a model is loaded to its end for an engine that is closed",
+        "backends/weight_loader.py",
+        "        check_cancelled()\n",
+        "",
+        (f"{UNIT}/backends/test_cancelled_loading.py",),
+    ),
+    Mutant(
+        102,
+        "a head is loaded to its end for an engine that is closed",
+        "models/heads/files.py",
+        "        check_cancelled()\n",
+        "",
+        (f"{UNIT}/backends/test_cancelled_loading.py",),
+    ),
+    Mutant(
+        103,
+        "a drafter is closed before the request that was prepared with it is queued",
+        "engine/core.py",
+        "            for request in requests:\n                self.drafters.hold(request)\n",
+        "",
+        (f"{LATE}::test_a_prepared_request_keeps_its_drafter_until_it_is_queued_or_discarded",),
+    ),
+    Mutant(
+        103,
+        "a drafter is closed between its choice and its first use",
+        "engine/guessing/drafter_pool.py",
+        "        if self._users[id(drafter)] or self._blocks:",
+        "        if self._users[id(drafter)]:",
+        (f"{UNIT}/engine/guessing/test_drafter_pool.py",),
+    ),
+    Mutant(
+        104,
+        "adapters are lost when the pages are laid out anew",
+        "engine/llm.py",
+        "            raise\n        self.engine.adapters.take_over(adapters)\n",
+        "            raise\n",
+        (f"{ADAPTERS}::test_the_library_loads_what_a_call_asks_for_and_keeps_it",),
+    ),
+    Mutant(
+        105,
+        "a token's rank counts those that are as likely",
+        "acceptance/logprobs.py",
+        "((logits > chosen).sum(dim=-1) + 1).tolist()",
+        "(logits >= chosen).sum(dim=-1).tolist()",
+        (f"{LOGPROBS}::test_tokens_that_are_equally_likely_have_the_same_rank",),
+    ),
+    Mutant(
+        105,
+        "a draft from before a preemption is judged",
+        "speculation/proposing.py",
+        "    if draft.epoch != request.epoch:\n        return NO_DRAFT\n",
+        "",
+        (f"{UNIT}/speculation/test_usable_drafts.py",),
+    ),
+    Mutant(
+        105,
+        "an exit that joined late reads rows that were never filled",
+        "drafters/heads/exit.py",
+        "self._rows_of(found).begin if run is None else run.start",
+        "0 if run is None else run.start",
+        ("tests/integration/test_exit_rows.py::test_an_exit_that_joined_late_reads_none_of_the_rows_before",),
+    ),
+    Mutant(
+        105,
+        "a drafter that was not to draft goes on after the pass",
+        "speculation/anticipating.py",
+        "if observer.is_on and anticipates(observer.drafter):",
+        "if anticipates(observer.drafter):",
+        (EARLY_DRAFTS,),
+    ),
+    Mutant(
+        105,
+        "an early draft begins with the states of a run's first token",
+        "speculation/anticipating.py",
+        "Unjudged(ask, draft, state + entry.run - 1, row)",
+        "Unjudged(ask, draft, state, row)",
+        (EARLY_DRAFTS,),
+    ),
+)
