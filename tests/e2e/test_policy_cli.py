@@ -31,12 +31,17 @@ def test_check_says_what_is_wrong_by_name(policy: Path):
     run = foreword("policy", "check", str(policy), "--json")
     assert run.returncode == 0, run.stderr
     found = {"ok": True, "cohorts": ["code"], "drafters": ["quick"], "rollouts": []}
-    assert json.loads(run.stdout) == found | {"warnings": []}
+    assert json.loads(run.stdout) == found | {"errors": [], "warnings": []}
     behind = [{"name": "all"}, *POLICY["cohorts"]]
     policy.write_text(json.dumps(POLICY | {"cohorts": behind}), encoding="utf-8")
     run = foreword("policy", "check", str(policy))
     assert run.returncode == 0, run.stderr
-    assert "warning: cohort code can never fit: all that it is for is taken by cohort all" in run.stdout
+    assert "warning: cohorts[1] 'code' can never match: cohorts[0] 'all' before it" in run.stdout
+    never = [{"name": "never", "match": {"temperature": [1, 1]}}]
+    policy.write_text(json.dumps(POLICY | {"cohorts": never}), encoding="utf-8")
+    run = foreword("policy", "check", str(policy), "--json")
+    assert (run.returncode, json.loads(run.stdout)["ok"]) == (1, False)
+    assert "error: cohorts[0] 'never' can never match" in run.stderr
     policy.write_text(json.dumps(POLICY | {"drafters": {"quick": {"method": "ngrams"}}}), encoding="utf-8")
     assert_one_line_error(foreword("policy", "check", str(policy)), "drafters.quick", "'ngrams'")
 
@@ -48,6 +53,13 @@ def test_explain_tells_the_cohort_and_why(policy: Path):
     told = json.loads(run.stdout)
     assert (told["cohort"], told["label"], list(told["drafters"])) == ("code", "code/greedy", ["quick"])
     assert "metadata.task is code" in run.stderr
+    hot = foreword(
+        "policy", "explain", "-", "--policy", str(policy), stdin='{"prompt": "x", "temperature": 3}'
+    )
+    assert_one_line_error(hot, "temperature: must be at most 2")
+    named = '{"prompt": "x", "speculation": "eagle3"}'
+    run = foreword("policy", "explain", "-", "--policy", str(policy), stdin=named)
+    assert_one_line_error(run, "method must be one of grammar, ngram, suffix")
 
 
 def test_the_tenant_of_a_key_can_be_asked(policy: Path):

@@ -6,12 +6,31 @@ import json
 import httpx
 import pytest
 
+from foreword.errors import ForewordError
+from foreword.server.api.offline import ROUTES as OFFLINE
+from foreword.server.api.offline import read_offline
 from foreword.server.settings import ServerSettings
 from helpers.fake_engine import FakeEngine
 from helpers.hostile_bodies import HOSTILE_BODIES
 from helpers.local_server import local_server
 
+BY_THE_MODEL = (
+    "a token id out of the vocabulary",
+    "huge max_tokens",
+    "an empty text",
+    "a prompt of one megabyte",
+    "a prompt of a million tokens",
+)
+"""Bodies that only the model's tokenizer or context length can refuse."""
+
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/generate", "/tokenize", "/detokenize")
+
+
+def offline_refusal(body: bytes, route: str) -> str:
+    """What `foreword policy explain` says about the body."""
+    with pytest.raises(ForewordError) as refusal:
+        read_offline(body, ServerSettings("tiny"), route=route)
+    return str(refusal.value)
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +60,10 @@ def test_hostile_bodies_are_refused(server, client, name):
             assert set(error) == {"message", "type", "param", "code"}
             assert 0 < len(error["message"]) < 500
             assert "\n" not in error["message"]
+            if route in OFFLINE and name not in BY_THE_MODEL:
+                assert error["message"] == offline_refusal(HOSTILE_BODIES[name], route), (
+                    "policy explain differs"
+                )
     assert server.context.admission.in_flight == 0
 
 

@@ -12,6 +12,7 @@ from gpu_kernels import GPU_KERNEL_MUTANTS
 from grammars import GRAMMAR_MUTANTS
 from heads import HEAD_MUTANTS
 from house import HOUSE_MUTANTS
+from operations import OPERATION_MUTANTS
 from parallel_heads import PARALLEL_HEAD_MUTANTS
 from pending import PENDING_MUTANTS
 from predictions import PREDICTION_MUTANTS
@@ -48,4 +49,5 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *WAIT_MUTANTS,
     *SIMULATOR_MUTANTS,
     *TRAINING_MUTANTS,
+    *OPERATION_MUTANTS,
 )

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from foreword.server.api.bodies import _parse
+from foreword.server.api.bodies import parse_json_body
 from foreword.server.api.types.openai_types import (
     ChatRequest,
     CompletionRequest,
@@ -36,7 +36,7 @@ VALUES = (
 
 def complaint(model: type, body: dict) -> ApiError | None:
     try:
-        _parse(json.dumps(body).encode(), model, Limits())
+        parse_json_body(json.dumps(body).encode(), model, Limits())
     except ApiError as error:
         return error
     return None

@@ -122,6 +122,14 @@ def json_object(option: str, text: str, example: str | None = None) -> dict[str,
     return value
 
 
+def read_bytes(path: Path) -> bytes:
+    """A file's bytes; `-` is standard input."""
+    try:
+        return sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}") from None
+
+
 def read_text(path: Path) -> str:
     """A file's text; `-` is standard input."""
     try:

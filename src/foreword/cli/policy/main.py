@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foreword.cli.console import JsonOption, print_json, stdout
-from foreword.cli.options.common import json_object, read_text
+from foreword.cli.options.common import one_of, read_bytes, read_text, speculation_choice
+from foreword.cli.options.serve import need_server_extra
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
     from foreword.control.policy_file.document import PolicyFile
     from foreword.control.policy_file.explaining import Explanation
+    from foreword.server.settings import ServerSettings
 
 app = typer.Typer(no_args_is_help=True, help="Check a policy file, and ask what it says about a request.")
 
@@ -20,25 +22,32 @@ app = typer.Typer(no_args_is_help=True, help="Check a policy file, and ask what 
 def check(
     file: Annotated[Path, typer.Argument(help="The policy file.")], as_json: JsonOption = False
 ) -> None:
-    """Say what is wrong with a policy file, by the name of the place, or that nothing is."""
+    """Check a policy file. Errors and warnings name their place; with an error the exit code is 1."""
     from foreword.control.policy_file.unreachable import unreachable
 
     policy = _read(file)
+    rules = unreachable(policy)
     found: dict[str, Any] = {
+        "ok": not rules.errors,
         "cohorts": [rule.name for rule in policy.cohorts],
         "drafters": list(policy.drafters),
         "rollouts": [[rule.drafter, rule.cohort] for rule in policy.rollouts],
-        "warnings": unreachable(policy),
+        "errors": rules.errors,
+        "warnings": rules.warnings,
     }
     named = ", ".join(found["cohorts"]) or "none"
+    verdict = "contradicts itself" if rules.errors else "is well-formed"
     stdout.print(
-        f"{file} is well-formed: cohorts {named}; drafters {', '.join(policy.drafters) or 'none'}",
+        f"{file} {verdict}: cohorts {named}; drafters {', '.join(policy.drafters) or 'none'}",
         soft_wrap=True,
     )
-    for line in found["warnings"]:
-        stdout.print(f"warning: {line}", soft_wrap=True, markup=False)
+    for kind, lines in (("error", rules.errors), ("warning", rules.warnings)):
+        for line in lines:
+            stdout.print(f"{kind}: {line}", soft_wrap=True, markup=False)
     if as_json:
-        print_json({"ok": True, **found})
+        print_json(found)
+    if rules.errors:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -47,24 +56,57 @@ def explain(
         Path, typer.Argument(metavar="REQUEST.json", help="A request's body; -: standard input.")
     ],
     policy: Annotated[Path, typer.Option(metavar="FILE", help="The policy file.")],
-    tenant: Annotated[str, typer.Option(help="Whose request it is, as the server knows it.")] = "",
+    route: Annotated[
+        str | None,
+        typer.Option(help="Path that the body is sent to, such as /generate. Default: by the body's fields."),
+    ] = None,
+    tenant: Annotated[str, typer.Option(help="The request's tenant, as the server knows it.")] = "",
     prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Length of the prompt. Default: that of its ids, or a guess.")
+        int | None,
+        typer.Option(min=1, help="Length of the prompt. Default: of its token ids, or an estimate."),
     ] = None,
     adapter: Annotated[str, typer.Option(help="The LoRA adapter that its model is, if it is one.")] = "",
+    speculation: Annotated[
+        str,
+        typer.Option(metavar="METHOD", help="The server's --speculation: requests may name its methods too."),
+    ] = "off",
     as_json: JsonOption = False,
 ) -> None:
-    """Tell which cohort a request belongs to, who may guess for it, and why."""
+    """Show which cohort a request belongs to, which drafters may draft for it, and why."""
     from foreword.control.policy_file.explaining import explain as explained
-    from foreword.control.policy_file.explaining import traits_of
+
+    need_server_extra()
+    from foreword.server.api.offline import ROUTES, read_offline
 
     rules = _read(policy)
-    body = json_object(str(request), read_text(request))
-    traits, notes = traits_of(body, tenant, prompt_tokens, adapter)
-    found = explained(rules, traits, body.get("speculation"))
-    _show(found, notes)
+    if route is not None:
+        one_of("--route", route, tuple(ROUTES))
+    found = read_offline(
+        read_bytes(request),
+        _settings(speculation),
+        route=route,
+        tenant=tenant,
+        prompt_tokens=prompt_tokens,
+        adapter=adapter,
+    )
+    explanation = explained(rules, found.traits, found.speculation)
+    _show(explanation, found.notes)
     if as_json:
-        print_json({**found.as_json(), "notes": notes})
+        print_json({**explanation.as_json(), "notes": found.notes})
+
+
+def _settings(speculation: str) -> "ServerSettings":
+    """A server that is started with this --speculation."""
+    from foreword.drafters.config import SpeculationConfig
+    from foreword.server.settings import FREE_METHODS, ServerSettings
+
+    choice = speculation_choice(speculation, None)
+    if choice == "auto":
+        raise RequestError("--speculation: name a method or off; what auto is depends on the server's model")
+    if choice == "off":
+        return ServerSettings("")
+    config = SpeculationConfig.parse(choice)
+    return ServerSettings("", speculation=config, methods=FREE_METHODS | set(config.method))
 
 
 @app.command()

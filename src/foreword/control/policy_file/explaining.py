@@ -1,6 +1,5 @@
 """What a policy file says about one request, in words."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -8,10 +7,6 @@ from typing import Any
 from foreword.control.policy_file.document import CohortRule, PolicyFile
 from foreword.control.policy_file.matching import Traits
 from foreword.control.policy_file.nodes import methods_within
-from foreword.errors import RequestError
-
-CHARACTERS_PER_TOKEN = 4
-"""Where the tokens of a prompt are not known."""
 
 ENGINES_OWN = "the engine's own"
 
@@ -98,60 +93,3 @@ def _wished(policy: PolicyFile, rule: CohortRule, name: str) -> dict[str, str]:
 def _name(wish: object) -> str:
     named = wish.get("method", ENGINES_OWN) if isinstance(wish, Mapping) else wish
     return "+".join(map(str, named)) if isinstance(named, list) else str(named)
-
-
-def traits_of(
-    body: Mapping[str, Any], tenant: str = "", prompt_tokens: int | None = None, adapter: str = ""
-) -> tuple[Traits, list[str]]:
-    """Of a request's body as the server takes it, and what had to be guessed.
-
-    Which names of models are adapters, a server knows alone: `adapter` is the one that the request's is.
-    """
-    notes = []
-    if prompt_tokens is None:
-        prompt_tokens, is_sure = _prompt_tokens(body)
-        if not is_sure:
-            notes.append(f"prompt_tokens taken as {prompt_tokens}, one for {CHARACTERS_PER_TOKEN} characters")
-    temperature = body.get("temperature")
-    if temperature is None:
-        notes.append("temperature taken as 1: the model's makers may recommend another")
-    elif isinstance(temperature, bool) or not isinstance(temperature, int | float) or temperature < 0:
-        raise RequestError(f"temperature must be a number of 0 or more, not {temperature!r}")
-    metadata = body.get("metadata") or {}
-    if not isinstance(metadata, Mapping) or not all(isinstance(value, str) for value in metadata.values()):
-        raise RequestError("metadata must be an object of texts")
-    traits = Traits(
-        tenant=tenant,
-        model=str(body.get("model") or ""),
-        adapter=adapter,
-        temperature=1.0 if temperature is None else float(temperature),
-        prompt_tokens=prompt_tokens,
-        json_schema=_has_form(body),
-        stream=bool(body.get("stream")),
-        priority=str(body.get("priority") or ""),
-        metadata=metadata,
-    )
-    return traits, notes
-
-
-def _has_form(body: Mapping[str, Any]) -> bool:
-    """Whether the answer is to have a form, of whatever kind."""
-    given = body.get("response_format")
-    if isinstance(given, Mapping) and given.get("type") not in (None, "text"):
-        return True
-    return any(body.get(name) is not None for name in FORMS)
-
-
-def _prompt_tokens(body: Mapping[str, Any]) -> tuple[int, bool]:
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
-        return len(prompt), True
-    text = prompt if isinstance(prompt, str) else json.dumps(body.get("messages") or prompt or "")
-    return max(len(text) // CHARACTERS_PER_TOKEN, 1), False
-
-
-FORMS = (
-    *("structured_outputs", "json_schema", "grammar"),
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-)
-"""Fields beside `response_format` that give an answer its form."""

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
+from sys import float_info
 from typing import Any, TypeVar
 
 from foreword.backends.batch import MAX_DRAFT_NODES
@@ -159,7 +160,7 @@ def _condition(key: str, wanted: Any, place: str) -> Condition:  # noqa: ANN401 
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= float_info.max
 
 
 def _rollouts(

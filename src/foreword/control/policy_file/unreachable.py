@@ -1,75 +1,105 @@
-"""Rules of a policy file that no request can ever come to."""
+"""Finds rules of a policy file that no request can match."""
 
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
 
-from foreword.control.policy_file.document import PolicyFile
-from foreword.control.policy_file.matching import METADATA, Condition, Match
+from foreword.control.policy_file.document import OTHER, PolicyFile
+from foreword.control.policy_file.matching import Condition, Match
+from foreword.control.policy_file.regions import Region, impossible, region_of, without
 
-_Named = tuple[str, Match]
+MOST_REGIONS = 256
+"""Parts into which earlier rules may split a later one; beyond that the later rule is taken as reachable."""
+
+TENANT_DIGITS = 32
+"""Length of a server's tenants: hexadecimal digits of a hash of the API key."""
+
+_Rules = Sequence[tuple[str, Match]]  # the place in the file, and what it matches
 
 
-def unreachable(policy: PolicyFile) -> list[str]:
-    """One line for each, by name. Rules that only several earlier ones together leave nothing for are not found."""
-    cohorts = [(f"cohort {rule.name}", rule.match) for rule in policy.cohorts]
-    classes = [(f"service class {one.name}", one.match) for one in policy.service.classes]
-    limits = [(f"latency rule {rule.name}", rule.match) for rule in policy.latency]
+@dataclass(frozen=True)
+class Findings:
+    """One line for each rule."""
+
+    errors: list[str]  # the rule contradicts itself
+    warnings: list[str]  # earlier rules take all of its requests, or a server has none such
+
+
+def unreachable(policy: PolicyFile) -> Findings:
+    """Return the rules that no request can match, and why."""
+    cohorts = [(f"cohorts[{place}] {rule.name!r}", rule.match) for place, rule in enumerate(policy.cohorts)]
+    classes = [(f"service.classes.{one.name}", one.match) for one in policy.service.classes]
+    limits = [(f"latency.{rule.name}", rule.match) for rule in policy.latency]
     shares = [
-        (f"share of {tenant}", Match((Condition("tenant", texts=(tenant,)),)))
+        (f"service.shares.{tenant}", Match((Condition("tenant", texts=(tenant,)),)))
         for tenant, _ in policy.service.shares
     ]
-    found = [line for rules in (cohorts, classes, shares) for line in _behind_others(rules)]
-    return found + [line for rule in limits for line in _impossible(*rule)]
+    everything = (*cohorts, *classes, *shares, *limits)
+    errors = [line for place, match in everything for line in _contradiction(place, match)]
+    warnings = [line for rules in (cohorts, classes, shares) for line in _shadowed(rules)]
+    warnings += [line for place, match in everything for line in _unknown_tenant(place, match)]
+    return Findings(errors, warnings + list(_rollouts_of_other(policy, cohorts)))
 
 
-def _behind_others(rules: Sequence[_Named]) -> Iterator[str]:
-    """Of rules of which the first that fits is taken."""
-    for place, (name, match) in enumerate(rules):
-        impossible = list(_impossible(name, match))
-        yield from impossible
-        before = next((one for one, its in rules[:place] if _covers(its, match)), None)
-        if before is not None and not impossible:
-            yield f"{name} can never fit: all that it is for is taken by {before}, which stands before it"
+def _contradiction(place: str, match: Match) -> Iterator[str]:
+    if (one := impossible(region_of(match))) is not None:
+        wanted = next(given.wanted for given in match.conditions if given.key == one.key)
+        yield f"{place} can never match: no request has a {one.key} of {wanted or 'an empty text'}"
 
 
-def _impossible(name: str, match: Match) -> Iterator[str]:
+def _shadowed(rules: _Rules) -> Iterator[str]:
+    """Of rules of which the first that matches is taken."""
+    for number, (place, match) in enumerate(rules):
+        own, before = region_of(match), rules[:number]
+        if impossible(own) is not None:
+            continue
+        takers = _takers(own, before)
+        if takers:
+            verb = "matches" if len(takers) == 1 else "together match"
+            yield f"{place} can never match: {' and '.join(takers)} before it {verb} every request that it matches"
+
+
+def _takers(region: Region, rules: _Rules) -> list[str]:
+    """Return the earlier rules that leave nothing of a region, or none if something is left."""
+    alone = next((place for place, match in rules if not without(region, match)), None)
+    if alone is not None:
+        return [alone]
+    left, takers = [region], []
+    for place, match in rules:
+        rest = [part for one in left for part in without(one, match)]
+        if rest != left:
+            takers.append(place)
+        left = rest
+        if not left:
+            return takers
+        if len(left) > MOST_REGIONS:
+            return []
+    return []
+
+
+def _unknown_tenant(place: str, match: Match) -> Iterator[str]:
     for one in match.conditions:
-        is_empty = one.low is not None and one.high is not None and one.low >= one.high
-        if is_empty or (one.high is not None and one.high <= 0):
-            yield f"{name} can never fit: no {one.key} is {one.wanted}"
+        if one.key == "tenant" and not any(map(_can_be_hash, one.texts)):
+            yield (
+                f"{place} matches no request to a server: tenants are hashes of API keys there, and "
+                f"{one.wanted} is none; see foreword policy tenant"
+            )
 
 
-def _covers(first: Match, later: Match) -> bool:
-    """Whether whatever fits the later one fits the first."""
-    own = {one.key: one for one in later.conditions}
-    return all(
-        _is_always(one) or (one.key in own and _implies(own[one.key], one)) for one in first.conditions
-    )
+def _can_be_hash(pattern: str) -> bool:
+    """Whether a server can have such a tenant; the empty one is that of a server without API keys."""
+    fixed = pattern.replace("*", "")
+    if not pattern or "[" in pattern:
+        return True
+    fits = len(fixed) <= TENANT_DIGITS if "*" in pattern else len(fixed) == TENANT_DIGITS
+    return fits and set(fixed) <= set("0123456789abcdef?")
 
 
-def _is_always(one: Condition) -> bool:
-    """It holds for every request; metadata may not be there at all."""
-    if one.flag is not None:
-        return False
-    if one.texts:
-        return "*" in one.texts and not one.key.startswith(METADATA)
-    return (one.low is None or one.low <= 0) and one.high is None
-
-
-def _implies(later: Condition, first: Condition) -> bool:
-    """Of two conditions for the same key."""
-    if later.flag is not None:
-        return later.flag is first.flag
-    if later.texts:
-        return all(any(_is_within(text, other) for other in first.texts) for text in later.texts)
-    is_low = first.low is None or (later.low is not None and later.low >= first.low)
-    return is_low and (first.high is None or (later.high is not None and later.high <= first.high))
-
-
-def _is_within(pattern: str, other: str) -> bool:
-    """Whether all that a pattern stands for is what another one does too; a no may be wrong."""
-    if not set(pattern) & set("*?["):
-        return fnmatchcase(pattern, other)
-    return pattern == other or (
-        not set(other) & set("?[") and "[" not in pattern and fnmatchcase(pattern, other)
-    )
+def _rollouts_of_other(policy: PolicyFile, cohorts: _Rules) -> Iterator[str]:
+    """Roll-outs for the requests that no cohort matches, where there are none."""
+    takers = _takers({}, cohorts)
+    for number, rule in enumerate(policy.rollouts):
+        if rule.cohort == OTHER and takers:
+            every = (
+                f"{' and '.join(takers)} {'matches' if len(takers) == 1 else 'together match'} every request"
+            )
+            yield f"rollout[{number}] can never start: {every}, and none is left for {OTHER!r}"

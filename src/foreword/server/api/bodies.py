@@ -57,10 +57,15 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     except ClientDisconnect:
         raise ApiError(400, "the client left before its body had arrived") from None
     if seen > limits.body_bytes:
-        raise ApiError(413, f"the body is longer than {limits.body_bytes} bytes; send less")
+        raise too_long(limits)
     if not _is_json(request.headers.get("content-type", "")):
         raise ApiError(415, "send the body as JSON, with the header Content-Type: application/json")
     return bytes(kept)
+
+
+def too_long(limits: Limits) -> ApiError:
+    """The refusal of a body over the size limit."""
+    return ApiError(413, f"the body is longer than {limits.body_bytes} bytes; send less")
 
 
 def _is_json(content_type: str) -> bool:
@@ -72,11 +77,12 @@ def _is_json(content_type: str) -> bool:
 async def parse_body(data: bytes, model: type[Body], limits: Limits) -> Body:
     """The body as `model`; 400 with the field's name for anything that does not fit."""
     if len(data) <= _INLINE_BYTES:
-        return _parse(data, model, limits)
-    return await asyncio.to_thread(_parse, data, model, limits)
+        return parse_json_body(data, model, limits)
+    return await asyncio.to_thread(parse_json_body, data, model, limits)
 
 
-def _parse(data: bytes, model: type[Body], limits: Limits) -> Body:
+def parse_json_body(data: bytes, model: type[Body], limits: Limits) -> Body:
+    """Parse and check a body; raise 400 with the name of the first field that does not fit."""
     value = load_json(data, limits)
     if not isinstance(value, dict):
         raise ApiError(400, "the body must be a JSON object")

@@ -29,7 +29,8 @@ from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 from foreword.server.settings import ServerSettings
 
-_DEFAULT_MAX_TOKENS = 16  # OpenAI's
+COMPLETION_TOKENS = 16
+"""Longest answer of a request without max_tokens: OpenAI's default."""
 
 
 async def completion_job(context: ServerContext, body: CompletionRequest, caller: Caller) -> Job:
@@ -41,7 +42,7 @@ async def completion_job(context: ServerContext, body: CompletionRequest, caller
     for number, prompt in enumerate(body.prompts()):
         ids = prompt if isinstance(prompt, list) else await context.prompts.text(prompt, body)
         room = room_for_answer(ids, None, engine.max_model_len, limits.prompt_tokens)
-        wanted = min(_DEFAULT_MAX_TOKENS, room) if body.max_tokens is None else max(body.max_tokens, 1)
+        wanted = min(COMPLETION_TOKENS, room) if body.max_tokens is None else max(body.max_tokens, 1)
         max_tokens = room_for_answer(ids, wanted, engine.max_model_len, limits.prompt_tokens)
         params = body.sampling_params(max_tokens, body.logprobs, context.settings.sampling)
         if body.echo and body.logprobs is not None and params.prompt_logprobs is None:

@@ -28,7 +28,8 @@ from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
 from foreword.server.settings import ServerSettings
 
-_DEFAULT_MAX_TOKENS = 256  # the library's
+GENERATE_TOKENS = 256
+"""Longest answer of a request without max_tokens: the library's default."""
 
 
 class Generated(Struct):
@@ -115,7 +116,7 @@ async def generate_job(context: ServerContext, body: GenerateRequest, caller: Ca
         ids = body.prompt
     engine, limits = context.engine.limits(), context.settings.limits
     room = room_for_answer(ids, body.max_tokens, engine.max_model_len, limits.prompt_tokens)
-    max_tokens = min(room, _DEFAULT_MAX_TOKENS) if body.max_tokens is None else room
+    max_tokens = min(room, GENERATE_TOKENS) if body.max_tokens is None else room
     params = body.sampling_params(max_tokens, body.logprobs, context.settings.sampling)
     prediction = await context.prompts.prediction(body.prediction, engine.max_model_len)
     request = NewRequest(

@@ -9,7 +9,7 @@ from foreword.engine.requests.prompts import Prediction, encode_prediction, enco
 from foreword.models.tokenization.tokenizer import Tokenizer
 from foreword.server.api.types.openai_types import RawText
 from foreword.server.errors import ApiError
-from foreword.server.settings import ServerSettings
+from foreword.server.settings import Limits, ServerSettings
 
 Result = TypeVar("Result")
 
@@ -46,10 +46,7 @@ class PromptEncoder:
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """A conversation through the model's own chat template."""
-        if len(messages) > self._limits.messages:
-            raise ApiError(
-                400, f"this server takes at most {self._limits.messages} messages", param="messages"
-            )
+        check_messages(len(messages), self._limits)
         return await self._do(
             sum(len(message["content"]) for message in messages) + len(str(tools or "")),
             lambda: self.tokenizer.encode_chat(
@@ -85,6 +82,12 @@ class PromptEncoder:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def check_messages(count: int, limits: Limits) -> None:
+    """Refuse a conversation with more messages than the server takes."""
+    if count > limits.messages:
+        raise ApiError(400, f"this server takes at most {limits.messages} messages", param="messages")
 
 
 def room_for_answer(prompt: Sequence[int], wanted: int | None, max_model_len: int, limit: int | None) -> int:

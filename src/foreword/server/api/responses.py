@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import UNSET
 
+from foreword.acceptance.params import SamplingParams
 from foreword.engine.answers.collector import Answer
 from foreword.engine.answers.costs import Costs
 from foreword.engine.messages import AnswerDelta, NewRequest, RequestStats
@@ -21,6 +22,7 @@ from foreword.server.api.types.responses_types import ResponsesRequest
 from foreword.server.api.types.tool_types import written_choice
 from foreword.server.context import ServerContext
 from foreword.server.settings import ServerSettings
+from foreword.structured.params import StructuredOutputs
 
 Item = dict[str, Any]
 
@@ -37,9 +39,7 @@ async def responses_job(context: ServerContext, body: ResponsesRequest, caller: 
     engine = context.engine.limits()
     room = room_for_answer(ids, body.max_output_tokens, engine.max_model_len, settings.limits.prompt_tokens)
     params = body.sampling_params(room, None, settings.sampling)
-    if body.text is not None and params.structured is not None:
-        raise RequestError("text.format and another field both prescribe the answer's form; give one")
-    form_asked = body.text or params.structured
+    form_asked = response_form(body, params)
     params = replace(params, structured=form_asked if use is None else use.structured(form_asked))
     request = NewRequest(
         new_id("resp"),
@@ -58,6 +58,13 @@ def check_responses(body: ResponsesRequest, settings: ServerSettings) -> int:
     if body.n not in (None, 1):
         raise RequestError("n: a response is one answer")
     return 1
+
+
+def response_form(body: ResponsesRequest, params: SamplingParams) -> StructuredOutputs | None:
+    """Return the response format of `text.format` or of another field; refuse both at once."""
+    if body.text is not None and params.structured is not None:
+        raise RequestError("text.format and another field both prescribe the answer's form; give one")
+    return body.text or params.structured
 
 
 class ResponsesDialect:

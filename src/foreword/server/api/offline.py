@@ -1,0 +1,166 @@
+"""Reads a request body as the server does, without a server: for `foreword policy explain`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from foreword.acceptance.defaults import SamplingDefaults
+from foreword.acceptance.params import SamplingParams
+from foreword.control.policy_file.matching import Traits
+from foreword.drafters.overrides import SpeculationSetting
+from foreword.errors import RequestError
+from foreword.server.api.blame import blamed
+from foreword.server.api.bodies import load_json, parse_json_body, too_long
+from foreword.server.api.chat import check_chat
+from foreword.server.api.completions import COMPLETION_TOKENS, check_completion
+from foreword.server.api.generate import GENERATE_TOKENS, check_generate
+from foreword.server.api.prompts import check_messages
+from foreword.server.api.responses import check_responses, response_form
+from foreword.server.api.speculation_override import check_speculation
+from foreword.server.api.tools.asking import tool_use
+from foreword.server.api.tools.formats import format_of
+from foreword.server.api.types.message_types import Message
+from foreword.server.api.types.openai_types import ChatRequest, CompletionRequest, GenerateRequest
+from foreword.server.api.types.responses_types import ResponsesRequest
+from foreword.server.api.types.sampling_types import SamplingFields
+from foreword.server.settings import Limits, ServerSettings
+
+CHARACTERS_PER_TOKEN = 4
+"""Estimate for prompts that no tokenizer has read."""
+
+_LONGEST_ANSWER = 2**31 - 1
+"""Tokens of an answer that only the model's context limits, which is not known here."""
+
+
+@dataclass(frozen=True)
+class OfflineRequest:
+    """What the policy file matches against, and what was assumed because only the server knows it."""
+
+    traits: Traits
+    speculation: SpeculationSetting
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class _Route:
+    model: type[SamplingFields]
+    check: Callable[[Any, ServerSettings], int]
+
+
+ROUTES = {
+    "/v1/chat/completions": _Route(ChatRequest, check_chat),
+    "/v1/completions": _Route(CompletionRequest, check_completion),
+    "/v1/responses": _Route(ResponsesRequest, check_responses),
+    "/generate": _Route(GenerateRequest, check_generate),
+}
+
+
+def read_offline(
+    data: bytes,
+    settings: ServerSettings,
+    *,
+    route: str | None = None,
+    tenant: str = "",
+    prompt_tokens: int | None = None,
+    adapter: str = "",
+) -> OfflineRequest:
+    """Return what a policy file matches; raise the server's own error for a body that it refuses.
+
+    Without a route, the fields of the body select it. Only the server knows which models are adapters: `adapter`
+    names the one that the request's model is.
+    """
+    if len(data) > settings.limits.body_bytes:
+        raise too_long(settings.limits)
+    chosen = ROUTES[route or _route_of(load_json(data, settings.limits))]
+    body = parse_json_body(data, chosen.model, settings.limits)
+    try:
+        chosen.check(body, settings)
+        speculation = check_speculation(_speculation(body), settings)
+        params = _params(body)
+    except RequestError as error:
+        raise blamed(error, body) from None
+    notes: list[str] = []
+    counted = _prompt_tokens(body, settings.limits, notes) if prompt_tokens is None else prompt_tokens
+    if body.temperature is None:
+        notes.append("temperature taken as 1: the model's generation config may recommend another")
+    labels = body.labels(getattr(body, "model", None) or "", bool(getattr(body, "stream", None)))
+    traits = Traits(
+        tenant=tenant,
+        model=labels.model,
+        adapter=adapter,
+        temperature=params.temperature,
+        prompt_tokens=counted,
+        json_schema=labels.json_schema or params.structured is not None,
+        stream=labels.stream,
+        priority=labels.priority,
+        metadata=labels.metadata,
+    )
+    return OfflineRequest(traits, speculation, notes)
+
+
+def _route_of(value: object) -> str:
+    """The route whose fields the body has."""
+    keys = set(value) if isinstance(value, dict) else set()
+    if "messages" in keys:
+        return "/v1/chat/completions"
+    if "input" in keys:
+        return "/v1/responses"
+    only_generate = GenerateRequest.model_fields.keys() - CompletionRequest.model_fields.keys()
+    return "/generate" if keys & only_generate else "/v1/completions"
+
+
+def _speculation(body: SamplingFields) -> SpeculationSetting:
+    other = body.speculative if isinstance(body, GenerateRequest) else None
+    return body.speculation if other is None else other
+
+
+def _params(body: SamplingFields) -> SamplingParams:
+    """The engine's parameters, which refuse combinations that the types let pass."""
+    tokens, logprobs = _LONGEST_ANSWER, None
+    if isinstance(body, ChatRequest):
+        wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        tokens, logprobs = wanted or tokens, (body.top_logprobs or 0) if body.logprobs else None
+    elif isinstance(body, CompletionRequest):
+        tokens = COMPLETION_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
+        logprobs = body.logprobs
+    elif isinstance(body, GenerateRequest):
+        tokens, logprobs = body.max_tokens or GENERATE_TOKENS, body.logprobs
+    elif isinstance(body, ResponsesRequest):
+        tokens = body.max_output_tokens or tokens
+    params = body.sampling_params(tokens, logprobs, SamplingDefaults())
+    if isinstance(body, ResponsesRequest):
+        params = replace(params, structured=response_form(body, params))
+    if isinstance(body, ChatRequest | ResponsesRequest):
+        use = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, format_of(None))
+        if use is not None:
+            params = replace(params, structured=use.structured(params.structured))
+    return params
+
+
+def _prompt_tokens(body: SamplingFields, limits: Limits, notes: list[str]) -> int:
+    prompt = _prompt(body, limits, notes)
+    if isinstance(prompt, list):
+        return len(prompt)
+    tokens = max(len(prompt) // CHARACTERS_PER_TOKEN, 1)
+    notes.append(f"prompt_tokens estimated as {tokens}: one for {CHARACTERS_PER_TOKEN} characters")
+    return tokens
+
+
+def _prompt(body: SamplingFields, limits: Limits, notes: list[str]) -> str | list[int]:
+    """The prompt's text or token ids; the first one where there are several."""
+    if isinstance(body, ChatRequest):
+        return _text(body.messages, limits)
+    if isinstance(body, ResponsesRequest):
+        return _text(body.messages(), limits)
+    if isinstance(body, GenerateRequest):
+        return body.prompt
+    assert isinstance(body, CompletionRequest)
+    first, *others = body.prompts()
+    if others:
+        notes.append(f"the first of {1 + len(others)} prompts is explained")
+    return first
+
+
+def _text(messages: list[Message], limits: Limits) -> str:
+    check_messages(len(messages), limits)
+    return "".join(message.text for message in messages)

@@ -1,0 +1,33 @@
+"""Defects of what operators use: policy files, the simulator's goals, the drill, prompts and rows that join late."""
+
+from catalogue import UNIT, Mutant
+
+BODIES = f"{UNIT}/server/test_offline_bodies.py"
+RULES = f"{UNIT}/control/policy_file/test_unreachable.py"
+
+OPERATION_MUTANTS = (
+    Mutant(
+        120,
+        "policy explain does not check a body against the server's limits",
+        "server/api/offline.py",
+        "        chosen.check(body, settings)\n",
+        "",
+        (BODIES,),
+    ),
+    Mutant(
+        120,
+        "policy check compares each rule with single earlier rules alone",
+        "control/policy_file/unreachable.py",
+        "        left = rest\n        if not left:",
+        "        if not rest:",
+        (RULES,),
+    ),
+    Mutant(
+        120,
+        "a rule for prompts without tokens passes policy check",
+        "control/policy_file/regions.py",
+        '"prompt_tokens": 1}',
+        '"prompt_tokens": 0}',
+        (RULES,),
+    ),
+)
