@@ -21,6 +21,7 @@ void Decoder::set_ends(Matrix embedding, Matrix head, std::vector<float> final_n
 }
 
 int64_t Decoder::weight_bytes() const {
+    require(embedding_ && head_, "the decoder has no embedding or head yet");
     return layer_bytes() + static_cast<int64_t>(embedding_->bytes() + (head_ == embedding_ ? 0 : head_->bytes()));
 }
 
@@ -41,6 +42,7 @@ void Decoder::check_adapter(const Adapter& adapter) const {
         for (int site = 0; site < kSites; ++site) {
             const Factor& factor = adapter.layers[index][static_cast<size_t>(site)];
             if (!factor.down) continue;
+            require(layers_[index].gate || site < static_cast<int>(Site::Gate), "an adapter does not change experts");
             const PackedMatrix& base = layers_[index].at(static_cast<Site>(site));
             const int64_t rank = factor.rank();
             require(rank >= 1 && rank <= kMaxRank, "the rank of an adapter must be in 1 .. 128");

@@ -6,6 +6,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "batch_bindings.h"
 #include "decoder.h"
 #include "dispatch.h"
@@ -104,6 +106,10 @@ void bind_experts(nb::module_& m) {
         .def("__init__", [](Experts* self, Matrix router, std::vector<Matrix> gate, std::vector<Matrix> up, std::vector<Matrix> down,
                             int64_t per_token, bool sigmoid, bool normalize, float scale, int64_t groups, int64_t top_groups,
                             int64_t counted, const std::optional<Floats>& correction, const std::optional<Floats>& shared_gate) {
+            for (const std::vector<Matrix>* all : {&gate, &up, &down}) {
+                const bool is_whole = !all->empty() && std::find(all->begin(), all->end(), nullptr) == all->end();
+                if (!is_whole) throw std::invalid_argument("every expert has three matrices");
+            }
             new (self) Experts{{per_token, sigmoid, normalize, scale, groups, top_groups, counted}, std::move(router),
                                copied(correction), copied(shared_gate), std::move(gate), std::move(up), std::move(down)};
         }, nb::arg("router"), nb::arg("gate"), nb::arg("up"), nb::arg("down"), nb::arg("per_token"), nb::arg("sigmoid"),

@@ -93,10 +93,10 @@ struct PlanArrays {
         if (stop) plan.stop = read_stop(*stop, requests, tokens.shape(1));
         for (size_t r = 0; r < requests; ++r) {
             const int64_t last = lengths(r) + steps(r) - 1;  // one behind the last guess that is read
-            if (steps(r) < 1 || steps(r) > plan.most || plan.most > 64 || last > batch.pages * kPageSize) {
+            if (lengths(r) < 0 || steps(r) < 1 || steps(r) > plan.most || plan.most > 64 || last > batch.pages * kPageSize) {
                 throw std::invalid_argument("a chain does not fit its pages");
             }
-            plan.shapes.push_back({temperature(r), top_k(r), top_p(r), min_p(r)});
+            plan.shapes.push_back(checked_shape(temperature(r), top_k(r), top_p(r), min_p(r)));
             plan.stems.push_back(stems(r));
         }
         return plan;
@@ -139,6 +139,7 @@ void register_head(nb::module_& m) {
                             bool norm_before_residual, bool norm_output, int64_t hidden_size, int64_t intermediate_size,
                             int64_t num_heads, int64_t num_kv_heads, int64_t head_dim, float rms_norm_eps,
                             float magnitude, const Floats& inverse_frequencies) {
+            if (draft_vocab_size < 1) throw std::invalid_argument("a head must know at least one token");
             const HeadShape head{draft_vocab_size, feature_width, join_of(join), norm_before_residual, norm_output};
             const StackShape shape{hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, rms_norm_eps};
             new (self) Head(decoder, head, shape, {copied(inverse_frequencies), magnitude});

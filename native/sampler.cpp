@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <stdexcept>
 
 #if defined(__aarch64__)
 #include <arm_neon.h>
@@ -387,6 +388,14 @@ private:
 
 uint64_t row_key(uint64_t stem, int64_t position) {
     return mix((stem + kGamma) ^ static_cast<uint64_t>(position));
+}
+
+RowShape checked_shape(double temperature, int64_t top_k, double top_p, double min_p) {
+    if (!(temperature >= 0)) throw std::invalid_argument("the temperature must be at least 0");
+    if (top_k < 1) throw std::invalid_argument("top_k must be at least 1; the vocabulary size keeps every token");
+    if (!(top_p > 0)) throw std::invalid_argument("top_p must be above 0");
+    if (!(min_p >= 0 && min_p <= 1)) throw std::invalid_argument("min_p must be in 0 .. 1");
+    return {temperature, top_k, top_p, min_p};
 }
 
 RowFloor row_floor(const float* logits, int64_t vocab, const RowShape& shape, SamplerScratch& scratch) {

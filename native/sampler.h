@@ -21,6 +21,9 @@ struct RowShape {
     double min_p;
 };
 
+// The shape of a row; throws std::invalid_argument for numbers that no row can be cut down by.
+RowShape checked_shape(double temperature, int64_t top_k, double top_p, double min_p);
+
 struct RowFloor {
     float peak;     // largest logit, NaN if any logit is NaN
     float floor;    // smallest kept logit

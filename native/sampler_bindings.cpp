@@ -8,9 +8,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "bindings.h"
 #include "sampler.h"
-
-namespace nb = nanobind;
 
 namespace foreword {
 namespace {
@@ -21,12 +20,21 @@ using Field = nb::ndarray<const T, nb::ndim<1>, nb::device::cpu>;  // may be a c
 template <typename T>
 using Column = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+// The number of rows, if each of them lies in one piece and every other array has an entry for it.
+template <typename... Arrays>
+int64_t checked_rows(const Rows& logits, const Arrays&... arrays) {
+    if (logits.shape(1) < 1) throw std::invalid_argument("the logits are of no token");
+    if (logits.shape(1) > 1 && logits.stride(1) != 1) throw std::invalid_argument("the logits of a row are not side by side");
+    if (((arrays.shape(0) != logits.shape(0)) || ...)) throw std::invalid_argument("the arrays do not fit the rows of logits");
+    return static_cast<int64_t>(logits.shape(0));
+}
+
 std::vector<RowShape> joined(
     int64_t rows, const Field<double>& temperature, const Field<int64_t>& top_k, const Field<double>& top_p,
     const Field<double>& min_p
 ) {
     std::vector<RowShape> shapes;
-    for (int64_t r = 0; r < rows; ++r) shapes.push_back({temperature(r), top_k(r), top_p(r), min_p(r)});
+    for (int64_t r = 0; r < rows; ++r) shapes.push_back(checked_shape(temperature(r), top_k(r), top_p(r), min_p(r)));
     return shapes;
 }
 
@@ -34,7 +42,7 @@ void floors(
     Sampler& sampler, Rows logits, Field<double> temperature, Field<int64_t> top_k, Field<double> top_p,
     Field<double> min_p, Column<float> peak, Column<float> floor, Column<int64_t> first
 ) {
-    const int64_t rows = static_cast<int64_t>(logits.shape(0));
+    const int64_t rows = checked_rows(logits, temperature, top_k, top_p, min_p, peak, floor, first);
     const std::vector<RowShape> shapes = joined(rows, temperature, top_k, top_p, min_p);
     std::vector<RowFloor> found(shapes.size());
     {
@@ -52,7 +60,7 @@ void draw(
     Sampler& sampler, Rows logits, Column<const float> peak, Column<const float> floor,
     Column<const double> temperature, Column<const int64_t> only, Column<const int64_t> keys, Column<int64_t> tokens
 ) {
-    const int64_t rows = static_cast<int64_t>(logits.shape(0));
+    const int64_t rows = checked_rows(logits, peak, floor, temperature, only, keys, tokens);
     std::vector<RowDraw> wanted;
     for (int64_t r = 0; r < rows; ++r) {
         wanted.push_back({peak(r), floor(r), temperature(r), only(r), static_cast<uint64_t>(keys(r))});
@@ -66,11 +74,11 @@ using Guesses = std::pair<std::vector<int64_t>, std::vector<int64_t>>;  // paren
 RowGuesses read_guesses(const Guesses& given, int64_t rows) {
     const auto& [parents, tokens] = given;
     if (static_cast<int64_t>(parents.size()) != rows || static_cast<int64_t>(tokens.size()) != rows) {
-        throw std::invalid_argument("the guesses do not fit the rows");
+        throw std::invalid_argument("the draft tokens do not fit the rows");
     }
     for (int64_t row = 0; row < rows; ++row) {
-        if (parents[static_cast<size_t>(row)] >= row) {
-            throw std::invalid_argument("a guess comes before what it follows");
+        if (parents[static_cast<size_t>(row)] >= row || parents[static_cast<size_t>(row)] < -1) {
+            throw std::invalid_argument("a draft token must follow an earlier row, or -1");
         }
     }
     return {parents.data(), tokens.data()};
@@ -81,7 +89,7 @@ void sample(
     Field<double> min_p, Field<uint64_t> stems, Field<int64_t> positions, Column<int64_t> tokens, Column<int64_t> status,
     const std::optional<Guesses>& given
 ) {
-    const int64_t rows = static_cast<int64_t>(logits.shape(0));
+    const int64_t rows = checked_rows(logits, temperature, top_k, top_p, min_p, stems, positions, tokens, status);
     const std::optional<RowGuesses> guesses = given ? std::optional(read_guesses(*given, rows)) : std::nullopt;
     const std::vector<RowShape> shapes = joined(rows, temperature, top_k, top_p, min_p);
     std::vector<uint64_t> keys(shapes.size());
@@ -104,7 +112,7 @@ void sample(
 
 void register_sampler(nb::module_& module) {
     nb::class_<Sampler>(module, "Sampler")
-        .def(nb::init<int>(), nb::arg("threads"))
+        .def("__init__", [](Sampler* self, int threads) { new (self) Sampler(checked_threads(threads)); }, nb::arg("threads"))
         .def("floors", &floors)
         .def("draw", &draw)
         .def("sample", &sample, nb::arg("logits"), nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"), nb::arg("min_p"),

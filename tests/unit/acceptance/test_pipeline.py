@@ -195,7 +195,7 @@ def test_rows_of_guesses_come_behind_what_they_follow():
     rows = len(judged.logits)
     for parents in (np.arange(rows), np.zeros(rows, np.int64), np.full(rows - 1, -1)):
         guesses = (parents.tolist(), [0] * rows)
-        with pytest.raises(ValueError, match="guess"):
+        with pytest.raises(ValueError, match="draft token"):
             native.sample(sampler, judged.logits, judged.row_records, judged.positions, guesses)
 
 
