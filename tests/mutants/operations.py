@@ -2,6 +2,7 @@
 
 from catalogue import UNIT, Mutant
 
+GRAPHS = f"{UNIT}/backends/cuda/test_graph_cache.py"
 BODIES = f"{UNIT}/server/test_offline_bodies.py"
 RULES = f"{UNIT}/control/policy_file/test_unreachable.py"
 
@@ -13,6 +14,30 @@ OPERATION_MUTANTS = (
         "        chosen.check(body, settings)\n",
         "",
         (BODIES,),
+    ),
+    Mutant(
+        120,
+        "a full cache of captured passes replaces the newest capture",
+        "backends/cuda/graphs.py",
+        "oldest = next(iter(self._captured), None)",
+        "oldest = next(reversed(self._captured), None)",
+        (GRAPHS,),
+    ),
+    Mutant(
+        120,
+        "a capture is released while it may be running",
+        "backends/cuda/graphs.py",
+        "        torch.cuda.synchronize()  # its last replay may still be running\n",
+        "",
+        (GRAPHS,),
+    ),
+    Mutant(
+        120,
+        "a full cache captures at every run where one shape too many comes in turn",
+        "backends/cuda/graphs.py",
+        " <= STALE_RUNS * self.limit",
+        " <= 0",
+        (GRAPHS,),
     ),
     Mutant(
         120,

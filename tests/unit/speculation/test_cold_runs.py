@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from foreword.acceptance.params import SamplingParams
 from foreword.acceptance.request import RequestSampler, TokenLimits
 from foreword.backends.cold import cold_runs, note_cold_run
-from foreword.backends.cuda.graphs import GraphCache
+from foreword.backends.cuda.graphs import GraphCache, _Capture
 from foreword.backends.torch.decoder import TorchDecoder
 from foreword.backends.torch.weights import load_weights
 from foreword.control.fixed import FixedPolicy
@@ -71,14 +72,7 @@ def test_a_step_says_whether_it_was_one():
 def test_a_shape_is_cold_until_it_is_captured(monkeypatch: pytest.MonkeyPatch):
     graphs: GraphCache[str, int] = GraphCache(limit=1)
 
-    class Graph:
-        def replay(self) -> None: ...
-
-    def captured(_self: Any, shape: str, _body: Any) -> Any:
-        graphs._captured[shape] = Graph(), 7  # type: ignore[assignment]
-        return graphs._captured[shape]
-
-    monkeypatch.setattr(GraphCache, "_capture", captured)
+    monkeypatch.setattr(GraphCache, "_capture", lambda *_: _Capture(Mock(), 7))
     cold = []
     for shape in ("a", "a", "a", "b", "b", "b"):
         before = cold_runs()

@@ -16,40 +16,70 @@ Shape = TypeVar("Shape")
 T = TypeVar("T")
 
 
+STALE_RUNS = 4
+"""Runs without a capture's shape, as a multiple of the limit, after which the capture may be replaced.
+
+Without it, one shape more than the limit in turn would capture at every run, which costs more than it saves.
+"""
+
+
+@dataclass
+class _Capture(Generic[T]):
+    graph: torch.cuda.CUDAGraph
+    result: T
+    last_run: int = 0
+
+
 @dataclass
 class GraphCache(Generic[Shape, T]):
-    """Runs a pass, and from its second time on replays the capture of it.
+    """Runs a pass, captures it the second time its shape occurs, and replays the capture from then on.
 
-    What comes once is not worth capturing. All captures share one pool of memory: a result has to be copied, in the
-    order of the stream, before the next pass begins.
+    A full cache replaces the capture that was used least recently. All captures share one pool of memory: a result has
+    to be copied, in the order of the stream, before the next pass begins.
     """
 
     limit: int = 256  # captures that are kept
     _seen: set[Shape] = field(default_factory=set)
-    _captured: "dict[Shape, tuple[torch.cuda.CUDAGraph, T]]" = field(default_factory=dict)
+    _captured: "dict[Shape, _Capture[T]]" = field(default_factory=dict)  # least recently used first
+    _runs: int = 0
     _pool: Any = None
 
     def run(self, shape: Shape, body: Callable[[], T]) -> T:
-        """`body` hands the pass over to the device; it reads its input from memory that stays in its place."""
-        known = self._captured.get(shape)
+        """Run the pass; `body` launches it and reads its input from memory at fixed addresses."""
+        self._runs += 1
+        known = self._captured.pop(shape, None)
         if known is None:
-            is_new, has_room = shape not in self._seen, len(self._captured) < self.limit
-            if is_new or has_room:
+            is_new = shape not in self._seen
+            is_captured = not is_new and self._make_room()
+            if is_new or is_captured:
                 note_cold_run()
-            if not is_new and has_room:
+            if is_captured:
                 known = self._capture(shape, body)
         if known is None:
             self._seen.add(shape)
             return body()
-        graph, result = known
-        graph.replay()
-        return result
+        known.last_run = self._runs
+        self._captured[shape] = known
+        known.graph.replay()
+        return known.result
 
     @property
     def captured(self) -> int:
         return len(self._captured)
 
-    def _capture(self, shape: Shape, body: Callable[[], T]) -> "tuple[torch.cuda.CUDAGraph, T] | None":
+    def _make_room(self) -> bool:
+        """Return whether one more capture may be kept; release the least recently used one if it is stale."""
+        if len(self._captured) < self.limit:
+            return True
+        oldest = next(iter(self._captured), None)
+        if oldest is None or self._runs - self._captured[oldest].last_run <= STALE_RUNS * self.limit:
+            return False
+        torch.cuda.synchronize()  # its last replay may still be running
+        self._captured.pop(oldest).graph.reset()
+        self._seen.discard(oldest)
+        return True
+
+    def _capture(self, shape: Shape, body: Callable[[], T]) -> "_Capture[T] | None":
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -63,8 +93,7 @@ class GraphCache(Generic[Shape, T]):
             _log.warning("no memory is left to capture %s: such passes run without", shape)
             self.limit = len(self._captured)
             return None
-        self._captured[shape] = graph, result
-        return graph, result
+        return _Capture(graph, result)
 
 
 class GraphsByMemory(Generic[Shape, T]):
