@@ -2,12 +2,16 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from foreword import LLM, SamplingParams
+from foreword.drafters.heads.loading import head_path
 from foreword.engine.guessing.default_speculation import choose_speculation
+from foreword.errors import RequestError
 from foreword.models.formats.opening import open_checkpoint
 from foreword.models.heads.opening import open_head
 from foreword.models.heads.shipped import (
@@ -89,13 +93,44 @@ def test_auto_takes_the_head_where_no_guess_can_change_a_text():
     assert choose_speculation("off", is_shape_invariant=True, head=head).config is None
 
 
+@pytest.mark.parametrize("name", ["eagle3+ngram", {"method": "eagle3+ngram"}, {"method": ["eagle3", "ngram"]}])
+def test_the_name_of_the_default_means_the_default(name: object):
+    head = shipped_heads()[0]
+    default = choose_speculation("auto", is_shape_invariant=True, head=head).config
+    assert choose_speculation(name, is_shape_invariant=False, head=head).config == default
+
+
+def test_a_setting_that_names_a_head_by_its_method_gets_the_shipped_one():
+    head = shipped_heads()[0]
+    for setting in ("eagle3", '{"method": "eagle3"}', {"method": "eagle3", "tree_width": 2}):
+        config = choose_speculation(setting, is_shape_invariant=False, head=head).config
+        assert config is not None
+        assert (config.method, dict(config.options)["model"]) == (("eagle3",), head.name)
+    own = choose_speculation({"method": "eagle3", "model": "my-head"}, is_shape_invariant=True, head=head)
+    assert own.config is not None
+    assert dict(own.config.options)["model"] == "my-head"
+
+
+def test_drafters_find_the_shipped_head_by_themselves(
+    tiny: tuple[ShippedHead, Path], monkeypatch: pytest.MonkeyPatch
+):
+    head, model = tiny
+    resources: Any = SimpleNamespace(checkpoint=open_checkpoint(model))
+    with pytest.raises(RequestError, match='eagle3 needs a head, and no head ships .* give .* "model", or train'):
+        head_path("", "eagle3", resources)
+    monkeypatch.setattr("foreword.models.heads.shipped.shipped_heads", lambda: (head,))
+    assert head_path("", "eagle3", resources) == head.path
+    with pytest.raises(RequestError, match="medusa needs a head, and the eagle3 head head ships"):
+        head_path("", "medusa", resources)
+
+
 @pytest.mark.model
 def test_the_default_model_gets_it_and_it_guesses_well(default_model: Path, tmp_path: Path):
     copy = shutil.copy(default_model, tmp_path / "another-name.gguf")
     checkpoint = open_checkpoint(Path(copy))
     head = find_head(checkpoint, checkpoint.tokenizer())
     assert head is not None
-    form = {"method": head.method, "model": head.name, "num_speculative_tokens": 4, "fixed": True}
+    form = {"method": head.method, "num_speculative_tokens": 4, "fixed": True}  # finds the head by itself
     llm = LLM(str(copy), speculation=form)
     greedy = SamplingParams(temperature=0, max_tokens=48)
     messages = [

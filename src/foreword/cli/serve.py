@@ -226,15 +226,13 @@ def _is_shape_invariant(path: Path, dtype: str, device: str, backend: str, ranks
 
 
 def _drafting(path: Path, setting: str, invariant: bool, acceptance_rule: str) -> "SpeculationConfig | None":
-    """Who drafts by default; decided here, since requests are checked against it in this process."""
+    """Return the default drafter; requests are checked against it in this process."""
     from foreword.engine.guessing.default_speculation import choose_speculation
     from foreword.models.formats.opening import open_checkpoint
     from foreword.models.heads.shipped import find_head
 
-    head = None
-    if setting == "auto":
-        checkpoint = open_checkpoint(path)
-        head = find_head(checkpoint, checkpoint.tokenizer())
+    checkpoint = open_checkpoint(path)
+    head = find_head(checkpoint, checkpoint.tokenizer())
     return choose_speculation(setting, invariant, acceptance_rule, head).config
 
 

@@ -10,6 +10,7 @@ from foreword.drafters.combined import FirstOf, Merged, Routed
 from foreword.drafters.guard.caller_thread import CallerThread
 from foreword.drafters.guard.guarded import GuardedDrafter
 from foreword.drafters.heads.method import method_of
+from foreword.drafters.names import split_methods
 from foreword.drafters.registry import Guesses, drafter_kinds
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import ForewordError, RequestError
@@ -57,7 +58,7 @@ class SpeculationConfig:
         """
         given = _as_mapping(value)
         if base is not None:
-            methods = _methods(given.get("method", list(base.method)))
+            methods = split_methods(given.get("method", list(base.method)))
             given = {**(base.as_mapping() if methods == base.method else base._options_of(methods)), **given}
         if "method" not in given and isinstance(given.get("model"), str):
             given = {**given, "method": method_of(given["model"])}
@@ -68,7 +69,7 @@ class SpeculationConfig:
             )
         own = {key: given[key] for key in _OWN_KEYS if key in given and key != "method"}
         options = tuple((key, value) for key, value in given.items() if key not in _OWN_KEYS)
-        config = SpeculationConfig(_methods(given["method"]), **own, options=options)
+        config = SpeculationConfig(split_methods(given["method"]), **own, options=options)
         for name in config.method:
             config.settings_of(name)
         return config
@@ -160,12 +161,6 @@ class SpeculationConfig:
         kind = drafter_kinds()[name]
         own = {field.name for field in fields(kind.settings)}
         return kind.configure({key: value for key, value in self.options if key in own})
-
-
-def _methods(method: object) -> tuple[str, ...]:
-    """One name or a list of names; nothing for anything else."""
-    listed = [method] if isinstance(method, str) else method if isinstance(method, list | tuple) else []
-    return tuple(listed) if all(isinstance(name, str) for name in listed) else ()
 
 
 def _as_mapping(value: str | Mapping[str, Any]) -> Mapping[str, Any]:

@@ -34,6 +34,14 @@ def method_names() -> list[str]:
 
 
 def named_methods(text: str) -> Mapping[str, str | list[str]]:
-    """The configuration that `ngram`, or `suffix+ngram`, is short for."""
-    names = [name.strip() for name in text.split("+")]
+    """Return the configuration that `ngram`, or `suffix+ngram`, is short for."""
+    names = list(split_methods(text))
     return {"method": names if len(names) > 1 else names[0]}
+
+
+def split_methods(method: object) -> tuple[str, ...]:
+    """Return the drafters named by `"ngram"`, `"eagle3+ngram"` or a list; empty for any other value."""
+    if isinstance(method, str):
+        return tuple(name.strip() for name in method.split("+"))
+    listed = method if isinstance(method, list | tuple) else []
+    return tuple(listed) if all(isinstance(name, str) for name in listed) else ()

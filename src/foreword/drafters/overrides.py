@@ -4,7 +4,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from foreword.drafters.config import SpeculationConfig
-from foreword.drafters.names import named_methods
+from foreword.drafters.names import named_methods, split_methods
 from foreword.errors import RequestError
 
 SpeculationSetting = Mapping[str, Any] | str | bool | None
@@ -56,7 +56,6 @@ def check_request_setting(
 
 
 def _offered(method: object, default: SpeculationConfig | None, methods: Set[str]) -> bool:
-    """One of the methods, or just what the server drafts with by default."""
-    if isinstance(method, str):
-        return method in methods
-    return default is not None and method == list(default.method)
+    """Return whether the server has this method, or drafts with these methods by default."""
+    names = split_methods(method)
+    return (len(names) == 1 and names[0] in methods) or (default is not None and names == default.method)

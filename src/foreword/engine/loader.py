@@ -15,7 +15,6 @@ from foreword.engine.guessing.default_speculation import (
     SpeculationChoice,
     SpeculationOption,
     choose_speculation,
-    is_auto,
 )
 from foreword.engine.requests.sampling_defaults import sampling_defaults
 from foreword.engine.vocabulary import Vocabulary
@@ -69,8 +68,8 @@ class LoadedModel:
     def choose_speculation(
         self, setting: SpeculationOption, acceptance_rule: str = "coupled"
     ) -> SpeculationChoice:
-        """What a setting means for this model on its backend."""
-        head = find_head(self.checkpoint, self.tokenizer) if is_auto(setting) else None
+        """Return what a setting means for this model on its backend."""
+        head = find_head(self.checkpoint, self.tokenizer)
         return choose_speculation(setting, self.decoder.is_shape_invariant, acceptance_rule, head)
 
     def resources(self) -> DrafterResources:

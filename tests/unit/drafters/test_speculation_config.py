@@ -17,6 +17,12 @@ def test_one_json_object_as_users_of_vllm_know_it():
     assert config.options == (("prompt_lookup_max", 3),)
 
 
+def test_several_drafters_may_be_joined_by_a_plus():
+    assert SpeculationConfig.parse({"method": "suffix + ngram"}).method == ("suffix", "ngram")
+    with pytest.raises(RequestError, match="no method 'magic'"):
+        SpeculationConfig.parse({"method": "ngram+magic"})
+
+
 @pytest.mark.parametrize(
     ("given", "word"),
     [

@@ -85,7 +85,10 @@ class Commands:
             if not self._at_start:
                 raise RequestError("nothing was guessed at the start: name a method")
             return self._use(self._at_start)
-        return self._use({"num_speculative_tokens": self._depth, **_method_keys(text)})
+        keys = {"num_speculative_tokens": self._depth, **_method_keys(text)}
+        if self._at_start and not text.startswith("{"):  # a name means the drafter as it was at the start
+            keys = SpeculationConfig.parse(keys, SpeculationConfig.parse(self._at_start)).as_mapping()
+        return self._use(keys)
 
     def _set_depth(self, text: str) -> Reply:
         depth = _whole("/depth", text)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foreword.acceptance.defaults import GENERATION_CONFIGS
-from foreword.drafters.names import method_names, named_methods
+from foreword.drafters.names import method_names, named_methods, split_methods
 from foreword.errors import RequestError
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ SpeculationOption = Annotated[
     typer.Option(
         "--speculation",
         metavar="auto|off|METHOD|JSON",
-        help="Who guesses ahead: auto (default) guesses where no text can change by it, off never, a method such "
-        'as ngram, or {"method": "ngram", "num_speculative_tokens": 5}.',
+        help="Speculative decoding: auto (default: on where output is bit-identical), off, a drafter's name such as "
+        'ngram or eagle3+ngram, or {"method": "ngram", "num_speculative_tokens": 5}.',
     ),
 ]
 SpeculativeConfigOption = Annotated[
     str | None,
-    typer.Option(metavar="JSON", help="The same in vLLM's words: --speculation with a JSON object."),
+    typer.Option(metavar="JSON", help="vLLM's name for --speculation with a JSON object."),
 ]
 LoraOption = Annotated[
     Path | None, typer.Option(metavar="PATH", help="LoRA adapter that answers: a folder as PEFT writes it.")
@@ -101,11 +101,11 @@ def speculation_choice(speculation: str | None, speculative_config: str | None) 
 
 
 def _check_speculation(option: str, text: str) -> None:
-    """Refuse what is no object or names no drafter; the rest is checked where the drafters are."""
+    """Refuse a value that is no object or names no drafter; the drafters check the rest."""
     method = json_object(option, text, '{"method": "ngram"}').get("method")
     known = method_names()
-    for name in method if isinstance(method, list) else [method]:
-        if isinstance(name, str) and name not in known:
+    for name in split_methods(method):
+        if name not in known:
             also = ", auto and off" if option == "--speculation" else ""
             raise RequestError(f"{option}: there is no method {name!r}; there are {', '.join(known)}{also}")
 

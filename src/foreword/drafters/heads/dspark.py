@@ -22,7 +22,7 @@ from foreword.speculation.drafting import Ask
 class DSparkConfig:
     """Which head guesses, and how sure it has to be."""
 
-    model: str  # a local path or a hub id
+    model: str = ""  # a local path or a hub id; empty: the head shipped for the target
     tree_width: int = 1  # candidates for every place of the block that are followed; 1 is a chain
     confidence: float = 0.0  # a draft ends before the first place where the head is less sure than this
 

@@ -12,8 +12,10 @@ from foreword.drafters.heads.vocabulary import DraftVocabulary
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
 from foreword.kv.spec import RowSpec
+from foreword.models.formats.checkpoint import Checkpoint
 from foreword.models.heads.opening import Head, open_head
 from foreword.models.heads.sharing import without_copies
+from foreword.models.heads.shipped import find_head
 from foreword.models.heads.spec import CONFIDENCE, DRAFTERS_OWN, HeadSpec
 from foreword.models.sources.resolve import resolve_model
 
@@ -22,7 +24,7 @@ from foreword.models.sources.resolve import resolve_model
 class HeadConfig:
     """Which head guesses."""
 
-    model: str  # a local path or a hub id
+    model: str = ""  # a local path or a hub id; empty: the head shipped for the target
     tree_width: int = 1  # candidates that are followed on every level of the draft; 1 is a chain
 
     def __post_init__(self) -> None:
@@ -53,16 +55,9 @@ class LoadedHead(LoadedRows):
 
 
 def load_head(model: str, kind: str, resources: DrafterResources) -> LoadedHead:
-    """Open a head of this kind and load it beside the target; one that was made for another target is refused.
-
-    Without a `model` it is looked for in the target's own files.
-    """
-    path = resolve_model(model) if model else resources.checkpoint.path
-    if not model and path.is_file():
-        raise RequestError(
-            f"{path} holds no {kind} head: one file has the decoder alone; use the model's own directory"
-        )
-    head = open_fitting(path, kind, resources, is_inside=not model)
+    """Open a head of this kind and load it beside the target; refuse one made for another target."""
+    path = head_path(model, kind, resources)
+    head = open_fitting(path, kind, resources, is_inside=kind == "mtp" and not model)
     spec = head.spec
     # The name tells heads apart that an engine has side by side, and is the same whenever this one is loaded.
     rows = RowSpec(f"{kind}:{path.resolve()}", len(spec.layers), *spec.layers[0].attention.kept)
@@ -76,6 +71,30 @@ def load_head(model: str, kind: str, resources: DrafterResources) -> LoadedHead:
         own,
         head.acceptance_by_level,
     )
+
+
+def head_path(model: str, kind: str, resources: DrafterResources) -> Path:
+    """Return the files of a head. An empty `model` means the target's own files for MTP, else the shipped head."""
+    if model:
+        return resolve_model(model)
+    if kind == "mtp":
+        return _own_files(resources.checkpoint)
+    shipped = find_head(resources.checkpoint, resources.checkpoint.tokenizer())
+    if shipped is not None and shipped.method == kind:
+        return shipped.path
+    there = "no head" if shipped is None else f"the {shipped.method} head {shipped.name}"
+    raise RequestError(
+        f"speculation: {kind} needs a head, and {there} ships with foreword for this model: "
+        'give a path or hub id as "model", or train a head (foreword train --help)'
+    )
+
+
+def _own_files(checkpoint: Checkpoint) -> Path:
+    if checkpoint.path.is_file():
+        raise RequestError(
+            f"{checkpoint.path} holds no mtp head: one file has the decoder alone; use the model's own directory"
+        )
+    return checkpoint.path
 
 
 def open_fitting(path: Path, kind: str, resources: DrafterResources, is_inside: bool = False) -> Head:

@@ -24,14 +24,13 @@ from foreword.drafters.heads.choices import (
     shape_of,
 )
 from foreword.drafters.heads.head_tree import HeadTree
-from foreword.drafters.heads.loading import check_width, open_fitting, taps_of, vocabulary_of
+from foreword.drafters.heads.loading import check_width, head_path, open_fitting, taps_of, vocabulary_of
 from foreword.drafters.heads.vocabulary import DraftVocabulary
 from foreword.drafters.model.guessed_tree import GrowingTree
 from foreword.drafters.model.next_level import best_tokens, with_fixed_corrections
 from foreword.drafters.model.tree_shape import Shape
 from foreword.drafters.resources import DrafterResources
 from foreword.errors import RequestError
-from foreword.models.sources.resolve import resolve_model
 from foreword.speculation.draft import ROOT, Draft
 from foreword.speculation.drafting import Ask, Commit, DrafterNeeds, DraftRequest
 from foreword.structured.state import Path as GrammarPath
@@ -43,7 +42,7 @@ MEASURED, FROM_FILE = "measured", "file"
 class MedusaConfig:
     """Which heads guess, and in which tree."""
 
-    model: str  # a local path or a hub id
+    model: str = ""  # a local path or a hub id; empty: the head shipped for the target
     tree_width: int = 1  # candidates for every place that are followed by their score; 1 is a chain
     medusa_choices: Any = (
         None  # a tree of ranks instead: a list of paths, "file" (those in config.json) or "measured"
@@ -210,7 +209,7 @@ def _tree_of_ranks(ask: Ask, paths: Paths, ranked: list[list[int]]) -> Draft:
 
 def build_medusa(config: MedusaConfig, resources: DrafterResources) -> MedusaDrafter:
     """Load the heads beside the target."""
-    path = resolve_model(config.model)
+    path = head_path(config.model, "medusa", resources)
     head = open_fitting(path, "medusa", resources)
     choices: Paths | MeasuredRanks | None = None
     if config.medusa_choices == MEASURED:

@@ -36,13 +36,14 @@ def choose_speculation(
     acceptance_rule: str = "coupled",
     head: ShippedHead | None = None,
 ) -> SpeculationChoice:
-    """What a setting means on this backend; `head` was trained for the model.
+    """Return what a setting means on this backend; `head` is the shipped head of the model.
 
-    `auto` guesses only where a draft cannot change a text by changing the size of a pass.
+    `auto` turns speculation on only where a draft cannot change a text by changing the size of a pass. A setting that
+    names the head's method gets this head, and one that names the methods of the default is the default.
     """
-    given = check_choice(setting)
+    given = _named(setting, None if head is None else _with_head(head))
     if given is not None:
-        return SpeculationChoice(given, "asked for")
+        return SpeculationChoice(given, "named in the settings")
     if not is_auto(setting):
         return SpeculationChoice(None, "switched off")
     if not is_shape_invariant:
@@ -55,12 +56,11 @@ def choose_speculation(
             f"acceptance rule {acceptance_rule!r} keeps the law of a text, not the text itself: ask for it by name",
         )
     if head is not None:
-        asked = {"method": [head.method, LOOKUP], "model": head.name, **WITH_A_HEAD}
         reason = (
             f"the head {head.name} was trained for this model, {LOOKUP} is all but free; "
             "each guesses where it is measured to pay"
         )
-        return SpeculationChoice(SpeculationConfig.parse(asked), reason)
+        return SpeculationChoice(_with_head(head), reason)
     config = SpeculationConfig.parse(WITHOUT_A_HEAD)
     return SpeculationChoice(
         config, "guesses cannot change a text here, and are made where they are measured to pay"
@@ -68,14 +68,26 @@ def choose_speculation(
 
 
 def is_auto(setting: SpeculationOption) -> bool:
-    """Whether it is left to us who guesses."""
+    """Return whether the drafter is chosen for the model and backend."""
     return setting is True or setting == "auto"
 
 
 def check_choice(setting: SpeculationOption) -> SpeculationConfig | None:
-    """The configuration that a setting names; None for `auto` and `off`. Needs nothing to be loaded."""
+    """Return the configuration that a setting names; None for `auto` and `off`. Nothing needs to be loaded."""
+    return _named(setting, None)
+
+
+def _with_head(head: ShippedHead) -> SpeculationConfig:
+    return SpeculationConfig.parse({"method": [head.method, LOOKUP], "model": head.name, **WITH_A_HEAD})
+
+
+def _named(setting: SpeculationOption, base: SpeculationConfig | None) -> SpeculationConfig | None:
     if setting is None or isinstance(setting, bool) or setting in ("auto", "off"):
         return None
     if isinstance(setting, str) and not setting.lstrip().startswith("{"):
         setting = named_methods(setting)
-    return SpeculationConfig.parse(setting)
+    config = SpeculationConfig.parse(setting)
+    has_own_head = any(key == "model" for key, _ in config.options)
+    if base is None or has_own_head or base.method[0] not in config.method:
+        return config
+    return SpeculationConfig.parse(setting, base)
