@@ -93,7 +93,9 @@ def test_auto_takes_the_head_where_no_guess_can_change_a_text():
     assert choose_speculation("off", is_shape_invariant=True, head=head).config is None
 
 
-@pytest.mark.parametrize("name", ["eagle3+ngram", {"method": "eagle3+ngram"}, {"method": ["eagle3", "ngram"]}])
+@pytest.mark.parametrize(
+    "name", ["eagle3+ngram", {"method": "eagle3+ngram"}, {"method": ["eagle3", "ngram"]}]
+)
 def test_the_name_of_the_default_means_the_default(name: object):
     head = shipped_heads()[0]
     default = choose_speculation("auto", is_shape_invariant=True, head=head).config
@@ -116,7 +118,9 @@ def test_drafters_find_the_shipped_head_by_themselves(
 ):
     head, model = tiny
     resources: Any = SimpleNamespace(checkpoint=open_checkpoint(model))
-    with pytest.raises(RequestError, match='eagle3 needs a head, and no head ships .* give .* "model", or train'):
+    with pytest.raises(
+        RequestError, match=r'eagle3 needs a head, and no head ships .* give .* "model", or train'
+    ):
         head_path("", "eagle3", resources)
     monkeypatch.setattr("foreword.models.heads.shipped.shipped_heads", lambda: (head,))
     assert head_path("", "eagle3", resources) == head.path

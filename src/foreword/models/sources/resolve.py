@@ -9,6 +9,7 @@ from pathlib import Path
 from foreword.errors import ModelSourceError
 from foreword.models.heads.shipped import head_named, shipped_heads
 from foreword.models.sources.builtin import BUILTIN_MODELS, find_builtin, pull
+from foreword.models.sources.disk_faults import advice, disk_fault
 from foreword.progress import StageProgress
 
 _HUB_ID = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<file>[\w./-]+\.gguf))?", re.ASCII)
@@ -92,7 +93,18 @@ def _ask_hub(repository: str, download: Callable[[], object]) -> Path:
     except EntryNotFoundError:
         reason = "the repository has no such file"
     except Exception as error:  # the transport below the hub's library has errors of its own
+        if (fault := disk_fault(error)) is not None:
+            raise _cache_fault(repository, fault) from None
         reason = f"{type(error).__name__}; connect and try again, or give a local path"
     raise ModelSourceError(
         f"there is no path {repository!r} here, and the hub's copy cannot be fetched: {reason}"
     ) from None
+
+
+def _cache_fault(repository: str, fault: OSError) -> ModelSourceError:
+    from huggingface_hub import constants
+
+    return ModelSourceError(
+        f"{repository} cannot be written to the hub's cache {constants.HF_HUB_CACHE}: {fault.strerror}; "
+        f"{advice(fault)}, or set HF_HUB_CACHE to another directory"
+    )
