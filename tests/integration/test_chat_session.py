@@ -1,5 +1,8 @@
 """Conversations on a tiny model: turns, commands, interruptions, a context that fills up."""
 
+import errno
+import io
+import json
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -7,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from foreword import LLM, SamplingParams
-from foreword.cli.chat.commands import Commands
+from foreword.cli.chat.commands import Commands, save_messages
 from foreword.cli.chat.session import ChatSession, Outcome
 from foreword.cli.chat.text import Piece
 from foreword.engine.config import EngineConfig
@@ -152,8 +155,9 @@ def test_commands_change_what_they_name(session: ChatSession):
     assert commands.run("/method auto").line == "ngram, up to 4 guesses per pass"
     assert session.speculation["prompt_lookup_min"] == 1  # as at the start
     commands.run("/temperature 0.5")
+    commands.run("/top-p 0.8")
     commands.run("/seed 11")
-    assert (session.params.temperature, session.params.seed) == (0.5, 11)
+    assert (session.params.temperature, session.params.top_p, session.params.seed) == (0.5, 0.8, 11)
     commands.run("/seed off")
     assert session.params.seed is None
     commands.run("/system You are a parrot.")
@@ -174,6 +178,61 @@ def test_statistics_and_reset(session: ChatSession):
     assert session.total.answers == 1
 
 
+def test_retry_replaces_the_last_answer(llm: LLM, session: ChatSession):
+    commands = Commands(session)
+    say(session, "the sky")
+    session.set_params(temperature=1.5)
+    say(session, "the sea")
+    first, (before, old) = session.turns[0], session.turns
+    reply = commands.run("/retry")
+    assert (reply.line, reply.plan is None) == ("", False)
+    outcome = session.answer(reply.plan, lambda _: None, never)
+    assert [turn.question for turn in session.turns] == ["the sky", "the sea"]
+    assert session.turns[0] is first is before
+    assert session.turns[1].answer == outcome.text != old.answer, "drawn with a fresh seed"
+    session.answer(commands.run("/retry").plan, lambda _: None, after(0))
+    assert session.turns[1].answer == outcome.text, "an answer that was stopped at once replaces nothing"
+    commands.run("/seed 3")
+    reply = commands.run("/retry")
+    assert "seed 3 is set" in reply.line
+    texts = {session.answer(reply.plan, lambda _: None, never).text for _ in range(2)}
+    assert len(texts) == 1
+
+
+def test_save_writes_the_conversation_once(session: ChatSession, tmp_path: Path):
+    commands, file = Commands(session), tmp_path / "talk.json"
+    commands.run("/system Be short.")
+    outcome, _ = say(session, "the sky")
+    assert commands.run(f"/save {file}").line == f"3 messages saved to {file}"
+    saved = json.loads(file.read_text(encoding="utf-8"))
+    assert saved == {
+        "messages": [
+            {"role": "system", "content": "Be short."},
+            {"role": "user", "content": "the sky"},
+            {"role": "assistant", "content": outcome.text},
+        ]
+    }
+    file.write_text("mine")
+    assert "exists" in commands.run(f"/save {file}").line
+    assert file.read_text() == "mine"
+    assert "No such file" in commands.run(f"/save {tmp_path / 'none' / 'x'}").line
+
+
+def test_a_conversation_that_cannot_be_written_whole_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Full(io.StringIO):
+        def write(self, _: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    file = tmp_path / "talk.json"
+    file.touch()
+    monkeypatch.setattr(Path, "open", lambda *_, **__: Full())
+    with pytest.raises(RequestError, match="No space left on device"):
+        save_messages(file, [])
+    assert not file.exists()
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -181,7 +240,9 @@ def test_statistics_and_reset(session: ChatSession):
         '/method {"method": [["ngram"]]}', '/method {"method": "layer_skip", "layers": 3}', "/method draft_model",
         "/method " + '{"a":' * 50_000,
         "/depth", "/depth 0", "/depth x", "/depth 100000", "/temperature", "/temperature -1", "/temperature nan",
+        "/temperature 2.1", "/temperature inf", "/top-p", "/top-p x", "/top-p 0", "/top-p 1.1", "/top-p nan",
         "/seed", "/seed -1", "/seed 1.5", "/seed 99999999999999999999999",
+        "/retry", "/save", "/save file.json",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("plain", [False, True])

@@ -158,13 +158,19 @@ def generate(
             stdout.print(f"[bold]answer {answer.index}[/bold]")
             show(0, answer.text + "\n")
     stdout.print()
-    taken = {name: value for name, value in llm.loaded.sampling.values.items() if given[name] is None}
-    for line in footer(output, taken):
+    defaults = {name: value for name, value in llm.loaded.sampling.values.items() if given[name] is None}
+    for line in footer(output, effective(defaults, params.temperature)):
         stderr.print(f"[dim]{line}[/dim]", soft_wrap=True)
 
 
+def effective(defaults: "Mapping[str, float]", temperature: float) -> "dict[str, float]":
+    """Return the parameters that had an effect: greedy decoding reads no truncation of the distribution."""
+    truncations = ("top_p", "top_k", "min_p") if temperature == 0 else ()
+    return {name: value for name, value in defaults.items() if name not in truncations}
+
+
 def footer(output: "RequestOutput", taken: "Mapping[str, float]") -> list[str]:
-    """What the answer cost, and what it was drawn with; `taken` are the model's own parameters that were used."""
+    """Return what the answer cost and how it was drawn; `taken` are the model's defaults that had an effect."""
     from foreword.cli.chat.stats import Tally, summary_line
     from foreword.engine.answers.costs import sum_stats
 

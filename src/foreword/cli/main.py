@@ -16,6 +16,7 @@ from foreword.cli.cluster import main as cluster
 from foreword.cli.options.serve import ServeCommand
 from foreword.cli.policy import main as policy
 from foreword.cli.prove import main as prove
+from foreword.cli.suggestions import SuggestingGroup
 from foreword.cli.train import main as train
 from foreword.cli.watch import main as watch
 from foreword.errors import ForewordError, in_plain_words
@@ -24,6 +25,7 @@ from foreword.errors import ForewordError, in_plain_words
 _UsageError: Any = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
+    cls=SuggestingGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its boxes leave a third of a terminal's width to the text

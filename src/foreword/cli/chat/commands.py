@@ -3,12 +3,13 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
 
 from foreword.cli.chat.guesses import shown_passes
-from foreword.cli.chat.session import ChatSession
+from foreword.cli.chat.session import ChatSession, Message, Plan
 from foreword.cli.chat.stats import position_table, stats_table
 from foreword.drafters.config import SpeculationConfig
 from foreword.drafters.names import named_methods
@@ -21,8 +22,11 @@ HELP = """\
 /plain            decode without guesses
 /method NAME      guess with ngram, suffix, layer_skip, self_quantized, a+b, or a JSON object; auto: as at the start
 /depth N          most guesses per pass
-/temperature X    0 is greedy
+/temperature X    0 .. 2; 0 is greedy
+/top-p X          draw from the most likely tokens that reach this probability; 1: all
 /seed N | off     the same seed gives the same answer; off draws a fresh one each time
+/retry            answer the last message again, with a fresh seed unless one is set; the new answer replaces the old
+/save FILE        write the conversation as JSON; a file that exists is not overwritten
 /stats            passes, acceptance and time of the last answer and of the session
 /guesses N        what the last N passes of the last answer guessed (5), as trees where they branch
 /system TEXT      tell the model how to behave; without a text, take that back
@@ -34,11 +38,12 @@ HELP = """\
 
 @dataclass(frozen=True)
 class Reply:
-    """What a command has to say."""
+    """What a command prints, and what follows it."""
 
     line: str = ""  # plain text, also of the user's own: never markup
     tables: tuple[RenderableType, ...] = ()
     leave: bool = False
+    plan: Plan | None = None  # to be answered now
 
 
 class Commands:
@@ -53,7 +58,10 @@ class Commands:
             "/method": self._method,
             "/depth": self._set_depth,
             "/temperature": self._temperature,
+            "/top-p": self._top_p,
             "/seed": self._seed,
+            "/retry": self._retry,
+            "/save": self._save,
             "/stats": self._stats,
             "/guesses": self._guesses,
             "/system": self._system,
@@ -104,17 +112,38 @@ class Commands:
         return Reply(f"{'+'.join(config.method)}, up to {self._depth} guesses per pass")
 
     def _temperature(self, text: str) -> Reply:
-        try:
-            temperature = float(text)
-        except ValueError:
-            raise RequestError(f"/temperature takes a number, not {text!r}") from None
+        temperature = _number("/temperature", text)
         self._session.set_params(temperature=temperature)
         return Reply(f"temperature {temperature:g}{' (greedy)' if temperature == 0 else ''}")
+
+    def _top_p(self, text: str) -> Reply:
+        top_p = _number("/top-p", text)
+        self._session.set_params(top_p=top_p)
+        return Reply(f"top_p {top_p:g}")
 
     def _seed(self, text: str) -> Reply:
         seed = None if text == "off" else _whole("/seed", text, " or off")
         self._session.set_params(seed=seed)
         return Reply("a fresh seed for every answer" if seed is None else f"seed {seed} for every answer")
+
+    def _retry(self, _: str) -> Reply:
+        plan, params = self._session.plan_retry(), self._session.params
+        if params.temperature == 0:
+            return Reply("temperature 0 gives the same answer again", plan=plan)
+        if params.seed is not None:
+            return Reply(
+                f"seed {params.seed} is set and gives the same answer again; see /seed off", plan=plan
+            )
+        return Reply(plan=plan)
+
+    def _save(self, text: str) -> Reply:
+        if not text:
+            raise RequestError("/save needs the name of a file")
+        if not self._session.turns:
+            raise RequestError("/save: nothing was answered yet")
+        path = Path(text).expanduser()
+        save_messages(path, self._session.messages)
+        return Reply(f"{len(self._session.messages)} messages saved to {path}")
 
     def _stats(self, _: str) -> Reply:
         last, total = self._session.last, self._session.total
@@ -148,6 +177,30 @@ def _method_keys(text: str) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise RequestError(f"/method: not JSON: {error}") from None
     return keys
+
+
+def save_messages(path: Path, messages: list[Message]) -> None:
+    """Write a conversation to a new file; nothing stays of a file that cannot be written whole."""
+    document = json.dumps({"messages": messages}, ensure_ascii=False, indent=2) + "\n"
+    try:
+        with path.open("x", encoding="utf-8", errors="replace") as file:
+            try:
+                file.write(document)
+                file.flush()
+            except OSError:
+                path.unlink()
+                raise
+    except FileExistsError:
+        raise RequestError(f"{path} exists; give the name of a new file") from None
+    except OSError as error:
+        raise RequestError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _number(command: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise RequestError(f"{command} takes a number, not {text!r}") from None
 
 
 def _whole(command: str, text: str, also: str = "") -> int:

@@ -35,7 +35,7 @@ from foreword.errors import ForewordError
 
 if TYPE_CHECKING:
     from foreword.cli.chat.commands import Commands
-    from foreword.cli.chat.session import ChatSession, Outcome
+    from foreword.cli.chat.session import ChatSession, Outcome, Plan
     from foreword.cli.chat.text import Piece
 
 # Blue and orange: told apart by nearly everyone, readable on dark and on light. The page has the same (docs/page.md).
@@ -46,7 +46,13 @@ OWN_STYLE = "dark_orange"
 def chat(
     model: ModelOption = DEFAULT_MODEL,
     system: SystemOption = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 .. 2; 0 is greedy.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Most likely tokens that reach this probability; 1: all.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Same seed, same answers. Default: a fresh one for every answer.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
     speculation: SpeculationOption = None,
     speculative_config: SpeculativeConfigOption = None,
@@ -64,13 +70,15 @@ def chat(
     from foreword.acceptance.params import SamplingParams
 
     setting = speculation_choice(speculation, speculative_config)
-    SamplingParams(temperature=0 if temperature is None else temperature, max_tokens=max_tokens)
-    from foreword.cli.chat.session import ChatSession
+    given = {"temperature": temperature, "top_p": top_p, "seed": seed, "max_tokens": max_tokens}
+    checked = SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    from foreword.cli.chat.session import ChatSession, check_temperature
     from foreword.engine.guessing.default_speculation import check_choice
 
+    check_temperature(checked.temperature)
     check_choice(setting)
     llm = load_llm(model, dtype, device, backend, setting, generation_config, tensor_parallel_size, answers=1)
-    params = llm.loaded.sampling.params(temperature=temperature, max_tokens=max_tokens)
+    params = llm.loaded.sampling.params(**given)
     config = llm.loaded.choose_speculation(setting).config
     session = ChatSession(llm, params, None if config is None else config.as_mapping())
     session.set_system(system)
@@ -148,15 +156,19 @@ def _take_line(line: str, session: "ChatSession", commands: "Commands", interrup
             say(reply.line)
         for table in reply.tables:
             stderr.print(table)
+        if reply.plan is not None:
+            _answer(reply.plan, session, interrupts)
         return not reply.leave
     if line:
-        _answer(line.removeprefix("/"), session, interrupts)
+        try:
+            _answer(session.plan(line.removeprefix("/")), session, interrupts)
+        except ForewordError as error:
+            say(" ".join(str(error).split()))
     return True
 
 
-def _answer(question: str, session: "ChatSession", interrupts: Interrupts) -> None:
+def _answer(plan: "Plan", session: "ChatSession", interrupts: Interrupts) -> None:
     try:
-        plan = session.plan(question)
         if plan.dropped:
             say(f"the context is full: the oldest {plan.dropped} of {len(session.turns)} turns are dropped")
         with interrupts.answering():

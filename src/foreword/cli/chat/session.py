@@ -18,6 +18,9 @@ from foreword.errors import RequestError
 
 TENANT = "chat"
 
+MAX_TEMPERATURE = 2
+"""As OpenAI's API and `foreword serve`."""
+
 Message = dict[str, str]
 Show = Callable[[Piece], None]
 Interrupted = Callable[[], bool]
@@ -33,11 +36,12 @@ class Turn:
 
 @dataclass(frozen=True)
 class Plan:
-    """A question that fits the context, with as much of the conversation as fits beside it."""
+    """A question that fits the context, with as much of the conversation as fits before it."""
 
     question: str
     prompt_ids: tuple[int, ...]
     dropped: int  # oldest turns that are left out from now on
+    is_retry: bool = False  # the answer replaces that of the newest turn
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,9 @@ class ChatSession:
 
     def set_params(self, **changes: Any) -> None:  # noqa: ANN401 - fields of SamplingParams
         """Change sampling parameters; raises `RequestError`, and changes nothing, for bad values."""
-        self.params = replace(self.params, **changes)
+        changed = replace(self.params, **changes)
+        check_temperature(changed.temperature)
+        self.params = changed
 
     def set_system(self, text: str | None) -> None:
         """Set or remove the system message; raises if the model's template takes none."""
@@ -97,27 +103,43 @@ class ChatSession:
         """Forget all turns; settings and the system message stay."""
         self.turns.clear()
 
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation as the chat API takes it."""
+        return _messages(self.system, self.turns)
+
     def plan(self, question: str) -> Plan:
         """Encode the next question; the oldest turns give way where the context would overflow.
 
         Nothing is dropped yet. Raises `RequestError` if the question does not fit even alone.
         """
+        return self._plan(question, self.turns)
+
+    def plan_retry(self) -> Plan:
+        """Encode the newest question again; its new answer replaces the one that it has."""
+        if not self.turns:
+            raise RequestError("/retry: nothing was answered yet")
+        *before, newest = self.turns
+        return replace(self._plan(newest.question, before), is_retry=True)
+
+    def _plan(self, question: str, turns: list[Turn]) -> Plan:
         limit = self._llm.engine.max_model_len
         wanted = limit - min(self.params.max_tokens, limit // 2)
-        for dropped in range(len(self.turns) + 1):
-            ids = self._encode(self.system, self.turns[dropped:], question)
+        for dropped in range(len(turns) + 1):
+            ids = self._encode(self.system, turns[dropped:], question)
             if len(ids) <= wanted:
                 return Plan(question, tuple(ids), dropped)
         if len(ids) >= limit:
             raise RequestError(
                 f"the message has {len(ids)} tokens with its frame and the context holds {limit}; shorten it"
             )
-        return Plan(question, tuple(ids), len(self.turns))
+        return Plan(question, tuple(ids), len(turns))
 
     def answer(self, plan: Plan, show: Show, interrupted: Interrupted) -> Outcome:
         """Answer a planned question, piece by piece, until it ends or is interrupted.
 
-        What was said stays in the conversation; a question that was answered with nothing does not.
+        The answer stays in the conversation. An empty one does not: its question is dropped, and after a retry the
+        answer before it stays.
         """
         reader, pieces = PieceReader(self._llm.tokenizer), []
         drafts: list[DraftShown] = []
@@ -136,7 +158,7 @@ class ChatSession:
         del self.turns[: plan.dropped]
         text = "".join(pieces)
         if text:
-            self.turns.append(Turn(plan.question, text))
+            self.turns[len(self.turns) - plan.is_retry :] = [Turn(plan.question, text)]
         return Outcome(text, end.finish_reason, end.error, self.last)
 
     def _deltas(self, plan: Plan, interrupted: Interrupted) -> Generator[AnswerDelta]:
@@ -153,10 +175,21 @@ class ChatSession:
             engine.abort(name)  # if the reader has gone away in the middle
 
     def _encode(self, system: str | None, turns: list[Turn], question: str) -> list[int]:
-        messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-        for turn in turns:
-            messages += [
-                {"role": "user", "content": turn.question},
-                {"role": "assistant", "content": turn.answer},
-            ]
-        return self._llm.tokenizer.encode_chat([*messages, {"role": "user", "content": question}])
+        messages = [*_messages(system, turns), {"role": "user", "content": question}]
+        return self._llm.tokenizer.encode_chat(messages)
+
+
+def check_temperature(temperature: float) -> None:
+    """Refuse a temperature above the range of the chat API."""
+    if temperature > MAX_TEMPERATURE:
+        raise RequestError(f"temperature must be in 0 .. {MAX_TEMPERATURE}, not {temperature:g}")
+
+
+def _messages(system: str | None, turns: list[Turn]) -> list[Message]:
+    messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    for turn in turns:
+        messages += [
+            {"role": "user", "content": turn.question},
+            {"role": "assistant", "content": turn.answer},
+        ]
+    return messages
