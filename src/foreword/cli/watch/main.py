@@ -13,11 +13,11 @@ from foreword.cli.watch.asking import DEFAULT_URL, KeyOption, UrlOption, ask_rep
 def top(
     url: UrlOption = DEFAULT_URL,
     api_key: KeyOption = None,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Show it once and exit.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print it once and exit.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Watch how guessing goes on a server: by drafter and cohort, with gain, depth, acceptance and reasons."""
+    """Watch speculative decoding on a server, by drafter and cohort. A legend below the table explains its columns."""
     from rich.live import Live
 
     from foreword.cli.watch.tables import report_view
@@ -40,15 +40,20 @@ def top(
 
 
 def advise(url: UrlOption = DEFAULT_URL, api_key: KeyOption = None, as_json: JsonOption = False) -> None:
-    """Name what is in the way of a gain on a server, with figures, and what to change."""
-    from foreword.control.reporting.advising import advise as advice
+    """Name what limits the speed-up on a server, with figures, and what to change.
 
-    found = advice(ask_report(url, api_key))
+    An entry names the problem, the drafter and cohort, and the figures; the indented line says what to change.
+    """
+    from foreword.control.reporting.advising import advise as advice
+    from foreword.control.reporting.advising import without_advice
+
+    report = ask_report(url, api_key)
+    found = advice(report)
     for one in found:
         where = f"{one.drafter} for {one.cohort}: " if one.drafter else ""
         stdout.print(f"{one.mode}: {where}{one.what}", soft_wrap=True)
         stdout.print(f"    {one.change}", soft_wrap=True)
     if not found:
-        stdout.print("nothing is in the way: guessing pays where it is used, or too little is known yet")
+        stdout.print(without_advice(report), soft_wrap=True)
     if as_json:
         print_json({"advice": [asdict(one) for one in found]})

@@ -8,15 +8,37 @@ from foreword.control.reporting.figures import ControlReport, PairReport
 
 SHOWN_DECISIONS = 8
 
+COLUMNS = {
+    "gain": "speed relative to plain decoding; with ?: expected, not yet measured",
+    "depth": "levels of a draft worth verifying / levels drafted",
+    "accepted": "acceptance rate of the first two levels",
+    "break-even": "acceptance rate from which drafting is faster at this batch",
+    "coverage": "share of draft requests that got a draft",
+    "draft ms": "time per draft request",
+    "run": "draft tokens accepted per pass, median / 90th percentile",
+}
+"""Columns of figures, and what they mean."""
+
 
 def report_view(report: ControlReport) -> RenderableType:
-    """Everything, the pairs first."""
-    shown = [_pairs(report), _reasons(report)] if report.pairs else ["nobody was asked yet"]
+    """Return all tables and lines, the pairs of drafter and cohort first."""
+    shown = (
+        [_pairs(report), _legend(), _reasons(report)]
+        if report.pairs
+        else ["no drafter has received a draft request yet"]
+    )
     return Group(_title(report), *shown, _engine(report), _decisions(report))
 
 
+def _legend() -> Table:
+    table = Table.grid(padding=(0, 1, 0, 0))
+    for name, meaning in COLUMNS.items():
+        table.add_row(name, meaning, style="dim")
+    return table
+
+
 def _title(report: ControlReport) -> str:
-    switch = "on" if report.enabled else "switched off for everybody"
+    switch = "on" if report.enabled else "switched off for all requests"
     file = f", policy {report.policy_file}" if report.policy_file else ""
     return f"speculation {switch}{file}: batch {report.batch:.0f}, plain step {report.step_ms:.2f} ms"
 
@@ -25,8 +47,8 @@ def _pairs(report: ControlReport) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), expand=False)
     for name, width in (("drafter", 7), ("cohort", 6), ("state", 6)):
         table.add_column(name, overflow="fold", min_width=width)
-    for name in ("gain", "depth", "accepted", "pays\nfrom", "has a\nguess", "ms", "run"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for name in COLUMNS:
+        table.add_column(name.replace("-", "-\n").replace(" ", "\n"), justify="right", no_wrap=True)
     for pair in report.pairs:
         table.add_row(*_cells(pair))
     return table
@@ -50,7 +72,7 @@ def _cells(pair: PairReport) -> list[str]:
 
 
 def _gain(pair: PairReport) -> str:
-    """What was measured, or with a question mark what is expected."""
+    """Return the measured gain, or the expected one with a question mark."""
     if pair.measured is not None:
         return f"{pair.measured.mean:.2f}×"
     return "-" if pair.predicted is None else f"{pair.predicted.mean:.2f}×?"
@@ -78,7 +100,7 @@ def _reasons(report: ControlReport) -> str:
 def _reason(pair: PairReport) -> str:
     known = {"expected": pair.predicted, "measured": pair.measured}
     told = [f"{name} {b.low:.2f} to {b.high:.2f}" for name, b in known.items() if b is not None]
-    return "; ".join([*([pair.reason] if pair.reason else []), *told]) or "nothing is known yet"
+    return "; ".join([*([pair.reason] if pair.reason else []), *told]) or "no measurement yet"
 
 
 def _decisions(report: ControlReport) -> str:

@@ -1,4 +1,4 @@
-"""What is in the way of a gain, with its figures, and what to change. Nothing here changes a text."""
+"""Names what limits the speed-up, with figures, and what to change. No advice changes a text."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from foreword.control.reporting.figures import ControlReport, PairReport
 
 LEAST_ASKS = 50
-"""Asks of a pair below which nothing is said of it."""
+"""Draft requests that a drafter needs in a cohort before its figures are judged."""
 
 LOW_YIELD = 1.2
 FEW = 0.1
@@ -31,12 +31,12 @@ class Advice:
 
 
 def advise(report: ControlReport) -> list[Advice]:
-    """The most decisive first; nothing where guessing pays or too little is known."""
+    """Return advice, the most decisive first; none for a pair that is faster than plain decoding or hardly measured."""
     if not report.enabled:
         return [
             Advice(
                 "switched off",
-                "guessing is switched off for everybody",
+                "speculation is switched off for all requests",
                 'POST /speculation {"enabled": true}',
             )
         ]
@@ -46,6 +46,23 @@ def advise(report: ControlReport) -> list[Advice]:
     return found
 
 
+def without_advice(report: ControlReport) -> str:
+    """Return why there is no advice for a report: one reason, in one sentence."""
+    known = [pair for pair in report.pairs if pair.asks >= LEAST_ASKS]
+    if not known:
+        most = max((pair.asks for pair in report.pairs), default=0)
+        return (
+            f"too little is measured yet: the busiest drafter has {most} draft requests in a cohort, "
+            f"and advice needs {LEAST_ASKS}"
+        )
+    slower = [f"{pair.drafter} for {pair.cohort}" for pair in known if not _pays(pair)]
+    if slower:
+        return (
+            f"plain decoding is as fast as {', '.join(slower)} and is used there; no single cause stands out"
+        )
+    return "no change is needed: speculation is faster than plain decoding wherever it was measured"
+
+
 def _of_pair(pair: PairReport, report: ControlReport) -> list[Advice]:
     if pair.state == "held":
         return [
@@ -53,7 +70,7 @@ def _of_pair(pair: PairReport, report: ControlReport) -> list[Advice]:
                 "held",
                 pair,
                 f"it was rolled back: {pair.reason}",
-                "mend the cause, then give the roll-out another salt, or move it by hand",
+                "remove the cause, then give the roll-out another salt or set its state by hand",
             )
         ]
     if pair.asks < LEAST_ASKS or _pays(pair):
@@ -78,8 +95,8 @@ def _wrong_pairing(pair: PairReport, report: ControlReport) -> Advice | None:
     return _told(
         "wrong pairing",
         pair,
-        f"it always has a guess ({pair.coverage:.0%} of asks) and only {first:.0%} of the first ones are right",
-        "take a drafter of the same family and tokenizer, or train a head on this model's own texts",
+        f"{pair.coverage:.0%} of draft requests get a draft, and {first:.0%} of first draft tokens are accepted",
+        "use a drafter of the same family and tokenizer, or train a head on this model's own texts",
     )
 
 
@@ -89,7 +106,7 @@ def _rarely(pair: PairReport, report: ControlReport) -> Advice | None:
     return _told(
         "rarely has a guess",
         pair,
-        f"it had something to say for {pair.coverage:.1%} of {pair.asks} asks",
+        f"{pair.coverage:.1%} of {pair.asks} draft requests got a draft",
         "a shorter match (prompt_lookup_min), a datastore of such texts (rest), or a head or model instead",
     )
 
@@ -100,7 +117,7 @@ def _low_yield(pair: PairReport, report: ControlReport) -> Advice | None:
     return _told(
         "low yield",
         pair,
-        f"{pair.tokens_per_draft:.2f} tokens from a pass with its guesses, at {pair.coverage:.0%} coverage",
+        f"{pair.tokens_per_draft:.2f} tokens per pass with a draft; {pair.coverage:.0%} of its draft requests get one",
         "a better drafter for these texts (a head trained on them), or none for this cohort",
     )
 
@@ -111,8 +128,8 @@ def _network(pair: PairReport, report: ControlReport) -> Advice | None:
     return _told(
         "network slower than drafting",
         pair,
-        f"{pair.network_ms:.1f} of {pair.draft_ms:.1f} ms of an ask are on the way",
-        "bring the drafter to the target's machine, or guess deeper per round trip",
+        f"{pair.network_ms:.1f} of {pair.draft_ms:.1f} ms of a draft request are spent on the network",
+        "run the drafter on the target's machine, or raise num_speculative_tokens so that a round trip brings more",
     )
 
 
@@ -124,7 +141,7 @@ def _too_slow(pair: PairReport, report: ControlReport) -> Advice | None:
     return _told(
         "drafter too slow",
         pair,
-        f"an ask takes {per_request:.2f} ms and saves {gained:.2f} ms of a plain step of {report.step_ms:.2f} ms",
+        f"a draft takes {per_request:.2f} ms and saves {gained:.2f} ms of a plain step of {report.step_ms:.2f} ms",
         "a smaller drafter, fewer levels (num_speculative_tokens), 8 bits, or a head instead of a model",
     )
 
@@ -137,8 +154,9 @@ def _no_idle_arithmetic(pair: PairReport, report: ControlReport) -> Advice | Non
     return _told(
         "no idle arithmetic at this batch",
         pair,
-        f"a row takes {report.row_ms:.3f} ms and a first guess is worth {worth:.3f} ms at batch {report.batch:.0f}",
-        "nothing to mend: guesses pay at smaller batches; disable_by_batch_size, or more devices",
+        f"one more token in a pass takes {report.row_ms:.3f} ms and a first draft token saves {worth:.3f} ms "
+        f"at batch {report.batch:.0f}",
+        "set disable_by_batch_size so that only smaller batches draft, or spread the requests over more devices",
     )
 
 
@@ -148,9 +166,9 @@ def _kv_pressure(report: ControlReport) -> Advice | None:
         return None
     return Advice(
         "KV pressure",
-        f"{guessing:.2f} preemptions a second while guessing, {plain:.2f} without; "
-        f"{report.provisional_peak} of {report.kv_pages} pages were held for guesses",
-        "fewer guesses (max_depth), fewer requests at once (--max-num-seqs), or more --kv-cache-memory-bytes",
+        f"{guessing:.2f} preemptions a second with speculation, {plain:.2f} without; "
+        f"{report.provisional_peak} of {report.kv_pages} pages were held for draft tokens",
+        "fewer draft tokens (max_depth), fewer requests at once (--max-num-seqs), or more --kv-cache-memory-bytes",
     )
 
 
@@ -160,7 +178,7 @@ def _host_overhead(report: ControlReport) -> Advice | None:
     return Advice(
         "host overhead",
         f"{report.host_share:.0%} of the time of steps is neither drafting nor the target's pass",
-        "fewer guesses per step, fewer logprobs, or the compiled kernels (foreword doctor)",
+        "fewer draft tokens per step, fewer logprobs, or the compiled kernels (foreword doctor)",
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from foreword.control.reporting.advising import advise
+from foreword.control.reporting.advising import advise, without_advice
 from foreword.control.reporting.figures import Bounds, ControlReport, DecisionTold, PairReport, Usage
 from foreword.control.reporting.reading import as_json, from_json
 
@@ -40,6 +40,20 @@ def test_where_guessing_pays_nothing_is_said():
 
 
 @pytest.mark.parametrize(
+    ("report", "words"),
+    [
+        (ControlReport(), "too little is measured yet: the busiest drafter has 0 draft requests"),
+        (with_pair(asks=49), "too little is measured yet: the busiest drafter has 49 draft requests"),
+        (CALM, "no change is needed"),
+        (with_pair(draft_ms=0.5), "plain decoding is as fast as head for code/greedy and is used there"),
+    ],
+)
+def test_without_advice_there_is_one_reason(report: ControlReport, words: str):
+    assert advise(report) == []
+    assert without_advice(report).startswith(words)
+
+
+@pytest.mark.parametrize(
     ("report", "mode"),
     [
         (with_pair(acceptance_by_level=(0.1,), coverage=0.6, kept=1, draft_ms=0.1), "low yield"),
@@ -62,6 +76,7 @@ def test_each_mode_is_named_with_figures_and_a_remedy(report: ControlReport, mod
     assert mode in [one.mode for one in found]
     told = next(one for one in found if one.mode == mode)
     assert told.change
+    assert "nothing" not in told.change
     assert "temperature" not in told.change  # never offered: it would change texts
     if mode not in ("switched off", "held"):
         assert any(sign.isdigit() for sign in told.what)
