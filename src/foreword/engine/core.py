@@ -105,6 +105,11 @@ class EngineCore:
         return self.scheduler.has_requests
 
     @property
+    def idle_seconds(self) -> float | None:
+        """Longest time between two calls of `launch` while there are no requests; None: any time."""
+        return self.guessing.idle_seconds
+
+    @property
     def speculating(self) -> bool:
         """The switch for everyone: off, all requests decode plainly; on, as they asked."""
         return self.situation.speculating

@@ -275,12 +275,15 @@ class Engine:
             post(stream.loop, [(stream, stopped)])
 
     def _take_mail(self, is_busy: bool) -> bool:
-        """Do what callers have asked for, waiting if there is nothing else to do; False when it is time to stop."""
+        """Run the tasks of other threads; False when the engine is closed.
+
+        An idle engine waits for a task, but no longer than the core allows: its policy file is checked then.
+        """
         self._core.use_idle_time()
         may_wait = not is_busy and not self._core.has_requests
         while True:
             try:
-                task = self._mail.get(block=may_wait)
+                task = self._mail.get(may_wait, self._core.idle_seconds)
             except Empty:
                 return True
             if task is None:

@@ -15,6 +15,7 @@ from foreword.engine.policy.assignment import Assignment
 from foreword.engine.policy.reporting import Load, control_report
 from foreword.engine.policy.steering import Pressure, Steering
 from foreword.engine.policy.verification import CHECK, Books, IdleChecks
+from foreword.engine.policy.watching import WATCH_SECONDS
 from foreword.engine.requests.request import Request
 from foreword.errors import RequestError
 from foreword.kv.paged_cache import PagedCache
@@ -50,6 +51,11 @@ class GuessingDesk:
         if steering is not None:
             steering.attach(drafters)
             self._checks = IdleChecks(steering, rule is Rule.COUPLED, not steering.is_shape_invariant)
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """Longest time between two calls of `between_steps`: the policy file is due then. None without a file."""
+        return None if self._steering is None else WATCH_SECONDS
 
     def between_steps(self, waiting: int) -> None:
         if self._steering is not None:

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 WATCH_SECONDS = 1.0
-"""Between two looks at the file."""
+"""Seconds between two checks of the file."""
 
 
 class WatchedFile:
-    """A file whose time and size are looked at now and then."""
+    """A file whose time and size are checked at most once every `WATCH_SECONDS`."""
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
         self.path = path

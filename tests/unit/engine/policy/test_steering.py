@@ -11,12 +11,16 @@ import pytest
 
 from foreword.acceptance.params import SamplingParams
 from foreword.drafters.config import SpeculationConfig
+from foreword.engine.engine import Engine
 from foreword.engine.messages import NewRequest, RequestLabels
+from foreword.engine.policy import desk
 from foreword.engine.policy.assignment import Assignment
 from foreword.engine.policy.steering import Pressure
+from foreword.engine.policy.watching import WATCH_SECONDS
 from foreword.errors import RequestError
 from foreword.speculation.service import Slo
 from helpers.rollout_world import POLICY, Guesser, RolloutWorld
+from helpers.waiting import wait_until
 
 RULES: dict[str, Any] = {
     "version": 1,
@@ -157,6 +161,26 @@ def test_a_changed_file_is_used_without_a_restart(tmp_path: Path):
     third = assigned(here, priority="batch").plan
     assert third is not None
     assert third.method == "third"
+
+
+def test_an_idle_engine_reads_a_changed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(desk, "WATCH_SECONDS", 0.01)
+    here = world(tmp_path)
+    engine = Engine(here.core)
+    try:
+        changed = copy.deepcopy(RULES)
+        changed["cohorts"][0]["state"] = "off"
+        rewrite(here, changed)
+        wait_until(lambda: here.steering.document.cohorts[0].state == "off")  # no request comes
+    finally:
+        engine.close()
+
+
+def test_an_engine_without_a_policy_file_sleeps_until_there_is_work(tmp_path: Path):
+    here = world(tmp_path)
+    assert here.core.idle_seconds == WATCH_SECONDS
+    here.core.guessing._steering = None
+    assert here.core.idle_seconds is None
 
 
 @pytest.mark.parametrize(
