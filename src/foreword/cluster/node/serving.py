@@ -25,6 +25,7 @@ from foreword.cluster.messages import (
     to_node,
 )
 from foreword.cluster.node.desk import DraftDesk
+from foreword.cluster.node.refusals import RefusalLog
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class DraftNode:
         self._links: set[_TargetLink] = set()
         self._lock = threading.Lock()
         self._strangers = threading.BoundedSemaphore(MAX_STRANGERS)
+        self._refusals = RefusalLog()
         self._is_closed = threading.Event()
         self._threads = [
             threading.Thread(target=work, name=f"draft-node-{name}", daemon=True)
@@ -130,11 +132,11 @@ class DraftNode:
     def _serve(self, connected: socket.socket) -> None:
         """One target, from its handshake to its end."""
         with connected:
-            who = _name(connected)
+            host, who = _names(connected)
             try:
                 safe = self._handshake(connected)
             except (ChannelError, OSError) as error:
-                _log.warning("target %s is not let in: %s", who, error)
+                self._refusals.note(host, str(error))
                 return
             finally:
                 self._strangers.release()
@@ -223,9 +225,12 @@ class DraftNode:
             desk.close(link, message)
 
 
-def _name(connected: socket.socket) -> str:
+def _names(connected: socket.socket) -> tuple[str, str]:
+    """The peer's host, and the same with its port."""
     try:
         peer = connected.getpeername()
     except OSError:
-        return "(gone)"
-    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "on this machine"
+        return "(gone)", "(gone)"
+    if not isinstance(peer, tuple):
+        return "on this machine", "on this machine"
+    return str(peer[0]), f"{peer[0]}:{peer[1]}"
