@@ -45,7 +45,7 @@ def stream(*parts: bytes | Exception) -> httpx2.Response:
 class Fleet:
     """Targets a, b, ... and the router before them."""
 
-    def __init__(self, *names: str, keys: tuple[str, ...] = ()) -> None:
+    def __init__(self, *names: str, keys: tuple[str, ...] = (), access_log: bool = False) -> None:
         self.targets = Targets(",".join(f"{name}:1" for name in names))
         self.asked: list[str] = []
         self.seen: list[httpx2.Request] = []
@@ -53,7 +53,7 @@ class Fleet:
         self.client = httpx2.AsyncClient(transport=httpx2.MockTransport(self._answer))
         self.metrics = RouterMetrics()
         self.admission = Admission(Limits(running=8, queued=0))
-        settings = ServerSettings("", api_keys=keys)
+        settings = ServerSettings("", api_keys=keys, access_log=access_log)
         relay = Relay(self.targets, self.client, self.admission, self.metrics)
         self.app = create_router_app(settings, self.targets, relay, self.metrics)
         for target in self.targets:
@@ -68,6 +68,13 @@ class Fleet:
 
     def target(self, name: str) -> Target:
         return next(one for one in self.targets if one.url == f"http://{name}:1")
+
+    def counted(self) -> dict[str, float]:
+        """Answers by code."""
+        (metric,) = self.metrics.answers.collect()
+        return {
+            sample.labels["code"]: sample.value for sample in metric.samples if sample.name.endswith("_total")
+        }
 
     async def ask(
         self, prompt: str = "hello", key: str = "", path: str = "/v1/completions", **how: Any

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -112,6 +113,50 @@ def test_an_answer_of_which_a_byte_was_passed_on_is_never_asked_for_again():
     assert json.loads(told.body.split(b"data: ")[2])["error"]["code"] == "target_lost"
     assert told.body.endswith(b"data: [DONE]\n\n")
     assert told.is_whole
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda request: stream(b"data: 1\n\n", broken()),
+        lambda request: httpx2.Response(200, headers={"Content-Length": "9"}, stream=Parts(b"{", broken())),
+    ],
+)
+def test_an_answer_that_breaks_off_is_not_counted_as_its_status(
+    answer: Answer, caplog: pytest.LogCaptureFixture
+):
+    fleet = Fleet("a", access_log=True)
+    fleet.answers["a"] = answer
+    with caplog.at_level(logging.INFO, logger="foreword.access"):
+        run(fleet.ask())
+    assert fleet.counted() == {"broken": 1.0}
+    assert " /v1/completions broken " in caplog.records[-1].getMessage()
+
+
+def test_an_answer_whose_client_leaves_is_not_counted_as_its_status(caplog: pytest.LogCaptureFixture):
+    async def main() -> None:
+        leaving = asyncio.Event()
+
+        class Endless(Parts):
+            async def __aiter__(self) -> AsyncIterator[bytes]:
+                yield b"data: 1\n\n"
+                leaving.set()
+                await asyncio.Event().wait()
+
+        fleet = Fleet("a", access_log=True)
+        fleet.answers["a"] = lambda request: httpx2.Response(200, stream=Endless())
+        await fleet.ask(leaving=leaving)
+        assert fleet.counted() == {"aborted": 1.0}
+
+    with caplog.at_level(logging.INFO, logger="foreword.access"):
+        run(main())
+    assert " /v1/completions aborted " in caplog.records[-1].getMessage()
+
+
+def test_a_whole_answer_is_counted_by_its_status():
+    fleet = Fleet("a")
+    run(fleet.ask())
+    assert fleet.counted() == {"200": 1.0}
 
 
 def test_a_body_that_breaks_off_is_not_ended_as_if_it_were_whole():

@@ -14,7 +14,16 @@ from foreword.server.settings import ServerSettings
 log = logging.getLogger("foreword.access")
 
 REQUEST_ID = "X-Request-Id"
+BROKEN, ABORTED = "broken", "aborted"
+"""Logged and counted in place of a status that was sent before the answer was whole: the source of the answer broke
+off, or the client left."""
+
 _USABLE = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")  # nothing that could forge a line of the log
+
+
+def mark_broken(scope: Scope) -> None:
+    """Note that the answer to this request broke off after its status was sent."""
+    scope["state"][BROKEN] = True
 
 
 class RequestLogMiddleware:
@@ -32,15 +41,16 @@ class RequestLogMiddleware:
         given = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = given if _USABLE.fullmatch(given) else f"req-{secrets.token_hex(16)}"
         scope.setdefault("state", {})["request_id"] = request_id
-        status, size, began = 0, 0, monotonic()
+        status, size, is_whole, began = 0, 0, False, monotonic()
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status, size
+            nonlocal status, size, is_whole
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)[REQUEST_ID] = request_id
             else:
                 size += len(message.get("body", b""))
+                is_whole = not message.get("more_body", False)
             await send(message)
 
         try:
@@ -51,4 +61,6 @@ class RequestLogMiddleware:
                 ms = 1e3 * (monotonic() - began)
                 # Without the query, which may hold a secret.
                 target = f"{scope['method']} {quote(scope['path'])}"
-                log.info("%s %s %d %d bytes %.1f ms %s", client, target, status, size, ms, request_id)
+                sent = str(status) if is_whole else ABORTED
+                code = BROKEN if scope["state"].get(BROKEN) else sent
+                log.info("%s %s %s %d bytes %.1f ms %s", client, target, code, size, ms, request_id)

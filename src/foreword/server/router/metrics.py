@@ -17,7 +17,9 @@ class RouterMetrics:
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"foreword:router_target_{name}", text, ["target"], registry=registry)
 
-        self.answers = counter("answers", "Answers passed on.", "target", "code")
+        self.answers = counter(
+            "answers", "Answers passed on, by status, or broken or aborted.", "target", "code"
+        )
         self.retries = counter(
             "retries", "Requests that another target got, by why the first did not.", "reason"
         )

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from foreword.server.api.streams.streaming import DONE, event, unless_client_leaves
 from foreword.server.errors import ApiError
 from foreword.server.ops.admission import Admission
+from foreword.server.ops.request_log import ABORTED, BROKEN, mark_broken
 from foreword.server.router.metrics import RouterMetrics
 from foreword.server.router.prefixes import PrefixMemory, prompt_of
 from foreword.server.router.targets import Target, Targets
@@ -149,29 +150,36 @@ class _Passage:
                 first = await anext(parts, b"")
             except httpx2.TransportError:
                 raise NotTakenError("broke off") from None
-            metrics.answers.labels(target.url, str(answer.status_code)).inc()
-            await self._send(
-                {"type": "http.response.start", "status": answer.status_code, "headers": headers}
-            )
-            await self._send({"type": "http.response.body", "body": first, "more_body": True})
-            await self._rest(parts, answer, target, metrics)
+            code = ABORTED  # unless the code below reaches its end
+            try:
+                await self._send(
+                    {"type": "http.response.start", "status": answer.status_code, "headers": headers}
+                )
+                await self._send({"type": "http.response.body", "body": first, "more_body": True})
+                is_whole = await self._rest(parts, answer, target, metrics)
+                code = str(answer.status_code) if is_whole else BROKEN
+            finally:
+                metrics.answers.labels(target.url, code).inc()
 
     async def _rest(
         self, parts: AsyncIterator[bytes], answer: httpx2.Response, target: Target, metrics: RouterMetrics
-    ) -> None:
-        """From here on the client has a part of this target's answer: no other can go on with it."""
-        last = b""
+    ) -> bool:
+        """Pass on what follows the first bytes; False if the target broke off. No other target can continue it."""
+        last, is_whole = b"", True
         try:
             async for part in parts:
                 await self._send({"type": "http.response.body", "body": part, "more_body": True})
         except httpx2.TransportError as error:
             metrics.broken.labels(target.url).inc()
             log.warning("an answer of %s broke off: %s", target.url, error_words(error))
+            is_whole = False
+            mark_broken(self._request.scope)
             if not answer.headers.get("content-type", "").startswith("text/event-stream"):
-                return  # not ended: the client's connection is closed
+                return is_whole  # not ended: the client's connection is closed
             broken = ApiError(500, "the target broke off this answer", code="target_lost")
             last = event(broken.body()) + DONE
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
+        return is_whole
 
     def _path(self) -> str:
         scope = self._request.scope
