@@ -7,8 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+import h11
+import msgspec
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from foreword.server.errors import ApiError
 from foreword.server.settings import Limits
 
 log = logging.getLogger("foreword.server.connections")
@@ -108,14 +111,35 @@ class _Timer:
         self._handle = None
 
 
+class CheckedConnection(h11.Connection):
+    """Refuses a request with both `Content-Length` and `Transfer-Encoding` (RFC 9112, 6.3).
+
+    h11 would read the body by the second. A proxy that reads it by the first would see another request begin inside.
+    """
+
+    refusal = "the request is not valid HTTP/1.1"  # what the client reads
+
+    def next_event(self) -> Any:  # noqa: ANN401 - h11's
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if {b"content-length", b"transfer-encoding"} <= names:
+                self.refusal = "send either Content-Length or Transfer-Encoding, not both"
+                raise h11.RemoteProtocolError(self.refusal)
+        return event
+
+
 class BoundedProtocol(H11Protocol):
     """Uvicorn's HTTP with the limits that it lacks. `bounded_protocol` makes a class of it for one server."""
+
+    conn: CheckedConnection
 
     limiter: ClassVar[ConnectionLimiter]
     limits: ClassVar[Limits]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's
         super().__init__(*args, **kwargs)
+        self.conn = CheckedConnection(h11.SERVER, 2 * self.limits.header_bytes)
         self._deadline = _Timer()  # for the head of a request
         self._stall = _Timer()  # for a client that does not read
 
@@ -136,6 +160,19 @@ class BoundedProtocol(H11Protocol):
             self.limiter.busy(self)
         elif not (self._deadline.is_running or self.transport.is_closing()):
             self._deadline.start(self.loop, self.limits.header_seconds, self.abort)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what cannot be read as HTTP in the shape of all errors, and close: its end is unknown."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = msgspec.json.encode(ApiError(400, self.conn.refusal).body())
+            headers = [
+                ("Content-Type", "application/json"),
+                ("Content-Length", str(len(body))),
+                ("Connection", "close"),
+            ]
+            for event in (h11.Response(status_code=400, headers=headers), h11.Data(body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event))
+        self.transport.close()
 
     def on_response_complete(self) -> None:
         """Wait for the next request; one that was sent ahead is already under way."""

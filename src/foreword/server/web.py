@@ -27,7 +27,6 @@ class WebServer(uvicorn.Server):
         config = uvicorn.Config(
             app,
             http=bounded_protocol(limits, capacity.connections),
-            h11_max_incomplete_event_size=2 * limits.header_bytes,
             timeout_keep_alive=round(limits.idle_seconds),
             backlog=capacity.accept_batch,
             ws="none",

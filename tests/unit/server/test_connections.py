@@ -1,6 +1,7 @@
 """Connections that ask nothing, or too slowly, do not stay; tested on a clock that jumps."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -85,6 +86,63 @@ def feed(transport: FakeTransport, data: bytes) -> None:
     assert transport.protocol is not None
     if data and not transport.is_closing():
         transport.protocol.data_received(data)
+
+
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
+CHUNKED = b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n%s\r\n0\r\n\r\n"
+
+
+def test_a_body_with_two_lengths_is_refused_and_its_connection_closed():
+    asked = []
+
+    async def note(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await hello(scope, receive, send)
+
+    async def test() -> None:
+        for length in (b"Content-Length: 5\r\n", b"content-length: 0\r\n"):
+            transport = connect(note)()
+            feed(transport, CHUNKED % length + SMUGGLED)
+            await asyncio.sleep(1)
+            head, _, body = transport.written.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400 ")
+            assert b"Connection: close" in head
+            assert "either Content-Length or Transfer-Encoding" in json.loads(body)["error"]["message"]
+            assert transport.closed_at is not None
+        assert not asked
+        transport = connect(note)()
+        feed(transport, CHUNKED % b"")
+        await asyncio.sleep(1)
+        assert transport.written.startswith(b"HTTP/1.1 200 ")
+
+    in_virtual_time(test)
+
+
+def test_what_is_no_http_is_refused_in_the_shape_of_all_errors():
+    async def test() -> None:
+        transport = connect(hello)()
+        feed(transport, b"nonsense\r\n\r\n")
+        body = transport.written.partition(b"\r\n\r\n")[2]
+        assert json.loads(body)["error"]["message"] == "the request is not valid HTTP/1.1"
+
+    in_virtual_time(test)
+
+
+def test_a_body_that_turns_bad_after_its_answer_has_begun_closes_the_connection():
+    async def begin(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"hi", "more_body": True})
+        await asyncio.Event().wait()
+
+    async def test() -> None:
+        transport = connect(begin)()
+        feed(transport, (CHUNKED % b"").removesuffix(b"0\r\n\r\n"))
+        await asyncio.sleep(1)
+        feed(transport, b"no chunk\r\n")
+        assert transport.written.count(b"HTTP/1.1") == 1
+        assert transport.closed_at is not None
+
+    in_virtual_time(test)
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", REQUEST[:-1]])
