@@ -92,6 +92,76 @@ def test_keys_and_tenants(tiny_model):
             assert known["speculation"]["accepted"] >= 0
 
 
+def test_a_key_may_come_as_x_api_key(tiny_model):
+    settings = ServerSettings("tiny", api_keys=("first", "sécond"))
+    with local_server(tiny_model, settings, FakeEngine()) as server, server.http() as http:
+        body = {"prompt": "x", "max_tokens": 1}
+        for headers, key in (
+            ({"X-API-Key": "first"}, "first"),
+            ({"x-api-key": "sécond".encode()}, "sécond"),
+            ({"X-API-Key": "first", "Authorization": "Bearer unused"}, "first"),
+            ({"X-API-Key": "unused", "Authorization": "Bearer first"}, "first"),
+        ):
+            assert http.post("/v1/completions", json=body, headers=headers).status_code == 200
+            assert server.engine.requests[-1].tenant == tenant_of(key)
+        for headers in ({"X-API-Key": "third"}, {"X-API-Key": ""}, {"X-API-Key": "Bearer first"}):
+            answer = http.get("/v1/models", headers=headers)
+            assert answer.status_code == 401
+            assert "X-API-Key" in answer.json()["error"]["message"]
+
+
+def test_head_works_where_get_does(server):
+    with server.http() as http:
+        for route in (
+            "/health",
+            "/ready",
+            "/metrics",
+            "/version",
+            "/v1/models",
+            "/v1/models/tiny",
+            "/",
+            "/openapi.json",
+        ):
+            whole, head = http.get(route), http.head(route)
+            assert (head.status_code, head.content) == (200, b""), route
+            assert head.headers["content-type"] == whole.headers["content-type"]
+            assert "content-length" in head.headers
+        assert http.head("/nothing").status_code == 404
+        assert http.head("/v1/completions").status_code == 405
+
+
+@pytest.mark.parametrize("api_keys", [("tenant",), ()])
+def test_with_keys_only_an_admin_key_switches_for_all(tiny_model, api_keys):
+    settings = ServerSettings("tiny", api_keys=api_keys, admin_keys=("root",), allow_switch=True)
+    with local_server(tiny_model, settings, FakeEngine()) as server, server.http() as http:
+        for key in ("tenant", "other"):
+            known = {"Authorization": f"Bearer {key}"}
+            refused = http.post("/speculation", json={"enabled": False}, headers=known)
+            is_tenant = key in api_keys or not api_keys
+            assert refused.status_code == (403 if is_tenant else 401)
+            if is_tenant:
+                assert refused.json()["error"]["code"] == "admin_key_required"
+                assert "--admin-key" in refused.json()["error"]["message"]
+                assert http.get("/speculation", headers=known).status_code != 403
+        assert server.client.speculating
+        admin = {"X-API-Key": "root"}
+        assert http.post("/speculation", json={"enabled": False}, headers=admin).status_code == 200
+        assert not server.client.speculating
+        answer = http.post("/generate", json={"prompt": "x", "max_tokens": 1}, headers=admin)
+        assert answer.status_code == 200
+        assert server.engine.requests[-1].tenant == tenant_of("root")
+
+
+def test_without_an_admin_key_no_tenant_switches_for_all(tiny_model):
+    settings = ServerSettings("tiny", api_keys=("tenant",), allow_switch=True)
+    with (
+        local_server(tiny_model, settings, FakeEngine()) as server,
+        server.http(**{"X-API-Key": "tenant"}) as http,
+    ):
+        assert http.post("/speculation", json={"enabled": False}).status_code == 403
+        assert server.client.speculating
+
+
 def test_acceptance_can_be_hidden(tiny_model):
     settings = ServerSettings("tiny", show_speculation=False)
     with local_server(tiny_model, settings, FakeEngine()) as server, server.http() as http:

@@ -39,6 +39,7 @@ from foreword.cli.options.common import (
 )
 from foreword.cli.options.listening import (
     AccessLogOption,
+    AdminKeyOption,
     AllowedHostsOption,
     ApiKeyOption,
     CorsOriginsOption,
@@ -48,6 +49,7 @@ from foreword.cli.options.listening import (
     PortOption,
 )
 from foreword.cli.options.serve import (
+    admin_keys,
     api_keys,
     listed,
     memory_size,
@@ -64,11 +66,15 @@ if TYPE_CHECKING:
     from foreword.server.settings import ServerSettings
 
 
+log = logging.getLogger("foreword.server")
+
+
 def serve(
     model: ModelArgument = DEFAULT_MODEL,
     host: HostOption = "127.0.0.1",
     port: PortOption = 8000,
     api_key: ApiKeyOption = None,
+    admin_key: AdminKeyOption = None,
     allowed_hosts: AllowedHostsOption = None,
     cors_origins: CorsOriginsOption = None,
     insecure: InsecureOption = False,
@@ -102,7 +108,11 @@ def serve(
         typer.Option(help="How streams send tokens: burst (as they come) or even (even cadence, padded)."),
     ] = "burst",
     speculation_switch: Annotated[
-        bool, typer.Option("--speculation-switch", help="Let POST /speculation turn guessing on and off.")
+        bool,
+        typer.Option(
+            "--speculation-switch",
+            help="Let POST /speculation switch speculation; with API keys it needs an --admin-key.",
+        ),
     ] = False,
     max_model_len: Annotated[
         int | None, typer.Option(min=2, help="Most tokens of prompt and answer.")
@@ -165,6 +175,7 @@ def serve(
     settings = ServerSettings(
         model_name=served_model_name or _short_name(model),
         api_keys=keys,
+        admin_keys=admin_keys(admin_key, keys),
         allowed_hosts=address.allowed_hosts(listed(allowed_hosts)),
         cors_origins=origins(cors_origins),
         limits=Limits(running=max_num_seqs, queued=max_queued),
@@ -259,6 +270,10 @@ def _run(
     from foreword.wire.supervisor import DEFAULT_FACTORY, SupervisorSettings
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    if settings.allow_switch and settings.api_keys and not settings.admin_keys:
+        log.warning(
+            "POST /speculation is refused for all API keys; give --admin-key to use --speculation-switch"
+        )
     speculation = settings.speculation
     if speculation is not None:
         start["speculation"] = speculation.as_mapping()

@@ -11,6 +11,7 @@ from foreword.server.context import ServerContext
 from foreword.server.errors import install_error_handlers
 from foreword.server.ops.admission import Admission
 from foreword.server.ops.auth import AuthMiddleware
+from foreword.server.ops.head import HeadMiddleware
 from foreword.server.ops.metrics import Metrics
 from foreword.server.ops.origins import OriginMiddleware
 from foreword.server.ops.request_log import RequestLogMiddleware
@@ -42,6 +43,7 @@ def create_app(context: ServerContext) -> FastAPI:
     app.include_router(page_routes(context))
     install_error_handlers(app, context.metrics.note_refusal)
     # The last that is added sees a request first.
+    app.add_middleware(HeadMiddleware)
     app.add_middleware(AuthMiddleware, settings=context.settings, on_refusal=context.metrics.note_refusal)
     app.add_middleware(OriginMiddleware, settings=context.settings, on_refusal=context.metrics.note_refusal)
     app.add_middleware(RequestLogMiddleware, settings=context.settings)

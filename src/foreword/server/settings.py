@@ -51,6 +51,9 @@ class ServerSettings:
 
     model_name: str  # what clients call the model; also the default where a request names none
     api_keys: tuple[str, ...] = ()  # any of these opens the door; none: no door
+    admin_keys: tuple[
+        str, ...
+    ] = ()  # open every route, and alone those that change the server for all tenants
     # Names in `Host` headers, this machine's own aside; None: any.
     allowed_hosts: tuple[str, ...] | None = None
     cors_origins: tuple[str, ...] = ()  # web pages that may ask, besides the server's own; "*": all
@@ -70,6 +73,11 @@ class ServerSettings:
     inline_characters: int = 4096  # prompts up to this length are encoded at once, without a thread
     tool_call_parser: str = "auto"  # how the model writes calls of tools; auto: as its chat template says
     fingerprint: str = f"foreword-{__version__}"  # `system_fingerprint` of answers
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether callers are told apart by keys."""
+        return bool(self.api_keys or self.admin_keys)
 
     @property
     def default_method(self) -> str | None:

@@ -62,6 +62,22 @@ def test_what_one_tenant_asks_tells_another_nothing():
     assert fleet.asked == ["a", "b", "a"]
 
 
+def test_tenants_are_told_apart_by_either_header():
+    fleet = Fleet("a", "b")
+    run(fleet.ask(LONG, headers={"x-api-key": "me"}))
+    run(fleet.ask(LONG, headers={"x-api-key": "you"}))
+    run(fleet.ask(LONG, headers={"x-api-key": "me"}))
+    run(fleet.ask(LONG, key="me"))  # the same key
+    assert fleet.asked == ["a", "b", "a", "a"]
+
+
+def test_a_router_with_keys_takes_them_by_either_header_and_passes_them_on():
+    fleet = Fleet("a", keys=("me",))
+    assert run(fleet.ask(headers={"x-api-key": "me"})).status == 200
+    assert fleet.seen[-1].headers["x-api-key"] == "me"
+    assert run(fleet.ask(headers={"x-api-key": "you"})).status == 401
+
+
 def test_one_tenant_forgets_only_its_own(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(prefixes, "MOST_PREFIXES", 8)
     monkeypatch.setattr(prefixes, "MOST_TENANTS", 2)

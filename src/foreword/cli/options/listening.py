@@ -12,6 +12,13 @@ ApiKeyOption = Annotated[
         help="Key that clients must send; may be repeated. Default: FOREWORD_API_KEY (commas between)."
     ),
 ]
+AdminKeyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Key that may switch speculation for all tenants (--speculation-switch), and opens all other routes; "
+        "may be repeated. Default: FOREWORD_ADMIN_KEY (commas between)."
+    ),
+]
 AllowedHostsOption = Annotated[
     str | None,
     typer.Option(

@@ -43,11 +43,23 @@ def memory_size(option: str, text: str) -> int:
 
 
 def api_keys(given: list[str] | None) -> tuple[str, ...]:
-    """The keys of the option, or of the environment."""
-    keys = tuple(given or os.environ.get("FOREWORD_API_KEY", "").split(","))
+    """Return the keys of `--api-key`, or of the environment."""
+    return _keys("--api-key", "FOREWORD_API_KEY", given)
+
+
+def admin_keys(given: list[str] | None, tenants: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the keys of `--admin-key`, or of the environment; `tenants` are the API keys."""
+    found = _keys("--admin-key", "FOREWORD_ADMIN_KEY", given)
+    if set(found) & set(tenants):
+        raise RequestError("an admin key is also an API key; give --admin-key a key of its own")
+    return found
+
+
+def _keys(option: str, variable: str, given: list[str] | None) -> tuple[str, ...]:
+    keys = tuple(given or os.environ.get(variable, "").split(","))
     kept = tuple(key.strip() for key in keys if key.strip())
     if given and len(kept) != len(given):
-        raise RequestError("an API key is empty; leave --api-key out or give one")
+        raise RequestError(f"a key of {option} is empty; leave {option} out or give one")
     return kept
 
 

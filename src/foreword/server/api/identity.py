@@ -12,11 +12,13 @@ class Caller:
 
     tenant: str  # hash of the API key; empty if the server has none
     trusted: bool  # gave a key, or none is needed
+    is_admin: bool = False  # gave an admin key
 
 
 def caller_of(request: Request) -> Caller:
     """What `AuthMiddleware` noted about a request."""
-    return Caller(request.state.tenant, request.state.trusted)
+    caller: Caller = request.state.caller
+    return caller
 
 
 def new_id(prefix: str) -> str:

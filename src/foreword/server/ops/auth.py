@@ -1,4 +1,4 @@
-"""Who is asking: API keys, compared in constant time, before anything of the request is looked at."""
+"""API keys and admin keys: compared in constant time, before a request is read."""
 
 import hmac
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from hashlib import sha256
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from foreword.server.api.identity import Caller
 from foreword.server.errors import ApiError
 from foreword.server.page.files import PAGE_PATHS
 from foreword.server.settings import ServerSettings, tenant_of
@@ -16,16 +17,20 @@ OPEN_PATHS = frozenset({"/health", "/ready"}) | PAGE_PATHS
 
 
 class AuthMiddleware:
-    """ASGI middleware: refuses long headers and unknown keys, and notes whose request it is.
+    """ASGI middleware: refuses long headers and unknown keys, and notes who sent a request.
 
-    Puts `tenant` (a hash of the key; empty without keys) and `trusted` into the request's state.
+    Puts the `Caller` into the request's state, for `caller_of`.
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, on_refusal: Callable[[int], None]) -> None:
         self._app = app
         self._on_refusal = on_refusal
         self._header_bytes = settings.limits.header_bytes
-        self._tenants = {_digest(key): tenant_of(key) for key in settings.api_keys}
+        self._anyone = None if settings.api_keys else Caller("", trusted=True)
+        self._callers = {
+            _digest(key): Caller(tenant_of(key), trusted=True, is_admin=key in settings.admin_keys)
+            for key in (*settings.api_keys, *settings.admin_keys)
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request through, or answer it."""
@@ -42,29 +47,37 @@ class AuthMiddleware:
     def _refusal(self, scope: Scope) -> ApiError | None:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > self._header_bytes:
             return ApiError(431, f"the request's headers are longer than {self._header_bytes} bytes")
-        # Headers are read as latin-1; a key beyond it is sent as UTF-8.
-        header = Headers(scope=scope).get("authorization", "").encode("latin-1", "replace")
-        tenant = self._tenant(header.decode("utf-8", "surrogateescape"))
-        state = scope.setdefault("state", {})
-        state["tenant"] = tenant or ""
-        state["trusted"] = tenant is not None
-        if tenant is None and scope["path"] not in OPEN_PATHS:
+        caller = self._caller(Headers(scope=scope))
+        scope.setdefault("state", {})["caller"] = caller or Caller("", trusted=False)
+        if caller is None and scope["path"] not in OPEN_PATHS:
             return ApiError(
-                401, "give this server's API key: Authorization: Bearer KEY", code="invalid_api_key"
+                401,
+                "give this server's API key: Authorization: Bearer KEY, or X-API-Key: KEY",
+                code="invalid_api_key",
             )
         return None
 
-    def _tenant(self, header: str) -> str | None:
-        """The tenant that the key belongs to; None if it opens nothing. Always compares with every key."""
-        if not self._tenants:
-            return ""
-        scheme, _, key = header.partition(" ")
-        given = _digest(key.strip() if scheme.lower() == "bearer" else "")
-        found = None
-        for known, tenant in self._tenants.items():
-            if hmac.compare_digest(known, given):
-                found = tenant
+    def _caller(self, headers: Headers) -> Caller | None:
+        """The owner of the key; None if it is unknown. Every key is compared with all that are known."""
+        found = self._anyone
+        for key in given_keys(headers):
+            given = _digest(key)
+            for known, caller in self._callers.items():
+                if hmac.compare_digest(known, given):
+                    found = caller
         return found
+
+
+def given_keys(headers: Headers) -> list[str]:
+    """The keys that a request carries; the last one that is known counts."""
+    scheme, _, bearer = _utf8(headers.get("authorization", "")).partition(" ")
+    found = (_utf8(headers.get("x-api-key", "")), bearer if scheme.lower() == "bearer" else "")
+    return [key.strip() for key in found if key.strip()]
+
+
+def _utf8(header: str) -> str:
+    """Headers are read as latin-1; a key beyond it is sent as UTF-8."""
+    return header.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
 
 
 def _digest(key: str) -> bytes:

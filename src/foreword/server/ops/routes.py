@@ -30,13 +30,11 @@ def ops_routes(context: ServerContext) -> APIRouter:
         """As vLLM has it."""
         return json_answer({"version": __version__})
 
-    @router.head("/health", include_in_schema=False)
     @router.get("/health")
     async def health(request: Request) -> Response:
         """How the server is doing; 200 as long as it answers at all."""
         return json_answer(await _health(context, caller_of(request).trusted))
 
-    @router.head("/ready", include_in_schema=False)
     @router.get("/ready")
     async def ready() -> Response:
         """200 if a request would be taken now, else 503."""

@@ -15,6 +15,7 @@ from foreword.control.reporting.figures import ControlReport
 from foreword.control.reporting.reading import as_json
 from foreword.errors import EngineUnavailable, RequestError
 from foreword.server.api.entry import body_of, json_answer, takes
+from foreword.server.api.identity import caller_of
 from foreword.server.api.types.sampling_types import StrictBody
 from foreword.server.context import ServerContext
 from foreword.server.errors import ApiError
@@ -62,6 +63,7 @@ def _add_switch(router: APIRouter, context: ServerContext) -> None:
     @router.post("/speculation", openapi_extra=takes(SwitchRequest))
     async def switch(request: Request) -> Response:
         """Turn guessing on or off for everybody, or move one drafter in one cohort; no text changes."""
+        _check_admin(context, request)
         body = await body_of(context, request, SwitchRequest)
         if body.enabled is not None and body.state is None:
             context.engine.speculate(body.enabled)
@@ -71,6 +73,16 @@ def _add_switch(router: APIRouter, context: ServerContext) -> None:
             context.engine.move_pair(body.drafter, body.cohort, body.state)
             return json_answer({"drafter": body.drafter, "cohort": body.cohort, "state": body.state})
         raise ApiError(400, "give either enabled, or drafter, cohort and state", param="enabled")
+
+
+def _check_admin(context: ServerContext, request: Request) -> None:
+    """One tenant must not decide for all of them; without keys there are no tenants."""
+    if context.settings.has_keys and not caller_of(request).is_admin:
+        raise ApiError(
+            403,
+            "speculation is switched for all tenants: this needs an admin key, which the server gets by --admin-key",
+            code="admin_key_required",
+        )
 
 
 def _check_pair(path: str | None, drafter: str, cohort: str, state: str) -> None:

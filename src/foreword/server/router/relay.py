@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from foreword.server.api.streams.streaming import DONE, event, unless_client_leaves
 from foreword.server.errors import ApiError
 from foreword.server.ops.admission import Admission
+from foreword.server.ops.auth import given_keys
 from foreword.server.ops.request_log import ABORTED, BROKEN, mark_broken
 from foreword.server.router.metrics import RouterMetrics
 from foreword.server.router.prefixes import PrefixMemory, prompt_of
@@ -204,5 +205,5 @@ async def _whole(answer: httpx2.Response, headers: Sequence[tuple[bytes, bytes]]
 
 
 def _tenant(request: Request) -> bytes:
-    """Whoever shows another key is another tenant, whether or not this router knows the keys."""
-    return request.headers.get("authorization", "").encode("latin-1", "replace")
+    """Another key is another tenant, whether or not this router knows the keys."""
+    return "\0".join(given_keys(request.headers)).encode("utf-8", "surrogateescape")

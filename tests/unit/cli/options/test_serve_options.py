@@ -1,6 +1,6 @@
 import pytest
 
-from foreword.cli.options.serve import memory_size, origins, repeated
+from foreword.cli.options.serve import admin_keys, api_keys, memory_size, origins, repeated
 from foreword.errors import RequestError
 
 
@@ -30,6 +30,19 @@ def test_lists_and_names():
     assert origins(None) == ()
     with pytest.raises(RequestError, match="cors-origins"):
         origins("a.example")
+
+
+def test_keys_come_from_options_or_the_environment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FOREWORD_API_KEY", "a, b")
+    monkeypatch.setenv("FOREWORD_ADMIN_KEY", "root")
+    assert api_keys(None) == ("a", "b")
+    assert admin_keys(None, ("a", "b")) == ("root",)
+    assert admin_keys(["other"], ("a", "b")) == ("other",)
+    with pytest.raises(RequestError, match="also an API key"):
+        admin_keys(["a"], ("a", "b"))
+    for read, option in ((api_keys, "--api-key"), (lambda given: admin_keys(given, ()), "--admin-key")):
+        with pytest.raises(RequestError, match=f"{option} is empty"):
+            read([" "])
 
 
 @pytest.mark.parametrize(
