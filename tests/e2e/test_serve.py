@@ -58,6 +58,7 @@ def completed(outcome: tuple[int, str], tokens: int) -> bool:
 def test_crash_restart_and_drain(tiny_model):
     with serve(tiny_model) as server, server.http() as http:
         assert "is ready on http://127.0.0.1:" in server.ready_line
+        assert ", context 512 tokens)" in server.ready_line
         assert http.get("/ready").status_code == 200
 
         whole, streamed = Load(server, 6, 200, stream=False), Load(server, 6, 200, stream=True)

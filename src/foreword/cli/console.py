@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -72,6 +73,9 @@ PlotOption = Annotated[
 
 DEFAULT_MODEL = "smollm2-135m"
 
+LINE_SECONDS = 2.0
+"""Between two lines of progress in a log: a start that takes a moment has one line."""
+
 
 @contextmanager
 def stage_bar(*, is_long: bool = False) -> Iterator[Callable[[str, int, int], None]]:
@@ -101,6 +105,38 @@ def _stage_lines() -> Callable[[str, int, int], None]:
         if stage != newest:
             newest = stage
             stderr.print(f"{stage} ({done} of {total})" if total else stage, markup=False, soft_wrap=True)
+
+    return show
+
+
+@contextmanager
+def loading_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Show how far a server's start is: a bar on a terminal, lines with percentages in a log."""
+    if not stderr.is_terminal:
+        yield percent_lines(lambda line: stderr.print(line, markup=False, soft_wrap=True))
+        return
+    with stage_bar() as show:
+        yield show
+
+
+def percent_lines(
+    write: Callable[[str], object], clock: Callable[[], float] = monotonic
+) -> Callable[[str, int, int], None]:
+    """Return a progress function that writes lines such as "loading: 40%".
+
+    A stage has a line for its end, and before it one for every tenth, at most one in `LINE_SECONDS`.
+    """
+    stage, tenths, written_at = "", 0, clock()
+
+    def show(new_stage: str, done: int, total: int) -> None:
+        nonlocal stage, tenths, written_at
+        if new_stage != stage:
+            stage, tenths = new_stage, 0
+        reached = 10 * done // total if total else 0
+        is_due = reached == 10 or clock() - written_at >= LINE_SECONDS
+        if reached > tenths and is_due:
+            tenths, written_at = reached, clock()
+            write(f"{stage}: {10 * tenths}%")
 
     return show
 

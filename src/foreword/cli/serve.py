@@ -16,7 +16,7 @@ from foreword.cli.console import (
     DtypeOption,
     ModelArgument,
     TensorParallelOption,
-    stage_bar,
+    loading_bar,
     stderr,
     stdout,
 )
@@ -51,6 +51,7 @@ from foreword.cli.options.listening import (
 from foreword.cli.options.serve import (
     admin_keys,
     api_keys,
+    context_words,
     listed,
     memory_size,
     named_paths,
@@ -250,7 +251,7 @@ def _drafting(path: Path, setting: str, invariant: bool, acceptance_rule: str) -
 def _fetched(model: str) -> Path:
     from foreword.models.sources.resolve import resolve_model
 
-    with stage_bar() as on_stage:
+    with loading_bar() as on_stage:
         return resolve_model(model, on_progress=on_stage)
 
 
@@ -287,21 +288,23 @@ def _run(
     run = ServerRun(settings, supervision, checkpoint.tokenizer(), listening)
     stderr.print(f"[dim]loading {settings.model_name} ...[/dim]")
     with ExitStack() as until_ready:
-        on_stage = until_ready.enter_context(stage_bar())
+        on_stage = until_ready.enter_context(loading_bar())
 
-        def tell(url: str) -> None:
+        def tell(url: str, max_model_len: int) -> None:
             until_ready.close()  # the bar goes before the line comes
-            _tell_ready(url, settings)
+            asked = start["config"]["max_model_len"]
+            _tell_ready(url, settings, context_words(max_model_len, checkpoint.config.context_length, asked))
 
         asyncio.run(run.run(tell, on_stage))
 
 
-def _tell_ready(url: str, settings: "ServerSettings") -> None:
+def _tell_ready(url: str, settings: "ServerSettings", context: str) -> None:
     guard = "API key required" if settings.api_keys else "no API key"
     drafting = settings.default_method or "no"
     sampling = f", {settings.sampling} unless a request says otherwise" if settings.sampling.values else ""
     stdout.print(
-        f"{settings.model_name} is ready on {url} ({guard}, {drafting} drafting{sampling})", soft_wrap=True
+        f"{settings.model_name} is ready on {url} ({guard}, {drafting} drafting, {context}{sampling})",
+        soft_wrap=True,
     )
 
 

@@ -35,8 +35,13 @@ class ServerRun:
         self._listening = listening
         self._stopping = asyncio.Event()
 
-    async def run(self, on_ready: Callable[[str], None], on_stage: StageProgress = lambda *_: None) -> None:
-        """Serve; `on_ready` is called with the server's URL when the engine takes requests, `on_stage` until then."""
+    async def run(
+        self, on_ready: Callable[[str, int], None], on_stage: StageProgress = lambda *_: None
+    ) -> None:
+        """Serve until a signal comes.
+
+        `on_stage` is called while the engine loads, `on_ready` with URL and `max_model_len` when it is ready.
+        """
         listening = self._listening
         supervisor = Supervisor(self._supervision, on_stage)
         context = create_context(self._settings, supervisor, self._tokenizer)
@@ -49,7 +54,9 @@ class ServerRun:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, supervisor)
         serving = asyncio.create_task(web.serve(sockets=[listening]))
-        starting = asyncio.create_task(supervisor.start(lambda: on_ready(listening_url(listening))))
+        starting = asyncio.create_task(
+            supervisor.start(lambda: on_ready(listening_url(listening), supervisor.limits().max_model_len))
+        )
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait((serving, starting, stopping), return_when=asyncio.FIRST_COMPLETED)

@@ -63,6 +63,14 @@ def _keys(option: str, variable: str, given: list[str] | None) -> tuple[str, ...
     return kept
 
 
+def context_words(max_model_len: int, of_model: int, asked: int | None) -> str:
+    """Describe the context of a server, and the option that changes it where it is shorter than the model's."""
+    if max_model_len >= of_model:
+        return f"context {max_model_len:,} tokens"
+    reason = "limited by KV memory (--kv-cache-memory-bytes)" if asked is None else "--max-model-len"
+    return f"context {max_model_len:,} of {of_model:,} tokens: {reason}"
+
+
 def listed(option: str | None) -> list[str]:
     """The entries of an option that takes several, with commas between."""
     return [entry.strip() for entry in (option or "").split(",") if entry.strip()]

@@ -1,6 +1,6 @@
 import pytest
 
-from foreword.cli.options.serve import admin_keys, api_keys, memory_size, origins, repeated
+from foreword.cli.options.serve import admin_keys, api_keys, context_words, memory_size, origins, repeated
 from foreword.errors import RequestError
 
 
@@ -30,6 +30,13 @@ def test_lists_and_names():
     assert origins(None) == ()
     with pytest.raises(RequestError, match="cors-origins"):
         origins("a.example")
+
+
+def test_the_ready_line_says_when_the_context_is_cut():
+    assert context_words(8192, 8192, None) == "context 8,192 tokens"
+    cut = context_words(18_064, 32_768, None)
+    assert cut == "context 18,064 of 32,768 tokens: limited by KV memory (--kv-cache-memory-bytes)"
+    assert context_words(4096, 32_768, 4096) == "context 4,096 of 32,768 tokens: --max-model-len"
 
 
 def test_keys_come_from_options_or_the_environment(monkeypatch: pytest.MonkeyPatch):
