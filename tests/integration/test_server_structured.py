@@ -202,6 +202,36 @@ def test_a_forced_call_that_is_cut_leaves_no_marks_as_text(client, choice):
         assert stopped.finish_reason == "stop"
 
 
+UNTAGGED = 'I add.\n```json\n{"name": "add", "arguments": {"a": true}}\n```'
+
+
+def test_a_call_without_tags_is_a_call_unless_no_tool_may_be_called(client):
+    asked = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "max_tokens": 400}
+    asked |= {"extra_body": {"guided_choice": [UNTAGGED]}}
+    whole = client.chat.completions.create(**asked).choices[0]
+    assert (whole.message.content, whole.finish_reason) == ("I add.", "tool_calls")
+    (call,) = whole.message.tool_calls
+    assert (call.function.name, call.function.arguments) == ("add", '{"a": true}')
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == "I add.\n"
+    (part,) = (part for chunk in chunks for part in chunk.delta.tool_calls or ())
+    assert (part.index, part.function.name, part.function.arguments) == (0, "add", '{"a": true}')
+    assert chunks[-1].finish_reason == "tool_calls"
+    text = client.chat.completions.create(**asked, tool_choice="none").choices[0]
+    assert (text.message.content, text.message.tool_calls, text.finish_reason) == (UNTAGGED, None, "stop")
+
+
+def test_a_response_has_calls_without_tags(client):
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    asked = {"model": "tiny", "input": "x", "tools": tools, "extra_body": {"guided_choice": [UNTAGGED]}}
+    message, call = client.responses.create(**asked).output
+    assert message.content[0].text == "I add."
+    assert (call.type, call.name, call.arguments) == ("function_call", "add", '{"a": true}')
+    events = list(client.responses.create(**asked, stream=True))
+    (done,) = (event for event in events if event.type == "response.function_call_arguments.done")
+    assert done.arguments == call.arguments
+
+
 def test_a_conversation_with_calls_goes_on(client, server: LocalServer):
     calls = [{"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"a": true}'}}]
     messages = [

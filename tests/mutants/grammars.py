@@ -10,6 +10,7 @@ TEXTS = "tests/integration/test_structured_texts.py::test_a_random_model_writes_
 DRAFTS = f"{UNIT}/speculation/test_within_grammar.py"
 PREEMPTED = "tests/integration/test_structured_engine.py"
 TOOLS = f"{UNIT}/server/test_tool_reading.py"
+UNTAGGED = f"{UNIT}/server/test_untagged_calls.py"
 SERVED = "tests/integration/test_server_structured.py"
 STATE_FILE = "structured/state.py"
 
@@ -143,5 +144,29 @@ GRAMMAR_MUTANTS = (
         "        if len(self.ends) > 1 and mask[first >> 5] >> (first & 31) & 1:",
         "        if len(self.ends) > 1:",
         (STATE,),
+    ),
+    Mutant(
+        93,
+        "any JSON with a tool's name is a call, whatever its arguments are",
+        "server/api/tools/untagged.py",
+        "return has_both and name is not None and takes(self._schemas[name], given)",
+        "return has_both and name is not None",
+        (UNTAGGED,),
+    ),
+    Mutant(
+        93,
+        "text that might have become a call is lost at the end of an answer",
+        "server/api/tools/untagged.py",
+        "            self._report()\n        self._release()\n",
+        "            self._report()\n        self._held = []\n",
+        (UNTAGGED,),
+    ),
+    Mutant(
+        93,
+        "a code block with a call and something else is a call",
+        "server/api/tools/untagged.py",
+        "self.is_over = not (self._fence or self._in_list or self.has_failed)",
+        "self.is_over = not (self._in_list or self.has_failed)",
+        (UNTAGGED,),
     ),
 )

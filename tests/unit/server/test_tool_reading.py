@@ -5,12 +5,13 @@ import random
 import pytest
 
 from foreword.server.api.tools.asking import ToolUse
+from foreword.server.api.tools.events import Called, Event, Given, Said
 from foreword.server.api.tools.formats import FORMATS, ToolFormat, format_of
-from foreword.server.api.tools.reading import Called, Event, Given, Said, ToolReader
+from foreword.server.api.tools.reading import ToolReader
 from foreword.server.api.tools.writing import ToolWriter
 from foreword.server.api.types.tool_types import ToolFunction
 
-TOOLS = ("weather", "add")
+TOOLS: dict[str, dict] = {"weather": {}, "add": {}}
 WEATHER = ("weather", {"city": 'Pa"ris {', "days": [1, 2]})
 ADD = ("add", {"a": 1, "b": {"c": "}"}})
 
@@ -146,7 +147,7 @@ def test_what_is_cut_of_a_forced_call_is_no_text(name: str):
     ],
 )
 def test_text_after_a_call_keeps_its_spaces_and_its_first_letter(form: str, text: str):
-    reader = ToolReader(FORMATS[form], ["a"])
+    reader = ToolReader(FORMATS[form], {"a": {}})
     events = [*reader.feed(text), *reader.finish()]
     assert [event.name for event in events if isinstance(event, Called)] == ["a"]
     assert "".join(event.text for event in events if isinstance(event, Said)) == "I will look that up."
@@ -154,7 +155,7 @@ def test_text_after_a_call_keeps_its_spaces_and_its_first_letter(form: str, text
 
 def test_space_between_calls_is_not_told_though_text_came_before_them():
     call = '<tool_call>{"name": "a", "arguments": {}}</tool_call>'
-    reader = ToolReader(FORMATS["hermes"], ["a"])
+    reader = ToolReader(FORMATS["hermes"], {"a": {}})
     events = [*reader.feed(f"I look.{call}\n{call}\n"), *reader.finish()]
     assert "".join(event.text for event in events if isinstance(event, Said)) == "I look."
     assert reader.count == 2
@@ -162,7 +163,7 @@ def test_space_between_calls_is_not_told_though_text_came_before_them():
 
 def test_a_mark_in_prose_after_a_call_swallows_nothing():
     call = '<tool_call>{"name": "a", "arguments": {}}</tool_call>'
-    reader = ToolReader(FORMATS["hermes"], ["a"])
+    reader = ToolReader(FORMATS["hermes"], {"a": {}})
     events = [*reader.feed(f"{call} One writes <tool_call> before a call."), *reader.finish()]
     said = "".join(event.text for event in events if isinstance(event, Said))
     assert said == "One writes <tool_call> before a call."
@@ -170,6 +171,6 @@ def test_a_mark_in_prose_after_a_call_swallows_nothing():
 
 def test_no_more_calls_are_told_than_were_asked_for():
     call = '<tool_call>{"name": "a", "arguments": {"n": 1}}</tool_call>'
-    reader = ToolReader(FORMATS["hermes"], ["a"], most=1)
+    reader = ToolReader(FORMATS["hermes"], {"a": {}}, most=1)
     events = [*reader.feed(2 * call), *reader.finish()]
     assert [event.index for event in events if not isinstance(event, Said)] == [0, 0]

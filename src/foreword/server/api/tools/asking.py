@@ -31,8 +31,8 @@ class ToolUse:
     most: int | None = None  # calls
 
     def reader(self) -> ToolReader:
-        names = [function.name for function in self.functions]
-        return ToolReader(self.form, names, only_calls=self.choice == "required", most=self.most)
+        schemas = {function.name: function.argument_schema for function in self.functions}
+        return ToolReader(self.form, schemas, only_calls=self.choice == "required", most=self.most)
 
     def structured(self, other: StructuredOutputs | None) -> StructuredOutputs | None:
         """The form of the answer; `other` is what is asked for besides."""

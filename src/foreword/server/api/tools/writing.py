@@ -4,7 +4,7 @@ from msgspec import UNSET
 
 from foreword.server.api.identity import new_id
 from foreword.server.api.tools.asking import ToolUse
-from foreword.server.api.tools.reading import Called, Event, Given, Said
+from foreword.server.api.tools.events import Called, Event, Given, Said
 from foreword.server.api.types.answer_types import CalledTool, ToolCall
 
 
