@@ -11,6 +11,7 @@ DRAFTS = f"{UNIT}/speculation/test_within_grammar.py"
 PREEMPTED = "tests/integration/test_structured_engine.py"
 TOOLS = f"{UNIT}/server/test_tool_reading.py"
 UNTAGGED = f"{UNIT}/server/test_untagged_calls.py"
+FILL = "tests/integration/test_fill_in_the_middle.py"
 SERVED = "tests/integration/test_server_structured.py"
 STATE_FILE = "structured/state.py"
 
@@ -168,5 +169,21 @@ GRAMMAR_MUTANTS = (
         "self.is_over = not (self._fence or self._in_list or self.has_failed)",
         "self.is_over = not (self._in_list or self.has_failed)",
         (UNTAGGED,),
+    ),
+    Mutant(
+        93,
+        "a text that spells a fill-in-the-middle token forges it",
+        "models/tokenization/fill_tokens.py",
+        "AddedToken(name, normalized=False, special=True)",
+        "AddedToken(name, normalized=False, special=False)",
+        (f"{UNIT}/models/test_fill_tokens.py",),
+    ),
+    Mutant(
+        93,
+        "a filled gap does not end where another file would begin",
+        "engine/requests/prompts.py",
+        "if not suffix or tokenizer.fill is None or params.ignore_eos:",
+        "if True:",
+        (FILL,),
     ),
 )

@@ -88,6 +88,13 @@ def generate(
         bool,
         typer.Option(help="With --raw: names of control tokens in the prompt become those tokens."),
     ] = True,
+    suffix: Annotated[
+        str | None,
+        typer.Option(
+            help="Fill the gap between the prompt and this text, both taken as they are: no chat template. "
+            "For models with fill-in-the-middle tokens."
+        ),
+    ] = None,
     json_schema: JsonSchemaOption = None,
     regex: RegexOption = None,
     choice: ChoiceOption = None,
@@ -120,6 +127,8 @@ def generate(
     SamplingParams(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     if raw and system is not None:
         raise RequestError("--raw continues a text as it is; a --system message needs the chat template")
+    if suffix and system is not None:
+        raise RequestError("--suffix fills a gap in a text; a --system message needs the chat template")
     question = read_prompt(prompt, file, stdin_is_free=prediction != Path("-"))
     expected = None if prediction is None else read_text(prediction)
     llm = load_llm(model, dtype, device, backend, setting, generation_config, tensor_parallel_size, answers=n)
@@ -140,6 +149,7 @@ def generate(
             params,
             raw=raw,
             parse_special=parse_special,
+            suffix=suffix,
             prediction=expected,
             lora_request=adapter,
             on_text=on_text,

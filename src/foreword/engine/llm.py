@@ -28,7 +28,7 @@ from foreword.engine.requests.arguments import (
     listed_prompts,
     spread,
 )
-from foreword.engine.requests.prompts import Prediction, Prompt, encode_prediction, encode_prompt
+from foreword.engine.requests.prompts import Prediction, Prompt, encode_prediction, encode_prompt, filling
 from foreword.engine.stepping.pipeline import StepPipeline
 from foreword.errors import RequestError
 from foreword.models.sources.builtin import DEFAULT_MODEL
@@ -156,6 +156,7 @@ class LLM:
         sampling_params: ParamsChoice = None,
         raw: bool = False,
         parse_special: bool = True,
+        suffix: str | None = None,
         speculation: SpeculationSetting | Sequence[SpeculationSetting] = None,
         prediction: Prediction | Sequence[Prediction] = None,
         lora_request: LoraChoice = None,
@@ -167,6 +168,7 @@ class LLM:
 
         `sampling_params` is vLLM's name of `params`. A text prompt of a model with a chat template is sent as a user's
         message unless `raw`; in raw text control tokens' names become those tokens, unless `parse_special` is False.
+        With a `suffix`, prompts are raw texts before a gap that the answer fills; the suffix follows it.
         `speculation` is False for plain decoding, or the keys of a configuration that differ from the model's; one for
         all prompts or one for each. `prediction` is the answer that is expected, a text or its token ids, for all
         prompts or for each: where the answer follows it, it takes few passes. `lora_request` names a LoRA adapter.
@@ -174,9 +176,9 @@ class LLM:
         `on_text` hears the first of n answers.
         """
         listed = listed_prompts(prompts)
-        encoded = [self.encode(prompt, raw, parse_special) for prompt in listed]
+        encoded = [self.encode(prompt, raw, parse_special, suffix) for prompt in listed]
         given = either(params, sampling_params)
-        how = _How(on_text, speculation, prediction, lora_request, priority, deadline_ms)
+        how = _How(on_text, speculation, prediction, lora_request, priority, deadline_ms, suffix)
         return self._run(listed, encoded, given, how)
 
     def chat(  # noqa: PLR0913 - vLLM's names
@@ -199,9 +201,11 @@ class LLM:
         how = _How(on_text, speculation, prediction, lora_request, priority, deadline_ms)
         return self._run([None] * len(encoded), encoded, given, how)
 
-    def encode(self, prompt: Prompt, raw: bool = False, parse_special: bool = True) -> list[int]:
-        """The token ids that `generate` makes of a prompt."""
-        return encode_prompt(self.tokenizer, prompt, raw, parse_special=parse_special)
+    def encode(
+        self, prompt: Prompt, raw: bool = False, parse_special: bool = True, suffix: str | None = None
+    ) -> list[int]:
+        """Return the token ids that `generate` makes of a prompt."""
+        return encode_prompt(self.tokenizer, prompt, raw, parse_special=parse_special, suffix=suffix)
 
     def _run(
         self,
@@ -226,6 +230,7 @@ class LLM:
             ):
                 name = f"llm-{next(self._numbers)}"
                 chosen = given or self.get_default_sampling_params()
+                chosen = filling(self.tokenizer, chosen, how.suffix)
                 new = NewRequest(name, tuple(ids), chosen, speculation=setting, prediction=answer)
                 self.engine.add(replace(new, adapter=adapter, priority=priority, deadline_ms=how.deadline_ms))
                 shown = prompt if isinstance(prompt, str) else None
@@ -260,6 +265,7 @@ class _How:
     lora_request: LoraChoice
     priority: int | Sequence[int]
     deadline_ms: float | None
+    suffix: str | None = None
 
 
 def make_core(

@@ -1,8 +1,10 @@
 """Prompts to token ids, the same for library, server and benchmarks."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import index
 
+from foreword.acceptance.params import SamplingParams
 from foreword.errors import RequestError
 from foreword.models.tokenization.tokenizer import Tokenizer
 
@@ -21,21 +23,35 @@ def encode_prompt(
     *,
     parse_special: bool = True,
     add_special_tokens: bool = True,
+    suffix: str | None = None,
 ) -> list[int]:
-    """The token ids of a prompt; text goes through the model's chat template unless `raw`.
+    """Return the token ids of a prompt; text goes through the model's chat template unless `raw`.
 
     In raw text the names of control tokens become those tokens, as in vLLM and llama.cpp, unless `parse_special` is
-    False; in a user's message they stay text.
+    False; in a user's message they stay text. With a `suffix` the prompt is the raw text before a gap, the suffix the
+    text after it, and names of control tokens stay text in both.
     """
     if isinstance(prompt, Mapping):
         if "prompt_token_ids" not in prompt:
             raise RequestError('a prompt is a string, token ids or {"prompt_token_ids": [...]}')
-        return _whole_numbers(prompt["prompt_token_ids"], "a prompt")
+        prompt = prompt["prompt_token_ids"]
     if not isinstance(prompt, str):
-        return _whole_numbers(prompt, "a prompt")
+        prompt = _whole_numbers(prompt, "a prompt")
+    if suffix:
+        return tokenizer.encode_fill(prompt, suffix, add_special_tokens=add_special_tokens)
+    if not isinstance(prompt, str):
+        return prompt
     if raw or tokenizer.chat_template is None:
         return tokenizer.encode(prompt, add_special_tokens=add_special_tokens, parse_special=parse_special)
     return tokenizer.encode_chat([{"role": "user", "content": prompt}])
+
+
+def filling(tokenizer: Tokenizer, params: SamplingParams, suffix: str | None) -> SamplingParams:
+    """Return parameters with which an answer ends where a gap before `suffix` is filled; without one, the same."""
+    if not suffix or tokenizer.fill is None or params.ignore_eos:
+        return params
+    ends = tokenizer.fill.ends - tokenizer.eos_ids - {*params.stop_token_ids}
+    return replace(params, stop_token_ids=(*params.stop_token_ids, *sorted(ends)))
 
 
 def _whole_numbers(ids: Sequence[int], what: str) -> list[int]:

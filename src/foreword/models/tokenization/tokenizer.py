@@ -9,9 +9,10 @@ from typing import Any
 
 import tokenizers
 
-from foreword.errors import TokenizerError
+from foreword.errors import RequestError, TokenizerError
 from foreword.models.config import ModelConfig
 from foreword.models.tokenization.chat_template import ChatTemplate
+from foreword.models.tokenization.fill_tokens import fill_tokens
 from foreword.models.tokenization.token_pieces import PieceDecoder
 
 # Two areas of private characters: what is swapped back in a rendering must not occur in the secret names.
@@ -30,6 +31,8 @@ class TokenizerParts:
     bos_id: int | None  # starts a text, where the model has such a token
     template: ChatTemplate | None  # None: the model has no chat format
     padding: int = 0  # entries at the end that only fill the vocabulary up
+    fill: tuple[int, int, int] | None = None  # fill-in-the-middle tokens, where the file states them
+    fill_ends: tuple[int, ...] = ()  # tokens that end a filled gap, likewise
 
 
 class Tokenizer:
@@ -40,6 +43,7 @@ class Tokenizer:
         self._backend = parts.backend
         self._backend.no_truncation()
         self._backend.no_padding()
+        self.fill = fill_tokens(self._backend, parts.fill, parts.fill_ends)  # None: the model has none
         added = self._backend.get_added_tokens_decoder()
         self._plain_added = {i: token.content.encode() for i, token in added.items() if not token.special}
         self._control = {token.content: i for i, token in added.items() if token.special and token.content}
@@ -141,6 +145,32 @@ class Tokenizer:
             rendered = rendered.replace(private, original)
         _refuse_surrogates(rendered)
         return self._encode_marked(rendered, add_special_tokens=False)
+
+    def encode_fill(
+        self, prefix: str | Sequence[int], suffix: str, *, add_special_tokens: bool = True
+    ) -> list[int]:
+        """Token ids after which the model writes what stands between two texts.
+
+        Names of control tokens in the texts stay text. Token ids of a prefix are taken as they are.
+        """
+        fill = self.fill
+        if fill is None:
+            raise RequestError(
+                "suffix: this model has no fill-in-the-middle tokens and can only continue a text; leave suffix "
+                "out, or use a model that has them, such as Qwen2.5-Coder, StarCoder2 or CodeLlama"
+            )
+        before = self.encode(prefix, add_special_tokens=False) if isinstance(prefix, str) else list(prefix)
+        start = self.encode("") if add_special_tokens else []
+        return [*start, fill.prefix, *before, fill.suffix, *self._encode_inner(suffix), fill.middle]
+
+    def _encode_inner(self, text: str) -> list[int]:
+        """Token ids of a text inside another, without the space that the vocabulary puts at a text's start."""
+        ids = self.encode(text, add_special_tokens=False)
+        if not self.strips_leading_space:
+            return ids
+        before = self.encode("\n", add_special_tokens=False)
+        inner = self.encode("\n" + text, add_special_tokens=False)
+        return inner[len(before) :] if inner[: len(before)] == before else ids
 
     def to_json(self) -> str:
         """tokenizer.json of this tokenizer, wherever it came from; without the secret names."""

@@ -10,6 +10,7 @@ from foreword.acceptance.logprobs import TokenLogprobs
 from foreword.engine.answers.collector import Answer
 from foreword.engine.answers.costs import Costs
 from foreword.engine.messages import AnswerDelta, NewRequest
+from foreword.engine.requests.prompts import filling
 from foreword.server.api.answering import Job
 from foreword.server.api.echo import Echo
 from foreword.server.api.identity import Caller, new_id
@@ -40,11 +41,12 @@ async def completion_job(context: ServerContext, body: CompletionRequest, caller
     speculation = context.speculation(body.speculation)
     requests = []
     for number, prompt in enumerate(body.prompts()):
-        ids = prompt if isinstance(prompt, list) else await context.prompts.text(prompt, body)
+        ids = await context.prompts.text(prompt, body, suffix=body.suffix)
         room = room_for_answer(ids, None, engine.max_model_len, limits.prompt_tokens)
         wanted = min(COMPLETION_TOKENS, room) if body.max_tokens is None else max(body.max_tokens, 1)
         max_tokens = room_for_answer(ids, wanted, engine.max_model_len, limits.prompt_tokens)
         params = body.sampling_params(max_tokens, body.logprobs, context.settings.sampling)
+        params = filling(context.prompts.tokenizer, params, body.suffix)
         if body.echo and body.logprobs is not None and params.prompt_logprobs is None:
             params = replace(params, prompt_logprobs=body.logprobs)
         name = f"{answer_id}-{number}"
@@ -59,6 +61,13 @@ def check_completion(body: CompletionRequest, settings: ServerSettings) -> int:
     check_logprobs(body.logprobs, settings.limits, "logprobs")
     if body.max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens can be 0 only with echo", param="max_tokens")
+    if body.echo and body.suffix:
+        raise ApiError(
+            400,
+            "echo and suffix exclude each other: the prompt does not stand before the answer alone; "
+            "leave echo out",
+            param="echo",
+        )
     _check_best_of(body.best_of, body.n or 1)
     prompts = len(body.prompts())
     if prompts > settings.limits.prompts:

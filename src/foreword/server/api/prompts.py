@@ -23,16 +23,22 @@ class PromptEncoder:
         self._inline_characters = settings.inline_characters
         self._threads = ThreadPoolExecutor(settings.tokenize_threads, thread_name_prefix="tokenize")
 
-    async def text(self, text: str, how: RawText, *, raw: bool = True) -> list[int]:
-        """A text as the library takes it: as it is, or as a user's message if it is not raw."""
+    async def text(
+        self, prompt: str | list[int], how: RawText, *, raw: bool = True, suffix: str | None = None
+    ) -> list[int]:
+        """Encode a prompt as the library takes it: as it is, or as a user's message if it is not raw.
+
+        With a `suffix`, it is the text before a gap.
+        """
         return await self._do(
-            len(text),
+            len(prompt) + len(suffix or ""),
             lambda: encode_prompt(
                 self.tokenizer,
-                text,
+                prompt,
                 raw,
                 parse_special=how.parse_special,
                 add_special_tokens=how.add_special_tokens,
+                suffix=suffix,
             ),
         )
 

@@ -21,6 +21,11 @@ from foreword.models.tokenization.tokenizer import Tokenizer, TokenizerParts
 
 _NORMAL_TYPE, _UNKNOWN_TYPE, _CONTROL_TYPE, _USER_DEFINED_TYPE, _UNUSED_TYPE = 1, 2, 3, 4, 5
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_FILL_KEYS = (
+    ("fim_pre_token_id", "fim_suf_token_id", "fim_mid_token_id"),
+    ("prefix_token_id", "suffix_token_id", "middle_token_id"),  # of older files
+)
+_FILL_END_KEYS = ("fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id", "eot_token_id")
 
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>")
 """Control tokens that end an answer where the chat template uses them, whatever the metadata calls EOS."""
@@ -56,6 +61,10 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
             bos_id=bos_id,
             template=template,
             padding=_padding(_types(fields, len(tokens))),
+            fill=_fill(fields, tokens),
+            fill_ends=tuple(
+                end for key in _FILL_END_KEYS if (end := _token_id(fields, key, tokens)) is not None
+            ),
         )
     )
 
@@ -109,6 +118,14 @@ def _eos_ids(fields: ConfigFields, tokens: list[str], special: list[str], templa
     stated = {_token_id(fields, key, tokens) for key in _END_KEYS}
     turn_ends = {tokens.index(end) for end in _TURN_ENDS if end in special and end in template}
     return frozenset(i for i in stated | turn_ends if i is not None)
+
+
+def _fill(fields: ConfigFields, tokens: list[str]) -> tuple[int, int, int] | None:
+    for keys in _FILL_KEYS:
+        prefix, suffix, middle = (_token_id(fields, key, tokens) for key in keys)
+        if prefix is not None and suffix is not None and middle is not None:
+            return prefix, suffix, middle
+    return None
 
 
 def _token_id(fields: ConfigFields, key: str, tokens: list[str]) -> int | None:

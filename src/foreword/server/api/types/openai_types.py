@@ -25,13 +25,11 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "store": (False,),
     "verbosity": (),
     "web_search_options": (),
-    "suffix": ("",),
 }
 """OpenAI's fields that this server does not implement, with the values that ask for nothing (null always does)."""
 
 
 _REASONS = {
-    "suffix": ": the models here continue texts and fill no gaps",
     "functions": ": use tools",
     "function_call": ": use tool_choice",
 }
@@ -115,7 +113,7 @@ class CompletionRequest(OpenAIFields, RawText):
     max_tokens: int | None = Field(None, ge=0)  # 0 with echo: nothing but the prompt and what is known of it
     logprobs: int | None = Field(None, ge=0)
     echo: bool | None = None  # the prompt before the answer
-    suffix: _unsupported("suffix") = None  # type: ignore[valid-type]
+    suffix: str | None = None  # the text after a gap that the answer fills
     best_of: int | None = Field(None, ge=1)  # as many as n, if it is given
 
     def prompts(self) -> list[str | list[int]]:
