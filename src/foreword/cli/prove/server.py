@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from foreword.proofs.server.plan import Plan
     from foreword.proofs.server.verdict import Reproduction, Verdict
 
-_COLOURS = {"proven": "green", "not refuted": "green", "refuted": "red", "not tried": "yellow"}
+_COLOURS = {"held": "green", "not refuted": "green", "not tried": "yellow"}  # failures are red
+_FAILURES = ("refuted", "fails under concurrency")
+MOST_SHOWN = 4
+"""Requests of a reproduction that the report prints."""
 _SWITCHES = {"foreword": {"speculation": False}}
 """Fields that turn speculation off, by who the list of models says that it is owned by."""
 
@@ -40,11 +43,11 @@ class Asked:
 
 
 def prove_server(asked: Asked, plan: "Plan", *, dry_run: bool, as_json: bool) -> None:
-    """Examine, print, and exit with 1 if a claim was refuted."""
+    """Examine, print, and exit with 1 if a claim was refuted or requests failed under concurrency."""
     report = asyncio.run(_run(asked, plan, dry_run))
     if as_json:
         print_json(report)
-    if report["refuted"]:
+    if report["refuted"] or report["fails_under_concurrency"]:
         raise typer.Exit(1)
 
 
@@ -60,7 +63,7 @@ async def _run(asked: Asked, plan: "Plan", dry_run: bool) -> dict[str, Any]:
             raise RequestError(f"{server.address} does not answer a plain request: {fault}") from None
         checks = examination.chosen(asked.only) if asked.only else examination.CHECKS
         cost = examination.cost(ground, checks)
-        _tell_cost(ground, cost)
+        _print_cost(ground, cost)
         found: list[Verdict] = []
         if not dry_run:
             with stage_bar() as progress:
@@ -69,7 +72,9 @@ async def _run(asked: Asked, plan: "Plan", dry_run: bool) -> dict[str, Any]:
             _print(ground, found)
         asked_for = ground.server.requests + (plain.requests if plain else 0)
     verdicts = [examination.as_json(verdict) for verdict in found]
-    refuted = [verdict["check"] for verdict in verdicts if verdict["verdict"] == "refuted"]
+    refuted, failing = (
+        [verdict["check"] for verdict in verdicts if verdict["verdict"] == kind] for kind in _FAILURES
+    )
     return {
         "url": server.address,
         "model": server.model,
@@ -78,6 +83,7 @@ async def _run(asked: Asked, plan: "Plan", dry_run: bool) -> dict[str, Any]:
         "requests_by_check": dict(cost.checks),
         "requests_made": asked_for,
         "refuted": refuted,
+        "fails_under_concurrency": failing,
         "verdicts": verdicts,
     }
 
@@ -97,36 +103,46 @@ async def _servers(asked: Asked, stack: AsyncExitStack) -> "tuple[Server, Server
     return server, None if switch is None else Server(client, model.name, asked.route, switch)
 
 
-def _tell_cost(ground: "Ground", cost: "Cost") -> None:
+def _print_cost(ground: "Ground", cost: "Cost") -> None:
     plan = ground.plan
     stdout.print(
         f"{ground.server.model} at {ground.server.address}: at most {cost.whole:,} requests ({plan.name}: "
-        f"{plan.prompts} prompts, {plan.tokens} tokens, {plan.draws:,} draws of {plan.depth}); "
+        f"{plan.prompts} prompts × {plan.tokens} tokens, {plan.draws:,} draws × {plan.depth} tokens); "
         "a refutation costs a few more",
         soft_wrap=True,
     )
 
 
 def _print(ground: "Ground", verdicts: "list[Verdict]") -> None:
-    table = Table("claim", "verdict", "tried", "would have seen", "", title="examination", show_lines=False)
+    columns = ("claim", "verdict", "prompts × tokens", "tried", "would have seen", "")
+    table = Table(*columns, title="examination", show_lines=False)
     for verdict in verdicts:
-        colour = _COLOURS[verdict.outcome.value]
-        outcome = f"[{colour}]{verdict.outcome.value}[/{colour}]"
-        table.add_row(
-            verdict.check, outcome, f"{verdict.tried:,}", verdict.visible, verdict.detail.replace("[", "\\[")
-        )
+        colour = _COLOURS.get(verdict.outcome.value, "red")
+        words = f"[{colour}]{verdict.words}[/{colour}]"
+        extent, detail = str(verdict.extent), verdict.detail.replace("[", "\\[")
+        table.add_row(verdict.check, words, extent, f"{verdict.tried:,}", verdict.visible, detail)
     stdout.print(table)
     for verdict in verdicts:
         if verdict.reproduction is not None:
             _print_reproduction(ground.server.address, verdict.check, verdict.reproduction)
-    count = sum(verdict.outcome.value == "refuted" for verdict in verdicts)
-    stdout.print(f"{count} of {len(verdicts)} claims refuted" if count else "no claim refuted")
+    stdout.print(_summary([verdict.outcome.value for verdict in verdicts]))
+
+
+def _summary(outcomes: list[str]) -> str:
+    """Return the report's last line: how many claims failed, of how many that were tried."""
+    refuted, failing = (outcomes.count(kind) for kind in _FAILURES)
+    tried = len(outcomes) - outcomes.count("not tried")
+    found = f"{refuted} of {tried} claims refuted" if refuted else f"none of {tried} claims refuted"
+    found += f", {failing} failed under concurrency" if failing else ""
+    return found + (f"; {len(outcomes) - tried} not tried" if tried < len(outcomes) else "")
 
 
 def _print_reproduction(address: str, check: str, shown: "Reproduction") -> None:
     stdout.print(f"\n{check}" + (", all at once:" if shown.at_once else ":"), markup=False)
-    for body in shown.bodies[:4]:
+    for body in shown.bodies[:MOST_SHOWN]:
         quoted = json.dumps(dict(body), ensure_ascii=False).replace("'", "'\\''")
         stdout.print(f"  curl {address} --json '{quoted}'", markup=False, soft_wrap=True)
+    if (more := len(shown.bodies) - MOST_SHOWN) > 0:
+        stdout.print(f"  and {more} more, which --json lists", markup=False)
     stdout.print(f"  got       {shown.got}", markup=False, soft_wrap=True)
     stdout.print(f"  expected  {shown.expected}", markup=False, soft_wrap=True)

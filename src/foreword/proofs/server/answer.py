@@ -86,6 +86,19 @@ class Answer:
         return self.choices.get(0) or Choice()
 
     @property
+    def is_cut(self) -> bool:
+        """Whether the answer breaks off: every whole choice has a finish_reason."""
+        return not self.choices or any(choice.finish_reason is None for choice in self.choices.values())
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of every choice, as listed, else the mean by `usage`; empty where the server gives neither."""
+        listed = [len(choice.token_ids or choice.tokens) for choice in self.choices.values()]
+        if all(listed) or self.usage is None:
+            return [length for length in listed if length]
+        return [self.usage.completion // len(listed)] * len(listed)
+
+    @property
     def text(self) -> str:
         return self.first.text
 

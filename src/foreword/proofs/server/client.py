@@ -55,29 +55,37 @@ class Server:
     def address(self) -> str:
         return f"{str(self._client.base_url).rstrip('/')}{ROUTES[self.route]}"
 
-    def told(self, body: Body) -> Body:
-        """The JSON that is sent: a prompt becomes a message where the route is chat."""
+    def wire_body(self, body: Body, *, streamed: bool = False) -> Body:
+        """Return the JSON that is sent: a prompt becomes a message where the route is chat."""
         sent: Body = {"model": self.model, **body, **self.extra}
+        if streamed:
+            sent |= {"stream": True, "stream_options": {"include_usage": True}}
         if self.route == "chat":
             sent["messages"] = [{"role": "user", "content": sent.pop("prompt")}]
             if (top := sent.pop("logprobs", None)) is not None:
                 sent |= {"logprobs": True, "top_logprobs": top}
         return sent
 
+    async def send(self, body: Body, *, streamed: bool) -> Answer:
+        """Return the answer, whole or put together from its chunks."""
+        return await (self.stream(body) if streamed else self.ask(body))
+
     async def ask(self, body: Body) -> Answer:
-        """The whole answer."""
-        sent = self.told(body)
+        """Return the answer to a request that is not streamed."""
+        sent = self.wire_body(body)
         response = await self._post(sent)
         try:
             answer = Answer(sent)
             answer.take(json.loads(await response.aread()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Broken(f"the answer is not one of OpenAI's: {error_words(error)}", sent) from None
+        except httpx2.HTTPError as error:
+            raise Broken(f"the answer broke off: {error_words(error)}", sent) from None
         return answer
 
     async def stream(self, body: Body) -> Answer:
-        """The answer put together from its chunks."""
-        sent = self.told({**body, "stream": True, "stream_options": {"include_usage": True}})
+        """Return the answer put together from its chunks."""
+        sent = self.wire_body(body, streamed=True)
         response = await self._post(sent)
         answer, events, is_done = Answer(sent), EventParser(), False
         try:

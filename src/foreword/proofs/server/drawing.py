@@ -1,10 +1,10 @@
 """Many sampled answers."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
 from foreword.proofs.server.answer import Answer, Choice
 from foreword.proofs.server.client import Server
+from foreword.proofs.server.concurrency import Call, send_together
 from foreword.proofs.server.ground import Ground
 
 SEEDS_APART = 1_000_003
@@ -33,8 +33,8 @@ async def draw(
             several = {"n": n} if n > 1 else {}
             body = ground.sampled(texts[k % len(texts)], seed, max_tokens=depth, **several)
             bodies.append(ground.with_logprobs(body) if logprobs else body)
-        answers = await asyncio.gather(*(server.ask(body) for body in bodies))
-        ground.on_asked()
+        answers = await send_together(server, [Call(body) for body in bodies])
         for body, answer in zip(bodies, answers, strict=True):
+            ground.judged(body["prompt"], answer)
             for choice in answer.choices.values():
                 yield body["prompt"], answer, choice

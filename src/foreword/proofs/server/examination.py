@@ -24,6 +24,8 @@ from foreword.proofs.server.checks.streamed import Streamed
 from foreword.proofs.server.checks.usage import UsageCounts
 from foreword.proofs.server.checks.without_speculation import WithoutSpeculation
 from foreword.proofs.server.client import Broken, Refused, Server
+from foreword.proofs.server.concurrency import FailsTogether
+from foreword.proofs.server.extent import Extent
 from foreword.proofs.server.ground import Ground
 from foreword.proofs.server.plan import Plan
 from foreword.proofs.server.verdict import Outcome, Reproduction, Verdict, not_tried, refuted
@@ -91,6 +93,7 @@ async def examine(
     before = _asked(ground)
     whole = cost(ground, checks).whole - MOST_REQUESTS
     refuted_names: set[str] = set()
+    plan = ground.plan
     for check in checks:
 
         def show(name: str = check.name) -> None:
@@ -98,9 +101,12 @@ async def examine(
                 progress(name, min(_asked(ground) - before, whole), whole)
 
         show()
-        verdict = await _verdict(check(), replace(ground, on_asked=show), refuted_names)
+        fresh = replace(ground, plan=plan, on_judged=show, extent=Extent())
+        verdict = await _verdict(check(), fresh, refuted_names)
         if verdict.outcome is Outcome.REFUTED:
             refuted_names.add(check.name)
+        if verdict.outcome is Outcome.FAILS_TOGETHER:  # the checks to come send one request at a time
+            plan = replace(plan, at_once=1)
         yield verdict
 
 
@@ -109,8 +115,15 @@ def _asked(ground: Ground) -> int:
 
 
 async def _verdict(check: Check, ground: Ground, refuted_names: set[str]) -> Verdict:
-    if lost := [name for name in check.rests_on if name in refuted_names]:
+    # Where the server gives one answer per request, draws take one request each and do not depend on `n`.
+    unused = {Several.name} if ground.abilities.n == 1 else set()
+    if lost := [name for name in check.rests_on if name in refuted_names - unused]:
         return not_tried(check.name, f"rests on {', '.join(lost)}, which was refuted")
+    return replace(await _examined(check, ground), extent=ground.extent)
+
+
+async def _examined(check: Check, ground: Ground) -> Verdict:
+    """Return the check's verdict, or the one of a server that refuses or fails its requests."""
     try:
         return await check.examine(ground)
     except Refused as refusal:
@@ -118,6 +131,11 @@ async def _verdict(check: Check, ground: Ground, refuted_names: set[str]) -> Ver
     except Broken as fault:
         shown = Reproduction([fault.body], str(fault), "an answer")
         return refuted(check.name, 1, f"the server fails: {fault}", shown)
+    except FailsTogether as fault:
+        count = len(fault.bodies)
+        shown = Reproduction(fault.bodies, str(fault), "an answer to each, as alone", at_once=True)
+        detail = f"{fault}, beside {count - 1} other(s); the same request alone is answered"
+        return Verdict(check.name, Outcome.FAILS_TOGETHER, count, detail, reproduction=shown)
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:
@@ -128,6 +146,9 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         "claim": next(check.claim for check in CHECKS if check.name == verdict.check),
         "verdict": verdict.outcome.value,
         "tried": verdict.tried,
+        "prompts": len(verdict.extent.prompts),
+        "tokens": verdict.extent.tokens,
+        "fewest_tokens": verdict.extent.fewest,
         "detail": verdict.detail,
         "would_have_seen": verdict.visible,
         "reproduction": None

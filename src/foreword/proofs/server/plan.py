@@ -37,6 +37,9 @@ class Plan:
         return tuple(islice(PROMPTS, self.prompts))
 
 
-SMALL = Plan("small", prompts=3, tokens=24, at_once=4, draws=256, depth=4)
-STANDARD = Plan("standard", prompts=8, tokens=64, at_once=8, draws=4_000, depth=8)
-FULL = Plan("full", prompts=12, tokens=128, at_once=16, draws=40_000, depth=8)
+LEAST_TOKENS = 128
+"""Of every text that is compared: speculation that changes texts may do so only after dozens of tokens."""
+
+SMALL = Plan("small", prompts=3, tokens=LEAST_TOKENS, at_once=4, draws=256, depth=4)
+STANDARD = Plan("standard", prompts=8, tokens=LEAST_TOKENS, at_once=8, draws=4_000, depth=8)
+FULL = Plan("full", prompts=12, tokens=2 * LEAST_TOKENS, at_once=16, draws=40_000, depth=8)

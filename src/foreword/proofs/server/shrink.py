@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
+from foreword.proofs.server.abilities import FILTERS_OFF
 from foreword.proofs.server.client import Body, Broken, Refused
 
 MOST_TRIES = 16
@@ -26,8 +27,9 @@ async def smallest(body: Body, shows: Callable[[Body], Awaitable[bool]]) -> Body
             body = smaller
             break
         tokens *= 2
-    for leave_out in [name for name in ("logprobs", "top_k", "min_p", "repetition_penalty") if name in body]:
-        if await still(smaller := {name: value for name, value in body.items() if name != leave_out}):
+    for unneeded in ({"logprobs"}, FILTERS_OFF.keys()):
+        smaller = {name: value for name, value in body.items() if name not in unneeded}
+        if smaller != body and await still(smaller):
             body = smaller
     words = body["prompt"].split(" ") if isinstance(body["prompt"], str) else []
     while len(words) > 1:

@@ -1,20 +1,23 @@
 """What became of a claim."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from foreword.proofs.server.extent import Extent
+
 CONFIDENCE = 0.95
-"""How surely a fault of the size that is told would have been seen."""
+"""Probability with which a fault of the stated size would have been seen."""
 
 
 class Outcome(StrEnum):
     """How a claim stands after its check."""
 
-    PROVEN = "proven"  # of every request that was made: chance had no part in it
-    NOT_REFUTED = "not refuted"  # chance has a part; what would have been seen is told
+    HELD = "held"  # in every case that was tried; says nothing of other prompts or longer texts
+    NOT_REFUTED = "not refuted"  # a statistical test with a stated power
     REFUTED = "refuted"
+    FAILS_TOGETHER = "fails under concurrency"  # requests fail beside others that succeed alone
     NOT_TRIED = "not tried"  # the server has not got what it takes, or it rests on a claim that was refuted
 
 
@@ -38,15 +41,21 @@ class Verdict:
     detail: str = ""
     visible: str = ""  # the fault that would have been seen
     reproduction: Reproduction | None = None
+    extent: Extent = field(default_factory=Extent)
+
+    @property
+    def words(self) -> str:
+        """The verdict as people read it: "held" with its number of cases."""
+        return f"held in {self.tried:,}" if self.outcome is Outcome.HELD else self.outcome.value
 
 
-def proven(check: str, tried: int, detail: str = "") -> Verdict:
-    """Every case held; a fault that strikes only some requests may have missed these."""
+def held(check: str, tried: int, detail: str = "") -> Verdict:
+    """Return the verdict of a claim that held in every case; not tried if there was none."""
     if not tried:
         return not_tried(check, detail or "no request showed it")
     share = 1 - (1 - CONFIDENCE) ** (1 / tried)
-    visible = f"a fault in {share:.1%} of such requests"
-    return Verdict(check, Outcome.PROVEN, tried, detail, visible)
+    visible = f"a fault in {share:.1%} of requests like these ({CONFIDENCE:.0%})"
+    return Verdict(check, Outcome.HELD, tried, detail, visible)
 
 
 def not_tried(check: str, why: str) -> Verdict:

@@ -5,7 +5,7 @@ from typing import ClassVar
 from foreword.proofs.server.answer import Choice
 from foreword.proofs.server.comparing import brief
 from foreword.proofs.server.ground import Ground
-from foreword.proofs.server.verdict import Reproduction, Verdict, proven, refuted
+from foreword.proofs.server.verdict import Reproduction, Verdict, held, refuted
 
 TOKENS = (40, 45, 50)
 """Ids that are ordinary tokens of most vocabularies."""
@@ -27,13 +27,13 @@ class Bias:
         if ground.abilities.token_ids:
             body["return_token_ids"] = True
         plain = await ground.server.ask(body)
-        ground.on_asked()
+        ground.judged(body["prompt"], plain)
         for tried, token in enumerate(TOKENS, 1):
             answer = await ground.server.ask({**body, "logit_bias": {str(token): 100}})
             if _is_ignored(answer.first, plain.first, token):
                 shown = Reproduction([answer.body], brief(answer), f"token {token} again and again")
                 return refuted(self.name, tried, f"token {token} was not decided for", shown)
-        return proven(self.name, len(TOKENS))
+        return held(self.name, len(TOKENS))
 
 
 def _is_ignored(answer: Choice, plain: Choice, token: int) -> bool:

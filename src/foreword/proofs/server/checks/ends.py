@@ -5,7 +5,7 @@ from typing import ClassVar
 from foreword.proofs.server.answer import HALF, Answer
 from foreword.proofs.server.comparing import brief
 from foreword.proofs.server.ground import Ground
-from foreword.proofs.server.verdict import Reproduction, Verdict, proven, refuted
+from foreword.proofs.server.verdict import Reproduction, Verdict, held, refuted
 
 MORE = 8
 """Tokens that are allowed beyond those of the first answer."""
@@ -28,14 +28,14 @@ class Ends:
                 body = ground.sampled(text, seed, max_tokens=tokens)
                 answer = await ground.server.ask(body)
                 longer = await ground.server.ask({**body, "max_tokens": tokens + MORE})
-                ground.on_asked()
+                ground.judged(text, answer, longer)
                 tried += 1
                 ended += answer.first.finish_reason == "stop"
                 if fault := _fault(answer, longer):
                     bodies = [answer.body, longer.body]
                     shown = Reproduction(bodies, f"{brief(answer)}, then {brief(longer)}", fault)
                     return refuted(self.name, tried, fault, shown)
-        return proven(self.name, tried, f"{ended} ended by themselves")
+        return held(self.name, tried, f"{ended} ended by themselves")
 
 
 def _fault(answer: Answer, longer: Answer) -> str:

@@ -7,7 +7,7 @@ from typing import ClassVar
 from foreword.proofs.server.answer import HALF, Answer, Token
 from foreword.proofs.server.client import Body
 from foreword.proofs.server.ground import Ground
-from foreword.proofs.server.verdict import Reproduction, Verdict, not_tried, proven, refuted
+from foreword.proofs.server.verdict import Reproduction, Verdict, held, not_tried, refuted
 
 PLACES = 3
 """Tokens of an answer that are scored again by a request of their own."""
@@ -37,7 +37,7 @@ class Logprobs:
     async def examine(self, ground: Ground) -> Verdict:
         if not ground.abilities.logprobs:
             return not_tried(self.name, "the server lists no log probabilities")
-        places = 0
+        answers = places = 0
         for text in ground.plan.texts:
             body = ground.greedy(text)
             if ground.abilities.token_ids:
@@ -48,11 +48,14 @@ class Logprobs:
             if fault is None:
                 fault, scored = await self._rescored(ground, answer)
             places += scored
-            ground.on_asked()
+            answers += 1
+            ground.judged(text, answer)
             if fault is not None:
                 shown = Reproduction(fault.bodies, fault.got, fault.expected)
                 return refuted(self.name, places, f"{fault.got}, expected {fault.expected}", shown)
-        return proven(self.name, places, "tokens scored again")
+        if not places:
+            return held(self.name, answers, "no token could be scored again")
+        return held(self.name, places, "tokens scored again")
 
     async def _rescored(self, ground: Ground, answer: Answer) -> tuple[_Fault | None, int]:
         """Ask for single tokens after prompts that end with the answer so far."""

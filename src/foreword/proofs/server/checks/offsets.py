@@ -6,7 +6,7 @@ from foreword.proofs.server.answer import HALF, Choice
 from foreword.proofs.server.client import Body
 from foreword.proofs.server.ground import Ground
 from foreword.proofs.server.shrink import smallest
-from foreword.proofs.server.verdict import Reproduction, Verdict, not_tried, proven, refuted
+from foreword.proofs.server.verdict import Reproduction, Verdict, held, not_tried, refuted
 
 
 class Offsets:
@@ -25,12 +25,12 @@ class Offsets:
         tried = 0
         for seed, text in enumerate(ground.plan.texts):
             for body in (ground.greedy(text), ground.with_logprobs(ground.sampled(text, seed))):
-                choice = (await ground.server.ask(body)).first
-                ground.on_asked()
+                answer = await ground.server.ask(body)
+                ground.judged(text, answer)
                 tried += 1
-                if fault := _fault(choice):
+                if fault := _fault(answer.first):
                     return await self._refuted(ground, body, fault, tried)
-        return proven(self.name, tried)
+        return held(self.name, tried)
 
     async def _refuted(self, ground: Ground, body: Body, fault: str, tried: int) -> Verdict:
         async def shows(smaller: Body) -> bool:

@@ -5,7 +5,7 @@ from typing import ClassVar
 from foreword.proofs.server.answer import HALF, Answer
 from foreword.proofs.server.comparing import brief
 from foreword.proofs.server.ground import Ground
-from foreword.proofs.server.verdict import Reproduction, Verdict, not_tried, proven, refuted
+from foreword.proofs.server.verdict import Reproduction, Verdict, held, not_tried, refuted
 
 PENALTY = 2.0
 MARGIN = 0.2  # nats that the other token must be ahead by
@@ -29,7 +29,7 @@ class Penalties:
             body = ground.greedy(text)
             plain = await ground.server.ask(body)
             place = _turning(plain, text)
-            ground.on_asked()
+            ground.judged(text, plain)
             if place is None:
                 continue
             tried += 1
@@ -40,7 +40,7 @@ class Penalties:
                 return refuted(
                     self.name, tried, fault, Reproduction([answer.body], brief(answer), "another text")
                 )
-        return proven(
+        return held(
             self.name, tried, "" if tried else "no answer repeats a token that another is close behind"
         )
 

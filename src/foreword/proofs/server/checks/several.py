@@ -27,7 +27,7 @@ class Several:
         judged = 0
         for tried, (seed, text) in enumerate(enumerate(ground.plan.texts), 1):
             answer = await ground.server.ask(ground.with_logprobs(ground.sampled(text, seed, n=N)))
-            ground.on_asked()
+            ground.judged(text, answer)
             if sorted(answer.choices) != list(range(N)):
                 shown = Reproduction(
                     [answer.body], f"choices {sorted(answer.choices)}", f"choices 0 to {N - 1}"

@@ -6,7 +6,7 @@ from foreword.proofs.server.answer import HALF
 from foreword.proofs.server.client import Body
 from foreword.proofs.server.comparing import brief
 from foreword.proofs.server.ground import Ground
-from foreword.proofs.server.verdict import Reproduction, Verdict, proven, refuted
+from foreword.proofs.server.verdict import Reproduction, Verdict, held, refuted
 
 STOPS = 3
 """Places of an answer that are made stop texts."""
@@ -28,11 +28,13 @@ class Stop:
         tried = 0
         for seed, text in enumerate(ground.plan.texts):
             body = ground.sampled(text, seed)
-            whole = (await ground.server.ask(body)).text
+            unstopped = await ground.server.ask(body)
+            ground.judged(text, unstopped)
+            whole = unstopped.text
             for stop, place in _stops(whole):
                 for ask in (ground.server.ask, ground.server.stream):
                     answer = await ask({**body, "stop": [stop]})
-                    ground.on_asked()
+                    ground.judged(text, answer)
                     tried += 1
                     if (answer.text, answer.first.finish_reason) != (whole[:place], "stop"):
                         fault = f"with the stop {stop!r} the text is not what stands before it"
@@ -41,7 +43,7 @@ class Stop:
                             [{**answer.body, **small}], brief(answer), f"{whole[:place][-120:]!r} (stop)"
                         )
                         return refuted(self.name, tried, fault, shown)
-        return proven(self.name, tried)
+        return held(self.name, tried)
 
     async def _smaller(self, ground: Ground, body: Body, stop: str, place: int) -> Body:
         """Fewest tokens that still reach the stop text."""

@@ -7,7 +7,7 @@ from foreword.proofs.server.client import Body
 from foreword.proofs.server.comparing import brief
 from foreword.proofs.server.ground import Ground
 from foreword.proofs.server.shrink import smallest
-from foreword.proofs.server.verdict import Reproduction, Verdict, not_tried, proven, refuted
+from foreword.proofs.server.verdict import Reproduction, Verdict, held, not_tried, refuted
 
 
 class UsageCounts:
@@ -26,7 +26,7 @@ class UsageCounts:
             for tokens in (1, ground.plan.tokens - 3):
                 body = ground.with_logprobs(ground.sampled(text, seed, max_tokens=tokens))
                 whole, streamed = await ground.server.ask(body), await ground.server.stream(body)
-                ground.on_asked()
+                ground.judged(text, whole, streamed)
                 if whole.usage is None:
                     return not_tried(self.name, "the server tells no usage")
                 tried += 2
@@ -35,7 +35,7 @@ class UsageCounts:
                 if streamed.usage is not None and whole.usage.prompt != streamed.usage.prompt:
                     fault = f"a prompt of {whole.usage.prompt} tokens has {streamed.usage.prompt} in a stream"
                     return await self._refuted(ground, body, fault, tried)
-        return proven(self.name, tried)
+        return held(self.name, tried)
 
     async def _refuted(self, ground: Ground, body: Body, fault: str, tried: int) -> Verdict:
         async def shows(smaller: Body) -> bool:

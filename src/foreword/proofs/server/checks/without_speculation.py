@@ -45,7 +45,7 @@ class WithoutSpeculation:
         return Verdict(self.name, Outcome.NOT_REFUTED, 2 * len(with_it) * draws, detail, visible)
 
     def _refuted(self, ground: Ground, prompt: str, found: Contrast, tried: int) -> Verdict:
-        body = ground.server.told(ground.sampled(prompt, 0, max_tokens=DEPTH, n=ground.abilities.n))
+        body = ground.server.wire_body(ground.sampled(prompt, 0, max_tokens=DEPTH, n=ground.abilities.n))
         body.pop("seed")
         without, with_it = found.counts
         shown = Reproduction(
