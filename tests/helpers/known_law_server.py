@@ -35,9 +35,13 @@ def read(prompt: str | list[int]) -> list[int]:
 
 
 class KnownLaws:
-    """Draws each token from softmax(logits of the two tokens before it); everything else as OpenAI has it."""
+    """Draws each token from softmax(logits of the two tokens before it); everything else as OpenAI has it.
 
-    def __init__(self, seed: int = 0, sharpness: float = 0.4) -> None:
+    `repeat_penalty` is the default of the field of that name, as in llama.cpp; log probabilities are those before it.
+    """
+
+    def __init__(self, seed: int = 0, sharpness: float = 0.4, repeat_penalty: float = 1.0) -> None:
+        self._repeat_penalty = repeat_penalty
         rng = np.random.default_rng(seed)
         self._rows = rng.normal(0.0, sharpness, (VOCAB, VOCAB))
         self._columns = rng.normal(0.0, sharpness, (VOCAB, VOCAB))
@@ -58,7 +62,7 @@ class KnownLaws:
         await asyncio.sleep(0)  # requests that were sent together overlap
         if request.url.path.endswith("/models"):
             return httpx2.Response(200, json={"data": [{"id": "known", "owned_by": "foreword"}]})
-        body = json.loads(request.content)
+        body = {"repeat_penalty": self._repeat_penalty, **json.loads(request.content)}
         prompt = read(body["prompt"])
         choices = [self._choice(body, prompt, index) for index in range(body.get("n", 1))]
         written = sum(len(choice["token_ids"]) for choice in choices)
@@ -71,6 +75,10 @@ class KnownLaws:
             return httpx2.Response(200, json={"choices": choices, "usage": usage})
         events = [event for choice in choices for event in _chunks(choice)]
         return stream_response([*events, {"choices": [], "usage": usage}])
+
+    def token(self, place: Place, body: dict[str, Any], written: list[int], rng: np.random.Generator) -> int:
+        """Return the next token of an answer."""
+        return _draw(place, body, written, rng)
 
     def _choice(self, body: dict[str, Any], prompt: list[int], index: int) -> dict[str, Any]:
         seed = body.get("seed")
@@ -85,7 +93,7 @@ class KnownLaws:
         text, reason = "", "length"
         while len(written) < body["max_tokens"]:
             place = self.place([*prompt[-2:], *written[-2:]])
-            token = _draw(place, body, written, rng)
+            token = self.token(place, body, written, rng)
             if body.get("logprobs"):
                 told["tokens"].append(TEXTS[token])
                 told["token_logprobs"].append(float(place.logprobs[token]))
@@ -110,11 +118,40 @@ class KnownLaws:
         }
 
 
+class ChangesTexts(KnownLaws):
+    """Greedy texts are other ones from this token on where speculation is not switched off."""
+
+    first_changed = 45
+
+    def token(self, place: Place, body: dict[str, Any], written: list[int], rng: np.random.Generator) -> int:
+        is_speculating = body["temperature"] == 0 and body.get("speculation") is not False
+        if is_speculating and len(written) == self.first_changed:
+            return int(np.argsort(-place.logprobs)[1])
+        return super().token(place, body, written, rng)
+
+
+class CutsStreams(KnownLaws):
+    """Ends a stream with [DONE] and without a finish_reason when another request arrives, as llama-cpp-python does."""
+
+    arrived = 0
+
+    async def __call__(self, request: httpx2.Request) -> httpx2.Response:
+        self.arrived += 1
+        number = self.arrived
+        response = await super().__call__(request)
+        if number == self.arrived or b'"stream":true' not in request.content:
+            return response
+        begin = json.loads(response.content.split(b"\n", 1)[0].removeprefix(b"data: "))
+        return stream_response([begin])
+
+
 def _draw(place: Place, body: dict[str, Any], written: list[int], rng: np.random.Generator) -> int:
-    if body["temperature"] == 1 and not (body.keys() & {"presence_penalty", "logit_bias"}):
+    is_plain = body["repeat_penalty"] == 1 and not (body.get("presence_penalty") or body.get("logit_bias"))
+    if body["temperature"] == 1 and is_plain:
         return int(np.searchsorted(place.steps, rng.random() * place.steps[-1]))
     scores = place.logprobs.copy()
-    scores[list(set(written))] -= body.get("presence_penalty", 0.0)
+    repeated = list(set(written))
+    scores[repeated] = scores[repeated] * body["repeat_penalty"] - body.get("presence_penalty", 0.0)
     for token, bias in (body.get("logit_bias") or {}).items():
         if int(token) < VOCAB:
             scores[int(token)] += bias

@@ -18,6 +18,7 @@ from pending import PENDING_MUTANTS
 from predictions import PREDICTION_MUTANTS
 from preparing import PREPARING_MUTANTS
 from rollouts import ROLLOUT_MUTANTS
+from server_proofs import SERVER_PROOF_MUTANTS
 from service import SERVICE_MUTANTS
 from simulator import SIMULATOR_MUTANTS
 from training import TRAINING_MUTANTS
@@ -42,6 +43,7 @@ EVERY_MUTANT: tuple[Mutant, ...] = (
     *PREPARING_MUTANTS,
     *ROLLOUT_MUTANTS,
     *CONTROL_MUTANTS,
+    *SERVER_PROOF_MUTANTS,
     *SERVICE_MUTANTS,
     *GRAMMAR_MUTANTS,
     *FAMILY_MUTANTS,

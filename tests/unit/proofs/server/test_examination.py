@@ -11,11 +11,11 @@ import pytest
 from foreword.errors import RequestError
 from foreword.proofs.server.client import Server
 from foreword.proofs.server.examination import CHECKS, chosen, cost, examine, prepare
-from foreword.proofs.server.plan import FULL, Plan
+from foreword.proofs.server.plan import FULL, SMALL, STANDARD, Plan
 from foreword.proofs.server.verdict import Outcome, Verdict
 from foreword.wire.openai_http import open_client
 from helpers.faulty_proxy import FAULTS, FaultyProxy
-from helpers.known_law_server import KnownLaws
+from helpers.known_law_server import ChangesTexts, CutsStreams, KnownLaws
 
 PLAN = Plan("test", prompts=2, tokens=24, at_once=4, draws=96, depth=3)
 MANY = Plan("test", prompts=2, tokens=8, at_once=4, draws=6_400, depth=3)
@@ -114,6 +114,123 @@ def test_a_server_that_fails_is_refuted_with_the_request_it_failed_on():
     assert "out of memory" in stop.detail
     assert stop.reproduction is not None
     assert stop.reproduction.bodies[0]["stop"]
+
+
+def test_a_penalty_that_is_on_by_default_refutes_nothing():
+    verdicts, _, _ = examined(httpx2.MockTransport(KnownLaws(repeat_penalty=1.1)))
+    assert names(verdicts, Outcome.REFUTED) == set()
+    assert names(verdicts, Outcome.NOT_TRIED) == set()
+
+
+def test_a_strict_server_gets_the_filters_that_it_takes_and_no_others():
+    class Strict(KnownLaws):
+        async def __call__(self, request: httpx2.Request) -> httpx2.Response:
+            if b"mirostat" in request.content or b"repetition_penalty" in request.content:
+                return httpx2.Response(400, json={"error": {"message": "unknown field"}})
+            return await super().__call__(request)
+
+    verdicts, told, made = examined(httpx2.MockTransport(Strict(repeat_penalty=1.1)))
+    assert names(verdicts, Outcome.REFUTED) == set()
+    assert names(verdicts, Outcome.NOT_TRIED) == set()
+    assert made <= told
+
+
+def test_a_server_that_fails_at_an_optional_field_is_examined_without_it():
+    class Failing(KnownLaws):
+        async def __call__(self, request: httpx2.Request) -> httpx2.Response:
+            if b'"logprobs"' in request.content:
+                return httpx2.Response(500, json={"error": {"message": "logits_all is off"}})
+            return await super().__call__(request)
+
+    verdicts, _, _ = examined(httpx2.MockTransport(Failing()), only="logprobs")
+    assert names(verdicts, Outcome.NOT_TRIED) == {"logprobs"}
+
+
+@pytest.mark.parametrize("plan", [SMALL, STANDARD, FULL], ids=lambda plan: plan.name)
+def test_every_form_compares_texts_beyond_a_late_change(plan):
+    claim = "greedy with and without speculation"
+    server = httpx2.MockTransport(ChangesTexts(sharpness=0.8))
+    verdicts, _, _ = examined(server, replace(plan, prompts=3), only=claim)
+    assert names(verdicts, Outcome.REFUTED) == {claim}
+    found = verdicts[-1]
+    assert "from token 45 on" in found.detail
+    assert found.reproduction is not None
+    assert found.reproduction.got.removeprefix("with: ") != found.reproduction.expected.removeprefix(
+        "without: "
+    )
+    assert plan.tokens >= 128
+
+
+def test_every_verdict_has_the_prompts_and_tokens_that_it_judged():
+    verdicts, _, _ = examined(httpx2.MockTransport(KnownLaws()))
+    extents = {verdict.check: verdict.extent for verdict in verdicts}
+    for name, extent in extents.items():
+        assert len(extent.prompts) == (1 if name == "logit_bias" else PLAN.prompts), name
+        assert extent.fewest is not None
+        assert 1 <= extent.fewest <= extent.tokens <= PLAN.tokens + 8, name
+    assert str(extents["distribution against own logprobs"]).startswith("2 × ")
+    assert {verdict.words for verdict in verdicts if verdict.check == "seed alone"} == {"held in 4"}
+    assert all("held" in verdict.words or "not refuted" in verdict.words for verdict in verdicts)
+
+
+def test_streams_cut_by_another_request_fail_under_concurrency_with_the_requests_that_show_it():
+    verdicts, _, _ = examined(httpx2.MockTransport(CutsStreams()))
+    assert names(verdicts, Outcome.REFUTED) == set()
+    (failing,) = [verdict for verdict in verdicts if verdict.outcome is Outcome.FAILS_TOGETHER]
+    assert failing.check == "seed in a batch"
+    shown = failing.reproduction
+    assert shown is not None
+    assert shown.at_once
+    assert [bool(body.get("stream")) for body in shown.bodies] == [True, False]
+    assert "finish_reason" in shown.got
+
+
+def test_draws_are_made_one_at_a_time_where_requests_fail_under_concurrency():
+    class OneAtATime(KnownLaws):
+        running = 0
+
+        async def __call__(self, request: httpx2.Request) -> httpx2.Response:
+            self.running += 1
+            try:
+                response = await super().__call__(request)
+                crowded = self.running > 1
+            finally:
+                self.running -= 1
+            return httpx2.Response(500, json={"error": {"message": "crowded"}}) if crowded else response
+
+    verdicts, _, _ = examined(httpx2.MockTransport(OneAtATime()))
+    assert names(verdicts, Outcome.FAILS_TOGETHER) == {"seed in a batch"}
+    assert names(verdicts, Outcome.REFUTED) == set()
+    alone, _, _ = examined(httpx2.MockTransport(OneAtATime()), only="distribution against own logprobs")
+    assert names(alone, Outcome.FAILS_TOGETHER) == {"distribution against own logprobs"}
+
+
+def test_a_stream_that_breaks_off_alone_too_is_no_matter_of_concurrency():
+    class NeverSaysWhy(KnownLaws):
+        async def __call__(self, request: httpx2.Request) -> httpx2.Response:
+            response = await super().__call__(request)
+            if b'"stream":true' not in request.content:
+                return response
+            return httpx2.Response(
+                200, content=response.content.replace(b'"length"', b"null").replace(b'"stop"', b"null")
+            )
+
+    verdicts, _, _ = examined(httpx2.MockTransport(NeverSaysWhy()))
+    assert names(verdicts, Outcome.FAILS_TOGETHER) == set()
+    assert "streamed equals whole" in names(verdicts, Outcome.REFUTED)
+
+
+def test_draws_do_not_rest_on_n_where_each_takes_a_request_of_its_own():
+    class OneAnswer(KnownLaws):
+        async def __call__(self, request: httpx2.Request) -> httpx2.Response:
+            if request.method == "GET":
+                return await super().__call__(request)
+            body = {**json.loads(request.content), "n": 1}
+            return await super().__call__(httpx2.Request("POST", request.url, json=body))
+
+    verdicts, _, _ = examined(httpx2.MockTransport(OneAnswer()))
+    assert names(verdicts, Outcome.REFUTED) == {"n"}
+    assert names(verdicts, Outcome.NOT_TRIED) == set()
 
 
 def test_an_unknown_claim_is_refused_by_name():

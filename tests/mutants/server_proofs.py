@@ -1,0 +1,75 @@
+"""Defects of the examination of servers from outside."""
+
+from catalogue import UNIT, Mutant
+
+EXAMINATION = f"{UNIT}/proofs/server/test_examination.py"
+BUG = 103
+
+SERVER_PROOF_MUTANTS = (
+    Mutant(
+        BUG,
+        "a penalty that a server has on by default stays on for greedy requests",
+        "proofs/server/ground.py",
+        "return self.with_logprobs({**body, **self.abilities.filters_off, **fields})",
+        "return self.with_logprobs({**body, **fields})",
+        (f"{EXAMINATION}::test_a_penalty_that_is_on_by_default_refutes_nothing",),
+    ),
+    Mutant(
+        BUG,
+        "one of the usual names of the repetition penalty is missing",
+        "proofs/server/abilities.py",
+        '    "repeat_penalty": 1.0,  # llama.cpp, llama-cpp-python, Ollama\n',
+        "",
+        (f"{EXAMINATION}::test_a_penalty_that_is_on_by_default_refutes_nothing",),
+    ),
+    Mutant(
+        BUG,
+        "texts that differ late are compared at their beginning only",
+        "proofs/server/plan.py",
+        "LEAST_TOKENS = 128",
+        "LEAST_TOKENS = 24",
+        (f"{EXAMINATION}::test_every_form_compares_texts_beyond_a_late_change",),
+    ),
+    Mutant(
+        BUG,
+        "a stream that was cut for another request passes for an answer",
+        "proofs/server/concurrency.py",
+        '"the answer was cut off: it has no finish_reason" if result.is_cut else ""',
+        '""',
+        (
+            f"{EXAMINATION}::test_streams_cut_by_another_request_fail_under_concurrency_with_the_requests_that_show_it",
+        ),
+    ),
+    Mutant(
+        BUG,
+        "draws are made at once although requests fail then",
+        "proofs/server/examination.py",
+        "plan = replace(plan, at_once=1)",
+        "plan = replace(plan, prompts=plan.prompts)",
+        (f"{EXAMINATION}::test_draws_are_made_one_at_a_time_where_requests_fail_under_concurrency",),
+    ),
+    Mutant(
+        BUG,
+        "draws of one answer each are skipped because n is ignored",
+        "proofs/server/examination.py",
+        "if name in refuted_names - unused]",
+        "if name in refuted_names]",
+        (f"{EXAMINATION}::test_draws_do_not_rest_on_n_where_each_takes_a_request_of_its_own",),
+    ),
+    Mutant(
+        BUG,
+        "a failure that happens alone too is blamed on concurrency",
+        "proofs/server/concurrency.py",
+        "if isinstance(result, Answer) and alone.is_cut:",
+        "if False:",
+        (f"{EXAMINATION}::test_a_stream_that_breaks_off_alone_too_is_no_matter_of_concurrency",),
+    ),
+    Mutant(
+        BUG,
+        "a server that fails at an optional field is not examined at all",
+        "proofs/server/abilities.py",
+        "except (Broken, Refused):",
+        "except Refused:",
+        (f"{EXAMINATION}::test_a_server_that_fails_at_an_optional_field_is_examined_without_it",),
+    ),
+)
