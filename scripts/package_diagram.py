@@ -1,0 +1,45 @@
+"""Prints the diagram of docs/design.md: which package imports which, without arrows that follow from others."""
+
+import sys
+from pathlib import Path
+
+import grimp
+
+ROOT = Path(__file__).resolve().parents[1]
+LEFT_OUT = {"__main__", "cancellation", "errors", "progress"}
+"""Small modules that everything may import, and the entry point."""
+
+
+def imports() -> dict[str, set[str]]:
+    """Return the packages of foreword that each package imports directly."""
+    graph = grimp.build_graph("foreword")
+    names = sorted(
+        child.split(".")[1] for child in graph.find_children("foreword") if child.split(".")[1] not in LEFT_OUT
+    )
+
+    def does_import(one: str, other: str) -> bool:
+        return one != other and graph.direct_import_exists(
+            importer=f"foreword.{one}", imported=f"foreword.{other}", as_packages=True
+        )
+
+    return {one: {other for other in names if does_import(one, other)} for one in names}
+
+
+def reached(start: str, found: dict[str, set[str]]) -> set[str]:
+    """Return all packages that `start` imports, directly or through others."""
+    return found[start].union(*(reached(other, found) for other in found[start]))
+
+
+def diagram() -> str:
+    """Return the arrows as a mermaid flowchart."""
+    found = imports()
+    lines = []
+    for one, others in found.items():
+        needed = sorted(other for other in others if not any(other in reached(via, found) for via in others))
+        if needed:
+            lines.append(f"    {one} --> {' & '.join(needed)}")
+    return "\n".join(["```mermaid", "flowchart TD", *lines, "```"])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(diagram() + "\n")
